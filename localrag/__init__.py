@@ -1,0 +1,1 @@
+"""Answers from your own documents with local GGUF models: every token counted, fitted and accounted for."""

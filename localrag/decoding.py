@@ -1,0 +1,87 @@
+"""How to sample, and what came out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from localrag.errors import UsageError
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """What llama.cpp's sampler chain is built from. `temperature` 0 is greedy; then nothing else but penalties matters.
+
+    `seed` makes a run repeatable; `max_tokens` bounds the answer; `stop` are strings at which it ends (and which are left out).
+    """
+
+    temperature: float = 0.0
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    seed: int = 0
+    max_tokens: int = 512
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        checks = (
+            ("temperature", 0.0 <= self.temperature <= 100.0, "0 to 100"),
+            ("top_k", 0 <= self.top_k <= 1_000_000, "0 to 1000000"),
+            ("top_p", 0.0 < self.top_p <= 1.0, "above 0, up to 1"),
+            ("min_p", 0.0 <= self.min_p <= 1.0, "0 to 1"),
+            ("repeat_penalty", 0.0 < self.repeat_penalty <= 100.0, "above 0, up to 100"),
+            ("repeat_last_n", 0 <= self.repeat_last_n <= 1_000_000, "0 to 1000000"),
+            ("seed", 0 <= self.seed < 2**32, "0 to 4294967295"),
+            ("max_tokens", 1 <= self.max_tokens < 2**31, "1 to 2147483647"),
+            ("stop", len(self.stop) <= 64 and all(0 < len(s) <= 1024 for s in self.stop), "up to 64 strings of 1 to 1024 characters"),
+        )
+        for name, ok, allowed in checks:
+            if not ok:  # also for NaN, which compares false to everything
+                raise UsageError(f"{name} is {getattr(self, name)!r}, but must be {allowed}.")
+
+    def with_max_tokens(self, max_tokens: int) -> SamplingParams:
+        return replace(self, max_tokens=max_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one step of the engine added to one sequence: `text` holds whole characters only and can be empty."""
+
+    seq_id: int
+    token_id: int | None
+    text: str
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """Wall-clock seconds. `first_token_s` counts from the call to the first sampled token."""
+
+    load_s: float = 0.0
+    retrieve_s: float = 0.0
+    prefill_s: float = 0.0
+    first_token_s: float = 0.0
+    decode_s: float = 0.0
+    total_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A finished sequence. `prompt_tokens` is what the model was given, of which `cached_tokens` were not evaluated again;
+    `completion_ids` are the sampled tokens, the one that ended the answer included.
+    """
+
+    text: str
+    completion_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    prompt_tokens: int
+    cached_tokens: int = 0
+    timings: Timings = Timings()
+
+    @property
+    def completion_tokens(self) -> int:
+        return len(self.completion_ids)

@@ -1,0 +1,1 @@
+"""What runs a model inside this process, through llama.cpp."""

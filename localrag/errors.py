@@ -1,0 +1,96 @@
+"""Every error that localrag raises on purpose.
+
+    LocalragError
+    ├── UsageError                  2   the command was called wrongly
+    ├── ConfigError                 3   models.toml or the environment
+    ├── ModelError                  4   a model cannot be used
+    │   ├── ModelNotFoundError          not in the catalogue, or not on this machine
+    │   ├── ModelFileError              the file is damaged, foreign or changed
+    │   └── TemplateError               the chat template is missing, hostile or unusable
+    ├── BudgetExceededError         5   the parts that cannot be cut do not fit
+    ├── KnowledgeBaseError          6   a knowledge base cannot be used
+    │   └── KnowledgeBaseNotFoundError
+    ├── EngineError                 7   llama.cpp refused, or ran out
+    └── InterruptedRunError       130   the person stopped it
+
+The number is the exit code of the command line. An error carries one line that says what is wrong, a hint that is a
+way out, and the numbers that it is about, so that a script reads them without parsing prose.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class LocalragError(Exception):
+    """What went wrong (`message`), the way out (`hint`), and `numbers` by name, all fit for JSON."""
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, hint: str | None = None, **numbers: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.numbers = numbers
+
+    def to_dict(self) -> dict[str, object]:
+        """The object under `"error"` in `--json` output."""
+        return {"type": type(self).__name__, "message": self.message, "hint": self.hint, **self.numbers}
+
+
+class UsageError(LocalragError):
+    exit_code = 2
+
+
+class ConfigError(LocalragError):
+    exit_code = 3
+
+
+class ModelError(LocalragError):
+    exit_code = 4
+
+
+class ModelNotFoundError(ModelError):
+    pass
+
+
+class ModelFileError(ModelError):
+    pass
+
+
+class TemplateError(ModelError):
+    pass
+
+
+class BudgetExceededError(LocalragError):
+    """The minimums of the sections add up to more than the window; `sections` maps each name to its minimum in tokens."""
+
+    exit_code = 5
+
+    def __init__(self, window: int, sections: dict[str, int], *, hint: str | None = None) -> None:
+        needed = sum(sections.values())
+        parts = ", ".join(f"{name} {tokens}" for name, tokens in sorted(sections.items()) if tokens)
+        super().__init__(
+            f"The prompt needs at least {needed} tokens ({parts}), but the window holds {window}.",
+            hint=hint or f"Use a window of {needed} tokens or more (--ctx), a model with a longer context, or a shorter text.",
+            window=window,
+            needed=needed,
+            over=needed - window,
+            sections=sections,
+        )
+
+
+class KnowledgeBaseError(LocalragError):
+    exit_code = 6
+
+
+class KnowledgeBaseNotFoundError(KnowledgeBaseError):
+    pass
+
+
+class EngineError(LocalragError):
+    exit_code = 7
+
+
+class InterruptedRunError(LocalragError):
+    exit_code = 130

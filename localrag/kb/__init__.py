@@ -1,0 +1,1 @@
+"""What keeps documents and finds passages in them."""

@@ -1,0 +1,1 @@
+"""Files to text, a format a file."""

@@ -1,0 +1,64 @@
+"""Documents, the chunks they are cut into, and what a search returns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One file as it was read. `source` is the path a person knows it by; `tags` come from its front matter."""
+
+    source: str
+    text: str
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A stretch of one document: `text` is its characters `start` to `end` (code points, end exclusive).
+
+    `id` is unique within `kb` and never reused. `heading` is the path of headings above it, joined by " > ".
+    """
+
+    id: int
+    document_id: int
+    ordinal: int
+    text: str
+    start: int
+    end: int
+    source: str
+    heading: str = ""
+    kb: str = ""
+
+    @property
+    def label(self) -> str:
+        """The name by which the model cites this chunk and by which ledgers name it, such as `KB#12`."""
+        return f"KB#{self.id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A chunk that a search returned. `score` is the sum of `contributions`; both are higher for better."""
+
+    chunk: Chunk
+    score: float
+    contributions: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        return self.chunk.label
+
+
+@dataclass(frozen=True, slots=True)
+class Citation:
+    """One `[KB#id]` in an answer; `supplied` says whether that chunk was in the prompt."""
+
+    label: str
+    supplied: bool
+
+
+CITATION = re.compile(r"\[KB#(\d{1,18})\]")
+"""How a model cites a chunk in running text."""

@@ -1,0 +1,46 @@
+"""Paths and limits, read once from the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+MAX_TEXT_BYTES = 16 * 1024 * 1024
+"""The longest text that a command takes as an argument, from standard input or from a file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Where localrag keeps what it writes (`home`), and which models file it was told to use, if any."""
+
+    home: Path
+    models_file: Path | None = None
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None, *, models_file: Path | None = None) -> Settings:
+        """LOCALRAG_HOME moves everything; LOCALRAG_MODELS names a models.toml; an argument goes before both."""
+        env = os.environ if env is None else env
+        home = env.get("LOCALRAG_HOME") or platformdirs.user_data_dir("localrag", appauthor=False)
+        named = models_file or (Path(env["LOCALRAG_MODELS"]) if env.get("LOCALRAG_MODELS") else None)
+        return cls(home=Path(home).expanduser().absolute(), models_file=named)
+
+    @property
+    def models_dir(self) -> Path:
+        return self.home / "models"
+
+    @property
+    def kb_dir(self) -> Path:
+        return self.home / "kb"
+
+    def find_models_file(self) -> Path | None:
+        """The models.toml in force: the one named, else ./models.toml, else the one in the home; None for the one that ships."""
+        if self.models_file is not None:
+            return self.models_file
+        for candidate in (Path("models.toml"), self.home / "models.toml"):
+            if candidate.is_file():
+                return candidate
+        return None
