@@ -1,0 +1,143 @@
+"""Who gets how many tokens: "Resolving Flexible Lengths" of CSS Flexible Box Layout (level 1, section 9.7), in exact numbers.
+
+It differs from CSS in this: nothing overflows the window. When shrinking, all of the excess goes, even where the shrink
+factors add up to less than 1; and floors that do not fit are an error. A percentage is of what the fixed sections leave.
+
+All arithmetic is on integers and fractions, so neither the machine nor the order of the sections can change a result. A factor
+is taken as the decimal number that it is written as: 0.1 + 0.2 + 0.7 is 1, and no token is lost to it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from math import floor
+from types import MappingProxyType
+
+from localrag.budget.section import Length, Percent, Section
+from localrag.errors import BudgetExceededError, ConfigError, UsageError
+
+Exact = int | Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Tokens by section. The allocations never add up to more than `window`."""
+
+    window: int
+    allocations: Mapping[str, int]
+
+    @property
+    def spare(self) -> int:
+        """Tokens of the window that no section was given."""
+        return self.window - sum(self.allocations.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A section in a known window: whole tokens, and the weight by which it shares in growing or in shrinking."""
+
+    name: str
+    base: int
+    low: int
+    high: int
+    grow: float
+    shrink: float
+
+    @property
+    def hypothetical(self) -> int:
+        return max(self.low, min(self.base, self.high))
+
+    @property
+    def floor(self) -> int:
+        """The least it can be cut to."""
+        return self.low if self.shrink else self.hypothetical
+
+    def clamp(self, size: Exact) -> Exact:
+        """Within the limits; where they cross, the min goes before the max."""
+        return max(self.low, min(size, self.high))
+
+    def weight(self, *, growing: bool) -> Fraction:
+        return _exact(self.grow) if growing else _exact(self.shrink) * self.base
+
+
+def negotiate(window: int, sections: Sequence[Section]) -> Budget:
+    """Share a window of so many tokens among sections.
+
+    Each section gets a whole number of tokens within its limits, the same whatever the order of the list, and the whole is
+    the exact sum rounded down. UsageError for a window that is not a whole number from 0 up, ConfigError for two sections of
+    one name, BudgetExceededError, with the floor of every section, if the floors do not fit.
+    """
+    _check(window, sections)
+    items = _measure(window, sections)
+    floors = {item.name: item.floor for item in items}
+    if sum(floors.values()) > window:
+        raise BudgetExceededError(window, floors)
+    return Budget(window, MappingProxyType(_round(_resolve(window, items))))
+
+
+def _check(window: int, sections: Sequence[Section]) -> None:
+    if not isinstance(window, int) or isinstance(window, bool) or window < 0:
+        raise UsageError(f"A window is a whole number of tokens, 0 or more, not {window!r}.", hint="Give a whole number of tokens.")
+    twice = [name for name, times in Counter(section.name for section in sections).items() if times > 1]
+    if twice:
+        raise ConfigError(f"Two sections have the name {min(twice)!r}.", hint="Give every section a name of its own.")
+
+
+def _measure(window: int, sections: Sequence[Section]) -> list[_Item]:
+    """Turn percentages into tokens, rounded down, and an absent max into one that cannot bind."""
+    whole = max(0, window - sum(_tokens(section.basis, 0) for section in sections if section.is_fixed))
+    items = []
+    for section in sections:
+        base, low = _tokens(section.basis, whole), _tokens(section.min, whole)
+        high = max(window, base) if section.max is None else _tokens(section.max, whole)
+        items.append(_Item(section.name, base, low, high, section.grow, section.shrink))
+    return items
+
+
+def _tokens(length: Length, whole: int) -> int:
+    return floor(_exact(length.value) * whole / 100) if isinstance(length, Percent) else length
+
+
+@lru_cache(maxsize=1024)
+def _exact(value: float) -> Fraction:
+    return Fraction(str(value))
+
+
+def _resolve(window: int, items: Sequence[_Item]) -> dict[str, Exact]:
+    """Exact sizes: freeze what cannot flex, share the free space, freeze what broke a limit, share again until nothing moves."""
+    growing = sum(item.hypothetical for item in items) <= window
+    weights = {item.name: item.weight(growing=growing) for item in items}
+    sizes: dict[str, Exact] = {item.name: item.hypothetical for item in items if not weights[item.name] or _is_stuck(item, growing=growing)}
+    active = [item for item in items if item.name not in sizes]
+    initial = window - sum(sizes.values()) - sum(item.base for item in active)
+    while active:
+        free = window - sum(sizes.values()) - sum(item.base for item in active)
+        rate = Fraction(free) / sum(weights[item.name] for item in active)
+        if growing:
+            rate = min(rate, Fraction(initial))  # grow factors that add up to less than 1 take only that fraction of it
+        shares = [item.base + rate * weights[item.name] for item in active]
+        limited = [item.clamp(share) for item, share in zip(active, shares, strict=True)]
+        violation = sum(size - share for share, size in zip(shares, limited, strict=True) if size != share)
+        for item, share, size in zip(active, shares, limited, strict=True):
+            if violation == 0 or (size - share) * violation > 0:
+                sizes[item.name] = size
+        active = [item for item in active if item.name not in sizes]
+    return {item.name: sizes[item.name] for item in items}
+
+
+def _is_stuck(item: _Item, *, growing: bool) -> bool:
+    """Whether its limit already holds it on the far side of its basis, so that flexing would only bring it back."""
+    return item.base > item.hypothetical if growing else item.base < item.hypothetical
+
+
+def _round(sizes: Mapping[str, Exact]) -> dict[str, int]:
+    """Whole tokens by largest remainder, ties by name. No limit breaks: limits are whole, and only a fraction is rounded up."""
+    whole = {name: floor(size) for name, size in sizes.items()}
+    left = floor(sum(sizes.values())) - sum(whole.values())
+    for name in sorted(sizes, key=lambda name: (whole[name] - sizes[name], name))[:left]:
+        whole[name] += 1
+    return whole

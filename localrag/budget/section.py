@@ -1,0 +1,89 @@
+"""One part of a prompt, and how it bends: the numbers of a CSS flex item, in tokens."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from localrag.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Percent:
+    """A share, 0 to 100, of the window less the fixed sections. ConfigError for anything else."""
+
+    value: float
+
+    def __post_init__(self) -> None:
+        if not _is_number(self.value) or not 0 <= self.value <= 100:
+            raise ConfigError(f"A percentage is a number from 0 to 100, not {self.value!r}.", hint="Write a number from 0 to 100.")
+
+
+Length = int | Percent
+"""A number of tokens, or a share of what the fixed sections leave of the window."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """One part of a prompt.
+
+    It starts at `basis`. Where there is room left it grows in the ratio of `grow`; where there is too little it shrinks in
+    the ratio of `shrink` times `basis`; and it stays within `min` and `max` (None: no limit). A section with `shrink` 0 gives
+    nothing back. `cut` says whether what does not fit may be left out. Lengths are tokens or a Percent; the factors are finite
+    and not negative. ConfigError, naming section and field, for any other value and for a `min` over a `max` of the same kind.
+    A percentage and a number can cross only in some windows; there `min` wins, as in CSS.
+    """
+
+    name: str
+    basis: Length = 0
+    min: Length = 0
+    max: Length | None = None
+    grow: float = 0.0
+    shrink: float = 1.0
+    cut: Literal["never", "drop"] = "never"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ConfigError(f"A section's name is a text that is not empty, not {self.name!r}.", hint="Give the section a name.")
+        for field in ("basis", "min", "max"):
+            self._check_length(field, getattr(self, field))
+        for field in ("grow", "shrink"):
+            self._check_factor(field, getattr(self, field))
+        if self.cut not in ("never", "drop"):
+            raise self._error("cut", f'is "never" or "drop", not {self.cut!r}')
+        if _is_over(self.min, self.max):
+            raise self._error("min", f"({self.min!r}) is over its max ({self.max!r})")
+
+    @classmethod
+    def fixed(cls, name: str, tokens: int) -> Section:
+        """A section of exactly so many tokens, in every window that holds it."""
+        return cls(name=name, basis=tokens, min=tokens, max=tokens, shrink=0.0)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether its size is one number of tokens, known without the window."""
+        return isinstance(self.basis, int) and self.min == self.basis == self.max
+
+    def _check_length(self, field: str, value: object) -> None:
+        if isinstance(value, Percent) or (field == "max" and value is None):
+            return
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise self._error(field, f"is a whole number of tokens, 0 or more, or a percentage, not {value!r}")
+
+    def _check_factor(self, field: str, value: object) -> None:
+        if not _is_number(value) or value < 0:  # type: ignore[operator]  # _is_number says that it is one
+            raise self._error(field, f"is a finite number, 0 or more, not {value!r}")
+
+    def _error(self, field: str, fault: str) -> ConfigError:
+        return ConfigError(f"Section {self.name!r}: {field} {fault}.", hint=f"Correct {field} of section {self.name!r}.")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_over(low: Length, high: Length | None) -> bool:
+    if isinstance(low, Percent) and isinstance(high, Percent):
+        return low.value > high.value
+    return isinstance(low, int) and isinstance(high, int) and low > high
