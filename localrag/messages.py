@@ -14,3 +14,12 @@ class Message:
 
     role: Role
     content: str
+
+
+def strip_reasoning(text: str) -> str:
+    """What a reasoning model said after it had thought: all after the last `</think>`, without leading white space.
+
+    A text without that mark is returned as it is. Earlier answers go back to a model in this form.
+    """
+    _, mark, answer = text.rpartition("</think>")
+    return answer.lstrip() if mark else text

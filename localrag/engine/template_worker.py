@@ -1,0 +1,173 @@
+"""The child process in which a chat template, which is a stranger's code, is compiled and rendered.
+
+A script of its own that needs jinja2 and the standard library, started by `template.py` as
+
+    python -I -S template_worker.py MEMORY_LIMIT_BYTES PATH...      (the folders that jinja2 and markupsafe stand in)
+
+It speaks one JSON object a line: `{"ready": true}` once, then for each request on standard input
+
+    {"source": template, "time_limit_s": seconds, "messages": [{"role", "content"}], "bos_token": …, "eos_token": …, "now": ISO time}
+
+either `{"text": …}` or `{"error": kind, "message": …}`, kind being syntax, security, memory, size or refused. A request without
+messages gets no answer: it has the template compiled ahead of time. The process ends with its standard input. The parent keeps
+the time and kills it; the limits set here hold even when the parent is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+sys.path.extend(sys.argv[2:])
+
+import jinja2  # needs the path set above: the site module, which would set it, is left out
+import jinja2.debug  # used when a template fails: imported now, before memory is short
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+if sys.platform != "win32":  # there the parent's clock is the only limit
+    import resource
+
+MAX_TEXT_CHARS = 1 << 20
+MAX_MESSAGE_CHARS = 500
+
+
+class RefusalError(Exception):
+    """The template called `raise_exception`."""
+
+
+class OversizeError(Exception):
+    """The rendered text is longer than MAX_TEXT_CHARS."""
+
+
+class Generation(Extension):
+    """`{% generation %}…{% endgeneration %}` marks an assistant's text in training; here its body is simply rendered."""
+
+    tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        lineno = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=lineno)
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """jinja2's sandbox, in which an unsafe attribute is an error at once: its own stays silent until the value is used."""
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:  # noqa: ANN401  # any object of the template's
+        raise SecurityError(f"attribute {attribute!r} of a {type(obj).__name__} is not open to templates")
+
+
+def to_json(value: object, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:  # noqa: ANN401, FBT001, FBT002  # as templates call it
+    """The `tojson` filter that chat templates are written for: plain JSON, without HTML escapes."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+def raise_exception(message: object) -> NoReturn:
+    raise RefusalError(str(message)[:MAX_MESSAGE_CHARS])
+
+
+@lru_cache(maxsize=1)
+def compile_template(source: str) -> jinja2.Template:
+    sandbox = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation])
+    sandbox.filters["tojson"] = to_json
+    sandbox.globals["raise_exception"] = raise_exception
+    return sandbox.from_string(source)
+
+
+def limit_memory(limit_bytes: int) -> None:
+    """Lets this process grow by `limit_bytes`, and write or start nothing."""
+    if sys.platform == "win32":
+        return
+    limits = [(resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_NPROC, 0)]
+    statm = Path("/proc/self/statm")
+    if statm.exists():  # elsewhere the size of a process is not to be had cheaply
+        limits.append((resource.RLIMIT_AS, int(statm.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE") + limit_bytes))
+    for name, limit in limits:
+        with contextlib.suppress(ValueError, OSError):  # a lower limit is in force already
+            resource.setrlimit(name, (limit, limit))
+
+
+def limit_cpu(more_s: float) -> None:
+    """Ends this process after `more_s` seconds of computing from now on, for the case that no parent is left to do it."""
+    if sys.platform == "win32":
+        return
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    with contextlib.suppress(ValueError, OSError):
+        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(usage.ru_utime + usage.ru_stime + more_s) + 1, hard))
+
+
+def render(template: jinja2.Template, request: Mapping[str, Any]) -> str:
+    now = datetime.fromisoformat(request["now"])
+    pieces: list[str] = []
+    num_chars = 0
+    # `tools` and the like stay undefined: templates ask `is defined`, and some loop over what is not.
+    for piece in template.generate(
+        messages=request["messages"],
+        bos_token=request["bos_token"],
+        eos_token=request["eos_token"],
+        add_generation_prompt=True,
+        strftime_now=now.strftime,
+    ):
+        num_chars += len(piece)
+        if num_chars > MAX_TEXT_CHARS:
+            raise OversizeError
+        pieces.append(piece)
+    return "".join(pieces)
+
+
+def describe(error: Exception) -> str:
+    text = str(error)[:MAX_MESSAGE_CHARS]
+    return text if isinstance(error, (jinja2.TemplateError, RefusalError)) and text else f"{type(error).__name__}: {text}"
+
+
+def answer(request: Mapping[str, Any]) -> dict[str, str]:
+    kind = "syntax"
+    try:
+        template = compile_template(request["source"])
+        kind = "refused"
+        return {"text": render(template, request)}
+    except MemoryError:
+        return {"error": "memory", "message": ""}
+    except OversizeError:
+        return {"error": "size", "message": ""}
+    except jinja2.TemplateSyntaxError as error:
+        return {"error": "syntax", "message": f"{error.message} (line {error.lineno})"}
+    except SecurityError as error:
+        return {"error": "security", "message": describe(error)}
+    except Exception as error:  # noqa: BLE001  # whatever a template does is an answer, not an end
+        return {"error": kind, "message": describe(error)}
+
+
+def send(reply: Mapping[str, object]) -> None:
+    sys.stdout.buffer.write(json.dumps(reply).encode() + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def main() -> None:
+    limit_memory(int(sys.argv[1]))
+    send({"ready": True})
+    for line in sys.stdin.buffer:
+        request = json.loads(line)
+        limit_cpu(request["time_limit_s"])
+        if "messages" in request:
+            send(answer(request))
+        else:
+            with contextlib.suppress(Exception):  # what is wrong is said when it is asked for
+                compile_template(request["source"])
+
+
+if __name__ == "__main__":
+    main()
