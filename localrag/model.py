@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -16,13 +16,14 @@ class ModelSpec:
 
     `kind` says which source it is; `source` is that source's text (a pinned requirement, a hub repository, a path), `file` the
     file inside it (empty for a path). `sha256` is of the GGUF file, or of an embedder folder's model.safetensors.
-    `n_ctx` in tokens is a request.
+    `n_ctx` in tokens is a request; `revision` is a branch, tag or commit of a hub repository.
     """
 
     name: str
     kind: SourceKind
     source: str
     file: str = ""
+    revision: str | None = None
     sha256: str | None = None
     n_ctx: int | None = None
     chat_template: Path | None = None
@@ -68,6 +69,9 @@ class ModelInfo:
     def kv_bytes_per_token(self) -> int:
         """Bytes that one token takes in an f16 KV cache with every layer kept in full (an upper bound where layers slide)."""
         return sum(self.num_kv_heads) * (self.head_size_k + self.head_size_v) * 2
+
+    def to_dict(self) -> dict[str, object]:
+        return {**asdict(self), "path": str(self.path), "kv_bytes_per_token": self.kv_bytes_per_token}
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ class Document:
 class Chunk:
     """A stretch of one document: `text` is its characters `start` to `end` (code points, end exclusive).
 
-    `id` is unique within `kb` and never reused. `heading` is the path of headings above it, joined by " > ".
+    `id` is unique within `kb` and never reused. `heading` is the path of headings above it, joined by " > ". `scope` goes into
+    the label where ids of several knowledge bases, or of piped text, meet in one prompt.
     """
 
     id: int
@@ -32,11 +33,12 @@ class Chunk:
     source: str
     heading: str = ""
     kb: str = ""
+    scope: str = ""
 
     @property
     def label(self) -> str:
-        """The name by which the model cites this chunk and by which ledgers name it, such as `KB#12`."""
-        return f"KB#{self.id}"
+        """The name by which the model cites this chunk and by which ledgers name it, such as `KB#12` or `KB#pets/12`."""
+        return f"KB#{self.scope}/{self.id}" if self.scope else f"KB#{self.id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,5 +62,5 @@ class Citation:
     supplied: bool
 
 
-CITATION = re.compile(r"\[KB#(\d{1,18})\]")
-"""How a model cites a chunk in running text."""
+CITATION = re.compile(r"\bKB#(?:[a-z0-9][a-z0-9_-]{0,63}/)?\d{1,18}\b")
+"""How a model cites a chunk in running text; the brackets around it, which small models forget, do not matter."""

@@ -63,8 +63,8 @@ class Tokenizer(Protocol):
         """`len(encode(text))`, without building the list."""
         ...
 
-    def piece(self, token_id: int) -> bytes:
-        """The bytes that a token stands for; a control token shows its text."""
+    def piece(self, token_id: int, *, special: bool = True) -> bytes:
+        """The bytes that a token stands for; a control token shows its text, or nothing without `special`."""
         ...
 
     def is_end(self, token_id: int) -> bool:

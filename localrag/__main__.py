@@ -1,0 +1,3 @@
+from localrag.cli import entry_point
+
+entry_point()

@@ -1,0 +1,105 @@
+"""The command line: a command parses, calls once and prints. Nothing heavy is imported to print help."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from localrag.errors import ConfigError, InterruptedRunError, LocalragError, UsageError
+
+# name → (module, one line of help); a command's module is imported when it runs or prints its own help
+COMMANDS: dict[str, tuple[str, str]] = {
+    "index": ("kb", "Add or update documents in a knowledge base."),
+    "kb": ("kb", "List, show and remove knowledge bases."),
+    "search": ("kb", "Find passages, each with what its score is made of."),
+    "ask": ("ask", "Answer a question, from your documents if --kb is given."),
+    "budget": ("ask", "Show the budget an ask would have, without generating."),
+    "tokens": ("tokens", "Count tokens exactly, with the model's own tokenizer."),
+    "models": ("models", "List, show, fetch and verify models."),
+}
+
+
+class _Commands(click.Group):
+    """Commands by name, each imported when it is wanted."""
+
+    def list_commands(self, _ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"localrag.cli.{COMMANDS[cmd_name][0]}")
+        command: click.Command = getattr(module, f"{cmd_name}_command")
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            import difflib  # noqa: PLC0415  # only for a typing error
+
+            near = difflib.get_close_matches(args[0], COMMANDS, n=2)
+            hint = f" Did you mean {' or '.join(near)}?" if near else " See localrag --help."
+            ctx.fail(f"There is no command {args[0]!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="localrag", message="localrag %(version)s")
+@click.option("--debug", is_flag=True, help="Show a traceback when something fails.")
+def cli(debug: bool) -> None:
+    """Answers from your own documents, with local models: every token counted, fitted and accounted for."""
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code. Every error becomes one line on stderr, or one object on stdout with --json."""
+    args = list(sys.argv[1:] if args is None else args)
+    debug, as_json = "--debug" in args, "--json" in args
+    args = [arg for arg in args if arg != "--debug"]
+    try:
+        result = cli.main(args=args, prog_name="localrag", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except BrokenPipeError:  # the reader went away, as `head` does: that is no error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (LocalragError, click.ClickException, click.Abort, KeyboardInterrupt, OSError) as raised:
+        if debug:
+            raise
+        return _report(_as_error(raised), as_json=as_json)
+
+
+def _as_error(raised: BaseException) -> LocalragError:
+    if isinstance(raised, LocalragError):
+        return raised
+    if isinstance(raised, click.ClickException):
+        context = getattr(raised, "ctx", None)
+        return UsageError(raised.format_message(), hint=f"See {context.command_path} --help." if context else None)
+    if isinstance(raised, OSError):
+        place = f"{raised.filename}: " if raised.filename else ""
+        return ConfigError(
+            f"{place}{raised.strerror or raised}.", hint="Check the path and its permissions (LOCALRAG_HOME moves the home)."
+        )
+    return InterruptedRunError("Interrupted.")
+
+
+def _report(error: LocalragError, *, as_json: bool) -> int:
+    if as_json:
+        click.echo(json.dumps({"error": error.to_dict()}, ensure_ascii=False, default=str))
+    else:
+        click.secho(f"Error: {error.message}", fg="red", err=True)
+        if error.hint:
+            click.echo(f"  {error.hint}", err=True)
+    return error.exit_code
+
+
+def entry_point() -> None:
+    sys.exit(main())

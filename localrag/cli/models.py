@@ -1,0 +1,98 @@
+"""models: what models.toml names, and what is on this machine."""
+
+from __future__ import annotations
+
+import click
+
+from localrag.catalog import Catalog, VerifyResult
+from localrag.cli import display, options
+from localrag.errors import ModelFileError
+from localrag.settings import Settings
+
+
+@click.group("models")
+def models_command() -> None:
+    """List, show, fetch and verify models and embedders."""
+
+
+@models_command.command("list")
+@options.models_file
+@options.as_json
+def list_command(settings: Settings, as_json: bool) -> None:
+    """List the models and embedders of models.toml."""
+    catalog = Catalog.load(settings)
+    rows = catalog.rows()
+    if as_json:
+        display.emit({"file": str(catalog.file), "models": [row.to_dict() for row in rows]})
+        return
+    cells = [
+        (
+            f"{row.name}{' (default)' if row.is_default else ''}",
+            row.thing,
+            "yes" if row.present else "no",
+            display.size(row.size_bytes),
+            row.source,
+        )
+        for row in rows
+    ]
+    display.table(("Name", "Kind", "Here", "Size", "Source"), cells, right=("Size",))
+    absent = [row.name for row in rows if not row.present]
+    if absent:
+        display.note(f"Fetch one with: localrag models pull {absent[0]}")
+
+
+@models_command.command("show")
+@click.argument("name", required=False)
+@options.models_file
+@options.window
+@options.as_json
+def show_command(name: str | None, settings: Settings, n_ctx: int | None, as_json: bool) -> None:
+    """Show what a model's file says of itself, and the window it would get here. NAME can be a .gguf file."""
+    from localrag.engine.gguf import read_header  # noqa: PLC0415  # weight
+    from localrag.engine.memory import make_slot  # noqa: PLC0415  # weight
+
+    catalog = Catalog.load(settings)
+    spec = catalog.model(name)
+    info = read_header(catalog.locate(spec))
+    slot = make_slot(info, n_ctx if n_ctx is not None else spec.n_ctx)
+    data: dict[str, object] = {"model": spec.name, **info.to_dict(), "slot": slot.to_dict()}
+    if as_json:
+        display.emit(data)
+        return
+    template = "none" if info.chat_template is None else f"{len(info.chat_template)} characters"
+    data |= {"chat_template": template, "slot": f"{slot.n_ctx} tokens, bound by {slot.bound}"}
+    display.table(("Field", "Value"), data.items())
+
+
+@models_command.command("pull")
+@click.argument("names", nargs=-1)
+@options.models_file
+def pull_command(names: tuple[str, ...], settings: Settings) -> None:
+    """Fetch models and embedders by NAME; without one, the defaults. Interrupt it and pull again as you like."""
+    catalog = Catalog.load(settings)
+    specs = [catalog.entry(name) for name in names] or [catalog.model(), catalog.embedder()]
+    for spec in specs:
+        with display.Progress(spec.name) as progress:
+            path = catalog.pull(spec, progress)
+        click.echo(f"{spec.name}: {path}")
+
+
+@models_command.command("verify")
+@click.argument("names", nargs=-1)
+@options.models_file
+@options.as_json
+def verify_command(names: tuple[str, ...], settings: Settings, as_json: bool) -> None:
+    """Hash the files of NAMEs, or of everything that is here, and compare with models.toml."""
+    catalog = Catalog.load(settings)
+    chosen = [catalog.entry(name) for name in names] or [catalog.entry(row.name) for row in catalog.rows() if row.present]
+    results: list[VerifyResult] = [catalog.verify(spec) for spec in chosen]
+    if as_json:
+        display.emit({"results": [result.to_dict() for result in results]})
+    else:
+        words = {True: "ok", False: "DIFFERS", None: "no sha256 in models.toml"}
+        display.table(("Name", "sha256", "Check"), [(result.name, result.actual, words[result.ok]) for result in results])
+    wrong = [result.name for result in results if result.ok is False]
+    if wrong and not as_json:
+        raise ModelFileError(f"{', '.join(wrong)} differs from models.toml.", hint=f"localrag models pull {wrong[0]}")
+    if wrong:
+        raise click.exceptions.Exit(ModelFileError.exit_code)

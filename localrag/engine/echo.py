@@ -1,0 +1,151 @@
+"""The engine that needs no model: a byte is a token, and the answer repeats the question. It ships, and most tests use it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from localrag.decoding import SamplingParams
+from localrag.engine.engine import Engine
+from localrag.errors import EngineError
+from localrag.messages import Message
+from localrag.model import ModelInfo, Slot
+from localrag.passages import CITATION
+from localrag.tokens import Segment
+
+N_CTX_TRAIN = 32_768
+_START, _END = 256, 257
+_SPECIAL = (("<|im_start|>", _START), ("<|im_end|>", _END))
+
+
+class EchoTokenizer:
+    """UTF-8 bytes as tokens 0 to 255, and the two control tokens of ChatML."""
+
+    name = "echo"
+    bos_id = None
+    bos_text = ""
+    eos_text = "<|im_end|>"
+    adds_bos = False
+    special_texts = _SPECIAL
+    tag_texts: tuple[tuple[str, int], ...] = ()
+
+    def strips(self, _token_id: int) -> tuple[bool, bool]:
+        return False, False
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode("utf-8", "replace"))
+
+    def count(self, text: str) -> int:
+        return len(text.encode("utf-8", "replace"))
+
+    def piece(self, token_id: int, *, special: bool = True) -> bytes:
+        if token_id < 256:
+            return bytes([token_id])
+        return _SPECIAL[token_id - 256][0].encode() if special else b""
+
+    def is_end(self, token_id: int) -> bool:
+        return token_id == _END
+
+
+class EchoTemplate:
+    """ChatML without Jinja."""
+
+    def render(self, messages: Sequence[Message]) -> list[Segment]:
+        segments, text = [], ""
+        for index, message in enumerate(messages):
+            segments += [Segment(f"{text}<|im_start|>{message.role}\n"), Segment(message.content, index)]
+            text = "<|im_end|>\n"
+        return [*segments, Segment(f"{text}<|im_start|>assistant\n")]
+
+
+class EchoRunner:
+    """A Runner whose KV cache is a list of tokens. It checks what llama.cpp would abort on: positions, ids, sizes."""
+
+    def __init__(self, num_cells: int, num_sequences: int) -> None:
+        self.num_cells = num_cells
+        self._held: list[list[int]] = [[] for _ in range(num_sequences)]
+        self._replies: dict[int, list[int]] = {}
+        self._outputs: dict[int, int] = {}
+        self.num_evaluated_tokens = 0
+
+    def begin(self, seq_id: int, prompt_ids: list[int], _sampling: SamplingParams) -> None:
+        self._held[seq_id] = []
+        self._replies[seq_id] = [*_reply(prompt_ids).encode(), _END]
+
+    def decode(self, entries: list[tuple[int, int, int, bool]]) -> bool:
+        self._outputs = {}
+        for index, (token, position, seq_id, wanted) in enumerate(entries):
+            if position != len(self._held[seq_id]) or not 0 <= token <= _END:
+                raise EngineError(f"Token {token} at position {position} of sequence {seq_id} is out of order.")
+            self._held[seq_id].append(token)
+            if wanted:
+                self._outputs[index] = seq_id
+        self.num_evaluated_tokens += len(entries)
+        if sum(map(len, self._held)) > self.num_cells:
+            raise EngineError("The KV cache is full.")
+        return True
+
+    def sample(self, seq_id: int, index: int) -> int:
+        if self._outputs.get(index) != seq_id:
+            raise EngineError(f"Entry {index} of the last batch has no logits for sequence {seq_id}.")
+        return self._replies[seq_id].pop(0)
+
+    def num_tokens(self, seq_id: int) -> int:
+        return len(self._held[seq_id])
+
+    def truncate(self, seq_id: int, num_tokens: int) -> None:
+        del self._held[seq_id][num_tokens:]
+
+    def end(self, seq_id: int) -> None:
+        self._held[seq_id] = []
+
+    def cancel(self) -> None:
+        """Nothing here takes long enough to be stopped."""
+
+    def close(self) -> None:
+        self._held = []
+
+
+def _reply(prompt_ids: Sequence[int]) -> str:
+    """The last line of the last user message, after the first source that the prompt offers."""
+    end = max((i for i, token in enumerate(prompt_ids) if token == _END), default=len(prompt_ids))
+    start = max((i for i in range(end) if prompt_ids[i] == _START), default=-1) + 1
+    said = bytes(token for token in prompt_ids[start:end] if token < 256).decode("utf-8", "replace").removeprefix("user\n")
+    cited = CITATION.search(said)
+    last = re.split(r"\n", said.strip())[-1][:400]
+    return f"You asked: {last}" + (f" [{cited[0]}]" if cited else "")
+
+
+def open_echo(n_ctx_train: int = N_CTX_TRAIN) -> Engine:
+    """An Engine that behaves like one with a model of so long a training context."""
+    info = ModelInfo(
+        path=Path("echo"),
+        file_size=0,
+        gguf_version=3,
+        architecture="echo",
+        name="echo",
+        n_ctx_train=n_ctx_train,
+        num_layers=0,
+        num_heads=0,
+        num_kv_heads=(),
+        embedding_length=0,
+        head_size_k=0,
+        head_size_v=0,
+        rope_scaling=None,
+        rope_freq_base=None,
+        sliding_window=None,
+        vocab_size=258,
+        tokenizer_model="bytes",
+        tokenizer_pre=None,
+        chat_template=None,
+        num_tensors=1,
+        quantization=None,
+    )
+
+    def make_slot(requested: int | None) -> Slot:
+        if requested is not None and requested <= n_ctx_train:
+            return Slot(0, requested, n_ctx_train, requested, "requested")
+        return Slot(0, n_ctx_train, n_ctx_train, requested, "training")
+
+    return Engine(name="echo", info=info, tokenizer=EchoTokenizer(), template=EchoTemplate(), make_slot=make_slot, make_runner=EchoRunner)

@@ -1,0 +1,76 @@
+"""Who goes into the next batch."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from localrag.engine.sequence import Sequence
+from localrag.errors import EngineError
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The next `token_ids` of one sequence; `samples` says whether the last of them gives a new token."""
+
+    sequence: Sequence
+    token_ids: list[int]
+    samples: bool
+
+
+class Scheduler:
+    """First come, first served, within the cells of one KV cache.
+
+    A sequence is let in only when every cell it can come to need is free, so a running one never runs out. In a batch the next
+    tokens of running answers come first, then pieces of prompts in order of arrival: a long prompt does not stall an answer.
+    """
+
+    def __init__(self, *, num_cells: int, num_slots: int, batch_tokens: int) -> None:
+        self.num_cells = num_cells
+        self.num_slots = num_slots
+        self.batch_tokens = batch_tokens
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self._free_slots = list(range(num_slots))
+
+    @property
+    def num_free_cells(self) -> int:
+        return self.num_cells - sum(sequence.num_reserved for sequence in self.running)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence. EngineError if it could never run."""
+        if not sequence.prompt_ids:
+            raise EngineError("An empty prompt cannot be evaluated.")
+        if sequence.num_reserved > self.num_cells:
+            raise EngineError(
+                f"A prompt of {len(sequence.prompt_ids)} tokens with an answer of up to {sequence.sampling.max_tokens} "
+                f"needs {sequence.num_reserved} cells; the context has {self.num_cells}.",
+                hint="Use a larger window (--ctx) or a smaller answer (--max-tokens).",
+                needed=sequence.num_reserved,
+                num_cells=self.num_cells,
+            )
+        self.waiting.append(sequence)
+
+    def schedule(self) -> list[Share]:
+        """The next batch: at most `batch_tokens` tokens, a share a sequence."""
+        while self.waiting and self._free_slots and self.waiting[0].num_reserved <= self.num_free_cells:
+            sequence = self.waiting.popleft()
+            sequence.slot = self._free_slots.pop(0)
+            self.running.append(sequence)
+        room = self.batch_tokens
+        shares = []
+        for sequence in sorted(self.running, key=lambda each: not each.completion_ids):
+            pending = sequence.pending()
+            taken = pending[:room]
+            if taken:
+                shares.append(Share(sequence, taken, samples=len(taken) == len(pending)))
+                room -= len(taken)
+        return shares
+
+    def release(self, sequence: Sequence) -> None:
+        """Give back a finished sequence's slot and cells."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+            self._free_slots.append(sequence.slot if sequence.slot is not None else 0)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)

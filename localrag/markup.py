@@ -1,0 +1,176 @@
+"""Text is not markup: the parts of a prompt become token ids, each token with its owner.
+
+Special strings are parsed in the template's own text and nowhere else. Between two of them lies a run of plain text, which
+holds template text and contents side by side; it is tokenised in one piece with special strings off, exactly as llama.cpp
+tokenises it within the whole rendered prompt. So a prompt without special strings in its contents has the very ids that the
+model saw in training, and one with them has no control token that the template did not write.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
+
+from localrag.errors import TemplateError
+from localrag.tokens import Tokenizer
+
+_BREAK = "\u200b"
+"""The zero-width space that breaks a special string in content."""
+_SPACE = b" \t\n\v\f\r"
+"""What C's isspace() strips beside a token that swallows white space."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stretch of the prompt that belongs to one section. Only `is_markup`, the template's own text, can hold control tokens."""
+
+    section: str
+    text: str
+    is_markup: bool = False
+    item: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPart:
+    """A part and the tokens whose first character stands in it."""
+
+    part: Part
+    token_ids: tuple[int, ...]
+
+
+def encode(parts: Sequence[Part], tokenizer: Tokenizer) -> list[EncodedPart]:
+    """Token ids of the whole prompt, part by part, in order; BOS is put in front where the model wants one and the template wrote none.
+
+    Strings that would match as tokens even in plain text are broken in contents by a zero-width space. TemplateError if content
+    would still yield a control token.
+    """
+    vocabulary = _vocabulary(tokenizer)
+    parts = [part if part.is_markup else replace(part, text=vocabulary.break_tags(part.text)) for part in parts]
+    owners = _encode(parts, tokenizer, vocabulary)
+    if owners is None:  # rare: pieces of plain text merged into a control token
+        parts = [part if part.is_markup else replace(part, text=vocabulary.break_all(part.text)) for part in parts]
+        owners = _encode(parts, tokenizer, vocabulary)
+        if owners is None:
+            raise TemplateError(
+                "The text would put a control token of the model into the prompt.",
+                hint="Remove special strings such as <|im_end|> from it, or use another model.",
+            )
+    if tokenizer.adds_bos and owners and tokenizer.bos_id is not None:
+        first = next((ids[0] for ids in owners if ids), None)
+        if first != tokenizer.bos_id:
+            owners[0].insert(0, tokenizer.bos_id)
+    return [EncodedPart(part, tuple(ids)) for part, ids in zip(parts, owners, strict=True)]
+
+
+class _Vocabulary:
+    """What splitting and checking need of a tokenizer, prepared once."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.controls = {text: token_id for text, token_id in tokenizer.special_texts if text}
+        self.control_ids = frozenset(self.controls.values())
+        self.tag_ids = frozenset(token_id for _, token_id in tokenizer.tag_texts)
+        self.control_pattern = _alternation(self.controls)
+        self.tag_pattern = _alternation(text for text, _ in tokenizer.tag_texts)
+
+    def break_tags(self, text: str) -> str:
+        return _break(self.tag_pattern, text)
+
+    def break_all(self, text: str) -> str:
+        return _break(self.control_pattern, _break(self.tag_pattern, text))
+
+
+_vocabularies: WeakKeyDictionary[Tokenizer, _Vocabulary] = WeakKeyDictionary()
+
+
+def _vocabulary(tokenizer: Tokenizer) -> _Vocabulary:
+    if tokenizer not in _vocabularies:
+        _vocabularies[tokenizer] = _Vocabulary(tokenizer)
+    return _vocabularies[tokenizer]
+
+
+def _alternation(texts: Iterable[str]) -> re.Pattern[str] | None:
+    """Longest first, as llama.cpp looks for them."""
+    ordered = sorted(texts, key=lambda text: (-len(text.encode()), text))
+    return re.compile("|".join(map(re.escape, ordered))) if ordered else None
+
+
+def _break(pattern: re.Pattern[str] | None, text: str) -> str:
+    return text if pattern is None else pattern.sub(lambda match: match[0][0] + _BREAK + match[0][1:], text)
+
+
+def _encode(parts: Sequence[Part], tokenizer: Tokenizer, vocabulary: _Vocabulary) -> list[list[int]] | None:
+    """A list of token ids for each part, or None if content yielded a control token or a tag."""
+    owners: list[list[int]] = [[] for _ in parts]
+    run: list[tuple[int, str]] = []  # the plain text since the last special token, as (part, text)
+    strip_left = False
+    for index, part in enumerate(parts):
+        position = 0
+        matches = vocabulary.control_pattern.finditer(part.text) if part.is_markup and vocabulary.control_pattern else ()
+        for match in matches:
+            token_id = vocabulary.controls[match[0]]
+            left, right = tokenizer.strips(token_id)
+            run.append((index, part.text[position : match.start()]))
+            if not _encode_run(run, parts, owners, tokenizer, vocabulary, strip_left=strip_left, strip_right=left):
+                return None
+            owners[index].append(token_id)
+            run, strip_left, position = [], right, match.end()
+        run.append((index, part.text[position:]))
+    return owners if _encode_run(run, parts, owners, tokenizer, vocabulary, strip_left=strip_left, strip_right=False) else None
+
+
+def _encode_run(
+    run: Sequence[tuple[int, str]],
+    parts: Sequence[Part],
+    owners: list[list[int]],
+    tokenizer: Tokenizer,
+    vocabulary: _Vocabulary,
+    *,
+    strip_left: bool,
+    strip_right: bool,
+) -> bool:
+    """Tokenise one run and hand each token to the part in which its first character stands; False if content forged a token."""
+    raw = [text.encode("utf-8", "replace") for _, text in run]
+    whole = b"".join(raw)
+    kept = whole.lstrip(_SPACE) if strip_left else whole
+    skipped = len(whole) - len(kept)
+    if strip_right:
+        kept = kept.rstrip(_SPACE)
+    if not kept:
+        return True
+    ends, end = [], 0
+    for piece in raw:
+        end += len(piece)
+        ends.append(end)
+    owner = 0
+    for token_id, start in _starts(kept, tokenizer):
+        while owner < len(ends) - 1 and ends[owner] <= start + skipped:
+            owner += 1
+        index = run[owner][0]
+        if token_id in vocabulary.control_ids or (token_id in vocabulary.tag_ids and not parts[index].is_markup):
+            return False
+        owners[index].append(token_id)
+    return True
+
+
+def _starts(raw: bytes, tokenizer: Tokenizer) -> Iterable[tuple[int, int]]:
+    """(token id, byte offset at which it starts) for a run of plain text.
+
+    Some tokenizers put a space in front, swallow white space or change letters: where a piece does not stand at the offset,
+    it is looked for close behind, and a piece that is not found starts where the last one ended.
+    """
+    position = 0
+    for token_id in tokenizer.encode(raw.decode("utf-8")):
+        piece = tokenizer.piece(token_id)
+        if not raw.startswith(piece, position):
+            if position == 0 and piece.startswith(b" ") and raw.startswith(piece[1:]):
+                piece = piece[1:]
+            else:
+                found = raw.find(piece, position, position + len(piece) + 64)
+                if found < 0 or raw[position:found].strip(_SPACE):
+                    yield token_id, position
+                    continue
+                position = found
+        yield token_id, position
+        position += len(piece)
