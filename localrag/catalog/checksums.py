@@ -1,0 +1,144 @@
+"""Is this the file that models.toml describes? Hashing 98 MB takes 65 ms and 4 GB take seconds, so an answer is remembered."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from localrag.errors import ModelFileError
+from localrag.model import ModelSpec
+
+WEIGHTS_FILE = "model.safetensors"
+_MAX_REMEMBERED = 256
+_SETTLED_NS = 2_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyResult:
+    """The sha256 that was `expected` (None: models.toml gives none) and the `actual` one of `file`, in lower-case hexadecimal."""
+
+    name: str
+    file: Path
+    expected: str | None
+    actual: str
+
+    @property
+    def ok(self) -> bool | None:
+        """Whether the two are the same; None where there is nothing to compare with."""
+        return None if self.expected is None else self.expected == self.actual
+
+    def to_dict(self) -> dict[str, object]:
+        return {"name": self.name, "file": str(self.file), "ok": self.ok, "expected": self.expected, "actual": self.actual}
+
+    def require(self, *, hint: str | None = None) -> None:
+        """Raise ModelFileError unless the two agree or nothing was expected."""
+        if self.ok is False:
+            raise ModelFileError(
+                f"The file of {self.name} is not the one that models.toml describes: "
+                f"its sha256 is {self.actual}, not {self.expected} ({self.file}).",
+                hint=hint,
+                name=self.name,
+                file=str(self.file),
+                expected=self.expected,
+                actual=self.actual,
+            )
+
+
+def hashed_file(spec: ModelSpec, path: Path, *, hint: str | None = None) -> Path:
+    """The file that an entry's sha256 is about: the file itself, or the weights of an embedder's folder."""
+    if not path.is_dir():
+        return path
+    weights = path / WEIGHTS_FILE
+    if not weights.is_file():
+        raise ModelFileError(f"The folder of {spec.name} holds no {WEIGHTS_FILE}: {path}.", hint=hint, name=spec.name, path=str(path))
+    return weights
+
+
+def sha256_of(file: Path) -> str:
+    """The sha256 of a file's bytes, read in pieces. Raises ModelFileError where it cannot be read."""
+    try:
+        with file.open("rb") as handle:
+            return hashlib.file_digest(handle, "sha256").hexdigest()
+    except OSError as error:
+        raise ModelFileError(f"{file} cannot be read: {error.strerror}.", path=str(file)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Checksums:
+    """The sha256 of files by path, size, time of change and inode, kept in a small JSON file.
+
+    A damaged record is an empty one, and one that cannot be written is done without: the file is then hashed again. A change
+    that keeps size, time and inode goes unseen until `measure` reads the file again.
+    """
+
+    record: Path
+
+    def known(self, file: Path) -> str | None:
+        """The sha256 found when the file was last hashed, if the file is still as it was then. Reads no more than its status."""
+        try:
+            stamp = _stamp(file)
+        except OSError:
+            return None
+        entry = self._load().get(str(file.absolute()))
+        return entry[3] if entry is not None and entry[:3] == stamp else None
+
+    def measure(self, file: Path) -> str:
+        """Hash the file and remember the answer."""
+        started_ns = time.time_ns()
+        try:
+            before = _stamp(file)
+            digest = sha256_of(file)
+            after = _stamp(file)
+        except OSError as error:
+            raise ModelFileError(f"{file} cannot be read: {error.strerror}.", path=str(file)) from None
+        # A file written a moment ago may be written again within one tick of its clock, which the stamp would not show.
+        if before == after and before[1] < started_ns - _SETTLED_NS:
+            self._remember(file, (*after, digest))
+        return digest
+
+    def _load(self) -> dict[str, tuple[int, int, int, str]]:
+        try:
+            raw = json.loads(self.record.read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return {}
+        entries = raw.get("files") if isinstance(raw, dict) else None
+        if not isinstance(entries, dict):
+            return {}
+        return {path: entry for path, value in entries.items() if (entry := _entry(value)) is not None}
+
+    def _remember(self, file: Path, entry: tuple[int, int, int, str]) -> None:
+        """Write the record anew and put it in place whole. Of two writers at once the last one wins: an answer may be lost, never wrong."""
+        entries = self._load()
+        entries.pop(str(file.absolute()), None)
+        kept = dict(list(entries.items())[-(_MAX_REMEMBERED - 1) :])
+        kept[str(file.absolute())] = entry
+        temporary = None
+        try:
+            self.record.parent.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(prefix=".verified-", dir=self.record.parent)
+            with os.fdopen(handle, "w", encoding="ascii") as out:
+                json.dump({"files": kept}, out)
+            Path(temporary).replace(self.record)
+        except OSError:
+            if temporary is not None:
+                with suppress(OSError):
+                    Path(temporary).unlink()
+
+
+def _stamp(file: Path) -> tuple[int, int, int]:
+    status = file.stat()
+    return status.st_size, status.st_mtime_ns, status.st_ino
+
+
+def _entry(value: object) -> tuple[int, int, int, str] | None:
+    """One entry of the record, if it has the right shape."""
+    match value:
+        case [int(size), int(mtime_ns), int(inode), str(digest)]:
+            return size, mtime_ns, inode, digest
+    return None

@@ -1,0 +1,259 @@
+"""models.toml, read and checked: the tables as pydantic sees them, then as ModelSpec. The only `import pydantic` of the catalogue.
+
+Every fault is a ConfigError of one line that names the file, the table and the key.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from localrag.errors import ConfigError
+from localrag.model import ModelSpec, SourceKind
+
+RESERVED_NAMES = ("echo",)
+_MAX_FILE_BYTES = 1024 * 1024
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+_REPO = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9._-]{0,95}/)?[A-Za-z0-9_][A-Za-z0-9._-]{0,95}")
+# A name and one exact version as PEP 440 spells it: neither an option, a path nor an address of pip's can look like this.
+_REQUIREMENT = re.compile(
+    r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?=="
+    r"(?:[0-9]+!)?[0-9]+(?:\.[0-9]+)*(?:(?:a|b|rc)[0-9]+)?(?:\.post[0-9]+)?(?:\.dev[0-9]+)?(?:\+[a-z0-9]+(?:\.[a-z0-9]+)*)?"
+)
+_TOML_NAMES = {str: "a text", bool: "true or false", int: "a whole number", float: "a number", list: "a list", dict: "a table"}
+_EXPECTED = {"string_type": "a text", "int_type": "a whole number", "dict_type": "a table", "model_type": "a table"}
+
+
+class EmbedderTable(BaseModel):
+    """One [embedders.NAME]."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    wheel: str | None = None
+    repo: str | None = None
+    path: str | None = None
+    file: str | None = None
+    revision: str | None = None
+    sha256: str | None = None
+
+
+class ModelTable(EmbedderTable):
+    """One [models.NAME]."""
+
+    n_ctx: int | None = Field(default=None, ge=1, le=2**31 - 1)
+    chat_template: str | None = None
+
+
+class CatalogTable(BaseModel):
+    """The whole file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    default_model: str | None = None
+    default_embedder: str | None = None
+    models: dict[str, ModelTable] = {}
+    embedders: dict[str, EmbedderTable] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """What a models.toml says, with every path made absolute."""
+
+    default_model: str | None
+    default_embedder: str | None
+    models: dict[str, ModelSpec]
+    embedders: dict[str, ModelSpec]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A table of the file, for the error that names it; an empty `table` is the top level."""
+
+    file: Path
+    table: tuple[str, ...] = ()
+
+    def error(self, key: str | None, what: str, *, hint: str | None = None) -> ConfigError:
+        table = f"[{'.'.join(map(_shown, self.table))}]" if self.table else "top level"
+        where = f"{table}, key {_shown(key)}" if key is not None else table
+        return ConfigError(
+            f"{_shown_path(self.file)}: {where}: {what}", hint=hint, file=str(self.file), table=".".join(self.table), key=key
+        )
+
+
+def read(file: Path) -> Tables:
+    """Read and check a models.toml. Raises ConfigError for every fault."""
+    raw = _parse(file)
+    top = _Place(file)
+    try:
+        table = CatalogTable.model_validate(raw)
+    except ValidationError as error:
+        raise _explain(top, error) from None
+    tables = Tables(
+        default_model=table.default_model,
+        default_embedder=table.default_embedder,
+        models={name: _spec(_Place(file, ("models", name)), name, entry) for name, entry in table.models.items()},
+        embedders={name: _embedder(_Place(file, ("embedders", name)), name, entry) for name, entry in table.embedders.items()},
+    )
+    for key, name, known in (
+        ("default_model", tables.default_model, tables.models),
+        ("default_embedder", tables.default_embedder, tables.embedders),
+    ):
+        if name is not None and name not in known:
+            raise top.error(key, f"{_shown(name)} is not in this file{_nearest(name, known)}")
+    if both := sorted(tables.models.keys() & tables.embedders.keys()):
+        raise _Place(file, ("embedders", both[0])).error(None, "a model has this name already; a name means one thing")
+    return tables
+
+
+def _parse(file: Path) -> dict[str, Any]:
+    """The TOML as plain values."""
+    shown = _shown_path(file)
+    try:
+        with file.open("rb") as handle:
+            raw = handle.read(_MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        raise ConfigError(f"{shown}: there is no such models file.", hint="Check --models or LOCALRAG_MODELS.", file=str(file)) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"{shown}: the models file cannot be read: {reason}.", file=str(file)) from None
+    if len(raw) > _MAX_FILE_BYTES:
+        raise ConfigError(f"{shown}: a models file holds {_MAX_FILE_BYTES} bytes at most.", file=str(file), limit_bytes=_MAX_FILE_BYTES)
+    try:
+        return tomllib.loads(raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{shown}: byte {error.start} is not UTF-8.", file=str(file)) from None
+    except ValueError as error:  # TOMLDecodeError says line and column; a number of thousands of digits is a plain ValueError
+        raise ConfigError(f"{shown}: not valid TOML: {' '.join(str(error).split())}.", file=str(file)) from None
+    except RecursionError:
+        raise ConfigError(f"{shown}: not valid TOML: nested too deeply.", file=str(file)) from None
+
+
+def _explain(top: _Place, error: ValidationError) -> ConfigError:
+    """The first fault that pydantic found, in the words of a person who wrote the file."""
+    fault = error.errors(include_url=False, include_context=False)[0]
+    *tables, last = (str(part) for part in fault["loc"])
+    key: str | None = last
+    if len(tables) == 1:  # an entry that is not a table
+        tables, key = [*tables, last], None
+    place = _Place(top.file, tuple(tables))
+    if fault["type"] == "extra_forbidden":
+        fields = (
+            CatalogTable.model_fields if not tables else ModelTable.model_fields if tables[0] == "models" else EmbedderTable.model_fields
+        )
+        return place.error(key, f"unknown key{_nearest(last, fields)}", hint=f"Known keys: {', '.join(fields)}.")
+    if expected := _EXPECTED.get(fault["type"]):
+        return place.error(key, f"must be {expected}, not {_TOML_NAMES.get(type(fault['input']), 'a date or time')}")
+    return place.error(key, fault["msg"].replace("Input should", "must"))
+
+
+def _embedder(place: _Place, name: str, entry: EmbedderTable) -> ModelSpec:
+    if entry.repo is not None and entry.file is not None and not entry.file.endswith(".gguf"):
+        raise place.error("file", "an embedder from a hub repository is one .gguf file; a folder comes from a wheel or a path")
+    return _spec(place, name, entry)
+
+
+def _spec(place: _Place, name: str, entry: EmbedderTable) -> ModelSpec:
+    """One table as a ModelSpec, with what pydantic's types cannot say checked."""
+    if name in RESERVED_NAMES:
+        raise place.error(None, f"the name {_shown(name)} is reserved for an engine that is built in")
+    if not _NAME.fullmatch(name) or name.endswith(".gguf"):
+        raise place.error(None, "a name is 1 to 64 letters, digits, dots, dashes or underscores, and does not end with .gguf")
+    kind, source = _source(place, entry)
+    if kind == "path" and entry.file is not None:
+        raise place.error("file", 'goes with "wheel" or "repo"; a "path" names the file itself')
+    if kind != "path":
+        if entry.file is None:
+            raise place.error("file", f"is missing: which file of the {'wheel' if kind == 'wheel' else 'repository'}?")
+        _check_inside(place, "file", entry.file)
+    if entry.revision is not None:
+        if kind != "repo":
+            raise place.error("revision", 'goes with "repo" only')
+        _check_inside(place, "revision", entry.revision)
+    if entry.sha256 is not None and not _SHA256.fullmatch(entry.sha256):
+        raise place.error("sha256", "must be 64 hexadecimal digits")
+    return ModelSpec(
+        name=name,
+        kind=kind,
+        source=source,
+        file=entry.file or "",
+        revision=entry.revision,
+        sha256=entry.sha256.lower() if entry.sha256 else None,
+        n_ctx=entry.n_ctx if isinstance(entry, ModelTable) else None,
+        chat_template=_chat_template(place, entry) if isinstance(entry, ModelTable) else None,
+    )
+
+
+def _source(place: _Place, entry: EmbedderTable) -> tuple[SourceKind, str]:
+    """The one source of an entry, checked for its form."""
+    given: list[tuple[SourceKind, str]] = []
+    for kind, text in (("wheel", entry.wheel), ("repo", entry.repo), ("path", entry.path)):
+        if text is not None:
+            given.append((kind, text))  # type: ignore[arg-type]  # the three are SourceKind's own
+    if not given:
+        raise place.error(None, "has no source; one of the keys wheel, repo and path is needed")
+    if len(given) > 1:
+        raise place.error(given[1][0], f"is a second source beside {_shown(given[0][0])}; an entry has one")
+    kind, text = given[0]
+    if kind == "wheel" and not _REQUIREMENT.fullmatch(text):
+        raise place.error("wheel", f'must be "name==version" with one exact version, not {_shown(text)}')
+    if kind == "repo" and (not _REPO.fullmatch(text) or ".." in text or "--" in text):
+        raise place.error("repo", f'must be "owner/name", not {_shown(text)}')
+    if kind == "path":
+        text = str(_absolute(place, "path", text))
+    return kind, text
+
+
+def _chat_template(place: _Place, entry: ModelTable) -> Path | None:
+    if entry.chat_template is None:
+        return None
+    path = _absolute(place, "chat_template", entry.chat_template)
+    try:
+        found = path.is_file()
+    except OSError:
+        found = False
+    if not found:
+        raise place.error("chat_template", f"there is no such file: {_shown_path(path)}")
+    return path
+
+
+def _absolute(place: _Place, key: str, text: str) -> Path:
+    """A path of the file: `~` is the person's home, a relative one starts at the folder of models.toml."""
+    if not text or not text.isprintable():
+        raise place.error(key, f"is not a path: {_shown(text)}")
+    try:
+        return place.file.absolute().parent / Path(text).expanduser()
+    except RuntimeError:
+        raise place.error(key, f"whose home is this? {_shown(text)}") from None
+
+
+def _check_inside(place: _Place, key: str, text: str) -> None:
+    """A relative path with `/` that cannot leave the folder it starts in, on any system."""
+    if not text.isprintable() or "\\" in text or ":" in text or any(part in {"", ".", ".."} for part in text.split("/")):
+        raise place.error(key, f'must be a relative path without "..", backslash or drive, not {_shown(text)}')
+
+
+def _shown(text: str) -> str:
+    """A text of the file on one line: bare where TOML would take it bare, else quoted, cut where it is long."""
+    if re.fullmatch(r"[A-Za-z0-9._~/=-]{1,200}", text):
+        return text
+    short = text if len(text) <= 100 else text[:100] + "…"
+    return json.dumps(short, ensure_ascii=not short.isprintable())
+
+
+def _shown_path(path: Path) -> str:
+    """A path in full, on one line."""
+    text = str(path)
+    return text if text.isprintable() else json.dumps(text)
+
+
+def _nearest(name: str, known: object) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)  # type: ignore[call-overload]
+    return f"; did you mean {near[0]}?" if near else ""
