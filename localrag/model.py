@@ -33,9 +33,10 @@ class ModelSpec:
 class ModelInfo:
     """What a GGUF header says, checked and bounded before any weight is read.
 
-    Lengths are in tokens, `head_size_k` and `head_size_v` in elements per head, sizes in bytes. `num_kv_heads` has one entry
-    a layer. `sliding_window` is None for full attention; `swa_layers` says per layer whether it slides, as far as the file
-    tells. What a file does not say is None; what it says wrongly is a ModelFileError.
+    Lengths are in tokens, sizes in bytes; `head_size_k` and `head_size_v` are elements per head, of the layer where they are
+    largest. `num_kv_heads` has one entry a layer, 0 where a layer keeps no keys and values. `sliding_window` is None where the
+    file names none. `name` is made fit for a terminal. What a file does not say is None, or 0 for the shape of a
+    vocabulary-only file; what it says wrongly is a ModelFileError.
     """
 
     path: Path

@@ -84,6 +84,7 @@ class LlamaModel:
                 hint="Fetch the file again, or use one that this build of llama.cpp knows.",
             )
         self.vocab = self.lib.llama_model_get_vocab(self.handle)
+        self.num_vocab_tokens = int(self.lib.llama_vocab_n_tokens(self.vocab))
 
     def close(self) -> None:
         if self.handle:
@@ -94,14 +95,14 @@ class LlamaModel:
 class LlamaSampler:
     """A chain of llama.cpp's samplers for one sequence. Temperature 0 takes the likeliest token."""
 
-    def __init__(self, params: SamplingParams) -> None:
+    def __init__(self, params: SamplingParams, *, num_vocab_tokens: int) -> None:
         self.lib = lib = library()
         chain_params = lib.llama_sampler_chain_default_params()
         chain_params.no_perf = True
         self.handle = lib.llama_sampler_chain_init(chain_params)
         links = []
         if params.repeat_penalty != 1.0 and params.repeat_last_n > 0:
-            links.append(lib.llama_sampler_init_penalties(params.repeat_last_n, params.repeat_penalty, 0.0, 0.0))
+            links.append(lib.llama_sampler_init_penalties(num_vocab_tokens, params.repeat_last_n, params.repeat_penalty, 0.0, 0.0))
         if params.temperature == 0.0:
             links.append(lib.llama_sampler_init_greedy())
         else:
@@ -166,7 +167,7 @@ class LlamaContext:
     def begin(self, seq_id: int, _prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
         """Make room for a new sequence, with a sampler of its own."""
         self.truncate(self._checked(seq_id), 0)
-        self._samplers[seq_id] = LlamaSampler(sampling)
+        self._samplers[seq_id] = LlamaSampler(sampling, num_vocab_tokens=self.model.num_vocab_tokens)
 
     def end(self, seq_id: int) -> None:
         """Free what a sequence holds."""

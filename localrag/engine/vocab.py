@@ -23,7 +23,7 @@ class LlamaTokenizer:
         self._model = model  # keeps the vocabulary alive
         self._buffer = (model.lib.llama_token * 4096)()
         self._pieces: dict[tuple[int, bool], bytes] = {}
-        self.num_tokens = int(self.lib.llama_vocab_n_tokens(self.vocab))
+        self.num_tokens = model.num_vocab_tokens
 
     @functools.cached_property
     def name(self) -> str:

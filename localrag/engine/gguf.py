@@ -1,0 +1,256 @@
+"""A GGUF header -> ModelInfo, before any weight is read and before llama.cpp sees the file.
+
+Its limits are of two kinds: those that keep a hostile file from taking time and memory, and those that llama.cpp asserts,
+because an assertion that fails there ends the process. Weights are not looked at: only a checksum finds damage in them.
+
+Source: src/llama-model.cpp (load_hparams) and src/llama-vocab.cpp of llama.cpp, as of llama-cpp-python 0.3.36.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from localrag.engine.gguf_layout import parse
+from localrag.engine.gguf_types import (
+    FILE_TYPES,
+    FLOAT32,
+    GET_IT_AGAIN,
+    INT32,
+    MAX_HEADER_BYTES,
+    STRING,
+    TOKENS_KEY,
+    UINT16,
+    Header,
+    clip,
+    file_error,
+)
+from localrag.errors import ModelFileError
+from localrag.model import ModelInfo
+
+MAX_CONTEXT_TOKENS = 1 << 27
+MAX_LAYERS = 512
+MAX_HEADS = 1024
+MAX_HEAD_SIZE = 4096
+MAX_EMBEDDING_LENGTH = 1 << 20
+MAX_EXPERTS = 1024
+MAX_TEMPLATE_BYTES = 128 << 10
+ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
+
+CHECK_THE_PATH = "Check the path; `localrag models list` shows the models that are known here."
+TAKE_A_LANGUAGE_MODEL = "Use the GGUF file of a language model, which holds its tokenizer too."
+
+_IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+# Under the architecture's name. A NaN or a negative one of these aborts llama.cpp or makes every answer NaN.
+_FLOATS = (
+    "rope.freq_base_swa",
+    "rope.scaling.factor",
+    "rope.scaling.attn_factor",
+    "attention.layer_norm_epsilon",
+    "attention.layer_norm_rms_epsilon",
+    "attention.group_norm_epsilon",
+)
+
+
+def read_header(path: Path) -> ModelInfo:
+    """What the GGUF file at `path` says of itself; reads its header only, in time that grows with the vocabulary.
+
+    A file without weights may leave its shape unsaid: ModelInfo then has zeros, and an empty `num_kv_heads`.
+    Raises ModelFileError for anything else than a whole GGUF file of a language model.
+    """
+    buffer, file_bytes = _map(path)
+    with buffer:
+        return _model_info(parse(path, buffer, file_bytes))
+
+
+def _map(path: Path) -> tuple[mmap.mmap, int]:
+    """The start of the file, mapped, and the size of the whole in bytes."""
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):  # to open a FIFO would be to wait for its writer
+            raise file_error(path, f"is a {'folder' if stat.S_ISDIR(mode) else 'special file'}, not a GGUF file.", hint=CHECK_THE_PATH)
+        with path.open("rb") as file:
+            file_bytes = os.fstat(file.fileno()).st_size
+            if not file_bytes:
+                raise file_error(path, "is empty.", hint=GET_IT_AGAIN, file_bytes=0)
+            return mmap.mmap(file.fileno(), min(file_bytes, MAX_HEADER_BYTES), access=mmap.ACCESS_READ), file_bytes
+    except FileNotFoundError:
+        raise file_error(path, "does not exist.", hint=CHECK_THE_PATH) from None
+    except OSError as error:
+        raise file_error(path, f"cannot be read: {error.strerror or error}.", hint=CHECK_THE_PATH) from error
+    except ValueError as error:  # a NUL in the path, or a file that became shorter just now
+        raise file_error(path, f"cannot be read: {error}.", hint=CHECK_THE_PATH) from error
+
+
+def _model_info(header: Header) -> ModelInfo:
+    tokenizer_model = _check_language_model(header)
+    arch = _identifier(header, "general.architecture")
+    if arch is None:
+        raise header.error("lacks general.architecture.")
+    n_ctx_train = _needed(header, f"{arch}.context_length", MAX_CONTEXT_TOKENS)
+    shape = _shape(header, arch)
+    rope_scaling = header.text(f"{arch}.rope.scaling.type")
+    if rope_scaling is not None and rope_scaling not in ROPE_SCALINGS:
+        raise header.error(f"has the unknown rope scaling {clip(ascii(rope_scaling))}.")
+    if header.num_tensors:
+        _check_what_llama_cpp_asserts(header, arch, shape)
+    _check_vocabulary(header, tokenizer_model)
+    name = header.text("general.name") or ""
+    file_type = header.integer("general.file_type", 0, 0xFFFF_FFFF)
+    return ModelInfo(
+        path=header.path,
+        file_size=header.file_bytes,
+        gguf_version=header.version,
+        architecture=arch,
+        name="".join(filter(str.isprintable, name)) or None,  # it will be shown on a terminal
+        n_ctx_train=n_ctx_train,
+        num_layers=shape.num_layers,
+        num_heads=max(shape.num_heads, default=0),
+        num_kv_heads=shape.num_kv_heads,
+        embedding_length=shape.embedding_length,
+        head_size_k=shape.head_size_k,
+        head_size_v=shape.head_size_v,
+        rope_scaling=rope_scaling,
+        rope_freq_base=header.number(f"{arch}.rope.freq_base"),
+        sliding_window=header.integer(f"{arch}.attention.sliding_window", 0, 0x7FFF_FFFF) or None,
+        vocab_size=len(header.tokens),
+        tokenizer_model=tokenizer_model,
+        tokenizer_pre=_identifier(header, "tokenizer.ggml.pre"),
+        chat_template=header.text("tokenizer.chat_template", MAX_TEMPLATE_BYTES) or None,
+        num_tensors=header.num_tensors,
+        quantization=FILE_TYPES.get(file_type) if header.num_tensors and file_type is not None else None,
+    )
+
+
+def _check_language_model(header: Header) -> str:
+    """The tokenizer's kind, of a file that holds a whole language model or its vocabulary."""
+    kind = header.text("general.type")
+    if kind in ("adapter", "mmproj", "imatrix"):
+        raise header.error(f"holds a part of a model ({kind}), not a language model.", hint=TAKE_A_LANGUAGE_MODEL)
+    num_parts = header.integer("split.count", 0, 0xFFFF, type_=UINT16) or 1
+    if num_parts > 1:
+        hint = "Join the parts first: `llama-gguf-split --merge FIRST-PART OUTPUT`, a program of llama.cpp."
+        raise header.error(f"is one of {num_parts} parts of a model.", hint=hint, num_parts=num_parts)
+    tokenizer_model = _identifier(header, "tokenizer.ggml.model")
+    if tokenizer_model in (None, "none", "no_vocab"):
+        raise header.error("holds no tokenizer (tokenizer.ggml.model), so it is not a language model.", hint=TAKE_A_LANGUAGE_MODEL)
+    return tokenizer_model
+
+
+def _identifier(header: Header, key: str) -> str | None:
+    text = header.text(key) or None
+    if text is not None and not _IDENTIFIER.fullmatch(text):
+        raise header.error(f"has {clip(ascii(text))} under {key}, which is not a name.", key=key)
+    return text
+
+
+def _needed(header: Header, key: str, high: int) -> int:
+    """The integer under `key`, 1 to `high`; 0 where a file without weights lacks it."""
+    number = header.integer(key, 1, high)
+    if number is None and header.num_tensors:
+        raise header.error(f"lacks {key}.", key=key)
+    return number or 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """One entry a layer in `num_heads` and `num_kv_heads`; head sizes are those of the layer where they are largest."""
+
+    num_layers: int
+    embedding_length: int
+    num_heads: tuple[int, ...]
+    num_kv_heads: tuple[int, ...]
+    head_size_k: int
+    head_size_v: int
+
+
+def _shape(header: Header, arch: str) -> _Shape:
+    num_layers = _needed(header, f"{arch}.block_count", MAX_LAYERS)
+    embedding_length = _needed(header, f"{arch}.embedding_length", MAX_EMBEDDING_LENGTH)
+    num_heads = header.integers(f"{arch}.attention.head_count", num_layers, 0, MAX_HEADS) or ()
+    num_kv_heads = header.integers(f"{arch}.attention.head_count_kv", num_layers, 0, MAX_HEADS)
+    if num_kv_heads is None:
+        num_kv_heads = num_heads
+    if header.num_tensors and not any(num_heads):
+        raise header.error(f"has no attention heads ({arch}.attention.head_count); localrag needs a model with attention.")
+    for heads, kv_heads in zip(num_heads, num_kv_heads, strict=False):
+        if kv_heads and heads % kv_heads:
+            raise header.error(f"has a layer of {heads} attention heads over {kv_heads} KV heads, which do not share out evenly.")
+    usual = embedding_length // next(filter(None, num_heads), MAX_EMBEDDING_LENGTH)
+    return _Shape(
+        num_layers=num_layers,
+        embedding_length=embedding_length,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_size_k=_head_size(header, f"{arch}.attention.key_length", usual),
+        head_size_v=_head_size(header, f"{arch}.attention.value_length", usual),
+    )
+
+
+def _head_size(header: Header, key: str, usual: int) -> int:
+    size = header.integer(key, 1, MAX_HEAD_SIZE) or usual
+    if header.num_tensors and not 1 <= size <= MAX_HEAD_SIZE:
+        raise header.error(f"leads to heads of {size} elements, where 1 to {MAX_HEAD_SIZE} belong.", value=size)
+    return max(size, header.integer(f"{key}_swa", 1, MAX_HEAD_SIZE) or 0)
+
+
+def _check_what_llama_cpp_asserts(header: Header, arch: str, shape: _Shape) -> None:
+    for key in _FLOATS:
+        header.number(f"{arch}.{key}")
+    for key, high in (("nextn_predict_layers", shape.num_layers), ("rope.dimension_count", shape.head_size_k)):
+        header.integer(f"{arch}.{key}", 0, high)
+    num_experts = header.integer(f"{arch}.expert_count", 0, MAX_EXPERTS) or 0
+    num_used = max(header.integers(f"{arch}.expert_used_count", shape.num_layers, 0, MAX_EXPERTS) or (0,))
+    num_groups = header.integer(f"{arch}.expert_group_count", 0, MAX_EXPERTS) or 0
+    num_groups_used = header.integer(f"{arch}.expert_group_used_count", 0, MAX_EXPERTS) or 0
+    fits = num_used <= num_experts and bool(num_used) == bool(num_experts) and (not num_groups or num_groups < num_experts)
+    if num_groups > 1:
+        fits = fits and num_experts % num_groups == 0 and 0 < num_groups_used < num_groups
+    if not fits:
+        counts = f"{num_used} of {num_experts} experts, {num_groups_used} of {num_groups} groups"
+        raise header.error(f"has numbers of experts that contradict each other ({counts}).")
+
+
+def _check_vocabulary(header: Header, tokenizer_model: str) -> None:
+    """Every token once, as llama.cpp reads them: it aborts if two are alike."""
+    vocabulary = header.values.get(TOKENS_KEY)
+    if vocabulary is None or vocabulary.type != STRING or not vocabulary.count:
+        raise header.error(f"holds no vocabulary ({TOKENS_KEY}).", hint=TAKE_A_LANGUAGE_MODEL)
+    for key, types in (("tokenizer.ggml.scores", (FLOAT32, INT32)), ("tokenizer.ggml.token_type", (INT32,))):
+        parallel = header.values.get(key)
+        if parallel is not None and (parallel.type not in types or parallel.count != vocabulary.count):
+            problem = f"has {parallel.count} values under {key} for {vocabulary.count} tokens, or of the wrong type."
+            raise header.error(problem, key=key, num_tokens=vocabulary.count)
+    joined = b"\n".join(header.tokens)
+    try:
+        joined.decode()
+    except UnicodeDecodeError:
+        raise header.error("has a token in its vocabulary that is not UTF-8.") from None
+    tokens: Sequence[bytes] = header.tokens
+    if b"\0" in joined:  # a C string ends there
+        tokens = [token.partition(b"\0")[0] for token in tokens]
+    distinct = set(tokens)
+    if b"" in distinct:  # the names that llama.cpp gives them
+        tokens = [token or b"[EMPTY_%d]" % index for index, token in enumerate(tokens)]
+        distinct = set(tokens)
+    if len(distinct) < len(tokens):
+        raise _twice(header, tokens)
+    # A SentencePiece tokenizer spells what it does not know in bytes, and throws through the C interface if one is missing.
+    if tokenizer_model == "llama":
+        missing = sum(b"<0x%02X>" % byte not in distinct and bytes([byte]) not in distinct for byte in range(256))
+        if missing:
+            raise header.error(f"lacks the tokens of {missing} of the 256 bytes, which its kind of tokenizer needs.", num_missing=missing)
+
+
+def _twice(header: Header, tokens: Sequence[bytes]) -> ModelFileError:
+    first_at: dict[bytes, int] = {}
+    for index, token in enumerate(tokens):
+        first = first_at.setdefault(token, index)
+        if first != index:
+            break
+    return header.error(f"is damaged: its tokens {first} and {index} are the same, {clip(ascii(token.decode()))}.", tokens=[first, index])

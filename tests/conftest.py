@@ -1,0 +1,42 @@
+"""Fixtures for every test: a home of its own, and the real model where it is on this machine."""
+
+from pathlib import Path
+
+import pytest
+
+from localrag.catalog import Catalog
+from localrag.settings import Settings
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A fresh home that nothing else uses, for this process and those it starts."""
+    folder = tmp_path / "home"
+    monkeypatch.setenv("LOCALRAG_HOME", str(folder))
+    monkeypatch.delenv("LOCALRAG_MODELS", raising=False)
+    return folder
+
+
+def _located(thing: str) -> Path:
+    """Where this machine has the default model or embedder; scripts/setup fetches both."""
+    catalog = Catalog.load(Settings.from_env())
+    return catalog.locate(getattr(catalog, thing)())
+
+
+@pytest.fixture(scope="session")
+def model_path():
+    return _located("model")
+
+
+@pytest.fixture(scope="session")
+def embedder_path():
+    return _located("embedder")
+
+
+@pytest.fixture(scope="session")
+def shared_data():
+    if not SHARED.is_dir():
+        pytest.skip(f"{SHARED} is not there: this test reads data that the project does not hold")
+    return SHARED

@@ -1,0 +1,197 @@
+"""The loop, on the echo and on a tiny model that llama.cpp runs."""
+
+import random
+import threading
+import time
+
+import pytest
+
+from localrag.decoding import SamplingParams
+from localrag.engine.echo import EchoRunner, open_echo
+from localrag.engine.loading import open_model
+from localrag.errors import EngineError
+from tests.gguf_files import write_model
+
+
+@pytest.fixture(scope="module")
+def tiny_path(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+
+
+@pytest.fixture
+def tiny(tiny_path):
+    with open_model(tiny_path, name="tiny") as engine:
+        yield engine
+
+
+@pytest.fixture
+def echo():
+    with open_echo() as engine:
+        yield engine
+
+
+def said(engine, text):
+    return [256, *engine.tokenizer.encode(f"user\n{text}"), 257, 256, *engine.tokenizer.encode("assistant\n")]
+
+
+def run(engine):
+    while not engine.is_idle:
+        engine.step()
+
+
+def test_the_echo_answers_with_the_question(echo):
+    echo.reserve(700)
+    pieces = []
+    completion = echo.generate(said(echo, "Sources:\n[KB#4] x\n\nWhy? 🔥"), SamplingParams(), pieces.append)
+    assert completion.text == "".join(pieces) == "You asked: Why? 🔥 [KB#4]"
+    assert completion.finish_reason == "stop"
+    assert completion.completion_tokens == len(completion.text.encode()) + 1  # and the token that ends it
+
+
+def test_many_sequences_in_one_context_give_what_each_gives_alone(echo):
+    prompts = [said(echo, f"question {n} " + "x" * 37 * n) for n in range(12)]
+    echo.reserve(3000, num_sequences=4)
+    sequences = [echo.add(prompt, SamplingParams(max_tokens=300)) for prompt in prompts]
+    run(echo)
+    alone = [echo.generate(prompt, SamplingParams(max_tokens=300)).text for prompt in prompts]
+    assert [sequence.completion().text for sequence in sequences] == alone
+
+
+def test_every_token_is_evaluated_once_and_only_once(echo):
+    echo.reserve(3000, num_sequences=3)
+    sequences = [echo.add(said(echo, "y" * n), SamplingParams(max_tokens=n % 40 + 1)) for n in range(1, 700, 70)]
+    run(echo)
+    runner = echo._runner
+    assert isinstance(runner, EchoRunner)
+    assert runner.num_evaluated_tokens == sum(len(s.prompt_ids) + len(s.completion_ids) - 1 for s in sequences)
+
+
+def test_a_long_prompt_does_not_stall_a_running_answer(echo):
+    echo.reserve(6000, num_sequences=2)
+    first = echo.add(said(echo, "short"), SamplingParams(max_tokens=100))
+    echo.step()
+    echo.add(said(echo, "z" * 4000), SamplingParams(max_tokens=100))
+    before = len(first.completion_ids)
+    for _ in range(5):
+        echo.step()
+    assert len(first.completion_ids) == before + 5
+
+
+def test_a_prompt_that_can_never_fit_is_refused_with_the_numbers(echo):
+    echo.reserve(100)
+    with pytest.raises(EngineError) as raised:
+        echo.add([1] * 90, SamplingParams(max_tokens=20))
+    assert raised.value.numbers == {"needed": 109, "num_cells": 100}
+
+
+def test_sequences_wait_in_order_when_cells_run_out(echo):
+    echo.reserve(400, num_sequences=8)
+    sequences = [echo.add(said(echo, "w" * 100), SamplingParams(max_tokens=150)) for _ in range(4)]
+    echo.step()
+    assert [sequence.started_at is not None for sequence in sequences] == [True, False, False, False]
+    run(echo)
+    assert all(sequence.finish_reason == "stop" for sequence in sequences)
+
+
+def test_a_cancelled_sequence_keeps_what_it_wrote_and_frees_its_cells(echo):
+    echo.reserve(1000, num_sequences=2)
+    kept, dropped = (echo.add(said(echo, "hello"), SamplingParams(max_tokens=100)) for _ in range(2))
+    for _ in range(5):
+        echo.step()
+    echo.cancel(dropped)
+    run(echo)
+    assert (dropped.finish_reason, dropped.text) == ("cancelled", "You a")
+    assert kept.text == "You asked: hello"
+    assert echo._scheduler.num_free_cells == 1000
+
+
+def test_an_error_in_the_reader_of_the_stream_leaves_the_engine_usable(echo):
+    echo.reserve(700)
+
+    def gone(_text):
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        echo.generate(said(echo, "a"), SamplingParams(), gone)
+    assert echo.generate(said(echo, "b"), SamplingParams()).text == "You asked: b"
+
+
+def test_ctrl_c_ends_an_answer_with_what_was_written(echo):
+    echo.reserve(700)
+    written = []
+
+    def interrupt(text):
+        written.append(text)
+        if len(written) == 3:
+            raise KeyboardInterrupt
+
+    completion = echo.generate(said(echo, "a"), SamplingParams(), interrupt)
+    assert (completion.text, completion.finish_reason) == ("You", "cancelled")
+
+
+# --- on llama.cpp
+
+
+def test_batched_and_alone_are_the_same_on_llama_cpp(tiny):
+    rng = random.Random(1)
+    prompts = [[rng.randrange(5, 260) for _ in range(rng.randint(1, 90))] for _ in range(9)]
+    sampling = SamplingParams(max_tokens=12)
+    tiny.reserve(512, num_sequences=3)
+    sequences = [tiny.add(prompt, sampling) for prompt in prompts]
+    run(tiny)
+    alone = [tiny.generate(prompt, sampling).completion_ids for prompt in prompts]
+    same = sum(tuple(sequence.completion_ids) == ids for sequence, ids in zip(sequences, alone, strict=True))
+    assert same >= 8  # the order of summation differs in a batch, which can decide a near tie
+
+
+def test_a_fixed_seed_gives_the_same_again_and_another_seed_does_not(tiny):
+    tiny.reserve(256)
+    prompt = tiny.tokenizer.encode("the thing in the oven")
+    texts = [tiny.generate(prompt, SamplingParams(temperature=1.5, seed=seed, max_tokens=30)).completion_ids for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_a_repeat_penalty_reaches_the_sampler(tiny):
+    tiny.reserve(256)
+    prompt = tiny.tokenizer.encode("in in in in")
+    plain = tiny.generate(prompt, SamplingParams(max_tokens=40)).completion_ids
+    punished = tiny.generate(prompt, SamplingParams(max_tokens=40, repeat_penalty=2.0)).completion_ids
+    assert len(set(punished)) > len(set(plain))
+
+
+def test_a_prompt_longer_than_a_batch_is_evaluated_in_pieces(tiny_path):
+    with open_model(tiny_path, name="tiny") as engine:
+        engine.reserve(2048)
+        ids = (engine.tokenizer.encode("the oven is hot ") * 200)[:1800]
+        completion = engine.generate(ids, SamplingParams(max_tokens=4))
+        assert (completion.prompt_tokens, completion.completion_tokens) == (1800, 4)
+        assert engine._runner.num_tokens(0) == 0  # freed
+
+
+def test_cancelling_from_another_thread_stops_the_batch_and_the_engine_goes_on(tiny_path):
+    with open_model(tiny_path, name="tiny") as engine:
+        engine.reserve(60_000, num_sequences=2)
+        ids = engine.tokenizer.encode("the oven is hot ") * 5000
+        long = engine.add(ids[:50_000], SamplingParams())
+        timer = threading.Timer(0.1, engine.cancel, [long])
+        timer.start()
+        started = time.perf_counter()
+        while not long.is_finished:
+            engine.step()
+        timer.join()
+        assert long.finish_reason == "cancelled"
+        assert long.num_evaluated < 50_000
+        assert time.perf_counter() - started < 20
+        again = engine.generate(ids[:50], SamplingParams(max_tokens=5))
+        assert again.completion_ids == engine.generate(ids[:50], SamplingParams(max_tokens=5)).completion_ids
+
+
+def test_the_context_cannot_grow_under_a_running_answer(tiny):
+    tiny.reserve(256)
+    tiny.add([5, 6, 7], SamplingParams(max_tokens=50))
+    tiny.step()
+    with pytest.raises(EngineError, match="cannot grow"):
+        tiny.reserve(4096)
+    run(tiny)
+    tiny.reserve(4096)
+    assert tiny.generate([5, 6, 7], SamplingParams(max_tokens=3)).completion_tokens <= 3

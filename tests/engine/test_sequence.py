@@ -1,0 +1,72 @@
+"""Streaming text: whole characters, stop strings held back and left out."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localrag.decoding import SamplingParams
+from localrag.engine.sequence import Sequence
+
+
+def feed(pieces, **sampling):
+    """The texts that a sequence releases for these pieces; stops when it is finished."""
+    sequence = Sequence(0, [1], SamplingParams(**{"max_tokens": 1000, **sampling}))
+    released = []
+    for piece in pieces:
+        released.append(sequence.append(7, piece, is_end=False))
+        if sequence.is_finished:
+            break
+    return sequence, released
+
+
+def test_a_character_is_released_when_its_last_byte_is_there():
+    sequence, released = feed([b"a", b"\xf0\x9f", b"\x94\xa5", "é".encode()[:1], "é".encode()[1:]])
+    assert released == ["a", "", "🔥", "", "é"]
+    assert sequence.text == "a🔥é"
+
+
+def test_a_stop_string_over_several_pieces_is_never_shown():
+    sequence, released = feed([b"one ", b"<e", b"nd", b"> two"], stop=("<end>",))
+    assert "".join(released) == sequence.text == "one "
+    assert sequence.finish_reason == "stop"
+
+
+def test_what_only_began_like_a_stop_string_is_shown_later():
+    _, released = feed([b"a<", b"e", b"x", b"b"], stop=("<end>",))
+    assert released == ["a", "", "<ex", "b"]
+
+
+def test_the_earliest_stop_string_counts():
+    sequence, _ = feed([b"abcdef"], stop=("ef", "cd"))
+    assert sequence.text == "ab"
+
+
+def test_what_was_held_back_is_released_at_the_end():
+    sequence = Sequence(0, [1], SamplingParams(max_tokens=9, stop=("###",)))
+    assert sequence.append(7, b"a##", is_end=False) == "a"
+    assert sequence.append(2, b"", is_end=True) == "##"
+    assert (sequence.text, sequence.finish_reason, sequence.completion_ids) == ("a##", "stop", [7, 2])
+
+
+def test_the_last_token_ends_it_by_length():
+    sequence, _ = feed([b"a", b"b", b"c"], max_tokens=2)
+    assert (sequence.text, sequence.finish_reason) == ("ab", "length")
+
+
+def test_a_broken_character_at_the_end_is_marked_as_such():
+    sequence = Sequence(0, [1], SamplingParams(max_tokens=1))
+    assert sequence.append(7, b"a\xf0\x9f", is_end=False) == "a\ufffd"
+
+
+@given(st.text(), st.lists(st.integers(1, 5)), st.lists(st.text(min_size=1, max_size=3), max_size=3))
+def test_released_text_is_the_text_up_to_the_first_stop_string(text, sizes, stops):
+    raw, pieces = text.encode("utf-8", "replace"), []
+    for size in [*sizes, len(raw)]:
+        pieces.append(raw[:size])
+        raw = raw[size:]
+    whole = text.encode("utf-8", "replace").decode()
+    sequence, released = feed([*pieces, b""], stop=tuple(stops))
+    if not sequence.is_finished:
+        released.append(sequence.finish("length"))
+    at = min((found for stop in stops if (found := whole.find(stop)) >= 0), default=len(whole))
+    assert "".join(released) == sequence.text
+    assert sequence.text == whole[:at]

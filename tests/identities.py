@@ -1,0 +1,22 @@
+"""What always holds of an answer object (the end of CLI.md), checked on one."""
+
+
+def check(answer: dict, retrieved: list[str]) -> None:
+    """Every identity, on the object that `--json` prints; `retrieved` are the labels of all hits that were offered."""
+    slot, usage, ledger = answer["slot"], answer["usage"], answer["ledger"]
+    entries = {entry["name"]: entry for entry in ledger["entries"]}
+    assert sum(entry["used"] for name, entry in entries.items() if name != "answer") == usage["prompt_tokens"]
+    assert usage["prompt_tokens"] + entries["answer"]["allotted"] <= slot["n_ctx"] <= slot["n_ctx_train"]
+    assert ledger["window"] == slot["n_ctx"]
+    assert sum(entry["allotted"] for entry in entries.values()) + ledger["spare"] == ledger["window"]
+    assert all(0 <= entry["used"] <= entry["allotted"] for entry in entries.values())
+    assert entries["answer"]["used"] == usage["completion_tokens"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    kept = [each["id"] for each in answer["evidence"]]
+    omitted = entries.get("evidence", {"omitted": []})["omitted"]
+    assert sorted(kept + omitted) == sorted(retrieved)
+    assert len(set(kept + omitted)) == len(kept + omitted)
+    supplied = {each["id"]: each["supplied"] for each in answer["citations"]}
+    assert all(is_supplied == (label in kept) for label, is_supplied in supplied.items())
+    assert answer["unsupported_citations"] == [label for label, is_supplied in supplied.items() if not is_supplied]
+    assert answer["coverage"]["chunks_read"] == len(kept)
