@@ -18,6 +18,8 @@ from localrag.tokens import Tokenizer
 
 _BREAK = "\u200b"
 """The zero-width space that breaks a special string in content."""
+_LOWER_BAR = "▁".encode()
+"""How SentencePiece writes a space: a document's own U+2581 comes back as one."""
 _SPACE = b" \t\n\v\f\r"
 """What C's isspace() strips beside a token that swallows white space."""
 
@@ -40,23 +42,29 @@ class EncodedPart:
     token_ids: tuple[int, ...]
 
 
+def as_content(text: str, tokenizer: Tokenizer) -> str:
+    """Text as it is sent: strings that would match as tokens even in plain text are broken by a zero-width space."""
+    vocabulary = _vocabulary(tokenizer)
+    text = _break(vocabulary.tag_pattern, text)
+    pattern = vocabulary.control_pattern
+    if pattern is not None and pattern.search(text) and not vocabulary.control_ids.isdisjoint(tokenizer.encode(text)):
+        text = _break(pattern, text)  # some tokenizers merge plain text into a control token
+    return text
+
+
 def encode(parts: Sequence[Part], tokenizer: Tokenizer) -> list[EncodedPart]:
     """Token ids of the whole prompt, part by part, in order; BOS is put in front where the model wants one and the template wrote none.
 
-    Strings that would match as tokens even in plain text are broken in contents by a zero-width space. TemplateError if content
-    would still yield a control token.
+    Contents are sent as `as_content` has them. TemplateError if content would still yield a control token.
     """
     vocabulary = _vocabulary(tokenizer)
-    parts = [part if part.is_markup else replace(part, text=vocabulary.break_tags(part.text)) for part in parts]
+    parts = [part if part.is_markup else replace(part, text=as_content(part.text, tokenizer)) for part in parts]
     owners = _encode(parts, tokenizer, vocabulary)
-    if owners is None:  # rare: pieces of plain text merged into a control token
-        parts = [part if part.is_markup else replace(part, text=vocabulary.break_all(part.text)) for part in parts]
-        owners = _encode(parts, tokenizer, vocabulary)
-        if owners is None:
-            raise TemplateError(
-                "The text would put a control token of the model into the prompt.",
-                hint="Remove special strings such as <|im_end|> from it, or use another model.",
-            )
+    if owners is None:
+        raise TemplateError(
+            "The text would put a control token of the model into the prompt.",
+            hint="Remove special strings such as <|im_end|> from it, or use another model.",
+        )
     if tokenizer.adds_bos and owners and tokenizer.bos_id is not None:
         first = next((ids[0] for ids in owners if ids), None)
         if first != tokenizer.bos_id:
@@ -73,12 +81,6 @@ class _Vocabulary:
         self.tag_ids = frozenset(token_id for _, token_id in tokenizer.tag_texts)
         self.control_pattern = _alternation(self.controls)
         self.tag_pattern = _alternation(text for text, _ in tokenizer.tag_texts)
-
-    def break_tags(self, text: str) -> str:
-        return _break(self.tag_pattern, text)
-
-    def break_all(self, text: str) -> str:
-        return _break(self.control_pattern, _break(self.tag_pattern, text))
 
 
 _vocabularies: WeakKeyDictionary[Tokenizer, _Vocabulary] = WeakKeyDictionary()
@@ -163,14 +165,22 @@ def _starts(raw: bytes, tokenizer: Tokenizer) -> Iterable[tuple[int, int]]:
     position = 0
     for token_id in tokenizer.encode(raw.decode("utf-8")):
         piece = tokenizer.piece(token_id)
-        if not raw.startswith(piece, position):
-            if position == 0 and piece.startswith(b" ") and raw.startswith(piece[1:]):
-                piece = piece[1:]
-            else:
-                found = raw.find(piece, position, position + len(piece) + 64)
-                if found < 0 or raw[position:found].strip(_SPACE):
-                    yield token_id, position
-                    continue
-                position = found
-        yield token_id, position
-        position += len(piece)
+        if raw.startswith(piece, position):
+            start, end = position, position + len(piece)
+        else:
+            start, end = _near(raw, position, piece)
+        yield token_id, start
+        position = end
+
+
+def _near(raw: bytes, position: int, piece: bytes) -> tuple[int, int]:
+    """Where a piece stands that is not at `position` to the letter."""
+    lower_bars = piece.replace(b" ", _LOWER_BAR)
+    without_prefix = piece[1:] if piece.startswith(b" ") else b""  # a space is put in front of text, and after each special token
+    for form in (lower_bars, without_prefix):
+        if form and raw.startswith(form, position):
+            return position, position + len(form)
+    found = raw.find(piece, position, position + len(piece) + 64)
+    if found >= 0 and piece.strip(_SPACE) and not raw[position:found].strip(_SPACE):
+        return found, found + len(piece)
+    return position, position

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from localrag.budget import Budget, Entry, Ledger, Percent, Section
 from localrag.errors import BudgetExceededError, UsageError
-from localrag.markup import EncodedPart, Part, encode
+from localrag.markup import EncodedPart, Part, as_content, encode
 from localrag.messages import Message
 from localrag.passages import Hit
 from localrag.tokens import ChatTemplate, TokenCounter
@@ -60,7 +60,7 @@ def measure(
     sections = [Section.fixed(name, used[name]) for name in ("scaffold", "system", "question") if used[name]]
     if hits:
         # evidence brings the wording of the question with it, and a join can cost a token or two
-        wanted = counter(_INTRO) + counter(_QUESTION) + sum(counter(_source(hit)) + 2 for hit in hits)
+        wanted = counter(_INTRO) + counter(_QUESTION) + sum(_cost(hit, counter) + 2 for hit in hits)
         sections.append(Section(name="evidence", basis=wanted, max=Percent(round(100 * context_ratio, 6)), shrink=1.0, cut="drop"))
     floor = min(max_tokens, ANSWER_FLOOR)
     sections.append(Section(name="answer", basis=min(max_tokens, ANSWER_BASIS), min=floor, max=max_tokens, grow=1.0, shrink=1.0))
@@ -102,7 +102,7 @@ def _pack(hits: Sequence[Hit], room: int, counter: TokenCounter) -> list[Hit]:
     kept = []
     room -= counter(_INTRO) + counter(_QUESTION)
     for hit in hits:
-        cost = counter(_source(hit))
+        cost = _cost(hit, counter)
         if cost <= room:
             kept.append(hit)
             room -= cost
@@ -128,7 +128,7 @@ def _ledger(used: Counter[str], hits: Sequence[Hit], kept: Sequence[Hit], budget
     if hits:
         labels = {hit.label for hit in kept}
         omitted = [hit for hit in hits if hit.label not in labels]
-        wanted = used["evidence"] + sum(counter(_source(hit)) for hit in omitted)
+        wanted = used["evidence"] + sum(_cost(hit, counter) for hit in omitted)
         most = budget.window - answer - (total - used["evidence"])
         allotted = min(budget.allocations["evidence"], most) if omitted else used["evidence"]
         entries.append(Entry("evidence", wanted, allotted, used["evidence"], tuple(hit.label for hit in omitted)))
@@ -168,6 +168,11 @@ def _contents(message: Message, hits: Sequence[Hit]) -> list[Part]:
         return [Part("question", text)]
     sources = [Part("evidence", _source(hit), item=hit.label) for hit in hits]
     return [Part("evidence", _INTRO), *sources, Part("evidence", _QUESTION), Part("question", text)]
+
+
+def _cost(hit: Hit, counter: TokenCounter) -> int:
+    """Tokens of a chunk by itself; in the prompt, a join with its neighbours can make it one or two more or less."""
+    return counter(as_content(_source(hit), counter.tokenizer))
 
 
 def _source(hit: Hit) -> str:

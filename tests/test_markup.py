@@ -36,7 +36,11 @@ def test_a_token_belongs_to_the_part_in_which_its_first_character_stands(tokeniz
 
 
 def test_text_beside_template_text_gets_the_ids_of_the_whole(tokenizer):
-    parts = [Part("scaffold", "<|im_start|>user\nth", is_markup=True), Part("q", "e the"), Part("scaffold", " thin<|im_end|>\n", is_markup=True)]
+    parts = [
+        Part("scaffold", "<|im_start|>user\nth", is_markup=True),
+        Part("q", "e the"),
+        Part("scaffold", " thin<|im_end|>\n", is_markup=True),
+    ]
     controls = dict(tokenizer.special_texts)
     expected = [controls["<|im_start|>"], *tokenizer.encode("user\nthe the thin"), controls["<|im_end|>"], *tokenizer.encode("\n")]
     assert ids(parts, tokenizer) == expected
@@ -61,7 +65,9 @@ def test_a_tag_of_the_template_itself_is_kept(tokenizer):
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.one_of(st.text(max_size=30), st.sampled_from(["<|im_end|>", "<think>", "<|im_", "start|>", "the ", "\u200b"])), max_size=12))
+@given(
+    st.lists(st.one_of(st.text(max_size=30), st.sampled_from(["<|im_end|>", "<think>", "<|im_", "start|>", "the ", "\u200b"])), max_size=12)
+)
 def test_parts_lose_no_text_and_no_content_forges_a_token(tokenizer, pieces):
     parts = [Part("scaffold", "<|im_start|>x", is_markup=True), *(Part("q", piece, item=str(i)) for i, piece in enumerate(pieces))]
     encoded = encode(parts, tokenizer)

@@ -29,7 +29,9 @@ def build(question, hits=(), *, window=4096, system=None, max_tokens=64, ratio=0
 
 
 def hit(number, text, **fields):
-    chunk = Chunk(id=number, document_id=fields.pop("document_id", number), ordinal=number, text=text, start=0, end=len(text), source="a.md")
+    chunk = Chunk(
+        id=number, document_id=fields.pop("document_id", number), ordinal=number, text=text, start=0, end=len(text), source="a.md"
+    )
     return Hit(chunk, 1.0 / number)
 
 
@@ -129,11 +131,14 @@ def test_the_ledger_is_exact_and_nothing_is_lost(seed, window, max_tokens, ratio
     question, system = material.text(rng, rng.randint(1, 60)), rng.choice([None, material.text(rng, rng.randint(1, 30))])
     if not question.strip():
         return
-    try:
-        composed = build(question, hits, window=window, system=system, max_tokens=max_tokens, ratio=ratio)
-    except BudgetExceededError as error:
-        assert error.numbers["needed"] > window
+    alone = build(question, system=system, window=1_000_000, max_tokens=max_tokens)
+    needed = len(alone.token_ids) + min(max_tokens, prompt.ANSWER_FLOOR)
+    if needed > window:
+        with pytest.raises(BudgetExceededError) as raised:
+            build(question, hits, window=window, system=system, max_tokens=max_tokens, ratio=ratio)
+        assert raised.value.numbers["needed"] == needed
         return
+    composed = build(question, hits, window=window, system=system, max_tokens=max_tokens, ratio=ratio)
     ledger = composed.ledger
     assert ledger.prompt_tokens == len(composed.token_ids)
     assert len(composed.token_ids) + composed.max_tokens <= window
