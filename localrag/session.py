@@ -141,7 +141,7 @@ class Session:
     ) -> Prepared:
         """Retrieve, measure, negotiate and compose; nothing is evaluated. `piped` text is evidence that comes with the question."""
         started = time.perf_counter()
-        hits = [*self._piped_hits(piped, question), *self.retrieve(question, top_k=top_k)]
+        hits = self._hits(question, top_k, piped)
         retrieve_s = time.perf_counter() - started
         messages = [Message("user", question)]
         if system and system.strip():
@@ -188,12 +188,14 @@ class Session:
         ]
         return sorted(found, key=lambda hit: (-hit.score, hit.label))[:top_k]
 
-    def _piped_hits(self, text: str, question: str) -> list[Hit]:
-        if not text.strip():
-            return []
+    def _hits(self, question: str, top_k: int, piped: str) -> list[Hit]:
+        """All that is offered as evidence: what was piped in comes before what was found."""
+        found = self.retrieve(question, top_k=top_k)
+        if not piped.strip():
+            return found
         from localrag.kb.piped import piped_hits  # noqa: PLC0415  # weight: most asks have no piped text
 
-        return piped_hits(text, question, self.engine.counter)
+        return [*piped_hits(piped, question, self.engine.counter), *found]
 
     def _answer(self, prepared: Prepared, completion: Completion) -> Answer:
         composed = prepared.prompt
@@ -264,7 +266,7 @@ def open_embedder(settings: Settings, name: str | None = None) -> Embedder:
 
     catalog = Catalog.load(settings)
     spec = catalog.embedder(name)
-    return SentenceTransformerEmbedder(catalog.open(spec))
+    return SentenceTransformerEmbedder(catalog.open(spec), sha256=spec.sha256)
 
 
 def read_template(path: Path) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -53,13 +56,29 @@ def ask_command(
             display.prepared(prepared, session.engine.name, as_json=as_json, with_prompt=True)
             return 0
         stream = None if as_json else display.AnswerStream()
-        answer = session.ask(
-            question, system=system, top_k=top_k, context_ratio=context_ratio, sampling=sampling, piped=piped, on_text=stream
-        )
+        with _first_interrupt(session.engine.cancel_all):
+            answer = session.ask(
+                question, system=system, top_k=top_k, context_ratio=context_ratio, sampling=sampling, piped=piped, on_text=stream
+            )
         if stream is not None:
             stream.close()
     display.answer(answer, as_json=as_json, explain=explain, asked_kbs=kbs)
     return 130 if answer.finish_reason == "cancelled" else 0
+
+
+@contextmanager
+def _first_interrupt(stop: Callable[[], None]) -> Iterator[None]:
+    """The first Ctrl-C calls `stop`, which keeps what was written; the second is a KeyboardInterrupt, wherever the program is."""
+
+    def handle(_signal: int, _frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        stop()
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @click.command("budget")

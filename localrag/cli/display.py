@@ -42,7 +42,7 @@ def console(*, err: bool = False) -> Console:
     """A rich console that marks up nothing on its own."""
     from rich.console import Console  # noqa: PLC0415  # weight
 
-    width = None if (sys.stderr if err else sys.stdout).isatty() else 100
+    width = None if (sys.stderr if err else sys.stdout).isatty() else 1000  # a table in a pipe is not folded
     return Console(stderr=err, markup=False, highlight=False, emoji=False, width=width)
 
 
@@ -239,10 +239,11 @@ class Progress:
             self._bar.start()
         return self
 
-    def __call__(self, stage: str, done: int, total: int | None) -> None:
-        """`done` of `total` units of `stage`; None where the end is not known."""
+    def __call__(self, stage: str, done: int, total: int | None, detail: str = "") -> None:
+        """`done` of `total` units of `stage`, None where the end is not known; `detail` is what is at hand just now."""
         if self._bar is not None:
-            self._bar.update(self._task, description=f"{self._title}: {safe(stage)}", completed=done, total=total)
+            shown = " ".join(filter(None, (stage, detail)))
+            self._bar.update(self._task, description=f"{self._title}: {safe(shown)}", completed=done, total=total)
         elif stage != self._stage:
             note(f"{self._title}: {safe(stage)}")
         self._stage = stage
@@ -267,19 +268,10 @@ def hits(found: Sequence[Hit], *, as_json: bool) -> None:
 
 def indexed(name: str, result: IngestResult, *, as_json: bool) -> None:
     """What indexing did, every skipped file with its reason."""
-    words = ("added", "updated", "unchanged", "removed")
     if as_json:
-        skipped = [{"source": source, "reason": reason} for source, reason in result.skipped]
-        emit(
-            {
-                "kb": name,
-                **{f"num_{word}": getattr(result, f"num_{word}") for word in words},
-                "num_chunks": result.num_chunks,
-                "skipped": skipped,
-            }
-        )
+        emit({"kb": name, **result.to_dict()})
         return
     for source, reason in result.skipped:
         note(f"skipped {safe(source)}: {reason}")
-    changes = ", ".join(f"{getattr(result, f'num_{word}')} {word}" for word in words)
-    click.echo(f"{name}: {changes}, {len(result.skipped)} skipped; {result.num_chunks} chunks embedded")
+    changes = ", ".join(f"{getattr(result, word)} {word}" for word in ("added", "updated", "unchanged", "removed"))
+    click.echo(f"{name}: {changes}, {len(result.skipped)} skipped; {result.num_chunks} chunks, {result.num_embedded} of them new")

@@ -23,7 +23,9 @@ def index_command(paths: tuple[Path, ...], kb: str, settings: Settings, as_json:
     """Add or update the documents under PATHS. Only what changed is read and embedded again; what vanished is removed."""
     embedder = open_embedder(settings)
     with KnowledgeBase.open(settings.kb_dir, kb, create=True) as knowledge_base, display.Progress(f"Indexing {kb}") as progress:
-        result = knowledge_base.ingest(paths, embedder, progress=lambda at: progress(at.source, at.num_done, at.num_files))
+        result = knowledge_base.ingest(
+            paths, embedder, progress=lambda at: progress("reading and embedding", at.num_done, at.num_files, at.source)
+        )
     display.indexed(kb, result, as_json=as_json)
 
 

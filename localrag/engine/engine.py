@@ -156,6 +156,11 @@ class Engine:
         if self._runner is not None:
             self._runner.cancel()
 
+    def cancel_all(self) -> None:
+        """End every sequence at once; fit for a signal handler."""
+        for sequence in [*self._scheduler.running, *self._scheduler.waiting]:
+            self.cancel(sequence)
+
     def _drop_cancelled(self) -> list[Piece]:
         pieces = []
         for sequence in [*self._scheduler.running, *self._scheduler.waiting]:

@@ -175,7 +175,7 @@ class LlamaContext:
         self._samplers.pop(seq_id).close()
 
     def cancel(self) -> None:
-        """Stop the decode that is running, from any thread, within milliseconds."""
+        """Stop the decode that is running, or else the next one, within milliseconds; from any thread."""
         self._cancelled = True
 
     def _should_abort(self, _user_data: object) -> bool:
@@ -200,10 +200,11 @@ class LlamaContext:
             batch.seq_id[i][0] = seq_id
             batch.logits[i] = logits
         batch.n_tokens = len(entries)
-        self._cancelled = self._interrupted = False
         self._outputs = set()
         code = self.lib.llama_decode(self.handle, batch)
-        if self._interrupted:
+        interrupted = self._interrupted
+        self._cancelled = self._interrupted = False
+        if interrupted:
             raise KeyboardInterrupt
         if code == 2:
             return False

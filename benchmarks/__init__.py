@@ -1,0 +1,1 @@
+"""Measurements, side by side in one run. None of them is a test."""

@@ -1,0 +1,166 @@
+"""An embedder from a sentence-transformers folder. This is the only file that imports sentence_transformers.
+
+Counting needs the tokenizer's file alone (16 ms); torch and the weights (5 s) are loaded when the first text is embedded.
+Everything comes from the folder: no network, no code from it, safetensors only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from localrag.errors import KnowledgeBaseError, ModelFileError, ModelNotFoundError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from tokenizers import Tokenizer
+
+BATCH_SIZE = 32
+_WEIGHTS = "model.safetensors"
+_TOKENIZER = "tokenizer.json"
+_CONFIGS = ("config.json", "modules.json", "sentence_bert_config.json")
+_MAX_JSON_BYTES = 1024 * 1024
+_Json = TypeVar("_Json", dict[str, Any], list[Any])
+
+
+class SentenceTransformerEmbedder:
+    """Implements `localrag.tokens.Embedder` with the model in `folder`.
+
+    `sha256` is that of model.safetensors, if the caller has it; else it is computed once. ModelNotFoundError if a file is missing,
+    ModelFileError if one does not say what it must.
+    """
+
+    def __init__(self, folder: Path, *, sha256: str | None = None) -> None:
+        self.folder = folder
+        self._sha256 = sha256
+        for name in (_WEIGHTS, _TOKENIZER, "modules.json"):
+            if not (folder / name).is_file():
+                raise ModelNotFoundError(
+                    f"The embedder folder {folder} has no {name}.",
+                    hint="Fetch it again with: localrag models pull; or name a sentence-transformers folder with safetensors weights.",
+                )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 over the weights, the tokenizer and the settings that shape a vector."""
+        digest = hashlib.sha256()
+        for file in (self.folder / _TOKENIZER, *self._module_configs, *(self.folder / name for name in _CONFIGS)):
+            if file.is_file():
+                digest.update(f"{file.name}\0{_sha256(file)}\0".encode())
+        digest.update((self._sha256 or _sha256(self.folder / _WEIGHTS)).encode())
+        return digest.hexdigest()
+
+    @cached_property
+    def dim(self) -> int:
+        for config in reversed(self._module_configs):
+            fields = _json(config, dict)
+            for key in ("out_features", "word_embedding_dimension", "embedding_dimension"):
+                if isinstance(fields.get(key), int):
+                    return int(fields[key])
+        return self._positive(_json(self.folder / "config.json", dict).get("hidden_size"), "hidden_size")
+
+    @cached_property
+    def max_tokens(self) -> int:
+        own = _json(self.folder / "sentence_bert_config.json", dict).get("max_seq_length")
+        position = _json(self.folder / "config.json", dict).get("max_position_embeddings")
+        longest = self._positive(own if own is not None else position, "max_seq_length")
+        return self._positive(longest - self._tokenizer.num_special_tokens_to_add(is_pair=False), "max_seq_length")
+
+    def count(self, text: str) -> int:
+        return len(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        """float32 array of shape (len(texts), dim), each row of length 1. KnowledgeBaseError for a text over `max_tokens`."""
+        import numpy as np  # noqa: PLC0415  # heavy
+
+        if not texts:
+            return np.zeros((0, self.dim), dtype=np.float32)
+        longest = max(self.count(text) for text in texts)
+        if longest > self.max_tokens:
+            raise KnowledgeBaseError(
+                f"A text of {longest} tokens is longer than the {self.max_tokens} that the embedder takes.",
+                hint="Cut it into chunks first.",
+                num_tokens=longest,
+                limit_tokens=self.max_tokens,
+            )
+        vectors = self._model.encode(
+            list(texts), batch_size=BATCH_SIZE, normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False
+        )
+        if vectors.shape[1] != self.dim:
+            raise self._broken("config", f"its vectors have {vectors.shape[1]} dimensions, not {self.dim}")
+        return np.asarray(vectors, dtype=np.float32)
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        from tokenizers import Tokenizer  # noqa: PLC0415  # an extension module
+
+        try:
+            tokenizer = Tokenizer.from_file(str(self.folder / _TOKENIZER))
+        except Exception as error:  # tokenizers raises nothing narrower
+            raise self._broken(_TOKENIZER, error) from error
+        tokenizer.no_truncation()  # the file may ask for both, and then a long text counts as a short one
+        tokenizer.no_padding()
+        return tokenizer
+
+    @cached_property
+    def _model(self) -> Any:  # noqa: ANN401  # SentenceTransformer, of a package without types
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        from sentence_transformers import SentenceTransformer  # noqa: PLC0415  # 5 s
+        from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415
+
+        disable_progress_bar()  # type: ignore[no-untyped-call]  # of loading the weights, which are there in a moment
+        try:
+            model = SentenceTransformer(
+                str(self.folder),
+                device="cpu",
+                local_files_only=True,
+                trust_remote_code=False,
+                model_kwargs={"use_safetensors": True},
+            )
+        except (OSError, ValueError, RuntimeError, KeyError) as error:
+            raise self._broken(_WEIGHTS, error) from error
+        if model.max_seq_length is None or model.max_seq_length < self.max_tokens:
+            raise self._broken("sentence_bert_config.json", f"it takes {model.max_seq_length} tokens, not {self.max_tokens}")
+        return model
+
+    @cached_property
+    def _module_configs(self) -> list[Path]:
+        modules = _json(self.folder / "modules.json", list)
+        paths = [str(module.get("path", "")) for module in modules if isinstance(module, dict)]
+        return [file for path in paths if path and (file := self.folder / path / "config.json").is_file()]
+
+    def _positive(self, value: object, key: str) -> int:
+        if isinstance(value, int) and value > 0:
+            return value
+        raise self._broken("config", f"{key} is {value!r}")
+
+    def _broken(self, file: str, why: object) -> ModelFileError:
+        return ModelFileError(
+            f"The embedder in {self.folder} cannot be used ({file}): {str(why).splitlines()[0] if str(why) else why!r}",
+            hint="Fetch it again with: localrag models pull",
+        )
+
+
+def _json(file: Path, kind: type[_Json]) -> _Json:
+    """What a JSON file holds, nothing if it is not there."""
+    if not file.is_file():
+        return kind()
+    try:
+        value = json.loads(file.read_bytes()[:_MAX_JSON_BYTES])
+    except ValueError as error:
+        value = error
+    if isinstance(value, kind):
+        return value
+    raise ModelFileError(f"The embedder file {file} is damaged.", hint="Fetch it again with: localrag models pull")
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as data:
+        return hashlib.file_digest(data, "sha256").hexdigest()

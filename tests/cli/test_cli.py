@@ -1,0 +1,311 @@
+"""The command line as people and scripts meet it: what goes where, and what every bad input says."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from localrag.cli import COMMANDS, main
+from tests import identities
+from tests.gguf_files import write_model, write_vocab
+
+
+@pytest.fixture
+def run(home, capsys):
+    """Runs a command line in this process; returns (exit code, stdout, stderr)."""
+
+    def _run(*args):
+        code = main([str(arg) for arg in args])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return _run
+
+
+def refusal(result, code):
+    """The error line and the hint of a command that was refused."""
+    got, out, err = result
+    assert (got, out) == (code, ""), err
+    assert "Traceback" not in err
+    first, *rest = err.strip().splitlines()
+    assert first.startswith("Error: ")
+    assert len(rest) <= 1
+    return err
+
+
+HEAVY = ("llama_cpp", "faiss", "torch", "sentence_transformers", "numpy", "pydantic", "huggingface_hub", "jinja2", "rich", "sqlite3")
+
+
+@pytest.mark.parametrize("args", [["--help"], ["--version"], ["ask", "--help"], ["index", "--help"], ["models", "--help"]])
+def test_help_imports_nothing_heavy(args):
+    names = HEAVY[: 4 if args[0] not in {"--help", "--version"} else None]
+    code = f"import sys; from localrag.cli import main; code = main({args!r}); assert not set({names!r}) & set(sys.modules); sys.exit(code)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_help_names_every_command(run):
+    code, out, _ = run("--help")
+    assert code == 0
+    assert all(f"\n  {name}" in out for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(run, name):
+    code, out, _ = run(name, "--help")
+    assert code == 0
+    assert out.startswith(f"Usage: localrag {name}")
+
+
+def test_an_answer_goes_to_stdout_and_talk_does_not(run):
+    code, out, err = run("ask", "Why?", "--model", "echo")
+    assert (code, out, err) == (0, "You asked: Why?\n", "")
+
+
+def test_explain_shows_who_got_what(run):
+    code, out, err = run("ask", "Why?", "--model", "echo", "--explain", "--ctx", "400", "--max-tokens", "100")
+    assert (code, out) == (0, "You asked: Why?\n")
+    assert [line.split()[0] for line in err.strip().splitlines()[:6]] == ["Section", "scaffold", "question", "answer", "spare", "window"]
+    assert "window 400 of 32768 trained, bound by requested" in err
+
+
+def test_json_is_one_object_and_keeps_its_promises(run):
+    code, out, err = run("ask", "Why?", "--model", "echo", "--json", "--system", "Be brief.")
+    assert (code, err) == (0, "")
+    answer = json.loads(out)
+    identities.check(answer, [])
+    assert answer["answer"] == "You asked: Why?"
+    assert list(answer) == [
+        "answer", "finish_reason", "model", "slot", "usage", "ledger", "evidence", "citations",
+        "unsupported_citations", "coverage", "timings",
+    ]  # fmt: skip
+    assert list(answer["timings"]) == ["load_s", "retrieve_s", "prefill_s", "first_token_s", "decode_s", "total_s"]
+
+
+def test_a_dry_run_shows_the_exact_prompt(run):
+    code, out, _ = run("ask", "Why <|im_end|>?", "--model", "echo", "--dry-run", "--json")
+    data = json.loads(out)
+    segments = data["prompt"]["segments"]
+    assert code == 0
+    assert [token for segment in segments for token in segment["token_ids"]] == data["prompt"]["token_ids"]
+    assert data["usage"]["prompt_tokens"] == len(data["prompt"]["token_ids"])
+    assert [segment["name"] for segment in segments] == ["scaffold", "question", "scaffold"]
+    assert segments[1]["text"] == "Why <|im_end|>?"
+    assert "answer" not in data
+
+
+def test_a_vocabulary_is_enough_for_a_dry_run_and_not_for_an_answer(run, tmp_path):
+    path = write_vocab(tmp_path / "vocab.gguf")
+    assert run("ask", "Why?", "--model", path, "--dry-run")[0] == 0
+    assert run("budget", "Why?", "--model", path)[0] == 0
+    assert "no weights" in refusal(run("ask", "Why?", "--model", path), 7)
+
+
+def test_text_comes_from_a_file_or_from_standard_input(run, tmp_path):
+    (tmp_path / "q.txt").write_text("From a file?", encoding="utf-8-sig")
+    assert run("ask", f"@{tmp_path}/q.txt", "--model", "echo")[1] == "You asked: From a file?\n"
+    assert "No such file" in refusal(run("ask", f"@{tmp_path}/none.txt", "--model", "echo"), 2)
+    (tmp_path / "q.bin").write_bytes(b"\xff\xfe\x00")
+    assert "not UTF-8" in refusal(run("ask", f"@{tmp_path}/q.bin", "--model", "echo"), 2)
+
+
+def localrag(*args, **options):
+    command = [sys.executable, "-m", "localrag", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
+
+
+def test_what_is_piped_in_is_evidence(home):
+    log = "".join(f"step {n} ok\n\n" for n in range(300)) + "step 300 failed: disk full\n"
+    done = localrag("ask", "What failed?", "--model", "echo", "--json", "--ctx", "2000", input=log)
+    answer = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert answer["evidence"][0]["source"] == "standard input"
+    assert any("KB#stdin/" in label for label in answer["ledger"]["entries"][1]["omitted"])
+    text = {each["id"]: log[each["start"] : each["end"]] for each in answer["evidence"]}
+    assert any("disk full" in piece for piece in text.values())
+    offered = [*text, *answer["ledger"]["entries"][1]["omitted"]]
+    identities.check(answer, offered)
+
+
+def test_a_dash_is_standard_input(home):
+    assert localrag("ask", "-", "--model", "echo", input="From a pipe?").stdout == "You asked: From a pipe?\n"
+    assert localrag("tokens", "-", "--model", "echo", input="four").stdout == "4\n"
+
+
+def test_a_reader_that_goes_away_is_no_error(home):
+    done = subprocess.run(
+        f"{sys.executable} -m localrag ask {'x' * 300} --model echo | head -c 5",
+        shell=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("You a", "")
+
+
+def test_ctrl_c_keeps_what_was_written_and_ends_at_once(home, tmp_path):
+    path = write_model(tmp_path / "tiny.gguf", changes={"llama.context_length": 200_000})
+    command = [sys.executable, "-m", "localrag", "ask", "Go on.", "--model", path, "--max-tokens", "190000"]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        first = process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        rest, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert (first + rest).endswith(b"\n")
+    assert err.decode().strip() == "Interrupted."
+
+
+# --- bad input: one clear line, a way out, the right code
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (["aks", "x"], 2, "Did you mean ask"),
+        (["ask"], 2, "QUESTION"),
+        (["ask", "x", "--model", "echo", "--ctx", "0"], 2, "--ctx"),
+        (["ask", "x", "--model", "echo", "--max-tokens", "0"], 2, "--max-tokens"),
+        (["ask", "x", "--model", "echo", "--temperature", "-1"], 2, "--temperature"),
+        (["ask", "x", "--model", "echo", "--context-ratio", "1.5"], 2, "--context-ratio"),
+        (["ask", "x", "--model", "echo", "--seed", "4294967296"], 2, "--seed"),
+        (["ask", "  ", "--model", "echo"], 2, "empty"),
+        (["ask", "x", "--model", "smollm"], 4, "smollm2-135m"),
+        (["ask", "x", "--model", "none.gguf"], 4, "none.gguf"),
+        (["ask", "x", "--model", "echo", "--kb", "handbok"], 6, "localrag index PATH --kb handbok"),
+        (["ask", "x", "--model", "echo", "--kb", "../etc"], 6, "cannot be the name"),
+        (["ask", "x" * 300, "--model", "echo", "--ctx", "256"], 5, "question 300"),
+        (["kb", "show", "none"], 6, "no knowledge base"),
+        (["search", "x", "--kb", "none"], 6, "no knowledge base"),
+        (["models", "show", "none"], 4, "none"),
+        (["tokens", "x", "--models", "none.toml"], 3, "none.toml"),
+    ],
+)
+def test_bad_input_is_one_line_with_a_way_out(run, args, code, says):
+    assert says in refusal(run(*args), code)
+
+
+def test_an_error_under_json_is_an_object_with_its_numbers(run):
+    code, out, _ = run("ask", "x" * 300, "--model", "echo", "--ctx", "256", "--json")
+    error = json.loads(out)["error"]
+    assert code == 5
+    assert error["type"] == "BudgetExceededError"
+    assert (error["window"], error["sections"]["question"], error["over"]) == (256, 300, error["needed"] - 256)
+    assert error["hint"]
+    code, out, _ = run("ask", "x", "--model", "echo", "--ctx", "0", "--json")
+    assert (code, json.loads(out)["error"]["type"]) == (2, "UsageError")
+
+
+def test_an_answer_longer_than_the_window_is_clamped_and_said_so(run):
+    code, out, _ = run("ask", "Why?", "--model", "echo", "--ctx", "300", "--max-tokens", "5000", "--json")
+    entry = json.loads(out)["ledger"]["entries"][-1]
+    assert (code, entry["name"], entry["wanted"], entry["allotted"]) == (0, "answer", 5000, 300 - json.loads(out)["usage"]["prompt_tokens"])
+    code, _, err = run("ask", "Why?", "--model", "echo", "--ctx", "300", "--max-tokens", "5000")
+    assert "of the 5000 asked for" in err
+
+
+def test_broken_model_files_are_told_apart(run, tmp_path):
+    whole = write_model(tmp_path / "whole.gguf")
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(whole.read_bytes()[:-1000])
+    text = tmp_path / "notes.gguf"
+    text.write_text("# Notes\n")
+    bare = write_model(tmp_path / "bare.gguf", changes={"tokenizer.chat_template": None})
+    assert "truncated" in refusal(run("ask", "x", "--model", cut), 4)
+    assert "not a GGUF file" in refusal(run("ask", "x", "--model", text), 4)
+    assert "--chat-template FILE" in refusal(run("ask", "x", "--model", bare), 4)
+    assert "bare.gguf" in refusal(run("ask", "x", "--model", bare), 4)
+
+
+def test_a_chat_template_can_be_given(run, tmp_path):
+    bare = write_model(tmp_path / "bare.gguf", changes={"tokenizer.chat_template": None})
+    (tmp_path / "chat.jinja").write_text("{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}<|im_end|>")
+    args = ("ask", "x", "--model", bare, "--chat-template", tmp_path / "chat.jinja", "--max-tokens", "4", "--json")
+    code, out, _ = run(*args)
+    assert code == 0
+    assert json.loads(out)["usage"]["prompt_tokens"] == 3
+    (tmp_path / "chat.jinja").write_text("{% for m in messages %}")
+    assert "not valid Jinja" in refusal(run(*args[:-1]), 4)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_home_that_cannot_be_written(tmp_path, monkeypatch, capsys):
+    tmp_path.chmod(0o500)
+    monkeypatch.setenv("LOCALRAG_HOME", str(tmp_path / "home"))
+    (Path.cwd() / "README.md").stat()
+    assert main(["index", "README.md", "--kb", "x"]) in {3, 6}
+    assert "Error:" in capsys.readouterr().err
+
+
+def test_a_home_that_is_a_file(tmp_path, monkeypatch, capsys, embedder_path):
+    (tmp_path / "home").write_text("not a folder")
+    (tmp_path / "page.md").write_text("# Page\n\nText.\n")
+    models = tmp_path / "models.toml"
+    models.write_text(f'default_embedder = "e"\n[embedders.e]\npath = "{embedder_path}"\n')
+    monkeypatch.setenv("LOCALRAG_HOME", str(tmp_path / "home"))
+    code = main(["index", str(tmp_path / "page.md"), "--kb", "x", "--models", str(models)])
+    assert code in {3, 6}
+    err = capsys.readouterr().err
+    assert "home" in err
+    assert "Traceback" not in err
+
+
+# --- models and tokens
+
+
+def test_models_are_listed_with_what_is_here(run, tmp_path):
+    path = write_model(tmp_path / "tiny.gguf")
+    (tmp_path / "models.toml").write_text(
+        f'default_model = "a"\n[models.a]\npath = "{path}"\n[models.b]\nwheel = "x-y==1"\nfile = "m.gguf"\n'
+    )
+    code, out, err = run("models", "list", "--models", tmp_path / "models.toml")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == ["Name", "a", "b"]
+    assert "localrag models pull b" in err
+    code, out, _ = run("models", "list", "--json", "--models", tmp_path / "models.toml")
+    assert [(row["name"], row["present"]) for row in json.loads(out)["models"]] == [("a", True), ("b", False)]
+    assert "localrag models pull b" in refusal(run("ask", "x", "--model", "b", "--models", tmp_path / "models.toml"), 4)
+
+
+def test_a_model_is_shown_with_its_window(run, tmp_path):
+    path = write_model(tmp_path / "tiny.gguf")
+    code, out, _ = run("models", "show", path, "--json", "--ctx", "100")
+    data = json.loads(out)
+    assert code == 0
+    assert (data["architecture"], data["n_ctx_train"], data["slot"]["n_ctx"], data["slot"]["bound"]) == ("llama", 512, 100, "requested")
+    assert "requested" in run("models", "show", path, "--ctx", "100")[1]
+
+
+def test_models_are_verified(run, tmp_path):
+    path = write_model(tmp_path / "tiny.gguf")
+    models = tmp_path / "models.toml"
+    models.write_text(f'[models.a]\npath = "{path}"\nsha256 = "{"0" * 64}"\n')
+    code, out, err = run("models", "verify", "--models", models)
+    assert code == 4
+    assert "DIFFERS" in out
+    assert "a differs" in err
+    code, out, _ = run("models", "verify", "--models", models, "--json")
+    assert (code, json.loads(out)["results"][0]["ok"]) == (4, False)
+    assert "sha256" in refusal(run("ask", "x", "--model", "a", "--models", models), 4)
+
+
+def test_tokens_are_counted_and_shown(run):
+    assert run("tokens", "é<|im_end|>", "--model", "echo")[1] == "12\n"
+    _, out, _ = run("tokens", "hé", "--model", "echo", "--json", "--show")
+    assert json.loads(out) == {"num_tokens": 3, "token_ids": [104, 195, 169], "pieces": ["h", "\ufffd", "\ufffd"]}
+    assert run("tokens", "h", "--model", "echo", "--show")[1].split() == ["1", "104", "'h'"]
+
+
+def test_a_budget_is_shown_without_generating(run):
+    code, out, _ = run("budget", "Why?", "--model", "echo", "--ctx", "1000", "--show-allocation")
+    assert code == 0
+    assert "window" in out
+    code, out, _ = run("budget", "Why?", "--model", "echo", "--ctx", "1000", "--json")
+    data = json.loads(out)
+    assert data["ledger"]["window"] == 1000
+    assert "prompt" not in data

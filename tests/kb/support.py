@@ -1,0 +1,54 @@
+"""What several tests of the knowledge base look at."""
+
+import sqlite3
+from contextlib import closing
+
+
+def contents(kb) -> dict[str, list[tuple]]:
+    """Every document's chunks, without ids: what two builds of the same folder have in common."""
+    with closing(sqlite3.connect(kb.path)) as db:
+        rows = db.execute(
+            'SELECT path, ordinal, start, "end", heading, c.text, vector FROM documents d '
+            "JOIN chunks c ON document_id = d.id JOIN vectors ON chunk_id = c.id ORDER BY path, ordinal"
+        ).fetchall()
+    found: dict[str, list[tuple]] = {}
+    for path, *rest in rows:
+        found.setdefault(path, []).append(tuple(rest))
+    return found
+
+
+def chunk_ids(kb) -> dict[str, list[int]]:
+    """The chunk ids of every document, by path."""
+    with closing(sqlite3.connect(kb.path)) as db:
+        rows = db.execute("SELECT path, c.id FROM documents d JOIN chunks c ON document_id = d.id ORDER BY ordinal").fetchall()
+    found: dict[str, list[int]] = {}
+    for path, chunk_id in rows:
+        found.setdefault(path, []).append(chunk_id)
+    return found
+
+
+def problems(path) -> list[str]:
+    """What is wrong inside a knowledge base file: its pages, its full text, rows without their counterparts."""
+    with closing(sqlite3.connect(path, timeout=30)) as db:
+        found = [line for (line,) in db.execute("PRAGMA integrity_check") if line != "ok"]
+        found += [f"foreign key {row}" for row in db.execute("PRAGMA foreign_key_check")]
+        try:
+            db.execute("INSERT INTO chunks_fts (chunks_fts, rank) VALUES ('integrity-check', 1)")
+        except sqlite3.DatabaseError as error:
+            found.append(f"full text: {error}")
+        found += [f"chunk {one} without vector" for (one,) in db.execute("SELECT id FROM chunks EXCEPT SELECT chunk_id FROM vectors")]
+        found += [
+            f"document {one} without chunks" for (one,) in db.execute("SELECT id FROM documents EXCEPT SELECT document_id FROM chunks")
+        ]
+    return found
+
+
+def write_notes(folder, num: int, *, seed: str = "") -> None:
+    """`num` Markdown notes of three sections each, every one with a word of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for at in range(num):
+        sections = "\n\n".join(
+            f"## Part {part}\n\nThe word of note {at} part {part} is zebra{at}x{part}{seed}. " + "It stands among others. " * 3
+            for part in range(3)
+        )
+        (folder / f"note-{at:03}.md").write_text(f"# Note {at}\n\n{sections}\n", encoding="utf-8")

@@ -1,0 +1,183 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from localrag.errors import KnowledgeBaseError
+from localrag.kb import KnowledgeBase
+from tests.kb.hash_embedder import HashEmbedder
+from tests.kb.support import chunk_ids, contents, problems, write_notes
+
+
+def _counts(result):
+    return result.added, result.updated, result.unchanged, result.removed
+
+
+def test_only_what_changed_is_embedded_again(kb, notes, embedder):
+    assert embedder.num_embedded == kb.num_chunks == 12
+    ids = chunk_ids(kb)
+
+    result = kb.ingest([notes], embedder)
+    assert (_counts(result), result.num_embedded, result.num_chunks, result.skipped) == ((0, 0, 4, 0), 0, 12, ())
+    assert (embedder.num_embedded, chunk_ids(kb)) == (12, ids)
+
+    (notes / "note-001.md").write_text("# New\n\nAnother text.\n")
+    (notes / "note-002.md").unlink()
+    (notes / "added.txt").write_text("plain")
+    os.utime(notes / "note-000.md")
+    result = kb.ingest([notes], embedder)
+    assert (_counts(result), result.num_embedded, result.num_chunks) == ((1, 1, 2, 1), 2, 8)
+    after = chunk_ids(kb)
+    unchanged = [str(notes / name) for name in ("note-000.md", "note-003.md")]
+    assert {path: after[path] for path in unchanged} == {path: ids[path] for path in unchanged}
+    assert min(after[str(notes / "note-001.md")] + after[str(notes / "added.txt")]) > 12  # never an id that was another chunk's
+    assert problems(kb.path) == []
+
+
+def test_the_result_is_fit_for_json(kb, notes, embedder):
+    (notes / "x.bin").write_bytes(b"\0")
+    assert kb.ingest([notes], embedder).to_dict() == {
+        "added": 0,
+        "updated": 0,
+        "unchanged": 4,
+        "removed": 0,
+        "num_embedded": 0,
+        "num_chunks": 12,
+        "skipped": [{"source": "notes/x.bin", "reason": "binary file"}],
+    }
+
+
+def test_two_builds_of_the_same_folder_are_equal(kb, kb_dir, notes):
+    with KnowledgeBase.open(kb_dir, "again", create=True) as other:
+        other.ingest([notes], HashEmbedder())
+        assert contents(other) == contents(kb)
+
+
+def test_every_skipped_file_is_named_and_the_rest_is_indexed(kb_dir, notes, embedder):
+    (notes / "binary.md").write_bytes(b"a\0b")
+    (notes / "empty.txt").write_text("")
+    (notes / "only.md").write_text("---\ntitle: x\n---\n")
+    (notes / "paper.pdf").write_bytes(b"%PDF-")
+    os.mkfifo(notes / "pipe")
+    (notes / "loop").symlink_to(notes)
+    with KnowledgeBase.open(kb_dir, "notes", create=True) as kb:
+        result = kb.ingest([notes], embedder)
+        assert _counts(result) == (4, 0, 0, 0)
+        assert dict(result.skipped) == {
+            "notes/binary.md": "binary file",
+            "notes/empty.txt": "it holds no text",
+            "notes/only.md": "it holds no text",
+            "notes/paper.pdf": "PDF files are not read",
+            "notes/pipe": "not a regular file",
+            "notes/loop": "symbolic link",
+        }
+
+
+def test_a_file_that_cannot_be_read_this_time_stays_as_it_was(kb, notes, embedder):
+    before = contents(kb)
+    (notes / "note-001.md").write_bytes(b"\0")
+    result = kb.ingest([notes], embedder)
+    assert (_counts(result), dict(result.skipped)) == ((0, 0, 3, 0), {"notes/note-001.md": "binary file"})
+    assert contents(kb) == before
+
+
+def test_a_file_that_is_ignored_from_now_on_goes(kb, notes, embedder):
+    (notes / ".localragignore").write_text("note-001.md\n")
+    assert _counts(kb.ingest([notes], embedder)) == (0, 0, 3, 1)
+    assert [source for source, _ in kb.sources()] == ["notes/note-000.md", "notes/note-002.md", "notes/note-003.md"]
+
+
+def test_only_files_below_the_given_paths_can_vanish(kb, notes, tmp_path, embedder):
+    write_notes(tmp_path / "other", 2, seed="o")
+    kb.ingest([tmp_path / "other"], embedder)
+    (notes / "note-000.md").unlink()
+    (tmp_path / "other" / "note-000.md").unlink()
+    assert _counts(kb.ingest([tmp_path / "other"], embedder)) == (0, 0, 1, 1)
+    assert kb.num_documents == 5
+    (notes / "note-001.md").write_text("changed")
+    assert _counts(kb.ingest([notes / "note-001.md"], embedder)) == (0, 1, 0, 0)
+    assert kb.num_documents == 5
+
+
+def test_a_source_keeps_the_name_it_was_first_given(kb, notes, embedder):
+    (notes / "note-001.md").write_text("changed")
+    kb.ingest([notes / "note-001.md"], embedder)
+    assert ("notes/note-001.md", 1) in kb.sources()
+
+
+@pytest.mark.parametrize("names", [(), ("x.bin",), (".hidden.md", "empty.txt")])
+def test_nothing_to_index_is_an_error_that_says_why_and_makes_nothing(tmp_path, kb_dir, embedder, names):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_bytes(b"\0" if name.endswith(".bin") else b"")
+    with KnowledgeBase.open(kb_dir, "new", create=True) as kb, pytest.raises(KnowledgeBaseError, match="Nothing to index") as caught:
+        kb.ingest([folder], embedder)
+    assert caught.value.numbers["num_skipped"] == len(names)
+    assert ("binary file" in str(caught.value)) == ("x.bin" in names)
+    assert not kb_dir.exists()
+
+
+def test_an_emptied_folder_empties_nothing(kb, notes, embedder):
+    for file in notes.iterdir():
+        file.unlink()
+    with pytest.raises(KnowledgeBaseError, match="there are no files"):
+        kb.ingest([notes], embedder)
+    assert kb.num_documents == 4
+
+
+def test_a_missing_path_makes_nothing(tmp_path, kb_dir, embedder):
+    with KnowledgeBase.open(kb_dir, "new", create=True) as kb, pytest.raises(KnowledgeBaseError, match="no file or folder"):
+        kb.ingest([tmp_path / "missing"], embedder)
+    assert not kb_dir.exists()
+
+
+def test_a_home_that_cannot_be_written_is_said(tmp_path, notes, embedder):
+    (tmp_path / "file").write_text("")
+    with (
+        KnowledgeBase.open(tmp_path / "file" / "kb", "new", create=True) as kb,
+        pytest.raises(KnowledgeBaseError, match="Cannot make the folder"),
+    ):
+        kb.ingest([notes], embedder)
+    assert embedder.num_embedded == 0
+
+
+def test_another_embedder_is_refused_before_any_work(kb, notes):
+    other = HashEmbedder(fingerprint="hash-2")
+    (notes / "note-000.md").write_text("changed")
+    with pytest.raises(KnowledgeBaseError, match="another embedder"):
+        kb.ingest([notes], other)
+    assert other.num_embedded == 0
+
+
+def test_progress_and_an_interrupted_run_that_goes_on(kb_dir, tmp_path):
+    write_notes(tmp_path / "many", 60)
+    embedder, seen = HashEmbedder(), []
+
+    def interrupt(progress):
+        seen.append(progress)
+        if len(seen) == 50:
+            raise KeyboardInterrupt
+
+    with KnowledgeBase.open(kb_dir, "many", create=True) as kb:
+        with pytest.raises(KeyboardInterrupt):
+            kb.ingest([tmp_path / "many"], embedder, interrupt)
+        done = kb.num_documents
+        assert 0 < done < 50
+        assert embedder.num_embedded == kb.num_chunks
+        result = kb.ingest([tmp_path / "many"], embedder)
+        assert _counts(result) == (60 - done, 0, done, 0)
+        assert embedder.num_embedded == kb.num_chunks == 180  # nothing twice
+    assert [progress.num_done for progress in seen] == [0] * 21 + [22] * 22 + [44] * 7  # 22 notes of 3 chunks are a batch
+    assert [progress.num_embedded for progress in seen] == [3 * progress.num_done for progress in seen]
+    assert {progress.num_files for progress in seen} == {60}
+    assert Path(seen[0].source) == Path("many/note-000.md")
+
+
+def test_the_last_progress_is_all_of_it(kb, notes, embedder):
+    seen = []
+    (notes / "note-000.md").write_text("changed")
+    (notes / "z.bin").write_bytes(b"\0")
+    kb.ingest([notes], embedder, seen.append)
+    assert [progress.num_done for progress in seen] == [0, 1, 2, 3, 5]
+    assert (seen[-1].source, seen[-1].num_files, seen[-1].num_embedded) == ("notes/z.bin", 5, 1)

@@ -1,0 +1,129 @@
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from localrag.errors import KnowledgeBaseError
+from localrag.kb import KnowledgeBase
+from localrag.kb.retrieve import MAX_TERMS, MIN_SIMILARITY, MODES, terms
+from tests.kb.hash_embedder import HashEmbedder
+
+PAGES = {
+    "pla.md": "# PLA\n\nPLA prints at 200 degrees.\n\n## Annealing\n\nAnneal PLA in an oven for one hour.\n",
+    "abs.md": "# ABS\n\nABS smells of styrene while printing. Acetone smooths ABS.\n",
+    "nylon.md": "# Nylon\n\nNylon takes up water. Dry nylon in an oven.\n",
+    "codes.txt": "Error E4711 means that the thermistor of the hotend is open.\n",
+    "quotes.txt": 'AND OR NOT NEAR "quoted" text:column * ^ ( ) { } - + select\n',
+}
+
+
+@pytest.fixture
+def pages(tmp_path, kb_dir, embedder):
+    folder = tmp_path / "pages"
+    folder.mkdir()
+    for name, text in PAGES.items():
+        (folder / name).write_text(text)
+    with KnowledgeBase.open(kb_dir, "pages", create=True) as kb:
+        kb.ingest([folder], embedder)
+        yield kb
+
+
+def _sources(hits):
+    return [hit.chunk.source.removeprefix("pages/") for hit in hits]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_hit_says_where_it_is_from_and_what_its_score_is_made_of(pages, embedder, mode):
+    hits = pages.retrieve("anneal PLA in an oven", embedder, mode=mode)
+    best = hits[0]
+    assert (best.chunk.source, best.chunk.heading, best.chunk.kb) == ("pages/pla.md", "PLA > Annealing", "pages")
+    assert PAGES["pla.md"][best.chunk.start : best.chunk.end] == best.chunk.text
+    assert all(hit.score == sum(hit.contributions.values()) for hit in hits)
+    assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+    assert set(best.contributions) == ({"semantic", "keyword"} if mode == "hybrid" else {mode})
+    assert pages.retrieve("anneal PLA in an oven", embedder, k=1, mode=mode) == hits[:1]
+
+
+def test_semantic_scores_are_similarities_over_the_floor(pages, embedder):
+    hits = pages.retrieve("ABS smells of styrene", embedder, mode="semantic")
+    assert hits
+    for hit in hits:
+        heading = f"{hit.chunk.heading}\n" if hit.chunk.heading else ""
+        query, text = embedder.embed(["ABS smells of styrene", heading + hit.chunk.text])
+        assert hit.score == pytest.approx(float(query @ text), abs=1e-6)
+        assert hit.score >= MIN_SIMILARITY
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("query", ["Quo vadis, domine?", "", "   ", "???", "🍕🍕🍕"])
+def test_a_question_about_something_else_finds_nothing(pages, embedder, query, mode):
+    assert pages.retrieve(query, embedder, mode=mode) == []
+
+
+def test_in_hybrid_mode_words_alone_must_carry_half_of_the_question(pages, embedder):
+    assert _sources(pages.retrieve("E4711", embedder)) == ["codes.txt"]
+    weak = "moon orchestra hotend velvet violin cathedral submarine volcano glacier"  # one word of nine
+    assert _sources(pages.retrieve(weak, embedder, mode="keyword")) == ["codes.txt"]
+    assert pages.retrieve(weak, embedder) == []
+
+
+def test_keyword_mode_needs_no_embedder_and_knows_word_forms(pages):
+    assert _sources(pages.retrieve("annealed smelling", None, mode="keyword")) == ["pla.md", "abs.md"]
+    assert pages.retrieve("what is the of and", None, mode="keyword") == []
+
+
+def test_another_embedder_is_refused(pages):
+    with pytest.raises(KnowledgeBaseError, match="another embedder"):
+        pages.retrieve("oven", HashEmbedder(dim=32))
+    assert pages.retrieve("oven", HashEmbedder(dim=32), mode="keyword")
+
+
+def test_a_question_longer_than_the_embedder_takes(pages, embedder):
+    assert "pla.md" in _sources(pages.retrieve("anneal PLA in an oven " * 100, embedder))
+    assert _sources(pages.retrieve("anneal PLA oven " * 20_000, embedder, mode="semantic", k=1)) == ["pla.md"]
+
+
+SYNTAX = ('"', "'", '"""', "AND", "oven AND", "NOT oven", "NEAR(a b)", "text:oven", "heading : x", "*", "ov*", "^oven", "(", ")(")
+MORE_SYNTAX = ("{a b}: c", "a + b", "-oven", '"oven" OR "', '"; DROP TABLE chunks; --', "oven\0", "\ud800 oven", "\udcff", "é\u0301")
+INJECTIONS = (*SYNTAX, *MORE_SYNTAX, "x" * 100_000, "a " * 50_000)
+
+
+@pytest.mark.parametrize("query", INJECTIONS)
+def test_nothing_in_a_query_is_read_as_syntax(pages, embedder, query):
+    for mode in MODES:
+        pages.retrieve(query, embedder, mode=mode)
+    assert pages.num_documents == len(PAGES)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.text(st.characters(), max_size=30) | st.lists(st.sampled_from([*SYNTAX, *MORE_SYNTAX, "oven", "ABS"]), max_size=6).map(" ".join))
+def test_any_text_is_a_query(pages, embedder, query):
+    for mode in MODES:
+        hits = pages.retrieve(query, embedder, mode=mode)
+        assert len({hit.chunk.id for hit in hits}) == len(hits)
+    if "oven" in terms(query) and len(terms(query)) <= MAX_TERMS:
+        assert {"pla.md", "nylon.md"} <= set(_sources(pages.retrieve(query, None, mode="keyword")))
+
+
+def test_the_words_of_a_query():
+    query = "What's the E-4711 doing at 200°C? e-4711! Ofen, ÖFEN, öfen 温度"
+    assert terms(query) == ["e", "4711", "200", "c", "ofen", "öfen", "温度"]
+    assert terms('AND "x" NEAR(y)*') == ["x", "near", "y"]
+    assert len(terms(" ".join(map(str, range(1000))))) == MAX_TERMS
+
+
+def test_more_hits_than_the_usual_depth_can_be_had(kb_dir, tmp_path):
+    (tmp_path / "long.txt").write_text("\n\n".join(f"Line {at} about ovens " + "and ovens " * 14 for at in range(150)))
+    embedder = HashEmbedder()
+    with KnowledgeBase.open(kb_dir, "long", create=True) as kb:
+        kb.ingest([tmp_path / "long.txt"], embedder)
+        assert kb.num_chunks == 150
+        for mode in MODES:
+            assert len(kb.retrieve("ovens", embedder, k=1000, mode=mode)) == 150
+            assert [hit.chunk.id for hit in kb.retrieve("ovens", embedder, k=3, mode="keyword")] == [1, 2, 3]
+
+
+def test_equal_questions_have_equal_answers(pages, embedder):
+    first = pages.retrieve("dry nylon oven", embedder)
+    assert all(pages.retrieve("dry nylon oven", embedder) == first for _ in range(3))
+    assert np.isfinite([hit.score for hit in first]).all()
