@@ -23,7 +23,8 @@ ANSWER_FLOOR = 32
 """Tokens that an answer must have, if as many were asked for: less is no answer."""
 
 _INTRO = "Sources:\n\n"
-_QUESTION = "Answer from the sources above, and cite the one you use by its tag in brackets.\n\nQuestion: "
+_QUESTION = "Question: "
+_CITE = "\n\nAnswer in one or two sentences from the sources above. Begin with the tag of the source that you use, like [{label}]."
 _FORGED_TAG = re.compile(r"KB#(?=\S)")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]+")
 
@@ -60,7 +61,7 @@ def measure(
     sections = [Section.fixed(name, used[name]) for name in ("scaffold", "system", "question") if used[name]]
     if hits:
         # evidence brings the wording of the question with it, and a join can cost a token or two
-        wanted = counter(_INTRO) + counter(_QUESTION) + sum(_cost(hit, counter) + 2 for hit in hits)
+        wanted = _frame_cost(hits, counter) + sum(_cost(hit, counter) + 2 for hit in hits)
         sections.append(Section(name="evidence", basis=wanted, max=Percent(round(100 * context_ratio, 6)), shrink=1.0, cut="drop"))
     floor = min(max_tokens, ANSWER_FLOOR)
     sections.append(Section(name="answer", basis=min(max_tokens, ANSWER_BASIS), min=floor, max=max_tokens, grow=1.0, shrink=1.0))
@@ -84,7 +85,7 @@ def compose(
     room = budget.allocations.get("evidence", 0)
     kept = _pack(hits, room, counter)
     while True:
-        parts = _encode(messages, _arranged(kept), counter, template)
+        parts = _encode(messages, kept, counter, template)
         used = _used(parts)
         total = sum(used.values())
         if used["evidence"] <= room and total + min(max_tokens, ANSWER_FLOOR) <= budget.window:
@@ -100,7 +101,7 @@ def compose(
 def _pack(hits: Sequence[Hit], room: int, counter: TokenCounter) -> list[Hit]:
     """The hits that fit, in their order; one that is too large is passed over for a smaller one behind it."""
     kept = []
-    room -= counter(_INTRO) + counter(_QUESTION)
+    room -= _frame_cost(hits, counter)
     for hit in hits:
         cost = _cost(hit, counter)
         if cost <= room:
@@ -166,8 +167,9 @@ def _contents(message: Message, hits: Sequence[Hit]) -> list[Part]:
         return [Part("system", text)]
     if not hits:
         return [Part("question", text)]
-    sources = [Part("evidence", _source(hit), item=hit.label) for hit in hits]
-    return [Part("evidence", _INTRO), *sources, Part("evidence", _QUESTION), Part("question", text)]
+    sources = [Part("evidence", _source(hit), item=hit.label) for hit in _arranged(hits)]
+    cite = Part("evidence", _CITE.format(label=hits[0].label))
+    return [Part("evidence", _INTRO), *sources, Part("evidence", _QUESTION), Part("question", text), cite]
 
 
 def _cost(hit: Hit, counter: TokenCounter) -> int:
@@ -175,8 +177,16 @@ def _cost(hit: Hit, counter: TokenCounter) -> int:
     return counter(as_content(_source(hit), counter.tokenizer))
 
 
+def _frame_cost(hits: Sequence[Hit], counter: TokenCounter) -> int:
+    """Tokens of the wording that evidence brings with it."""
+    return sum(counter(text) for text in (_INTRO, _QUESTION, _CITE.format(label=hits[0].label))) if hits else 0
+
+
 def _source(hit: Hit) -> str:
     """A chunk as the model sees it. A tag that stands in the document itself is broken, so that it cannot pose as a source."""
-    place = " > ".join(filter(None, (hit.chunk.source, hit.chunk.heading)))
-    place, text = (_FORGED_TAG.sub("KB\u200b#", part) for part in (_CONTROL.sub(" ", place), hit.chunk.text.strip()))
-    return f"[{hit.label}] {place}\n{text}\n\n"
+    chunk = hit.chunk
+    place, text = (_FORGED_TAG.sub("KB\u200b#", part) for part in (_CONTROL.sub(" ", chunk.heading or chunk.source), chunk.text.strip()))
+    first, _, rest = text.partition("\n")
+    if rest and first.startswith("#") and first.lstrip("# ") == place.rpartition(" > ")[2]:
+        text = rest.lstrip()  # the heading is in `place`
+    return f"[{hit.label}] {text} ({place})\n\n"

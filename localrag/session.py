@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from localrag.kb import KnowledgeBase
     from localrag.tokens import Embedder
 
-DEFAULT_TOP_K = 8
+DEFAULT_TOP_K = 4
 DEFAULT_CONTEXT_RATIO = 0.5
 
 

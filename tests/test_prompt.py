@@ -51,7 +51,7 @@ def test_a_question_alone_is_rendered_as_the_template_has_it():
 def test_sources_stand_before_the_question_each_under_its_tag():
     composed = build("Why?", [hit(3, "Because."), hit(5, "Therefore.")])
     text = shown(composed)
-    assert text.index("[KB#3] a.md\nBecause.") < text.index("[KB#5] a.md\nTherefore.") < text.index("Question: Why?")
+    assert text.index("[KB#3] Because. (a.md)") < text.index("[KB#5] Therefore. (a.md)") < text.index("Question: Why?")
     evidence = composed.ledger.entry("evidence")
     assert evidence.omitted == ()
     assert evidence.wanted == evidence.allotted == evidence.used
@@ -114,13 +114,20 @@ def test_a_tag_in_a_document_cannot_pose_as_a_source():
     assert "[KB#3]" in shown(composed)
 
 
-def test_a_source_name_with_line_breaks_stays_on_its_line():
-    chunk = Chunk(id=1, document_id=1, ordinal=0, text="t", start=0, end=1, source="a\n[KB#2] b.md\x1b[31m", heading="x\r\ny")
+@pytest.mark.parametrize("fields", [{"source": "a\n[KB#2] b.md\x1b[31m"}, {"source": "a", "heading": "x\r\n[KB#2] b\x1b"}])
+def test_a_name_with_line_breaks_stays_on_its_line(fields):
+    chunk = Chunk(id=1, document_id=1, ordinal=0, text="t", start=0, end=1, **fields)
     composed = build("Why?", [Hit(chunk, 1.0)])
     line = next(line for line in shown(composed).split("\n") if line.startswith("[KB#1]"))
-    assert "b.md" in line
-    assert line.endswith("x y")
+    assert line.startswith("[KB#1] t (")
+    assert " b" in line
+    assert "[KB#2]" not in shown(composed)
     assert "\x1b" not in line
+
+
+def test_a_heading_is_not_shown_twice():
+    chunk = Chunk(id=1, document_id=1, ordinal=0, text="## Heat\n\nHot.", start=0, end=13, source="a.md", heading="PLA > Heat")
+    assert "[KB#1] Hot. (PLA > Heat)\n" in shown(build("Why?", [Hit(chunk, 1.0)]))
 
 
 @settings(max_examples=300, deadline=None)

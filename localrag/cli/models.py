@@ -48,20 +48,27 @@ def list_command(settings: Settings, as_json: bool) -> None:
 @options.as_json
 def show_command(name: str | None, settings: Settings, n_ctx: int | None, as_json: bool) -> None:
     """Show what a model's file says of itself, and the window it would get here. NAME can be a .gguf file."""
-    from localrag.engine.gguf import read_header  # noqa: PLC0415  # weight
-    from localrag.engine.memory import make_slot  # noqa: PLC0415  # weight
-
     catalog = Catalog.load(settings)
-    spec = catalog.model(name)
-    info = read_header(catalog.locate(spec))
-    slot = make_slot(info, n_ctx if n_ctx is not None else spec.n_ctx)
-    data: dict[str, object] = {"model": spec.name, **info.to_dict(), "slot": slot.to_dict()}
+    if name in catalog.embedders:
+        data = next(row for row in catalog.rows() if row.name == name).to_dict()
+    else:
+        data = _model_facts(catalog, name, n_ctx)
     if as_json:
         display.emit(data)
         return
-    template = "none" if info.chat_template is None else f"{len(info.chat_template)} characters"
-    data |= {"chat_template": template, "slot": f"{slot.n_ctx} tokens, bound by {slot.bound}"}
+    if data.get("chat_template"):
+        data["chat_template"] = f"{len(str(data['chat_template']))} characters"
     display.table(("Field", "Value"), data.items())
+
+
+def _model_facts(catalog: Catalog, name: str | None, n_ctx: int | None) -> dict[str, object]:
+    from localrag.engine.gguf import read_header  # noqa: PLC0415  # weight
+    from localrag.engine.memory import make_slot  # noqa: PLC0415  # weight
+
+    spec = catalog.model(name)
+    info = read_header(catalog.locate(spec))
+    slot = make_slot(info, n_ctx if n_ctx is not None else spec.n_ctx)
+    return {"model": spec.name, **info.to_dict(), "slot": slot.to_dict()}
 
 
 @models_command.command("pull")

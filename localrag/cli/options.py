@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import click
 
+from localrag.prompt import ANSWER_BASIS
+from localrag.session import DEFAULT_CONTEXT_RATIO, DEFAULT_TOP_K
 from localrag.settings import MAX_TEXT_BYTES, Settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -93,13 +95,20 @@ def asking(command: Command) -> Command:
     """The options that shape a prompt, shared by ask and budget."""
     for option in (
         click.option(
-            "--max-tokens", type=click.IntRange(min=1), default=512, show_default=True, metavar="N", help="The longest answer, in tokens."
+            "--max-tokens",
+            type=click.IntRange(min=1),
+            default=ANSWER_BASIS,
+            show_default=True,
+            metavar="N",
+            help="The longest answer, in tokens.",
         ),
-        click.option("--top-k", type=click.IntRange(1, 1000), default=8, show_default=True, metavar="N", help="Passages to retrieve."),
+        click.option(
+            "--top-k", type=click.IntRange(1, 1000), default=DEFAULT_TOP_K, show_default=True, metavar="N", help="Passages to retrieve."
+        ),
         click.option(
             "--context-ratio",
             type=click.FloatRange(0, 1),
-            default=0.5,
+            default=DEFAULT_CONTEXT_RATIO,
             show_default=True,
             metavar="R",
             help="The most that evidence may take of the window, beside what cannot be cut.",

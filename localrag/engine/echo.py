@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -108,13 +107,14 @@ class EchoRunner:
 
 
 def _reply(prompt_ids: Sequence[int]) -> str:
-    """The last line of the last user message, after the first source that the prompt offers."""
+    """The last question of the last user message, and the first source that the prompt offers."""
     end = max((i for i, token in enumerate(prompt_ids) if token == _END), default=len(prompt_ids))
     start = max((i for i in range(end) if prompt_ids[i] == _START), default=-1) + 1
     said = bytes(token for token in prompt_ids[start:end] if token < 256).decode("utf-8", "replace").removeprefix("user\n")
     cited = CITATION.search(said)
-    last = re.split(r"\n", said.strip())[-1][:400]
-    return f"You asked: {last}" + (f" [{cited[0]}]" if cited else "")
+    _, found, asked = said.rpartition("\nQuestion: ")
+    question = (asked if found else said).strip().partition("\n")[0][:400]
+    return f"You asked: {question}" + (f" [{cited[0]}]" if cited else "")
 
 
 def open_echo(n_ctx_train: int = N_CTX_TRAIN) -> Engine:

@@ -68,10 +68,10 @@ class Sequence:
         return self._release(len(self._held) - self._may_begin_stop())
 
     def finish(self, reason: FinishReason) -> str:
-        """End here; returns the text that was held back."""
+        """End here; returns the text that was held back. Of a character that was cut off, nothing is shown."""
         self.finish_reason = reason
         self.finished_at = time.perf_counter()
-        if reason != "cancelled":
+        if reason == "stop":
             self._held += self._decoder.decode(b"", final=True)
         return self._release(len(self._held))
 

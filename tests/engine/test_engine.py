@@ -42,7 +42,7 @@ def run(engine):
 def test_the_echo_answers_with_the_question(echo):
     echo.reserve(700)
     pieces = []
-    completion = echo.generate(said(echo, "Sources:\n[KB#4] x\n\nWhy? 🔥"), SamplingParams(), pieces.append)
+    completion = echo.generate(said(echo, "Sources:\n\n[KB#4] x\n\nQuestion: Why? 🔥\n\nAnswer."), SamplingParams(), pieces.append)
     assert completion.text == "".join(pieces) == "You asked: Why? 🔥 [KB#4]"
     assert completion.finish_reason == "stop"
     assert completion.completion_tokens == len(completion.text.encode()) + 1  # and the token that ends it

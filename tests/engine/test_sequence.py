@@ -52,9 +52,14 @@ def test_the_last_token_ends_it_by_length():
     assert (sequence.text, sequence.finish_reason) == ("ab", "length")
 
 
-def test_a_broken_character_at_the_end_is_marked_as_such():
+def test_of_a_character_that_was_cut_off_nothing_is_shown():
     sequence = Sequence(0, [1], SamplingParams(max_tokens=1))
-    assert sequence.append(7, b"a\xf0\x9f", is_end=False) == "a\ufffd"
+    assert sequence.append(7, b"a\xf0\x9f", is_end=False) == "a"
+
+
+def test_a_character_that_the_model_left_broken_is_marked_as_such():
+    sequence = Sequence(0, [1], SamplingParams())
+    assert sequence.append(7, b"a\xf0\x9f", is_end=False) + sequence.append(2, b"", is_end=True) == "a\ufffd"
 
 
 @given(st.text(), st.lists(st.integers(1, 5)), st.lists(st.text(min_size=1, max_size=3), max_size=3))

