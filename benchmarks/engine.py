@@ -10,11 +10,12 @@ from typing import Any
 
 from benchmarks import shared
 from localrag.decoding import SamplingParams
+from localrag.engine.attention import flash_attention
 from localrag.engine.memory import num_threads
 from localrag.session import Session
+from localrag.settings import Settings
 
 N_CTX = 4096
-MAX_TOKENS = 64
 PEER = """
 import sys
 from llama_cpp import Llama
@@ -28,8 +29,8 @@ for chunk in stream:
 """
 
 
-def ours(session: Session, question: str) -> dict[str, float]:
-    answer = session.ask(question, sampling=SamplingParams(max_tokens=MAX_TOKENS))
+def ours(session: Session, question: str, max_tokens: int) -> dict[str, float]:
+    answer = session.ask(question, sampling=SamplingParams(max_tokens=max_tokens))
     timings = answer.timings
     return {
         "prompt evaluation, tokens/s": answer.prompt_tokens / timings.prefill_s,
@@ -37,12 +38,12 @@ def ours(session: Session, question: str) -> dict[str, float]:
     }
 
 
-def peer(llama: Any, question: str, num_prompt_tokens: int) -> dict[str, float]:  # noqa: ANN401  # llama_cpp.Llama, without types
+def peer(llama: Any, question: str, max_tokens: int, num_prompt_tokens: int) -> dict[str, float]:  # noqa: ANN401  # llama_cpp.Llama, without types
     llama.reset()  # it would otherwise take the prompt from its cache
     started = time.perf_counter()
     messages = [{"role": "user", "content": question}]
     first, num_tokens = None, 0
-    for chunk in llama.create_chat_completion(messages, max_tokens=MAX_TOKENS, temperature=0.0, top_k=1, repeat_penalty=1.0, stream=True):
+    for chunk in llama.create_chat_completion(messages, max_tokens=max_tokens, temperature=0.0, top_k=1, repeat_penalty=1.0, stream=True):
         if chunk["choices"][0]["delta"].get("content") or chunk["choices"][0]["finish_reason"]:
             first = first or time.perf_counter()
             num_tokens = llama.n_tokens - num_prompt_tokens + 1
@@ -54,31 +55,44 @@ def peer(llama: Any, question: str, num_prompt_tokens: int) -> dict[str, float]:
     }
 
 
-def warm(num_runs: int) -> list[dict[str, object]]:
+def warm(num_runs: int, num_chars: int, max_tokens: int) -> list[dict[str, object]]:
     from llama_cpp import Llama  # noqa: PLC0415  # the peer, after our own import of its C functions
 
-    path, question = shared.default_model(), shared.long_question(4500)
+    path, question, flash = shared.default_model(), shared.long_question(num_chars), _flash()
+    defaults = Llama(str(path), n_ctx=N_CTX, verbose=False)
+    tuned = Llama(str(path), n_ctx=N_CTX, verbose=False, flash_attn=flash, n_threads=num_threads(), n_threads_batch=num_threads())
     with Session.open(str(path), n_ctx=N_CTX) as session:
-        prompt_ids = session.prepare(question, max_tokens=MAX_TOKENS).prompt.token_ids
-        defaults = Llama(str(path), n_ctx=N_CTX, verbose=False)
-        tuned = Llama(str(path), n_ctx=N_CTX, verbose=False, flash_attn=True, n_threads=num_threads(), n_threads_batch=num_threads())
+        prompt_ids = session.prepare(question, max_tokens=max_tokens).prompt.token_ids
         text = tuned.create_chat_completion(
-            [{"role": "user", "content": question}], max_tokens=MAX_TOKENS, temperature=0.0, top_k=1, repeat_penalty=1.0
+            [{"role": "user", "content": question}], max_tokens=max_tokens, temperature=0.0, top_k=1, repeat_penalty=1.0
         )
         assert text["usage"]["prompt_tokens"] == len(prompt_ids), "the prompts differ"
-        answer = session.ask(question, sampling=SamplingParams(max_tokens=MAX_TOKENS))
+        answer = session.ask(question, sampling=SamplingParams(max_tokens=max_tokens))
         same = text["choices"][0]["message"]["content"] == answer.text
         runs = shared.in_turn(
             {
-                "localrag": lambda: ours(session, question),
-                "create_chat_completion, its defaults": lambda: peer(defaults, question, len(prompt_ids)),
-                "the same, flash attention and our threads": lambda: peer(tuned, question, len(prompt_ids)),
+                "localrag": lambda: ours(session, question, max_tokens),
+                "create_chat_completion, its defaults": lambda: peer(defaults, question, max_tokens, len(prompt_ids)),
+                "the same with our attention and threads": lambda: peer(tuned, question, max_tokens, len(prompt_ids)),
             },
             num_runs,
         )
     rows = shared.compare(runs, "localrag")
-    shared.report("engine", rows, prompt_tokens=len(prompt_ids), max_tokens=MAX_TOKENS, runs=num_runs, same_text_as_tuned_peer=same)
+    shared.report(
+        "engine",
+        rows,
+        prompt_tokens=len(prompt_ids),
+        max_tokens=max_tokens,
+        runs=num_runs,
+        same_text_as_tuned_peer=same,
+        flash_attention=flash,
+    )
     return rows
+
+
+def _flash() -> bool:
+    """What localrag uses on this machine; measured now if it was not before, so that no run is charged with it."""
+    return flash_attention(Settings.from_env().home, num_threads=num_threads())
 
 
 def first_byte(command: list[str]) -> dict[str, float]:
@@ -88,16 +102,16 @@ def first_byte(command: list[str]) -> dict[str, float]:
         assert process.stdout.read(1), command
         elapsed = time.perf_counter() - started
         process.stdout.read()
-    return {"process start to first token, seconds_s": elapsed}
+    return {"process start to first token_s": elapsed}
 
 
 def cold(num_runs: int) -> None:
     path, question = str(shared.default_model()), shared.long_question(600)
-    tuned = f", flash_attn=True, n_threads={num_threads()}"
+    tuned = f", flash_attn={_flash()}, n_threads={num_threads()}"
     commands = {
         "localrag": [sys.executable, "-m", "localrag", "ask", question, "--model", path, "--ctx", "4096", "--max-tokens", "1"],
         "create_chat_completion, its defaults": [sys.executable, "-c", PEER.format(options=""), path, question],
-        "the same, flash attention and our threads": [sys.executable, "-c", PEER.format(options=tuned), path, question],
+        "the same with our attention and threads": [sys.executable, "-c", PEER.format(options=tuned), path, question],
     }
     runs = shared.in_turn({name: lambda command=command: first_byte(command) for name, command in commands.items()}, num_runs)
     shared.report("cold-start", shared.compare(runs, "localrag"), question_chars=len(question), runs=num_runs)
@@ -106,9 +120,13 @@ def cold(num_runs: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5, help="counted runs of each (default 5)")
-    num_runs = parser.parse_args().runs
-    cold(num_runs)
-    warm(num_runs)
+    parser.add_argument("--chars", type=int, default=4500, help="characters of the prompt that is evaluated (default 4500)")
+    parser.add_argument("--max-tokens", type=int, default=64, help="tokens of the answer (default 64)")
+    parser.add_argument("--no-cold", action="store_true", help="leave out the cold starts")
+    given = parser.parse_args()
+    if not given.no_cold:
+        cold(given.runs)
+    warm(given.runs, given.chars, given.max_tokens)
 
 
 if __name__ == "__main__":

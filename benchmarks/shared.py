@@ -30,7 +30,7 @@ def default_model() -> Path:
 def long_question(num_chars: int) -> str:
     """The first pages of the handbook and a question about them."""
     pages = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "examples" / "handbook").rglob("*.md"))]
-    return "\n\n".join(pages)[:num_chars].strip() + "\n\nWhich of these materials withstand heat best, and why?"
+    return "From a handbook:\n\n" + "\n\n".join(pages)[:num_chars].strip() + "\n\nWhich of these materials withstand heat best, and why?"
 
 
 def in_turn(measures: dict[str, Callable[[], dict[str, float]]], num_runs: int) -> dict[str, list[dict[str, float]]]:

@@ -95,10 +95,15 @@ def _report(error: LocalragError, *, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps({"error": error.to_dict()}, ensure_ascii=False, default=str))
     else:
-        click.secho(f"Error: {error.message}", fg="red", err=True)
+        click.secho(f"Error: {_one_line(error.message)}", fg="red", err=True)
         if error.hint:
-            click.echo(f"  {error.hint}", err=True)
+            click.echo(f"  {_one_line(error.hint)}", err=True)
     return error.exit_code
+
+
+def _one_line(text: str) -> str:
+    """Fit for a terminal, whatever file name or argument the message repeats."""
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
 
 def entry_point() -> None:

@@ -130,7 +130,16 @@ class LlamaContext:
     A Runner (engine.py). Sequence ids count from 0.
     """
 
-    def __init__(self, model: LlamaModel, *, num_cells: int, num_sequences: int = 1, batch_tokens: int = 512, num_threads: int) -> None:
+    def __init__(
+        self,
+        model: LlamaModel,
+        *,
+        num_cells: int,
+        num_sequences: int = 1,
+        batch_tokens: int = 512,
+        num_threads: int,
+        flash_attention: bool = True,
+    ) -> None:
         if model.vocab_only:
             raise EngineError(f"{model.path.name} holds a vocabulary and no weights; it cannot generate.")
         if not (1 <= num_sequences <= MAX_SEQUENCES and 1 <= batch_tokens <= 65_536 and 1 <= num_cells < 2**31 and num_threads >= 1):
@@ -144,7 +153,7 @@ class LlamaContext:
         params.n_batch = params.n_ubatch = batch_tokens
         params.n_seq_max = params.n_outputs_max = num_sequences
         params.n_threads = params.n_threads_batch = num_threads
-        params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash_attention else lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
         params.kv_unified = True  # sequences share cells, and a copied prefix costs nothing
         params.no_perf = True
         self.handle = lib.llama_init_from_model(model.handle, params)

@@ -5,18 +5,27 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from localrag.engine import gguf, memory
+from localrag.engine import attention, gguf, memory
 from localrag.engine.engine import BATCH_TOKENS, Engine
 from localrag.engine.llama import LlamaContext, LlamaModel
 from localrag.engine.template import JinjaChatTemplate
 from localrag.engine.vocab import LlamaTokenizer
 
 
-def open_model(path: Path, *, name: str, n_ctx: int | None = None, vocab_only: bool = False, chat_template: str | None = None) -> Engine:
+def open_model(
+    path: Path,
+    *,
+    name: str,
+    n_ctx: int | None = None,
+    vocab_only: bool = False,
+    chat_template: str | None = None,
+    home: Path | None = None,
+) -> Engine:
     """Load a GGUF file: header first, checked in Python, then the vocabulary, and the weights unless `vocab_only`.
 
     `n_ctx` is the window to ask for where a caller asks for none; `chat_template` is the source of a template that replaces
-    the file's own. ModelFileError for a file that is damaged or foreign.
+    the file's own; `home` keeps which attention kernel is the faster one here (without one, it is flash attention).
+    ModelFileError for a file that is damaged or foreign.
     """
     started = time.perf_counter()
     info = gguf.read_header(path)
@@ -35,8 +44,14 @@ def open_model(path: Path, *, name: str, n_ctx: int | None = None, vocab_only: b
         template.bos_text, template.eos_text = tokenizer.bos_text, tokenizer.eos_text
 
     def make_runner(num_cells: int, num_sequences: int) -> LlamaContext:
+        num_threads = memory.num_threads()
         return LlamaContext(
-            model, num_cells=num_cells, num_sequences=num_sequences, batch_tokens=BATCH_TOKENS, num_threads=memory.num_threads()
+            model,
+            num_cells=num_cells,
+            num_sequences=num_sequences,
+            batch_tokens=BATCH_TOKENS,
+            num_threads=num_threads,
+            flash_attention=home is None or attention.flash_attention(home, num_threads=num_threads),
         )
 
     def close() -> None:

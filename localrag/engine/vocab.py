@@ -6,6 +6,7 @@ import ctypes
 import functools
 import hashlib
 import re
+from itertools import repeat
 
 from localrag.engine.llama import LlamaModel
 from localrag.errors import EngineError, UsageError
@@ -64,7 +65,7 @@ class LlamaTokenizer:
         """Attributes of the tokens that are special in some way (llama.cpp corrects the file's, so the file is not asked)."""
         get, vocab, lib = self.lib.llama_vocab_get_attr, self.vocab, self.lib
         special = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN | lib.LLAMA_TOKEN_ATTR_USER_DEFINED
-        found = ((i, int(get(vocab, i))) for i in range(self.num_tokens))
+        found = enumerate(map(get, repeat(vocab), range(self.num_tokens)))  # nothing but the calls: there can be 262,144 of them
         return {i: attributes for i, attributes in found if attributes & special}
 
     @functools.cached_property

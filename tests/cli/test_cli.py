@@ -169,6 +169,7 @@ def test_ctrl_c_keeps_what_was_written_and_ends_at_once(home, tmp_path):
     [
         (["aks", "x"], 2, "Did you mean ask"),
         (["ask"], 2, "QUESTION"),
+        (["ask", "--\n\x1b[31mred", "--model", "echo"], 2, "No such option: -- [31mred"),
         (["ask", "x", "--model", "echo", "--ctx", "0"], 2, "--ctx"),
         (["ask", "x", "--model", "echo", "--max-tokens", "0"], 2, "--max-tokens"),
         (["ask", "x", "--model", "echo", "--temperature", "-1"], 2, "--temperature"),
