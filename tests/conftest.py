@@ -1,11 +1,15 @@
 """Fixtures for every test: a home of its own, and the real model where it is on this machine."""
 
+import signal
 from pathlib import Path
 
 import pytest
 
 from localrag.catalog import Catalog
 from localrag.settings import Settings
+
+# a shell's background jobs ignore Ctrl-C, and some tests send it to themselves and to programs that they start
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 

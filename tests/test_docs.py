@@ -49,24 +49,23 @@ def test_every_command_and_program_of_the_readme_runs(model_path, embedder_path,
         f'[models.smollm2-135m]\npath = "{model_path}"\n[embedders.minilm]\npath = "{embedder_path}"\n'
     )
     assert len(COMMANDS) >= 8
+    environment = {**os.environ, "LOCALRAG_MODELS": str(models)}
+
+    def run(*words, piped=b""):
+        done = subprocess.run(
+            [sys.executable, *words], cwd=ROOT, input=piped, capture_output=True, timeout=200, check=False, env=environment
+        )
+        assert done.returncode == 0, (words, done.stderr.decode())
+
     for command in COMMANDS:
         words = shlex.split(command)
-        if words[0].startswith("scripts/"):  # the tests are run by one of them
-            continue
-        piped = None
-        if "|" in words:
-            assert words[0] == "cat"
-            piped = (ROOT / words[1]).read_bytes()
-            words = words[words.index("|") + 1 :]
-        assert words[0] == "localrag", command
-        done = subprocess.run(
-            [sys.executable, "-m", *words], cwd=ROOT, input=piped or b"", capture_output=True, timeout=200, check=False,
-            env={**os.environ, "LOCALRAG_MODELS": str(models)},
-        )  # fmt: skip
-        assert done.returncode == 0, (command, done.stderr.decode())
+        if words == ["scripts/demo"]:  # what it does once everything is set up
+            run("-m", "localrag", "index", "examples/handbook", "--kb", "handbook")
+        elif words[0] == "cat":
+            assert words[2] == "|"
+            run("-m", *words[3:], piped=(ROOT / words[1]).read_bytes())
+        elif words != ["scripts/test"]:
+            assert words[0] == "localrag", command
+            run("-m", *words)
     for program in PYTHON:
-        done = subprocess.run(
-            [sys.executable, "-c", program], cwd=ROOT, capture_output=True, timeout=200, check=False,
-            env={**os.environ, "LOCALRAG_MODELS": str(models)},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr.decode()
+        run("-c", program)

@@ -68,13 +68,18 @@ def ask_command(
 
 @contextmanager
 def _first_interrupt(stop: Callable[[], None]) -> Iterator[None]:
-    """The first Ctrl-C calls `stop`, which keeps what was written; the second is a KeyboardInterrupt, wherever the program is."""
+    """The first Ctrl-C calls `stop`, which keeps what was written; the second is a KeyboardInterrupt, wherever the program is.
+
+    Where Ctrl-C is ignored, as in a shell's background jobs, it stays so.
+    """
 
     def handle(_signal: int, _frame: object) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         stop()
 
-    before = signal.signal(signal.SIGINT, handle)
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, handle)
     try:
         yield
     finally:

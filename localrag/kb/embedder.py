@@ -109,8 +109,6 @@ class SentenceTransformerEmbedder:
 
     @cached_property
     def _model(self) -> Any:  # noqa: ANN401  # SentenceTransformer, of a package without types
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")
-        os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         from sentence_transformers import SentenceTransformer  # noqa: PLC0415  # 5 s
         from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415

@@ -38,7 +38,7 @@ def embedder(embedder_path):
 def mixed(tmp_path_factory, embedder):
     rng, folder = random.Random(3), tmp_path_factory.mktemp("documents")
     for number in range(8):
-        (folder / f"page-{number}.md").write_text(f"# Page {number}\n\n{material.text(rng, 150)}\n", encoding="utf-8")
+        (folder / f"page-{number}.md").write_text(f"# Page {number}\n\n{material.text(rng, 60)}\n", encoding="utf-8")
     with KnowledgeBase.open(folder / "kb", "mixed", create=True) as base:
         base.ingest([folder], embedder)
         yield base
@@ -141,7 +141,7 @@ def test_every_special_string_of_the_default_model_stays_text(engine):
         assert [token for token in prompt.token_ids if token in controls] == expected
 
 
-def test_the_command_line_from_index_to_answer(home, tmp_path):
+def test_the_command_line_from_index_to_answer(model_path, embedder_path, home, tmp_path):
     def run(*args, **options):
         return subprocess.run(
             [sys.executable, "-m", "localrag", *args], capture_output=True, text=True, timeout=200, check=False, **options
@@ -153,7 +153,7 @@ def test_the_command_line_from_index_to_answer(home, tmp_path):
     (folder / "photo.jpg").write_bytes(b"\xff\xd8\xff\x00\x00binary")
     models = tmp_path / "models.toml"
     models.write_text(
-        f'default_model = "m"\ndefault_embedder = "e"\n[models.m]\npath = "{_path("model")}"\n[embedders.e]\npath = "{_path("embedder")}"\n'
+        f'default_model = "m"\ndefault_embedder = "e"\n[models.m]\npath = "{model_path}"\n[embedders.e]\npath = "{embedder_path}"\n'
     )
     indexed = run("index", str(folder), "--kb", "notes", "--models", str(models))
     assert (indexed.returncode, "1 added" in indexed.stdout) == (0, True), indexed.stderr
@@ -171,9 +171,3 @@ def test_the_command_line_from_index_to_answer(home, tmp_path):
     assert [kb["name"] for kb in json.loads(run("kb", "list", "--json").stdout)["knowledge_bases"]] == ["notes"]
     assert main(["kb", "remove", "notes", "--yes"]) == 0
     assert json.loads(run("kb", "list", "--json").stdout)["knowledge_bases"] == []
-
-
-def _path(thing):
-    from tests.conftest import _located  # noqa: PLC0415  # the home of this test has no models
-
-    return _located(thing)
