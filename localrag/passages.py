@@ -1,19 +1,10 @@
-"""Documents, the chunks they are cut into, and what a search returns."""
+"""The chunks that documents are cut into, and what a search returns."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    """One file as it was read. `source` is the path a person knows it by; `tags` come from its front matter."""
-
-    source: str
-    text: str
-    tags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,11 @@ class Prompt:
         """What is left for the answer, in tokens."""
         return self.ledger.entry("answer").allotted
 
+    @property
+    def hit_tokens(self) -> dict[str, int]:
+        """Tokens that each hit takes, its tag included, by its label."""
+        return {part.part.item: len(part.token_ids) for part in self.parts if part.part.item is not None}
+
 
 def measure(
     messages: Sequence[Message],

@@ -207,7 +207,6 @@ class Session:
             first_token_s=completion.timings.first_token_s + spent,
             total_s=completion.timings.total_s + spent,
         )
-        hit_tokens = {part.part.item: len(part.token_ids) for part in composed.parts if part.part.item is not None}
         return Answer(
             text=completion.text,
             finish_reason=completion.finish_reason,
@@ -218,7 +217,7 @@ class Session:
             cached_tokens=completion.cached_tokens,
             ledger=composed.ledger.with_used("answer", completion.completion_tokens),
             hits=composed.hits,
-            hit_tokens=hit_tokens,
+            hit_tokens=composed.hit_tokens,
             citations=tuple(citation.cite(completion.text, composed.hits)),
             chunks_in_kb=prepared.num_chunks,
             timings=timings,

@@ -164,7 +164,7 @@ def _bar(accounts: Ledger, width: int) -> Any:  # noqa: ANN401  # rich's Text, i
 def prepared(ready: Prepared, model: str, *, as_json: bool, with_prompt: bool = False, with_passages: bool = False) -> None:
     """A prompt that was not sent: its ledger, and its tokens or passages if wanted."""
     composed = ready.prompt
-    tokens = {part.part.item: len(part.token_ids) for part in composed.parts if part.part.item}
+    tokens = composed.hit_tokens
     if as_json:
         data: dict[str, object] = {
             "model": model,
@@ -184,7 +184,7 @@ def prepared(ready: Prepared, model: str, *, as_json: bool, with_prompt: bool = 
     if with_passages:
         for hit in composed.hits:
             click.echo(f"{tokens[hit.label]:6}  {_place(hit)}  score {hit.score:.4f}")
-        for label in composed.ledger.entry("evidence").omitted if composed.hits or tokens else ():
+        for label in (label for entry in composed.ledger.entries for label in entry.omitted):
             click.echo(f"     -  [{label}] left out")
 
 

@@ -83,7 +83,7 @@ class Engine:
         if self._runner is not None:
             if num_cells <= self._runner.num_cells and num_sequences <= self._scheduler.num_slots:
                 return
-            if self._scheduler.running or self._scheduler.waiting:
+            if not self.is_idle:
                 raise EngineError("The context cannot grow while answers are running.")
             self._runner.close()
             self._runner = None
@@ -104,7 +104,7 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        return not (self._scheduler.running or self._scheduler.waiting)
+        return not self._scheduler.unfinished
 
     def step(self) -> list[Piece]:
         """Evaluate one batch of all running sequences and sample where a prompt or a token is complete."""
@@ -158,12 +158,12 @@ class Engine:
 
     def cancel_all(self) -> None:
         """End every sequence at once; fit for a signal handler."""
-        for sequence in [*self._scheduler.running, *self._scheduler.waiting]:
+        for sequence in self._scheduler.unfinished:
             self.cancel(sequence)
 
     def _drop_cancelled(self) -> list[Piece]:
         pieces = []
-        for sequence in [*self._scheduler.running, *self._scheduler.waiting]:
+        for sequence in self._scheduler.unfinished:
             if sequence.seq_id in self._cancelled:
                 pieces.append(Piece(sequence.seq_id, None, sequence.finish("cancelled"), "cancelled"))
                 self._release(sequence)

@@ -34,6 +34,11 @@ class Scheduler:
         self._free_slots = list(range(num_slots))
 
     @property
+    def unfinished(self) -> list[Sequence]:
+        """Every sequence that runs or waits."""
+        return [*self.running, *self.waiting]
+
+    @property
     def num_free_cells(self) -> int:
         return self.num_cells - sum(sequence.num_reserved for sequence in self.running)
 

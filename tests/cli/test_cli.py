@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from localrag.cli import COMMANDS, main
+from localrag.cli import COMMANDS, display, main
+from localrag.engine.echo import open_echo
+from localrag.session import Session
 from tests import identities
 from tests.gguf_files import write_model, write_vocab
 
@@ -311,3 +313,11 @@ def test_a_budget_is_shown_without_generating(run):
     data = json.loads(out)
     assert data["ledger"]["window"] == 1000
     assert "prompt" not in data
+
+
+def test_passages_that_all_are_too_large_are_listed_as_left_out(home, capsys):
+    with Session(open_echo(), n_ctx=300) as session:
+        prepared = session.prepare("Why?", piped="x" * 1000)
+    assert prepared.prompt.hits == ()
+    display.prepared(prepared, "echo", as_json=False, with_passages=True)
+    assert "[KB#stdin/1] left out" in capsys.readouterr().out
