@@ -88,6 +88,7 @@ def test_fifty_random_asks_keep_every_promise(engine, mixed, embedder, capsys):
 def test_the_same_ids_give_the_same_text_as_create_chat_completion(engine, model_path):
     from llama_cpp import Llama  # noqa: PLC0415  # the peer
 
+    engine.reserve(2048)
     llama = Llama(str(model_path), n_ctx=2048, n_batch=512, flash_attn=True, n_threads=2, n_threads_batch=2, verbose=False)
     for question in (
         "Why is the sky blue?",
