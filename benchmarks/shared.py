@@ -88,11 +88,23 @@ def _lines(path: str) -> list[str]:
 
 
 def report(name: str, rows: Sequence[dict[str, object]], **facts: object) -> None:
-    """Prints the table and writes results/NAME-TIME.json."""
+    """Prints a comparison and writes results/NAME-TIME.json."""
     table = Table("Quantity", "Program", "Median", "Min", "Max", "Ratio (over 1: localrag is better)", title=name)
     for row in rows:
         numbers = (f"{row[column]:.3f}" for column in ("median", "min", "max", "ours_is_better_by"))
         table.add_row(str(row["quantity"]), str(row["program"]), *numbers)
+    _report(name, table, rows, facts)
+
+
+def report_table(name: str, rows: Sequence[dict[str, object]], **facts: object) -> None:
+    """Prints rows as they are and writes results/NAME-TIME.json."""
+    table = Table(*rows[0], title=name)
+    for row in rows:
+        table.add_row(*(f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row.values()))
+    _report(name, table, rows, facts)
+
+
+def _report(name: str, table: Table, rows: Sequence[dict[str, object]], facts: dict[str, object]) -> None:
     console = Console(width=130)
     console.print(table)
     about = machine()

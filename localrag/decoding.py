@@ -7,7 +7,8 @@ from typing import Literal
 
 from localrag.errors import UsageError
 
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length", "time", "cancelled"]
+"""The model ended it; its `max_tokens` did; its deadline did; somebody stopped it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

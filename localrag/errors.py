@@ -8,6 +8,7 @@
     │   ├── ModelFileError              the file is damaged, foreign or changed
     │   └── TemplateError               the chat template is missing, hostile or unusable
     ├── BudgetExceededError         5   the parts that cannot be cut do not fit
+    ├── TimeLimitError              5   nor does the shortest answer fit a limit of time
     ├── KnowledgeBaseError          6   a knowledge base cannot be used
     │   └── KnowledgeBaseNotFoundError
     ├── EngineError                 7   llama.cpp refused, or ran out
@@ -77,6 +78,20 @@ class BudgetExceededError(LocalragError):
             needed=needed,
             over=needed - window,
             sections=sections,
+        )
+
+
+class TimeLimitError(LocalragError):
+    """Even the shortest answer takes longer than the limit; both are in seconds."""
+
+    exit_code = 5
+
+    def __init__(self, max_seconds: float, needed_s: float) -> None:
+        super().__init__(
+            f"Even a short answer takes about {needed_s:.1f} s here, and the limit is {max_seconds:g} s.",
+            hint=f"Allow {needed_s + 1:.0f} s or more (--max-seconds), or use a smaller model or a shorter text.",
+            max_seconds=max_seconds,
+            needed_s=round(needed_s, 2),
         )
 
 

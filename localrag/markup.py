@@ -9,8 +9,11 @@ model saw in training, and one with them has no control token that the template 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from weakref import WeakKeyDictionary
 
 from localrag.errors import TemplateError
@@ -20,6 +23,8 @@ _BREAK = "\u200b"
 """The zero-width space that breaks a special string in content."""
 _LOWER_BAR = "▁".encode()
 """How SentencePiece writes a space: a document's own U+2581 comes back as one."""
+_MAX_RUNS = 1024
+"""Runs whose tokens are remembered: the messages of some conversations."""
 _SPACE = b" \t\n\v\f\r"
 """What C's isspace() strips beside a token that swallows white space."""
 
@@ -81,6 +86,19 @@ class _Vocabulary:
         self.tag_ids = frozenset(token_id for _, token_id in tokenizer.tag_texts)
         self.control_pattern = _alternation(self.controls)
         self.tag_pattern = _alternation(text for text, _ in tokenizer.tag_texts)
+        self._runs: OrderedDict[bytes, tuple[list[int], list[int]]] = OrderedDict()
+
+    def tokenised(self, run: bytes, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+        """Token ids of a run of plain text, and the byte offset at which each starts; kept, for a conversation says most of it again."""
+        known = self._runs.get(run)
+        if known is None:
+            token_ids = tokenizer.encode(run.decode("utf-8"))
+            known = self._runs[run] = token_ids, _starts(run, token_ids, tokenizer)
+            if len(self._runs) > _MAX_RUNS:
+                self._runs.popitem(last=False)
+        else:
+            self._runs.move_to_end(run)
+        return known
 
 
 _vocabularies: WeakKeyDictionary[Tokenizer, _Vocabulary] = WeakKeyDictionary()
@@ -141,36 +159,35 @@ def _encode_run(
         kept = kept.rstrip(_SPACE)
     if not kept:
         return True
-    ends, end = [], 0
-    for piece in raw:
-        end += len(piece)
-        ends.append(end)
-    owner = 0
-    for token_id, start in _starts(kept, tokenizer):
-        while owner < len(ends) - 1 and ends[owner] <= start + skipped:
-            owner += 1
-        index = run[owner][0]
-        if token_id in vocabulary.control_ids or (token_id in vocabulary.tag_ids and not parts[index].is_markup):
+    token_ids, starts = vocabulary.tokenised(kept, tokenizer)
+    if not vocabulary.control_ids.isdisjoint(token_ids):
+        return False
+    first = end = 0
+    for place, (index, _) in enumerate(run):
+        end += len(raw[place])
+        last = len(token_ids) if place == len(run) - 1 else bisect_left(starts, end - skipped, lo=first)
+        owners[index] += token_ids[first:last]
+        if not parts[index].is_markup and not vocabulary.tag_ids.isdisjoint(token_ids[first:last]):
             return False
-        owners[index].append(token_id)
+        first = last
     return True
 
 
-def _starts(raw: bytes, tokenizer: Tokenizer) -> Iterable[tuple[int, int]]:
-    """(token id, byte offset at which it starts) for a run of plain text.
+def _starts(raw: bytes, token_ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
+    """The byte offset at which each token of a run of plain text starts.
 
-    Some tokenizers put a space in front, swallow white space or change letters: where a piece does not stand at the offset,
-    it is looked for close behind, and a piece that is not found starts where the last one ended.
+    Most tokenizers lose nothing, so the pieces make up the text. Some put a space in front, swallow white space or change letters:
+    there each piece is looked for close behind the last one, and a piece that is not found starts where the last one ended.
     """
-    position = 0
-    for token_id in tokenizer.encode(raw.decode("utf-8")):
-        piece = tokenizer.piece(token_id)
-        if raw.startswith(piece, position):
-            start, end = position, position + len(piece)
-        else:
-            start, end = _near(raw, position, piece)
-        yield token_id, start
+    pieces = list(map(tokenizer.piece, token_ids))
+    if b"".join(pieces) == raw:
+        return list(accumulate(map(len, pieces[:-1]), initial=0))
+    starts, position = [], 0
+    for piece in pieces:
+        start, end = (position, position + len(piece)) if raw.startswith(piece, position) else _near(raw, position, piece)
+        starts.append(start)
         position = end
+    return starts
 
 
 def _near(raw: bytes, position: int, piece: bytes) -> tuple[int, int]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from localrag.errors import UsageError
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -14,6 +18,47 @@ class Message:
 
     role: Role
     content: str
+
+
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A tool that the model may call: `parameters` is a JSON Schema of its arguments. UsageError for a name that is no identifier."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not _TOOL_NAME.fullmatch(self.name):
+            raise UsageError(f"A tool's name is 1 to 64 letters, digits, '-' and '_', not {self.name[:80]!r}.", hint="Rename the tool.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The tool as OpenAI's API and chat templates know it."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """A fact that is kept across conversations. `importance` is 0 to 1; `label` is how ledgers name it."""
+
+    label: str
+    text: str
+    importance: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attachment:
+    """A file that a person gave with the question. `label` is its path as given; `relevance` for the task is 0 to 1."""
+
+    label: str
+    text: str
+    relevance: float = 1.0
+    modified: float | None = None
+    """Seconds since the epoch."""
 
 
 def strip_reasoning(text: str) -> str:

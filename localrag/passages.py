@@ -34,11 +34,15 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A chunk that a search returned. `score` is the sum of `contributions`; both are higher for better."""
+    """A chunk that a search returned. `score` is the sum of `contributions`; both are higher for better.
+
+    `relevance` is how near it is to the question in itself, 0 to 1, whatever else was found; None where that is not known.
+    """
 
     chunk: Chunk
     score: float
     contributions: Mapping[str, float] = field(default_factory=dict)
+    relevance: float | None = None
 
     @property
     def label(self) -> str:

@@ -5,20 +5,31 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from localrag.messages import Message
+    from localrag.messages import Message, ToolSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of a rendered prompt: text of the template (`message` None), or the content of one message, by index."""
+    """A stretch of a rendered prompt: the content of one message, by index, or else text of the template.
+
+    `tools` marks what is there because of the tools: text of the template, or with `is_content` what the tools themselves say.
+    Content, which every message's is, must never be read as markup.
+    """
 
     text: str
     message: int | None = None
+    tools: bool = False
+    is_content: bool = False
+
+    def __post_init__(self) -> None:
+        if self.message is not None:
+            object.__setattr__(self, "is_content", True)
 
 
 class Tokenizer(Protocol):
@@ -73,10 +84,14 @@ class Tokenizer(Protocol):
 
 
 class ChatTemplate(Protocol):
-    """A model's chat template, which sees message roles but never message contents."""
+    """A model's chat template, which sees message roles and the structure of tools, but never contents or what tools say."""
 
-    def render(self, messages: Sequence[Message]) -> list[Segment]:
-        """The rendered prompt up to where the answer begins: template text and contents in order, each content once."""
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[Segment]:
+        """The rendered prompt up to where the answer begins: template text and contents in order, each content once.
+
+        With `tools` every tool is named in it; what else is said of them is up to the template. UsageError for tools that are
+        too many, too long, nested too deep or not JSON.
+        """
         ...
 
 
@@ -102,24 +117,28 @@ class Embedder(Protocol):
 
 
 class TokenCounter:
-    """`Tokenizer.count`, remembered for the texts used last (`hits` and `misses` say how often it helped)."""
+    """`Tokenizer.count`, remembered by the hash of the text for the texts used last.
+
+    `hits` and `misses` say how often that helped. The texts themselves are not kept.
+    """
 
     def __init__(self, tokenizer: Tokenizer, *, capacity: int = 65_536) -> None:
         self.tokenizer = tokenizer
         self.capacity = capacity
         self.hits = 0
         self.misses = 0
-        self._counts: OrderedDict[str, int] = OrderedDict()
+        self._counts: OrderedDict[bytes, int] = OrderedDict()
 
     def __call__(self, text: str) -> int:
-        known = self._counts.get(text)
+        key = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        known = self._counts.get(key)
         if known is not None:
             self.hits += 1
-            self._counts.move_to_end(text)
+            self._counts.move_to_end(key)
             return known
         self.misses += 1
         count = self.tokenizer.count(text)
-        self._counts[text] = count
+        self._counts[key] = count
         if len(self._counts) > self.capacity:
             self._counts.popitem(last=False)
         return count

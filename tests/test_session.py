@@ -58,8 +58,7 @@ def test_a_thousand_random_asks_keep_every_promise(knowledge_bases, capsys):
                 refused += 1
                 assert error.numbers["needed"] > session.slot.n_ctx
                 continue
-            retrieved = [hit.label for hit in session._hits(question, options["top_k"], options["piped"])]
-            identities.check(answer.to_dict(), retrieved)
+            identities.check(answer.to_dict(), [hit.label for hit in session._hits(question, options)])
             evaluated = engine._runner.num_evaluated_tokens - (evaluated if engine._runner is runner else 0)
             assert evaluated == answer.prompt_tokens + answer.completion_tokens - 1
             asked += 1

@@ -1,7 +1,29 @@
 """Arithmetic on tokens: what each part of a prompt may have (`negotiate`), and what became of it (`Ledger`)."""
 
-from localrag.budget.flex import Budget, negotiate
-from localrag.budget.ledger import Entry, Ledger
-from localrag.budget.section import Length, Percent, Section
+from localrag.budget.flex import Budget, FlexItem, container, negotiate
+from localrag.budget.ledger import Entry, Ledger, Shortened, TimeLimit
+from localrag.budget.profile import OVERFLOWS, SECTIONS, TIERS, Flex, Overflow, Profile, Tier
+from localrag.budget.section import CUTS, Cut, Length, Percent, Section
 
-__all__ = ["Budget", "Entry", "Ledger", "Length", "Percent", "Section", "negotiate"]
+__all__ = [
+    "CUTS",
+    "OVERFLOWS",
+    "SECTIONS",
+    "TIERS",
+    "Budget",
+    "Cut",
+    "Entry",
+    "Flex",
+    "FlexItem",
+    "Ledger",
+    "Length",
+    "Overflow",
+    "Percent",
+    "Profile",
+    "Section",
+    "Shortened",
+    "Tier",
+    "TimeLimit",
+    "container",
+    "negotiate",
+]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
 from math import floor
@@ -24,44 +24,45 @@ Exact = int | Fraction
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
-    """Tokens by section. The allocations never add up to more than `window`."""
-
-    window: int
-    allocations: Mapping[str, int]
-
-    @property
-    def spare(self) -> int:
-        """Tokens of the window that no section was given."""
-        return self.window - sum(self.allocations.values())
-
-
-@dataclass(frozen=True, slots=True)
-class _Item:
+class FlexItem:
     """A section in a known window: whole tokens, and the weight by which it shares in growing or in shrinking."""
 
     name: str
-    base: int
-    low: int
-    high: int
+    basis: int
+    min: int
+    max: int
     grow: float
     shrink: float
 
     @property
     def hypothetical(self) -> int:
-        return max(self.low, min(self.base, self.high))
+        return max(self.min, min(self.basis, self.max))
 
     @property
     def floor(self) -> int:
         """The least it can be cut to."""
-        return self.low if self.shrink else self.hypothetical
+        return self.min if self.shrink else self.hypothetical
 
     def clamp(self, size: Exact) -> Exact:
         """Within the limits; where they cross, the min goes before the max."""
-        return max(self.low, min(size, self.high))
+        return max(self.min, min(size, self.max))
 
     def weight(self, *, growing: bool) -> Fraction:
-        return _exact(self.grow) if growing else _exact(self.shrink) * self.base
+        return _exact(self.grow) if growing else _exact(self.shrink) * self.basis
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Tokens by section. The allocations never add up to more than `window`. `items` are the sections as they were resolved in it."""
+
+    window: int
+    allocations: Mapping[str, int]
+    items: tuple[FlexItem, ...] = field(default=(), compare=False)
+
+    @property
+    def spare(self) -> int:
+        """Tokens of the window that no section was given."""
+        return self.window - sum(self.allocations.values())
 
 
 def negotiate(window: int, sections: Sequence[Section]) -> Budget:
@@ -76,7 +77,7 @@ def negotiate(window: int, sections: Sequence[Section]) -> Budget:
     floors = {item.name: item.floor for item in items}
     if sum(floors.values()) > window:
         raise BudgetExceededError(window, floors)
-    return Budget(window, MappingProxyType(_round(_resolve(window, items))))
+    return Budget(window, MappingProxyType(_round(_resolve(window, items))), tuple(items))
 
 
 def _check(window: int, sections: Sequence[Section]) -> None:
@@ -87,15 +88,24 @@ def _check(window: int, sections: Sequence[Section]) -> None:
         raise ConfigError(f"Two sections have the name {min(twice)!r}.", hint="Give every section a name of its own.")
 
 
-def _measure(window: int, sections: Sequence[Section]) -> list[_Item]:
+def _measure(window: int, sections: Sequence[Section]) -> list[FlexItem]:
     """Turn percentages into tokens, rounded down, and an absent max into one that cannot bind."""
-    whole = max(0, window - sum(_tokens(section.basis, 0) for section in sections if section.is_fixed))
-    items = []
-    for section in sections:
-        base, low = _tokens(section.basis, whole), _tokens(section.min, whole)
-        high = max(window, base) if section.max is None else _tokens(section.max, whole)
-        items.append(_Item(section.name, base, low, high, section.grow, section.shrink))
-    return items
+    whole = container(window, sections)
+    return [_item(section, window, whole) for section in sections]
+
+
+def _item(section: Section, window: int, whole: int) -> FlexItem:
+    content = section.content
+    base, low = _tokens(content or 0 if section.basis is None else section.basis, whole), _tokens(section.min, whole)
+    high = max(window, base) if section.max is None else _tokens(section.max, whole)
+    if content is not None:
+        low, high = min(low, content), min(high, content)
+    return FlexItem(section.name, base, low, high, section.grow, section.shrink)
+
+
+def container(window: int, sections: Sequence[Section]) -> int:
+    """The tokens that percentages are of: the window less the fixed sections."""
+    return max(0, window - sum(section.basis for section in sections if section.is_fixed and isinstance(section.basis, int)))
 
 
 def _tokens(length: Length, whole: int) -> int:
@@ -107,19 +117,19 @@ def _exact(value: float) -> Fraction:
     return Fraction(str(value))
 
 
-def _resolve(window: int, items: Sequence[_Item]) -> dict[str, Exact]:
+def _resolve(window: int, items: Sequence[FlexItem]) -> dict[str, Exact]:
     """Exact sizes: freeze what cannot flex, share the free space, freeze what broke a limit, share again until nothing moves."""
     growing = sum(item.hypothetical for item in items) <= window
     weights = {item.name: item.weight(growing=growing) for item in items}
     sizes: dict[str, Exact] = {item.name: item.hypothetical for item in items if not weights[item.name] or _is_stuck(item, growing=growing)}
     active = [item for item in items if item.name not in sizes]
-    initial = window - sum(sizes.values()) - sum(item.base for item in active)
+    initial = window - sum(sizes.values()) - sum(item.basis for item in active)
     while active:
-        free = window - sum(sizes.values()) - sum(item.base for item in active)
+        free = window - sum(sizes.values()) - sum(item.basis for item in active)
         rate = Fraction(free) / sum(weights[item.name] for item in active)
         if growing:
             rate = min(rate, Fraction(initial))  # grow factors that add up to less than 1 take only that fraction of it
-        shares = [item.base + rate * weights[item.name] for item in active]
+        shares = [item.basis + rate * weights[item.name] for item in active]
         limited = [item.clamp(share) for item, share in zip(active, shares, strict=True)]
         violation = sum(size - share for share, size in zip(shares, limited, strict=True) if size != share)
         for item, share, size in zip(active, shares, limited, strict=True):
@@ -129,9 +139,9 @@ def _resolve(window: int, items: Sequence[_Item]) -> dict[str, Exact]:
     return {item.name: sizes[item.name] for item in items}
 
 
-def _is_stuck(item: _Item, *, growing: bool) -> bool:
+def _is_stuck(item: FlexItem, *, growing: bool) -> bool:
     """Whether its limit already holds it on the far side of its basis, so that flexing would only bring it back."""
-    return item.base > item.hypothetical if growing else item.base < item.hypothetical
+    return item.basis > item.hypothetical if growing else item.basis < item.hypothetical
 
 
 def _round(sizes: Mapping[str, Exact]) -> dict[str, int]:

@@ -11,20 +11,64 @@ ANSWER = "answer"
 
 
 @dataclass(frozen=True, slots=True)
+class Shortened:
+    """Something that is there in a shorter form: `level` is "truncated", "detailed", "summary" or "stub"; `tokens` of `of` are left."""
+
+    id: str
+    level: str
+    tokens: int
+    of: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimit:
+    """What a limit of time came to. `is_bound`: it, and not the window, decided how much was sent. Speeds are in tokens per second."""
+
+    max_seconds: float
+    is_bound: bool
+    planned_s: float
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
-    """One section's line, in tokens. `omitted` names each chunk, message or tool that was left out."""
+    """One section's line, in tokens.
+
+    `omitted` names each chunk, message or tool that was left out; `shortened` each that is there in a shorter form; `covered` each
+    message that a summary stands for. `parts` are the tiers of a section, which add up to it save for wording of its own.
+    """
 
     name: str
     wanted: int
     allotted: int
     used: int
     omitted: tuple[str, ...] = ()
+    shortened: tuple[Shortened, ...] = ()
+    covered: tuple[str, ...] = ()
+    parts: tuple[Entry, ...] = ()
 
     def __post_init__(self) -> None:
         if min(self.wanted, self.allotted, self.used) < 0:
             raise ValueError(f"a count of tokens is negative: {self}")
         if self.used > self.allotted:
             raise ValueError(f"more tokens are used than were allotted: {self}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The entry in `--json` output; what is seldom there is left out where it is empty."""
+        data = asdict(self) | {"omitted": list(self.omitted), "parts": [part.to_dict() for part in self.parts]}
+        return {key: value for key, value in data.items() if value or key not in ("shortened", "covered", "parts")}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Entry:
+        fields = {
+            **data,
+            "omitted": tuple(data["omitted"]),
+            "shortened": tuple(Shortened(**each) for each in data.get("shortened", ())),
+            "covered": tuple(data.get("covered", ())),
+            "parts": tuple(cls.from_dict(each) for each in data.get("parts", ())),
+        }
+        return cls(**fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +77,7 @@ class Ledger:
 
     window: int
     entries: tuple[Entry, ...]
+    time: TimeLimit | None = None
 
     def __post_init__(self) -> None:
         if len({entry.name for entry in self.entries}) < len(self.entries):
@@ -64,13 +109,14 @@ class Ledger:
 
     def to_dict(self) -> dict[str, Any]:
         """The object under `"ledger"` in `--json` output."""
-        entries = [asdict(entry) | {"omitted": list(entry.omitted)} for entry in self.entries]
-        return {"window": self.window, "entries": entries, "spare": self.spare}
+        data = {"window": self.window, "entries": [entry.to_dict() for entry in self.entries], "spare": self.spare}
+        return data if self.time is None else data | {"time": asdict(self.time)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Ledger:
         """The ledger that `to_dict` wrote; ValueError if its `spare` does not follow from its entries."""
-        ledger = cls(data["window"], tuple(Entry(**{**entry, "omitted": tuple(entry["omitted"])}) for entry in data["entries"]))
+        time = TimeLimit(**data["time"]) if data.get("time") else None
+        ledger = cls(data["window"], tuple(Entry.from_dict(entry) for entry in data["entries"]), time)
         if data["spare"] != ledger.spare:
             raise ValueError(f"spare is {data['spare']}, but the entries leave {ledger.spare}")
         return ledger

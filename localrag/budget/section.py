@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from localrag.errors import ConfigError
 
@@ -20,6 +20,11 @@ class Percent:
             raise ConfigError(f"A percentage is a number from 0 to 100, not {self.value!r}.", hint="Write a number from 0 to 100.")
 
 
+Cut = Literal["never", "drop", "oldest", "truncate", "summarize", "error"]
+"""What becomes of content that is too much: "never" left out; "drop" the lowest score first, or the "oldest" first; "truncate" it at
+the border of a sentence or a line; "summarize" it level by level; or refuse the whole with an "error"."""
+CUTS: tuple[Cut, ...] = get_args(Cut)
+
 Length = int | Percent
 """A number of tokens, or a share of what the fixed sections leave of the window."""
 
@@ -30,28 +35,35 @@ class Section:
 
     It starts at `basis`. Where there is room left it grows in the ratio of `grow`; where there is too little it shrinks in
     the ratio of `shrink` times `basis`; and it stays within `min` and `max` (None: no limit). A section with `shrink` 0 gives
-    nothing back. `cut` says whether what does not fit may be left out. Lengths are tokens or a Percent; the factors are finite
-    and not negative. ConfigError, naming section and field, for any other value and for a `min` over a `max` of the same kind.
-    A percentage and a number can cross only in some windows; there `min` wins, as in CSS.
+    nothing back. `content`, where it is known, is how many tokens there are to place: it caps both limits, so that nobody is
+    given more than there is to say, and it is the `basis` where that is None. `cut` says what becomes of content that does not
+    fit. Lengths are tokens or a Percent; the factors are finite and not negative. ConfigError, naming section and field, for any
+    other value and for a `min` over a `max` of the same kind. A percentage and a number can cross only in some windows; there
+    `min` wins, as in CSS.
     """
 
     name: str
-    basis: Length = 0
+    basis: Length | None = 0
     min: Length = 0
     max: Length | None = None
     grow: float = 0.0
     shrink: float = 1.0
-    cut: Literal["never", "drop"] = "never"
+    cut: Cut = "never"
+    content: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise ConfigError(f"A section's name is a text that is not empty, not {self.name!r}.", hint="Give the section a name.")
-        for field in ("basis", "min", "max"):
+        for field in ("basis", "min", "max", "content"):
             self._check_length(field, getattr(self, field))
+        if isinstance(self.content, Percent):
+            raise self._error("content", "is a whole number of tokens, not a percentage")
+        if self.basis is None and self.content is None:
+            raise self._error("basis", "is needed where it is not known how much there is to place")
         for field in ("grow", "shrink"):
             self._check_factor(field, getattr(self, field))
-        if self.cut not in ("never", "drop"):
-            raise self._error("cut", f'is "never" or "drop", not {self.cut!r}')
+        if self.cut not in CUTS:
+            raise self._error("cut", f"is one of {', '.join(CUTS)}, not {self.cut!r}")
         if _is_over(self.min, self.max):
             raise self._error("min", f"({self.min!r}) is over its max ({self.max!r})")
 
@@ -63,10 +75,10 @@ class Section:
     @property
     def is_fixed(self) -> bool:
         """Whether its size is one number of tokens, known without the window."""
-        return isinstance(self.basis, int) and self.min == self.basis == self.max
+        return isinstance(self.basis, int) and self.min == self.basis == self.max and self.content is None
 
     def _check_length(self, field: str, value: object) -> None:
-        if isinstance(value, Percent) or (field == "max" and value is None):
+        if isinstance(value, Percent) or (field != "min" and value is None):
             return
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise self._error(field, f"is a whole number of tokens, 0 or more, or a percentage, not {value!r}")

@@ -1,4 +1,4 @@
-"""models.toml → ModelSpec → a file on this machine.
+"""models.toml → ModelSpec → a file on this machine; and the budgets and weights that it sets.
 
 Nothing here reaches for the network but `Catalog.pull`. pydantic and huggingface_hub are imported when they are needed.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
+from localrag.budget import Profile
 from localrag.catalog import sources, wheels
 from localrag.catalog.checksums import Checksums, VerifyResult, hashed_file, sha256_of
 from localrag.catalog.sources import Progress
@@ -45,7 +46,7 @@ class CatalogRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalog:
-    """The entries of one models.toml (`file`), and the folder in which pulled files are kept."""
+    """The entries of one models.toml (`file`), and the folder in which pulled files are kept. One of `profiles` is "default"."""
 
     file: Path
     models_dir: Path
@@ -54,6 +55,8 @@ class Catalog:
     default_embedder: str | None
     models: Mapping[str, ModelSpec]
     embedders: Mapping[str, ModelSpec]
+    profiles: Mapping[str, Profile]
+    weights: Mapping[str, object]
 
     @classmethod
     def load(cls, settings: Settings) -> Catalog:
@@ -70,6 +73,8 @@ class Catalog:
             default_embedder=tables.default_embedder,
             models=MappingProxyType(tables.models),
             embedders=MappingProxyType(tables.embedders),
+            profiles=MappingProxyType(tables.budgets),
+            weights=MappingProxyType(tables.relevance),
         )
 
     def model(self, name_or_path: str | None = None) -> ModelSpec:
@@ -90,6 +95,26 @@ class Catalog:
     def names(self) -> tuple[str, ...]:
         """The names of all models, then of all embedders, in the order of the file."""
         return (*self.models, *self.embedders)
+
+    def budget(self, name: str | None = None) -> Profile:
+        """The budget of that name, or the default: the table [budgets.default], else what is built in. ConfigError for an unknown name."""
+        chosen = self.profiles.get("default" if name is None else name)
+        if chosen is None:
+            hint, near = _hint(name or "", tuple(self.profiles))
+            known = self.budgets()
+            raise ConfigError(f"No budget is named {name!r} in {self.file}.", hint=hint, name=name, nearest=near, known=known)
+        return chosen
+
+    def budgets(self) -> list[str]:
+        """The names that `budget` takes: "default", and the others in the order of the file."""
+        return list(self.profiles)
+
+    def relevance(self) -> Mapping[str, object]:
+        """What [relevance] sets of a file's relevance, checked, by the names of the weights' fields; defaults are not repeated.
+
+        Its thresholds are not among them: they are those of the tiers of every budget.
+        """
+        return self.weights
 
     def rows(self) -> list[CatalogRow]:
         """Every entry with its state, without hashing and without the network."""
@@ -217,8 +242,7 @@ class Catalog:
         return ModelSpec(name=text, kind="path", source=str(path))
 
     def _unknown(self, thing: str, name: str, known: tuple[str, ...]) -> ModelNotFoundError:
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-        hint = (f"Did you mean {' or '.join(near)}? " if near else "") + _listed(known)
+        hint, near = _hint(name, known)
         return ModelNotFoundError(f"No {thing} is named {name!r} in {self.file}.", hint=hint, name=name, nearest=near, known=list(known))
 
     def _missing(self, spec: ModelSpec) -> ModelNotFoundError:
@@ -260,6 +284,12 @@ def _shipped_file() -> Path:
 
 def _looks_like_path(text: str) -> bool:
     return text.endswith(".gguf") or text.startswith("~") or any(mark in text for mark in (os.sep, os.altsep) if mark)
+
+
+def _hint(name: str, known: tuple[str, ...]) -> tuple[str, list[str]]:
+    """A way out for who asked for a name that is not there, and the names like it."""
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return (f"Did you mean {' or '.join(near)}? " if near else "") + _listed(known), near
 
 
 def _listed(names: Mapping[str, ModelSpec] | tuple[str, ...]) -> str:

@@ -1,20 +1,22 @@
-"""models.toml, read and checked: the tables as pydantic sees them, then as ModelSpec. The only `import pydantic` of the catalogue.
+"""models.toml, read and checked: the tables as pydantic sees them, then as ModelSpec and Profile (budgets.py).
 
 Every fault is a ConfigError of one line that names the file, the table and the key.
 """
 
 from __future__ import annotations
 
-import difflib
-import json
 import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from localrag.budget import TIERS, Profile, Tier
+from localrag.budget.profile import PROTECTED
+from localrag.catalog.budgets import LENGTH_FAULT, BudgetTable, RelevanceTable, profile_of, weights_of, with_thresholds
+from localrag.catalog.faults import Place, nearest, quoted, shown, shown_path
 from localrag.errors import ConfigError
 from localrag.model import ModelSpec, SourceKind
 
@@ -29,7 +31,14 @@ _REQUIREMENT = re.compile(
     r"(?:[0-9]+!)?[0-9]+(?:\.[0-9]+)*(?:(?:a|b|rc)[0-9]+)?(?:\.post[0-9]+)?(?:\.dev[0-9]+)?(?:\+[a-z0-9]+(?:\.[a-z0-9]+)*)?"
 )
 _TOML_NAMES = {str: "a text", bool: "true or false", int: "a whole number", float: "a number", list: "a list", dict: "a table"}
-_EXPECTED = {"string_type": "a text", "int_type": "a whole number", "dict_type": "a table", "model_type": "a table"}
+_EXPECTED = {
+    "string_type": "a text",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "dict_type": "a table",
+    "model_type": "a table",
+}
 
 
 class EmbedderTable(BaseModel):
@@ -61,109 +70,127 @@ class CatalogTable(BaseModel):
     default_embedder: str | None = None
     models: dict[str, ModelTable] = {}
     embedders: dict[str, EmbedderTable] = {}
+    budgets: dict[str, BudgetTable] = {}
+    relevance: RelevanceTable = RelevanceTable()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
-    """What a models.toml says, with every path made absolute."""
+    """What a models.toml says, with every path made absolute. `budgets` has a "default" always; `relevance` holds what is set."""
 
     default_model: str | None
     default_embedder: str | None
     models: dict[str, ModelSpec]
     embedders: dict[str, ModelSpec]
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A table of the file, for the error that names it; an empty `table` is the top level."""
-
-    file: Path
-    table: tuple[str, ...] = ()
-
-    def error(self, key: str | None, what: str, *, hint: str | None = None) -> ConfigError:
-        table = f"[{'.'.join(map(_shown, self.table))}]" if self.table else "top level"
-        where = f"{table}, key {_shown(key)}" if key is not None else table
-        return ConfigError(
-            f"{_shown_path(self.file)}: {where}: {what}", hint=hint, file=str(self.file), table=".".join(self.table), key=key
-        )
+    budgets: dict[str, Profile]
+    relevance: dict[str, object]
 
 
 def read(file: Path) -> Tables:
     """Read and check a models.toml. Raises ConfigError for every fault."""
     raw = _parse(file)
-    top = _Place(file)
+    top = Place(file)
     try:
         table = CatalogTable.model_validate(raw)
     except ValidationError as error:
         raise _explain(top, error) from None
+    tiers = with_thresholds(top.inside("relevance", "thresholds"), TIERS, table.relevance)
     tables = Tables(
         default_model=table.default_model,
         default_embedder=table.default_embedder,
-        models={name: _spec(_Place(file, ("models", name)), name, entry) for name, entry in table.models.items()},
-        embedders={name: _embedder(_Place(file, ("embedders", name)), name, entry) for name, entry in table.embedders.items()},
+        models={name: _spec(top.inside("models", name), name, entry) for name, entry in table.models.items()},
+        embedders={name: _embedder(top.inside("embedders", name), name, entry) for name, entry in table.embedders.items()},
+        budgets={"default": Profile(tiers=tiers)}
+        | {name: _budget(top.inside("budgets", name), name, entry, tiers) for name, entry in table.budgets.items()},
+        relevance=weights_of(top.inside("relevance"), table.relevance),
     )
     for key, name, known in (
         ("default_model", tables.default_model, tables.models),
         ("default_embedder", tables.default_embedder, tables.embedders),
     ):
         if name is not None and name not in known:
-            raise top.error(key, f"{_shown(name)} is not in this file{_nearest(name, known)}")
+            raise top.error(key, f"{shown(name)} is not in this file{nearest(name, known)}")
     if both := sorted(tables.models.keys() & tables.embedders.keys()):
-        raise _Place(file, ("embedders", both[0])).error(None, "a model has this name already; a name means one thing")
+        raise top.inside("embedders", both[0]).error(None, "a model has this name already; a name means one thing")
     return tables
 
 
 def _parse(file: Path) -> dict[str, Any]:
     """The TOML as plain values."""
-    shown = _shown_path(file)
+    where = shown_path(file)
     try:
         with file.open("rb") as handle:
             raw = handle.read(_MAX_FILE_BYTES + 1)
     except FileNotFoundError:
-        raise ConfigError(f"{shown}: there is no such models file.", hint="Check --models or LOCALRAG_MODELS.", file=str(file)) from None
+        raise ConfigError(f"{where}: there is no such models file.", hint="Check --models or LOCALRAG_MODELS.", file=str(file)) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"{shown}: the models file cannot be read: {reason}.", file=str(file)) from None
+        raise ConfigError(f"{where}: the models file cannot be read: {reason}.", file=str(file)) from None
     if len(raw) > _MAX_FILE_BYTES:
-        raise ConfigError(f"{shown}: a models file holds {_MAX_FILE_BYTES} bytes at most.", file=str(file), limit_bytes=_MAX_FILE_BYTES)
+        raise ConfigError(f"{where}: a models file holds {_MAX_FILE_BYTES} bytes at most.", file=str(file), limit_bytes=_MAX_FILE_BYTES)
     try:
         return tomllib.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{shown}: byte {error.start} is not UTF-8.", file=str(file)) from None
+        raise ConfigError(f"{where}: byte {error.start} is not UTF-8.", file=str(file)) from None
     except ValueError as error:  # TOMLDecodeError says line and column; a number of thousands of digits is a plain ValueError
-        raise ConfigError(f"{shown}: not valid TOML: {' '.join(str(error).split())}.", file=str(file)) from None
+        raise ConfigError(f"{where}: not valid TOML: {' '.join(str(error).split())}.", file=str(file)) from None
     except RecursionError:
-        raise ConfigError(f"{shown}: not valid TOML: nested too deeply.", file=str(file)) from None
+        raise ConfigError(f"{where}: not valid TOML: nested too deeply.", file=str(file)) from None
 
 
-def _explain(top: _Place, error: ValidationError) -> ConfigError:
+def _explain(top: Place, error: ValidationError) -> ConfigError:
     """The first fault that pydantic found, in the words of a person who wrote the file."""
     fault = error.errors(include_url=False, include_context=False)[0]
     *tables, last = (str(part) for part in fault["loc"])
-    key: str | None = last
-    if len(tables) == 1:  # an entry that is not a table
-        tables, key = [*tables, last], None
-    place = _Place(top.file, tuple(tables))
+    kind = _kind_of(tables)
+    fields = getattr(kind, "model_fields", {})
+    if not fields and issubclass(get_args(kind)[1], BaseModel):  # an entry that is not a table
+        place, key = top.inside(*tables, last), None
+    else:
+        place, key = top.inside(*tables), last
     if fault["type"] == "extra_forbidden":
-        fields = (
-            CatalogTable.model_fields if not tables else ModelTable.model_fields if tables[0] == "models" else EmbedderTable.model_fields
-        )
-        return place.error(key, f"unknown key{_nearest(last, fields)}", hint=f"Known keys: {', '.join(fields)}.")
+        if kind is BudgetTable and last in PROTECTED:
+            return place.error(key, "is always sent whole, so there is nothing to set", hint=f"Known keys: {', '.join(fields)}.")
+        return place.error(key, f"unknown key{nearest(last, fields)}", hint=f"Known keys: {', '.join(fields)}.")
+    given = fault["input"]
+    if fault["type"] == "float_type" and type(given) is int:
+        return place.error(key, "is too large a number")
     if expected := _EXPECTED.get(fault["type"]):
-        return place.error(key, f"must be {expected}, not {_TOML_NAMES.get(type(fault['input']), 'a date or time')}")
+        return place.error(key, f"must be {expected}, not {given if expected == 'a finite number' else _toml_name(given)}")
+    if fault["type"] == LENGTH_FAULT:
+        what = quoted(given) if isinstance(given, str) else shown(str(given)) if type(given) in {int, float} else _toml_name(given)
+        return place.error(key, f"must be {fault['msg']}, not {what}")
     return place.error(key, fault["msg"].replace("Input should", "must"))
 
 
-def _embedder(place: _Place, name: str, entry: EmbedderTable) -> ModelSpec:
+def _kind_of(tables: list[str]) -> Any:  # noqa: ANN401  # a model, or a dict[str, …] as typing spells it
+    """What the schema says of the table at that path."""
+    kind: Any = CatalogTable
+    for name in tables:
+        kind = kind.model_fields[name].annotation if hasattr(kind, "model_fields") else get_args(kind)[1]
+    return kind
+
+
+def _toml_name(value: object) -> str:
+    return _TOML_NAMES.get(type(value), "a date or time")
+
+
+def _budget(place: Place, name: str, entry: BudgetTable, tiers: tuple[Tier, ...]) -> Profile:
+    if not _NAME.fullmatch(name):
+        raise place.error(None, "a name is 1 to 64 letters, digits, dots, dashes or underscores")
+    return profile_of(place, name, entry, tiers)
+
+
+def _embedder(place: Place, name: str, entry: EmbedderTable) -> ModelSpec:
     if entry.repo is not None and entry.file is not None and not entry.file.endswith(".gguf"):
         raise place.error("file", "an embedder from a hub repository is one .gguf file; a folder comes from a wheel or a path")
     return _spec(place, name, entry)
 
 
-def _spec(place: _Place, name: str, entry: EmbedderTable) -> ModelSpec:
+def _spec(place: Place, name: str, entry: EmbedderTable) -> ModelSpec:
     """One table as a ModelSpec, with what pydantic's types cannot say checked."""
     if name in RESERVED_NAMES:
-        raise place.error(None, f"the name {_shown(name)} is reserved for an engine that is built in")
+        raise place.error(None, f"the name {shown(name)} is reserved for an engine that is built in")
     if not _NAME.fullmatch(name) or name.endswith(".gguf"):
         raise place.error(None, "a name is 1 to 64 letters, digits, dots, dashes or underscores, and does not end with .gguf")
     kind, source = _source(place, entry)
@@ -191,7 +218,7 @@ def _spec(place: _Place, name: str, entry: EmbedderTable) -> ModelSpec:
     )
 
 
-def _source(place: _Place, entry: EmbedderTable) -> tuple[SourceKind, str]:
+def _source(place: Place, entry: EmbedderTable) -> tuple[SourceKind, str]:
     """The one source of an entry, checked for its form."""
     given: list[tuple[SourceKind, str]] = []
     for kind, text in (("wheel", entry.wheel), ("repo", entry.repo), ("path", entry.path)):
@@ -200,18 +227,18 @@ def _source(place: _Place, entry: EmbedderTable) -> tuple[SourceKind, str]:
     if not given:
         raise place.error(None, "has no source; one of the keys wheel, repo and path is needed")
     if len(given) > 1:
-        raise place.error(given[1][0], f"is a second source beside {_shown(given[0][0])}; an entry has one")
+        raise place.error(given[1][0], f"is a second source beside {shown(given[0][0])}; an entry has one")
     kind, text = given[0]
     if kind == "wheel" and not _REQUIREMENT.fullmatch(text):
-        raise place.error("wheel", f'must be "name==version" with one exact version, not {_shown(text)}')
+        raise place.error("wheel", f'must be "name==version" with one exact version, not {shown(text)}')
     if kind == "repo" and (not _REPO.fullmatch(text) or ".." in text or "--" in text):
-        raise place.error("repo", f'must be "owner/name", not {_shown(text)}')
+        raise place.error("repo", f'must be "owner/name", not {shown(text)}')
     if kind == "path":
         text = str(_absolute(place, "path", text))
     return kind, text
 
 
-def _chat_template(place: _Place, entry: ModelTable) -> Path | None:
+def _chat_template(place: Place, entry: ModelTable) -> Path | None:
     if entry.chat_template is None:
         return None
     path = _absolute(place, "chat_template", entry.chat_template)
@@ -220,40 +247,21 @@ def _chat_template(place: _Place, entry: ModelTable) -> Path | None:
     except OSError:
         found = False
     if not found:
-        raise place.error("chat_template", f"there is no such file: {_shown_path(path)}")
+        raise place.error("chat_template", f"there is no such file: {shown_path(path)}")
     return path
 
 
-def _absolute(place: _Place, key: str, text: str) -> Path:
+def _absolute(place: Place, key: str, text: str) -> Path:
     """A path of the file: `~` is the person's home, a relative one starts at the folder of models.toml."""
     if not text or not text.isprintable():
-        raise place.error(key, f"is not a path: {_shown(text)}")
+        raise place.error(key, f"is not a path: {shown(text)}")
     try:
         return place.file.absolute().parent / Path(text).expanduser()
     except RuntimeError:
-        raise place.error(key, f"whose home is this? {_shown(text)}") from None
+        raise place.error(key, f"whose home is this? {shown(text)}") from None
 
 
-def _check_inside(place: _Place, key: str, text: str) -> None:
+def _check_inside(place: Place, key: str, text: str) -> None:
     """A relative path with `/` that cannot leave the folder it starts in, on any system."""
     if not text.isprintable() or "\\" in text or ":" in text or any(part in {"", ".", ".."} for part in text.split("/")):
-        raise place.error(key, f'must be a relative path without "..", backslash or drive, not {_shown(text)}')
-
-
-def _shown(text: str) -> str:
-    """A text of the file on one line: bare where TOML would take it bare, else quoted, cut where it is long."""
-    if re.fullmatch(r"[A-Za-z0-9._~/=-]{1,200}", text):
-        return text
-    short = text if len(text) <= 100 else text[:100] + "…"
-    return json.dumps(short, ensure_ascii=not short.isprintable())
-
-
-def _shown_path(path: Path) -> str:
-    """A path in full, on one line."""
-    text = str(path)
-    return text if text.isprintable() else json.dumps(text)
-
-
-def _nearest(name: str, known: object) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)  # type: ignore[call-overload]
-    return f"; did you mean {near[0]}?" if near else ""
+        raise place.error(key, f'must be a relative path without "..", backslash or drive, not {shown(text)}')

@@ -19,6 +19,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "search": ("kb", "Find passages, each with what its score is made of."),
     "ask": ("ask", "Answer a question, from your documents if --kb is given."),
     "budget": ("ask", "Show the budget an ask would have, without generating."),
+    "score": ("score", "Score files for a task, factor by factor."),
+    "summarize": ("summarize", "Make a file shorter: detailed, summary or stub."),
+    "report": ("report", "Show the ledgers that were kept: trends, what is cut most, what is never cited."),
     "tokens": ("tokens", "Count tokens exactly, with the model's own tokenizer."),
     "models": ("models", "List, show, fetch and verify models."),
 }

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Unpack
 
 import click
 
@@ -15,12 +16,22 @@ from localrag.session import Session
 from localrag.settings import Settings
 
 
-@click.command("ask")
+class _AskCommand(click.Command):
+    """`--explain` is a flag that may have a value: click would take the question for it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, ["--explain-full" if arg == "--explain=full" else arg for arg in args])
+
+
+@click.command("ask", cls=_AskCommand)
 @click.argument("question", type=options.Text())
 @options.asking
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Makes sampling repeatable.")
 @click.option("--temperature", type=click.FloatRange(0, 100), default=0.0, show_default=True, help="0 takes the likeliest token.")
-@click.option("--explain", is_flag=True, help="Show who got which part of the window.")
+@click.option("--session", "name", default="ask", show_default=True, metavar="NAME", help="The session to keep the ledger under.")
+@click.option("--no-keep", is_flag=True, help="Keep nothing of this in the journal.")
+@click.option("--explain", is_flag=True, help="Show who got which part of the window; --explain=full shows the very prompt too.")
+@click.option("--explain-full", is_flag=True, hidden=True)
 @click.option("--dry-run", is_flag=True, help="Stop before the first token is evaluated; with --json, show the exact prompt.")
 @options.as_json
 def ask_command(
@@ -28,17 +39,19 @@ def ask_command(
     settings: Settings,
     model: str | None,
     chat_template: Path | None,
-    kbs: tuple[str, ...],
-    system: str | None,
-    top_k: int,
-    context_ratio: float,
     n_ctx: int | None,
+    kbs: tuple[str, ...],
+    budget: str | None,
     max_tokens: int,
     seed: int,
     temperature: float,
+    name: str,
+    no_keep: bool,
     explain: bool,
+    explain_full: bool,
     dry_run: bool,
     as_json: bool,
+    **shape: Unpack[options.Shape],
 ) -> int:
     """Answer QUESTION; text that is piped in is evidence.
 
@@ -46,23 +59,33 @@ def ask_command(
       localrag ask "At what temperature is PLA annealed?" --kb handbook
       cat build.log | localrag ask "What failed?"
     """
-    piped = options.read_piped()
+    asked = options.asked(shape, piped=options.read_piped())
+    explained: display.Explain = "full" if explain_full else "ledger" if explain else ""
     sampling = SamplingParams(seed=seed, temperature=temperature, max_tokens=max_tokens)
-    with Session.open(model, kbs=kbs, n_ctx=n_ctx, chat_template=chat_template, vocab_only=dry_run, settings=settings) as session:
+    with Session.open(
+        model,
+        kbs=kbs,
+        n_ctx=n_ctx,
+        chat_template=chat_template,
+        vocab_only=dry_run,
+        budget=budget,
+        name=name,
+        keep=not (no_keep or dry_run),
+        settings=settings,
+    ) as session:
         if dry_run:
-            prepared = session.prepare(
-                question, system=system, top_k=top_k, context_ratio=context_ratio, max_tokens=max_tokens, piped=piped
+            ready = session.prepare(question, max_tokens=max_tokens, **asked)
+            explained = "full" if explain_full or as_json else ""
+            display.prepared(
+                ready, session.engine.name, task=question, tokenizer=session.engine.tokenizer, as_json=as_json, explain=explained
             )
-            display.prepared(prepared, session.engine.name, as_json=as_json, with_prompt=True)
             return 0
         stream = None if as_json else display.AnswerStream()
         with _first_interrupt(session.engine.cancel_all):
-            answer = session.ask(
-                question, system=system, top_k=top_k, context_ratio=context_ratio, sampling=sampling, piped=piped, on_text=stream
-            )
+            answer = session.ask(question, sampling=sampling, on_text=stream, **asked)
         if stream is not None:
             stream.close()
-    display.answer(answer, as_json=as_json, explain=explain, asked_kbs=kbs)
+        display.answer(answer, tokenizer=session.engine.tokenizer, as_json=as_json, explain=explained, asked_kbs=kbs)
     return 130 if answer.finish_reason == "cancelled" else 0
 
 
@@ -89,23 +112,26 @@ def _first_interrupt(stop: Callable[[], None]) -> Iterator[None]:
 @click.command("budget")
 @click.argument("task", type=options.Text())
 @options.asking
-@click.option("--show-allocation", is_flag=True, help="Also list the passages, what they take, and what was left out.")
+@click.option("--show-allocation", is_flag=True, help="List tiers and sections with their items, what they take, and what was left out.")
 @options.as_json
 def budget_command(
     task: str,
     settings: Settings,
     model: str | None,
     chat_template: Path | None,
-    kbs: tuple[str, ...],
-    system: str | None,
-    top_k: int,
-    context_ratio: float,
     n_ctx: int | None,
+    kbs: tuple[str, ...],
+    budget: str | None,
     max_tokens: int,
     show_allocation: bool,
     as_json: bool,
+    **shape: Unpack[options.Shape],
 ) -> None:
     """Show the budget that asking TASK would have. No weights are loaded and nothing is generated."""
-    with Session.open(model, kbs=kbs, n_ctx=n_ctx, chat_template=chat_template, vocab_only=True, settings=settings) as session:
-        prepared = session.prepare(task, system=system, top_k=top_k, context_ratio=context_ratio, max_tokens=max_tokens)
-        display.prepared(prepared, session.engine.name, as_json=as_json, with_passages=show_allocation)
+    asked = options.asked(shape)
+    with Session.open(
+        model, kbs=kbs, n_ctx=n_ctx, chat_template=chat_template, vocab_only=True, budget=budget, keep=False, settings=settings
+    ) as session:
+        ready = session.prepare(task, max_tokens=max_tokens, **asked)
+        name, tokenizer = session.engine.name, session.engine.tokenizer
+        display.prepared(ready, name, task=task, tokenizer=tokenizer, as_json=as_json, with_allocation=show_allocation)

@@ -1,49 +1,31 @@
-"""All the printing. Data goes to stdout, talk to stderr; what comes from a model or a document never controls a terminal."""
+"""What commands print. Data goes to stdout, talk to stderr; what comes from a model or a document never controls a terminal."""
 
 from __future__ import annotations
 
-import json
-import re
 import sys
 from collections.abc import Iterable, Sequence
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Literal, Self
 
 import click
 
 from localrag.budget import Ledger
+from localrag.cli import views
+from localrag.cli.text import console, emit, note, safe
 from localrag.passages import Hit
-from localrag.session import Answer, Prepared, evidence
+from localrag.session import Answer, Prepared, evidence, supplied
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from localrag.kb import IngestResult
+    from localrag.tokens import Tokenizer
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-_COLOURS = {"scaffold": "bright_black", "system": "magenta", "evidence": "green", "question": "cyan", "answer": "yellow"}
+Explain = Literal["", "ledger", "full"]
+"""How much is explained of an answer."""
 
-
-def emit(data: object) -> None:
-    """One JSON object on stdout."""
-    click.echo(json.dumps(data, ensure_ascii=False, default=str))
-
-
-def note(text: str) -> None:
-    """A line of talk."""
-    click.echo(text, err=True)
-
-
-def safe(text: str) -> str:
-    """Text without what moves a cursor, colours a terminal or turns the direction of writing."""
-    return _CONTROL.sub("", text)
-
-
-def console(*, err: bool = False) -> Console:
-    """A rich console that marks up nothing on its own."""
-    from rich.console import Console  # noqa: PLC0415  # weight
-
-    width = None if (sys.stderr if err else sys.stdout).isatty() else 1000  # a table in a pipe is not folded
-    return Console(stderr=err, markup=False, highlight=False, emoji=False, width=width)
+_ENDINGS = {
+    "length": "The answer was cut at its last token; --max-tokens makes it longer.",
+    "cancelled": "Interrupted.",
+    "time": "The answer was ended at the limit of time; --max-seconds makes it longer.",
+}
 
 
 class AnswerStream:
@@ -71,45 +53,57 @@ class AnswerStream:
             self._out.flush()
 
 
-def answer(done: Answer, *, as_json: bool, explain: bool, asked_kbs: Sequence[str] = ()) -> None:
+def answer(done: Answer, *, tokenizer: Tokenizer, as_json: bool, explain: Explain, asked_kbs: Sequence[str] = ()) -> None:
     """What goes with an answer that was streamed, or the whole answer object."""
     if as_json:
         emit(done.to_dict())
-        if not explain:
-            return
-    elif done.hits:
+    else:
+        _remarks(done, asked_kbs)
+    if explain == "full":
+        views.prompt(done.prompt.parts, tokenizer, err=True)
+    if explain:
+        views.ledger(done.ledger, err=True)
+        _usage(done)
+
+
+def _remarks(done: Answer, asked_kbs: Sequence[str]) -> None:
+    """What a person should know of an answer without asking for it."""
+    if done.hits:
         _sources(done)
     elif asked_kbs:
         note(f"\nNo passage of {', '.join(asked_kbs)} is relevant to this: the model answered without sources.")
     wanted, allotted = done.ledger.entry("answer").wanted, done.ledger.entry("answer").allotted
-    if allotted < wanted:
+    if allotted < wanted and (done.ledger.time is None or not done.ledger.time.is_bound):
         note(f"The answer could have {allotted} tokens of the {wanted} asked for: the window holds {done.ledger.window}.")
-    if done.finish_reason == "length":
-        note("The answer was cut at its last token; --max-tokens makes it longer.")
-    if done.finish_reason == "cancelled":
-        note("Interrupted.")
-    if explain:
-        ledger(done.ledger, err=True)
-        _usage(done)
+    if done.finish_reason in _ENDINGS:
+        note(_ENDINGS[done.finish_reason])
+    for warning in done.warnings:
+        note(f"Warning: {warning}")
+    _left_out(done.ledger)
+
+
+def _left_out(accounts: Ledger) -> None:
+    """What a person gave and the model did not get whole. What a search found in too large numbers is in the ledger."""
+    for entry in accounts.entries:
+        if entry.name in ("tools", "memories", "history", "attachments"):
+            if entry.omitted:
+                named = [*map(safe, entry.omitted[:10]), *(["…"] if len(entry.omitted) > 10 else [])]
+                note(f"Left out of {entry.name} for lack of room: {', '.join(named)}")
+            for each in entry.shortened:
+                note(f"{safe(each.id)} is there {each.level}: {each.tokens} of {each.of} tokens.")
 
 
 def _sources(done: Answer) -> None:
     cited = {each.label for each in done.citations if each.supplied}
     note("\nSources")
     for hit in done.hits:
-        note(f"  {'*' if hit.label in cited else ' '} {_place(hit)}")
+        note(f"  {'*' if hit.label in cited else ' '} {views.place(hit)}")
     if cited:
         note("  * cited in the answer")
     else:
         note("  The answer cites none of them.")
     if done.unsupported_citations:
         note(f"Not among its sources, so unsupported: {', '.join(done.unsupported_citations)}")
-
-
-def _place(hit: Hit) -> str:
-    chunk = hit.chunk
-    where = safe(" > ".join(filter(None, (chunk.source, chunk.heading))).replace("\n", " "))
-    return f"[{hit.label}] {where}  (characters {chunk.start} to {chunk.end})"
 
 
 def _usage(done: Answer) -> None:
@@ -123,69 +117,32 @@ def _usage(done: Answer) -> None:
     )
 
 
-def ledger(accounts: Ledger, *, err: bool = False) -> None:
-    """Who got what, as a table and as a bar of the window."""
-    from rich.table import Table  # noqa: PLC0415  # weight
-
-    out = console(err=err)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("Section")
-    for column in ("Wanted", "Allotted", "Used"):
-        table.add_column(column, justify="right")
-    table.add_column("Left out", overflow="fold")
-    for entry in accounts.entries:
-        omitted = f"{len(entry.omitted)}: {', '.join(entry.omitted)}" if entry.omitted else ""
-        table.add_row(entry.name, str(entry.wanted), str(entry.allotted), str(entry.used), omitted, style=_COLOURS.get(entry.name))
-    table.add_row("spare", "", str(accounts.spare), "", "")
-    table.add_row("window", "", str(accounts.window), "", "", style="bold")
-    out.print()
-    out.print(table)
-    out.print(_bar(accounts, min(out.width, 100) - 2))
-
-
-def _bar(accounts: Ledger, width: int) -> Any:  # noqa: ANN401  # rich's Text, imported late
-    from rich.text import Text  # noqa: PLC0415  # weight
-
-    bar, legend, position = Text("["), Text(" "), 0.0
-    parts = [(entry.name, entry.allotted) for entry in accounts.entries] + [("spare", accounts.spare)]
-    for name, tokens in parts:
-        end = position + tokens * width / max(1, accounts.window)
-        cells = max(round(end) - round(position), 0)
-        mark = "." if name == "spare" else name[0].upper()
-        bar.append(mark * cells, style=f"reverse {_COLOURS.get(name, '')}" if name != "spare" else "bright_black")
-        if tokens:
-            legend.append(
-                f"{mark} {name} {100 * tokens / max(1, accounts.window):.0f}%  ", style=_COLOURS.get(name, "") if name != "spare" else ""
-            )
-        position = end
-    return bar.append("]\n").append(legend)
-
-
-def prepared(ready: Prepared, model: str, *, as_json: bool, with_prompt: bool = False, with_passages: bool = False) -> None:
-    """A prompt that was not sent: its ledger, and its tokens or passages if wanted."""
+def prepared(
+    ready: Prepared, model: str, *, task: str, tokenizer: Tokenizer, as_json: bool, explain: Explain = "", with_allocation: bool = False
+) -> None:
+    """A prompt that was not sent: its ledger, and if wanted the prompt itself or the allocation item by item."""
     composed = ready.prompt
-    tokens = composed.hit_tokens
     if as_json:
         data: dict[str, object] = {
             "model": model,
             "slot": ready.slot.to_dict(),
             "usage": {"prompt_tokens": len(composed.token_ids)},
             "ledger": composed.ledger.to_dict(),
-            "evidence": [evidence(hit, tokens[hit.label]) for hit in composed.hits],
+            "evidence": supplied(composed),
             "coverage": {"chunks_read": len(composed.hits), "chunks_in_kb": ready.num_chunks},
         }
-        if with_prompt:
+        if explain:
             segments = [{"name": p.part.section, "text": p.part.text, "token_ids": list(p.token_ids)} for p in composed.parts]
             data["prompt"] = {"token_ids": list(composed.token_ids), "segments": segments}
         emit(data)
         return
-    ledger(composed.ledger)
+    if explain == "full":
+        views.prompt(composed.parts, tokenizer)
+    if with_allocation:
+        views.allocation(ready, task, model)
+        return
+    views.ledger(composed.ledger)
     click.echo(f"{model}: window {ready.slot.n_ctx} of {ready.slot.n_ctx_train} trained, bound by {ready.slot.bound}")
-    if with_passages:
-        for hit in composed.hits:
-            click.echo(f"{tokens[hit.label]:6}  {_place(hit)}  score {hit.score:.4f}")
-        for label in (label for entry in composed.ledger.entries for label in entry.omitted):
-            click.echo(f"     -  [{label}] left out")
 
 
 def tokens(token_ids: Sequence[int], pieces: Sequence[bytes], *, as_json: bool, show: bool) -> None:
@@ -260,10 +217,7 @@ def hits(found: Sequence[Hit], *, as_json: bool) -> None:
         return
     if not found:
         note("Nothing relevant was found.")
-    for hit in found:
-        parts = " + ".join(f"{name} {value:.4f}" for name, value in hit.contributions.items())
-        click.echo(f"{_place(hit)}\n    score {hit.score:.4f} = {parts}")
-        click.echo("".join(f"    {line}\n" for line in safe(hit.chunk.text.strip()).splitlines()))
+    views.passages(found)
 
 
 def indexed(name: str, result: IngestResult, *, as_json: bool) -> None:

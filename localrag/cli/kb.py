@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from localrag.cli import display, options
+from localrag.cli.text import emit, note
 from localrag.kb import MODES, KnowledgeBase, Mode, list_kbs
 from localrag.session import open_embedder
 from localrag.settings import Settings
@@ -59,11 +60,11 @@ def list_command(settings: Settings, as_json: bool) -> None:
             rows.append((name, knowledge_base.num_documents, knowledge_base.num_chunks))
     columns = ("name", "num_documents", "num_chunks")
     if as_json:
-        display.emit({"knowledge_bases": [dict(zip(columns, row, strict=True)) for row in rows]})
+        emit({"knowledge_bases": [dict(zip(columns, row, strict=True)) for row in rows]})
     elif rows:
         display.table(("Name", "Documents", "Chunks"), rows, right=("Documents", "Chunks"))
     else:
-        display.note("There are none yet. Make one with: localrag index FOLDER --kb NAME")
+        note("There are none yet. Make one with: localrag index FOLDER --kb NAME")
 
 
 @kb_command.command("show")
@@ -77,7 +78,7 @@ def show_command(name: str, settings: Settings, as_json: bool) -> None:
         num_chunks = knowledge_base.num_chunks
     if as_json:
         documents = [{"source": source, "num_chunks": chunks} for source, chunks in sources]
-        display.emit({"name": name, "num_documents": len(sources), "num_chunks": num_chunks, "documents": documents})
+        emit({"name": name, "num_documents": len(sources), "num_chunks": num_chunks, "documents": documents})
     else:
         display.table(("Document", "Chunks"), sources, right=("Chunks",))
 
@@ -92,4 +93,4 @@ def remove_command(name: str, settings: Settings, yes: bool) -> None:
         if not yes:
             click.confirm(f"Remove {name} with {knowledge_base.num_documents} documents?", abort=True, err=True)
         knowledge_base.remove()
-    display.note(f"Removed {name}.")
+    note(f"Removed {name}.")

@@ -6,6 +6,7 @@ import click
 
 from localrag.catalog import Catalog, VerifyResult
 from localrag.cli import display, options
+from localrag.cli.text import emit, note
 from localrag.errors import ModelFileError
 from localrag.settings import Settings
 
@@ -23,7 +24,7 @@ def list_command(settings: Settings, as_json: bool) -> None:
     catalog = Catalog.load(settings)
     rows = catalog.rows()
     if as_json:
-        display.emit({"file": str(catalog.file), "models": [row.to_dict() for row in rows]})
+        emit({"file": str(catalog.file), "models": [row.to_dict() for row in rows]})
         return
     cells = [
         (
@@ -38,7 +39,7 @@ def list_command(settings: Settings, as_json: bool) -> None:
     display.table(("Name", "Kind", "Here", "Size", "Source"), cells, right=("Size",))
     absent = [row.name for row in rows if not row.present]
     if absent:
-        display.note(f"Fetch one with: localrag models pull {absent[0]}")
+        note(f"Fetch one with: localrag models pull {absent[0]}")
 
 
 @models_command.command("show")
@@ -54,7 +55,7 @@ def show_command(name: str | None, settings: Settings, n_ctx: int | None, as_jso
     else:
         data = _model_facts(catalog, name, n_ctx)
     if as_json:
-        display.emit(data)
+        emit(data)
         return
     if data.get("chat_template"):
         data["chat_template"] = f"{len(str(data['chat_template']))} characters"
@@ -94,7 +95,7 @@ def verify_command(names: tuple[str, ...], settings: Settings, as_json: bool) ->
     chosen = [catalog.entry(name) for name in names] or [catalog.entry(row.name) for row in catalog.rows() if row.present]
     results: list[VerifyResult] = [catalog.verify(spec) for spec in chosen]
     if as_json:
-        display.emit({"results": [result.to_dict() for result in results]})
+        emit({"results": [result.to_dict() for result in results]})
     else:
         words = {True: "ok", False: "DIFFERS", None: "no sha256 in models.toml"}
         display.table(("Name", "sha256", "Check"), [(result.name, result.actual, words[result.ok]) for result in results])

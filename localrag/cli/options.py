@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import stat
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import click
 
+from localrag.budget import OVERFLOWS, Overflow
+from localrag.messages import Attachment
 from localrag.prompt import ANSWER_BASIS
-from localrag.session import DEFAULT_CONTEXT_RATIO, DEFAULT_TOP_K
+from localrag.session import DEFAULT_TOP_K, Options
 from localrag.settings import MAX_TEXT_BYTES, Settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -91,6 +94,71 @@ def as_json(command: Command) -> Command:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")(command)
 
 
+class Shape(TypedDict):
+    """What the options of `asking` say of a prompt, as click hands it over."""
+
+    system: str | None
+    attached: tuple[Path, ...]
+    top_k: int
+    context_ratio: float | None
+    overflow: tuple[tuple[Overflow, str | None], ...]
+    max_seconds: float | None
+    weigh: bool
+
+
+class Strategy(click.ParamType[tuple[Overflow, str | None]]):
+    """An overflow strategy, for all sections or for one: `truncate`, `history=truncate`."""
+
+    name = "strategy"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Overflow, str | None]:  # noqa: ANN401  # click's signature
+        section, found, strategy = str(value).rpartition("=")
+        for overflow in OVERFLOWS:
+            if strategy == overflow:
+                return overflow, section if found else None
+        return self.fail(f"{value!r} is none of {', '.join(OVERFLOWS)}, with or without SECTION= before it.", param, ctx)
+
+
+def asked(shape: Shape, *, piped: str = "") -> Options:
+    """The options of a prompt, the files that came with it read."""
+    options = Options(
+        system=shape["system"],
+        attachments=[read_attachment(path) for path in shape["attached"]],
+        top_k=shape["top_k"],
+        context_ratio=shape["context_ratio"],
+        overflow=shape["overflow"],
+        weigh=shape["weigh"],
+        piped=piped,
+    )
+    if shape["max_seconds"] is not None:
+        options["max_seconds"] = shape["max_seconds"]
+        options["started_at"] = _started_at()
+    return options
+
+
+def read_attachment(path: Path) -> Attachment:
+    """A file as an attachment; UsageError for one that is not there, is no text or is too long."""
+    from localrag.kb.readers.base import UnreadableError  # noqa: PLC0415  # weight: none of it is needed to print help
+    from localrag.kb.readers.text import SUFFIXES, decode  # noqa: PLC0415
+    from localrag.kb.walk import read_bytes  # noqa: PLC0415
+
+    try:
+        text = decode(read_bytes(str(path.resolve())), known=path.suffix.lower() in SUFFIXES)
+        return Attachment(label=str(path), text=text, modified=path.stat().st_mtime)
+    except UnreadableError as error:
+        reason = str(error)
+    except OSError as error:
+        reason = error.strerror or str(error)
+    raise click.UsageError(f"{path} cannot be attached: {reason}.")
+
+
+def _started_at() -> float:
+    """When this process began, on the clock of time.perf_counter(): a person counts from there."""
+    import psutil  # noqa: PLC0415  # weight
+
+    return time.perf_counter() - (time.time() - psutil.Process().create_time())
+
+
 def asking(command: Command) -> Command:
     """The options that shape a prompt, shared by ask and budget."""
     for option in (
@@ -106,12 +174,33 @@ def asking(command: Command) -> Command:
             "--top-k", type=click.IntRange(1, 1000), default=DEFAULT_TOP_K, show_default=True, metavar="N", help="Passages to retrieve."
         ),
         click.option(
+            "--max-seconds",
+            type=click.FloatRange(0, 86_400, min_open=True),
+            metavar="S",
+            help="Fit prompt and answer into so many seconds, as fast as this machine was found to be.",
+        ),
+        click.option(
+            "--overflow",
+            type=Strategy(),
+            multiple=True,
+            metavar="[SECTION=]STRATEGY",
+            help=f"What becomes of what is too much: {', '.join(OVERFLOWS)}; for all sections, or for one. Can be given again.",
+        ),
+        click.option(
             "--context-ratio",
             type=click.FloatRange(0, 1),
-            default=DEFAULT_CONTEXT_RATIO,
-            show_default=True,
             metavar="R",
-            help="The most that evidence may take of the window, beside what cannot be cut.",
+            help="The most that evidence may take of the window, beside what cannot be cut. [default: the budget's, 0.5]",
+        ),
+        click.option("--budget", metavar="NAME", help="A [budgets.NAME] table of models.toml."),
+        click.option("--weigh", is_flag=True, help="Let the relevance of the files weigh their passages (see localrag score)."),
+        click.option(
+            "--attach",
+            "attached",
+            type=click.Path(path_type=Path),
+            multiple=True,
+            metavar="FILE",
+            help="A text file to read with the question; can be given again.",
         ),
         click.option("--system", type=Text(), metavar="TEXT", help="A system text (- for stdin, @file for a file)."),
         click.option("--kb", "kbs", multiple=True, metavar="NAME", help="A knowledge base to answer from; can be given again."),

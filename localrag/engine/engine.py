@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import cached_property
 from itertools import count
 from typing import Protocol, Self
 
-from localrag.decoding import Completion, Piece, SamplingParams
+from localrag.decoding import Completion, FinishReason, Piece, SamplingParams
 from localrag.engine.scheduler import Scheduler, Share
 from localrag.engine.sequence import Sequence
+from localrag.engine.speed import Speed
 from localrag.errors import EngineError, TemplateError
 from localrag.model import ModelInfo, Slot
 from localrag.tokens import ChatTemplate, TokenCounter, Tokenizer
 
 BATCH_TOKENS = 512
 """Tokens of one batch: larger ones are no faster (measured), and a cancelled one is lost."""
+
+
+_MEASURED_PROMPTS, _MEASURED_ANSWER = (32, 96), 9
+_MEASURED_TEXT = "The quick brown fox jumps over the lazy dog, and the dog goes on sleeping in the warm sun. " * 8
 
 
 class Runner(Protocol):
@@ -52,6 +58,8 @@ class Engine:
         template: ChatTemplate | None,
         make_slot: Callable[[int | None], Slot],
         make_runner: Callable[[int, int], Runner] | None,
+        make_speed: Callable[[], Speed] = Speed,
+        keep_speed: Callable[[Speed], None] = lambda _: None,
         close: Callable[[], None] = lambda: None,
         load_s: float = 0.0,
     ) -> None:
@@ -63,6 +71,9 @@ class Engine:
         self.load_s = load_s
         self._template = template
         self._make_runner = make_runner
+        self._make_speed = make_speed
+        self._keep_speed = keep_speed
+        self._has_learned = False
         self._close = close
         self._runner: Runner | None = None
         self._scheduler = Scheduler(num_cells=0, num_slots=0, batch_tokens=BATCH_TOKENS)
@@ -77,6 +88,29 @@ class Engine:
                 hint="Give the model's own template with --chat-template FILE, or chat_template in models.toml.",
             )
         return self._template
+
+    @cached_property
+    def speed(self) -> Speed:
+        """How fast it is here, as far as that is known: kept from earlier runs, refreshed by every step (see engine/speed.py)."""
+        return self._make_speed()
+
+    def measure_speed(self) -> None:
+        """Have a speed to plan with: a short prompt and answer are timed, in about a second, if it is not known yet.
+
+        Nothing is done while answers run: they tell it. EngineError for a file without weights.
+        """
+        if self.speed.is_known or not self.is_idle:
+            return
+        ids = self.tokenizer.encode(_MEASURED_TEXT)
+        self.reserve(max(_MEASURED_PROMPTS) + _MEASURED_ANSWER)
+        for num_tokens in _MEASURED_PROMPTS:  # the first one warms it up
+            if self.generate(ids[:num_tokens], SamplingParams(max_tokens=_MEASURED_ANSWER)).finish_reason == "cancelled":
+                raise KeyboardInterrupt
+
+    @property
+    def can_generate(self) -> bool:
+        """Whether there are weights, and not a vocabulary alone."""
+        return self._make_runner is not None
 
     def reserve(self, num_cells: int, *, num_sequences: int = 1) -> None:
         """Have a context of at least so many cells and sequences; a smaller one is replaced, and what it held is gone."""
@@ -96,9 +130,14 @@ class Engine:
         self._scheduler = Scheduler(num_cells=self._runner.num_cells, num_slots=num_sequences, batch_tokens=BATCH_TOKENS)
         self.load_s += time.perf_counter() - started
 
-    def add(self, prompt_ids: list[int], sampling: SamplingParams) -> Sequence:
-        """Queue a prompt. The context must have been reserved; EngineError if the prompt could never fit it."""
-        sequence = Sequence(next(self._seq_ids), prompt_ids, sampling)
+    def add(self, prompt_ids: list[int], sampling: SamplingParams, *, deadline: float | None = None) -> Sequence:
+        """Queue a prompt. The context must have been reserved; EngineError if the prompt could never fit it.
+
+        `deadline` is on the clock of time.perf_counter, in seconds. An answer ends with `finish_reason` "time" when its next token
+        is expected after it. A prompt is evaluated whole and gives at least one token, unless it would take twice the time that
+        there was when it was added: then the sequence ends with no text. One whose deadline has passed is not begun.
+        """
+        sequence = Sequence(next(self._seq_ids), prompt_ids, sampling, deadline=deadline)
         self._scheduler.add(sequence)
         return sequence
 
@@ -110,11 +149,16 @@ class Engine:
         """Evaluate one batch of all running sequences and sample where a prompt or a token is complete."""
         pieces = self._drop_cancelled()
         shares = self._scheduler.schedule()
+        pieces += self._drop_late(shares)
+        shares = [share for share in shares if not share.sequence.is_finished]
         if not shares:
             return pieces
+        started = time.perf_counter()
         if not self._decode(shares):
             return pieces + self._drop_cancelled()
-        return pieces + self._collect(shares)
+        pieces += self._collect(shares)
+        self._learn(shares, time.perf_counter() - started)
+        return pieces
 
     def _decode(self, shares: list[Share]) -> bool:
         runner = self._running()
@@ -150,6 +194,20 @@ class Engine:
                 self._release(sequence)
         return pieces
 
+    def _learn(self, shares: list[Share], seconds: float) -> None:
+        """What the step took refreshes the speed, if a single sequence had it to itself; kept once nothing runs any more."""
+        if len(shares) == 1:
+            sequence, num_tokens = shares[0].sequence, len(shares[0].token_ids)
+            depth = sequence.num_evaluated - num_tokens
+            if depth < len(sequence.prompt_ids):
+                self.speed.observe_prefill(num_tokens, depth, seconds)
+            else:
+                self.speed.observe_decode(depth, seconds)
+            self._has_learned = True
+        if self._has_learned and self.is_idle:
+            self._has_learned = False
+            self._keep_speed(self.speed)
+
     def cancel(self, sequence: Sequence) -> None:
         """End a sequence at once, from any thread; what it had written stays in it."""
         self._cancelled.add(sequence.seq_id)
@@ -162,22 +220,46 @@ class Engine:
             self.cancel(sequence)
 
     def _drop_cancelled(self) -> list[Piece]:
-        pieces = []
-        for sequence in self._scheduler.unfinished:
-            if sequence.seq_id in self._cancelled:
-                pieces.append(Piece(sequence.seq_id, None, sequence.finish("cancelled"), "cancelled"))
-                self._release(sequence)
+        pieces = [self._end(sequence, "cancelled") for sequence in self._scheduler.unfinished if sequence.seq_id in self._cancelled]
         self._cancelled.clear()
         return pieces
+
+    def _drop_late(self, shares: list[Share]) -> list[Piece]:
+        """End the sequences that would be late after a batch of these shares."""
+        timed = [sequence for sequence in self._scheduler.unfinished if sequence.deadline is not None]
+        if not timed:
+            return []
+        ends_at = time.perf_counter() + sum(self._expected_s(share) for share in shares)
+        return [self._end(sequence, "time") for sequence in timed if (latest := sequence.latest_end) is not None and latest < ends_at]
+
+    def _expected_s(self, share: Share) -> float:
+        sequence, num_tokens = share.sequence, len(share.token_ids)
+        expect = self.speed.decode_s if sequence.completion_ids else self.speed.prefill_s
+        return expect(num_tokens, sequence.num_evaluated)
+
+    def _end(self, sequence: Sequence, reason: FinishReason) -> Piece:
+        piece = Piece(sequence.seq_id, None, sequence.finish(reason), reason)
+        self._release(sequence)
+        return piece
 
     def _release(self, sequence: Sequence) -> None:
         if sequence.started_at is not None:
             self._running().end(_slot(sequence))
         self._scheduler.release(sequence)
 
-    def generate(self, prompt_ids: list[int], sampling: SamplingParams, on_text: Callable[[str], None] | None = None) -> Completion:
-        """One prompt to its end: a batch of one. Ctrl-C ends it with what was written, as `finish_reason` "cancelled"."""
-        sequence = self.add(prompt_ids, sampling)
+    def generate(
+        self,
+        prompt_ids: list[int],
+        sampling: SamplingParams,
+        on_text: Callable[[str], None] | None = None,
+        *,
+        deadline: float | None = None,
+    ) -> Completion:
+        """One prompt to its end: a batch of one. Ctrl-C ends it with what was written, as `finish_reason` "cancelled".
+
+        `deadline` is as in `add`.
+        """
+        sequence = self.add(prompt_ids, sampling, deadline=deadline)
         try:
             while not sequence.is_finished:
                 for piece in self.step():

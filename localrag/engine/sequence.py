@@ -21,6 +21,7 @@ class Sequence:
     num_evaluated: int = 0
     finish_reason: FinishReason | None = None
     text: str = ""
+    deadline: float | None = None
     slot: int | None = None
     added_at: float = field(default_factory=time.perf_counter)
     started_at: float | None = None
@@ -41,6 +42,16 @@ class Sequence:
     @property
     def is_finished(self) -> bool:
         return self.finish_reason is not None
+
+    @property
+    def latest_end(self) -> float | None:
+        """When, on the clock of time.perf_counter, it must have ended; None for any time.
+
+        An answer ends at its deadline. A prompt is worth nothing in parts, so it may take as long again.
+        """
+        if self.deadline is None or self.completion_ids:
+            return self.deadline
+        return self.deadline + max(0.0, self.deadline - self.added_at)
 
     def pending(self) -> list[int]:
         """Tokens that are known and not yet evaluated: the rest of the prompt, or the token sampled last."""

@@ -8,9 +8,10 @@ It speaks one JSON object a line: `{"ready": true}` once, then for each request 
 
     {"source": template, "time_limit_s": seconds, "messages": [{"role", "content"}], "bos_token": …, "eos_token": …, "now": ISO time}
 
-either `{"text": …}` or `{"error": kind, "message": …}`, kind being syntax, security, memory, size or refused. A request without
-messages gets no answer: it has the template compiled ahead of time. The process ends with its standard input. The parent keeps
-the time and kills it; the limits set here hold even when the parent is gone.
+and perhaps "tools" in the form of OpenAI's API, either `{"text": …}` or `{"error": kind, "message": …}`, kind being syntax,
+security, memory, size or refused. A request without messages gets no answer: it has the template compiled ahead of time. The
+process ends with its standard input. The parent keeps the time and kills it; the limits set here hold even when the parent is
+gone.
 """
 
 from __future__ import annotations
@@ -69,9 +70,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
         raise SecurityError(f"attribute {attribute!r} of a {type(obj).__name__} is not open to templates")
 
 
-def to_json(value: object, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:  # noqa: ANN401, FBT001, FBT002  # as templates call it
+def to_json(
+    value: object,
+    ensure_ascii: bool = False,  # noqa: FBT001, FBT002  # as templates call it
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,  # noqa: FBT001, FBT002  # as templates call it
+) -> str:
     """The `tojson` filter that chat templates are written for: plain JSON, without HTML escapes."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def raise_exception(message: object) -> NoReturn:
@@ -113,13 +120,15 @@ def render(template: jinja2.Template, request: Mapping[str, Any]) -> str:
     now = datetime.fromisoformat(request["now"])
     pieces: list[str] = []
     num_chars = 0
-    # `tools` and the like stay undefined: templates ask `is defined`, and some loop over what is not.
+    # `tools`, where there are none, and the like stay undefined: templates ask `is defined`, and some loop over what is not.
+    given = {"tools": request["tools"]} if "tools" in request else {}
     for piece in template.generate(
         messages=request["messages"],
         bos_token=request["bos_token"],
         eos_token=request["eos_token"],
         add_generation_prompt=True,
         strftime_now=now.strftime,
+        **given,
     ):
         num_chars += len(piece)
         if num_chars > MAX_TEXT_CHARS:

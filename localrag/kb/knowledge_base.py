@@ -87,6 +87,10 @@ class KnowledgeBase:
         """(source, number of chunks) of every document, by source."""
         return [] if self._store is None else self._store.sources()
 
+    def paths(self) -> dict[str, Path]:
+        """Where each source was read from."""
+        return {} if self._store is None else {source: Path(path) for source, path in self._store.paths().items()}
+
     def ingest(self, paths: Sequence[Path], embedder: Embedder, progress: Callable[[Progress], None] | None = None) -> IngestResult:
         """Adds and updates the documents below `paths`, and removes those whose files are gone. See localrag/kb/ingest.py."""
         if self._store is not None:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from localrag.kb.chunking import TARGET_TOKENS, split_counted
-from localrag.kb.retrieve import terms
 from localrag.passages import Chunk, Hit
+from localrag.terms import terms
 
 SOURCE = "standard input"
 SCOPE = "stdin"

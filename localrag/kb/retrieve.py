@@ -12,7 +12,6 @@ What counts as relevant, so that a question about something else finds nothing:
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -20,6 +19,7 @@ from localrag.fusion import fuse
 from localrag.kb.chunking import split_counted
 from localrag.kb.store import Store
 from localrag.passages import Hit
+from localrag.terms import terms
 from localrag.tokens import Embedder
 
 if TYPE_CHECKING:
@@ -41,16 +41,6 @@ DEPTH = 100
 """How far down each ranking is followed before they are fused; more if more hits are wanted."""
 
 MAX_QUERY_CHARS = 32_768
-MAX_TERMS = 100
-
-STOP_WORDS = frozenset(
-    """a about above after again all also am an and any are as at be because been before being below between both but by can cannot
-    could did do does doing done down during each few for from further get give had has have having he her here hers him his how i if
-    in into is it its just let like make may me might more most much must my need no nor not now of off on once one only or other our
-    out over own please s same say she should show so some such t tell than that the their them then there these they this those through
-    to too under until up us use used using very want was we were what when where which while who whom why will with would you
-    your""".split()  # noqa: SIM905  # a word list reads better as words
-)
 
 
 def retrieve(
@@ -67,7 +57,8 @@ def retrieve(
 
     `index` gives the vector index of the present generation, and is called inside the reading transaction; keyword mode needs neither
     it nor an embedder. The score is the reciprocal rank fusion of "semantic" and "keyword" in hybrid mode, the cosine similarity in
-    semantic mode, BM25 in keyword mode. Of a query, the first MAX_QUERY_CHARS characters and MAX_TERMS different words count.
+    semantic mode, BM25 in keyword mode. A hit's relevance is its cosine similarity, at least MIN_SIMILARITY where words alone found it, and
+    not known in keyword mode. Of a query, the first MAX_QUERY_CHARS characters and MAX_TERMS different words count.
     """
     query = query[:MAX_QUERY_CHARS].encode("utf-8", "replace").decode()
     vector = None if mode == "keyword" or embedder is None else _embed(query, embedder)
@@ -79,20 +70,17 @@ def retrieve(
         by_words = store.keyword_ids(_any_of(words), depth) if words and mode != "semantic" else []
         vectors = index() if vector is not None else None
         by_meaning = []
+        relevance: dict[int, float] = {}
         if vectors is not None and vector is not None:
             by_meaning = [(one, score) for one, score in vectors.search(vector, depth) if score >= MIN_SIMILARITY]
             if mode == "hybrid":
-                by_words = _relevant(store, by_words, words, vectors.similarities(vector, [one for one, _ in by_words]))
+                similarities = vectors.similarities(vector, [one for one, _ in by_words])
+                by_words = _relevant(store, by_words, words, similarities)
+                relevance |= {one: max(MIN_SIMILARITY, similarities.get(one, 0.0)) for one, _ in by_words}
+            relevance |= dict(by_meaning)
         ranked = _ranked(mode, by_meaning, by_words)[:k]
         chunks = {chunk.id: chunk for chunk in store.chunks([one for one, _, _ in ranked], kb=kb)}
-    return [Hit(chunks[one], score, parts) for one, score, parts in ranked]
-
-
-def terms(query: str) -> list[str]:
-    """The different words of a query that are looked for: letters and digits of any script, in lower case, without stop words."""
-    text = unicodedata.normalize("NFC", query).lower()
-    spaced = "".join(char if unicodedata.category(char)[0] in "LMN" else " " for char in text)
-    return [word for word in dict.fromkeys(spaced.split()) if word not in STOP_WORDS][:MAX_TERMS]
+    return [Hit(chunks[one], score, parts, min(1.0, relevance[one]) if one in relevance else None) for one, score, parts in ranked]
 
 
 def _any_of(words: Sequence[str]) -> str:

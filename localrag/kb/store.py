@@ -119,6 +119,10 @@ class Store:
         """Absolute path to sha256 of every document."""
         return dict(self._rows("SELECT path, sha256 FROM documents"))
 
+    def paths(self) -> dict[str, str]:
+        """Source to absolute path of every document; of two with one source, one."""
+        return dict(self._rows("SELECT source, path FROM documents"))
+
     def vectors(self) -> Iterator[tuple[int, bytes]]:
         """(chunk id, vector) of every chunk, by id."""
         with _explained(self.path):
@@ -218,7 +222,7 @@ def _explained(path: Path) -> Iterator[None]:
     """Turns what SQLite and the file system say into an error that a person can act on."""
     try:
         yield
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter where SQLite's message repeats damaged text
         kind = getattr(error, "sqlite_errorname", "") or ""
         raise KnowledgeBaseError(f"The knowledge base file {path} cannot be used: {error}.", hint=_way_out(kind)) from error
 

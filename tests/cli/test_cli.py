@@ -319,5 +319,6 @@ def test_passages_that_all_are_too_large_are_listed_as_left_out(home, capsys):
     with Session(open_echo(), n_ctx=300) as session:
         prepared = session.prepare("Why?", piped="x" * 1000)
     assert prepared.prompt.hits == ()
-    display.prepared(prepared, "echo", as_json=False, with_passages=True)
-    assert "[KB#stdin/1] left out" in capsys.readouterr().out
+    display.prepared(prepared, "echo", task="Why?", tokenizer=session.engine.tokenizer, as_json=False, with_allocation=True)
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "[KB#stdin/1]" in line]
+    assert "left out (" in line

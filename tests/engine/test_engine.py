@@ -129,7 +129,107 @@ def test_ctrl_c_ends_an_answer_with_what_was_written(echo):
     assert (completion.text, completion.finish_reason) == ("You", "cancelled")
 
 
+# --- deadlines: the echo counts on 1 ms a prompt token and 10 ms an answer token, and takes next to nothing
+
+
+def test_with_time_enough_a_deadline_changes_nothing(echo):
+    echo.reserve(700)
+    completion = echo.generate(said(echo, "a"), SamplingParams(), deadline=time.perf_counter() + 1000)
+    assert (completion.text, completion.finish_reason) == ("You asked: a", "stop")
+
+
+def test_a_deadline_that_has_passed_evaluates_nothing_and_leaves_the_engine_usable(echo):
+    echo.reserve(700)
+    completion = echo.generate(said(echo, "a"), SamplingParams(), deadline=time.perf_counter() - 1)
+    assert (completion.text, completion.finish_reason, completion.completion_tokens) == ("", "time", 0)
+    assert echo._runner.num_evaluated_tokens == 0
+    assert echo.generate(said(echo, "b"), SamplingParams()).text == "You asked: b"
+
+
+def test_a_prompt_that_would_take_twice_its_time_is_not_begun(echo):
+    echo.reserve(2000)
+    completion = echo.generate([1] * 500, SamplingParams(), deadline=time.perf_counter() + 0.2)
+    assert (completion.finish_reason, echo._runner.num_evaluated_tokens) == ("time", 0)
+
+
+def test_a_deadline_that_passes_while_the_prompt_is_evaluated_leaves_one_token(echo):
+    echo.reserve(1000)
+    sequence = echo.add(said(echo, "x" * 700), SamplingParams(max_tokens=20))
+    echo.step()
+    assert not sequence.completion_ids
+    now = time.perf_counter()
+    sequence.added_at, sequence.deadline = now - 100, now - 1
+    run(echo)
+    assert (sequence.text, sequence.finish_reason, len(sequence.completion_ids)) == ("Y", "time", 1)
+
+
+def test_each_sequence_has_its_own_deadline(echo):
+    echo.reserve(1000, num_sequences=3)
+    far = time.perf_counter() + 1000
+    first, second, third = (echo.add(said(echo, "hello"), SamplingParams(max_tokens=100), deadline=at) for at in (far, None, far))
+    waiting = echo.add(said(echo, "hello"), SamplingParams(max_tokens=100), deadline=far)
+    for _ in range(3):
+        echo.step()
+    first.deadline = waiting.deadline = time.perf_counter() - 1
+    waiting.added_at = waiting.deadline
+    pieces = echo.step()
+    assert [(piece.seq_id, piece.token_id, piece.finish_reason) for piece in pieces if piece.finish_reason] == [
+        (first.seq_id, None, "time"),
+        (waiting.seq_id, None, "time"),
+    ]
+    run(echo)
+    assert [each.text for each in (first, second, third, waiting)] == ["You", "You asked: hello", "You asked: hello", ""]
+    assert [each.finish_reason for each in (first, second, third, waiting)] == ["time", "stop", "stop", "time"]
+    assert echo._scheduler.num_free_cells == 1000
+
+
+def test_the_echo_says_the_same_speed_always(echo):
+    echo.measure_speed()  # known from the beginning: no context is made
+    assert echo._runner is None
+    before = echo.speed.plan_s(500, 50)
+    echo.reserve(700)
+    echo.generate(said(echo, "a"), SamplingParams())
+    assert before == echo.speed.plan_s(500, 50) == pytest.approx(1.0)
+
+
 # --- on llama.cpp
+
+
+def test_an_unknown_speed_is_measured_once_and_refreshed_by_each_run(tiny_path, tmp_path):
+    with open_model(tiny_path, name="tiny", home=tmp_path) as engine:
+        assert not engine.speed.is_known
+        engine.measure_speed()
+        assert engine.speed.is_known
+        assert min(engine.speed.prefill_s(100), engine.speed.decode_s(1, 100), engine.speed.overhead_s(1000)) > 0
+        measured = engine.speed.to_dict()
+    with open_model(tiny_path, name="tiny", home=tmp_path) as engine:
+        assert engine.speed.to_dict() == measured
+        engine.measure_speed()  # nothing to do
+        assert engine._runner is None
+        engine.reserve(1024)
+        engine.generate(engine.tokenizer.encode("the oven is hot ") * 50, SamplingParams(max_tokens=9))
+        refreshed = engine.speed.to_dict()
+    with open_model(tiny_path, name="tiny", home=tmp_path) as engine:
+        assert engine.speed.to_dict() == refreshed != measured
+
+
+def test_steps_that_several_sequences_share_teach_nothing(tiny):
+    tiny.reserve(512, num_sequences=2)
+    for _ in range(2):
+        tiny.add([5] * 40, SamplingParams(max_tokens=9))
+    before = tiny.speed.to_dict()
+    run(tiny)
+    assert tiny.speed.to_dict() == before
+
+
+def test_a_deadline_ends_an_answer_of_llama_cpp(tiny_path):
+    with open_model(tiny_path, name="tiny") as engine:
+        engine.reserve(60_000)
+        engine.measure_speed()
+        started = time.perf_counter()
+        completion = engine.generate([5] * 20, SamplingParams(max_tokens=59_000), deadline=started + 0.3)
+        assert completion.finish_reason == "time"
+        assert time.perf_counter() - started < 10
 
 
 def test_batched_and_alone_are_the_same_on_llama_cpp(tiny):
@@ -166,6 +266,13 @@ def test_a_prompt_longer_than_a_batch_is_evaluated_in_pieces(tiny_path):
         completion = engine.generate(ids, SamplingParams(max_tokens=4))
         assert (completion.prompt_tokens, completion.completion_tokens) == (1800, 4)
         assert engine._runner.num_tokens(0) == 0  # freed
+
+
+def test_a_context_evaluates_in_one_batch_whatever_its_cells_hold(tiny_path):
+    with open_model(tiny_path, name="tiny") as engine:
+        engine.reserve(150)
+        num_cells = engine._runner.num_cells
+        assert engine.generate([5] * (num_cells - 4), SamplingParams(max_tokens=4)).prompt_tokens == num_cells - 4
 
 
 def test_cancelling_from_another_thread_stops_the_batch_and_the_engine_goes_on(tiny_path):

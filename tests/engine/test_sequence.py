@@ -75,3 +75,19 @@ def test_released_text_is_the_text_up_to_the_first_stop_string(text, sizes, stop
     at = min((found for stop in stops if (found := whole.find(stop)) >= 0), default=len(whole))
     assert "".join(released) == sequence.text
     assert sequence.text == whole[:at]
+
+
+def test_what_was_held_back_is_released_when_time_is_up():
+    sequence = Sequence(0, [1], SamplingParams(max_tokens=9, stop=("###",)), deadline=0.0)
+    assert sequence.append(7, b"a##", is_end=False) == "a"
+    assert sequence.finish("time") == "##"
+    assert (sequence.completion().text, sequence.completion().finish_reason) == ("a##", "time")
+
+
+def test_an_answer_ends_at_its_deadline_and_a_prompt_may_take_as_long_again():
+    sequence = Sequence(0, [1], SamplingParams(), added_at=100.0, deadline=104.0)
+    assert sequence.latest_end == 108.0
+    sequence.append(7, b"a", is_end=False)
+    assert sequence.latest_end == 104.0
+    assert Sequence(0, [1], SamplingParams(), added_at=100.0, deadline=99.0).latest_end == 99.0
+    assert Sequence(0, [1], SamplingParams()).latest_end is None

@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 
 from localrag.errors import KnowledgeBaseError
 from localrag.kb import KnowledgeBase
-from localrag.kb.retrieve import MAX_TERMS, MIN_SIMILARITY, MODES, terms
+from localrag.kb.retrieve import MIN_SIMILARITY, MODES
+from localrag.terms import MAX_TERMS, terms
 from tests.kb.hash_embedder import HashEmbedder
 
 PAGES = {

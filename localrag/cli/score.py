@@ -1,0 +1,222 @@
+"""score: how relevant files are for a task, factor by factor."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from localrag.budget import TIERS, Profile
+from localrag.cli import display, options
+from localrag.cli.text import emit, note, safe
+from localrag.errors import ConfigError, KnowledgeBaseError, ModelNotFoundError, UsageError
+from localrag.relevance import FACTORS, MAX_TASK_CHARS, METHODS, File, Method, Score, Weights, score
+from localrag.session import open_embedder, open_profile
+from localrag.settings import Settings
+from localrag.tokens import Embedder
+
+COLUMNS = dict(zip(FACTORS, ("Alignment", "Recency", "Mentions", "Depth", "Type"), strict=True))
+
+
+class Weight(click.ParamType[tuple[str, float]]):
+    """A factor and its weight, as `recency=0.5`."""
+
+    name = "weight"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:  # noqa: ANN401  # click's
+        name, _, number = str(value).partition("=")
+        if name not in FACTORS:
+            self.fail(f"{name[:80]!r} is no factor; there are {', '.join(FACTORS)}.", param, ctx)
+        try:
+            return name, float(number)
+        except ValueError:
+            self.fail(f"{name} needs a number, as {name}=0.5.", param, ctx)
+
+
+@dataclass(slots=True)
+class Gathered:
+    """The files that could be read, and what could not be, each with the reason."""
+
+    files: list[File] = field(default_factory=list)
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+
+
+def _thresholds(command: options.Command) -> options.Command:
+    for tier in reversed(TIERS):
+        text = f"The least score of the tier {tier.name}.  [default: {tier.threshold}]"
+        command = click.option(f"--{tier.name}", type=click.FloatRange(0, 1), metavar="SCORE", help=text)(command)
+    return command
+
+
+@click.command("score")
+@click.argument("paths", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
+@click.option("--task", required=True, type=options.Text(), metavar="TEXT", help="What is to be done (- for stdin, @file for a file).")
+@click.option("--method", type=click.Choice(METHODS), help="How alignment is measured; hybrid if an embedder is on this machine.")
+@click.option(
+    "--weight", "weights", multiple=True, type=Weight(), metavar="NAME=VALUE", help=f"Of {', '.join(FACTORS)}; can be given again."
+)
+@click.option("--half-life", type=float, metavar="DAYS", help="The age that halves recency.  [default: 7]")
+@_thresholds
+@options.models_file
+@options.as_json
+def score_command(
+    paths: tuple[Path, ...],
+    task: str,
+    method: Method | None,
+    weights: tuple[tuple[str, float], ...],
+    half_life: float | None,
+    primary: float | None,
+    supporting: float | None,
+    reference: float | None,
+    settings: Settings,
+    as_json: bool,
+) -> None:
+    """Score how relevant each FILE is for a task, best first. Of a folder, all files are scored that index would read.
+
+    \b
+      localrag score src docs --task "Update authentication to use JWT"
+      git diff | localrag score src --task - --method keyword
+    """
+    if not task.strip():
+        raise UsageError("The task is empty.", hint="Say with --task what is to be done.")
+    if len(task) > MAX_TASK_CHARS:
+        raise UsageError(f"The task has {len(task)} characters, and {MAX_TASK_CHARS} are the most.", num_chars=len(task))
+    profile, chosen = open_profile(None, settings=settings)
+    try:
+        profile = _with_thresholds(profile, {"primary": primary, "supporting": supporting, "reference": reference})
+        chosen = _with_weights(chosen, weights, half_life, method)
+    except ConfigError as error:  # here the wrong value comes from the command line
+        raise UsageError(error.message) from None
+    gathered = _gather(paths)
+    if not gathered.files and len(gathered.skipped) == 1:
+        raise UsageError("{}: {}.".format(*gathered.skipped[0]))
+    for source, reason in gathered.skipped:
+        note(f"skipped {safe(source)}: {reason}")
+    if not gathered.files:
+        raise UsageError("None of the files can be read.", hint="Each is named above with the reason.", num_skipped=len(gathered.skipped))
+    embedder = _embedder(chosen.method, settings, is_asked_for=method is not None)
+    if embedder is None:
+        chosen = replace(chosen, method="keyword")
+    scores = _score(gathered.files, task, chosen, embedder)
+    tiers = [profile.tier(one.score) or "below" for one in scores]
+    if as_json:
+        emit(
+            {
+                "task": task,
+                "method": chosen.method,
+                "weights": chosen.shares,
+                "half_life_days": chosen.half_life_days,
+                "files": [{**_row(one), "tier": name} for one, name in zip(scores, tiers, strict=True)],
+                "skipped": [{"path": source, "reason": reason} for source, reason in gathered.skipped],
+            }
+        )
+    else:
+        _table(scores, tiers, chosen)
+
+
+def _with_thresholds(profile: Profile, given: Mapping[str, float | None]) -> Profile:
+    known = {tier.name: tier.threshold for tier in profile.tiers} | {name: value for name, value in given.items() if value is not None}
+    return replace(profile, tiers=tuple(replace(tier, threshold=known[tier.name]) for tier in profile.tiers))
+
+
+def _with_weights(weights: Weights, given: Sequence[tuple[str, float]], half_life: float | None, method: Method | None) -> Weights:
+    changed: dict[str, Any] = dict(given)
+    if half_life is not None:
+        changed["half_life_days"] = half_life
+    if method is not None:
+        changed["method"] = method
+    return replace(weights, **changed)
+
+
+def _embedder(method: Method, settings: Settings, *, is_asked_for: bool) -> Embedder | None:
+    """The default embedder, if meaning counts. One that was not asked for may be missing: then words decide, which is said."""
+    if method == "keyword":
+        return None
+    try:
+        return open_embedder(settings)
+    except ModelNotFoundError as error:
+        if is_asked_for:
+            raise
+        note(f"Scored by words alone: {error.message} {error.hint or ''}".rstrip())
+        return None
+
+
+def _score(files: Sequence[File], task: str, weights: Weights, embedder: Embedder | None) -> list[Score]:
+    if embedder is None:
+        return score(files, task, weights=weights, now=time.time())
+    with display.Progress("Scoring") as progress:
+        return score(
+            files,
+            task,
+            weights=weights,
+            embedder=embedder,
+            now=time.time(),
+            progress=lambda done, total: progress("embedding", done, total),
+        )
+
+
+def _gather(paths: Sequence[Path]) -> Gathered:
+    """Each file once, by the path that was given to it or to its folder."""
+    from localrag.kb.readers.base import UnreadableError  # noqa: PLC0415  # weight: none of it is needed to print help
+    from localrag.kb.readers.text import SUFFIXES, decode  # noqa: PLC0415
+    from localrag.kb.walk import read_bytes  # noqa: PLC0415
+
+    gathered = Gathered()
+    seen: set[str] = set()
+    for path in (file for given in paths for file in _files(given, gathered)):
+        real = os.path.realpath(path)
+        if real in seen:
+            continue
+        seen.add(real)
+        try:
+            text = decode(read_bytes(real), known=path.suffix.lower() in SUFFIXES)
+            gathered.files.append(File(_shown(path), text, Path(real).stat().st_mtime))
+        except UnreadableError as error:
+            gathered.skipped.append((_shown(path), str(error)))
+        except OSError as error:
+            gathered.skipped.append((_shown(path), error.strerror or str(error)))
+    return gathered
+
+
+def _files(given: Path, gathered: Gathered) -> Iterator[Path]:
+    """The file itself, or the files of a folder."""
+    if not given.is_dir():
+        yield given
+        return
+    from localrag.kb.walk import walk  # noqa: PLC0415  # weight
+
+    try:
+        found = walk([given])
+    except KnowledgeBaseError as error:
+        gathered.skipped.append((_shown(given), error.message))
+        return
+    gathered.skipped += found.skipped
+    if not found.files:
+        gathered.skipped.append((_shown(given), "no file in this folder is read"))
+    for file in found.files:
+        yield given / os.path.relpath(file.path, found.roots[0])
+
+
+def _shown(path: Path) -> str:
+    """A path fit to print: bytes that are not UTF-8 become `\\xNN`."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def _row(one: Score) -> dict[str, object]:
+    return {"path": one.path, "score": one.score, "contributions": dict(one.contributions), "details": dict(one.details)}
+
+
+def _table(scores: Sequence[Score], tiers: Sequence[str], weights: Weights) -> None:
+    numbers = ("Score", *COLUMNS.values())
+    rows = [
+        (one.path.replace("\n", " "), f"{one.score:.3f}", *(f"{part:.3f}" for part in one.contributions.values()), name)
+        for one, name in zip(scores, tiers, strict=True)
+    ]
+    display.table(("File", *numbers, "Tier"), rows, right=numbers)
+    shares = ", ".join(f"{COLUMNS[name]} {share:.2f}" for name, share in weights.shares.items())
+    note(f"A score is the sum of its columns, which reach up to {shares}.")

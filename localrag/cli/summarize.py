@@ -1,0 +1,153 @@
+"""summarize: a file at one of four levels of detail."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from localrag.cli import options
+from localrag.cli.text import emit, note, safe
+from localrag.errors import LocalragError, UsageError
+from localrag.session import open_engine
+from localrag.settings import Settings
+from localrag.summary import LEVELS, Level, Source, Summary, SummaryCache, summarize
+
+if TYPE_CHECKING:
+    from localrag.engine.engine import Engine
+    from localrag.writer import Writer
+
+
+@click.command("summarize")
+@click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
+@click.option("--level", type=click.Choice(LEVELS), default="summary", show_default=True, help="From the most detail to the least.")
+@click.option(
+    "--max-tokens", type=click.IntRange(min=1), metavar="N", help="The most tokens.  [default: 2000 detailed, 500 summary, 100 stub]"
+)
+@click.option("--no-model", is_flag=True, help="Pick the file's own sentences; the model only counts tokens.")
+@click.option("--max-age", type=click.FloatRange(min=0), metavar="HOURS", help="Write a summary anew that is older.")
+@click.option("--no-cache", is_flag=True, help="Neither read nor keep summaries.")
+@options.models_file
+@options.model
+@options.as_json
+def summarize_command(
+    file: Path,
+    level: Level,
+    max_tokens: int | None,
+    no_model: bool,
+    max_age: float | None,
+    no_cache: bool,
+    settings: Settings,
+    model: str | None,
+    chat_template: Path | None,
+    as_json: bool,
+) -> None:
+    """Make FILE shorter: its outline (detailed), a paragraph that the model writes (summary), or two or three lines about it (stub).
+
+    A summary is kept until the file changes.
+
+    \b
+      localrag summarize src/app.py --level detailed
+      localrag summarize report.md --max-tokens 200 --no-model
+    """
+    source = read_source(file)
+    writes = level == "summary" and not no_model
+    with (
+        open_engine(model, settings=settings, chat_template=chat_template, vocab_only=not writes) as engine,
+        _cache(settings.home, wanted=not no_cache and level in {"detailed", "summary"}) as cache,
+    ):
+        writer = _writer(engine) if writes else None
+        summary = summarize(
+            source,
+            level,
+            count=_counter(engine),
+            limit=max_tokens,
+            write=writer,
+            write_tokens=writer.max_text_tokens if writer is not None else 0,
+            cache=cache,
+            cache_model=f"{engine.name} {engine.tokenizer.name}",
+            max_age_s=None if max_age is None else max_age * 3600,
+        )
+    _print(source.label, summary, as_json=as_json)
+
+
+def read_source(path: Path) -> Source:
+    """A text file. UsageError for one that is not there, cannot be read, is no text or too long, or changes again while it is read."""
+    from localrag.kb.readers.base import UnreadableError  # noqa: PLC0415  # weight: none of it is needed to print help
+    from localrag.kb.readers.text import SUFFIXES, decode  # noqa: PLC0415
+    from localrag.kb.walk import read_bytes  # noqa: PLC0415
+
+    label = os.fsencode(path).decode("utf-8", "backslashreplace")
+    real = os.path.realpath(path)
+    try:
+        if os.path.isdir(real):  # noqa: PTH112  # a path that is resolved already
+            raise UsageError(f"{label} is a folder.", hint="Give a file.")
+        for _ in range(2):
+            before = os.stat(real)  # noqa: PTH116  # likewise
+            data = read_bytes(real)
+            after = os.stat(real)  # noqa: PTH116  # likewise
+            if _state(before) == _state(after) and len(data) == after.st_size:
+                text = decode(data, known=path.suffix.lower() in SUFFIXES)
+                return Source(label=label, text=text, modified=after.st_mtime)
+    except UnreadableError as error:
+        raise UsageError(f"{label} cannot be summarized: {error}.", hint="Give a text file.") from None
+    except OSError as error:
+        raise UsageError(f"{label} cannot be read: {error.strerror or error}.", hint="Check the path and its permissions.") from None
+    raise UsageError(f"{label} changes while it is read.", hint="Try again when it is written.")
+
+
+def _state(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _counter(engine: Engine) -> Callable[[str], int]:
+    """Tokens of a text as it would be sent."""
+    from localrag.markup import as_content  # noqa: PLC0415  # weight
+
+    return lambda text: engine.counter(as_content(text, engine.tokenizer))
+
+
+def _writer(engine: Engine) -> Writer | None:
+    """None, which is said, for a file that holds a vocabulary alone."""
+    from localrag.writer import make_writer  # noqa: PLC0415  # weight
+
+    if engine.can_generate:
+        return make_writer(engine)
+    note(f"{safe(engine.name)} has no weights: sentences of the file are picked instead.")
+    return None
+
+
+@contextmanager
+def _cache(home: Path, *, wanted: bool) -> Iterator[SummaryCache | None]:
+    """The summaries that the journal keeps. A journal that cannot be used costs no summary; it is said."""
+    if not wanted:
+        yield None
+        return
+    from localrag.journal import Journal  # noqa: PLC0415  # weight: sqlite3
+
+    try:
+        journal = Journal.open(home)
+    except LocalragError as error:
+        note(f"Nothing is kept: {error.message}")
+        yield None
+        return
+    with journal:
+        yield journal.summaries
+
+
+def _print(label: str, summary: Summary, *, as_json: bool) -> None:
+    if as_json:
+        fields = asdict(summary)
+        names = {"level": "level", "method": "method", "tokens": "num_tokens", "source_tokens": "num_source_tokens", "limit": "limit"}
+        emit({"path": label, **{name: fields[key] for name, key in names.items()}, "cached": summary.cached, "text": summary.text})
+        return
+    click.echo(safe(summary.text) if sys.stdout.isatty() else summary.text)
+    of = "" if summary.limit is None else f", at most {summary.limit:,}"
+    kept = ", kept from before" if summary.cached else ""
+    note(f"{safe(label)}: {summary.num_tokens:,} of {summary.num_source_tokens:,} tokens{of} ({summary.method}{kept})")

@@ -1,0 +1,50 @@
+"""What all printing needs: where data and talk go, and text that cannot control a terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+COLOURS = {
+    "scaffold": "bright_black",
+    "system": "magenta",
+    "tools": "blue",
+    "memories": "bright_magenta",
+    "summary": "bright_blue",
+    "history": "bright_cyan",
+    "attachments": "bright_green",
+    "evidence": "green",
+    "question": "cyan",
+    "answer": "yellow",
+}
+
+
+def emit(data: object) -> None:
+    """One JSON object on stdout."""
+    click.echo(json.dumps(data, ensure_ascii=False, default=str))
+
+
+def note(text: str) -> None:
+    """A line of talk."""
+    click.echo(text, err=True)
+
+
+def safe(text: str) -> str:
+    """Text without what moves a cursor, colours a terminal or turns the direction of writing."""
+    return CONTROL.sub("", text)
+
+
+def console(*, err: bool = False) -> Console:
+    """A rich console that marks up nothing on its own."""
+    from rich.console import Console  # noqa: PLC0415  # weight
+
+    width = None if (sys.stderr if err else sys.stdout).isatty() else 1000  # a table in a pipe is not folded
+    return Console(stderr=err, markup=False, highlight=False, emoji=False, width=width)

@@ -1,0 +1,108 @@
+"""A conversation in its parts: what is asked now, what came before it, and what of that is kept.
+
+An exchange is never separated: a question stays with its answer, a tool call with its result. What is kept is always the
+newest part without a gap, so what is dropped is always the oldest part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from localrag.errors import UsageError
+from localrag.messages import Message, strip_reasoning
+
+_SPEAKERS = {"user": "User", "assistant": "Assistant", "tool": "Tool"}
+
+
+class Numbered(NamedTuple):
+    """A message and its place in the conversation as it was given, from 1."""
+
+    number: int
+    message: Message
+
+    @property
+    def name(self) -> str:
+        """How ledgers name it."""
+        return f"message {self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Messages that are kept or dropped together: what was asked, and all that followed up to the next question."""
+
+    messages: tuple[Numbered, ...]
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(each.name for each in self.messages)
+
+    @property
+    def transcript(self) -> str:
+        """`User: …` and `Assistant: …` at the beginning of a line and nowhere else: further lines of a message are indented."""
+        lines = []
+        for _, message in self.messages:
+            content = strip_reasoning(message.content) if message.role == "assistant" else message.content
+            lines.append(f"{_SPEAKERS[message.role]}: " + "\n  ".join(content.strip().splitlines()))
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A conversation in its parts: the system text, the exchanges that are over, oldest first, and what is being asked now."""
+
+    system: str
+    history: tuple[Exchange, ...]
+    current: tuple[Numbered, ...]
+
+
+def split(messages: Sequence[Message]) -> Split:
+    """Tell what is asked now from what came before.
+
+    `current` begins with the user messages since the last answer and holds the tool round that followed them, if there was
+    one. System messages are joined in order, wherever they stand. UsageError if nothing was asked since the last answer.
+    """
+    system: list[str] = []
+    runs: list[list[Numbered]] = []
+    answered = True
+    for number, message in enumerate(messages, 1):
+        if message.role == "system":
+            system.append(message.content)
+            continue
+        if not runs or (answered and message.role == "user"):
+            runs.append([])
+            answered = False
+        answered = answered or message.role == "assistant"
+        runs[-1].append(Numbered(number, message))
+    last = runs.pop() if runs else []
+    if not any(message.role == "user" for _, message in last) or last[-1].message.role == "assistant":
+        raise UsageError("There must be a question since the last answer.", hint="End the conversation with a user message.")
+    return Split("\n\n".join(system), tuple(Exchange(tuple(run)) for run in runs), tuple(last))
+
+
+def search_query(messages: Sequence[Message]) -> str:
+    """What to search for: all that the user said since the last answer, joined by empty lines. UsageError as for `split`."""
+    said = [message.content.strip() for _, message in split(messages).current if message.role == "user"]
+    if not any(said):
+        raise UsageError("The user text is empty.", hint="Give a text, or leave it out.")
+    return "\n\n".join(text for text in said if text)
+
+
+def newest(history: Sequence[Exchange], max_messages: int) -> tuple[tuple[Exchange, ...], tuple[Exchange, ...]]:
+    """(kept, dropped): the newest whole exchanges that have at most `max_messages` messages together, and those before them."""
+    return fit(history, max_messages, len)
+
+
+def fit(history: Sequence[Exchange], room: int, cost: Callable[[Exchange], int]) -> tuple[tuple[Exchange, ...], tuple[Exchange, ...]]:
+    """(kept, dropped): the newest whole exchanges whose costs add up to at most `room`, and those before them.
+
+    The first exchange that does not fit ends it, so that no gap is left in the conversation.
+    """
+    first = len(history)
+    while first and (room := room - cost(history[first - 1])) >= 0:
+        first -= 1
+    return tuple(history[first:]), tuple(history[:first])

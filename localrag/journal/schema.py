@@ -1,0 +1,94 @@
+"""The tables of the journal, as numbered migrations.
+
+`PRAGMA user_version` counts the migrations that a file has had. Each is one function, applied once, in one transaction together with
+that count, so that a file is never between two versions. A migration that was released is never edited: a change is a new one.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+from localrag.errors import ConfigError
+
+
+def create_tables(db: sqlite3.Connection) -> None:
+    """Asks with their ledgers, the evidence that each was offered, and the cache of summaries."""
+    statements = (
+        """CREATE TABLE asks (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            session TEXT NOT NULL,
+            command TEXT NOT NULL,
+            model TEXT NOT NULL,
+            model_sha256 TEXT,
+            question TEXT NOT NULL,                 -- the first 10,000 characters
+            started_at REAL NOT NULL,               -- seconds since the epoch
+            window INTEGER NOT NULL,                -- tokens, as all counts below
+            finish_reason TEXT NOT NULL,
+            strategy TEXT NOT NULL,
+            bound TEXT NOT NULL,                    -- what capped the window
+            ledger TEXT NOT NULL,                   -- JSON, as in `ask --json`
+            sections TEXT NOT NULL,                 -- a JSON array: what went into the negotiation, and its outcome
+            prompt_tokens INTEGER NOT NULL,
+            completion_tokens INTEGER NOT NULL,
+            cached_tokens INTEGER NOT NULL,
+            timings TEXT NOT NULL                   -- JSON: seconds by name
+        )""",
+        "CREATE INDEX asks_by_session ON asks (session, id, started_at)",
+        """CREATE TABLE evidence (
+            ask_id INTEGER NOT NULL REFERENCES asks (id) ON DELETE CASCADE,
+            position INTEGER NOT NULL,              -- in the order in which it was offered
+            label TEXT NOT NULL,
+            source TEXT NOT NULL,
+            kb TEXT NOT NULL,
+            chunk_id INTEGER NOT NULL,
+            tokens INTEGER NOT NULL,
+            relevance REAL,
+            tier TEXT NOT NULL,
+            level TEXT NOT NULL,
+            state TEXT NOT NULL CHECK (state IN ('used', 'shortened', 'omitted')),
+            cited INTEGER NOT NULL,
+            PRIMARY KEY (ask_id, position)
+        ) WITHOUT ROWID""",
+        """CREATE TABLE summaries (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,   -- the lowest is the oldest, whatever the clock says
+            key TEXT NOT NULL UNIQUE,
+            text TEXT NOT NULL,
+            num_bytes INTEGER NOT NULL,
+            created_at REAL NOT NULL
+        )""",
+    )
+    for statement in statements:
+        db.execute(statement)
+
+
+Migration = Callable[[sqlite3.Connection], None]
+MIGRATIONS: tuple[Migration, ...] = (create_tables,)
+
+
+def version(db: sqlite3.Connection) -> int:
+    """How many migrations the file has had."""
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+def migrate(db: sqlite3.Connection, path: Path, migrations: tuple[Migration, ...] = MIGRATIONS) -> None:
+    """Applies the migrations that are missing. A file from a newer localrag is refused and left as it is (ConfigError)."""
+    while (found := version(db)) < len(migrations):
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            if version(db) == found:  # else another process has just applied it
+                migrations[found](db)
+                db.execute(f"PRAGMA user_version = {found + 1}")
+            db.execute("COMMIT")
+        except BaseException:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            raise
+    if found > len(migrations):
+        raise ConfigError(
+            f"The journal {path} has schema {found}, written by a newer localrag; this one knows schemas up to {len(migrations)}.",
+            hint=f"Upgrade localrag, or move {path} away: the next ask begins a new journal.",
+            schema=found,
+            known_schema=len(migrations),
+        )

@@ -1,0 +1,136 @@
+"""The order of a prompt lives here and nowhere else.
+
+What changes least comes first: the template's opening, the system text, tools, memories, the summary of what was said long ago, the
+conversation, then files, evidence and the question in the last user message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from localrag.conversation import Exchange, Split
+from localrag.errors import UsageError
+from localrag.markup import EncodedPart, Part, encode
+from localrag.messages import Message, Role, ToolSpec, strip_reasoning
+from localrag.prompt import offer
+from localrag.prompt.offer import Item
+from localrag.tokens import ChatTemplate, Tokenizer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shown:
+    """An item as it is sent: whole, or at a `level` that is shorter. `cost` as in Item."""
+
+    item: Item
+    text: str
+    cost: int
+    level: str = "full"
+
+    @property
+    def label(self) -> str:
+        return self.item.label
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What is sent of an offer. `texts` are the contents of messages that are sent shorter than they are, by their number."""
+
+    tools: Sequence[ToolSpec] = ()
+    memories: Sequence[Shown] = ()
+    summary: str = ""
+    history: Sequence[Exchange] = ()
+    texts: Mapping[int, str] = field(default_factory=dict)
+    attachments: Sequence[Shown] = ()
+    evidence: Sequence[Shown] = ()
+    cite: str = ""
+    """The label of the best piece of evidence, as the example of a citation."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """A message as parts; `section` is whose the template's text behind it is."""
+
+    role: Role
+    parts: tuple[Part, ...]
+    section: str = "scaffold"
+
+
+def encode_prompt(split: Split, choice: Choice, *, tokenizer: Tokenizer, template: ChatTemplate) -> list[EncodedPart]:
+    """The whole prompt in parts, each with the tokens that belong to it.
+
+    The template's text belongs to the scaffold, save what follows a message of the history or of a round of tools: that is there
+    because of the message.
+    """
+    said = [*_system(split, choice), *_history(choice), *_current(split, choice)]
+    messages = [Message(each.role, "".join(part.text for part in each.parts)) for each in said]
+    rendered = template.render(messages, choice.tools) if choice.tools else template.render(messages)
+    parts: list[Part] = []
+    owner = "scaffold"
+    for segment in rendered:
+        if segment.message is not None:
+            parts += said[segment.message].parts
+            owner = said[segment.message].section
+        else:
+            is_tool = segment.tools
+            parts.append(Part("tools" if is_tool else owner, segment.text, is_markup=not segment.is_content))
+    return encode(parts, tokenizer)
+
+
+def _system(split: Split, choice: Choice) -> list[_Said]:
+    """System text, memories and summary, as far as there are any, in one system message."""
+    parts = [Part("system", split.system.strip())] if split.system.strip() else []
+    blocks = []
+    if choice.memories:
+        facts = [Part("memories", shown.text, item=shown.label) for shown in choice.memories]
+        blocks.append([Part("memories", offer.MEMORIES_INTRO), *facts])
+    if choice.summary:
+        blocks.append([Part("summary", offer.SUMMARY_INTRO + choice.summary.strip())])
+    for block in blocks:
+        lead = Part(block[0].section, "\n\n" if parts else "")
+        parts += [Part(lead.section, lead.text + block[0].text), *block[1:]]
+    return [_Said("system", _trimmed(parts))] if parts else []
+
+
+def _history(choice: Choice) -> list[_Said]:
+    said = []
+    for exchange in choice.history:
+        for number, message in exchange.messages:
+            text = strip_reasoning(message.content) if message.role == "assistant" else message.content
+            part = Part("history", choice.texts.get(number, text).strip(), item=f"message {number}")
+            said.append(_Said(message.role, (part,), "history"))
+    return said
+
+
+def _current(split: Split, choice: Choice) -> list[_Said]:
+    """What is asked now; files and evidence go into the last user message, a round of tools follows it."""
+    last_user = max(number for number, message in split.current if message.role == "user")
+    said = []
+    for number, message in split.current:
+        text = message.content.strip()
+        if message.role != "user":
+            part = Part("tools", choice.texts.get(number, text).strip(), item=f"message {number}")
+            said.append(_Said(message.role, (part,), "tools"))
+        elif not text:
+            raise UsageError("The user text is empty.", hint="Give a text, or leave it out.")
+        else:
+            said.append(_Said("user", tuple(_question(text, choice) if number == last_user else [Part("question", text)])))
+    return said
+
+
+def _question(text: str, choice: Choice) -> list[Part]:
+    parts = [Part("attachments", shown.text, item=shown.label) for shown in choice.attachments]
+    cite = []
+    if choice.evidence:
+        parts += [Part("evidence", offer.SOURCES_INTRO)]
+        parts += [Part("evidence", shown.text, item=shown.label) for shown in choice.evidence]
+        cite = [Part("evidence", offer.CITE.format(label=choice.cite))]
+    if parts:
+        parts.append(Part(parts[-1].section, offer.QUESTION_INTRO))
+    return [*parts, Part("question", text), *cite]
+
+
+def _trimmed(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Without white space at the end: templates drop it, and they do not see the content here."""
+    last = parts[-1]
+    return (*parts[:-1], Part(last.section, last.text.rstrip(), item=last.item))

@@ -1,0 +1,87 @@
+"""What could be said to the model, and the words in which each thing is put."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from localrag.budget import Profile
+from localrag.messages import Attachment, Memory, Message, ToolSpec
+from localrag.passages import Hit
+
+ANSWER_BASIS = 512
+"""Tokens that an answer starts from in the negotiation; more than this it takes only from what is left over."""
+
+SOURCES_INTRO = "Sources:\n\n"
+QUESTION_INTRO = "Question: "
+CITE = "\n\nAnswer in one or two sentences from the sources above. Begin with the tag of the source that you use, like [{label}]."
+MEMORIES_INTRO = "What is known from before:\n"
+SUMMARY_INTRO = "The conversation so far, in short:\n"
+
+_FORGED_TAG = re.compile(r"KB#(?=\S)")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """Everything that is offered for one prompt, before anything is chosen.
+
+    `messages` is a whole conversation that ends with what is asked now. `hits` are ranked, best first; `tools` are in order of
+    preference. `max_tokens` is the longest answer.
+    """
+
+    messages: Sequence[Message]
+    hits: Sequence[Hit] = ()
+    tools: Sequence[ToolSpec] = ()
+    memories: Sequence[Memory] = ()
+    attachments: Sequence[Attachment] = ()
+    max_tokens: int = ANSWER_BASIS
+    profile: Profile = field(default_factory=Profile)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Item:
+    """Something that can be left out or shortened.
+
+    `cost` is its tokens, what joining it to its neighbours can cost included; of a section's items, the one with the lowest `score`
+    goes first. `dress` makes the text that is sent from a `body` of any length. `modified` is in seconds since the epoch.
+    """
+
+    section: str
+    label: str
+    score: float
+    body: str
+    dress: Callable[[str], str]
+    cost: int
+    tier: str | None = None
+    modified: float | None = None
+
+
+def source(hit: Hit, body: str | None = None) -> str:
+    """A chunk as the model sees it. A tag that stands in the document itself is broken, so that it cannot pose as a source."""
+    chunk = hit.chunk
+    text = _untagged((chunk.text if body is None else body).strip())
+    place = _one_line(chunk.heading or chunk.source)
+    first, _, rest = text.partition("\n")
+    if rest and first.startswith("#") and first.lstrip("# ") == place.rpartition(" > ")[2]:
+        text = rest.lstrip()  # the heading is in `place`
+    return f"[{hit.label}] {text} ({place})\n\n"
+
+
+def file(attachment: Attachment, body: str | None = None) -> str:
+    """A file that came with the question as the model sees it."""
+    return f"File {_one_line(attachment.label)}:\n\n{_untagged((attachment.text if body is None else body).strip())}\n\n"
+
+
+def fact(memory: Memory, body: str | None = None) -> str:
+    """A memory as the model sees it: a line."""
+    return f"- {_one_line(memory.text if body is None else body)}\n"
+
+
+def _one_line(text: str) -> str:
+    return _untagged(_CONTROL.sub(" ", text)).strip()
+
+
+def _untagged(text: str) -> str:
+    return _FORGED_TAG.sub("KB\u200b#", text)

@@ -1,0 +1,97 @@
+"""What a session gives back: a prompt that is ready to be sent, and an answer with what was sent and what was left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localrag.budget import Ledger
+from localrag.decoding import Timings
+from localrag.model import Slot
+from localrag.passages import Citation, Hit
+from localrag.prompt import Prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A prompt that is ready to be sent: counted, fitted, and nothing evaluated yet."""
+
+    prompt: Prompt
+    slot: Slot
+    offered: tuple[Hit, ...]
+    num_chunks: int
+    retrieve_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What came back, with what was sent and what was left out. `to_dict` is the answer object of the command line."""
+
+    text: str
+    finish_reason: str
+    model: str
+    slot: Slot
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    ledger: Ledger
+    prompt: Prompt
+    offered: tuple[Hit, ...]
+    citations: tuple[Citation, ...]
+    chunks_in_kb: int
+    timings: Timings
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def hits(self) -> tuple[Hit, ...]:
+        """The hits that are in the prompt, in its order."""
+        return self.prompt.hits
+
+    @property
+    def unsupported_citations(self) -> list[str]:
+        return [each.label for each in self.citations if not each.supplied]
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "answer": self.text,
+            "finish_reason": self.finish_reason,
+            "model": self.model,
+            "slot": self.slot.to_dict(),
+            "usage": {
+                "prompt_tokens": self.prompt_tokens,
+                "completion_tokens": self.completion_tokens,
+                "total_tokens": self.prompt_tokens + self.completion_tokens,
+                "cached_tokens": self.cached_tokens,
+            },
+            "ledger": self.ledger.to_dict(),
+            "evidence": supplied(self.prompt),
+            "citations": [{"id": each.label, "supplied": each.supplied} for each in self.citations],
+            "unsupported_citations": self.unsupported_citations,
+            "coverage": {"chunks_read": len(self.hits), "chunks_in_kb": self.chunks_in_kb},
+            "timings": {name: round(getattr(self.timings, name), 4) for name in Timings.__slots__},
+            **({"warnings": list(self.warnings)} if self.warnings else {}),
+        }
+
+
+def evidence(hit: Hit, tokens: int | None = None) -> dict[str, object]:
+    """A hit as the answer object shows it; `tokens` is what it takes in the prompt, its tag line included, if it is in one."""
+    chunk = hit.chunk
+    counted = {} if tokens is None else {"tokens": tokens}
+    known = {} if hit.relevance is None else {"relevance": round(hit.relevance, 4)}
+    return {
+        "id": hit.label,
+        "source": chunk.source,
+        "heading": chunk.heading,
+        "start": chunk.start,
+        "end": chunk.end,
+        "score": hit.score,
+        "contributions": dict(hit.contributions),
+        **known,
+        **counted,
+    }
+
+
+def supplied(prompt: Prompt) -> list[dict[str, object]]:
+    """The evidence that is in a prompt, each piece with its tokens and, where it is not there in full, its level."""
+    tokens = prompt.item_tokens
+    levels = {label: {} if level == "full" else {"level": level} for label, level in prompt.levels.items()}
+    return [evidence(hit, tokens[hit.label]) | levels[hit.label] for hit in prompt.hits]

@@ -1,0 +1,78 @@
+"""Models, knowledge bases and embedders by their names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from localrag.budget import Profile
+from localrag.errors import ModelNotFoundError, UsageError
+from localrag.settings import MAX_TEXT_BYTES, Settings
+
+if TYPE_CHECKING:
+    from localrag.engine.engine import Engine
+    from localrag.kb import KnowledgeBase
+    from localrag.relevance import Weights
+    from localrag.tokens import Embedder
+
+
+def open_engine(model: str | None, *, settings: Settings, chat_template: Path | None = None, vocab_only: bool = False) -> Engine:
+    """A model by its name in models.toml or by the path of its file; `echo` needs neither."""
+    if model == "echo":
+        from localrag.engine.echo import open_echo  # noqa: PLC0415  # weight
+
+        return open_echo()
+    from localrag.catalog import Catalog  # noqa: PLC0415  # weight
+    from localrag.engine.loading import open_model  # noqa: PLC0415  # weight
+
+    catalog = Catalog.load(settings)
+    spec = catalog.model(model)
+    template = chat_template or spec.chat_template
+    source = None if template is None else read_template(template)
+    return open_model(catalog.open(spec), name=spec.name, n_ctx=spec.n_ctx, vocab_only=vocab_only, chat_template=source, home=settings.home)
+
+
+def open_profile(name: str | None, *, settings: Settings) -> tuple[Profile, Weights]:
+    """A budget by its name in models.toml, and how the relevance of files is weighed there.
+
+    Without a name it is the table [budgets.default] if there is one, else what is built in.
+    """
+    from localrag.relevance import Weights  # noqa: PLC0415  # weight
+
+    if name is None and settings.find_models_file() is None:
+        return Profile(), Weights()
+    from localrag.catalog import Catalog  # noqa: PLC0415  # weight
+
+    catalog = Catalog.load(settings)
+    return catalog.budget(name), Weights(**catalog.relevance())  # type: ignore[arg-type]  # checked by the catalogue
+
+
+def open_knowledge_base(name: str, *, settings: Settings, create: bool = False) -> KnowledgeBase:
+    """A knowledge base of this home by its name. KnowledgeBaseNotFoundError unless it is there or `create` is given."""
+    from localrag.kb import KnowledgeBase  # noqa: PLC0415  # weight: an ask without a knowledge base needs none of it
+
+    return KnowledgeBase.open(settings.kb_dir, name, create=create)
+
+
+def open_embedder(settings: Settings, name: str | None = None) -> Embedder:
+    """An embedder by its name in models.toml or by the path of its folder."""
+    from localrag.catalog import Catalog  # noqa: PLC0415  # weight
+    from localrag.kb.embedder import SentenceTransformerEmbedder  # noqa: PLC0415  # weight
+
+    catalog = Catalog.load(settings)
+    spec = catalog.embedder(name)
+    return SentenceTransformerEmbedder(catalog.open(spec), sha256=spec.sha256)
+
+
+def read_template(path: Path) -> str:
+    """The source of a chat template from a file. ModelNotFoundError if there is none, UsageError if it is no text."""
+    try:
+        raw = path.expanduser().read_bytes()
+    except OSError as error:
+        raise ModelNotFoundError(f"The chat template {path} cannot be read: {error.strerror}.", hint="Check the path.") from None
+    if len(raw) > MAX_TEXT_BYTES:
+        raise UsageError(f"The chat template {path} has {len(raw)} bytes; no template is so long.")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UsageError(f"The chat template {path} is not UTF-8 text.", hint="Give the template's own file.") from None

@@ -1,0 +1,56 @@
+"""An answer as the journal keeps it."""
+
+from __future__ import annotations
+
+import time
+
+from localrag.decoding import Timings
+from localrag.journal import AskRecord, EvidenceRecord, allotments
+from localrag.passages import Hit
+from localrag.session.answers import Answer
+
+
+def record_of(answer: Answer, *, question: str, session: str, command: str, strategy: str, model_sha256: str | None = None) -> AskRecord:
+    """What an answer leaves behind: the numbers, and of each piece of evidence what became of it."""
+    slot, limit = answer.slot, answer.ledger.time
+    return AskRecord(
+        session=session,
+        command=command,
+        model=answer.model,
+        model_sha256=model_sha256,
+        question=question,
+        started_at=time.time() - answer.timings.total_s,
+        window=answer.ledger.window,
+        finish_reason=answer.finish_reason,
+        strategy=strategy,
+        bound="time" if limit is not None and limit.is_bound else slot.bound,
+        ledger=answer.ledger,
+        sections=allotments(answer.prompt.budget),
+        evidence=_evidence(answer),
+        prompt_tokens=answer.prompt_tokens,
+        completion_tokens=answer.completion_tokens,
+        cached_tokens=answer.cached_tokens,
+        timings={name: round(getattr(answer.timings, name), 4) for name in Timings.__slots__},
+    )
+
+
+def _evidence(answer: Answer) -> list[EvidenceRecord]:
+    tokens, levels = answer.prompt.item_tokens, answer.prompt.levels
+    cited = {each.label for each in answer.citations if each.supplied}
+
+    def row(hit: Hit) -> EvidenceRecord:
+        level = levels.get(hit.label, "")
+        return EvidenceRecord(
+            label=hit.label,
+            source=hit.chunk.source,
+            kb=hit.chunk.kb,
+            chunk_id=hit.chunk.id,
+            tokens=tokens[hit.label] if level else answer.prompt.omitted_costs[hit.label],
+            relevance=hit.relevance,
+            tier=answer.prompt.tiers.get(hit.label) or "",
+            level=level,
+            state="omitted" if not level else "used" if level == "full" else "shortened",
+            cited=hit.label in cited,
+        )
+
+    return [row(hit) for hit in answer.offered]

@@ -1,0 +1,95 @@
+"""How much fits into a limit of time: the speed that was measured on this machine, turned into a budget of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from localrag.budget import Budget, TimeLimit
+from localrag.errors import BudgetExceededError, TimeLimitError
+from localrag.prompt import Wants
+
+ANSWER_HEADROOM = 1.5
+"""An answer may be so much longer than the plan has it: the clock ends it, and the machine may be faster than it was."""
+
+
+class Speed(Protocol):
+    """Seconds that the engine expects to take."""
+
+    @property
+    def prefill_tokens_per_s(self) -> float: ...
+    @property
+    def decode_tokens_per_s(self) -> float: ...
+    def plan_s(self, num_prompt_tokens: int, num_answer_tokens: int) -> float:
+        """Seconds to allow for both, a margin included."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A budget that fits a window and a limit of time, what the ledger says of it, and the longest answer after so many tokens."""
+
+    budget: Budget
+    time: TimeLimit
+    answer_limit: Callable[[int], int]
+
+
+def plan(wants: Wants, window: int, speed: Speed, *, max_seconds: float, left_s: float) -> Plan:
+    """The largest budget, up to `window`, whose prompt is evaluated and whose answer is written in `left_s` seconds.
+
+    Both shrink as they do in a smaller window, so what matters in the one matters in the other. TimeLimitError, with the seconds
+    that would do, if even the shortest answer to the question alone takes longer.
+    """
+
+    def seconds(budget: Budget) -> float:
+        answer = budget.allocations["answer"]
+        prompt = sum(budget.allocations.values()) - answer - budget.allocations.get("gap", 0)
+        return speed.plan_s(prompt, answer)
+
+    budget = wants.share(window)
+    is_bound = seconds(budget) > left_s
+    if is_bound:
+        budget = _largest(wants, window, lambda tried: seconds(tried) <= left_s, seconds, max_seconds=max_seconds, left_s=left_s)
+
+    def answer_limit(num_prompt_tokens: int) -> int:
+        prompt_s = speed.plan_s(num_prompt_tokens, 0)
+        token_s = (speed.plan_s(num_prompt_tokens, 64) - prompt_s) / 64
+        return int(ANSWER_HEADROOM * max(0.0, left_s - prompt_s) / token_s)
+
+    time = TimeLimit(
+        max_seconds=max_seconds,
+        is_bound=is_bound,
+        planned_s=round(max_seconds - left_s + seconds(budget), 2),
+        prefill_tokens_per_s=round(speed.prefill_tokens_per_s, 1),
+        decode_tokens_per_s=round(speed.decode_tokens_per_s, 1),
+    )
+    return Plan(budget, time, answer_limit)
+
+
+def _largest(
+    wants: Wants, window: int, fits: Callable[[Budget], bool], seconds: Callable[[Budget], float], *, max_seconds: float, left_s: float
+) -> Budget:
+    """The budget of the largest window that is fast enough, by bisection: seconds grow with the window."""
+    least = _smallest(wants, window)
+    if not fits(least):
+        needed = max_seconds - left_s + seconds(least)
+        raise TimeLimitError(max_seconds, needed)
+    low, high, best = least.window, window, least
+    while high - low > 1:
+        middle = (low + high) // 2
+        tried = wants.share(middle)
+        if fits(tried):
+            low, best = middle, tried
+        else:
+            high = middle
+    return best
+
+
+def _smallest(wants: Wants, window: int) -> Budget:
+    """The budget of the smallest window that holds what cannot be cut."""
+    try:
+        return wants.share(0)
+    except BudgetExceededError as error:
+        needed = int(error.numbers["needed"])  # type: ignore[call-overload]  # a whole number of tokens
+    return wants.share(min(needed, window))

@@ -1,0 +1,285 @@
+"""The walk: a question goes straight through the house."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Self, TypedDict, Unpack
+
+from localrag import citation, prompt
+from localrag.budget import Overflow, Profile
+from localrag.conversation import search_query
+from localrag.decoding import Completion, SamplingParams
+from localrag.errors import LocalragError, UsageError
+from localrag.messages import Attachment, Memory, Message, ToolSpec
+from localrag.passages import Hit
+from localrag.prompt import Offer, Wants
+from localrag.session.answers import Answer, Prepared
+from localrag.session.opening import open_embedder, open_engine, open_knowledge_base, open_profile
+from localrag.session.recording import record_of
+from localrag.session.shortening import make_shortening
+from localrag.session.timing import Plan, plan
+from localrag.settings import Settings
+
+if TYPE_CHECKING:
+    from localrag.engine.engine import Engine
+    from localrag.journal import Journal
+    from localrag.kb import KnowledgeBase
+    from localrag.relevance import Weights
+    from localrag.tokens import Embedder
+
+DEFAULT_TOP_K = 4
+
+
+class Options(TypedDict, total=False):
+    """What shapes a prompt besides the question.
+
+    `system` is a system text. `top_k` chunks are retrieved; `piped` text is evidence that comes with the question; `weigh` lets the
+    relevance of the files themselves weigh the hits. `context_ratio` (0 to 1) is the most that evidence takes of the window beside
+    what cannot be cut, and `overflow` the strategies for what is too much, each for one section or (None) for all. `max_seconds`
+    bounds the time that is spent, counted from `started_at` (time.perf_counter()) or from the call.
+    """
+
+    system: str | None
+    top_k: int
+    piped: str
+    weigh: bool
+    tools: Sequence[ToolSpec]
+    memories: Sequence[Memory]
+    attachments: Sequence[Attachment]
+    context_ratio: float | None
+    overflow: Sequence[tuple[Overflow, str | None]]
+    max_seconds: float | None
+    started_at: float | None
+
+
+class Session:
+    """An open model, the knowledge bases that are asked, and the window that both share.
+
+    `profile` says how the window is shared. With a `journal`, each answer leaves its ledger there under `name`, and summaries are
+    kept in it. A fault of the journal costs no answer: it becomes a warning of the answer.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        knowledge_bases: Sequence[KnowledgeBase] = (),
+        embedder: Embedder | None = None,
+        n_ctx: int | None = None,
+        profile: Profile | None = None,
+        weights: Weights | None = None,
+        journal: Journal | None = None,
+        name: str = "ask",
+    ) -> None:
+        self.engine = engine
+        self.knowledge_bases = tuple(knowledge_bases)
+        self.embedder = embedder
+        self.slot = engine.make_slot(n_ctx)
+        self.profile = profile or Profile()
+        self.weights = weights
+        self.journal = journal
+        self.name = name
+        self.warnings: list[str] = []
+        self._shortenings: dict[bool, prompt.Shortening] = {}
+
+    @classmethod
+    def open(
+        cls,
+        model: str | None = None,
+        *,
+        kbs: Sequence[str] = (),
+        n_ctx: int | None = None,
+        chat_template: Path | None = None,
+        vocab_only: bool = False,
+        budget: str | None = None,
+        name: str = "ask",
+        keep: bool = True,
+        settings: Settings | None = None,
+    ) -> Self:
+        """Open a model by name or path (None for the default, `echo` for the engine that needs none) and knowledge bases by name.
+
+        `budget` names a [budgets.NAME] table of models.toml; without `keep`, nothing is written to the journal.
+        """
+        settings = settings or Settings.from_env()
+        profile, weights = open_profile(budget, settings=settings)
+        knowledge_bases = [open_knowledge_base(each, settings=settings) for each in dict.fromkeys(kbs)]
+        embedder = open_embedder(settings) if knowledge_bases else None
+        engine = open_engine(model, settings=settings, chat_template=chat_template, vocab_only=vocab_only)
+        session = cls(engine, knowledge_bases=knowledge_bases, embedder=embedder, n_ctx=n_ctx, profile=profile, weights=weights, name=name)
+        if keep:
+            session._open_journal(settings.home)
+        return session
+
+    def prepare(
+        self, question: str | Sequence[Message], *, max_tokens: int = prompt.ANSWER_BASIS, write: bool = False, **options: Unpack[Options]
+    ) -> Prepared:
+        """Retrieve, measure, share and compose; nothing is evaluated, save that with `write` the model may write summaries.
+
+        `question` is a text, or a whole conversation that ends with one.
+        """
+        begun = options.get("started_at") or time.perf_counter()
+        messages = _conversation(question, options.get("system"))
+        started = time.perf_counter()
+        hits = self._hits(search_query(messages), options)
+        retrieve_s = time.perf_counter() - started
+        offer = Offer(
+            messages=messages,
+            hits=hits,
+            tools=options.get("tools", ()),
+            memories=options.get("memories", ()),
+            attachments=options.get("attachments", ()),
+            max_tokens=max_tokens,
+            profile=self._profile(options),
+        )
+        wants = prompt.measure(offer, counter=self.engine.counter, template=self.engine.template)
+        shortening = self._shortening(write=write and not options.get("max_seconds"))
+        planned = self._plan(wants, options.get("max_seconds"), begun)
+        if planned is None:
+            composed = prompt.compose(wants, wants.share(self.slot.n_ctx), shortening)
+        else:
+            composed = prompt.compose(
+                wants, planned.budget, shortening, window=self.slot.n_ctx, time=planned.time, answer_limit=planned.answer_limit
+            )
+        num_chunks = sum(kb.num_chunks for kb in self.knowledge_bases)
+        return Prepared(prompt=composed, slot=self.slot, offered=tuple(hits), num_chunks=num_chunks, retrieve_s=retrieve_s)
+
+    def ask(
+        self,
+        question: str | Sequence[Message],
+        *,
+        sampling: SamplingParams | None = None,
+        on_text: Callable[[str], None] | None = None,
+        **options: Unpack[Options],
+    ) -> Answer:
+        """Answer a question. `on_text` is called with each piece of the answer as it comes.
+
+        Raises BudgetExceededError if the parts that cannot be cut do not fit, TimeLimitError if `max_seconds` are too few. Ctrl-C
+        ends the answer with `finish_reason` "cancelled", the limit of time ends it with "time".
+        """
+        sampling = sampling or SamplingParams()
+        begun = options.get("started_at") or time.perf_counter()
+        seconds = options.get("max_seconds")
+        options["started_at"] = begun
+        prepared = self.prepare(question, max_tokens=sampling.max_tokens, write=True, **options)
+        sampling = sampling.with_max_tokens(prepared.prompt.max_tokens)
+        self.engine.reserve(len(prepared.prompt.token_ids) + sampling.max_tokens)
+        deadline = None if seconds is None else begun + seconds
+        completion = self.engine.generate(list(prepared.prompt.token_ids), sampling, on_text, deadline=deadline)
+        answer = self._answer(prepared, completion)
+        return self._kept(answer, question if isinstance(question, str) else search_query(question), self._profile(options))
+
+    def retrieve(self, question: str, *, top_k: int = DEFAULT_TOP_K) -> list[Hit]:
+        """The best chunks of all knowledge bases together, best first. Labels name the knowledge base where there are several."""
+        if self.embedder is None:
+            return []
+        found = [
+            replace(hit, chunk=replace(hit.chunk, scope=kb.name if len(self.knowledge_bases) > 1 else ""))
+            for kb in self.knowledge_bases
+            for hit in kb.retrieve(question, self.embedder, k=top_k)
+        ]
+        return sorted(found, key=lambda hit: (-hit.score, hit.label))[:top_k]
+
+    def _hits(self, question: str, options: Options) -> list[Hit]:
+        """All that is offered as evidence: what was piped in comes before what was found."""
+        found = self.retrieve(question, top_k=options.get("top_k", DEFAULT_TOP_K))
+        if options.get("weigh") and found:
+            from localrag.session.weighing import weighed  # noqa: PLC0415  # weight: few asks read files
+
+            found = weighed(found, question, self.knowledge_bases, self.weights)
+        piped = options.get("piped", "")
+        if not piped.strip():
+            return found
+        from localrag.kb.piped import piped_hits  # noqa: PLC0415  # weight: most asks have no piped text
+
+        return [*piped_hits(piped, question, self.engine.counter), *found]
+
+    def _profile(self, options: Options) -> Profile:
+        profile = self.profile
+        ratio = options.get("context_ratio")
+        if ratio is not None:
+            profile = profile.with_context_ratio(ratio)
+        for overflow, section in options.get("overflow", ()):
+            profile = profile.with_overflow(overflow, section)
+        return profile
+
+    def _shortening(self, *, write: bool) -> prompt.Shortening:
+        """Made once, for it remembers what it has shortened."""
+        if write not in self._shortenings:
+            self._shortenings[write] = make_shortening(self.engine, self.journal, window=self.slot.n_ctx, write=write)
+        return self._shortenings[write]
+
+    def _plan(self, wants: Wants, max_seconds: float | None, begun: float) -> Plan | None:
+        if max_seconds is None:
+            return None
+        if not 0 < max_seconds < math.inf:
+            raise UsageError(f"max_seconds is a number of seconds above 0, not {max_seconds!r}.", hint="Allow some seconds.")
+        self.engine.measure_speed()
+        left_s = begun + max_seconds - time.perf_counter()
+        return plan(wants, self.slot.n_ctx, self.engine.speed, max_seconds=max_seconds, left_s=left_s)
+
+    def _answer(self, prepared: Prepared, completion: Completion) -> Answer:
+        composed = prepared.prompt
+        spent = self.engine.load_s + prepared.retrieve_s
+        timings = replace(
+            completion.timings,
+            load_s=self.engine.load_s,
+            retrieve_s=prepared.retrieve_s,
+            first_token_s=completion.timings.first_token_s + spent,
+            total_s=completion.timings.total_s + spent,
+        )
+        return Answer(
+            text=completion.text,
+            finish_reason=completion.finish_reason,
+            model=self.engine.name,
+            slot=prepared.slot,
+            prompt_tokens=completion.prompt_tokens,
+            completion_tokens=completion.completion_tokens,
+            cached_tokens=completion.cached_tokens,
+            ledger=composed.ledger.with_used("answer", completion.completion_tokens),
+            prompt=composed,
+            offered=prepared.offered,
+            citations=tuple(citation.cite(completion.text, composed.hits)),
+            chunks_in_kb=prepared.num_chunks,
+            timings=timings,
+        )
+
+    def _open_journal(self, home: Path) -> None:
+        from localrag.journal import Journal  # noqa: PLC0415  # weight
+
+        try:
+            self.journal = Journal.open(home)
+        except (LocalragError, OSError) as error:
+            self.warnings.append(f"This is not kept in the journal: {error}")
+
+    def _kept(self, answer: Answer, question: str, profile: Profile) -> Answer:
+        """The answer, its ledger in the journal."""
+        warnings = list(self.warnings)
+        if self.journal is not None:
+            strategy = ", ".join(f"{name} {flex.cut}" for name, flex in profile.sections.items() if name in ("history", "evidence"))
+            try:
+                self.journal.record(record_of(answer, question=question, session=self.name, command="ask", strategy=strategy))
+            except (LocalragError, OSError) as error:
+                warnings.append(f"This is not kept in the journal: {error}")
+        return replace(answer, warnings=tuple(warnings))
+
+    def close(self) -> None:
+        self.engine.close()
+        for kb in self.knowledge_bases:
+            kb.close()
+        if self.journal is not None:
+            self.journal.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _conversation(question: str | Sequence[Message], system: str | None) -> list[Message]:
+    messages = [Message("user", question)] if isinstance(question, str) else list(question)
+    return [Message("system", system), *messages] if system and system.strip() else messages

@@ -1,0 +1,39 @@
+"""Hits weighed by the relevance of the files that they are from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from localrag.passages import Hit
+from localrag.relevance import File, Weights, score, weigh
+
+if TYPE_CHECKING:
+    from localrag.kb import KnowledgeBase
+
+MAX_FILE_BYTES = 2 * 1024 * 1024
+
+
+def weighed(hits: Sequence[Hit], task: str, knowledge_bases: Sequence[KnowledgeBase], weights: Weights | None) -> list[Hit]:
+    """The hits, best first again. A file that is no longer there, or is no text, is scored by the chunks that were found in it.
+
+    Files are aligned with the task by words: how near they are in meaning is what the hits were ranked by.
+    """
+    paths: dict[str, Path] = {}
+    for kb in knowledge_bases:
+        paths |= kb.paths()
+    files = [_file(source, hits, paths.get(source)) for source in dict.fromkeys(hit.chunk.source for hit in hits)]
+    scores = score(files, task, weights=replace(weights or Weights(), method="keyword"), now=time.time())
+    return weigh(hits, {each.path: each.score for each in scores})
+
+
+def _file(source: str, hits: Sequence[Hit], path: Path | None) -> File:
+    try:
+        if path is not None and path.stat().st_size <= MAX_FILE_BYTES:
+            return File(source, path.read_bytes().decode("utf-8"), path.stat().st_mtime)
+    except (OSError, UnicodeDecodeError):
+        pass
+    return File(source, "\n".join(hit.chunk.text for hit in hits if hit.chunk.source == source), None)

@@ -1,0 +1,24 @@
+"""A text in fewer tokens, by count: its beginning, its own best sentences, its outline, or what a model writes of it."""
+
+from localrag.summary.extractive import extract
+from localrag.summary.fitting import Count, split, truncate
+from localrag.summary.hierarchy import ANSWER_TOKENS, Write, usable
+from localrag.summary.levels import LEVELS, LIMITS, Level, Method, Source, Summary, SummaryCache, summarize
+
+__all__ = [
+    "ANSWER_TOKENS",
+    "LEVELS",
+    "LIMITS",
+    "Count",
+    "Level",
+    "Method",
+    "Source",
+    "Summary",
+    "SummaryCache",
+    "Write",
+    "extract",
+    "split",
+    "summarize",
+    "truncate",
+    "usable",
+]

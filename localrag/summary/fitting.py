@@ -1,0 +1,97 @@
+"""The longest beginning of a text that fits a number of tokens, found with few counts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+Count = Callable[[str], int]
+"""Tokens of a text by a model's own tokenizer."""
+
+MARK = " […]"
+"""What stands where the rest of a text was cut off."""
+SENTENCE_END = re.compile(r"[.!?…][\"'”’)\]]*(?=\s)|[。！？][”’」』）]*")
+
+_CHARS_PER_TOKEN = 4  # only where to begin to look
+_MAX_STEPS = 12
+
+
+def truncate(text: str, limit: int, count: Count) -> str:
+    """The text if it takes at most `limit` tokens by `count`, else its beginning with " […]" behind it, that takes no more.
+
+    It is cut at the end of a line or a sentence, or between words, if one of these lies in the second half of what fits, and
+    else after a character. Empty if not even one character fits with the mark. Counts about three times as much text as it keeps.
+    """
+    cut = fit(text, limit, count, MARK)
+    return text if cut == len(text) else text[:cut].rstrip() + MARK if cut else ""
+
+
+def fit(text: str, limit: int, count: Count, mark: str = "", *, start: int = 0) -> int:
+    """Where the longest beginning of `text[start:]` ends that fits with `mark` behind it, cut as `truncate` says.
+
+    `len(text)` if all of it fits, then without the mark; `start` if nothing does.
+    """
+
+    def size(end: int) -> int:
+        return count(text[start:end] if end == len(text) else text[start:end].rstrip() + mark)
+
+    if limit <= 0 or start >= len(text):
+        return start
+    low, high, too_many = _gallop(text, limit, size, start)
+    if too_many is None:
+        return len(text)
+    low = _narrow(low, high, too_many, limit, size, start)
+    while low > start:
+        cut = _border(text, start, low)
+        if text[start:cut].strip() and size(cut) <= limit:
+            return cut
+        # what a shorter text takes is nearly always less, but no tokenizer promises it
+        low = min(cut - 1, start + (low - start) * 9 // 10)
+    return start
+
+
+def split(text: str, limit: int, count: Count) -> Iterator[str]:
+    """The text in pieces of at most `limit` tokens, cut as `truncate` cuts; a character that does not fit is passed over."""
+    at = 0
+    while at < len(text):
+        end = fit(text, limit, count, start=at)
+        if text[at:end].strip():
+            yield text[at:end].strip()
+        at = max(end, at + 1)
+
+
+def _gallop(text: str, limit: int, size: Callable[[int], int], start: int) -> tuple[int, int, int | None]:
+    """(an end that fits, an end that does not, its size), by doubling; the size is None if the whole text fits."""
+    low, end = start, min(len(text), start + _CHARS_PER_TOKEN * (limit + 1))
+    while (num_tokens := size(end)) <= limit:
+        if end == len(text):
+            return end, end, None
+        low, end = end, min(len(text), end + 2 * (end - start))
+    return low, end, num_tokens
+
+
+def _narrow(low: int, high: int, too_many: int, limit: int, size: Callable[[int], int], start: int) -> int:
+    """An end near the last that fits, by guessing from the tokens a character takes, and halving where that does not help."""
+    for step in range(_MAX_STEPS):
+        if high - low <= max(1, (low - start) // 50):
+            break
+        guess = start + (high - start) * limit // too_many if step % 3 < 2 else (low + high) // 2
+        middle = min(max(guess, low + 1), high - 1)
+        num_tokens = size(middle)
+        if num_tokens <= limit:
+            low = middle
+        else:
+            high, too_many = middle, num_tokens
+    return low if low > start else high - 1
+
+
+def _border(text: str, start: int, end: int) -> int:
+    """The last good place to cut in the second half of `text[start:end]`, or `end`."""
+    if end == len(text) or text[end - 1] == "\n":
+        return end
+    half = start + (end - start) // 2
+    sentence = max((match.end() for match in SENTENCE_END.finditer(text, half, end + 1) if match.end() <= end), default=0)
+    best = max(sentence, text.rfind("\n", half, end) + 1)
+    if not best:
+        best = next((at for at in range(end, half, -1) if text[at - 1].isspace()), 0)
+    return best or end

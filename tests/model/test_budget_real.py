@@ -1,0 +1,103 @@
+"""The budget with the real model: far more than a window of everything, and a limit of time."""
+
+import random
+import time
+
+import pytest
+
+from localrag.decoding import SamplingParams
+from localrag.engine.loading import open_model
+from localrag.errors import TimeLimitError
+from localrag.journal import Journal
+from localrag.messages import Attachment, Memory, Message, ToolSpec
+from localrag.session import Session
+from tests import identities, material
+
+pytestmark = pytest.mark.model
+
+WINDOW = 1024
+
+
+@pytest.fixture(scope="module")
+def engine(model_path, tmp_path_factory):
+    with open_model(model_path, name="smollm2-135m", home=tmp_path_factory.mktemp("home")) as opened:
+        yield opened
+
+
+def flood(rng):
+    """History, evidence, tools and files of about fifty windows, and the options that go with them."""
+    history = []
+    for _ in range(60):
+        history += [Message("user", material.text(rng, 60)), Message("assistant", material.text(rng, 90))]
+    schema = {"type": "object", "properties": {"query": {"type": "string", "description": material.text(rng, 30)}}}
+    options = {
+        "system": "Answer briefly.",
+        "piped": material.text(rng, 5000),
+        "tools": [ToolSpec(f"tool_{n}", material.text(rng, 80), schema) for n in range(40)],
+        "memories": [Memory(label=f"memory {n}", text=material.text(rng, 20), importance=rng.random()) for n in range(30)],
+        "attachments": [Attachment(label=f"file-{n}.txt", text=material.text(rng, 800), relevance=rng.random()) for n in range(5)],
+    }
+    return [*history, Message("user", "Which temperature is right?")], options
+
+
+@pytest.mark.parametrize("strategy", ["prioritize", "truncate", "summarize"])
+def test_fifty_windows_of_input_are_answered_within_one_and_nothing_is_lost_unnamed(engine, strategy):
+    messages, options = flood(random.Random(7))
+    session = Session(engine, n_ctx=WINDOW)
+    answer = session.ask(messages, sampling=SamplingParams(max_tokens=8), overflow=[(strategy, None)], **options)
+    data = answer.to_dict()
+    entries = {entry["name"]: entry for entry in data["ledger"]["entries"]}
+    assert sum(entry["wanted"] for entry in entries.values()) > 50 * WINDOW
+    identities.check(data, [hit.label for hit in answer.offered])
+    sent = {part.part.item for part in answer.prompt.parts if part.part.item}
+    for name, given in (
+        ("memories", [each.label for each in options["memories"]]),
+        ("attachments", [each.label for each in options["attachments"]]),
+        ("history", [f"message {n}" for n in range(2, len(messages) + 1)]),
+    ):
+        assert sorted({*entries[name]["omitted"]} | (sent & {*given})) == sorted(given)
+        assert not {*entries[name]["omitted"]} & sent
+    assert entries["tools"]["omitted"]
+    assert answer.completion_tokens > 0
+
+
+def test_a_limit_of_time_is_kept_and_named(engine, tmp_path):
+    """Broad bounds: what is exact is measured by scripts/bench. Here it is seen that time binds, and that the clock ends it."""
+    messages, options = flood(random.Random(8))
+    options |= {"tools": (), "attachments": ()}
+    with Journal.open(tmp_path) as journal:
+        session = Session(engine, n_ctx=4096, journal=journal)
+        session.ask("Why?", sampling=SamplingParams(max_tokens=8))  # the speed is known from here on
+        started = time.perf_counter()
+        answer = session.ask(messages, sampling=SamplingParams(max_tokens=3000), max_seconds=5.0, **options)
+        seconds = time.perf_counter() - started
+        limit = answer.ledger.time
+        assert limit is not None
+        assert limit.is_bound
+        assert limit.max_seconds == 5.0
+        assert answer.ledger.prompt_tokens < 2000  # the window would have held far more
+        assert seconds < 10
+        assert answer.finish_reason in {"time", "stop", "length"}
+        assert journal.asks()[-1].bound == "time"
+        with pytest.raises(TimeLimitError):
+            session.ask("why " * 3000, max_seconds=1.0)
+
+
+def test_a_long_conversation_is_summarised_by_the_model_and_kept(engine, tmp_path):
+    history = []
+    for n in range(1, 30):
+        history += [
+            Message("user", f"What about nozzle number {n}? It prints PLA at {190 + n} degrees and clogs at night."),
+            Message("assistant", f"Nozzle {n} is worn. Replace it, and dry the PLA for four hours before you print at {190 + n} degrees."),
+        ]
+    with Journal.open(tmp_path) as journal:
+        session = Session(engine, n_ctx=1024, journal=journal)
+        first = session.ask([*history, Message("user", "Which one first?")], sampling=SamplingParams(max_tokens=8))
+        summary = next(entry for entry in first.ledger.entries if entry.name == "summary")
+        assert summary.covered == first.ledger.entry("history").omitted
+        written = session.journal.summaries
+        started = time.perf_counter()
+        second = session.prepare([*history, Message("user", "Which one first?")], max_tokens=8, write=True)
+        assert time.perf_counter() - started < 5
+        assert written is not None
+        assert second.prompt.ledger.entry("summary").covered == summary.covered

@@ -1,0 +1,82 @@
+"""Prompts on the echo engine's tokenizer and template, from random material or from what a test gives."""
+
+import random
+
+from localrag import prompt
+from localrag.budget import OVERFLOWS, SECTIONS, Profile
+from localrag.conversation import Rolling
+from localrag.engine.echo import EchoTemplate, EchoTokenizer
+from localrag.errors import ConfigError
+from localrag.messages import Attachment, Memory, Message, ToolSpec
+from localrag.prompt import Offer, Shortening
+from localrag.summary import Source, summarize
+from localrag.tokens import TokenCounter
+from tests import material
+
+TEMPLATE = EchoTemplate()
+
+
+def extractive(counter):
+    """Texts made shorter without a model."""
+
+    def to_level(item, level, limit):
+        return summarize(Source(label=item.label, text=item.body, modified=item.modified), level, count=counter, limit=limit).text
+
+    def to_summary(exchanges, limit):
+        return Rolling(None, None, counter, "none", 512).cover(exchanges, limit)
+
+    return Shortening(to_level=to_level, to_summary=to_summary)
+
+
+def build(question, hits=(), *, window=4096, system=None, max_tokens=64, ratio=0.5, profile=None, overflow=(), history=(), **more):
+    messages = [*history, Message("user", question)]
+    if system:
+        messages.insert(0, Message("system", system))
+    profile = (profile or Profile()).with_context_ratio(ratio)
+    for strategy, section in overflow:
+        profile = profile.with_overflow(strategy, section)
+    offer = Offer(messages=messages, hits=hits, max_tokens=max_tokens, profile=profile, **more)
+    return build_offer(offer, window)
+
+
+def build_offer(offer, window, *, counter=None, template=TEMPLATE):
+    counter = counter or TokenCounter(EchoTokenizer())
+    wants = prompt.measure(offer, counter=counter, template=template)
+    return prompt.compose(wants, wants.share(window), extractive(counter))
+
+
+def shown(composed):
+    return bytes(token for token in composed.token_ids if token < 256).decode("utf-8", "replace")
+
+
+def random_offer(rng: random.Random, *, size: int = 8) -> Offer:
+    """An offer with some of everything, whose strategies are drawn as well."""
+    messages = [Message("system", material.text(rng, rng.randint(1, 20)))] if rng.random() < 0.5 else []
+    for _ in range(rng.randint(0, size)):
+        messages.append(Message("user", material.text(rng, rng.randint(1, 40))))
+        if rng.random() < 0.2:
+            messages += [Message("assistant", '{"name":"search"}'), Message("tool", material.text(rng, rng.randint(1, 80)))]
+        messages.append(Message("assistant", material.text(rng, rng.randint(1, 60))))
+    messages.append(Message("user", "QUESTION " + material.text(rng, rng.randint(1, 10))))
+    if rng.random() < 0.2:
+        messages += [Message("assistant", '{"name":"search"}'), Message("tool", material.text(rng, rng.randint(1, 400)))]
+    properties = {"query": {"type": "string", "description": material.text(rng, 5)}}
+    profile = Profile(gap=rng.choice([0, 0, 17]), max_messages=rng.choice([None, None, 0, 3, 10]))
+    for section in SECTIONS:
+        if rng.random() < 0.5:
+            try:
+                profile = profile.with_overflow(rng.choice([each for each in OVERFLOWS if each != "error"]), section)
+            except ConfigError:
+                continue
+    return Offer(
+        messages=messages,
+        hits=material.hits(rng, rng.randint(0, 2 * size)),
+        tools=[ToolSpec(f"tool_{n}", material.text(rng, 10), {"properties": properties}) for n in range(rng.randint(0, 3))],
+        memories=[Memory(label=f"memory {n}", text=material.text(rng, 8), importance=rng.random()) for n in range(rng.randint(0, 4))],
+        attachments=[
+            Attachment(label=f"file-{n}.txt", text=material.text(rng, rng.randint(1, 300)), relevance=rng.random())
+            for n in range(rng.randint(0, 3))
+        ],
+        max_tokens=rng.choice([1, 20, 64, 512, 100_000]),
+        profile=profile.with_context_ratio(rng.choice([0.0, 0.2, 0.5, 0.8, 1.0])),
+    )

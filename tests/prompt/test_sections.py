@@ -1,0 +1,265 @@
+"""Every kind of input, every strategy: what is sent fits, is counted, and what is not sent is named."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localrag import prompt
+from localrag.budget import Profile, container, negotiate
+from localrag.engine.echo import EchoTemplate, EchoTokenizer
+from localrag.errors import BudgetExceededError
+from localrag.messages import Attachment, Memory, Message, ToolSpec
+from localrag.passages import Chunk, Hit
+from localrag.tokens import TokenCounter
+from tests.prompt.building import build, build_offer, random_offer, shown
+
+LONG = "Parts cool on the glass plate. The oven heats slowly, at 60 degrees. Nozzles clog when dust gets in. " * 12
+
+
+def exchanges(count, words="A short thing"):
+    for n in range(1, count + 1):
+        yield Message("user", f"{words}, asked {n}?")
+        yield Message("assistant", f"{words}, answered {n}.")
+
+
+def hit(number, text, relevance=None):
+    chunk = Chunk(id=number, document_id=number, ordinal=0, text=text, start=0, end=len(text), source=f"{number}.md")
+    return Hit(chunk, 1.0 / number, relevance=relevance)
+
+
+def used(composed):
+    return {entry.name: entry.used for entry in composed.ledger.entries}
+
+
+def test_everything_stands_in_the_order_of_what_changes_least():
+    composed = build(
+        "Why?",
+        [hit(1, "Because.")],
+        system="Be brief.",
+        history=list(exchanges(1)),
+        tools=[ToolSpec("search", "Find things.")],
+        memories=[Memory(label="memory 1", text="Likes PETG.")],
+        attachments=[Attachment(label="notes.txt", text="Dry it first.")],
+    )
+    text = shown(composed)
+    order = ["search", "Be brief.", "Likes PETG.", "asked 1", "answered 1", "Dry it first.", "[KB#1] Because.", "Question: Why?"]
+    places = [text.index(each) for each in order]
+    assert places == sorted(places)
+    assert [entry.name for entry in composed.ledger.entries] == [
+        "scaffold", "system", "tools", "memories", "history", "attachments", "evidence", "question", "answer",
+    ]  # fmt: skip
+    assert not any(entry.omitted for entry in composed.ledger.entries)
+
+
+def test_history_that_fits_is_sent_whole_and_without_a_summary():
+    composed = build("Why?", history=list(exchanges(5)))
+    assert "summary" not in used(composed)
+    assert all(f"asked {n}" in shown(composed) for n in range(1, 6))
+
+
+def test_what_history_has_no_room_for_becomes_a_summary_that_names_what_it_covers():
+    composed = build("Why?", history=list(exchanges(40, LONG[:100])), window=3000)
+    history, summary = composed.ledger.entry("history"), composed.ledger.entry("summary")
+    assert history.omitted
+    assert history.omitted[0] == "message 1"
+    assert summary.covered == history.omitted
+    assert "The conversation so far" in shown(composed)
+    assert "answered 40" in shown(composed)  # the newest stays as it is
+
+
+def test_the_strategy_prioritize_drops_the_oldest_exchanges_whole():
+    composed = build("Why?", history=list(exchanges(40, LONG[:100])), window=3000, overflow=[("prioritize", None)])
+    names = composed.ledger.entry("history").omitted
+    assert names == tuple(f"message {n}" for n in range(1, len(names) + 1))
+    assert len(names) % 2 == 0  # a question is never separated from its answer
+    assert "summary" not in used(composed)
+
+
+def test_a_call_is_never_separated_from_its_result():
+    turn = [Message("user", "u" * 50), Message("assistant", "call"), Message("tool", "r" * 50), Message("assistant", "done")]
+    for window in range(300, 1200, 37):
+        composed = build("Why?", history=turn * 4, window=window, overflow=[("prioritize", None)])
+        text = shown(composed)
+        assert text.count("call") == text.count("r" * 50) == text.count("done") == text.count("u" * 50)
+
+
+def test_max_messages_bounds_the_other_dimension():
+    composed = build("Why?", history=list(exchanges(10)), profile=Profile(max_messages=4), overflow=[("prioritize", None)])
+    assert "asked 8" not in shown(composed)
+    assert "asked 9" in shown(composed)
+    assert len(composed.ledger.entry("history").omitted) == 16
+
+
+def test_truncation_ends_at_a_sentence_and_is_marked():
+    composed = build("Why?", attachments=[Attachment(label="a.txt", text=LONG)], window=900, overflow=[("truncate", None)])
+    entry = composed.ledger.entry("attachments")
+    assert entry.omitted == ()
+    [shortened] = entry.shortened
+    assert (shortened.id, shortened.level) == ("a.txt", "truncated")
+    assert shortened.tokens < shortened.of
+    assert ". […]" in shown(composed)
+
+
+def test_summarize_steps_down_the_least_relevant_first():
+    files = [Attachment(label=f"{name}.txt", text=LONG, relevance=relevance) for name, relevance in (("good", 0.9), ("poor", 0.1))]
+    composed = build("Why?", attachments=files, window=2400, overflow=[("summarize", "attachments")])
+    levels = {each.id: each.level for each in composed.ledger.entry("attachments").shortened}
+    assert set(levels) == {"poor.txt"}
+    tight = build("Why?", attachments=files, window=700, overflow=[("summarize", "attachments")])
+    levels = {each.id: each.level for each in tight.ledger.entry("attachments").shortened}
+    steps = ["full", "detailed", "summary", "stub"]
+    assert steps.index(levels.get("poor.txt", "stub")) >= steps.index(levels.get("good.txt", "full")) > 0
+
+
+def test_the_strategy_error_refuses_with_what_is_too_much():
+    with pytest.raises(BudgetExceededError) as raised:
+        build("Why?", attachments=[Attachment(label="a.txt", text=LONG)], window=900, overflow=[("error", "attachments")])
+    assert raised.value.numbers["sections"]["attachments"] > 900
+    assert raised.value.exit_code == 5
+
+
+def test_the_tiers_share_evidence_and_what_one_does_not_use_others_get():
+    strong = [hit(n, "s" * 80, 0.9) for n in range(1, 30)]
+    weak = [hit(n, "w" * 80, 0.35) for n in range(101, 130)]
+    both = build("Why?", strong + weak, window=4000)
+    parts = {part.name: part for part in both.ledger.entry("evidence").parts}
+    assert set(parts) == {"primary", "reference"}
+    ratio = parts["primary"].used / (parts["primary"].used + parts["reference"].used)
+    assert ratio == pytest.approx(50 / 65, abs=0.08)  # 50 and 15: supporting has nothing, and they share its part in that ratio
+    alone = build("Why?", weak, window=4000)
+    assert alone.ledger.entry("evidence").used > 3 * parts["reference"].used
+
+
+def test_tools_are_left_out_from_the_last_one_on():
+    tools = [ToolSpec(f"tool_{n}", "It does one thing well. " * 10) for n in range(12)]
+    composed = build("Why?", tools=tools, window=3000)
+    omitted = composed.ledger.entry("tools").omitted
+    assert omitted == tuple(f"tool_{n}" for n in range(12 - len(omitted), 12))
+    assert 0 < len(omitted) < 12
+
+
+def test_a_result_of_a_call_that_is_too_long_is_cut_and_named_but_never_dropped():
+    call = [Message("assistant", '{"name":"search"}'), Message("tool", LONG * 20)]
+    offer = random_offer(random.Random(1))
+    offer = type(offer)(messages=[Message("user", "Why?"), *call], max_tokens=64)
+    composed = build_offer(offer, 2000)
+    [shortened] = composed.ledger.entry("tools").shortened
+    assert shortened.id == "message 3"
+    assert '{"name":"search"}' in shown(composed)
+    assert len(composed.token_ids) + composed.max_tokens <= 2000
+
+
+def test_the_gap_is_a_margin_that_nobody_gets():
+    plain, with_gap = (build("Why?", max_tokens=100_000, window=1000, profile=Profile(gap=gap)) for gap in (0, 100))
+    assert with_gap.max_tokens == plain.max_tokens - 100
+    assert with_gap.ledger.entry("gap").used == 0
+    assert with_gap.ledger.spare == 0
+
+
+def test_fifty_windows_of_input_are_answered_within_one():
+    window = 2048
+    composed = build(
+        "Why?",
+        [hit(n, LONG[:900]) for n in range(1, 50)],
+        window=window,
+        history=list(exchanges(60, LONG[:500])),
+        tools=[ToolSpec(f"tool_{n}", LONG[:300]) for n in range(60)],
+        attachments=[Attachment(label="big.txt", text=LONG * 10)],
+        memories=[Memory(label=f"memory {n}", text=LONG[:90]) for n in range(50)],
+    )
+    wanted = sum(entry.wanted for entry in composed.ledger.entries if entry.name != "answer")
+    assert wanted > 50 * window
+    assert len(composed.token_ids) + composed.max_tokens <= window
+    assert "Question: Why?" in shown(composed) or "\nWhy?" in shown(composed)
+
+
+def check_ledger(offer, composed, window):
+    ledger = composed.ledger
+    assert ledger.window == window
+    assert ledger.prompt_tokens == len(composed.token_ids)
+    assert len(composed.token_ids) + composed.max_tokens <= window
+    assert sum(entry.allotted for entry in ledger.entries) + ledger.spare == window
+    entries = {entry.name: entry for entry in ledger.entries}
+    text = shown(composed)
+
+    def sent(section):
+        return {part.part.item for part in composed.parts if part.part.section == section and part.part.item}
+
+    names = {
+        "evidence": [each.label for each in offer.hits],
+        "attachments": [each.label for each in offer.attachments],
+        "memories": [each.label for each in offer.memories],
+    }
+    for section, labels in names.items():
+        if labels:
+            assert sorted([*sent(section), *entries[section].omitted]) == sorted(labels)
+            assert {each.id for each in entries[section].shortened} <= sent(section)
+    if offer.tools:
+        assert [tool.name for tool in offer.tools if tool.name not in entries["tools"].omitted] == [
+            tool.name for tool in offer.tools if f'"name":"{tool.name}"' in text
+        ]
+    last_answer = max((n for n, m in enumerate(offer.messages) if m.role == "assistant" and n < _asked(offer)), default=-1)
+    spoken = [f"message {n}" for n, m in enumerate(offer.messages, 1) if m.role != "system" and n <= last_answer + 1]
+    if spoken:
+        assert sorted([*sent("history"), *entries["history"].omitted]) == sorted(spoken)
+        if "summary" in entries:
+            assert set(entries["summary"].covered) <= set(entries["history"].omitted)
+    for part in entries["evidence"].parts if "evidence" in entries else ():
+        assert 0 <= part.used <= part.allotted
+    return entries
+
+
+def _asked(offer):
+    return max(n for n, m in enumerate(offer.messages) if m.role == "user")
+
+
+@settings(max_examples=250, deadline=None)
+@given(seed=st.integers(0, 2**32), window=st.integers(64, 12_000))
+def test_whatever_is_offered_the_ledger_is_exact_and_nothing_is_lost(seed, window):
+    offer = random_offer(random.Random(seed))
+    system = "\n\n".join(m.content for m in offer.messages if m.role == "system").strip()
+    question = offer.messages[_asked(offer)].content.strip()
+    try:
+        composed = build_offer(offer, window)
+    except BudgetExceededError as error:
+        assert error.numbers["needed"] > window
+        return
+    entries = check_ledger(offer, composed, window)
+    contents = {part.part.section: part for part in composed.parts if part.part.section in ("system", "question")}
+    assert contents["question"].part.text == question  # protected sections are never cut
+    assert not system or contents["system"].part.text == system
+    assert entries["answer"].allotted >= min(offer.max_tokens, 32)
+    evidence = entries.get("evidence")
+    if evidence is not None:
+        fixed = sum(entries[name].used for name in ("scaffold", "system", "question") if name in entries)
+        share = offer.profile.sections["evidence"].max.value
+        assert evidence.used <= share * (window - fixed) / 100
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), window=st.integers(200, 4000))
+def test_a_larger_window_never_loses_the_question(seed, window):
+    offer = random_offer(random.Random(seed), size=4)
+    try:
+        build_offer(offer, window)
+    except BudgetExceededError:
+        return
+    larger = build_offer(offer, window + 1)
+    assert "QUESTION" in shown(larger)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), window=st.integers(400, 6000))
+def test_the_order_of_sections_does_not_matter(seed, window):
+    rng = random.Random(seed)
+    wants = prompt.measure(random_offer(rng, size=4), counter=TokenCounter(EchoTokenizer()), template=EchoTemplate())
+    sections = wants.sections
+    try:
+        budget = negotiate(window, sections)
+    except BudgetExceededError:
+        return
+    rng.shuffle(sections)
+    assert dict(negotiate(window, sections).allocations) == dict(budget.allocations)
+    assert container(window, sections) == window - sum(s.basis for s in sections if s.is_fixed)
