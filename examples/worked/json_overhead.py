@@ -32,6 +32,7 @@ METADATA_TOKENS = (1_050, 1_950)
 PASSAGE_TOKENS = 500
 
 Count = Callable[[str], int]
+NEEDS_MODEL = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +172,17 @@ def _chunks(article: Article, count: Count) -> Iterator[Chunk]:
             size += cost
 
 
-def main() -> None:
+def tables(model: str | None = None) -> dict[str, str]:
+    """The table by the name of its place in docs/budget.md."""
     from localrag.session import open_engine
     from localrag.settings import Settings
 
-    model = sys.argv[1] if len(sys.argv) > 1 else None
     with open_engine(model, settings=Settings.from_env(), vocab_only=True) as engine:
-        print(markdown(rows(engine.counter)))
+        return {"json-overhead": markdown(rows(engine.counter))}
+
+
+def main() -> None:
+    print(tables(sys.argv[1] if len(sys.argv) > 1 else None)["json-overhead"])
 
 
 if __name__ == "__main__":
