@@ -17,7 +17,7 @@ from localrag.engine.loading import open_model
 from localrag.messages import Message
 from localrag.passages import Chunk, Hit
 from localrag.prompt import Offer
-from localrag.session.shortening import make_shortening
+from localrag.session.shortening import Shortener
 from localrag.tokens import TokenCounter
 
 NUM_CHUNKS, NUM_MESSAGES = 200, 100
@@ -76,7 +76,7 @@ def shuffled(hits: list[Hit], seed: int) -> list[Hit]:
 
 def compose(engine: Engine, hits: list[Hit], history: list[Message], question: str) -> tuple[float, prompt.Prompt]:
     """Seconds of measuring, negotiating and composing, and the prompt."""
-    shortening = make_shortening(engine, None, window=8192, write=False)
+    shortening = Shortener(engine, None, window=8192, write=False).for_prompt()
     started = time.perf_counter()
     offer = Offer(messages=[*history, Message("user", question)], hits=hits, profile=Profile())
     wants = prompt.measure(offer, counter=engine.counter, template=engine.template)

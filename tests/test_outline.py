@@ -175,6 +175,8 @@ trait T { fn q(&self); }
         ("class", "trait T"),
         ("function", "fn q(&self);"),
     ]
+    text_of_attributes = "#[a]\nm!{ x }\nfn f() {}\n#[b]\n// Doc.\nfn g() {}"
+    assert shown(text_of_attributes, "rust")[0] == ("function", "fn f()")
     assert imports(text, "rust") == ["a::b::c", "a::b::d", "a::b::f", "a::b", "crate::x", "y", "z"]
 
 

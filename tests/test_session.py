@@ -1,11 +1,13 @@
 """The walk on the echo engine: the identities of CLI.md on a thousand random asks."""
 
+import math
 import random
 
 import pytest
 
 from localrag.decoding import SamplingParams
 from localrag.engine.echo import open_echo
+from localrag.engine.engine import FIRST_COUNT_ERROR
 from localrag.errors import BudgetExceededError
 from localrag.kb import KnowledgeBase
 from localrag.session import Session
@@ -98,3 +100,30 @@ def test_a_tag_in_the_question_is_cited_as_unsupported(knowledge_bases):
         answer = Session(engine).ask("What does KB#99 say?").to_dict()
     assert answer["citations"] == [{"id": "KB#99", "supplied": False}]
     assert answer["unsupported_citations"] == ["KB#99"]
+
+
+def test_an_engine_that_only_estimates_gets_a_gap_from_its_own_error():
+    """A space really takes two tokens: without the gap, the answer would run out of cells."""
+    with open_echo(4096, counts_are_exact=False) as engine:
+        session = Session(engine)
+        assert engine.count_error == FIRST_COUNT_ERROR
+        first = session.ask("a b c d e f g h " * 10, sampling=SamplingParams(max_tokens=8))
+        assert first.ledger.entry("gap").allotted == math.ceil(4096 * 0.1 / 1.1)
+        assert engine.count_error > 0.3  # nearly every other character is a space
+        full = session.ask("What?", piped="a b c d e f g h " * 400, sampling=SamplingParams(max_tokens=100_000))
+        assert full.ledger.entry("gap").allotted == math.ceil(4096 * engine.count_error / (1 + engine.count_error))
+        assert full.ledger.spare == 0
+    with open_echo() as engine:
+        assert engine.count_error == 0
+        assert all(entry.name != "gap" for entry in Session(engine).ask("a b c").ledger.entries)
+
+
+def test_the_relevance_of_files_can_weigh_their_passages(knowledge_bases):
+    with open_echo() as engine:
+        session = Session(engine, knowledge_bases=knowledge_bases[:1], embedder=HashEmbedder())
+        plain, weighed = (session.prepare("oven heats parts?", top_k=6, weigh=weigh) for weigh in (False, True))
+        assert {hit.label for hit in plain.offered} == {hit.label for hit in weighed.offered}
+        assert all("relevance" in hit.contributions for hit in weighed.offered)
+        assert all(math.isclose(hit.score, sum(hit.contributions.values())) for hit in weighed.offered)
+        scores = [hit.score for hit in weighed.offered]
+        assert scores == sorted(scores, reverse=True)

@@ -21,7 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "budget": ("ask", "Show the budget an ask would have, without generating."),
     "score": ("score", "Score files for a task, factor by factor."),
     "summarize": ("summarize", "Make a file shorter: detailed, summary or stub."),
-    "report": ("report", "Show the ledgers that were kept: trends, what is cut most, what is never cited."),
+    "report": ("report", "Show the ledgers that were kept, and what is cut most."),
     "tokens": ("tokens", "Count tokens exactly, with the model's own tokenizer."),
     "models": ("models", "List, show, fetch and verify models."),
 }

@@ -12,6 +12,7 @@ from typing import Any, TypedDict, TypeVar
 import click
 
 from localrag.budget import OVERFLOWS, Overflow
+from localrag.cli.files import read_source
 from localrag.messages import Attachment
 from localrag.prompt import ANSWER_BASIS
 from localrag.session import DEFAULT_TOP_K, Options
@@ -123,7 +124,7 @@ def asked(shape: Shape, *, piped: str = "") -> Options:
     """The options of a prompt, the files that came with it read."""
     options = Options(
         system=shape["system"],
-        attachments=[read_attachment(path) for path in shape["attached"]],
+        attachments=[_attachment(path) for path in shape["attached"]],
         top_k=shape["top_k"],
         context_ratio=shape["context_ratio"],
         overflow=shape["overflow"],
@@ -136,20 +137,9 @@ def asked(shape: Shape, *, piped: str = "") -> Options:
     return options
 
 
-def read_attachment(path: Path) -> Attachment:
-    """A file as an attachment; UsageError for one that is not there, is no text or is too long."""
-    from localrag.kb.readers.base import UnreadableError  # noqa: PLC0415  # weight: none of it is needed to print help
-    from localrag.kb.readers.text import SUFFIXES, decode  # noqa: PLC0415
-    from localrag.kb.walk import read_bytes  # noqa: PLC0415
-
-    try:
-        text = decode(read_bytes(str(path.resolve())), known=path.suffix.lower() in SUFFIXES)
-        return Attachment(label=str(path), text=text, modified=path.stat().st_mtime)
-    except UnreadableError as error:
-        reason = str(error)
-    except OSError as error:
-        reason = error.strerror or str(error)
-    raise click.UsageError(f"{path} cannot be attached: {reason}.")
+def _attachment(path: Path) -> Attachment:
+    source = read_source(path, "attached")
+    return Attachment(label=source.label, text=source.text, modified=source.modified)
 
 
 def _started_at() -> float:

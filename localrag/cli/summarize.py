@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,11 +12,12 @@ from typing import TYPE_CHECKING
 import click
 
 from localrag.cli import options
+from localrag.cli.files import read_source
 from localrag.cli.text import emit, note, safe
-from localrag.errors import LocalragError, UsageError
+from localrag.errors import LocalragError
 from localrag.session import open_engine
 from localrag.settings import Settings
-from localrag.summary import LEVELS, Level, Source, Summary, SummaryCache, summarize
+from localrag.summary import LEVELS, Level, Summary, SummaryCache, summarize
 
 if TYPE_CHECKING:
     from localrag.engine.engine import Engine
@@ -56,7 +56,7 @@ def summarize_command(
       localrag summarize src/app.py --level detailed
       localrag summarize report.md --max-tokens 200 --no-model
     """
-    source = read_source(file)
+    source = read_source(file, "summarized")
     writes = level == "summary" and not no_model
     with (
         open_engine(model, settings=settings, chat_template=chat_template, vocab_only=not writes) as engine,
@@ -75,35 +75,6 @@ def summarize_command(
             max_age_s=None if max_age is None else max_age * 3600,
         )
     _print(source.label, summary, as_json=as_json)
-
-
-def read_source(path: Path) -> Source:
-    """A text file. UsageError for one that is not there, cannot be read, is no text or too long, or changes again while it is read."""
-    from localrag.kb.readers.base import UnreadableError  # noqa: PLC0415  # weight: none of it is needed to print help
-    from localrag.kb.readers.text import SUFFIXES, decode  # noqa: PLC0415
-    from localrag.kb.walk import read_bytes  # noqa: PLC0415
-
-    label = os.fsencode(path).decode("utf-8", "backslashreplace")
-    real = os.path.realpath(path)
-    try:
-        if os.path.isdir(real):  # noqa: PTH112  # a path that is resolved already
-            raise UsageError(f"{label} is a folder.", hint="Give a file.")
-        for _ in range(2):
-            before = os.stat(real)  # noqa: PTH116  # likewise
-            data = read_bytes(real)
-            after = os.stat(real)  # noqa: PTH116  # likewise
-            if _state(before) == _state(after) and len(data) == after.st_size:
-                text = decode(data, known=path.suffix.lower() in SUFFIXES)
-                return Source(label=label, text=text, modified=after.st_mtime)
-    except UnreadableError as error:
-        raise UsageError(f"{label} cannot be summarized: {error}.", hint="Give a text file.") from None
-    except OSError as error:
-        raise UsageError(f"{label} cannot be read: {error.strerror or error}.", hint="Check the path and its permissions.") from None
-    raise UsageError(f"{label} changes while it is read.", hint="Try again when it is written.")
-
-
-def _state(status: os.stat_result) -> tuple[int, int, int]:
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _counter(engine: Engine) -> Callable[[str], int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from localrag.decoding import SamplingParams
@@ -67,10 +68,14 @@ class EchoTemplate:
 
 
 class EchoRunner:
-    """A Runner whose KV cache is a list of tokens. It checks what llama.cpp would abort on: positions, ids, sizes."""
+    """A Runner whose KV cache is a list of tokens. It checks what llama.cpp would abort on: positions, ids, sizes.
 
-    def __init__(self, num_cells: int, num_sequences: int) -> None:
+    With `uncounted_space` a space really takes two tokens, which its tokenizer does not know: then counts are estimates.
+    """
+
+    def __init__(self, num_cells: int, num_sequences: int, *, uncounted_space: bool = False) -> None:
         self.num_cells = num_cells
+        self._uncounted = ord(" ") if uncounted_space else None
         self._held: list[list[int]] = [[] for _ in range(num_sequences)]
         self._replies: dict[int, list[int]] = {}
         self._outputs: dict[int, int] = {}
@@ -89,7 +94,7 @@ class EchoRunner:
             if wanted:
                 self._outputs[index] = seq_id
         self.num_evaluated_tokens += len(entries)
-        if sum(map(len, self._held)) > self.num_cells:
+        if sum(map(self.num_tokens, range(len(self._held)))) > self.num_cells:
             raise EngineError("The KV cache is full.")
         return True
 
@@ -99,7 +104,8 @@ class EchoRunner:
         return self._replies[seq_id].pop(0)
 
     def num_tokens(self, seq_id: int) -> int:
-        return len(self._held[seq_id])
+        held = self._held[seq_id]
+        return len(held) + (held.count(self._uncounted) if self._uncounted is not None else 0)
 
     def truncate(self, seq_id: int, num_tokens: int) -> None:
         del self._held[seq_id][num_tokens:]
@@ -125,8 +131,8 @@ def _reply(prompt_ids: Sequence[int]) -> str:
     return f"You asked: {question}" + (f" [{cited[0]}]" if cited else "")
 
 
-def open_echo(n_ctx_train: int = N_CTX_TRAIN) -> Engine:
-    """An Engine that behaves like one with a model of so long a training context."""
+def open_echo(n_ctx_train: int = N_CTX_TRAIN, *, counts_are_exact: bool = True) -> Engine:
+    """An Engine that behaves like one with a model of so long a training context; if wanted, with a tokenizer that only estimates."""
     info = ModelInfo(
         path=Path("echo"),
         file_size=0,
@@ -162,6 +168,7 @@ def open_echo(n_ctx_train: int = N_CTX_TRAIN) -> Engine:
         tokenizer=EchoTokenizer(),
         template=EchoTemplate(),
         make_slot=make_slot,
-        make_runner=EchoRunner,
+        make_runner=partial(EchoRunner, uncounted_space=not counts_are_exact),
+        counts_are_exact=counts_are_exact,
         make_speed=lambda: Speed.fixed(prefill_tokens_per_s=PREFILL_TOKENS_PER_S, decode_tokens_per_s=DECODE_TOKENS_PER_S),
     )

@@ -20,6 +20,8 @@ BATCH_TOKENS = 512
 """Tokens of one batch: larger ones are no faster (measured), and a cancelled one is lost."""
 
 
+FIRST_COUNT_ERROR = 0.1
+"""What is taken to be the error of counts that are estimates, before more was seen."""
 _MEASURED_PROMPTS, _MEASURED_ANSWER = (32, 96), 9
 _MEASURED_TEXT = "The quick brown fox jumps over the lazy dog, and the dog goes on sleeping in the warm sun. " * 8
 
@@ -62,6 +64,7 @@ class Engine:
         keep_speed: Callable[[Speed], None] = lambda _: None,
         close: Callable[[], None] = lambda: None,
         load_s: float = 0.0,
+        counts_are_exact: bool = True,
     ) -> None:
         self.name = name
         self.info = info
@@ -69,6 +72,11 @@ class Engine:
         self.counter = TokenCounter(tokenizer)
         self.make_slot = make_slot
         self.load_s = load_s
+        self.sha256: str | None = None
+        """Of the model's file, where the catalogue knows it."""
+        self.count_error = 0.0 if counts_are_exact else FIRST_COUNT_ERROR
+        """The greatest share by which this engine evaluated more tokens than its tokenizer counted; 0 where counts are exact."""
+        self._counts_are_exact = counts_are_exact
         self._template = template
         self._make_runner = make_runner
         self._make_speed = make_speed
@@ -244,6 +252,8 @@ class Engine:
 
     def _release(self, sequence: Sequence) -> None:
         if sequence.started_at is not None:
+            if not self._counts_are_exact and sequence.num_evaluated:
+                self.count_error = max(self.count_error, self._running().num_tokens(_slot(sequence)) / sequence.num_evaluated - 1.0)
             self._running().end(_slot(sequence))
         self._scheduler.release(sequence)
 

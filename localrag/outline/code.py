@@ -31,7 +31,7 @@ def read(text: str, language: str) -> list[Piece]:
     found = _Finder(language, data)
     walk(tree, found.enter)
     pieces = _in_characters(text, data, sorted(found.spans))
-    if len(found.spans) >= _MAX_PIECES:
+    if len(found.spans) >= _MAX_PIECES and pieces:
         num_chars = pieces[-1].end
     return [*pieces, omitted(text, num_chars)] if num_chars < len(text) else pieces
 
@@ -44,7 +44,7 @@ class _Finder:
         self.data = data
         self.spans: list[tuple[int, int, Kind]] = []
         self._lead: tuple[int, int] | None = None  # byte and row where the definition to come begins: its wrapper or attributes
-        self._lead_end = 0
+        self._lead_end = 0  # where the wrapper ends; 0 for an attribute, which belongs to what comes next
         self._comment: tuple[int, int, int, int] | None = None  # start byte, end byte, first row, last row
         self._last_row = -1  # where the last thing that is no comment ended
 
@@ -53,12 +53,14 @@ class _Finder:
         if role is None or not node.is_named or len(self.spans) >= _MAX_PIECES:
             if node.is_named:
                 self._last_row = node.end_point.row
+                self._lead = None if self._lead_end == 0 else self._lead
             return False
         if role == "comment":
             self._keep_comment(node)
             return False
         if role in {"wrap", "attribute"}:
-            if self._lead is None or node.start_byte >= self._lead_end > self._lead[0]:
+            is_within = self._lead is not None and (self._lead_end == 0 or node.start_byte < self._lead_end)
+            if not is_within:
                 self._lead = (node.start_byte, node.start_point.row)
             self._lead_end = node.end_byte if role == "wrap" else 0
             return role == "wrap"
@@ -183,9 +185,9 @@ def _in_characters(text: str, data: bytes, spans: list[tuple[int, int, Kind]]) -
     last_end = 0
     for start_byte, end_byte, kind in spans:
         start, end = offsets[start_byte], offsets[end_byte]
-        line = text.rfind("\n", 0, start) + 1
-        if line >= last_end and not text[line:start].strip():
-            start = line
+        line_end = text.rfind("\n", last_end, start)
+        if (line_end >= 0 or last_end == 0) and not text[line_end + 1 : start].strip():
+            start = line_end + 1
         end = start + len(_shortened(text[start:end].rstrip(), _MOST_CHARS.get(kind, _MOST_HEAD_CHARS)))
         if start >= last_end and text[start:end].strip():
             pieces.append(Piece(start, end, text[start:end], kind))

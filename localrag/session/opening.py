@@ -29,7 +29,11 @@ def open_engine(model: str | None, *, settings: Settings, chat_template: Path | 
     spec = catalog.model(model)
     template = chat_template or spec.chat_template
     source = None if template is None else read_template(template)
-    return open_model(catalog.open(spec), name=spec.name, n_ctx=spec.n_ctx, vocab_only=vocab_only, chat_template=source, home=settings.home)
+    engine = open_model(
+        catalog.open(spec), name=spec.name, n_ctx=spec.n_ctx, vocab_only=vocab_only, chat_template=source, home=settings.home
+    )
+    engine.sha256 = spec.sha256
+    return engine
 
 
 def open_profile(name: str | None, *, settings: Settings) -> tuple[Profile, Weights]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from localrag.conversation import Rolling
+from localrag.errors import LocalragError
 from localrag.markup import as_content
 from localrag.prompt import Shortening
 from localrag.prompt.offer import Item
-from localrag.summary import Level, Source, summarize
+from localrag.summary import Level, Source, Summary, summarize
 from localrag.writer import Writer
 
 if TYPE_CHECKING:
@@ -16,34 +17,77 @@ if TYPE_CHECKING:
     from localrag.journal import Journal
 
 MAX_WRITES = 2
-"""Summaries of a conversation that a model writes before one answer; further ones are picked sentences until a later turn."""
+"""Texts that a model writes before one answer, of files and of the conversation each: on a CPU each takes some ten seconds. For the
+rest sentences are picked; of a conversation, a later turn goes on."""
 PART_TOKENS = 1024
-"""What is summarised at once: long enough to be about something, short enough to be waited for on a CPU."""
+"""What of a conversation is summarised at once: long enough to be about something, short enough to be waited for."""
 MIN_PART_TOKENS = 128
 
 
-def make_shortening(engine: Engine, journal: Journal | None, *, window: int, write: bool) -> Shortening:
-    """With `write`, the model writes summaries of the conversation and of files; hits are short, and sentences are picked of them."""
-    counter = engine.counter
-    writer = Writer(engine) if write and engine.can_generate else None
-    cache = journal.summaries if journal is not None else None
+class Shortener:
+    """Makes a Shortening for each prompt, and remembers what it has shortened. With `write`, the model writes."""
 
-    def count(text: str) -> int:
-        return counter(as_content(text, counter.tokenizer))
+    def __init__(self, engine: Engine, journal: Journal | None, *, window: int, write: bool) -> None:
+        self._counter = engine.counter
+        self._model = f"{engine.name} {engine.tokenizer.name}"
+        self._writer = Writer(engine, n_ctx=window) if write and engine.can_generate else None
+        self._cache = journal.summaries if journal is not None else None
+        part_tokens = min(PART_TOKENS, max(MIN_PART_TOKENS, window // 2))
+        self._rolling = Rolling(self._writer, self._cache, self._count, engine.name, part_tokens, max_writes=MAX_WRITES)
 
-    def to_level(item: Item, level: Level, limit: int) -> str:
-        made = summarize(
-            Source(label=item.label, text=item.body, modified=item.modified),
+    def for_prompt(self) -> Shortening:
+        """For one prompt: it may have MAX_WRITES texts written."""
+        limited = None if self._writer is None else _Limited(self._writer, MAX_WRITES)
+
+        def to_level(item: Item, level: Level, limit: int) -> str:
+            source = Source(label=item.label, text=item.body, modified=item.modified)
+            if limited is None or item.section != "attachments":  # passages are short: sentences are picked of them
+                return self._summary(source, level, limit, None).text
+            try:
+                return self._summary(source, level, limit, limited.for_parts(item.cost)).text
+            except _SpentError:
+                return self._summary(source, level, limit, None).text
+
+        return Shortening(to_level=to_level, to_summary=self._rolling.cover)
+
+    def _count(self, text: str) -> int:
+        """Tokens as they are sent."""
+        return self._counter(as_content(text, self._counter.tokenizer))
+
+    def _summary(self, source: Source, level: Level, limit: int, write: _Limited | None) -> Summary:
+        return summarize(
+            source,
             level,
-            count=count,
+            count=self._count,
             limit=limit,
-            write=writer if item.section == "attachments" else None,
-            write_tokens=writer.max_text_tokens if writer is not None else PART_TOKENS,
-            cache=cache,
-            cache_model=engine.name,
+            write=write,
+            write_tokens=PART_TOKENS if write is None else write.max_text_tokens,
+            cache=self._cache,
+            cache_model=self._model,
         )
-        return made.text
 
-    part_tokens = min(PART_TOKENS, max(MIN_PART_TOKENS, window // 2))
-    rolling = Rolling(writer, cache, count, engine.name, part_tokens, max_writes=MAX_WRITES)
-    return Shortening(to_level=to_level, to_summary=rolling.cover)
+
+class _SpentError(LocalragError):
+    """No more texts may be written for this prompt."""
+
+
+class _Limited:
+    """A writer that writes so many texts, and then raises."""
+
+    def __init__(self, writer: Writer, most: int) -> None:
+        self._writer = writer
+        self._left = most
+        self._may_begin = True
+        self.max_text_tokens = writer.max_text_tokens
+
+    def for_parts(self, num_tokens: int) -> _Limited:
+        """Itself, if a text of so many tokens can be written about to its end; else it only lets through what was written before."""
+        num_parts = -(-num_tokens // max(1, self.max_text_tokens))
+        self._may_begin = num_parts + (num_parts > 1) <= self._left
+        return self
+
+    def __call__(self, text: str, max_tokens: int) -> str:
+        if not self._may_begin or self._left < 1:
+            raise _SpentError("No more texts may be written for this prompt.")
+        self._left -= 1
+        return self._writer(text, max_tokens)

@@ -20,7 +20,7 @@ from localrag.prompt import Offer, Wants
 from localrag.session.answers import Answer, Prepared
 from localrag.session.opening import open_embedder, open_engine, open_knowledge_base, open_profile
 from localrag.session.recording import record_of
-from localrag.session.shortening import make_shortening
+from localrag.session.shortening import Shortener
 from localrag.session.timing import Plan, plan
 from localrag.settings import Settings
 
@@ -84,7 +84,7 @@ class Session:
         self.journal = journal
         self.name = name
         self.warnings: list[str] = []
-        self._shortenings: dict[bool, prompt.Shortening] = {}
+        self._shorteners: dict[bool, Shortener] = {}
 
     @classmethod
     def open(
@@ -166,7 +166,8 @@ class Session:
         options["started_at"] = begun
         prepared = self.prepare(question, max_tokens=sampling.max_tokens, write=True, **options)
         sampling = sampling.with_max_tokens(prepared.prompt.max_tokens)
-        self.engine.reserve(len(prepared.prompt.token_ids) + sampling.max_tokens)
+        gap = prepared.prompt.budget.allocations.get("gap", 0)
+        self.engine.reserve(len(prepared.prompt.token_ids) + sampling.max_tokens + gap)
         deadline = None if seconds is None else begun + seconds
         completion = self.engine.generate(list(prepared.prompt.token_ids), sampling, on_text, deadline=deadline)
         answer = self._answer(prepared, completion)
@@ -204,13 +205,15 @@ class Session:
             profile = profile.with_context_ratio(ratio)
         for overflow, section in options.get("overflow", ()):
             profile = profile.with_overflow(overflow, section)
+        error = self.engine.count_error
+        if error and isinstance(profile.gap, int):  # counts are estimates: leave what they may be wrong by
+            profile = replace(profile, gap=max(profile.gap, math.ceil(self.slot.n_ctx * error / (1 + error))))
         return profile
 
     def _shortening(self, *, write: bool) -> prompt.Shortening:
-        """Made once, for it remembers what it has shortened."""
-        if write not in self._shortenings:
-            self._shortenings[write] = make_shortening(self.engine, self.journal, window=self.slot.n_ctx, write=write)
-        return self._shortenings[write]
+        if write not in self._shorteners:
+            self._shorteners[write] = Shortener(self.engine, self.journal, window=self.slot.n_ctx, write=write)
+        return self._shorteners[write].for_prompt()
 
     def _plan(self, wants: Wants, max_seconds: float | None, begun: float) -> Plan | None:
         if max_seconds is None:
@@ -261,7 +264,10 @@ class Session:
         if self.journal is not None:
             strategy = ", ".join(f"{name} {flex.cut}" for name, flex in profile.sections.items() if name in ("history", "evidence"))
             try:
-                self.journal.record(record_of(answer, question=question, session=self.name, command="ask", strategy=strategy))
+                sha256 = self.engine.sha256
+                self.journal.record(
+                    record_of(answer, question=question, session=self.name, command="ask", strategy=strategy, model_sha256=sha256)
+                )
             except (LocalragError, OSError) as error:
                 warnings.append(f"This is not kept in the journal: {error}")
         return replace(answer, warnings=tuple(warnings))

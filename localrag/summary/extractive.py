@@ -14,6 +14,8 @@ from localrag.summary.fitting import SENTENCE_END, Count, truncate
 _MAX_CHARS = 1024 * 1024
 _NUM_STRETCHES = 16
 _MAX_UNIT_CHARS = 600
+_WRAPPED_CHARS = 50
+"""A line that is at least so long may have been broken: it was if the next begins with a small letter, which in code is rare."""
 _MAX_MISSES = 30
 """Sentences that did not fit, one after the other, before the rest is taken to be too long as well."""
 _MAX_RESCORED = 200_000
@@ -40,7 +42,7 @@ def extract(text: str, limit: int, count: Count) -> str:
     After SumBasic (Nenkova and Vanderwende, "The Impact of Frequency on Summarization", 2005): the sentence whose words are the most
     frequent comes first, then its words weigh less, so that the next one says something else. SumBasic squares frequencies for that, which
     in a short text puts chance words first; here they are quartered. Words of a fifth of all sentences and words of one sentence weigh a
-    twentieth, in place of a list of stop words for some languages; the first sentence weighs double, the second half as much more, and so on.
+    twentieth, in place of a list of stop words for some languages; the first sentence weighs double, the second half as much more.
     A line is a sentence too, which makes it work for code and tables. Of a text over 1 MiB, 16 stretches are read.
     Same text, same result. Where no sentence fits, this is `truncate`.
     """
@@ -71,7 +73,7 @@ def _units(text: str) -> list[_Unit]:
         size, step = _MAX_CHARS // _NUM_STRETCHES, len(text) // _NUM_STRETCHES
         text = "\n".join(text[at : at + size] for at in range(0, step * _NUM_STRETCHES, step))
     units = []
-    for number, line in enumerate(text.splitlines()):
+    for number, line in enumerate(_unwrapped(text)):
         at = 0
         while at < len(line):
             ended = SENTENCE_END.search(line, at, at + _MAX_UNIT_CHARS)
@@ -81,6 +83,19 @@ def _units(text: str) -> list[_Unit]:
                 units.append(_Unit(sentence, number, tuple(word.casefold() for word in _WORD.findall(sentence))))
             at = end
     return units
+
+
+def _unwrapped(text: str) -> Iterator[str]:
+    """The lines of a text, where one that was broken in the middle of a sentence goes on with the next."""
+    whole, last = "", 0
+    for line in text.splitlines():
+        if last >= _WRAPPED_CHARS and line[:1].islower() and len(whole) < _MAX_UNIT_CHARS:
+            whole += " " + line
+        else:
+            yield whole
+            whole = line
+        last = len(line)
+    yield whole
 
 
 def _ranked(units: list[_Unit]) -> Iterator[int]:

@@ -12,6 +12,7 @@ MARK = " […]"
 """What stands where the rest of a text was cut off."""
 SENTENCE_END = re.compile(r"[.!?…][\"'”’)\]]*(?=\s)|[。！？][”’」』）]*")
 
+_SOLID = re.compile(r"\S")
 _CHARS_PER_TOKEN = 4  # only where to begin to look
 _MAX_STEPS = 12
 
@@ -20,14 +21,18 @@ def truncate(text: str, limit: int, count: Count) -> str:
     """The text if it takes at most `limit` tokens by `count`, else its beginning with " […]" behind it, that takes no more.
 
     It is cut at the end of a line or a sentence, or between words, if one of these lies in the second half of what fits, and
-    else after a character. Empty if not even one character fits with the mark. Counts about three times as much text as it keeps.
+    else after a character. Blank lines in front of it go where nothing else would fit.
+    Empty if not even one character fits with the mark. Counts about three times as much text as it keeps.
     """
     cut = fit(text, limit, count, MARK)
+    if not cut and text[:1].isspace():
+        text = text.lstrip()  # more blank lines than fit
+        cut = fit(text, limit, count, MARK)
     return text if cut == len(text) else text[:cut].rstrip() + MARK if cut else ""
 
 
 def fit(text: str, limit: int, count: Count, mark: str = "", *, start: int = 0) -> int:
-    """Where the longest beginning of `text[start:]` ends that fits with `mark` behind it, cut as `truncate` says.
+    """Where the longest beginning of `text[start:]` ends that fits with `mark` behind it, within 2 %, and cut as `truncate` says.
 
     `len(text)` if all of it fits, then without the mark; `start` if nothing does.
     """
@@ -53,10 +58,11 @@ def fit(text: str, limit: int, count: Count, mark: str = "", *, start: int = 0) 
 def split(text: str, limit: int, count: Count) -> Iterator[str]:
     """The text in pieces of at most `limit` tokens, cut as `truncate` cuts; a character that does not fit is passed over."""
     at = 0
-    while at < len(text):
+    while found := _SOLID.search(text, at):
+        at = found.start()
         end = fit(text, limit, count, start=at)
-        if text[at:end].strip():
-            yield text[at:end].strip()
+        if end > at:
+            yield text[at:end].rstrip()
         at = max(end, at + 1)
 
 

@@ -26,8 +26,9 @@ _WORD = re.compile(r"[^\W\d_]+")
 def write_summary(label: str, text: str, limit: int, count: Count, write: Write, write_tokens: int) -> str:
     """What `write` makes of a text, in at most `limit` tokens by `count`; empty if it wrote nothing usable.
 
-    A text of more than `write_tokens` is written about in parts, and then the summaries of the parts are. One of more than MAX_PARTS
-    parts is cut down to them before: to its outline if it is code or Markdown, else to its own most telling sentences.
+    A text of more than `write_tokens` is written about in parts, and then the summaries of the parts are; a part of which nothing
+    usable was written is represented by its own sentences, unless that happens to most. A text of more than MAX_PARTS parts is cut
+    down to them before: to its outline if it is code or Markdown, else to its own most telling sentences.
     """
     if write_tokens < MIN_WRITE_TOKENS:
         return ""
@@ -39,10 +40,10 @@ def write_summary(label: str, text: str, limit: int, count: Count, write: Write,
         if count(text) <= write_tokens:
             return truncate(usable(write(text, answer), text), limit, count)
         whole = list(split(text, write_tokens, count))
-        parts = [short for part in whole if (short := truncate(usable(write(part, answer), part), write_tokens // 3, count))]
-        if len(parts) * 2 < len(whole):  # most of the text would be missing
+        written = [truncate(usable(write(part, answer), part), write_tokens // 3, count) for part in whole]
+        if sum(map(bool, written)) * 2 < len(whole):
             return ""
-        text = "\n\n".join(parts)
+        text = "\n\n".join(short or extract(part, write_tokens // 3, count) for short, part in zip(written, whole, strict=True))
     return ""
 
 

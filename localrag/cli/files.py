@@ -1,0 +1,51 @@
+"""Text files that a person names at the command line."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from localrag.errors import UsageError
+from localrag.settings import MAX_TEXT_BYTES
+from localrag.summary import Source
+
+
+def read_source(path: Path, verb: str) -> Source:
+    """A text file that is to be, say, "summarized".
+
+    UsageError for one that is not there, cannot be read, is no text or too long, or changes again while it is read.
+    """
+    from localrag.kb.readers.base import UnreadableError  # noqa: PLC0415  # weight: none of it is needed to print help
+    from localrag.kb.readers.text import SUFFIXES, decode  # noqa: PLC0415
+
+    label = os.fsencode(path).decode("utf-8", "backslashreplace")
+    try:
+        data, modified = _unchanged(Path(os.path.realpath(path)))
+        return Source(label=label, text=decode(data, known=path.suffix.lower() in SUFFIXES), modified=modified)
+    except UnreadableError as error:
+        raise UsageError(f"{label} cannot be {verb}: {error}.", hint="Give one text file.") from None
+    except OSError as error:
+        raise UsageError(f"{label} cannot be {verb}: {error.strerror or error}.", hint="Check the path and its permissions.") from None
+
+
+def _unchanged(path: Path) -> tuple[bytes, float]:
+    """A file's bytes and date, which were the same before and after it was read; it is read twice at most."""
+    from localrag.kb.readers.base import UnreadableError  # noqa: PLC0415  # weight
+    from localrag.kb.walk import read_bytes  # noqa: PLC0415
+
+    for _ in range(2):
+        before = path.stat()
+        if stat.S_ISDIR(before.st_mode):
+            raise UnreadableError("it is a folder")
+        if before.st_size > MAX_TEXT_BYTES:
+            raise UnreadableError(f"it is larger than {MAX_TEXT_BYTES // 1024 // 1024} MiB")
+        data = read_bytes(str(path))
+        after = path.stat()
+        if len(data) == after.st_size and _state(before) == _state(after):
+            return data, after.st_mtime
+    raise UnreadableError("it changes while it is read")
+
+
+def _state(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_ino, status.st_size, status.st_mtime_ns
