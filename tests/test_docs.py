@@ -1,5 +1,6 @@
 """What is written is checked: the README's commands run, and what it shows of the house is there."""
 
+import json
 import os
 import re
 import shlex
@@ -40,9 +41,22 @@ def test_every_script_that_is_named_is_there():
     assert all((ROOT / name).is_file() for name in named)
 
 
+RUN_ALL = """
+import json, os, sys
+from localrag.cli import main
+for words, piped in json.load(sys.stdin):
+    end = os.open(piped or os.devnull, os.O_RDONLY)  # what a shell would make standard input
+    os.dup2(end, 0)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)
+    print("$", *words, file=sys.stderr, flush=True)
+    if code := main(words):
+        sys.exit(code)
+"""
+
+
 @pytest.mark.model
 def test_every_command_and_program_of_the_readme_runs(model_path, embedder_path, home, tmp_path):
-    """In their order, in one fresh home; the models are those that this machine has."""
+    """In their order, in one fresh home and one process (torch takes long to load); the models are those that this machine has."""
     models = tmp_path / "models.toml"
     models.write_text(
         f'default_model = "smollm2-135m"\ndefault_embedder = "minilm"\n'
@@ -50,22 +64,19 @@ def test_every_command_and_program_of_the_readme_runs(model_path, embedder_path,
     )
     assert len(COMMANDS) >= 8
     environment = {**os.environ, "LOCALRAG_MODELS": str(models)}
-
-    def run(*words, piped=b""):
-        done = subprocess.run(
-            [sys.executable, *words], cwd=ROOT, input=piped, capture_output=True, timeout=200, check=False, env=environment
-        )
-        assert done.returncode == 0, (words, done.stderr.decode())
-
+    lines: list[tuple[list[str], str | None]] = []
     for command in COMMANDS:
         words = shlex.split(command)
         if words == ["scripts/demo"]:  # what it does once everything is set up
-            run("-m", "localrag", "index", "examples/handbook", "--kb", "handbook")
+            lines.append((["index", "examples/handbook", "--kb", "handbook"], None))
         elif words[0] == "cat":
-            assert words[2] == "|"
-            run("-m", *words[3:], piped=(ROOT / words[1]).read_bytes())
+            assert words[2:4] == ["|", "localrag"]
+            lines.append((words[4:], words[1]))
         elif words != ["scripts/test"]:
             assert words[0] == "localrag", command
-            run("-m", *words)
-    for program in PYTHON:
-        run("-c", program)
+            lines.append((words[1:], None))
+    for program, given in ((RUN_ALL, json.dumps(lines)), *((program, "") for program in PYTHON)):
+        done = subprocess.run(
+            [sys.executable, "-c", program], cwd=ROOT, input=given, capture_output=True, text=True, timeout=280, check=False, env=environment
+        )
+        assert done.returncode == 0, done.stderr[-2000:]

@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 
 import click
@@ -61,13 +62,17 @@ def cli(debug: bool) -> None:
     """Answers from your own documents, with local models: every token counted, fitted and accounted for."""
 
 
-def main(args: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit code. Every error becomes one line on stderr, or one object on stdout with --json."""
+def main(args: Sequence[str] | None = None, *, is_process: bool = False) -> int:
+    """Run a command line and return its exit code. Every error becomes one line on stderr, or one object on stdout with --json.
+
+    A limit of time counts from here, or, where the command line is a process of its own (`is_process`), from when that was started.
+    """
+    started_at = None if is_process else time.perf_counter()
     args = list(sys.argv[1:] if args is None else args)
     debug, as_json = "--debug" in args, "--json" in args
     args = [arg for arg in args if arg != "--debug"]
     try:
-        result = cli.main(args=args, prog_name="localrag", standalone_mode=False)
+        result = cli.main(args=args, prog_name="localrag", standalone_mode=False, obj=started_at)
         return result if isinstance(result, int) else 0
     except click.exceptions.Exit as stop:
         return stop.exit_code
@@ -110,4 +115,4 @@ def _one_line(text: str) -> str:
 
 
 def entry_point() -> None:
-    sys.exit(main())
+    sys.exit(main(is_process=True))

@@ -85,7 +85,7 @@ def test_a_limit_of_time_is_kept_and_named(engine, tmp_path):
 
 def test_a_long_conversation_is_summarised_by_the_model_and_kept(engine, tmp_path):
     history = []
-    for n in range(1, 30):
+    for n in range(1, 22):
         history += [
             Message("user", f"What about nozzle number {n}? It prints PLA at {190 + n} degrees and clogs at night."),
             Message("assistant", f"Nozzle {n} is worn. Replace it, and dry the PLA for four hours before you print at {190 + n} degrees."),

@@ -36,7 +36,7 @@ def test_a_paragraph_is_summarised_in_less_and_about_the_same(engine, capsys):
 def test_every_level_of_real_files_keeps_its_limit_by_the_real_tokenizer(engine):
     root = Path(__file__).parents[2]
     for path in (GUIDE, root / "README.md", root / "localrag/tokens.py", root / "LICENSE"):
-        source = read_source(path)
+        source = read_source(path, "summarized")
         for level in LEVELS:
             for limit in (None, 37, 333):
                 made = summarize(source, level, count=engine.counter, limit=limit)
