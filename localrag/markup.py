@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from localrag.errors import TemplateError
 from localrag.tokens import Tokenizer
@@ -49,7 +49,10 @@ class EncodedPart:
 
 def as_content(text: str, tokenizer: Tokenizer) -> str:
     """Text as it is sent: strings that would match as tokens even in plain text are broken by a zero-width space."""
-    vocabulary = _vocabulary(tokenizer)
+    return _as_content(text, tokenizer, _vocabulary(tokenizer))
+
+
+def _as_content(text: str, tokenizer: Tokenizer, vocabulary: _Vocabulary) -> str:
     text = _break(vocabulary.tag_pattern, text)
     pattern = vocabulary.control_pattern
     if pattern is not None and pattern.search(text) and not vocabulary.control_ids.isdisjoint(tokenizer.encode(text)):
@@ -63,7 +66,7 @@ def encode(parts: Sequence[Part], tokenizer: Tokenizer) -> list[EncodedPart]:
     Contents are sent as `as_content` has them. TemplateError if content would still yield a control token.
     """
     vocabulary = _vocabulary(tokenizer)
-    parts = [part if part.is_markup else replace(part, text=as_content(part.text, tokenizer)) for part in parts]
+    parts = [part if part.is_markup else replace(part, text=_as_content(part.text, tokenizer, vocabulary)) for part in parts]
     owners = _encode(parts, tokenizer, vocabulary)
     if owners is None:
         raise TemplateError(
@@ -77,6 +80,20 @@ def encode(parts: Sequence[Part], tokenizer: Tokenizer) -> list[EncodedPart]:
     return [EncodedPart(part, tuple(ids)) for part, ids in zip(parts, owners, strict=True)]
 
 
+class _Pieces(dict[int, bytes]):
+    """The bytes of each token, asked for once."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self._piece = ref(tokenizer)
+
+    def __missing__(self, token_id: int) -> bytes:
+        tokenizer = self._piece()
+        assert tokenizer is not None  # it is what asks
+        piece = self[token_id] = tokenizer.piece(token_id)
+        return piece
+
+
 class _Vocabulary:
     """What splitting and checking need of a tokenizer, prepared once."""
 
@@ -86,6 +103,7 @@ class _Vocabulary:
         self.tag_ids = frozenset(token_id for _, token_id in tokenizer.tag_texts)
         self.control_pattern = _alternation(self.controls)
         self.tag_pattern = _alternation(text for text, _ in tokenizer.tag_texts)
+        self._pieces = _Pieces(tokenizer)
         self._runs: OrderedDict[bytes, tuple[list[int], list[int]]] = OrderedDict()
 
     def tokenised(self, run: bytes, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
@@ -93,7 +111,7 @@ class _Vocabulary:
         known = self._runs.get(run)
         if known is None:
             token_ids = tokenizer.encode(run.decode("utf-8"))
-            known = self._runs[run] = token_ids, _starts(run, token_ids, tokenizer)
+            known = self._runs[run] = token_ids, _starts(run, token_ids, self._pieces)
             if len(self._runs) > _MAX_RUNS:
                 self._runs.popitem(last=False)
         else:
@@ -173,13 +191,13 @@ def _encode_run(
     return True
 
 
-def _starts(raw: bytes, token_ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
+def _starts(raw: bytes, token_ids: Sequence[int], known_pieces: _Pieces) -> list[int]:
     """The byte offset at which each token of a run of plain text starts.
 
     Most tokenizers lose nothing, so the pieces make up the text. Some put a space in front, swallow white space or change letters:
     there each piece is looked for close behind the last one, and a piece that is not found starts where the last one ended.
     """
-    pieces = list(map(tokenizer.piece, token_ids))
+    pieces = list(map(known_pieces.__getitem__, token_ids))
     if b"".join(pieces) == raw:
         return list(accumulate(map(len, pieces[:-1]), initial=0))
     starts, position = [], 0

@@ -76,7 +76,6 @@ def test_every_command_and_program_of_the_readme_runs(model_path, embedder_path,
             assert words[0] == "localrag", command
             lines.append((words[1:], None))
     for program, given in ((RUN_ALL, json.dumps(lines)), *((program, "") for program in PYTHON)):
-        done = subprocess.run(
-            [sys.executable, "-c", program], cwd=ROOT, input=given, capture_output=True, text=True, timeout=280, check=False, env=environment
-        )
+        run = [sys.executable, "-c", program]
+        done = subprocess.run(run, cwd=ROOT, input=given, capture_output=True, text=True, timeout=280, check=False, env=environment)
         assert done.returncode == 0, done.stderr[-2000:]

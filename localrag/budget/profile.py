@@ -56,7 +56,7 @@ SECTIONS: Mapping[str, Flex] = MappingProxyType(
         "memories": Flex(max=Percent(10), cut="drop"),
         "summary": Flex(max=Percent(10), cut="truncate"),
         "history": Flex(basis=Percent(5), grow=1.0, cut="summarize"),
-        "attachments": Flex(basis=Percent(30), grow=1.0, cut="drop"),
+        "attachments": Flex(basis=Percent(30), grow=1.0, cut="truncate"),
         "evidence": Flex(basis=Percent(50), max=Percent(50), cut="drop"),
         "answer": Flex(basis=512, min=32, grow=1.0, cut="never"),
     }
@@ -161,7 +161,10 @@ class Profile:
 
     def tier(self, relevance: float | None) -> str | None:
         """The tier of a hit; the first for one whose relevance is not known, None for one below all thresholds."""
-        return next((tier.name for tier in self.tiers if relevance is None or relevance >= tier.threshold), None)
+        for tier in self.tiers:
+            if relevance is None or relevance >= tier.threshold:
+                return tier.name
+        return None
 
 
 def _is_within(value: object, most: float) -> bool:

@@ -124,7 +124,7 @@ def asked(shape: Shape, *, piped: str = "") -> Options:
     """The options of a prompt, the files that came with it read."""
     options = Options(
         system=shape["system"],
-        attachments=[_attachment(path) for path in shape["attached"]],
+        attachments=[_attachment(path) for path in dict.fromkeys(shape["attached"])],
         top_k=shape["top_k"],
         context_ratio=shape["context_ratio"],
         overflow=shape["overflow"],

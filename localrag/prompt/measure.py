@@ -9,6 +9,7 @@ from functools import partial
 
 from localrag.budget import Budget, Section, negotiate
 from localrag.conversation import Exchange, Split, newest, split
+from localrag.errors import UsageError
 from localrag.markup import EncodedPart, as_content
 from localrag.messages import Message, ToolSpec, strip_reasoning
 from localrag.prompt import offer
@@ -123,8 +124,9 @@ class Wants:
 def measure(given: Offer, *, counter: TokenCounter, template: ChatTemplate) -> Wants:
     """Count everything that is offered, with the wording and the markup that it brings with it.
 
-    UsageError for an empty question, TemplateError for a template that cannot render the conversation.
+    UsageError for an empty question and for two things of one name, TemplateError for a template that cannot render the conversation.
     """
+    _check_names(given)
     parts = split(given.messages)
     tokenizer = counter.tokenizer
     bare = Split(parts.system, (), tuple(pair for pair in parts.current if pair[1].role == "user"))
@@ -152,6 +154,19 @@ def measure(given: Offer, *, counter: TokenCounter, template: ChatTemplate) -> W
         message_costs=message_costs,
         recent=tuple(recent),
     )
+
+
+def _check_names(given: Offer) -> None:
+    """Ledgers name things by their labels, so these must tell them apart."""
+    for kind, labels in (
+        ("passages", [hit.label for hit in given.hits]),
+        ("attachments", [each.label for each in given.attachments]),
+        ("memories", [each.label for each in given.memories]),
+        ("tools", [tool.name for tool in given.tools]),
+    ):
+        twice = [label for label, times in Counter(labels).items() if times > 1]
+        if twice:
+            raise UsageError(f"Two {kind} have the name {twice[0][:200]!r}.", hint="Give each of them once, under a name of its own.")
 
 
 def _said(message: Message) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 from localrag.conversation import Rolling
@@ -39,6 +40,7 @@ class Shortener:
         """For one prompt: it may have MAX_WRITES texts written."""
         limited = None if self._writer is None else _Limited(self._writer, MAX_WRITES)
 
+        @cache
         def to_level(item: Item, level: Level, limit: int) -> str:
             source = Source(label=item.label, text=item.body, modified=item.modified)
             if limited is None or item.section != "attachments":  # passages are short: sentences are picked of them

@@ -15,7 +15,7 @@ from tests import identities, material
 
 pytestmark = pytest.mark.model
 
-WINDOW = 1024
+WINDOW = 512
 
 
 @pytest.fixture(scope="module")
@@ -27,15 +27,15 @@ def engine(model_path, tmp_path_factory):
 def flood(rng):
     """History, evidence, tools and files of about fifty windows, and the options that go with them."""
     history = []
-    for _ in range(60):
-        history += [Message("user", material.text(rng, 60)), Message("assistant", material.text(rng, 90))]
+    for _ in range(40):
+        history += [Message("user", material.text(rng, 50)), Message("assistant", material.text(rng, 70))]
     schema = {"type": "object", "properties": {"query": {"type": "string", "description": material.text(rng, 30)}}}
     options = {
         "system": "Answer briefly.",
-        "piped": material.text(rng, 5000),
-        "tools": [ToolSpec(f"tool_{n}", material.text(rng, 80), schema) for n in range(40)],
+        "piped": material.text(rng, 2000),
+        "tools": [ToolSpec(f"tool_{n}", material.text(rng, 80), schema) for n in range(25)],
         "memories": [Memory(label=f"memory {n}", text=material.text(rng, 20), importance=rng.random()) for n in range(30)],
-        "attachments": [Attachment(label=f"file-{n}.txt", text=material.text(rng, 800), relevance=rng.random()) for n in range(5)],
+        "attachments": [Attachment(label=f"file-{n}.txt", text=material.text(rng, 500), relevance=rng.random()) for n in range(5)],
     }
     return [*history, Message("user", "Which temperature is right?")], options
 
