@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks import shared
 from localrag.decoding import SamplingParams
 from localrag.engine.attention import flash_attention
-from localrag.engine.memory import num_threads
+from localrag.engine.threads import num_cores as num_threads
 from localrag.session import Session
 from localrag.settings import Settings
 

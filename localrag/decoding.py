@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from localrag.errors import UsageError
 
 FinishReason = Literal["stop", "length", "time", "cancelled"]
 """The model ended it; its `max_tokens` did; its deadline did; somebody stopped it."""
+
+_MAX_SCHEMA_CHARS = 128 * 1024
+
+
+def schema_text(schema: Mapping[str, Any] | str) -> str:
+    """A JSON schema as compact JSON, properties in their order; a text is read and written again. UsageError if it is not JSON."""
+    try:
+        if isinstance(schema, str) and len(schema) > _MAX_SCHEMA_CHARS:
+            raise UsageError(f"The JSON schema has {len(schema)} characters; the limit is {_MAX_SCHEMA_CHARS}.")
+        value = json.loads(schema) if isinstance(schema, str) else dict(schema)
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        text.encode()
+    except (TypeError, ValueError, RecursionError) as error:  # a circle, a lone surrogate, a number of 5,000 digits, not JSON at all
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error).splitlines()[0][:200]
+        raise UsageError(f"The JSON schema cannot be used: {reason}.") from error
+    if not isinstance(value, dict):
+        raise UsageError("A JSON schema must be a JSON object.")
+    if len(text) > _MAX_SCHEMA_CHARS:
+        raise UsageError(f"The JSON schema has {len(text)} characters; the limit is {_MAX_SCHEMA_CHARS}.")
+    return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +38,8 @@ class SamplingParams:
     """What llama.cpp's sampler chain is built from. `temperature` 0 is greedy; then nothing else but penalties matters.
 
     `seed` makes a run repeatable; `max_tokens` bounds the answer; `stop` are strings at which it ends (and which are left out).
+    `json_schema` makes the answer JSON that is valid under a schema (the part of JSON Schema that engine/json_schema.py reads); it is
+    given as a mapping or its JSON text, and held as text. An answer that reaches `max_tokens` before it is closed is not valid JSON.
     """
 
     temperature: float = 0.0
@@ -27,8 +51,11 @@ class SamplingParams:
     seed: int = 0
     max_tokens: int = 512
     stop: tuple[str, ...] = ()
+    json_schema: Mapping[str, Any] | str | None = None
 
     def __post_init__(self) -> None:
+        if self.json_schema is not None:
+            object.__setattr__(self, "json_schema", schema_text(self.json_schema))
         checks = (
             ("temperature", 0.0 <= self.temperature <= 100.0, "0 to 100"),
             ("top_k", 0 <= self.top_k <= 1_000_000, "0 to 1000000"),

@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("report", "Show the ledgers that were kept, and what is cut most."),
     "tokens": ("tokens", "Count tokens exactly, with the model's own tokenizer."),
     "models": ("models", "List, show, fetch and verify models."),
+    "doctor": ("doctor", "Show what this machine can run, and what localrag keeps."),
 }
 
 

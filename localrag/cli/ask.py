@@ -1,18 +1,21 @@
-"""ask and budget: one prepared prompt, with or without an answer."""
+"""ask and budget: one prepared prompt, with or without an answer, or a file of questions."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Unpack
 
 import click
 
 from localrag.cli import display, options
+from localrag.cli.text import note
 from localrag.decoding import SamplingParams
-from localrag.session import Session
+from localrag.errors import UsageError
+from localrag.session import Options, Session
 from localrag.settings import Settings
 
 
@@ -24,8 +27,15 @@ class _AskCommand(click.Command):
 
 
 @click.command("ask", cls=_AskCommand)
-@click.argument("question", type=options.Text())
+@click.argument("question", type=options.Text(), required=False)
 @options.asking
+@click.option(
+    "--batch", "source", type=click.Path(path_type=Path), metavar="IN.jsonl", help='A file of questions: one {"id", "question"} a line.'
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="OUT.jsonl", help="Where the answers of --batch go; what is there is not asked again."
+)
+@click.option("--force", is_flag=True, help="With --batch: keep answers to other questions in OUT, and ask again what was changed.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Makes sampling repeatable.")
 @click.option("--temperature", type=click.FloatRange(0, 100), default=0.0, show_default=True, help="0 takes the likeliest token.")
 @click.option("--session", "name", default="ask", show_default=True, metavar="NAME", help="The session to keep the ledger under.")
@@ -35,7 +45,7 @@ class _AskCommand(click.Command):
 @click.option("--dry-run", is_flag=True, help="Stop before the first token is evaluated; with --json, show the exact prompt.")
 @options.as_json
 def ask_command(
-    question: str,
+    question: str | None,
     settings: Settings,
     model: str | None,
     chat_template: Path | None,
@@ -43,6 +53,9 @@ def ask_command(
     kbs: tuple[str, ...],
     budget: str | None,
     max_tokens: int,
+    source: Path | None,
+    out: Path | None,
+    force: bool,
     seed: int,
     temperature: float,
     name: str,
@@ -58,11 +71,15 @@ def ask_command(
     \b
       localrag ask "At what temperature is PLA annealed?" --kb handbook
       cat build.log | localrag ask "What failed?"
+      localrag ask --batch questions.jsonl --out answers.jsonl --kb handbook
     """
+    others = {"--json": as_json, "--dry-run": dry_run, "--explain": explain or explain_full, "--max-seconds": shape["max_seconds"]}
+    question = _checked(question, source, out, force=force, others=[name for name, given in others.items() if given])
     asked = options.asked(shape, piped=options.read_piped())
     explained: display.Explain = "full" if explain_full else "ledger" if explain else ""
     sampling = SamplingParams(seed=seed, temperature=temperature, max_tokens=max_tokens)
-    with Session.open(
+    opened = partial(
+        Session.open,
         model,
         kbs=kbs,
         n_ctx=n_ctx,
@@ -72,7 +89,10 @@ def ask_command(
         name=name,
         keep=not (no_keep or dry_run),
         settings=settings,
-    ) as session:
+    )
+    if source is not None and out is not None:
+        return _ask_all(source, out, opened, sampling=sampling, asked=asked, force=force)
+    with opened() as session:
         if dry_run:
             ready = session.prepare(question, max_tokens=max_tokens, **asked)
             explained = "full" if explain_full or as_json else ""
@@ -87,6 +107,36 @@ def ask_command(
             stream.close()
         display.answer(answer, tokenizer=session.engine.tokenizer, as_json=as_json, explain=explained, asked_kbs=kbs)
     return 130 if answer.finish_reason == "cancelled" else 0
+
+
+def _checked(question: str | None, source: Path | None, out: Path | None, *, force: bool, others: list[str]) -> str:
+    """The question, empty for a batch; UsageError for what does not go together. `others` are the options that no batch takes."""
+    if source is None:
+        if out is not None or force:
+            raise UsageError(
+                f"{'--out' if out is not None else '--force'} goes with --batch.", hint="Give the questions with --batch IN.jsonl."
+            )
+        if question is None:
+            raise UsageError("There is no QUESTION.", hint="Give one, or a file of them with --batch IN.jsonl --out OUT.jsonl.")
+        return question
+    if question is not None:
+        raise UsageError("A QUESTION and --batch exclude each other.", hint="Put the question into the file, or ask it alone.")
+    if out is None:
+        raise UsageError("--batch needs a file for the answers.", hint="Give it with --out OUT.jsonl.")
+    if others:
+        raise UsageError(f"{others[0]} has no meaning with --batch.", hint="Leave it out; every answer in OUT is a whole answer object.")
+    return ""
+
+
+def _ask_all(source: Path, out: Path, opened: Callable[[], Session], *, sampling: SamplingParams, asked: Options, force: bool) -> int:
+    from localrag.cli.batch import Job  # noqa: PLC0415  # weight: most asks are single
+
+    with Job(source, out, sampling=sampling, options=asked, force=force) as job:
+        if job.is_done:
+            note(f"Nothing is left to ask: {out} holds every answer.")
+            return 0
+        with opened() as session, _first_interrupt(lambda: job.stop(session.engine)):
+            return job.run(session)
 
 
 @contextmanager

@@ -76,13 +76,12 @@ class EchoRunner:
     def __init__(self, num_cells: int, num_sequences: int, *, uncounted_space: bool = False) -> None:
         self.num_cells = num_cells
         self._uncounted = ord(" ") if uncounted_space else None
-        self._held: list[list[int]] = [[] for _ in range(num_sequences)]
+        self._held: list[list[list[int]]] = [[] for _ in range(num_sequences)]
         self._replies: dict[int, list[int]] = {}
         self._outputs: dict[int, int] = {}
         self.num_evaluated_tokens = 0
 
     def begin(self, seq_id: int, prompt_ids: list[int], _sampling: SamplingParams) -> None:
-        self._held[seq_id] = []
         self._replies[seq_id] = [*_reply(prompt_ids).encode(), _END]
 
     def decode(self, entries: list[tuple[int, int, int, bool]]) -> bool:
@@ -90,13 +89,18 @@ class EchoRunner:
         for index, (token, position, seq_id, wanted) in enumerate(entries):
             if position != len(self._held[seq_id]) or not 0 <= token <= _END:
                 raise EngineError(f"Token {token} at position {position} of sequence {seq_id} is out of order.")
-            self._held[seq_id].append(token)
+            self._held[seq_id].append([token])
             if wanted:
                 self._outputs[index] = seq_id
         self.num_evaluated_tokens += len(entries)
-        if sum(map(self.num_tokens, range(len(self._held)))) > self.num_cells:
+        if sum(map(self.num_tokens, range(len(self._held)))) > self.num_cells and self._num_used() > self.num_cells:
             raise EngineError("The KV cache is full.")
         return True
+
+    def _num_used(self) -> int:
+        """Cells in use: a cell that sequences share is one list, and counts once."""
+        cells = {id(cell): cell[0] for held in self._held for cell in held}
+        return len(cells) + sum(token == self._uncounted for token in cells.values())
 
     def sample(self, seq_id: int, index: int) -> int:
         if self._outputs.get(index) != seq_id:
@@ -105,13 +109,21 @@ class EchoRunner:
 
     def num_tokens(self, seq_id: int) -> int:
         held = self._held[seq_id]
-        return len(held) + (held.count(self._uncounted) if self._uncounted is not None else 0)
+        return len(held) + (held.count([self._uncounted]) if self._uncounted is not None else 0)
 
     def truncate(self, seq_id: int, num_tokens: int) -> None:
         del self._held[seq_id][num_tokens:]
 
     def end(self, seq_id: int) -> None:
-        self._held[seq_id] = []
+        self._replies.pop(seq_id)
+
+    def copy(self, source: int, seq_id: int, num_tokens: int) -> bool:
+        self._held[seq_id] = self._held[source][:num_tokens]
+        return True
+
+    def cut(self, seq_id: int, num_tokens: int) -> bool:
+        del self._held[seq_id][num_tokens:]
+        return True
 
     def cancel(self) -> None:
         """Nothing here takes long enough to be stopped."""

@@ -9,6 +9,8 @@ from itertools import count
 from typing import Protocol, Self
 
 from localrag.decoding import Completion, FinishReason, Piece, SamplingParams
+from localrag.engine.cells import Cells
+from localrag.engine.grammar import grammar_of
 from localrag.engine.scheduler import Scheduler, Share
 from localrag.engine.sequence import Sequence
 from localrag.engine.speed import Speed
@@ -20,6 +22,9 @@ BATCH_TOKENS = 512
 """Tokens of one batch: larger ones are no faster (measured), and a cancelled one is lost."""
 
 
+KEPT_SEQUENCES = 8
+"""Finished sequences that a context keeps beside those that run, as far as there are cells."""
+MAX_SEQUENCE_IDS = 256
 FIRST_COUNT_ERROR = 0.1
 """What is taken to be the error of counts that are estimates, before more was seen."""
 _MEASURED_PROMPTS, _MEASURED_ANSWER = (32, 96), 9
@@ -40,6 +45,8 @@ class Runner(Protocol):
     def num_tokens(self, seq_id: int, /) -> int: ...
     def truncate(self, seq_id: int, num_tokens: int, /) -> None: ...
     def end(self, seq_id: int, /) -> None: ...
+    def copy(self, source: int, seq_id: int, num_tokens: int, /) -> bool: ...
+    def cut(self, seq_id: int, num_tokens: int, /) -> bool: ...
     def cancel(self) -> None: ...
     def close(self) -> None: ...
 
@@ -84,7 +91,11 @@ class Engine:
         self._has_learned = False
         self._close = close
         self._runner: Runner | None = None
-        self._scheduler = Scheduler(num_cells=0, num_slots=0, batch_tokens=BATCH_TOKENS)
+        self._cells: Cells | None = None
+        self.shares_prefixes = False
+        """Whether a prompt takes over what others that begin alike have evaluated. Then the same seed need not give the same text
+        again: the order of summation depends on what was there, which can decide a near tie."""
+        self._scheduler = Scheduler(num_cells=0, num_slots=0, batch_tokens=BATCH_TOKENS, place=self._place)
         self._seq_ids = count()
         self._cancelled: set[int] = set()
 
@@ -123,20 +134,26 @@ class Engine:
     def reserve(self, num_cells: int, *, num_sequences: int = 1) -> None:
         """Have a context of at least so many cells and sequences; a smaller one is replaced, and what it held is gone."""
         if self._runner is not None:
-            if num_cells <= self._runner.num_cells and num_sequences <= self._scheduler.num_slots:
+            is_large_enough = num_cells <= self._runner.num_cells and num_sequences <= self._scheduler.num_slots
+            if is_large_enough and self._cells is not None and self._cells.shares == self.shares_prefixes:
                 return
             if not self.is_idle:
                 raise EngineError("The context cannot grow while answers are running.")
             self._runner.close()
-            self._runner = None
+            self._runner = self._cells = None
         if self._make_runner is None:
             raise EngineError(
                 f"{self.info.path.name} holds a vocabulary and no weights; it cannot generate.", hint="Use --dry-run, or a whole model."
             )
         started = time.perf_counter()
-        self._runner = self._make_runner(num_cells, num_sequences)
-        self._scheduler = Scheduler(num_cells=self._runner.num_cells, num_slots=num_sequences, batch_tokens=BATCH_TOKENS)
+        num_ids = min(MAX_SEQUENCE_IDS, num_sequences + (KEPT_SEQUENCES if self.shares_prefixes else 0))
+        self._runner = self._make_runner(num_cells, num_ids)
+        self._cells = Cells(self._runner, num_sequences=num_ids, shares=self.shares_prefixes)
+        self._scheduler = Scheduler(num_cells=self._runner.num_cells, num_slots=num_sequences, batch_tokens=BATCH_TOKENS, place=self._place)
         self.load_s += time.perf_counter() - started
+
+    def _place(self, sequence: Sequence) -> bool:
+        return self._cells is not None and self._cells.place(sequence)
 
     def add(self, prompt_ids: list[int], sampling: SamplingParams, *, deadline: float | None = None) -> Sequence:
         """Queue a prompt. The context must have been reserved; EngineError if the prompt could never fit it.
@@ -144,7 +161,10 @@ class Engine:
         `deadline` is on the clock of time.perf_counter, in seconds. An answer ends with `finish_reason` "time" when its next token
         is expected after it. A prompt is evaluated whole and gives at least one token, unless it would take twice the time that
         there was when it was added: then the sequence ends with no text. One whose deadline has passed is not begun.
+        UsageError for a JSON schema that is not supported.
         """
+        if sampling.json_schema is not None:
+            grammar_of(sampling.json_schema)  # a schema that cannot be had is refused here, and not within a step that others share
         sequence = Sequence(next(self._seq_ids), prompt_ids, sampling, deadline=deadline)
         self._scheduler.add(sequence)
         return sequence
@@ -169,7 +189,8 @@ class Engine:
         return pieces
 
     def _decode(self, shares: list[Share]) -> bool:
-        runner = self._running()
+        runner, cells = self._running(), self._cells
+        assert cells is not None  # it comes and goes with the runner
         entries = []
         for share in shares:
             sequence, slot = share.sequence, _slot(share.sequence)
@@ -181,10 +202,12 @@ class Engine:
         if runner.decode(entries):
             for share in shares:
                 share.sequence.num_evaluated += len(share.token_ids)
+                cells.evaluated(share.sequence, share.token_ids)
             return True
         for share in shares:  # a cancelled batch may be half evaluated: go back to where every sequence stood
             runner.truncate(_slot(share.sequence), share.sequence.num_evaluated)
             share.sequence.num_evaluated = runner.num_tokens(_slot(share.sequence))
+            cells.cut(share.sequence, share.sequence.num_evaluated)
         return False
 
     def _collect(self, shares: list[Share]) -> list[Piece]:
@@ -255,6 +278,8 @@ class Engine:
             if not self._counts_are_exact and sequence.num_evaluated:
                 self.count_error = max(self.count_error, self._running().num_tokens(_slot(sequence)) / sequence.num_evaluated - 1.0)
             self._running().end(_slot(sequence))
+        if self._cells is not None:
+            self._cells.end(sequence)
         self._scheduler.release(sequence)
 
     def generate(

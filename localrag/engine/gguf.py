@@ -12,25 +12,21 @@ import mmap
 import os
 import re
 import stat
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from localrag.engine.gguf_layout import parse
+from localrag.engine.gguf_rules import check_numbers, check_tensors, check_vocabulary
 from localrag.engine.gguf_types import (
     FILE_TYPES,
-    FLOAT32,
     GET_IT_AGAIN,
-    INT32,
     MAX_HEADER_BYTES,
-    STRING,
-    TOKENS_KEY,
+    TAKE_A_LANGUAGE_MODEL,
     UINT16,
     Header,
     clip,
     file_error,
 )
-from localrag.errors import ModelFileError
 from localrag.model import ModelInfo
 
 MAX_CONTEXT_TOKENS = 1 << 27
@@ -38,23 +34,12 @@ MAX_LAYERS = 512
 MAX_HEADS = 1024
 MAX_HEAD_SIZE = 4096
 MAX_EMBEDDING_LENGTH = 1 << 20
-MAX_EXPERTS = 1024
 MAX_TEMPLATE_BYTES = 128 << 10
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 
 CHECK_THE_PATH = "Check the path; `localrag models list` shows the models that are known here."
-TAKE_A_LANGUAGE_MODEL = "Use the GGUF file of a language model, which holds its tokenizer too."
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-# Under the architecture's name. A NaN or a negative one of these aborts llama.cpp or makes every answer NaN.
-_FLOATS = (
-    "rope.freq_base_swa",
-    "rope.scaling.factor",
-    "rope.scaling.attn_factor",
-    "attention.layer_norm_epsilon",
-    "attention.layer_norm_rms_epsilon",
-    "attention.group_norm_epsilon",
-)
 
 
 def read_header(path: Path) -> ModelInfo:
@@ -97,9 +82,10 @@ def _model_info(header: Header) -> ModelInfo:
     rope_scaling = header.text(f"{arch}.rope.scaling.type")
     if rope_scaling is not None and rope_scaling not in ROPE_SCALINGS:
         raise header.error(f"has the unknown rope scaling {clip(ascii(rope_scaling))}.")
+    check_vocabulary(header, tokenizer_model)
     if header.num_tensors:
-        _check_what_llama_cpp_asserts(header, arch, shape)
-    _check_vocabulary(header, tokenizer_model)
+        check_numbers(header, arch, num_layers=shape.num_layers, head_size_k=shape.head_size_k)
+        check_tensors(header, arch, num_layers=shape.num_layers, embedding_length=shape.embedding_length)
     name = header.text("general.name") or ""
     file_type = header.integer("general.file_type", 0, 0xFFFF_FFFF)
     return ModelInfo(
@@ -197,60 +183,3 @@ def _head_size(header: Header, key: str, usual: int) -> int:
     if header.num_tensors and not 1 <= size <= MAX_HEAD_SIZE:
         raise header.error(f"leads to heads of {size} elements, where 1 to {MAX_HEAD_SIZE} belong.", value=size)
     return max(size, header.integer(f"{key}_swa", 1, MAX_HEAD_SIZE) or 0)
-
-
-def _check_what_llama_cpp_asserts(header: Header, arch: str, shape: _Shape) -> None:
-    for key in _FLOATS:
-        header.number(f"{arch}.{key}")
-    for key, high in (("nextn_predict_layers", shape.num_layers), ("rope.dimension_count", shape.head_size_k)):
-        header.integer(f"{arch}.{key}", 0, high)
-    num_experts = header.integer(f"{arch}.expert_count", 0, MAX_EXPERTS) or 0
-    num_used = max(header.integers(f"{arch}.expert_used_count", shape.num_layers, 0, MAX_EXPERTS) or (0,))
-    num_groups = header.integer(f"{arch}.expert_group_count", 0, MAX_EXPERTS) or 0
-    num_groups_used = header.integer(f"{arch}.expert_group_used_count", 0, MAX_EXPERTS) or 0
-    fits = num_used <= num_experts and bool(num_used) == bool(num_experts) and (not num_groups or num_groups < num_experts)
-    if num_groups > 1:
-        fits = fits and num_experts % num_groups == 0 and 0 < num_groups_used < num_groups
-    if not fits:
-        counts = f"{num_used} of {num_experts} experts, {num_groups_used} of {num_groups} groups"
-        raise header.error(f"has numbers of experts that contradict each other ({counts}).")
-
-
-def _check_vocabulary(header: Header, tokenizer_model: str) -> None:
-    """Every token once, as llama.cpp reads them: it aborts if two are alike."""
-    vocabulary = header.values.get(TOKENS_KEY)
-    if vocabulary is None or vocabulary.type != STRING or not vocabulary.count:
-        raise header.error(f"holds no vocabulary ({TOKENS_KEY}).", hint=TAKE_A_LANGUAGE_MODEL)
-    for key, types in (("tokenizer.ggml.scores", (FLOAT32, INT32)), ("tokenizer.ggml.token_type", (INT32,))):
-        parallel = header.values.get(key)
-        if parallel is not None and (parallel.type not in types or parallel.count != vocabulary.count):
-            problem = f"has {parallel.count} values under {key} for {vocabulary.count} tokens, or of the wrong type."
-            raise header.error(problem, key=key, num_tokens=vocabulary.count)
-    joined = b"\n".join(header.tokens)
-    try:
-        joined.decode()
-    except UnicodeDecodeError:
-        raise header.error("has a token in its vocabulary that is not UTF-8.") from None
-    tokens: Sequence[bytes] = header.tokens
-    if b"\0" in joined:  # a C string ends there
-        tokens = [token.partition(b"\0")[0] for token in tokens]
-    distinct = set(tokens)
-    if b"" in distinct:  # the names that llama.cpp gives them
-        tokens = [token or b"[EMPTY_%d]" % index for index, token in enumerate(tokens)]
-        distinct = set(tokens)
-    if len(distinct) < len(tokens):
-        raise _twice(header, tokens)
-    # A SentencePiece tokenizer spells what it does not know in bytes, and throws through the C interface if one is missing.
-    if tokenizer_model == "llama":
-        missing = sum(b"<0x%02X>" % byte not in distinct and bytes([byte]) not in distinct for byte in range(256))
-        if missing:
-            raise header.error(f"lacks the tokens of {missing} of the 256 bytes, which its kind of tokenizer needs.", num_missing=missing)
-
-
-def _twice(header: Header, tokens: Sequence[bytes]) -> ModelFileError:
-    first_at: dict[bytes, int] = {}
-    for index, token in enumerate(tokens):
-        first = first_at.setdefault(token, index)
-        if first != index:
-            break
-    return header.error(f"is damaged: its tokens {first} and {index} are the same, {clip(ascii(token.decode()))}.", tokens=[first, index])

@@ -161,20 +161,18 @@ def _check_tensors(header: Header, cursor: _Cursor) -> None:
     alignment = header.integer("general.alignment", 32, 65_536) or _DEFAULT_ALIGNMENT
     if alignment & (alignment - 1):
         raise header.error(f"has {alignment} under general.alignment, where a power of two belongs.", alignment=alignment)
-    names: set[str] = set()
     end = next_offset = 0
     for index in range(header.num_tensors):
         name = cursor.name(f"tensor {index + 1} of {header.num_tensors}", MAX_TENSOR_NAME_BYTES)
-        if name in names:
+        if name in header.tensors:
             raise header.error(f"is damaged: it has the tensor {name} twice.", tensor=name)
-        names.add(name)
         num_bytes, offset = _read_tensor(header, cursor, name)
         if offset != next_offset:
             problem = f"is damaged: the tensor {name} is said to be at offset {offset}, but the one before it leads to {next_offset}."
             raise header.error(problem, tensor=name, offset=offset, expected=next_offset)
         end = offset + num_bytes
         next_offset = _pad(end, alignment)
-    needed = _pad(cursor.pos, alignment) + end if names else 0
+    needed = _pad(cursor.pos, alignment) + end if header.num_tensors else 0
     if needed > header.file_bytes:
         missing = needed - header.file_bytes
         problem = f"is truncated: the header promises {needed} bytes, the file has {header.file_bytes}; {missing} bytes are missing."
@@ -194,6 +192,7 @@ def _read_tensor(header: Header, cursor: _Cursor, name: str) -> tuple[int, int]:
     if not 0 < num_elements < 1 << 63 or sizes[0] % block_elements:
         problem = f"is damaged: the tensor {name} has the impossible shape {' x '.join(map(str, sizes))}."
         raise header.error(problem, tensor=name)
+    header.tensors[name] = tuple(sizes), type_
     return num_elements // block_elements * block_bytes, offset
 
 

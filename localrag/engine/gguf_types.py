@@ -23,6 +23,7 @@ MAX_HEADER_BYTES = 256 << 20
 
 GET_IT_AGAIN = "Download it again, and compare its sha256 with the publisher's."
 TAKE_ANOTHER = "The file is damaged or meant for another program: download it again, or use another conversion of the model."
+TAKE_A_LANGUAGE_MODEL = "Use the GGUF file of a language model, which holds its tokenizer too."
 CONVERT_IT = "Give the path of a GGUF file of version 2 or 3, little-endian; llama.cpp has scripts that convert other files."
 
 TOKENS_KEY = "tokenizer.ggml.tokens"
@@ -146,6 +147,8 @@ class Value:
 class Header:
     """The keys of a GGUF file and where their values lie in `buffer`, which maps the start of the file.
 
+    `tensors` has each tensor's sizes, the innermost first, and the number of its type.
+
     A look-up gives None for a key that is not there, and raises a ModelFileError for a value of another type or out of range.
     """
 
@@ -156,6 +159,7 @@ class Header:
     num_tensors: int = 0
     values: dict[str, Value] = field(default_factory=dict)
     tokens: list[bytes] = field(default_factory=list)
+    tensors: dict[str, tuple[tuple[int, ...], int]] = field(default_factory=dict)
 
     def error(self, problem: str, *, hint: str = TAKE_ANOTHER, **numbers: object) -> ModelFileError:
         """The error for `problem`, a sentence whose subject is the file."""

@@ -14,10 +14,14 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from localrag.decoding import SamplingParams
+from localrag.engine.grammar import grammar_of
 from localrag.errors import EngineError, ModelFileError
+
+if TYPE_CHECKING:
+    from localrag.engine.constrained import ConstrainedSampler
 
 MAX_SEQUENCES = 256
 """llama.cpp aborts on a sequence id beyond this."""
@@ -95,31 +99,62 @@ class LlamaModel:
 class LlamaSampler:
     """A chain of llama.cpp's samplers for one sequence. Temperature 0 takes the likeliest token."""
 
-    def __init__(self, params: SamplingParams, *, num_vocab_tokens: int) -> None:
+    def __init__(self, params: SamplingParams, model: LlamaModel) -> None:
+        grammar = None if params.json_schema is None else grammar_of(params.json_schema)
         self.lib = lib = library()
-        chain_params = lib.llama_sampler_chain_default_params()
-        chain_params.no_perf = True
-        self.handle = lib.llama_sampler_chain_init(chain_params)
-        links = []
+        self.handle = self._chain()
+        self._penalties: Any = None
+        self._constrained: ConstrainedSampler | None = None
         if params.repeat_penalty != 1.0 and params.repeat_last_n > 0:
-            links.append(lib.llama_sampler_init_penalties(num_vocab_tokens, params.repeat_last_n, params.repeat_penalty, 0.0, 0.0))
+            self._penalties = self.handle if grammar is None else self._chain()  # under a grammar it comes before, on all tokens
+            self._add(
+                self._penalties,
+                lib.llama_sampler_init_penalties(model.num_vocab_tokens, params.repeat_last_n, params.repeat_penalty, 0.0, 0.0),
+            )
         if params.temperature == 0.0:
-            links.append(lib.llama_sampler_init_greedy())
+            self._add(self.handle, lib.llama_sampler_init_greedy())
         else:
             # top-k comes first: the others are 2 to 40 times slower on a whole vocabulary
             if params.top_k > 0:
-                links.append(lib.llama_sampler_init_top_k(params.top_k))
-            links.append(lib.llama_sampler_init_top_p(params.top_p, 1))
-            links.append(lib.llama_sampler_init_min_p(params.min_p, 1))
-            links.append(lib.llama_sampler_init_temp(params.temperature))
-            links.append(lib.llama_sampler_init_dist(params.seed))
-        for link in links:
-            if not link:
-                raise EngineError("llama.cpp refused a sampler.")
-            lib.llama_sampler_chain_add(self.handle, link)
+                self._add(self.handle, lib.llama_sampler_init_top_k(params.top_k))
+            self._add(self.handle, lib.llama_sampler_init_top_p(params.top_p, 1))
+            self._add(self.handle, lib.llama_sampler_init_min_p(params.min_p, 1))
+            self._add(self.handle, lib.llama_sampler_init_temp(params.temperature))
+            self._add(self.handle, lib.llama_sampler_init_dist(params.seed))
+        if grammar is not None:
+            from localrag.engine.constrained import ConstrainedSampler  # noqa: PLC0415  # weight: numpy
+
+            self._constrained = ConstrainedSampler(
+                lib,
+                model.vocab,
+                num_vocab_tokens=model.num_vocab_tokens,
+                grammar=grammar,
+                choose=None if params.temperature == 0.0 else self.handle,
+                penalties=self._penalties,
+            )
+
+    def _chain(self) -> Any:  # noqa: ANN401  # a C pointer
+        params = self.lib.llama_sampler_chain_default_params()
+        params.no_perf = True
+        return self.lib.llama_sampler_chain_init(params)
+
+    def _add(self, chain: Any, link: Any) -> None:  # noqa: ANN401  # C pointers
+        if not link:
+            raise EngineError("llama.cpp refused a sampler.")
+        self.lib.llama_sampler_chain_add(chain, link)
+
+    def sample(self, context: Any, index: int) -> int:  # noqa: ANN401  # a C pointer
+        """The next token from entry `index` of the last batch, whose logits must be there (LlamaContext sees to it)."""
+        if self._constrained is not None:
+            return self._constrained.sample(self.lib.llama_get_logits_ith(context, index))
+        return int(self.lib.llama_sampler_sample(self.handle, context, index))
 
     def close(self) -> None:
         if self.handle:
+            if self._constrained is not None:
+                self._constrained.close()
+                if self._penalties:
+                    self.lib.llama_sampler_free(self._penalties)
             self.lib.llama_sampler_free(self.handle)
             self.handle = None
 
@@ -174,14 +209,12 @@ class LlamaContext:
         lib.llama_set_abort_callback(self.handle, self._abort, None)
 
     def begin(self, seq_id: int, _prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
-        """Make room for a new sequence, with a sampler of its own."""
-        self.truncate(self._checked(seq_id), 0)
-        self._samplers[seq_id] = LlamaSampler(sampling, num_vocab_tokens=self.model.num_vocab_tokens)
+        """A sampler of its own for a sequence. What the sequence holds stays."""
+        self._samplers[self._checked(seq_id)] = LlamaSampler(sampling, self.model)
 
     def end(self, seq_id: int) -> None:
-        """Free what a sequence holds."""
-        self.truncate(self._checked(seq_id), 0)
-        self._samplers.pop(seq_id).close()
+        """Free the sampler of a sequence. What the sequence holds stays."""
+        self._samplers.pop(self._checked(seq_id)).close()
 
     def cancel(self) -> None:
         """Stop the decode that is running, or else the next one, within milliseconds; from any thread."""
@@ -227,7 +260,7 @@ class LlamaContext:
         """The next token of a sequence, from the `index`-th entry of the last batch, which must have asked for logits."""
         if index not in self._outputs:
             raise EngineError(f"Entry {index} of the last batch has no logits.")
-        return int(self.lib.llama_sampler_sample(self._samplers[seq_id].handle, self.handle, index))
+        return self._samplers[seq_id].sample(self.handle, index)
 
     def num_tokens(self, seq_id: int) -> int:
         """How many positions of a sequence are in the cache, by the cache's own word."""
@@ -237,6 +270,34 @@ class LlamaContext:
         """Drop what a sequence holds from position `num_tokens` on."""
         if num_tokens < 0 or not self.lib.llama_memory_seq_rm(self.memory, self._checked(seq_id), num_tokens, -1):
             raise EngineError(f"Sequence {seq_id} cannot be cut to {num_tokens} tokens.")
+
+    def copy(self, source: int, seq_id: int, num_tokens: int) -> bool:
+        """Have `seq_id` hold the first tokens of `source`, in the same cells; False, and it holds nothing, where the memory cannot."""
+        if source == seq_id or not 0 < num_tokens <= self.num_tokens(source):
+            raise EngineError(f"Sequence {source} cannot be copied to {seq_id} up to {num_tokens} tokens.")
+        self.lib.llama_memory_seq_rm(self.memory, self._checked(seq_id), -1, -1)
+        self.lib.llama_memory_seq_cp(self.memory, source, seq_id, 0, num_tokens)
+        return self._holds(seq_id, num_tokens)
+
+    def cut(self, seq_id: int, num_tokens: int) -> bool:
+        """Drop what a sequence holds from position `num_tokens` on; False, and it holds nothing, where the memory cannot."""
+        if num_tokens < 0:
+            raise EngineError(f"Sequence {seq_id} cannot be cut to {num_tokens} tokens.")
+        self.lib.llama_memory_seq_rm(self.memory, self._checked(seq_id), num_tokens or -1, -1)
+        return num_tokens == 0 or self._holds(seq_id, num_tokens)
+
+    def _holds(self, seq_id: int, num_tokens: int) -> bool:
+        """Whether a sequence can go on behind so many tokens. It is told by positions: return values say yes also where it cannot.
+
+        A sliding window must still hold the last tokens before that position; a recurrent state stands at one position alone.
+        """
+        first = int(self.lib.llama_memory_seq_pos_min(self.memory, seq_id))
+        last = int(self.lib.llama_memory_seq_pos_max(self.memory, seq_id))
+        window = int(self.lib.llama_model_n_swa(self.model.handle))
+        if last == num_tokens - 1 and (first == 0 or (window > 0 and 0 <= first <= max(0, num_tokens - window))):
+            return True
+        self.lib.llama_memory_seq_rm(self.memory, seq_id, -1, -1)
+        return False
 
     def _checked(self, seq_id: int) -> int:
         if not 0 <= seq_id < self.num_sequences:

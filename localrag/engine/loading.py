@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
+import json
 import platform
 import time
+from contextlib import suppress
 from pathlib import Path
 
-from localrag.engine import attention, gguf, memory
+from localrag.engine import attention, devices, gguf, memory, threads, trial
 from localrag.engine.engine import BATCH_TOKENS, Engine
 from localrag.engine.llama import LlamaContext, LlamaModel, library
 from localrag.engine.speed import Speed, SpeedFile
 from localrag.engine.template import JinjaChatTemplate
 from localrag.engine.vocab import LlamaTokenizer
-from localrag.model import ModelInfo
+from localrag.model import ModelInfo, Slot
 
 
 def open_model(
@@ -24,40 +26,42 @@ def open_model(
     vocab_only: bool = False,
     chat_template: str | None = None,
     home: Path | None = None,
+    is_trusted: bool = False,
 ) -> Engine:
     """Load a GGUF file: header first, checked in Python, then the vocabulary, and the weights unless `vocab_only`.
 
     `n_ctx` is the window to ask for where a caller asks for none; `chat_template` is the source of a template that replaces
     the file's own; `home` keeps which attention kernel is the faster one here (without one, it is flash attention) and how fast
-    the model is.
-    ModelFileError for a file that is damaged or foreign.
+    the model is. A file that is not `is_trusted` is loaded in a child process the first time that it is seen.
+    ModelFileError for a file that is damaged or foreign; EngineError, before its weights are loaded, for one that does not fit
+    into the free memory even with the smallest window.
     """
     started = time.perf_counter()
     info = gguf.read_header(path)
+    vocab_only = vocab_only or info.is_vocab_only
+    if home is not None and not is_trusted:
+        trial.ensure_safe(path, home=home, vocab_only=vocab_only)
+    governor = threads.ThreadGovernor()  # what other processes do while the model loads
+    gpu_layers = 0 if vocab_only else _fitting_gpu_layers(info)
     source = chat_template or info.chat_template
     template = None if source is None else JinjaChatTemplate(source, origin="the file given" if chat_template else path.name)
-    try:
-        if template is not None:
-            template.start()  # its process starts while the model loads
-        model = LlamaModel(path, vocab_only=vocab_only or info.is_vocab_only)
-    except BaseException:
-        if template is not None:
-            template.close()
-        raise
+    model = _loaded(path, template, vocab_only=vocab_only)
     tokenizer = LlamaTokenizer(model)
     if template is not None:
         template.bos_text, template.eos_text = tokenizer.bos_text, tokenizer.eos_text
 
     def make_runner(num_cells: int, num_sequences: int) -> LlamaContext:
-        num_threads = memory.num_threads()
-        flash_attention = home is None or attention.flash_attention(home, num_threads=num_threads)
+        flash_attention = home is None or attention.flash_attention(home, num_threads=governor.num_cores)
+        situation = memory.Situation(is_loaded=True)
+        made = memory.plan(info, num_cells, num_sequences, flash_attention=flash_attention, gpu_layers=gpu_layers, situation=situation)
+        memory.require(made, info, situation=situation)
         started = time.perf_counter()
         context = LlamaContext(
             model,
-            num_cells=-(-num_cells // 256) * 256,  # as llama.cpp rounds its cells; its largest batch, though, is what was asked for
+            num_cells=made.n_ctx,  # as llama.cpp rounds its cells; its largest batch, though, is what was asked for
             num_sequences=num_sequences,
             batch_tokens=BATCH_TOKENS,
-            num_threads=num_threads,
+            num_threads=governor.measure(),
             flash_attention=flash_attention,
         )
         make_speed().observe_context(context.num_cells, time.perf_counter() - started)
@@ -71,6 +75,12 @@ def open_model(
         speeds.load_into(speed)
         return speed
 
+    def make_slot(requested: int | None) -> Slot:
+        flash_attention = home is None or attention_kept(home)
+        situation = memory.Situation(is_loaded=True)
+        fitting = memory.nearest(info, flash_attention=flash_attention, gpu_layers=gpu_layers, situation=situation)
+        return memory.make_slot(info, n_ctx if requested is None else requested, fitting=fitting)
+
     def close() -> None:
         if template is not None:
             template.close()
@@ -81,7 +91,7 @@ def open_model(
         info=info,
         tokenizer=tokenizer,
         template=template,
-        make_slot=lambda requested: memory.make_slot(info, n_ctx if requested is None else requested),
+        make_slot=make_slot,
         make_runner=None if model.vocab_only else make_runner,
         make_speed=make_speed,
         keep_speed=speeds.save,
@@ -90,10 +100,36 @@ def open_model(
     )
 
 
+def _loaded(path: Path, template: JinjaChatTemplate | None, *, vocab_only: bool) -> LlamaModel:
+    """The model, while the process of its template starts."""
+    if template is None:
+        return LlamaModel(path, vocab_only=vocab_only)
+    try:
+        template.start()
+        return LlamaModel(path, vocab_only=vocab_only)
+    except BaseException:
+        template.close()
+        raise
+
+
 def _speed_key(info: ModelInfo) -> str:
     """File, machine and build. The file's place does not matter."""
     file = f"{info.path.name} {info.file_size} {info.architecture} {info.quantization}"
-    return f"{file}; {platform.node()} {platform.machine()} {library().llama_print_system_info().decode()} {memory.num_threads()}"
+    return f"{file}; {platform.node()} {platform.machine()} {library().llama_print_system_info().decode()} {threads.num_cores()}"
+
+
+def attention_kept(home: Path) -> bool:
+    """Whether flash attention was found the faster one here; no where that is not known yet: plans then reckon with what takes more."""
+    with suppress(OSError, ValueError, AttributeError, RecursionError):
+        return json.loads((home / "attention.json").read_text(encoding="utf-8")).get("flash_attention") is True
+    return False
+
+
+def _fitting_gpu_layers(info: ModelInfo) -> int:
+    """Layers that llama.cpp puts on a GPU of its own accord: all of them, where the build finds one. EngineError if they do not fit."""
+    gpu_layers = info.num_layers + 1 if devices.gpu_devices() else 0
+    memory.require(memory.plan(info, 1, flash_attention=True, gpu_layers=gpu_layers), info)
+    return gpu_layers
 
 
 def _expected_speed(info: ModelInfo, model: LlamaModel) -> Speed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from localrag.engine.sequence import Sequence
@@ -21,26 +22,22 @@ class Share:
 class Scheduler:
     """First come, first served, within the cells of one KV cache.
 
-    A sequence is let in only when every cell it can come to need is free, so a running one never runs out. In a batch the next
-    tokens of running answers come first, then pieces of prompts in order of arrival: a long prompt does not stall an answer.
+    `place` lets a sequence in, or says that it has to wait. In a batch the next tokens of running answers come first, then pieces
+    of prompts in order of arrival: a long prompt does not stall an answer.
     """
 
-    def __init__(self, *, num_cells: int, num_slots: int, batch_tokens: int) -> None:
+    def __init__(self, *, num_cells: int, num_slots: int, batch_tokens: int, place: Callable[[Sequence], bool]) -> None:
         self.num_cells = num_cells
         self.num_slots = num_slots
         self.batch_tokens = batch_tokens
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
-        self._free_slots = list(range(num_slots))
+        self._place = place
 
     @property
     def unfinished(self) -> list[Sequence]:
         """Every sequence that runs or waits."""
         return [*self.running, *self.waiting]
-
-    @property
-    def num_free_cells(self) -> int:
-        return self.num_cells - sum(sequence.num_reserved for sequence in self.running)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. EngineError if it could never run."""
@@ -58,10 +55,8 @@ class Scheduler:
 
     def schedule(self) -> list[Share]:
         """The next batch: at most `batch_tokens` tokens, a share a sequence."""
-        while self.waiting and self._free_slots and self.waiting[0].num_reserved <= self.num_free_cells:
-            sequence = self.waiting.popleft()
-            sequence.slot = self._free_slots.pop(0)
-            self.running.append(sequence)
+        while self.waiting and len(self.running) < self.num_slots and self._place(self.waiting[0]):
+            self.running.append(self.waiting.popleft())
         room = self.batch_tokens
         shares = []
         for sequence in sorted(self.running, key=lambda each: not each.completion_ids):
@@ -73,9 +68,8 @@ class Scheduler:
         return shares
 
     def release(self, sequence: Sequence) -> None:
-        """Give back a finished sequence's slot and cells."""
+        """A sequence is finished, or will never run."""
         if sequence in self.running:
             self.running.remove(sequence)
-            self._free_slots.append(sequence.slot if sequence.slot is not None else 0)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)

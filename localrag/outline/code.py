@@ -188,6 +188,8 @@ def _in_characters(text: str, data: bytes, spans: list[tuple[int, int, Kind]]) -
         line_end = text.rfind("\n", last_end, start)
         if (line_end >= 0 or last_end == 0) and not text[line_end + 1 : start].strip():
             start = line_end + 1
+        if text.startswith("@", start) and end - start > _MOST_HEAD_CHARS:  # decorators go before the signature does
+            start = text.find("\n", end - _MOST_HEAD_CHARS, end) + 1 or start
         end = start + len(_shortened(text[start:end].rstrip(), _MOST_CHARS.get(kind, _MOST_HEAD_CHARS)))
         if start >= last_end and text[start:end].strip():
             pieces.append(Piece(start, end, text[start:end], kind))

@@ -1,6 +1,7 @@
 """A question's way through the house: `Session.ask` is the walk, and every command is a way into it."""
 
 from localrag.session.answers import Answer, Prepared, evidence, supplied
+from localrag.session.batch import Outcome, Request
 from localrag.session.opening import open_embedder, open_engine, open_knowledge_base, open_profile
 from localrag.session.walk import DEFAULT_TOP_K, Options, Session
 
@@ -8,7 +9,9 @@ __all__ = [
     "DEFAULT_TOP_K",
     "Answer",
     "Options",
+    "Outcome",
     "Prepared",
+    "Request",
     "Session",
     "evidence",
     "open_embedder",

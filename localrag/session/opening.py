@@ -30,7 +30,13 @@ def open_engine(model: str | None, *, settings: Settings, chat_template: Path | 
     template = chat_template or spec.chat_template
     source = None if template is None else read_template(template)
     engine = open_model(
-        catalog.open(spec), name=spec.name, n_ctx=spec.n_ctx, vocab_only=vocab_only, chat_template=source, home=settings.home
+        catalog.open(spec),
+        name=spec.name,
+        n_ctx=spec.n_ctx,
+        vocab_only=vocab_only,
+        chat_template=source,
+        home=settings.home,
+        is_trusted=spec.sha256 is not None,  # the catalogue has compared it
     )
     engine.sha256 = spec.sha256
     return engine

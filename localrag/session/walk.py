@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypedDict, Unpack
@@ -18,6 +18,7 @@ from localrag.messages import Attachment, Memory, Message, ToolSpec
 from localrag.passages import Hit
 from localrag.prompt import Offer, Wants
 from localrag.session.answers import Answer, Prepared
+from localrag.session.batch import MAX_SEQUENCES, Batch, Outcome, Request
 from localrag.session.opening import open_embedder, open_engine, open_knowledge_base, open_profile
 from localrag.session.recording import record_of
 from localrag.session.shortening import Shortener
@@ -170,8 +171,24 @@ class Session:
         self.engine.reserve(len(prepared.prompt.token_ids) + sampling.max_tokens + gap)
         deadline = None if seconds is None else begun + seconds
         completion = self.engine.generate(list(prepared.prompt.token_ids), sampling, on_text, deadline=deadline)
+        return self.finish(prepared, completion, question, **options)
+
+    def finish(self, prepared: Prepared, completion: Completion, question: str | Sequence[Message], **options: Unpack[Options]) -> Answer:
+        """What a completion of a prepared prompt says: its citations checked, its ledger kept in the journal."""
         answer = self._answer(prepared, completion)
         return self._kept(answer, question if isinstance(question, str) else search_query(question), self._profile(options))
+
+    def batch(
+        self, requests: Iterable[Request], *, num_sequences: int = MAX_SEQUENCES, on_step: Callable[[int], None] = lambda _: None
+    ) -> Iterator[Outcome]:
+        """Answer many questions, up to `num_sequences` at once: (id, answer or error) of each, in the order in which they finish.
+
+        Each is asked as `ask` would; numerically near ties of the model may fall otherwise, as side by side sums are added up in
+        another order. An error of one question is its outcome, and the others go on. `on_step` is called with the tokens sampled
+        since its last call, between steps and while prompts are prepared; what it raises ends the batch. Leaving the iterator
+        cancels what runs; `engine.cancel_all` gives the running ones as they are, with `finish_reason` "cancelled".
+        """
+        return Batch(self, num_sequences=num_sequences, on_step=on_step).outcomes(requests)
 
     def retrieve(self, question: str, *, top_k: int = DEFAULT_TOP_K) -> list[Hit]:
         """The best chunks of all knowledge bases together, best first. Labels name the knowledge base where there are several."""

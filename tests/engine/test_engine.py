@@ -102,7 +102,7 @@ def test_a_cancelled_sequence_keeps_what_it_wrote_and_frees_its_cells(echo):
     run(echo)
     assert (dropped.finish_reason, dropped.text) == ("cancelled", "You a")
     assert kept.text == "You asked: hello"
-    assert echo._scheduler.num_free_cells == 1000
+    assert echo._cells.num_free == 1000
 
 
 def test_an_error_in_the_reader_of_the_stream_leaves_the_engine_usable(echo):
@@ -180,7 +180,7 @@ def test_each_sequence_has_its_own_deadline(echo):
     run(echo)
     assert [each.text for each in (first, second, third, waiting)] == ["You", "You asked: hello", "You asked: hello", ""]
     assert [each.finish_reason for each in (first, second, third, waiting)] == ["time", "stop", "stop", "time"]
-    assert echo._scheduler.num_free_cells == 1000
+    assert echo._cells.num_free == 1000
 
 
 def test_the_echo_says_the_same_speed_always(echo):

@@ -1,0 +1,196 @@
+"""What doctor finds out, each part on its own: one that fails is an {"error": line}, and the others go on."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from localrag.catalog import Catalog
+from localrag.errors import LocalragError
+from localrag.model import ModelSpec
+from localrag.settings import Settings
+
+if TYPE_CHECKING:
+    from localrag.engine.threads import ThreadGovernor
+
+_BUILD = 'CMAKE_ARGS="{}" pip install --force-reinstall --no-deps --no-binary llama-cpp-python llama-cpp-python'
+_GPUS = {
+    "0x10de": ("NVIDIA", "-DGGML_CUDA=on"),
+    "0x1002": ("AMD", "-DGGML_HIP=on"),
+    "0x8086": ("Intel", "-DGGML_VULKAN=on"),
+}
+"""By the PCI vendor's number: whose it is, and what llama.cpp is built with for it."""
+_FEATURES = (
+    "AVX",
+    "AVX2",
+    "AVX_VNNI",
+    "AVX512",
+    "AVX512_VNNI",
+    "AVX512_BF16",
+    "AMX_INT8",
+    "NEON",
+    "SVE",
+    "MATMUL_INT8",
+    "REPACK",
+    "OPENMP",
+)
+
+
+def told(find: Callable[..., dict[str, object]], *args: object, **kwargs: object) -> dict[str, object]:
+    """What `find` returns, or {"error": one line} with why it could not be found out."""
+    try:
+        return find(*args, **kwargs)
+    except LocalragError as error:
+        return {"error": error.message, "hint": error.hint}
+    except Exception as error:  # noqa: BLE001  # a doctor reports what is broken, whatever it is
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def machine_facts(governor: ThreadGovernor) -> dict[str, object]:
+    """Processor, cores and memory; `busy_cores` is what other processes kept busy while the doctor looked."""
+    import psutil  # noqa: PLC0415  # weight
+
+    from localrag.engine import memory, threads  # noqa: PLC0415  # weight
+
+    num_threads = governor.measure()
+    return {
+        "cpu": _cpu_name(),
+        "physical_cores": psutil.cpu_count(logical=False),
+        "allowed_cpus": len(threads.allowed_cpus()),
+        "usable_cores": governor.num_cores,
+        "busy_cores": round(governor.busy_cores, 2),
+        "num_threads": num_threads,
+        "memory_bytes": psutil.virtual_memory().total,
+        "available_bytes": memory.available_memory(),
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor() or "unknown")
+
+
+def llama_facts() -> dict[str, object]:
+    """llama-cpp-python's build: version, what its kernels use, GPUs that it finds."""
+    from localrag.engine.devices import gpu_devices  # noqa: PLC0415  # weight
+    from localrag.engine.llama import library  # noqa: PLC0415  # weight
+
+    lib = library()
+    info = lib.llama_print_system_info().decode("utf-8", "replace").strip(" |")
+    words = {word.strip(" :").split(" : ")[-1] for word in info.split("|")}
+    return {
+        "version": importlib.metadata.version("llama-cpp-python"),
+        "system_info": info,
+        "features": [name for name in _FEATURES if f"{name} = 1" in words],
+        "supports_gpu": bool(lib.llama_supports_gpu_offload()),
+        "gpu_devices": [device.to_dict() for device in gpu_devices()],
+    }
+
+
+def gpu_hints(root: Path = Path("/")) -> dict[str, object]:
+    """GPUs that the system shows in its files, and how llama-cpp-python is built for each."""
+    found: dict[str, str] = {}
+    if (root / "proc/driver/nvidia/version").exists() or (root / "dev/nvidia0").exists():
+        found["NVIDIA"] = _BUILD.format(_GPUS["0x10de"][1])
+    for file in sorted((root / "sys/class/drm").glob("card*/device/vendor")):
+        vendor = _GPUS.get(file.read_text(encoding="ascii", errors="replace").strip())
+        if vendor is not None:
+            found[vendor[0]] = _BUILD.format(vendor[1])
+    if platform.system() == "Darwin" and platform.machine() == "arm64":
+        found["Apple"] = _BUILD.format("-DGGML_METAL=on")
+    return dict(found)
+
+
+def attention_facts(home: Path) -> dict[str, object]:
+    """Which attention kernel was measured to be the faster one; nothing where none was yet."""
+    file = home / "attention.json"
+    if not file.exists():
+        return {}
+    kept = json.loads(file.read_text(encoding="utf-8"))
+    return {"kernel": "flash" if kept["flash_attention"] else "plain", "flash_s": kept["flash_s"], "plain_s": kept["plain_s"]}
+
+
+def speed_facts(home: Path) -> dict[str, object]:
+    """Tokens a second at the beginning of a window, by model file, as they were learned."""
+    from localrag.engine.speed import Speed  # noqa: PLC0415  # weight
+
+    file = home / "speeds.json"
+    if not file.exists():
+        return {}
+    learned: dict[str, object] = {}
+    for key, kept in json.loads(file.read_text(encoding="utf-8")).items():
+        speed = Speed()
+        speed.restore(kept)
+        name = key.partition("; ")[0].rsplit(" ", 3)[0]
+        learned[name] = {"prefill_tokens_per_s": round(speed.prefill_tokens_per_s), "decode_tokens_per_s": round(speed.decode_tokens_per_s)}
+    return learned
+
+
+def home_facts(settings: Settings) -> dict[str, object]:
+    """The home and what its parts take on the disk."""
+    home = settings.home
+    if home.exists():
+        next(home.iterdir(), None)  # a home that is a file, or that cannot be read, is one line and not one for each part
+    parts = {"models": settings.models_dir, "kb": settings.kb_dir}
+    parts |= {name: home / name for name in ("journal.sqlite", "speeds.json", "attention.json", "verified.json")}
+    sizes = {name: told(_size, path) for name, path in parts.items()}
+    return {"path": str(home), "exists": home.exists(), "parts": sizes}
+
+
+def _size(path: Path) -> dict[str, object]:
+    """Bytes of a file, of a folder with all in it, or 0 of what is not there."""
+    if path.is_file():
+        return {"bytes": path.stat().st_size}
+
+    def raise_it(error: OSError) -> None:
+        raise error
+
+    total = 0
+    for folder, _, names in os.walk(path, onerror=raise_it if path.exists() else None):
+        total += sum((Path(folder) / name).lstat().st_size for name in names)
+    return {"bytes": total}
+
+
+def catalogue_facts(settings: Settings, *, gpu: bool) -> dict[str, object]:
+    """Each model and embedder of models.toml: whether it is here, and what it would take."""
+    catalog = Catalog.load(settings)
+    flash = told(attention_facts, settings.home).get("kernel") == "flash"
+    return {
+        "file": str(catalog.file),
+        "models": {spec.name: told(_model_facts, catalog, spec, flash=flash, gpu=gpu) for spec in catalog.models.values()},
+        "embedders": {spec.name: told(_embedder_facts, catalog, spec) for spec in catalog.embedders.values()},
+    }
+
+
+def _model_facts(catalog: Catalog, spec: ModelSpec, *, flash: bool, gpu: bool) -> dict[str, object]:
+    from localrag.engine.gguf import read_header  # noqa: PLC0415  # weight
+    from localrag.engine.memory import nearest, plan  # noqa: PLC0415  # weight
+
+    info = read_header(catalog.locate(spec))
+    n_ctx = min(spec.n_ctx or info.n_ctx_train, info.n_ctx_train)
+    gpu_layers = info.num_layers + 1 if gpu else 0
+    made = plan(info, n_ctx, flash_attention=flash, gpu_layers=gpu_layers)
+    near = n_ctx if made.fits else min(n_ctx, nearest(info, flash_attention=flash, gpu_layers=gpu_layers))
+    return {
+        "size_bytes": info.file_size,
+        "quantization": info.quantization,
+        "n_ctx_train": info.n_ctx_train,
+        "kv_bytes_per_token": info.kv_bytes_per_token,
+        "sliding_window": info.sliding_window,
+        "n_ctx": n_ctx,
+        "nearest_n_ctx": near,
+        "plan": made.to_dict(),
+    }
+
+
+def _embedder_facts(catalog: Catalog, spec: ModelSpec) -> dict[str, object]:
+    path = catalog.locate(spec)
+    return {"path": str(path), "size_bytes": _size(path)["bytes"]}

@@ -1,0 +1,133 @@
+"""The cells of one KV cache: which sequence gets in, what it takes over from others, and who is forgotten for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ids
+from typing import Protocol
+
+from localrag.engine.prefix import PrefixCache, common_length
+from localrag.engine.sequence import Sequence
+
+MIN_SHARED_TOKENS = 16
+"""A shorter beginning is evaluated again: that is as fast as bookkeeping."""
+
+
+class Memory(Protocol):
+    """What is needed of a Runner: copying and cutting what sequences hold, checked by positions."""
+
+    num_cells: int
+
+    def copy(self, source: int, seq_id: int, num_tokens: int, /) -> bool: ...
+    def cut(self, seq_id: int, num_tokens: int, /) -> bool: ...
+
+
+class Cells:
+    """Places sequences in the cells of a context.
+
+    With `shares`, a prompt takes over the longest beginning that some sequence holds, and what finished sequences hold is kept until
+    its cells or its sequence id are needed, the one that was used longest ago first. A sequence is let in only when every cell it can
+    come to need is free, so a running one never runs out.
+    """
+
+    def __init__(self, memory: Memory, *, num_sequences: int, shares: bool) -> None:
+        self._memory = memory
+        self.shares = shares
+        self._ids = range(num_sequences)
+        self._running: dict[int, Sequence] = {}
+        self.cache = PrefixCache()
+
+    @property
+    def kept(self) -> list[int]:
+        """Ids of what is held and not running."""
+        return [seq_id for seq_id in self._ids if seq_id in self.cache and seq_id not in self._running]
+
+    @property
+    def num_free(self) -> int:
+        """Cells that are neither held nor promised to a running sequence."""
+        promised = sum(sequence.num_reserved - sequence.num_evaluated for sequence in self._running.values())
+        return self._memory.num_cells - self.cache.num_cells - promised
+
+    def place(self, sequence: Sequence) -> bool:
+        """Give a sequence an id and the longest beginning that is held; False if it has to wait."""
+        source, shared = self._source(sequence)
+        if self._may_share_more(sequence, shared):
+            return False
+        while True:
+            seq_id = self._free_id()
+            needed = sequence.num_reserved - shared
+            if seq_id is not None and self.num_free >= needed:
+                if self._begin(sequence, source, shared, seq_id):
+                    return True
+                source, shared = None, 0  # the memory of this architecture cannot share that
+                continue
+            others = [each for each in self.kept if each != source]
+            if others and (seq_id is None or self._could_fit(needed, source)):
+                self.forget(self.cache.oldest(others) or others[0])
+            elif source is not None and source not in self._running:
+                if self.num_free + self.cache.num_own_cells(source, shared) < needed and self._running:
+                    return False
+                if self._begin(sequence, source, shared, source):
+                    return True
+                source, shared = None, 0
+            else:
+                return False
+
+    def _source(self, sequence: Sequence) -> tuple[int | None, int]:
+        if not self.shares:
+            return None, 0
+        found = self.cache.longest(sequence.prompt_ids[:-1])  # the last token is evaluated in any case: it gives the logits
+        return found if found is not None and found[1] >= MIN_SHARED_TOKENS else (None, 0)
+
+    def _may_share_more(self, sequence: Sequence, shared: int) -> bool:
+        """Whether a running prompt is about to evaluate what this one begins with: then it is worth waiting for."""
+        for other in self._running.values() if self.shares else ():
+            if other.num_evaluated < len(other.prompt_ids):
+                length = common_length(other.prompt_ids, sequence.prompt_ids[:-1])
+                if length >= shared + MIN_SHARED_TOKENS and other.num_evaluated < length:
+                    return True
+        return False
+
+    def _free_id(self) -> int | None:
+        return next((seq_id for seq_id in self._ids if seq_id not in self.cache and seq_id not in self._running), None)
+
+    def _could_fit(self, needed: int, source: int | None) -> bool:
+        """Whether forgetting everything that does not run would make room. What is shared with `source` stays."""
+        kept = sum(self.cache.num_own_cells(seq_id) for seq_id in self.kept)
+        return not self._running or source is not None or self.num_free + kept >= needed
+
+    def _begin(self, sequence: Sequence, source: int | None, shared: int, seq_id: int) -> bool:
+        """Have `seq_id` hold what is shared, by cutting or copying; False, and it holds nothing, where the memory cannot."""
+        if source == seq_id:
+            if not self._memory.cut(seq_id, shared):
+                self.forget(seq_id)
+                return False
+            self.cache.cut(seq_id, shared)
+        elif source is not None:
+            if not self._memory.copy(source, seq_id, shared):
+                return False
+            self.cache.share(source, seq_id, shared)
+            self.cache.touch(source)
+        sequence.slot = seq_id
+        sequence.num_evaluated = sequence.num_cached_tokens = shared
+        self._running[seq_id] = sequence
+        return True
+
+    def evaluated(self, sequence: Sequence, token_ids: Ids[int]) -> None:
+        """These tokens of a running sequence are in the cells now."""
+        if sequence.slot is not None:
+            self.cache.extend(sequence.slot, token_ids)
+
+    def cut(self, sequence: Sequence, num_tokens: int) -> None:
+        """A running sequence was cut back to so many tokens."""
+        if sequence.slot is not None:
+            self.cache.cut(sequence.slot, num_tokens)
+
+    def end(self, sequence: Sequence) -> None:
+        """A sequence runs no more; what it holds is kept where it can be shared."""
+        if sequence.slot is not None and self._running.pop(sequence.slot, None) is not None and not self.shares:
+            self.forget(sequence.slot)
+
+    def forget(self, seq_id: int) -> None:
+        """Free what a sequence that does not run holds."""
+        self._memory.cut(seq_id, 0)
+        self.cache.drop(seq_id)

@@ -1,0 +1,146 @@
+"""Many questions at once: each prepared as if it were asked alone, ordered so that they share prefixes, answered side by side."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from localrag.decoding import SamplingParams
+from localrag.errors import EngineError, InterruptedRunError, LocalragError, UsageError
+from localrag.session.answers import Answer, Prepared
+
+if TYPE_CHECKING:
+    from localrag.engine.sequence import Sequence
+    from localrag.session.walk import Options, Session
+
+MAX_SEQUENCES = 8
+"""Answers that are written at once: more of them decode hardly faster on a CPU (measured), and each takes its cells."""
+WINDOW_REQUESTS = 256
+"""Questions that are prepared and put in order together, and so are in memory at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A question of a batch, and what `Session.ask` would be called with. `id` is whatever tells it from the others."""
+
+    id: str | int
+    question: str
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    options: Options = field(default_factory=dict)  # type: ignore[assignment]  # a TypedDict of which no key is required
+
+
+Outcome = tuple[str | int, Answer | LocalragError]
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A request whose prompt is ready, and its sequence once it was begun."""
+
+    request: Request
+    prepared: Prepared
+    token_ids: list[int]
+    sequence: Sequence | None = None
+
+    @property
+    def num_cells(self) -> int:
+        """Cells that it can come to need: the prompt, the longest answer, and what an engine's counts may be wrong by."""
+        prompt = self.prepared.prompt
+        return len(self.token_ids) + prompt.max_tokens + prompt.budget.allocations.get("gap", 0)
+
+
+class Batch:
+    """One batch on its way. `outcomes` is what Session.batch gives; `on_step` hears of every step how many tokens were sampled."""
+
+    def __init__(self, session: Session, *, num_sequences: int = MAX_SEQUENCES, on_step: Callable[[int], None] = lambda _: None) -> None:
+        if num_sequences < 1:
+            raise UsageError(f"{num_sequences} answers at once are too few.", hint="Allow 1 or more.")
+        self._session = session
+        self._num_sequences = num_sequences
+        self._on_step = on_step
+        self._running: list[_Job] = []
+        self._num_cells = 0
+
+    def outcomes(self, requests: Iterable[Request]) -> Iterator[Outcome]:
+        """Window by window: prepare all, sort by their tokens so that neighbours share what they begin with, answer."""
+        requests = iter(requests)
+        try:
+            while window := list(islice(requests, WINDOW_REQUESTS)):
+                jobs = yield from self._prepare(window)
+                jobs.sort(key=lambda job: job.token_ids)
+                yield from self._answer(jobs)
+        finally:
+            self._cancel()
+
+    def _prepare(self, window: list[Request]) -> Generator[Outcome, None, list[_Job]]:
+        """What each is to be asked with; a request that cannot be asked is its own outcome. The engine is idle: it may write summaries."""
+        jobs = []
+        for request in window:
+            self._on_step(0)
+            try:
+                if request.options.get("max_seconds") is not None:
+                    raise UsageError("An answer of a batch has no limit of time: it shares the machine.", hint="Leave max_seconds out.")
+                prepared = self._session.prepare(request.question, max_tokens=request.sampling.max_tokens, write=True, **request.options)
+            except LocalragError as error:
+                if isinstance(error, InterruptedRunError):
+                    raise
+                yield request.id, error
+            else:
+                jobs.append(_Job(request, prepared, list(prepared.prompt.token_ids)))
+        return jobs
+
+    def _answer(self, jobs: list[_Job]) -> Iterator[Outcome]:
+        """Answer them all; the place of one that is finished is taken at once."""
+        if jobs:
+            self._reserve(jobs)
+        engine, waiting, num_sampled = self._session.engine, deque(jobs), 0
+        while waiting or self._running:
+            self._admit(waiting)
+            self._on_step(num_sampled)
+            num_sampled = sum(piece.token_id is not None for piece in engine.step())
+            finished = [job for job in self._running if job.sequence is not None and job.sequence.is_finished]
+            self._running = [job for job in self._running if job not in finished]
+            for job in finished:
+                yield job.request.id, self._answered(job)
+        self._on_step(num_sampled)
+
+    def _reserve(self, jobs: list[_Job]) -> None:
+        """A context for as many of the largest as may run together and memory holds, and in any case for one."""
+        from localrag.engine.memory import Situation, plan  # noqa: PLC0415  # weight: an ask alone needs none of it
+
+        info, situation = self._session.engine.info, Situation(is_loaded=True)
+        needs = sorted((job.num_cells for job in jobs), reverse=True)[: self._num_sequences]
+        while len(needs) > 1 and self._num_cells < sum(needs) and not plan(info, sum(needs), len(needs), situation=situation).fits:
+            needs.pop()
+        self._num_cells = max(self._num_cells, sum(needs))
+        self._session.engine.shares_prefixes = True
+        self._session.engine.reserve(self._num_cells, num_sequences=self._num_sequences)
+
+    def _admit(self, waiting: deque[_Job]) -> None:
+        """Begin the next ones, in order, while there is a place and every cell that they can come to need."""
+        num_free = self._num_cells - sum(job.num_cells for job in self._running)
+        while waiting and len(self._running) < self._num_sequences and waiting[0].num_cells <= num_free:
+            job = waiting.popleft()
+            sampling = job.request.sampling.with_max_tokens(job.prepared.prompt.max_tokens)
+            job.sequence = self._session.engine.add(job.token_ids, sampling)
+            self._running.append(job)
+            num_free -= job.num_cells
+
+    def _answered(self, job: _Job) -> Answer:
+        if job.sequence is None:
+            raise EngineError("An answer ended that was never begun.")
+        request = job.request
+        return self._session.finish(job.prepared, job.sequence.completion(), request.question, **request.options)
+
+    def _cancel(self) -> None:
+        """Nothing of this batch goes on when it is left, by an error or because nobody wants the rest."""
+        engine, running, self._running = self._session.engine, self._running, []
+        for job in running:
+            if job.sequence is not None:
+                engine.cancel(job.sequence)
+        if running:
+            with suppress(EngineError):  # an engine that broke was what ended the batch
+                engine.step()

@@ -1,0 +1,158 @@
+"""The trie of what a KV cache holds, against lists of tokens; and placing sequences on the echo engine."""
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localrag.decoding import SamplingParams
+from localrag.engine.cells import MIN_SHARED_TOKENS
+from localrag.engine.echo import open_echo
+from localrag.engine.prefix import PrefixCache, common_length
+
+
+def naive_common(first, second):
+    length = 0
+    while length < min(len(first), len(second)) and first[length] == second[length]:
+        length += 1
+    return length
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.integers(0, 1), max_size=40), st.lists(st.integers(0, 1), max_size=40), st.integers(0, 10))
+def test_common_length_is_that_of_a_loop(tokens, ids, start):
+    start = min(start, len(ids))
+    assert common_length(tokens, ids, start) == naive_common(tokens, ids[start:])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 2**32))
+def test_the_trie_holds_what_lists_of_cells_hold(seed):
+    """Cells are numbered as they are made; sequences that share a prefix share its cells."""
+    rng, cache, held, made = random.Random(seed), PrefixCache(), {}, 0
+    for _ in range(60):
+        seq_id = rng.randrange(6)
+        tokens = [rng.randrange(2) for _ in range(rng.randrange(1, 9))]
+        action = rng.choice(["extend", "extend", "share", "cut", "drop"])
+        if action == "extend":
+            held.setdefault(seq_id, []).extend((token, made + place) for place, token in enumerate(tokens))
+            made += len(tokens)
+            cache.extend(seq_id, tokens)
+        elif action == "share" and held.get(seq_id):
+            target = next((each for each in range(6) if not held.get(each)), None)
+            if target is None:
+                continue
+            length = rng.randint(1, len(held[seq_id]))
+            held[target] = held[seq_id][:length]
+            cache.share(seq_id, target, length)
+        elif action == "cut" and held.get(seq_id):
+            length = rng.randint(0, len(held[seq_id]))
+            held[seq_id] = held[seq_id][:length]
+            cache.cut(seq_id, length)
+        elif action == "drop":
+            held.pop(seq_id, None)
+            cache.drop(seq_id)
+        lists = {each: [token for token, _ in cells] for each, cells in held.items() if cells}
+        assert {each for each in range(6) if each in cache} == set(lists)
+        assert all(cache.tokens(each) == tokens for each, tokens in lists.items())
+        assert cache.num_cells == len({cell for cells in held.values() for cell in cells})
+        for each, cells in held.items():
+            others = {cell for other, more in held.items() if other != each for cell in more}
+            assert cache.num_own_cells(each) == len(set(cells) - others)
+        prompt = [rng.randrange(2) for _ in range(12)]
+        best = max((naive_common(tokens, prompt) for tokens in lists.values()), default=0)
+        found = cache.longest(prompt)
+        assert (0 if found is None else found[1]) == best
+        if found is not None:
+            assert naive_common(lists[found[0]], prompt) == best
+
+
+def prompt_of(engine, text):
+    return engine.tokenizer.encode(text)
+
+
+SYSTEM = "You answer from these sources, and from nothing else. " * 4
+
+
+def test_a_follow_up_takes_over_what_was_evaluated():
+    with open_echo() as engine:
+        engine.shares_prefixes = True
+        engine.reserve(2000)
+        first = engine.generate(prompt_of(engine, SYSTEM + "One?"), SamplingParams(max_tokens=8))
+        second = engine.generate(prompt_of(engine, SYSTEM + "Two?"), SamplingParams(max_tokens=8))
+        assert (first.cached_tokens, second.cached_tokens) == (0, len(SYSTEM))
+        again = engine.generate(prompt_of(engine, SYSTEM + "Two?"), SamplingParams(max_tokens=8))
+        assert again.cached_tokens == len(SYSTEM) + 3  # the last token is evaluated again: it gives the logits
+        assert again.text == second.text
+
+
+def test_what_is_evaluated_is_what_was_not_cached():
+    with open_echo() as engine:
+        engine.shares_prefixes = True
+        engine.reserve(2000)
+        for question in ("One?", "Two?", "Three?"):
+            before = engine._runner.num_evaluated_tokens
+            done = engine.generate(prompt_of(engine, SYSTEM + question), SamplingParams(max_tokens=8))
+            evaluated = engine._runner.num_evaluated_tokens - before
+            assert evaluated == done.prompt_tokens - done.cached_tokens + done.completion_tokens - 1
+
+
+def test_a_council_evaluates_what_it_shares_once():
+    with open_echo() as engine:
+        engine.shares_prefixes = True
+        engine.reserve(4000, num_sequences=3)
+        members = [engine.add(prompt_of(engine, SYSTEM + f"You are number {n}."), SamplingParams(max_tokens=8)) for n in range(3)]
+        while not engine.is_idle:
+            engine.step()
+        cached = [member.completion().cached_tokens for member in members]
+        assert cached[0] == 0
+        assert min(cached[1:]) >= len(SYSTEM)
+        assert engine._cells.cache.num_cells < 2 * len(SYSTEM)
+
+
+def test_the_one_that_was_used_longest_ago_is_forgotten_first():
+    texts = [letter * 200 for letter in "abc"]
+    with open_echo() as engine:
+        engine.shares_prefixes = True
+        engine.reserve(520)  # two of them and an answer
+        for text in texts:
+            engine.generate(prompt_of(engine, text), SamplingParams(max_tokens=8))
+        again = [engine.generate(prompt_of(engine, text), SamplingParams(max_tokens=8)).cached_tokens for text in (texts[2], texts[0])]
+        assert again == [199, 0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32))
+def test_no_cell_is_ever_missing_or_lost_and_texts_are_those_of_a_fresh_engine(seed):
+    rng = random.Random(seed)
+    stems = ["".join(rng.choice("ab") for _ in range(rng.randint(1, 120))) for _ in range(3)]
+    prompts = [rng.choice(stems) + "".join(rng.choice("ab") for _ in range(rng.randint(1, 60))) for _ in range(12)]
+    with open_echo() as engine:
+        engine.shares_prefixes = True
+        engine.reserve(rng.randint(250, 900), num_sequences=rng.randint(1, 4))
+        waiting, all_of_them = list(prompts), []
+        while waiting or not engine.is_idle:
+            if waiting and rng.random() < 0.5:
+                text = waiting.pop()
+                all_of_them.append((text, engine.add(prompt_of(engine, text), SamplingParams(max_tokens=rng.randint(1, 30)))))
+            if all_of_them and rng.random() < 0.05:
+                engine.cancel(rng.choice(all_of_them)[1])
+            engine.step()
+        cells = engine._cells
+        assert cells.num_free + cells.cache.num_cells == engine._runner.num_cells
+        for text, sequence in all_of_them:
+            assert sequence.is_finished
+            done = sequence.completion()
+            if done.finish_reason != "cancelled":
+                with open_echo() as fresh:
+                    fresh.reserve(900)
+                    alone = fresh.generate(prompt_of(fresh, text), SamplingParams(max_tokens=sequence.sampling.max_tokens))
+                assert (alone.text, alone.completion_ids) == (done.text, done.completion_ids)
+
+
+def test_a_short_beginning_is_not_worth_sharing():
+    with open_echo() as engine:
+        engine.shares_prefixes = True
+        engine.reserve(500)
+        engine.generate(prompt_of(engine, "x" * (MIN_SHARED_TOKENS - 1) + "one"), SamplingParams(max_tokens=4))
+        assert engine.generate(prompt_of(engine, "x" * (MIN_SHARED_TOKENS - 1) + "two"), SamplingParams(max_tokens=4)).cached_tokens == 0

@@ -1,0 +1,29 @@
+"""A batch with the real model: the same prompts as single asks. Texts may differ at near ties, as side by side sums are added up in
+another order (FlashAttention over a cache that sequences share), so they are not compared.
+"""
+
+import pytest
+
+from localrag.decoding import SamplingParams
+from localrag.engine.loading import open_model
+from localrag.session import Request, Session
+from tests import identities
+
+pytestmark = pytest.mark.model
+
+QUESTIONS = ("What is the capital of France?", "How many days has a week?", "What colour is snow?", "Name a big animal.")
+
+
+def test_a_batch_of_four_is_what_four_asks_are(model_path):
+    sampling = SamplingParams(max_tokens=16)
+    with open_model(model_path, name="smollm2-135m") as engine:
+        session = Session(engine, n_ctx=512)
+        found = dict(session.batch([Request(id=each, question=each, sampling=sampling) for each in QUESTIONS]))
+        assert set(found) == set(QUESTIONS)
+        for question, answer in found.items():
+            alone = session.ask(question, sampling=sampling)
+            identities.check(answer.to_dict(), [])
+            assert answer.prompt_tokens == alone.prompt_tokens
+            assert answer.prompt.token_ids == alone.prompt.token_ids
+            assert answer.finish_reason in {"stop", "length"}
+            assert answer.text.strip()

@@ -1,0 +1,194 @@
+"""Session.batch on the echo engine: the same as single asks, side by side, in an order that shares what prompts begin with."""
+
+import random
+
+import pytest
+
+from localrag.decoding import SamplingParams
+from localrag.engine.echo import open_echo
+from localrag.errors import InterruptedRunError, LocalragError, UsageError
+from localrag.journal import Journal
+from localrag.kb import KnowledgeBase
+from localrag.session import Request, Session
+from localrag.session.batch import WINDOW_REQUESTS
+from tests import identities, material
+from tests.kb.hash_embedder import HashEmbedder
+
+
+@pytest.fixture(scope="module")
+def knowledge_base(tmp_path_factory):
+    rng, folder = random.Random(21), tmp_path_factory.mktemp("documents")
+    (folder / "pages").mkdir()
+    for number in range(10):
+        (folder / "pages" / f"page-{number}.md").write_text(f"# Page {number}\n\n{material.text(rng, 200)}\n", encoding="utf-8")
+    with KnowledgeBase.open(folder / "kb", "mixed", create=True) as base:
+        base.ingest([folder / "pages"], HashEmbedder())
+        yield base
+
+
+def requests(rng, count):
+    """Questions of all kinds, some of which do not fit a small window and some of which are empty."""
+    return [
+        Request(
+            id=rng.choice([number, f"q-{number}"]),
+            question=rng.choice(["", material.text(rng, rng.randint(1, 40)) + " heat?", material.text(rng, rng.randint(1, 10))]),
+            sampling=SamplingParams(max_tokens=rng.choice([1, 5, 20, 300, 100_000])),
+            options={
+                "system": rng.choice([None, "Be brief.", material.text(rng, 30)]),
+                "top_k": rng.randint(1, 8),
+                "context_ratio": rng.choice([0.0, 0.3, 0.9]),
+            },
+        )
+        for number in range(count)
+    ]
+
+
+def essence(outcome):
+    """What of an outcome does not depend on when it was asked."""
+    if isinstance(outcome, LocalragError):
+        return outcome.to_dict()
+    data = outcome.to_dict()
+    del data["timings"], data["usage"]["cached_tokens"]
+    return data
+
+
+def asked_alone(session, request):
+    try:
+        return session.ask(request.question, sampling=request.sampling, **request.options)
+    except LocalragError as error:
+        return error
+
+
+def test_a_batch_equals_single_asks_whatever_its_order_and_width(knowledge_base):
+    rng, num_answers, num_errors = random.Random(77), 0, 0
+    for _ in range(8):
+        n_ctx, wanted = rng.choice([256, 400, 900, 3000, 20_000]), requests(rng, rng.randint(1, 25))
+        with open_echo() as engine, open_echo() as other:
+            session = Session(engine, knowledge_bases=[knowledge_base], embedder=HashEmbedder(), n_ctx=n_ctx)
+            alone = Session(other, knowledge_bases=[knowledge_base], embedder=HashEmbedder(), n_ctx=n_ctx)
+            expected = {request.id: essence(asked_alone(alone, request)) for request in wanted}
+            for num_sequences in (1, rng.randint(2, 40)):  # the second finds the context of the first
+                rng.shuffle(wanted)
+                found = list(session.batch(wanted, num_sequences=num_sequences))
+                assert len(found) == len(wanted)
+                assert {known: essence(outcome) for known, outcome in found} == expected
+                assert engine.is_idle
+            offered = {each.id: [hit.label for hit in session._hits(each.question, each.options)] for each in wanted if each.question}
+        for known, outcome in found:
+            if isinstance(outcome, LocalragError):
+                num_errors += 1
+            else:
+                identities.check(outcome.to_dict(), offered[known])
+                num_answers += 1
+    assert min(num_answers, num_errors) > 20
+
+
+def test_as_many_run_at_once_as_may_and_a_place_is_taken_at_once():
+    wanted = [Request(id=n, question="why? " * (1 + n % 7), sampling=SamplingParams(max_tokens=3 + n % 5)) for n in range(40)]
+    with open_echo() as engine:
+        num_running: list[int] = []
+        num_done: list[int] = []
+        session = Session(engine)
+        outcomes = session.batch(wanted, num_sequences=5, on_step=lambda _: num_running.append(len(engine._scheduler.unfinished)))
+        num_done.extend(len(num_running) for _ in outcomes)
+    steps = num_running[len(wanted) : -1]  # while prompts are prepared nothing runs, and nothing at the end
+    assert num_running[: len(wanted)] == [0] * len(wanted)
+    in_the_middle = [n for at, n in enumerate(steps) if len(wanted) + at < num_done[len(wanted) - 5]]
+    assert len(in_the_middle) > 20
+    assert set(in_the_middle) == {5}
+
+
+def test_questions_that_share_evidence_share_its_evaluation():
+    """Twelve texts, six questions each, in random order, in a context that holds about two prompts at a time."""
+    rng = random.Random(5)
+    texts = [material.text(rng, 150) for _ in range(12)]
+    wanted = [Request(id=f"{t}-{q}", question=f"{q}?", sampling=SamplingParams(max_tokens=8), options={"system": text})
+              for t, text in enumerate(texts) for q in range(6)]  # fmt: skip
+    rng.shuffle(wanted)
+    with open_echo() as engine:
+        answers = [answer for _, answer in Session(engine).batch(wanted, num_sequences=2)]
+        evaluated = engine._runner.num_evaluated_tokens
+    total = sum(answer.prompt_tokens for answer in answers)
+    once = sum(len(text.encode()) for text in texts)
+    assert total > 6 * once
+    assert evaluated < once + len(wanted) * 80  # scaffold, question and answer of each; not its text
+    assert sum(answer.cached_tokens for answer in answers) > 5 * once
+
+
+def test_only_a_window_of_questions_is_read_ahead():
+    num_read = 0
+
+    def read():
+        nonlocal num_read
+        for num_read in range(1, 2 * WINDOW_REQUESTS + 89):
+            yield Request(id=num_read, question="x", sampling=SamplingParams(max_tokens=1))
+
+    with open_echo() as engine:
+        ahead = [num_read - at for at, _ in enumerate(Session(engine, n_ctx=300).batch(read()))]
+    assert len(ahead) == 2 * WINDOW_REQUESTS + 88
+    assert max(ahead) == WINDOW_REQUESTS
+
+
+def test_leaving_a_batch_ends_what_runs():
+    wanted = [Request(id=n, question="go on " * n) for n in range(1, 20)]
+    with open_echo() as engine:
+        session = Session(engine)
+        outcomes = session.batch(wanted)
+        next(outcomes)
+        assert not engine.is_idle
+        outcomes.close()
+        assert engine.is_idle
+        assert session.ask("Still there?").text == "You asked: Still there?"
+
+        def stop(_):
+            if not engine.is_idle:
+                raise InterruptedRunError("enough")
+
+        with pytest.raises(InterruptedRunError):
+            list(session.batch(wanted, on_step=stop))
+        assert engine.is_idle
+        assert len(list(session.batch(wanted))) == len(wanted)
+
+
+def test_cancelled_answers_are_given_as_they_are():
+    wanted = [Request(id=n, question=f"number {n} " * 5) for n in range(3)]
+    with open_echo() as engine:
+        steps = []
+
+        def on_step(num_tokens):
+            steps.append(num_tokens)
+            if sum(steps) >= 30:
+                engine.cancel_all()
+
+        found = dict(Session(engine).batch(wanted, on_step=on_step))
+    assert {answer.finish_reason for answer in found.values()} == {"cancelled"}
+    assert all(0 < answer.completion_tokens <= 30 and "You asked".startswith(answer.text[:9]) for answer in found.values())
+    assert sum(steps) == sum(answer.completion_tokens for answer in found.values())
+
+
+def test_an_engine_that_only_estimates_does_not_run_out_of_cells():
+    wanted = [Request(id=n, question="a b c d e f " * (n + 1), sampling=SamplingParams(max_tokens=60)) for n in range(20)]
+    with open_echo(4096, counts_are_exact=False) as engine:
+        session = Session(engine)
+        session.ask("a b c d e f g h " * 20)  # now it knows its error
+        assert all(not isinstance(outcome, LocalragError) for _, outcome in session.batch(wanted))
+
+
+def test_what_a_batch_cannot_do():
+    with open_echo() as engine:
+        session = Session(engine)
+        with pytest.raises(UsageError):
+            session.batch([], num_sequences=0)
+        assert list(session.batch([])) == []
+        [(known, error)] = session.batch([Request(id="a", question="Why?", options={"max_seconds": 5.0})])
+        assert (known, error.exit_code) == ("a", 2)
+
+
+def test_every_answer_leaves_its_ledger(tmp_path):
+    with open_echo() as engine, Journal.open(tmp_path) as journal:
+        session = Session(engine, journal=journal, name="night")
+        found = dict(session.batch([Request(id=n, question=f"number {n}?") for n in range(10)]))
+        kept = {ask.question: ask for ask in journal.asks("night")}
+        assert len(kept) == 10
+        for n, answer in found.items():
+            assert kept[f"number {n}?"].ledger == answer.ledger
