@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import subprocess
 import sys
@@ -71,10 +72,7 @@ def measure(path: Path, window: int, *, flash_attention: bool) -> dict[str, int]
     )
     ids = [1000 + 7 * i % 5000 for i in range(batch)]
     context.decode([(token, i, 0, i == batch - 1) for i, token in enumerate(ids)])
-    state = context.save(0)
-    for seq_id in range(1, num_sequences):
-        assert context.restore(seq_id, state, batch)
-    del state
+    fill(context, num_sequences)
     context.decode([(token, batch + i, 0, i == batch - 1) for i, token in enumerate(ids)])
     measured = peak_bytes()
     context.close()
@@ -88,6 +86,16 @@ def measure(path: Path, window: int, *, flash_attention: bool) -> dict[str, int]
         "predicted": plan.total,
         "measured": measured,
     }
+
+
+def fill(context: LlamaContext, num_sequences: int) -> None:
+    """Copy the state of sequence 0 into cells of their own for all others."""
+    lib, handle = context.lib, context.handle
+    size = int(lib.llama_state_seq_get_size(handle, 0))
+    state = (ctypes.c_uint8 * size)()
+    assert lib.llama_state_seq_get_data(handle, state, size, 0) == size
+    for seq_id in range(1, num_sequences):
+        assert lib.llama_state_seq_set_data(handle, state, size, seq_id) == size
 
 
 def peak_bytes() -> int:
