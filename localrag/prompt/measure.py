@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from localrag.budget import Budget, Section, negotiate
@@ -47,6 +47,7 @@ class Wants:
     tools: tuple[ToolSpec, ...]
     message_costs: dict[int, int]
     recent: tuple[Exchange, ...]
+    _wanted: dict[str, int] = field(default_factory=dict)
 
     def content(self, number: int) -> str:
         """What is sent of the message of that number, if it is sent whole."""
@@ -57,7 +58,7 @@ class Wants:
 
     @property
     def num_history_tokens(self) -> int:
-        return sum(self.cost(exchange) for exchange in self.split.history)
+        return self.wanted("history")
 
     @property
     def num_round_tokens(self) -> int:
@@ -85,8 +86,13 @@ class Wants:
 
     def wanted(self, section: str) -> int:
         """The most that a section could use."""
+        if section not in self._wanted:
+            self._wanted[section] = self._sum(section)
+        return self._wanted[section]
+
+    def _sum(self, section: str) -> int:
         if section == "history":
-            return self.num_history_tokens
+            return sum(map(self.cost, self.split.history))
         if section == "tools":
             return self.num_round_tokens + sum(self.tool_costs.values())
         return self.frame(section) + sum(item.cost for item in self.items.get(section, ()))
@@ -99,7 +105,8 @@ class Wants:
         if profile.gap:
             sections.append(Section(name="gap", basis=profile.gap, min=profile.gap, max=profile.gap, shrink=0.0))
         for name in ("tools", "memories", "history", "attachments", "evidence"):
-            wanted = sum(map(self.cost, self.recent)) if name == "history" else self.wanted(name)
+            is_limited = name == "history" and len(self.recent) < len(self.split.history)
+            wanted = sum(map(self.cost, self.recent)) if is_limited else self.wanted(name)
             if wanted:
                 sections.append(profile.sections[name].section(name, wanted))
             if name == "tools" and self.num_rigid_tokens:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-from localrag.conversation import Rolling
+from localrag.conversation import Covered, Exchange, Rolling
 from localrag.errors import LocalragError
 from localrag.markup import as_content
 from localrag.prompt import Shortening
@@ -34,6 +35,7 @@ class Shortener:
         self._writer = Writer(engine, n_ctx=window) if write and engine.can_generate else None
         self._cache = journal.summaries if journal is not None else None
         part_tokens = min(PART_TOKENS, max(MIN_PART_TOKENS, window // 2))
+        self._last: tuple[object, Covered] | None = None
         self._rolling = Rolling(self._writer, self._cache, self._count, engine.name, part_tokens, max_writes=MAX_WRITES)
 
     def for_prompt(self) -> Shortening:
@@ -50,7 +52,17 @@ class Shortener:
             except _SpentError:
                 return self._summary(source, level, limit, None).text
 
-        return Shortening(to_level=to_level, to_summary=self._rolling.cover)
+        return Shortening(to_level=to_level, to_summary=self._covered)
+
+    def _covered(self, exchanges: Sequence[Exchange], limit: int) -> Covered:
+        """The rolling summary; the last one again where nothing has changed and nobody would write more of it."""
+        key = limit, tuple(message for exchange in exchanges for message in exchange.messages)
+        if self._last is None or self._last[0] != key:
+            covered = self._rolling.cover(exchanges, limit)
+            if self._writer is not None and covered.method != "model":
+                return covered
+            self._last = key, covered
+        return self._last[1]
 
     def _count(self, text: str) -> int:
         """Tokens as they are sent."""
