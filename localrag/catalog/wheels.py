@@ -21,6 +21,7 @@ from pathlib import Path
 
 from localrag.catalog.sources import Progress
 from localrag.errors import ConfigError, ModelError, ModelFileError
+from localrag.locking import try_lock
 
 _STAGE_PREFIX = ".pull-"
 _PIECE_BYTES = 1024 * 1024
@@ -49,7 +50,7 @@ def staging(models_dir: Path, progress: Progress) -> Iterator[Stage]:
         ) from None
     with lock:
         waiting = False
-        while not _try_lock(lock.fileno()):
+        while not try_lock(lock.fileno()):
             if not waiting:
                 progress("waiting for another pull to end", 0, None)
             waiting = True
@@ -159,22 +160,6 @@ def _copy(archive: zipfile.ZipFile, member: zipfile.ZipInfo, destination: Path) 
             raise zipfile.BadZipFile(f"{member.filename} is not as long as its entry says")
         out.flush()
         os.fsync(out.fileno())
-
-
-def _try_lock(handle: int) -> bool:
-    """Take the lock of an open file if it is free. The system gives it back when the file is closed or the process dies."""
-    try:
-        if sys.platform == "win32":
-            import msvcrt  # noqa: PLC0415  # only there
-
-            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl  # noqa: PLC0415  # not there
-
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def _flush_folder(folder: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import stat
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import IO, Self
 
 from localrag.cli.batch_questions import Asked, Id, Questions
 from localrag.errors import LocalragError, UsageError
+from localrag.locking import try_lock
 from localrag.session import Answer
 
 _MAX_LINE_BYTES = 64 * 1024 * 1024
@@ -178,19 +178,3 @@ def _json(row: Mapping[str, object]) -> bytes:
         return json.dumps(row, ensure_ascii=False, separators=(",", ":"), default=str).encode()
     except UnicodeEncodeError:  # half a character, from a file's name or an id
         return json.dumps(row, separators=(",", ":"), default=str).encode()
-
-
-def try_lock(handle: int) -> bool:
-    """Take the lock of an open file if it is free. The system gives it back when the file is closed or the process dies."""
-    try:
-        if sys.platform == "win32":
-            import msvcrt  # noqa: PLC0415  # only there
-
-            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl  # noqa: PLC0415  # not there
-
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True

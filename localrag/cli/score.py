@@ -86,7 +86,8 @@ def score_command(
         raise UsageError("The task is empty.", hint="Say with --task what is to be done.")
     if len(task) > MAX_TASK_CHARS:
         raise UsageError(f"The task has {len(task)} characters, and {MAX_TASK_CHARS} are the most.", num_chars=len(task))
-    profile, chosen = open_profile(None, settings=settings)
+    profile, kept = open_profile(None, settings=settings)
+    chosen = Weights(**kept)  # type: ignore[arg-type]  # checked by the catalogue
     try:
         profile = _with_thresholds(profile, {"primary": primary, "supporting": supporting, "reference": reference})
         chosen = _with_weights(chosen, weights, half_life, method)

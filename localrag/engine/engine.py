@@ -11,6 +11,7 @@ from typing import Protocol, Self
 from localrag.decoding import Completion, FinishReason, Piece, SamplingParams
 from localrag.engine.cells import Cells
 from localrag.engine.grammar import grammar_of
+from localrag.engine.llama import MAX_SEQUENCES
 from localrag.engine.scheduler import Scheduler, Share
 from localrag.engine.sequence import Sequence
 from localrag.engine.speed import Speed
@@ -24,7 +25,6 @@ BATCH_TOKENS = 512
 
 KEPT_SEQUENCES = 8
 """Finished sequences that a context keeps beside those that run, as far as there are cells."""
-MAX_SEQUENCE_IDS = 256
 FIRST_COUNT_ERROR = 0.1
 """What is taken to be the error of counts that are estimates, before more was seen."""
 _MEASURED_PROMPTS, _MEASURED_ANSWER = (32, 96), 9
@@ -146,7 +146,7 @@ class Engine:
                 f"{self.info.path.name} holds a vocabulary and no weights; it cannot generate.", hint="Use --dry-run, or a whole model."
             )
         started = time.perf_counter()
-        num_ids = min(MAX_SEQUENCE_IDS, num_sequences + (KEPT_SEQUENCES if self.shares_prefixes else 0))
+        num_ids = min(MAX_SEQUENCES, num_sequences + (KEPT_SEQUENCES if self.shares_prefixes else 0))
         self._runner = self._make_runner(num_cells, num_ids)
         self._cells = Cells(self._runner, num_sequences=num_ids, shares=self.shares_prefixes)
         self._scheduler = Scheduler(num_cells=self._runner.num_cells, num_slots=num_sequences, batch_tokens=BATCH_TOKENS, place=self._place)

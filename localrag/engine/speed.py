@@ -15,13 +15,12 @@ window has left, not the number that was planned. Only a prompt that takes longe
 
 from __future__ import annotations
 
-import json
-import os
-import threading
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Self
+
+from localrag.engine.kept import KeptValues
 
 MAX_KEPT = 64
 """Models and machines whose speed a home keeps; the one that was not used for longest goes first."""
@@ -214,41 +213,18 @@ class Speed:
 
 
 class SpeedFile:
-    """`speeds.json` in the home: the speeds of all models, each under a key that names file, machine and build.
-
-    A file that is damaged or cannot be read is empty, one that cannot be written stays as it is. It is replaced as a whole, so
-    two processes cannot damage it; of two that write at once, one can lose its last refresh. Without a home nothing is kept.
+    """`speeds.json` in the home: the speeds of all models, each under a key that names file, machine and build. Without a home
+    nothing is kept.
     """
 
     def __init__(self, home: Path | None, key: str) -> None:
-        self.path = None if home is None else home / "speeds.json"
+        self._kept = KeptValues(None if home is None else home / "speeds.json", most=MAX_KEPT)
         self.key = key
 
     def load_into(self, speed: Speed) -> None:
         """Take over what was kept under the key, if anything sound was."""
         with suppress(ValueError):
-            speed.restore(self._read().get(self.key))
+            speed.restore(self._kept.read().get(self.key))
 
     def save(self, speed: Speed) -> None:
-        if self.path is None:
-            return
-        kept = self._read()
-        kept.pop(self.key, None)
-        kept[self.key] = speed.to_dict()  # last: the one used last
-        for key in list(kept)[:-MAX_KEPT]:
-            del kept[key]
-        part = self.path.with_name(f".speeds-{os.getpid()}-{threading.get_ident()}")
-        with suppress(OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                part.write_text(json.dumps(kept, separators=(",", ":")), encoding="utf-8")
-                part.replace(self.path)
-            finally:
-                part.unlink(missing_ok=True)
-
-    def _read(self) -> dict[str, object]:
-        with suppress(OSError, ValueError, RecursionError):
-            kept = {} if self.path is None else json.loads(self.path.read_text(encoding="utf-8"))
-            if isinstance(kept, dict):
-                return kept
-        return {}
+        self._kept.put(self.key, speed.to_dict())

@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from localrag.engine.gguf_types import clip, file_error
+from localrag.engine.kept import KeptValues
 from localrag.errors import EngineError, ModelFileError
 
 SPARE_BYTES = 900 << 20  # for what is not the file: vocabulary, a cache of 256 cells, compute buffers of a batch of 32
@@ -69,34 +70,13 @@ class Passed:
     """
 
     def __init__(self, home: Path | None) -> None:
-        self.path = None if home is None else home / "trials.json"
+        self._kept = KeptValues(None if home is None else home / "trials.json", most=MAX_KEPT)
 
     def holds(self, key: str, *, vocab_only: bool) -> bool:
-        return self._read().get(key) in (("whole", "vocabulary") if vocab_only else ("whole",))
+        return self._kept.read().get(key) in (("whole", "vocabulary") if vocab_only else ("whole",))
 
     def add(self, key: str, *, vocab_only: bool) -> None:
-        if self.path is None:
-            return
-        kept = self._read()
-        kept.pop(key, None)
-        kept[key] = "vocabulary" if vocab_only else "whole"
-        for old in list(kept)[:-MAX_KEPT]:
-            del kept[old]
-        part = self.path.with_name(f".trials-{os.getpid()}-{threading.get_ident()}")
-        with suppress(OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                part.write_text(json.dumps(kept, separators=(",", ":")), encoding="utf-8")
-                part.replace(self.path)
-            finally:
-                part.unlink(missing_ok=True)
-
-    def _read(self) -> dict[str, object]:
-        with suppress(OSError, ValueError, RecursionError):
-            kept = {} if self.path is None else json.loads(self.path.read_text(encoding="utf-8"))
-            if isinstance(kept, dict):
-                return kept
-        return {}
+        self._kept.put(key, "vocabulary" if vocab_only else "whole")
 
 
 def _identity(path: Path, sha256: str | None) -> tuple[str, int]:

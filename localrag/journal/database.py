@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from localrag.errors import ConfigError
-from localrag.journal.schema import migrate, version
+from localrag.journal.schema import migrate
+from localrag.migrations import use_write_ahead_log, version
 
 WAIT_S = 30.0
 """How long a writer waits for another one."""
@@ -22,7 +22,7 @@ def connect(path: Path) -> sqlite3.Connection:
         db = sqlite3.connect(path, timeout=WAIT_S, isolation_level=None)
         try:
             if version(db) == 0:  # new, or its maker was killed; the journal mode stays with the file
-                _use_write_ahead_log(db)
+                use_write_ahead_log(db, wait_s=WAIT_S)
             migrate(db, path)
             db.execute("PRAGMA synchronous = FULL")
             db.execute("PRAGMA foreign_keys = ON")
@@ -30,20 +30,6 @@ def connect(path: Path) -> sqlite3.Connection:
             db.close()
             raise
         return db
-
-
-def _use_write_ahead_log(db: sqlite3.Connection) -> None:
-    """Several processes can make the file at once, and SQLite refuses this step at once where it would wait for any other."""
-    end = time.monotonic() + WAIT_S
-    while True:
-        try:
-            db.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > end:
-                raise
-            time.sleep(0.01)
-        else:
-            return
 
 
 @contextmanager

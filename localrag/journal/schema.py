@@ -7,10 +7,10 @@ that count, so that a file is never between two versions. A migration that was r
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 
 from localrag.errors import ConfigError
+from localrag.migrations import Migration, apply_missing
 
 
 def create_tables(db: sqlite3.Connection) -> None:
@@ -63,32 +63,18 @@ def create_tables(db: sqlite3.Connection) -> None:
         db.execute(statement)
 
 
-Migration = Callable[[sqlite3.Connection], None]
 MIGRATIONS: tuple[Migration, ...] = (create_tables,)
-
-
-def version(db: sqlite3.Connection) -> int:
-    """How many migrations the file has had."""
-    return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
 def migrate(db: sqlite3.Connection, path: Path, migrations: tuple[Migration, ...] = MIGRATIONS) -> None:
     """Applies the migrations that are missing. A file from a newer localrag is refused and left as it is (ConfigError)."""
-    while (found := version(db)) < len(migrations):
-        db.execute("BEGIN IMMEDIATE")
-        try:
-            if version(db) == found:  # else another process has just applied it
-                migrations[found](db)
-                db.execute(f"PRAGMA user_version = {found + 1}")
-            db.execute("COMMIT")
-        except BaseException:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
-            raise
-    if found > len(migrations):
-        raise ConfigError(
+
+    def newer(found: int) -> ConfigError:
+        return ConfigError(
             f"The journal {path} has schema {found}, written by a newer localrag; this one knows schemas up to {len(migrations)}.",
             hint=f"Upgrade localrag, or move {path} away: the next ask begins a new journal.",
             schema=found,
             known_schema=len(migrations),
         )
+
+    apply_missing(db, migrations, newer)

@@ -7,9 +7,9 @@ that count, so that a file is never between two versions. A migration that was r
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
 
 from localrag.errors import KnowledgeBaseError
+from localrag.migrations import Migration, apply_missing
 
 
 def create_tables(db: sqlite3.Connection) -> None:
@@ -63,32 +63,18 @@ def create_tables(db: sqlite3.Connection) -> None:
         db.execute(statement)
 
 
-Migration = Callable[[sqlite3.Connection], None]
 MIGRATIONS: tuple[Migration, ...] = (create_tables,)
-
-
-def version(db: sqlite3.Connection) -> int:
-    """How many migrations the file has had."""
-    return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
 def migrate(db: sqlite3.Connection, migrations: tuple[Migration, ...] = MIGRATIONS) -> None:
     """Applies the migrations that are missing. A file from a newer localrag is refused and left as it is (KnowledgeBaseError)."""
-    while (found := version(db)) < len(migrations):
-        db.execute("BEGIN IMMEDIATE")
-        try:
-            if version(db) == found:  # else another process has just applied it
-                migrations[found](db)
-                db.execute(f"PRAGMA user_version = {found + 1}")
-            db.execute("COMMIT")
-        except BaseException:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
-            raise
-    if found > len(migrations):
-        raise KnowledgeBaseError(
+
+    def newer(found: int) -> KnowledgeBaseError:
+        return KnowledgeBaseError(
             f"This knowledge base has schema {found}, written by a newer localrag; this one knows schemas up to {len(migrations)}.",
             hint="Upgrade localrag, or index the documents into a knowledge base of another name.",
             schema=found,
             known_schema=len(migrations),
         )
+
+    apply_missing(db, migrations, newer)

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from localrag.errors import KnowledgeBaseError
 from localrag.kb.chunking import Passage
-from localrag.kb.schema import migrate, version
+from localrag.kb.schema import migrate
+from localrag.migrations import use_write_ahead_log, version
 from localrag.passages import Chunk
 
 WAIT_S = 30.0
@@ -53,7 +54,7 @@ class Store:
             self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=WAIT_S, isolation_level=None)
             try:
                 if version(self._db) == 0:  # new, or its maker was killed; the journal mode stays with the file
-                    self._db.execute("PRAGMA journal_mode = WAL")
+                    use_write_ahead_log(self._db, wait_s=WAIT_S)
                 migrate(self._db)
                 self._db.execute("PRAGMA synchronous = FULL")
                 self._db.execute("PRAGMA foreign_keys = ON")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,6 @@ from localrag.settings import MAX_TEXT_BYTES, Settings
 if TYPE_CHECKING:
     from localrag.engine.engine import Engine
     from localrag.kb import KnowledgeBase
-    from localrag.relevance import Weights
     from localrag.tokens import Embedder
 
 
@@ -42,19 +42,17 @@ def open_engine(model: str | None, *, settings: Settings, chat_template: Path | 
     return engine
 
 
-def open_profile(name: str | None, *, settings: Settings) -> tuple[Profile, Weights]:
-    """A budget by its name in models.toml, and how the relevance of files is weighed there.
+def open_profile(name: str | None, *, settings: Settings) -> tuple[Profile, Mapping[str, object]]:
+    """A budget by its name in models.toml, and what is set there of how the relevance of files is weighed, as fields of Weights.
 
     Without a name it is the table [budgets.default] if there is one, else what is built in.
     """
-    from localrag.relevance import Weights  # noqa: PLC0415  # weight
-
     if name is None and settings.find_models_file() is None:
-        return Profile(), Weights()
+        return Profile(), {}
     from localrag.catalog import Catalog  # noqa: PLC0415  # weight
 
     catalog = Catalog.load(settings)
-    return catalog.budget(name), Weights(**catalog.relevance())  # type: ignore[arg-type]  # checked by the catalogue
+    return catalog.budget(name), catalog.relevance()
 
 
 def open_knowledge_base(name: str, *, settings: Settings, create: bool = False) -> KnowledgeBase:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypedDict, Unpack
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from localrag.engine.engine import Engine
     from localrag.journal import Journal
     from localrag.kb import KnowledgeBase
-    from localrag.relevance import Weights
     from localrag.tokens import Embedder
 
 DEFAULT_TOP_K = 4
@@ -60,8 +59,9 @@ class Options(TypedDict, total=False):
 class Session:
     """An open model, the knowledge bases that are asked, and the window that both share.
 
-    `profile` says how the window is shared. With a `journal`, each answer leaves its ledger there under `name`, and summaries are
-    kept in it. A fault of the journal costs no answer: it becomes a warning of the answer.
+    `profile` says how the window is shared, `weights` are fields of relevance.Weights. With a
+    `journal`, each answer leaves its ledger there under `name`, and summaries are kept in it. A
+    fault of the journal costs no answer: it becomes a warning of the answer.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Session:
         embedder: Embedder | None = None,
         n_ctx: int | None = None,
         profile: Profile | None = None,
-        weights: Weights | None = None,
+        weights: Mapping[str, object] | None = None,
         journal: Journal | None = None,
         name: str = "ask",
     ) -> None:
@@ -81,7 +81,7 @@ class Session:
         self.embedder = embedder
         self.slot = engine.make_slot(n_ctx)
         self.profile = profile or Profile()
-        self.weights = weights
+        self.weights = weights or {}
         self.journal = journal
         self.name = name
         self.warnings: list[str] = []

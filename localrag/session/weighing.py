@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 MAX_FILE_BYTES = 2 * 1024 * 1024
 
 
-def weighed(hits: Sequence[Hit], task: str, knowledge_bases: Sequence[KnowledgeBase], weights: Weights | None) -> list[Hit]:
+def weighed(hits: Sequence[Hit], task: str, knowledge_bases: Sequence[KnowledgeBase], weights: Mapping[str, object]) -> list[Hit]:
     """The hits, best first again. A file that is no longer there, or is no text, is scored by the chunks that were found in it.
 
     Files are aligned with the task by words: how near they are in meaning is what the hits were ranked by.
@@ -26,7 +25,8 @@ def weighed(hits: Sequence[Hit], task: str, knowledge_bases: Sequence[KnowledgeB
     for kb in knowledge_bases:
         paths |= kb.paths()
     files = [_file(source, hits, paths.get(source)) for source in dict.fromkeys(hit.chunk.source for hit in hits)]
-    scores = score(files, task, weights=replace(weights or Weights(), method="keyword"), now=time.time())
+    chosen = Weights(**{**weights, "method": "keyword"})  # type: ignore[arg-type]  # checked by the catalogue
+    scores = score(files, task, weights=chosen, now=time.time())
     return weigh(hits, {each.path: each.score for each in scores})
 
 

@@ -11,8 +11,8 @@ import time
 import pytest
 
 from localrag.cli import main
-from localrag.cli.batch_answers import try_lock
 from localrag.journal import Journal
+from localrag.locking import try_lock
 from localrag.settings import MAX_TEXT_BYTES
 from tests import identities
 

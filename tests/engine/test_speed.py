@@ -155,7 +155,7 @@ def test_what_was_learned_is_kept_by_key(tmp_path):
 )
 def test_a_damaged_or_foreign_file_is_ignored_and_replaced(tmp_path, content):
     file = SpeedFile(tmp_path, "this")
-    file.path.write_bytes(content)
+    (tmp_path / "speeds.json").write_bytes(content)
     speed = Speed()
     file.load_into(speed)
     assert speed.to_dict() == Speed().to_dict()

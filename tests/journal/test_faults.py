@@ -14,7 +14,8 @@ import pytest
 
 from localrag.errors import ConfigError
 from localrag.journal import FILE_NAME, Journal
-from localrag.journal.schema import MIGRATIONS, migrate, version
+from localrag.journal.schema import MIGRATIONS, migrate
+from localrag.migrations import version
 from tests.journal.asks import fields, made_up, passage
 
 ROOT = Path(__file__).parents[2]

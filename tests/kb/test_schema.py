@@ -7,8 +7,9 @@ from contextlib import closing
 import pytest
 
 from localrag.errors import KnowledgeBaseError
-from localrag.kb.schema import MIGRATIONS, migrate, version
+from localrag.kb.schema import MIGRATIONS, migrate
 from localrag.kb.store import Store
+from localrag.migrations import version
 from tests.kb.support import problems
 
 

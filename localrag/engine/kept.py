@@ -1,0 +1,45 @@
+"""A small JSON object in the home: what was measured or found out once, by key."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+
+class KeptValues:
+    """At most `most` values by key, the one written last at the end; none are kept where `path` is None.
+
+    A file that is damaged or cannot be read is empty, one that cannot be written stays as it is. It is replaced as a whole, so two
+    processes cannot damage it; of two that write at once, one can lose its last entry.
+    """
+
+    def __init__(self, path: Path | None, *, most: int) -> None:
+        self.path = path
+        self.most = most
+
+    def read(self) -> dict[str, object]:
+        with suppress(OSError, ValueError, RecursionError):
+            kept = {} if self.path is None else json.loads(self.path.read_text(encoding="utf-8"))
+            if isinstance(kept, dict):
+                return kept
+        return {}
+
+    def put(self, key: str, value: object) -> None:
+        if self.path is None:
+            return
+        kept = self.read()
+        kept.pop(key, None)
+        kept[key] = value
+        for old in list(kept)[: -self.most]:
+            del kept[old]
+        part = self.path.with_name(f".{self.path.stem}-{os.getpid()}-{threading.get_ident()}")
+        with suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                part.write_text(json.dumps(kept, separators=(",", ":")), encoding="utf-8")
+                part.replace(self.path)
+            finally:
+                part.unlink(missing_ok=True)
