@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from localrag.errors import UsageError
 
-FinishReason = Literal["stop", "length", "time", "cancelled"]
-"""The model ended it; its `max_tokens` did; its deadline did; somebody stopped it."""
+FinishReason = Literal["stop", "length", "time", "cancelled", "error"]
+"""The model ended it; its `max_tokens` did; its deadline did; somebody stopped it; it could not go on."""
 
 _MAX_SCHEMA_CHARS = 128 * 1024
 

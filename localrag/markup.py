@@ -66,7 +66,7 @@ def encode(parts: Sequence[Part], tokenizer: Tokenizer) -> list[EncodedPart]:
     Contents are sent as `as_content` has them. TemplateError if content would still yield a control token.
     """
     vocabulary = _vocabulary(tokenizer)
-    parts = [part if part.is_markup else replace(part, text=_as_content(part.text, tokenizer, vocabulary)) for part in parts]
+    parts = [part if part.is_markup else _sent(part, _as_content(part.text, tokenizer, vocabulary)) for part in parts]
     owners = _encode(parts, tokenizer, vocabulary)
     if owners is None:
         raise TemplateError(
@@ -78,6 +78,10 @@ def encode(parts: Sequence[Part], tokenizer: Tokenizer) -> list[EncodedPart]:
         if first != tokenizer.bos_id:
             owners[0].insert(0, tokenizer.bos_id)
     return [EncodedPart(part, tuple(ids)) for part, ids in zip(parts, owners, strict=True)]
+
+
+def _sent(part: Part, text: str) -> Part:
+    return part if text == part.text else replace(part, text=text)
 
 
 class _Pieces(dict[int, bytes]):
@@ -94,6 +98,16 @@ class _Pieces(dict[int, bytes]):
         return piece
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Plain text in tokens: `starts` are the byte offsets at which they start."""
+
+    token_ids: list[int]
+    starts: list[int]
+    has_control: bool
+    has_tag: bool
+
+
 class _Vocabulary:
     """What splitting and checking need of a tokenizer, prepared once."""
 
@@ -104,14 +118,15 @@ class _Vocabulary:
         self.control_pattern = _alternation(self.controls)
         self.tag_pattern = _alternation(text for text, _ in tokenizer.tag_texts)
         self._pieces = _Pieces(tokenizer)
-        self._runs: OrderedDict[bytes, tuple[list[int], list[int]]] = OrderedDict()
+        self._runs: OrderedDict[bytes, _Run] = OrderedDict()
 
-    def tokenised(self, run: bytes, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-        """Token ids of a run of plain text, and the byte offset at which each starts; kept, for a conversation says most of it again."""
+    def tokenised(self, run: bytes, tokenizer: Tokenizer) -> _Run:
+        """A run of plain text in tokens; kept, for a conversation says most of it again."""
         known = self._runs.get(run)
         if known is None:
             token_ids = tokenizer.encode(run.decode("utf-8"))
-            known = self._runs[run] = token_ids, _starts(run, token_ids, self._pieces)
+            has_control, has_tag = (not ids.isdisjoint(token_ids) for ids in (self.control_ids, self.tag_ids))
+            known = self._runs[run] = _Run(token_ids, _starts(run, token_ids, self._pieces), has_control, has_tag)
             if len(self._runs) > _MAX_RUNS:
                 self._runs.popitem(last=False)
         else:
@@ -177,15 +192,16 @@ def _encode_run(
         kept = kept.rstrip(_SPACE)
     if not kept:
         return True
-    token_ids, starts = vocabulary.tokenised(kept, tokenizer)
-    if not vocabulary.control_ids.isdisjoint(token_ids):
+    tokens = vocabulary.tokenised(kept, tokenizer)
+    if tokens.has_control:
         return False
+    token_ids, starts = tokens.token_ids, tokens.starts
     first = end = 0
     for place, (index, _) in enumerate(run):
         end += len(raw[place])
         last = len(token_ids) if place == len(run) - 1 else bisect_left(starts, end - skipped, lo=first)
         owners[index] += token_ids[first:last]
-        if not parts[index].is_markup and not vocabulary.tag_ids.isdisjoint(token_ids[first:last]):
+        if tokens.has_tag and not parts[index].is_markup and not vocabulary.tag_ids.isdisjoint(token_ids[first:last]):
             return False
         first = last
     return True

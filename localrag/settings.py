@@ -9,8 +9,12 @@ from pathlib import Path
 
 import platformdirs
 
+from localrag.errors import UsageError
+
 MAX_TEXT_BYTES = 16 * 1024 * 1024
 """The longest text that a command takes as an argument, from standard input or from a file."""
+PREFIX_BYTES = 2 << 30
+_MAX_DIGITS = 18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,14 +23,21 @@ class Settings:
 
     home: Path
     models_file: Path | None = None
+    prefix_bytes: int = PREFIX_BYTES
+    """The most that evaluated prompts take on disk; 0 keeps none."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None, *, models_file: Path | None = None) -> Settings:
-        """LOCALRAG_HOME moves everything; LOCALRAG_MODELS names a models.toml; an argument goes before both."""
+        """LOCALRAG_HOME moves everything; LOCALRAG_MODELS names a models.toml, and an argument goes before it; LOCALRAG_PREFIX_BYTES
+        is `prefix_bytes`. UsageError if that is not a number.
+        """
         env = os.environ if env is None else env
         home = env.get("LOCALRAG_HOME") or platformdirs.user_data_dir("localrag", appauthor=False)
         named = models_file or (Path(env["LOCALRAG_MODELS"]) if env.get("LOCALRAG_MODELS") else None)
-        return cls(home=Path(home).expanduser().absolute(), models_file=named)
+        prefix_bytes = env.get("LOCALRAG_PREFIX_BYTES") or str(PREFIX_BYTES)
+        if not (prefix_bytes.isascii() and prefix_bytes.isdigit() and len(prefix_bytes) <= _MAX_DIGITS):
+            raise UsageError("LOCALRAG_PREFIX_BYTES is not a number of bytes.", hint="Give digits alone; 0 keeps no evaluated prompts.")
+        return cls(home=Path(home).expanduser().absolute(), models_file=named, prefix_bytes=int(prefix_bytes))
 
     @property
     def models_dir(self) -> Path:

@@ -1,6 +1,12 @@
-"""Schemas for the tests of constrained output: random ones, a validator written apart from the code, and a matcher of grammars."""
+"""Schemas for the tests of constrained output: random ones, a validator written apart from the code, and what a refusal must be."""
 
+import json
 import random
+
+import pytest
+
+from localrag.engine.grammar import grammar_of
+from localrag.errors import UsageError
 
 NAMES = ("a", "name", 'qu"ote', "back\\slash", "ключ", "日本", "🔥", "new\nline", "tab\t", "]", "[^", "{}", "#", "-", "nul\x00", "")
 SCALARS = ("x", 'say "hi"', "line\nbreak", "nul\x00", "🔥é", 0, -7, 3.25, 1e22, True, False, None)
@@ -41,6 +47,16 @@ def random_schema(rng: random.Random, depth: int = 3) -> dict:  # noqa: PLR0911 
             return {"oneOf": [{"type": "string", "maxLength": 4}, {"type": "boolean"}, {"const": rng.randint(0, 9)}]}
         case _:
             return {"type": kind}
+
+
+def refusal(schema) -> UsageError:
+    """The error that a schema is refused with: one line of bounded length, which can be written as JSON."""
+    with pytest.raises(UsageError) as caught:
+        grammar_of(schema)
+    assert len(caught.value.message.splitlines()) == 1
+    assert len(caught.value.message) < 500
+    json.dumps(caught.value.to_dict()).encode()
+    return caught.value
 
 
 def is_valid(value, schema, root=None) -> bool:

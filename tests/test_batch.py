@@ -89,7 +89,7 @@ def test_as_many_run_at_once_as_may_and_a_place_is_taken_at_once():
         num_running: list[int] = []
         num_done: list[int] = []
         session = Session(engine)
-        outcomes = session.batch(wanted, num_sequences=5, on_step=lambda _: num_running.append(len(engine._scheduler.unfinished)))
+        outcomes = session.batch(wanted, num_sequences=5, on_step=lambda _: num_running.append(len(engine._unfinished())))
         num_done.extend(len(num_running) for _ in outcomes)
     steps = num_running[len(wanted) : -1]  # while prompts are prepared nothing runs, and nothing at the end
     assert num_running[: len(wanted)] == [0] * len(wanted)
@@ -107,7 +107,7 @@ def test_questions_that_share_evidence_share_its_evaluation():
     rng.shuffle(wanted)
     with open_echo() as engine:
         answers = [answer for _, answer in Session(engine).batch(wanted, num_sequences=2)]
-        evaluated = engine._runner.num_evaluated_tokens
+        evaluated = engine._context.runner.num_evaluated_tokens
     total = sum(answer.prompt_tokens for answer in answers)
     once = sum(len(text.encode()) for text in texts)
     assert total > 6 * once

@@ -1,13 +1,16 @@
 """The walk on the echo engine: the identities of CLI.md on a thousand random asks."""
 
+import json
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
 from localrag.decoding import SamplingParams
 from localrag.engine.echo import open_echo
 from localrag.engine.engine import FIRST_COUNT_ERROR
+from localrag.engine.memory import Situation, plan
 from localrag.errors import BudgetExceededError
 from localrag.kb import KnowledgeBase
 from localrag.session import Session
@@ -52,8 +55,8 @@ def test_a_thousand_random_asks_keep_every_promise(knowledge_bases, capsys):
                 "piped": rng.choice(["", "", material.text(rng, rng.randint(1, 400))]),
             }
             sampling = SamplingParams(max_tokens=rng.choice([1, 20, 200, 100_000]))
-            evaluated = engine._runner.num_evaluated_tokens if engine._runner else 0
-            runner = engine._runner
+            runner = None if engine._context is None else engine._context.runner
+            evaluated = 0 if runner is None else runner.num_evaluated_tokens
             try:
                 answer = session.ask(question, sampling=sampling, **options)
             except BudgetExceededError as error:
@@ -61,7 +64,7 @@ def test_a_thousand_random_asks_keep_every_promise(knowledge_bases, capsys):
                 assert error.numbers["needed"] > session.slot.n_ctx
                 continue
             identities.check(answer.to_dict(), [hit.label for hit in session._hits(question, options)])
-            evaluated = engine._runner.num_evaluated_tokens - (evaluated if engine._runner is runner else 0)
+            evaluated = engine._context.runner.num_evaluated_tokens - (evaluated if engine._context.runner is runner else 0)
             assert evaluated == answer.prompt_tokens - answer.cached_tokens + answer.completion_tokens - 1
             asked += 1
             if asked % 4 == 0:  # once more without asking, for the characters
@@ -127,3 +130,22 @@ def test_the_relevance_of_files_can_weigh_their_passages(knowledge_bases):
         assert all(math.isclose(hit.score, sum(hit.contributions.values())) for hit in weighed.offered)
         scores = [hit.score for hit in weighed.offered]
         assert scores == sorted(scores, reverse=True)
+
+
+def test_the_memory_plan_is_told_beside_what_was_there_before(knowledge_bases):
+    """The echo plans none; with one, the answer object has one key more, and every promise of the others is kept."""
+    with open_echo() as engine:
+        session = Session(engine, knowledge_bases=knowledge_bases[:1], embedder=HashEmbedder())
+        answer = session.ask("Which oven heats?")
+        labels = [hit.label for hit in session.retrieve("Which oven heats?")]
+        planned = plan(engine.info, 2048, 2, situation=Situation(available_bytes=1 << 40, python_bytes=0))
+    without, told = answer.to_dict(), replace(answer, memory=planned).to_dict()
+    assert "memory" not in without
+    memory = json.loads(json.dumps(told.pop("memory")))
+    assert told == without
+    identities.check(told, labels)
+    assert set(memory) == {
+        *("predicted_bytes", "available_bytes", "weights_bytes", "kv_bytes", "gpu_bytes"),
+        *("gpu_layers", "kv_type", "flash_attention", "num_cells", "num_sequences"),
+    }
+    assert (memory["num_cells"], memory["num_sequences"], memory["available_bytes"]) == (2048, 2, 1 << 40)

@@ -1,7 +1,6 @@
 """Twelve real templates, each with vocabularies that have its special strings: text is not markup, and plain text keeps its ids."""
 
 import re
-from datetime import datetime
 
 import pytest
 
@@ -13,12 +12,10 @@ from localrag.messages import Memory, Message, ToolSpec
 from localrag.passages import Chunk, Hit
 from localrag.prompt import Offer
 from localrag.tokens import TokenCounter
-from tests.engine.test_template import PATHS, directly, plain, talk
-from tests.engine.test_template_tools import TOOLS, with_tools
+from tests.chat_templates import NOW, PATHS, TOOLS, directly, plain, talk, with_tools
 from tests.gguf_files import BYTE, CONTROL, NORMAL, USER_DEFINED, bpe_keys, byte_level_alphabet, spm_keys, write_gguf
 from tests.prompt.building import build_offer
 
-NOW = datetime(2026, 9, 3, 12, 30)  # noqa: DTZ001  # local time, as templates print it
 SPECIAL = re.compile(r"<\|[\w ]+\|>|<｜[^<>｜]+｜>|\[/?[A-Z_]{2,}\]|<(?:start|end)_of_turn>|</?s>")
 TAG = re.compile(r"</?(?:think|tool_call|tool_response|tools|tool)>")
 MERGES = ["Ċ Ċ", ". Ċ", ". ĊĊ", "t h", "th e", "Ġ the", "e r", "u s", "us er", "Ċ us"]

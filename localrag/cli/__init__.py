@@ -24,7 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "summarize": ("summarize", "Make a file shorter: detailed, summary or stub."),
     "report": ("report", "Show the ledgers that were kept, and what is cut most."),
     "tokens": ("tokens", "Count tokens exactly, with the model's own tokenizer."),
-    "models": ("models", "List, show, fetch and verify models."),
+    "models": ("models", "List, show, fetch, verify and optimize models."),
     "doctor": ("doctor", "Show what this machine can run, and what localrag keeps."),
 }
 
@@ -80,6 +80,9 @@ def main(args: Sequence[str] | None = None, *, is_process: bool = False) -> int:
     except BrokenPipeError:  # the reader went away, as `head` does: that is no error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except click.exceptions.NoArgsIsHelpError as raised:
+        click.echo(raised.format_message(), err=True)
+        return UsageError.exit_code
     except (LocalragError, click.ClickException, click.Abort, KeyboardInterrupt, OSError) as raised:
         if debug:
             raise

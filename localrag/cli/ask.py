@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Unpack
 
@@ -15,8 +14,7 @@ from localrag.cli import display, options
 from localrag.cli.text import note
 from localrag.decoding import SamplingParams
 from localrag.errors import UsageError
-from localrag.session import Options, Session
-from localrag.settings import Settings
+from localrag.session import Answer, Options, Session
 
 
 class _AskCommand(click.Command):
@@ -46,13 +44,6 @@ class _AskCommand(click.Command):
 @options.as_json
 def ask_command(
     question: str | None,
-    settings: Settings,
-    model: str | None,
-    chat_template: Path | None,
-    n_ctx: int | None,
-    kbs: tuple[str, ...],
-    budget: str | None,
-    max_tokens: int,
     source: Path | None,
     out: Path | None,
     force: bool,
@@ -64,7 +55,7 @@ def ask_command(
     explain_full: bool,
     dry_run: bool,
     as_json: bool,
-    **shape: Unpack[options.Shape],
+    **asking: Unpack[options.Asking],
 ) -> int:
     """Answer QUESTION; text that is piped in is evidence.
 
@@ -73,39 +64,22 @@ def ask_command(
       cat build.log | localrag ask "What failed?"
       localrag ask --batch questions.jsonl --out answers.jsonl --kb handbook
     """
-    others = {"--json": as_json, "--dry-run": dry_run, "--explain": explain or explain_full, "--max-seconds": shape["max_seconds"]}
+    others = {"--json": as_json, "--dry-run": dry_run, "--explain": explain or explain_full, "--max-seconds": asking["max_seconds"]}
     question = _checked(question, source, out, force=force, others=[name for name, given in others.items() if given])
-    asked = options.asked(shape, piped=options.read_piped())
-    explained: display.Explain = "full" if explain_full else "ledger" if explain else ""
-    sampling = SamplingParams(seed=seed, temperature=temperature, max_tokens=max_tokens)
-    opened = partial(
-        Session.open,
-        model,
-        kbs=kbs,
-        n_ctx=n_ctx,
-        chat_template=chat_template,
-        vocab_only=dry_run,
-        budget=budget,
-        name=name,
-        keep=not (no_keep or dry_run),
-        settings=settings,
-    )
+    asked = options.asked(asking, piped=options.read_piped())
+    sampling = SamplingParams(seed=seed, temperature=temperature, max_tokens=asking["max_tokens"])
+    opened = options.opener(asking, vocab_only=dry_run, keep=not (no_keep or dry_run), name=name)
     if source is not None and out is not None:
         return _ask_all(source, out, opened, sampling=sampling, asked=asked, force=force)
+    explained: display.Explain = "full" if explain_full or (dry_run and as_json) else "ledger" if explain else ""
     with opened() as session:
+        model, tokenizer = session.engine.name, session.engine.tokenizer
         if dry_run:
-            ready = session.prepare(question, max_tokens=max_tokens, **asked)
-            explained = "full" if explain_full or as_json else ""
-            display.prepared(
-                ready, session.engine.name, task=question, tokenizer=session.engine.tokenizer, as_json=as_json, explain=explained
-            )
+            ready = session.prepare(question, max_tokens=sampling.max_tokens, **asked)
+            display.prepared(ready, model, task=question, tokenizer=tokenizer, as_json=as_json, explain=explained)
             return 0
-        stream = None if as_json else display.AnswerStream()
-        with _first_interrupt(session.engine.cancel_all):
-            answer = session.ask(question, sampling=sampling, on_text=stream, **asked)
-        if stream is not None:
-            stream.close()
-        display.answer(answer, tokenizer=session.engine.tokenizer, as_json=as_json, explain=explained, asked_kbs=kbs)
+        answer = _answered(session, question, sampling=sampling, asked=asked, as_json=as_json)
+        display.answer(answer, tokenizer=tokenizer, as_json=as_json, explain=explained, asked_kbs=asking["kbs"])
     return 130 if answer.finish_reason == "cancelled" else 0
 
 
@@ -126,6 +100,16 @@ def _checked(question: str | None, source: Path | None, out: Path | None, *, for
     if others:
         raise UsageError(f"{others[0]} has no meaning with --batch.", hint="Leave it out; every answer in OUT is a whole answer object.")
     return ""
+
+
+def _answered(session: Session, question: str, *, sampling: SamplingParams, asked: Options, as_json: bool) -> Answer:
+    """The answer, written as it comes unless it is wanted as JSON."""
+    stream = None if as_json else display.AnswerStream()
+    with _first_interrupt(session.engine.cancel_all):
+        answer = session.ask(question, sampling=sampling, on_text=stream, **asked)
+    if stream is not None:
+        stream.close()
+    return answer
 
 
 def _ask_all(source: Path, out: Path, opened: Callable[[], Session], *, sampling: SamplingParams, asked: Options, force: bool) -> int:
@@ -164,24 +148,10 @@ def _first_interrupt(stop: Callable[[], None]) -> Iterator[None]:
 @options.asking
 @click.option("--show-allocation", is_flag=True, help="List tiers and sections with their items, what they take, and what was left out.")
 @options.as_json
-def budget_command(
-    task: str,
-    settings: Settings,
-    model: str | None,
-    chat_template: Path | None,
-    n_ctx: int | None,
-    kbs: tuple[str, ...],
-    budget: str | None,
-    max_tokens: int,
-    show_allocation: bool,
-    as_json: bool,
-    **shape: Unpack[options.Shape],
-) -> None:
+def budget_command(task: str, show_allocation: bool, as_json: bool, **asking: Unpack[options.Asking]) -> None:
     """Show the budget that asking TASK would have. No weights are loaded and nothing is generated."""
-    asked = options.asked(shape)
-    with Session.open(
-        model, kbs=kbs, n_ctx=n_ctx, chat_template=chat_template, vocab_only=True, budget=budget, keep=False, settings=settings
-    ) as session:
-        ready = session.prepare(task, max_tokens=max_tokens, **asked)
+    asked = options.asked(asking)
+    with options.opener(asking, vocab_only=True, keep=False)() as session:
+        ready = session.prepare(task, max_tokens=asking["max_tokens"], **asked)
         name, tokenizer = session.engine.name, session.engine.tokenizer
         display.prepared(ready, name, task=task, tokenizer=tokenizer, as_json=as_json, with_allocation=show_allocation)

@@ -56,6 +56,7 @@ def _show(facts: Mapping[str, object]) -> None:
         rows += [(title, _unknown(sections[name]))] if "error" in sections[name] else lines(sections[name])
     catalogue = sections["catalogue"]
     rows.append(("models.toml", _unknown(catalogue) if "error" in catalogue else str(catalogue["file"])))
+    rows += [] if "error" in catalogue else _two_model_lines(_mapping(catalogue["two_models"]))
     display.table(("What", "Found"), rows)
     if "error" in catalogue:
         return
@@ -108,7 +109,18 @@ def _home_lines(found: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     yield "home", f"{found['path']}{'' if found['exists'] else ' (not there yet)'}"
     for name, each in _mapping(found["parts"]).items():
         size = _mapping(each)
-        yield f"  {name}", _unknown(size) if "error" in size else _size_of(size["bytes"])
+        limit = f", at most {_size_of(size['max_bytes'])}" if "max_bytes" in size else ""
+        yield f"  {name}", _unknown(size) if "error" in size else _size_of(size["bytes"]) + limit
+
+
+def _two_model_lines(found: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    if "error" in found:
+        yield "two models", _unknown(found)
+    elif found:
+        names, how = found["models"], "fit at once" if found["together"] else "take turns, and each turn loads one"
+        needs = f"{_size_of(found['needed_bytes'])} of {_size_of(found['available_bytes'])} free"
+        on_gpu = f"; on the GPU {_size_of(found['gpu_bytes'])} of {_size_of(found['gpu_available_bytes'])}" if found["gpu_bytes"] else ""
+        yield "two models", f"{' and '.join(names) if isinstance(names, list) else ''} {how} ({needs}{on_gpu})"
 
 
 def _model_row(name: str, found: Mapping[str, object]) -> tuple[str, ...]:
@@ -120,6 +132,8 @@ def _model_row(name: str, found: Mapping[str, object]) -> tuple[str, ...]:
         state += f"; a window of {found['nearest_n_ctx']} tokens does"
     if found["sliding_window"]:
         state += f"; layers slide over {found['sliding_window']} tokens, kept in full"
+    if found["prompts_go_on_from"] != "any border":
+        state += "; a prompt goes on from another's last border only"
     numbers = (_size_of(found["size_bytes"]), str(found["n_ctx_train"]), _size_of(found["kv_bytes_per_token"]), str(found["n_ctx"]))
     return (name, *numbers, _size_of(plan["needed"]), _size_of(plan["available"]), state)
 

@@ -16,6 +16,7 @@ from localrag.model import ModelSpec
 from localrag.settings import Settings
 
 if TYPE_CHECKING:
+    from localrag.engine.memory import MemoryPlan
     from localrag.engine.threads import ThreadGovernor
 
 _BUILD = 'CMAKE_ARGS="{}" pip install --force-reinstall --no-deps --no-binary llama-cpp-python llama-cpp-python'
@@ -81,7 +82,7 @@ def _cpu_name() -> str:
 def llama_facts() -> dict[str, object]:
     """llama-cpp-python's build: version, what its kernels use, GPUs that it finds."""
     from localrag.engine.devices import gpu_devices  # noqa: PLC0415  # weight
-    from localrag.engine.llama import library  # noqa: PLC0415  # weight
+    from localrag.engine.library import library  # noqa: PLC0415  # weight
 
     lib = library()
     info = lib.llama_print_system_info().decode("utf-8", "replace").strip(" |")
@@ -140,8 +141,9 @@ def home_facts(settings: Settings) -> dict[str, object]:
     if home.exists():
         next(home.iterdir(), None)  # a home that is a file, or that cannot be read, is one line and not one for each part
     parts = {"models": settings.models_dir, "kb": settings.kb_dir}
-    parts |= {name: home / name for name in ("journal.sqlite", "speeds.json", "attention.json", "verified.json")}
+    parts |= {name: home / name for name in ("prefixes", "journal.sqlite", "speeds.json", "attention.json", "verified.json")}
     sizes = {name: told(_size, path) for name, path in parts.items()}
+    sizes["prefixes"]["max_bytes"] = settings.prefix_bytes
     return {"path": str(home), "exists": home.exists(), "parts": sizes}
 
 
@@ -160,17 +162,41 @@ def _size(path: Path) -> dict[str, object]:
 
 
 def catalogue_facts(settings: Settings, *, gpu: bool) -> dict[str, object]:
-    """Each model and embedder of models.toml: whether it is here, and what it would take."""
+    """Each model and embedder of models.toml: whether it is here, and what it would take; and whether two models fit at once."""
     catalog = Catalog.load(settings)
     flash = told(attention_facts, settings.home).get("kernel") == "flash"
+    plans: dict[str, MemoryPlan] = {}
+    models = {spec.name: told(_model_facts, catalog, spec, plans, flash=flash, gpu=gpu) for spec in catalog.models.values()}
     return {
         "file": str(catalog.file),
-        "models": {spec.name: told(_model_facts, catalog, spec, flash=flash, gpu=gpu) for spec in catalog.models.values()},
+        "models": models,
+        "two_models": told(_two_models, plans, catalog.default_model),
         "embedders": {spec.name: told(_embedder_facts, catalog, spec) for spec in catalog.embedders.values()},
     }
 
 
-def _model_facts(catalog: Catalog, spec: ModelSpec, *, flash: bool, gpu: bool) -> dict[str, object]:
+def _two_models(plans: dict[str, MemoryPlan], default: str | None) -> dict[str, object]:
+    """Whether the default model and the largest other one that is here fit at once, each with the window shown; nothing for fewer."""
+    from localrag.engine.memory import fit_together  # noqa: PLC0415  # weight
+
+    largest_first = sorted(plans, key=lambda name: -plans[name].weights_bytes)
+    names = sorted(largest_first, key=lambda name: name != default)[:2]
+    if len(names) < 2:
+        return {}
+    one, other = chosen = [plans[name] for name in names]
+    available, on_gpu = min(one.available, other.available), min(one.gpu_available, other.gpu_available)
+    return {
+        "models": names,
+        "together": fit_together(chosen, available_bytes=available, gpu_available_bytes=on_gpu),
+        "needed_bytes": one.needed + other.needed,
+        "available_bytes": available,
+        "gpu_bytes": one.gpu_bytes + other.gpu_bytes,
+        "gpu_available_bytes": on_gpu,
+    }
+
+
+def _model_facts(catalog: Catalog, spec: ModelSpec, plans: dict[str, MemoryPlan], *, flash: bool, gpu: bool) -> dict[str, object]:
+    """What the file says and takes; its plan is added to `plans`, with the window that fits."""
     from localrag.engine.gguf import read_header  # noqa: PLC0415  # weight
     from localrag.engine.memory import nearest, plan  # noqa: PLC0415  # weight
 
@@ -179,12 +205,14 @@ def _model_facts(catalog: Catalog, spec: ModelSpec, *, flash: bool, gpu: bool) -
     gpu_layers = info.num_layers + 1 if gpu else 0
     made = plan(info, n_ctx, flash_attention=flash, gpu_layers=gpu_layers)
     near = n_ctx if made.fits else min(n_ctx, nearest(info, flash_attention=flash, gpu_layers=gpu_layers))
+    plans[spec.name] = made if near in {0, n_ctx} else plan(info, near, flash_attention=flash, gpu_layers=gpu_layers)
     return {
         "size_bytes": info.file_size,
         "quantization": info.quantization,
         "n_ctx_train": info.n_ctx_train,
         "kv_bytes_per_token": info.kv_bytes_per_token,
         "sliding_window": info.sliding_window,
+        "prompts_go_on_from": "the last border" if info.sliding_window or 0 in info.num_kv_heads else "any border",
         "n_ctx": n_ctx,
         "nearest_n_ctx": near,
         "plan": made.to_dict(),

@@ -6,6 +6,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
@@ -15,7 +16,7 @@ from localrag.budget import OVERFLOWS, Overflow
 from localrag.cli.files import read_source
 from localrag.messages import Attachment
 from localrag.prompt import ANSWER_BASIS
-from localrag.session import DEFAULT_TOP_K, Options
+from localrag.session import DEFAULT_TOP_K, Options, Session
 from localrag.settings import MAX_TEXT_BYTES, Settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -95,9 +96,16 @@ def as_json(command: Command) -> Command:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")(command)
 
 
-class Shape(TypedDict):
-    """What the options of `asking` say of a prompt, as click hands it over."""
+class Asking(TypedDict):
+    """The options of `asking`, as click hands them over."""
 
+    settings: Settings
+    model: str | None
+    chat_template: Path | None
+    n_ctx: int | None
+    kbs: tuple[str, ...]
+    budget: str | None
+    max_tokens: int
     system: str | None
     attached: tuple[Path, ...]
     top_k: int
@@ -120,19 +128,35 @@ class Strategy(click.ParamType[tuple[Overflow, str | None]]):
         return self.fail(f"{value!r} is none of {', '.join(OVERFLOWS)}, with or without SECTION= before it.", param, ctx)
 
 
-def asked(shape: Shape, *, piped: str = "") -> Options:
+def opener(asking: Asking, *, vocab_only: bool, keep: bool, name: str = "ask") -> Callable[[], Session]:
+    """What opens the session that the options ask for."""
+    return partial(
+        Session.open,
+        asking["model"],
+        kbs=asking["kbs"],
+        n_ctx=asking["n_ctx"],
+        chat_template=asking["chat_template"],
+        vocab_only=vocab_only,
+        budget=asking["budget"],
+        name=name,
+        keep=keep,
+        settings=asking["settings"],
+    )
+
+
+def asked(asking: Asking, *, piped: str = "") -> Options:
     """The options of a prompt, the files that came with it read."""
     options = Options(
-        system=shape["system"],
-        attachments=[_attachment(path) for path in dict.fromkeys(shape["attached"])],
-        top_k=shape["top_k"],
-        context_ratio=shape["context_ratio"],
-        overflow=shape["overflow"],
-        weigh=shape["weigh"],
+        system=asking["system"],
+        attachments=[_attachment(path) for path in dict.fromkeys(asking["attached"])],
+        top_k=asking["top_k"],
+        context_ratio=asking["context_ratio"],
+        overflow=asking["overflow"],
+        weigh=asking["weigh"],
         piped=piped,
     )
-    if shape["max_seconds"] is not None:
-        options["max_seconds"] = shape["max_seconds"]
+    if asking["max_seconds"] is not None:
+        options["max_seconds"] = asking["max_seconds"]
         options["started_at"] = _started_at()
     return options
 
@@ -152,51 +176,54 @@ def _started_at() -> float:
     return time.perf_counter() - (time.time() - psutil.Process().create_time())
 
 
+_ASKING = (
+    click.option(
+        "--max-tokens",
+        type=click.IntRange(min=1),
+        default=ANSWER_BASIS,
+        show_default=True,
+        metavar="N",
+        help="The longest answer, in tokens.",
+    ),
+    click.option(
+        "--top-k", type=click.IntRange(1, 1000), default=DEFAULT_TOP_K, show_default=True, metavar="N", help="Passages to retrieve."
+    ),
+    click.option(
+        "--max-seconds",
+        type=click.FloatRange(0, 86_400, min_open=True),
+        metavar="S",
+        help="Fit prompt and answer into so many seconds, as fast as this machine was found to be.",
+    ),
+    click.option(
+        "--overflow",
+        type=Strategy(),
+        multiple=True,
+        metavar="[SECTION=]STRATEGY",
+        help=f"What becomes of what is too much: {', '.join(OVERFLOWS)}; for all sections, or for one. Can be given again.",
+    ),
+    click.option(
+        "--context-ratio",
+        type=click.FloatRange(0, 1),
+        metavar="R",
+        help="The most that evidence may take of the window, beside what cannot be cut. [default: the budget's, 0.5]",
+    ),
+    click.option("--budget", metavar="NAME", help="A [budgets.NAME] table of models.toml."),
+    click.option("--weigh", is_flag=True, help="Let the relevance of the files weigh their passages (see localrag score)."),
+    click.option(
+        "--attach",
+        "attached",
+        type=click.Path(path_type=Path),
+        multiple=True,
+        metavar="FILE",
+        help="A text file to read with the question; can be given again.",
+    ),
+    click.option("--system", type=Text(), metavar="TEXT", help="A system text (- for stdin, @file for a file)."),
+    click.option("--kb", "kbs", multiple=True, metavar="NAME", help="A knowledge base to answer from; can be given again."),
+)
+
+
 def asking(command: Command) -> Command:
-    """The options that shape a prompt, shared by ask and budget."""
-    for option in (
-        click.option(
-            "--max-tokens",
-            type=click.IntRange(min=1),
-            default=ANSWER_BASIS,
-            show_default=True,
-            metavar="N",
-            help="The longest answer, in tokens.",
-        ),
-        click.option(
-            "--top-k", type=click.IntRange(1, 1000), default=DEFAULT_TOP_K, show_default=True, metavar="N", help="Passages to retrieve."
-        ),
-        click.option(
-            "--max-seconds",
-            type=click.FloatRange(0, 86_400, min_open=True),
-            metavar="S",
-            help="Fit prompt and answer into so many seconds, as fast as this machine was found to be.",
-        ),
-        click.option(
-            "--overflow",
-            type=Strategy(),
-            multiple=True,
-            metavar="[SECTION=]STRATEGY",
-            help=f"What becomes of what is too much: {', '.join(OVERFLOWS)}; for all sections, or for one. Can be given again.",
-        ),
-        click.option(
-            "--context-ratio",
-            type=click.FloatRange(0, 1),
-            metavar="R",
-            help="The most that evidence may take of the window, beside what cannot be cut. [default: the budget's, 0.5]",
-        ),
-        click.option("--budget", metavar="NAME", help="A [budgets.NAME] table of models.toml."),
-        click.option("--weigh", is_flag=True, help="Let the relevance of the files weigh their passages (see localrag score)."),
-        click.option(
-            "--attach",
-            "attached",
-            type=click.Path(path_type=Path),
-            multiple=True,
-            metavar="FILE",
-            help="A text file to read with the question; can be given again.",
-        ),
-        click.option("--system", type=Text(), metavar="TEXT", help="A system text (- for stdin, @file for a file)."),
-        click.option("--kb", "kbs", multiple=True, metavar="NAME", help="A knowledge base to answer from; can be given again."),
-    ):
+    """The options that shape a prompt, shared by ask and budget: those of `Asking`."""
+    for option in _ASKING:
         command = option(command)
     return window(model(models_file(command)))

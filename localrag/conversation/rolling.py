@@ -77,12 +77,11 @@ class Rolling:
 
     def cover(self, exchanges: Sequence[Exchange], limit: int) -> Covered:
         """A summary of all exchanges, oldest first, in at most `limit` tokens; an empty one if they are too few to say anything."""
-        cap = self._cap(limit)
+        cap, limit = self.sizes(limit)
         if not exchanges or not cap:
             return Covered()
         self._num_writes = 0
         self._extracts_before, self._extracts = self._extracts, {}
-        limit = max(cap, limit - limit % (cap + JOIN_TOKENS))  # near limits have the same summaries, which are in the cache
         nodes = [self._node(text, names, cap) for text, names in self._blocks(exchanges)]
         while len(nodes) > 1 and (_size(nodes) > limit or self.count(_joined(nodes)) > limit):
             nodes = self._merge(nodes, limit, cap)
@@ -94,12 +93,15 @@ class Rolling:
         method = _method(node.method for node in nodes) or "extractive"
         return Covered(text, self.count(text), names, method, max(node.height for node in nodes))
 
-    def _cap(self, limit: int) -> int:
-        """The most tokens of one summary: a share of a block, halved until `limit` holds it; 0 if that is too little to say anything."""
+    def sizes(self, limit: int) -> tuple[int, int]:
+        """The most tokens of one summary and of them all; (0, 0) if `limit` is too little to say anything.
+
+        One has a share of a block, halved until `limit` holds it. All have a round number, so near limits have the same summaries.
+        """
         cap = self.part_tokens // SHARE
         while cap > limit >= MIN_SUMMARY_TOKENS:
             cap = max(cap // 2, MIN_SUMMARY_TOKENS)
-        return cap if cap <= limit else 0
+        return (cap, max(cap, limit - limit % (cap + JOIN_TOKENS))) if cap <= limit else (0, 0)
 
     def _blocks(self, exchanges: Sequence[Exchange]) -> Iterator[tuple[str, tuple[str, ...]]]:
         """The text of each block and the messages in it. An exchange that is larger than a block is cut into pieces."""

@@ -19,7 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from localrag.decoding import SamplingParams
-from localrag.engine.llama import LlamaContext, LlamaModel, library
+from localrag.engine.library import library
+from localrag.engine.llama import LlamaContext, LlamaModel
 
 PROMPT_TOKENS, ANSWER_TOKENS = 1024, 128
 """A question with its sources, and an answer: the mixture that is timed."""

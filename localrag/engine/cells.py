@@ -1,37 +1,28 @@
-"""The cells of one KV cache: which sequence gets in, what it takes over from others, and who is forgotten for it."""
+"""The cells of a KV cache that sequences share: which one gets in, what it takes over from others, and who is forgotten for it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Ids
-from typing import Protocol
 
 from localrag.engine.prefix import PrefixCache, common_length
+from localrag.engine.runner import Memory
 from localrag.engine.sequence import Sequence
 
 MIN_SHARED_TOKENS = 16
 """A shorter beginning is evaluated again: that is as fast as bookkeeping."""
 
 
-class Memory(Protocol):
-    """What is needed of a Runner: copying and cutting what sequences hold, checked by positions."""
-
-    num_cells: int
-
-    def copy(self, source: int, seq_id: int, num_tokens: int, /) -> bool: ...
-    def cut(self, seq_id: int, num_tokens: int, /) -> bool: ...
-
-
-class Cells:
+class SharedCells:
     """Places sequences in the cells of a context.
 
-    With `shares`, a prompt takes over the longest beginning that some sequence holds, and what finished sequences hold is kept until
-    its cells or its sequence id are needed, the one that was used longest ago first. A sequence is let in only when every cell it can
-    come to need is free, so a running one never runs out.
+    A prompt takes over the longest beginning that some sequence holds, and what finished sequences hold is kept until its cells or
+    its sequence id are needed, the one that was used longest ago first. A sequence is let in only when every cell it can come to need
+    is free, so a running one never runs out. Sums are added in an order that depends on what else is there: near ties can fall
+    otherwise than in a sequence alone (see single.py).
     """
 
-    def __init__(self, memory: Memory, *, num_sequences: int, shares: bool) -> None:
+    def __init__(self, memory: Memory, *, num_sequences: int) -> None:
         self._memory = memory
-        self.shares = shares
         self._ids = range(num_sequences)
         self._running: dict[int, Sequence] = {}
         self.cache = PrefixCache()
@@ -73,14 +64,12 @@ class Cells:
                 return False
 
     def _source(self, sequence: Sequence) -> tuple[int | None, int]:
-        if not self.shares:
-            return None, 0
         found = self.cache.longest(sequence.prompt_ids[:-1])  # the last token is evaluated in any case: it gives the logits
         return found if found is not None and found[1] >= MIN_SHARED_TOKENS else (None, 0)
 
     def _may_share_more(self, sequence: Sequence, shared: int) -> bool:
         """Whether a running prompt is about to evaluate what this one begins with: then it is worth waiting for."""
-        for other in self._running.values() if self.shares else ():
+        for other in self._running.values():
             if other.num_evaluated < len(other.prompt_ids):
                 length = common_length(other.prompt_ids, sequence.prompt_ids[:-1])
                 if length >= shared + MIN_SHARED_TOKENS and other.num_evaluated < length:
@@ -123,9 +112,14 @@ class Cells:
             self.cache.cut(sequence.slot, num_tokens)
 
     def end(self, sequence: Sequence) -> None:
-        """A sequence runs no more; what it holds is kept where it can be shared."""
-        if sequence.slot is not None and self._running.pop(sequence.slot, None) is not None and not self.shares:
-            self.forget(sequence.slot)
+        """A sequence runs no more; what it holds is kept."""
+        if sequence.slot is not None:
+            self._running.pop(sequence.slot, None)
+
+    def clear(self) -> None:
+        """Hold nothing. Nothing may run."""
+        for seq_id in self.kept:
+            self.forget(seq_id)
 
     def forget(self, seq_id: int) -> None:
         """Free what a sequence that does not run holds."""

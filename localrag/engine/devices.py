@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import asdict, dataclass
 
-from localrag.engine.llama import library
+from localrag.engine.library import library
 
 _GPU_TYPES = (1, 2)  # ggml_backend_dev_type: a GPU with memory of its own, and one that shares the machine's
 

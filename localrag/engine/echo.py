@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from localrag.decoding import SamplingParams
 from localrag.engine.engine import Engine
 from localrag.engine.speed import Speed
 from localrag.engine.template_tools import to_json_lines
-from localrag.errors import EngineError
+from localrag.errors import EngineError, UsageError
 from localrag.messages import Message, ToolSpec
 from localrag.model import ModelInfo, Slot
 from localrag.passages import CITATION
@@ -81,6 +82,10 @@ class EchoRunner:
         self._outputs: dict[int, int] = {}
         self.num_evaluated_tokens = 0
 
+    def check(self, sampling: SamplingParams) -> None:
+        if sampling.json_schema is not None:
+            raise UsageError("The echo engine repeats the question and cannot keep to a JSON schema.", hint="Name a model with weights.")
+
     def begin(self, seq_id: int, prompt_ids: list[int], _sampling: SamplingParams) -> None:
         self._replies[seq_id] = [*_reply(prompt_ids).encode(), _END]
 
@@ -124,6 +129,18 @@ class EchoRunner:
     def cut(self, seq_id: int, num_tokens: int) -> bool:
         del self._held[seq_id][num_tokens:]
         return True
+
+    moves_cells = False
+
+    def save(self, seq_id: int) -> bytes:
+        return json.dumps([cell[0] for cell in self._held[seq_id]]).encode()
+
+    def restore(self, seq_id: int, state: bytes | bytearray, num_tokens: int) -> bool:
+        self._held[seq_id] = [[token] for token in json.loads(state)]
+        return len(self._held[seq_id]) == num_tokens
+
+    def prepare(self) -> None:
+        """Nothing here depends on what other processes do."""
 
     def cancel(self) -> None:
         """Nothing here takes long enough to be stopped."""

@@ -6,49 +6,29 @@ import time
 from collections.abc import Callable
 from functools import cached_property
 from itertools import count
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from localrag.decoding import Completion, FinishReason, Piece, SamplingParams
-from localrag.engine.cells import Cells
-from localrag.engine.grammar import grammar_of
-from localrag.engine.llama import MAX_SEQUENCES
-from localrag.engine.scheduler import Scheduler, Share
+from localrag.engine.context import BATCH_TOKENS, Context, slot_of
+from localrag.engine.runner import Runner
+from localrag.engine.scheduler import Share
 from localrag.engine.sequence import Sequence
 from localrag.engine.speed import Speed
 from localrag.errors import EngineError, TemplateError
 from localrag.model import ModelInfo, Slot
 from localrag.tokens import ChatTemplate, TokenCounter, Tokenizer
 
-BATCH_TOKENS = 512
-"""Tokens of one batch: larger ones are no faster (measured), and a cancelled one is lost."""
+if TYPE_CHECKING:
+    from localrag.engine.keeping import Keeper
+    from localrag.engine.memory import MemoryPlan
 
-
-KEPT_SEQUENCES = 8
-"""Finished sequences that a context keeps beside those that run, as far as there are cells."""
+MAX_STALL_S = 0.25
+"""How long a piece of a prompt may take beside running answers: readers do not notice that one token comes later."""
+_MIN_PIECE_TOKENS = 16
 FIRST_COUNT_ERROR = 0.1
 """What is taken to be the error of counts that are estimates, before more was seen."""
-_MEASURED_PROMPTS, _MEASURED_ANSWER = (32, 96), 9
+_MEASURED_PROMPTS, _MEASURED_ANSWER = (32, 96, 96, 96), 9
 _MEASURED_TEXT = "The quick brown fox jumps over the lazy dog, and the dog goes on sleeping in the warm sun. " * 8
-
-
-class Runner(Protocol):
-    """What evaluates tokens: llama.cpp's context, or the echo. Sequence ids count from 0 to the number of sequences."""
-
-    num_cells: int
-
-    def begin(self, seq_id: int, prompt_ids: list[int], sampling: SamplingParams, /) -> None: ...
-    def decode(self, entries: list[tuple[int, int, int, bool]], /) -> bool:
-        """Evaluate (token id, position, sequence id, logits wanted); False if `cancel` stopped it."""
-        ...
-
-    def sample(self, seq_id: int, index: int, /) -> int: ...
-    def num_tokens(self, seq_id: int, /) -> int: ...
-    def truncate(self, seq_id: int, num_tokens: int, /) -> None: ...
-    def end(self, seq_id: int, /) -> None: ...
-    def copy(self, source: int, seq_id: int, num_tokens: int, /) -> bool: ...
-    def cut(self, seq_id: int, num_tokens: int, /) -> bool: ...
-    def cancel(self) -> None: ...
-    def close(self) -> None: ...
 
 
 class Engine:
@@ -69,6 +49,7 @@ class Engine:
         make_runner: Callable[[int, int], Runner] | None,
         make_speed: Callable[[], Speed] = Speed,
         keep_speed: Callable[[Speed], None] = lambda _: None,
+        memory_plan: Callable[[], MemoryPlan | None] = lambda: None,
         close: Callable[[], None] = lambda: None,
         load_s: float = 0.0,
         counts_are_exact: bool = True,
@@ -88,14 +69,12 @@ class Engine:
         self._make_runner = make_runner
         self._make_speed = make_speed
         self._keep_speed = keep_speed
+        self._memory_plan = memory_plan
         self._has_learned = False
         self._close = close
-        self._runner: Runner | None = None
-        self._cells: Cells | None = None
-        self.shares_prefixes = False
-        """Whether a prompt takes over what others that begin alike have evaluated. Then the same seed need not give the same text
-        again: the order of summation depends on what was there, which can decide a near tie."""
-        self._scheduler = Scheduler(num_cells=0, num_slots=0, batch_tokens=BATCH_TOKENS, place=self._place)
+        self._context: Context | None = None
+        self.keeper: Keeper | None = None
+        """Keeps on disk what took long to evaluate; None for nothing."""
         self._seq_ids = count()
         self._cancelled: set[int] = set()
 
@@ -118,13 +97,18 @@ class Engine:
 
         Nothing is done while answers run: they tell it. EngineError for a file without weights.
         """
-        if self.speed.is_known or not self.is_idle:
-            return
         ids = self.tokenizer.encode(_MEASURED_TEXT)
-        self.reserve(max(_MEASURED_PROMPTS) + _MEASURED_ANSWER)
         for num_tokens in _MEASURED_PROMPTS:  # the first one warms it up
+            if self.speed.is_known or not self.is_idle:
+                return
+            self.reserve(max(_MEASURED_PROMPTS) + _MEASURED_ANSWER)
             if self.generate(ids[:num_tokens], SamplingParams(max_tokens=_MEASURED_ANSWER)).finish_reason == "cancelled":
                 raise KeyboardInterrupt
+
+    @property
+    def memory_plan(self) -> MemoryPlan | None:
+        """What the model with its context takes of the machine, as it was planned; None before there is one, and for the echo."""
+        return self._memory_plan()
 
     @property
     def can_generate(self) -> bool:
@@ -132,93 +116,92 @@ class Engine:
         return self._make_runner is not None
 
     def reserve(self, num_cells: int, *, num_sequences: int = 1) -> None:
-        """Have a context of at least so many cells and sequences; a smaller one is replaced, and what it held is gone."""
-        if self._runner is not None:
-            is_large_enough = num_cells <= self._runner.num_cells and num_sequences <= self._scheduler.num_slots
-            if is_large_enough and self._cells is not None and self._cells.shares == self.shares_prefixes:
-                return
-            if not self.is_idle:
-                raise EngineError("The context cannot grow while answers are running.")
-            self._runner.close()
-            self._runner = self._cells = None
+        """Have a context of at least so many cells; a smaller one is replaced.
+
+        One for a single sequence takes over what the last prompt left, from a border that both have, so the same seed gives the same
+        text again (single.py); a larger one goes on with what the smaller one held. One for several sequences takes over the longest
+        beginning of any (cells.py).
+        """
         if self._make_runner is None:
             raise EngineError(
                 f"{self.info.path.name} holds a vocabulary and no weights; it cannot generate.", hint="Use --dry-run, or a whole model."
             )
+        held = None
+        if self._context is not None:
+            if self._context.serves(num_cells, num_sequences):
+                return
+            if not self.is_idle:
+                raise EngineError("The context cannot grow while answers are running.")
+            if num_sequences == 1 and self._context.single is not None:
+                held = self._context.single.state()
+            self._context.runner.close()
+            self._context = None
         started = time.perf_counter()
-        num_ids = min(MAX_SEQUENCES, num_sequences + (KEPT_SEQUENCES if self.shares_prefixes else 0))
-        self._runner = self._make_runner(num_cells, num_ids)
-        self._cells = Cells(self._runner, num_sequences=num_ids, shares=self.shares_prefixes)
-        self._scheduler = Scheduler(num_cells=self._runner.num_cells, num_slots=num_sequences, batch_tokens=BATCH_TOKENS, place=self._place)
+        self._context = Context.make(self._make_runner, num_cells, num_sequences, prompt_room=self._prompt_room)
+        if held is not None and self._context.single is not None:
+            self._context.single.restore(held)
         self.load_s += time.perf_counter() - started
 
-    def _place(self, sequence: Sequence) -> bool:
-        return self._cells is not None and self._cells.place(sequence)
+    def _prompt_room(self, depth: int) -> int:
+        """Tokens of a prompt, behind `depth` others, that stall running answers for no longer than MAX_STALL_S."""
+        room = BATCH_TOKENS
+        while room > _MIN_PIECE_TOKENS and self.speed.prefill_s(room, depth) > MAX_STALL_S:
+            room //= 2
+        return room
 
-    def add(self, prompt_ids: list[int], sampling: SamplingParams, *, deadline: float | None = None) -> Sequence:
+    def add(
+        self, prompt_ids: list[int], sampling: SamplingParams, *, deadline: float | None = None, borders: tuple[int, ...] = ()
+    ) -> Sequence:
         """Queue a prompt. The context must have been reserved; EngineError if the prompt could never fit it.
 
+        In a context for one sequence, prompts that share a beginning share its evaluation up to their last common one of `borders`:
+        positions within the prompt, in order.
         `deadline` is on the clock of time.perf_counter, in seconds. An answer ends with `finish_reason` "time" when its next token
         is expected after it. A prompt is evaluated whole and gives at least one token, unless it would take twice the time that
         there was when it was added: then the sequence ends with no text. One whose deadline has passed is not begun.
-        UsageError for a JSON schema that is not supported.
+        UsageError for a JSON schema that is not supported, or an engine that cannot keep to one.
         """
-        if sampling.json_schema is not None:
-            grammar_of(sampling.json_schema)  # a schema that cannot be had is refused here, and not within a step that others share
-        sequence = Sequence(next(self._seq_ids), prompt_ids, sampling, deadline=deadline)
-        self._scheduler.add(sequence)
+        context = self._running()
+        context.runner.check(sampling)
+        if list(borders) != sorted({border for border in borders if 0 < border < len(prompt_ids)}):
+            raise EngineError(f"The borders of a prompt of {len(prompt_ids)} tokens are not positions within it, in order.")
+        sequence = Sequence(next(self._seq_ids), prompt_ids, sampling, deadline=deadline, borders=borders)
+        context.add(sequence)
         return sequence
 
     @property
     def is_idle(self) -> bool:
-        return not self._scheduler.unfinished
+        return self._context is None or self._context.is_idle
 
     def step(self) -> list[Piece]:
         """Evaluate one batch of all running sequences and sample where a prompt or a token is complete."""
+        context = self._running()
         pieces = self._drop_cancelled()
-        shares = self._scheduler.schedule()
+        shares = context.scheduler.schedule()
         pieces += self._drop_late(shares)
         shares = [share for share in shares if not share.sequence.is_finished]
         if not shares:
             return pieces
         started = time.perf_counter()
-        if not self._decode(shares):
+        if not context.decode(shares):
             return pieces + self._drop_cancelled()
-        pieces += self._collect(shares)
+        pieces += self._collect(shares, context.runner)
         self._learn(shares, time.perf_counter() - started)
         return pieces
 
-    def _decode(self, shares: list[Share]) -> bool:
-        runner, cells = self._running(), self._cells
-        assert cells is not None  # it comes and goes with the runner
-        entries = []
-        for share in shares:
-            sequence, slot = share.sequence, _slot(share.sequence)
-            if sequence.started_at is None:
-                runner.begin(slot, sequence.prompt_ids, sequence.sampling)
-                sequence.started_at = time.perf_counter()
-            last = len(share.token_ids) - 1
-            entries += [(token, sequence.num_evaluated + i, slot, share.samples and i == last) for i, token in enumerate(share.token_ids)]
-        if runner.decode(entries):
-            for share in shares:
-                share.sequence.num_evaluated += len(share.token_ids)
-                cells.evaluated(share.sequence, share.token_ids)
-            return True
-        for share in shares:  # a cancelled batch may be half evaluated: go back to where every sequence stood
-            runner.truncate(_slot(share.sequence), share.sequence.num_evaluated)
-            share.sequence.num_evaluated = runner.num_tokens(_slot(share.sequence))
-            cells.cut(share.sequence, share.sequence.num_evaluated)
-        return False
-
-    def _collect(self, shares: list[Share]) -> list[Piece]:
-        runner, tokenizer = self._running(), self.tokenizer
-        pieces, index = [], -1
+    def _collect(self, shares: list[Share], runner: Runner) -> list[Piece]:
+        tokenizer, pieces, index = self.tokenizer, [], -1
         for share in shares:
             index += len(share.token_ids)
             if not share.samples:
                 continue
             sequence = share.sequence
-            token = runner.sample(_slot(sequence), index)
+            try:
+                token = runner.sample(slot_of(sequence), index)
+            except EngineError as error:  # the others go on
+                sequence.error = error
+                pieces.append(self._end(sequence, "error"))
+                continue
             text = sequence.append(token, tokenizer.piece(token, special=False), is_end=tokenizer.is_end(token))
             pieces.append(Piece(sequence.seq_id, token, text, sequence.finish_reason))
             if sequence.is_finished:
@@ -241,23 +224,32 @@ class Engine:
 
     def cancel(self, sequence: Sequence) -> None:
         """End a sequence at once, from any thread; what it had written stays in it."""
+        if sequence.is_finished:
+            return
         self._cancelled.add(sequence.seq_id)
-        if self._runner is not None:
-            self._runner.cancel()
+        if self._context is not None:
+            self._context.runner.cancel()
 
     def cancel_all(self) -> None:
         """End every sequence at once; fit for a signal handler."""
-        for sequence in self._scheduler.unfinished:
+        for sequence in self._unfinished():
             self.cancel(sequence)
 
+    def forget(self) -> None:
+        """Hold nothing of what was evaluated before. Nothing may run."""
+        if not self.is_idle:
+            raise EngineError("What answers are made from cannot be forgotten while they run.")
+        if self._context is not None:
+            self._context.cells.clear()
+
     def _drop_cancelled(self) -> list[Piece]:
-        pieces = [self._end(sequence, "cancelled") for sequence in self._scheduler.unfinished if sequence.seq_id in self._cancelled]
-        self._cancelled.clear()
+        pieces = [self._end(sequence, "cancelled") for sequence in self._unfinished() if sequence.seq_id in self._cancelled]
+        self._cancelled.difference_update([piece.seq_id for piece in pieces])  # another thread may be adding to it
         return pieces
 
     def _drop_late(self, shares: list[Share]) -> list[Piece]:
         """End the sequences that would be late after a batch of these shares."""
-        timed = [sequence for sequence in self._scheduler.unfinished if sequence.deadline is not None]
+        timed = [sequence for sequence in self._unfinished() if sequence.deadline is not None]
         if not timed:
             return []
         ends_at = time.perf_counter() + sum(self._expected_s(share) for share in shares)
@@ -274,13 +266,13 @@ class Engine:
         return piece
 
     def _release(self, sequence: Sequence) -> None:
-        if sequence.started_at is not None:
-            if not self._counts_are_exact and sequence.num_evaluated:
-                self.count_error = max(self.count_error, self._running().num_tokens(_slot(sequence)) / sequence.num_evaluated - 1.0)
-            self._running().end(_slot(sequence))
-        if self._cells is not None:
-            self._cells.end(sequence)
-        self._scheduler.release(sequence)
+        context = self._running()
+        if not self._counts_are_exact and sequence.num_evaluated:
+            self.count_error = max(self.count_error, context.runner.num_tokens(slot_of(sequence)) / sequence.num_evaluated - 1.0)
+        context.release(sequence)
+
+    def _unfinished(self) -> list[Sequence]:
+        return [] if self._context is None else self._context.scheduler.unfinished
 
     def generate(
         self,
@@ -289,12 +281,16 @@ class Engine:
         on_text: Callable[[str], None] | None = None,
         *,
         deadline: float | None = None,
+        borders: tuple[int, ...] = (),
     ) -> Completion:
         """One prompt to its end: a batch of one. Ctrl-C ends it with what was written, as `finish_reason` "cancelled".
 
-        `deadline` is as in `add`.
+        `deadline` and `borders` are as in `add`.
         """
-        sequence = self.add(prompt_ids, sampling, deadline=deadline)
+        cells = self._context.single if self._context is not None and self.is_idle else None
+        if self.keeper is not None and cells is not None:
+            self.keeper.recall(cells, prompt_ids, borders)
+        sequence = self.add(prompt_ids, sampling, deadline=deadline, borders=borders)
         try:
             while not sequence.is_finished:
                 for piece in self.step():
@@ -306,17 +302,22 @@ class Engine:
             if not sequence.is_finished:
                 sequence.finish("cancelled")
                 self._release(sequence)
-        return sequence.completion()
+        completion = sequence.completion()
+        if sequence.error is not None:
+            raise sequence.error
+        if self.keeper is not None and cells is not None:
+            self.keeper.remember(cells, prefill_s=completion.timings.prefill_s)
+        return completion
 
-    def _running(self) -> Runner:
-        if self._runner is None:
+    def _running(self) -> Context:
+        if self._context is None:
             raise EngineError("The context was not reserved before a prompt was added.")
-        return self._runner
+        return self._context
 
     def close(self) -> None:
-        if self._runner is not None:
-            self._runner.close()
-            self._runner = None
+        if self._context is not None:
+            self._context.runner.close()
+            self._context = None
         self._close()
 
     def __enter__(self) -> Self:
@@ -324,9 +325,3 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _slot(sequence: Sequence) -> int:
-    if sequence.slot is None:
-        raise EngineError("A sequence runs without a slot.")
-    return sequence.slot

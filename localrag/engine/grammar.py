@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from localrag.decoding import schema_text
-from localrag.engine.json_schema import Array, Integer, Literals, Node, Number, Object, Text, Union, parse, refused
+from localrag.engine.json_schema import parse, refused
+from localrag.engine.json_tree import Array, Integer, Literals, Node, Number, Object, Text, Union
 
 MAX_GRAMMAR_BYTES = 64 * 1024
 MAX_REPEATS = 65_536

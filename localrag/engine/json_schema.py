@@ -1,4 +1,4 @@
-"""JSON Schema → a small tree of what may be written, all of it bounded.
+"""JSON Schema → the tree of what may be written (json_tree.py), all of it bounded.
 
 A subset of the language that is understood exactly. Every text that the tree stands for is valid under the schema; not every valid
 text is in the tree (no further properties, bounded lengths and digits). A keyword that changes validity and is not understood is an
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
+from localrag.engine.json_tree import Array, Integer, Literals, Node, Number, Object, Property, Text, exclude, type_of, union_of
 from localrag.errors import UsageError
 
 MAX_DEPTH = 16
@@ -41,64 +42,6 @@ _KEYWORDS = {
 }
 _CHOICES = {"anyOf", "oneOf", "enum", "const"}
 _KNOWN = set().union(*_KEYWORDS.values()) | _CHOICES | {"type", "$ref"} | _ANNOTATIONS
-
-
-@dataclass(frozen=True, slots=True)
-class Literals:
-    """One of these JSON texts."""
-
-    texts: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """A string of `shortest` to `longest` characters (code points)."""
-
-    shortest: int
-    longest: int
-
-
-@dataclass(frozen=True, slots=True)
-class Integer:
-    low: int
-    high: int
-
-
-@dataclass(frozen=True, slots=True)
-class Number:
-    """Any number of bounded digits, or one from `low` to `high` without an exponent."""
-
-    low: int | None = None
-    high: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Array:
-    item: Node
-    fewest: int
-    most: int
-
-
-@dataclass(frozen=True, slots=True)
-class Property:
-    name: str
-    value: Node
-    is_required: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Object:
-    """These properties and no others, in this order."""
-
-    properties: tuple[Property, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Union:
-    options: tuple[Node, ...]
-
-
-Node = Literals | Text | Integer | Number | Array | Object | Union
 
 
 def refused(message: str, path: str, *, keyword: str | None = None) -> UsageError:
@@ -164,7 +107,7 @@ class _Parser:
         if not isinstance(given, list) or not 1 <= len(given) <= MAX_OPTIONS:
             raise refused(f"{name} must be a list of 1 to {MAX_OPTIONS} schemas", path, keyword=name)
         nodes = [self.node(each, f"{path}/{name}/{i}", depth + 1, refs) for i, each in enumerate(given)]
-        if name == "oneOf" and not all(_exclude(a, b) for a, b in combinations(nodes, 2)):
+        if name == "oneOf" and not all(exclude(a, b) for a, b in combinations(nodes, 2)):
             raise refused("the schemas of oneOf can overlap; anyOf is supported", path, keyword=name)
         return union_of(nodes)
 
@@ -205,20 +148,6 @@ class _Parser:
                 for name, each in given.items()
             )
         )
-
-
-def union_of(nodes: list[Node]) -> Node:
-    """One node for any of these; equal ones count once, and unions are opened, so that there is none in another."""
-    options: dict[Node, None] = {}
-    texts: dict[str, None] = {}
-    for each in nodes:
-        for node in each.options if isinstance(each, Union) else (each,):
-            if isinstance(node, Literals):
-                texts.update(dict.fromkeys(node.texts))
-            else:
-                options[node] = None
-    every: tuple[Node, ...] = (*options, Literals(tuple(texts))) if texts else tuple(options)
-    return every[0] if len(every) == 1 else Union(every)
 
 
 def _unsupported(keyword: str, path: str) -> UsageError:
@@ -287,7 +216,7 @@ def _literals(schema: dict[str, Any], name: str, path: str) -> Literals:
         raise refused(f"enum must be a list of 1 to {MAX_VALUES} values", path, keyword=name)
     types = _types(schema, path) if "type" in schema else list(_KEYWORDS)
     for value in values:
-        kind = _type_of(value)
+        kind = type_of(value)
         if kind is None or (isinstance(value, float) and not math.isfinite(value)):
             raise refused(f"{name} is supported for strings, numbers, booleans and null only", path, keyword=name)
         if kind not in types and not (kind == "integer" and "number" in types):
@@ -297,41 +226,7 @@ def _literals(schema: dict[str, Any], name: str, path: str) -> Literals:
     return Literals(tuple(dict.fromkeys(json.dumps(value, ensure_ascii=False) for value in values)))
 
 
-def _type_of(value: object) -> str | None:
-    names = {str: "string", bool: "boolean", int: "integer", type(None): "null"}
-    if isinstance(value, float):
-        return "integer" if math.isfinite(value) and value.is_integer() else "number"
-    return names.get(type(value))
-
-
 def _encodable(text: str, path: str) -> str:
     if any("\ud800" <= char <= "\udfff" for char in text):
         raise refused("a lone surrogate is no character", path)
     return text
-
-
-def _exclude(a: Node, b: Node) -> bool:
-    """Whether no value can be of both. False when that is not plain to see."""
-    if isinstance(a, Union) or isinstance(b, Union):
-        pairs = [(x, y) for x in _options(a) for y in _options(b)]
-        return all(_exclude(x, y) for x, y in pairs)
-    if isinstance(a, Object) and isinstance(b, Object):
-        values = {each.name: each for each in b.properties}
-        both = [(each, values[each.name]) for each in a.properties if each.name in values]
-        return any(x.is_required and y.is_required and _exclude(x.value, y.value) for x, y in both)
-    if isinstance(a, Literals) and isinstance(b, Literals):
-        x, y = ([json.loads(text) for text in each.texts] for each in (a, b))
-        return not any(p == q and isinstance(p, bool) == isinstance(q, bool) for p in x for q in y)
-    return not _kinds(a) & _kinds(b)
-
-
-def _options(node: Node) -> tuple[Node, ...]:
-    return node.options if isinstance(node, Union) else (node,)
-
-
-def _kinds(node: Node) -> set[str]:
-    if isinstance(node, Literals):
-        kinds = {_type_of(json.loads(text)) for text in node.texts}
-        return {"number" if kind == "integer" else str(kind) for kind in kinds}
-    names: dict[type, str] = {Text: "string", Integer: "number", Number: "number", Array: "array", Object: "object"}
-    return {names[type(node)]}

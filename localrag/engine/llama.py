@@ -1,4 +1,4 @@
-"""The only door to llama.cpp: a model, a context of several sequences, samplers. Every number is checked before it goes into C.
+"""The door to llama.cpp: a model, and a context of several sequences. Every number is checked before it goes into C.
 
 A wrong number there does not raise, it aborts the process (a batch over its size, a sampler on an index without logits, a
 sequence id over the limit), so the classes here refuse it first.
@@ -6,64 +6,22 @@ sequence id over the limit), so the classes here refuse it first.
 
 from __future__ import annotations
 
+import ctypes
 import functools
-import importlib
-import importlib.util
 import os
-import sys
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from localrag.decoding import SamplingParams
 from localrag.engine.grammar import grammar_of
+from localrag.engine.library import begin_log, complaint, library
+from localrag.engine.sampler import LlamaSampler
 from localrag.errors import EngineError, ModelFileError
-
-if TYPE_CHECKING:
-    from localrag.engine.constrained import ConstrainedSampler
 
 MAX_SEQUENCES = 256
 """llama.cpp aborts on a sequence id beyond this."""
-
-_log: deque[str] = deque(maxlen=20)
-_kept_alive: list[object] = []  # what C holds a pointer to for as long as the process lives
-
-
-@functools.cache
-def library() -> Any:  # noqa: ANN401  # a module, whose types mypy does not see through importlib
-    """llama-cpp-python's module of C functions, with the backend initialised and its log kept off the terminal.
-
-    The package's own __init__ imports numpy and the high-level class, which takes 100 ms and is not used: the module is
-    imported without running it. A script that imports llama_cpp itself gets the whole package as ever.
-    """
-    os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # a failed assertion would otherwise fork a debugger
-    if "llama_cpp" in sys.modules:
-        lib: Any = importlib.import_module("llama_cpp.llama_cpp")
-    else:
-        spec = importlib.util.find_spec("llama_cpp")
-        if spec is None:
-            raise EngineError("llama-cpp-python is not installed.", hint="Install it with: pip install llama-cpp-python")
-        sys.modules["llama_cpp"] = importlib.util.module_from_spec(spec)
-        try:
-            lib = importlib.import_module("llama_cpp.llama_cpp")
-        finally:
-            del sys.modules["llama_cpp"]
-    callback = lib.llama_log_callback(_keep_log)
-    lib.llama_log_set(callback, None)
-    _kept_alive.append(callback)
-    lib.llama_backend_init()
-    return lib
-
-
-def _keep_log(level: int, text: bytes, _user_data: object) -> None:
-    if level >= 3:  # warnings and errors; 5 continues the line before
-        _log.append(text.decode("utf-8", "replace").strip())
-
-
-def last_log_line() -> str:
-    """What llama.cpp last complained about; empty if it did not."""
-    return next((line for line in reversed(_log) if line), "")
+_ABORTED = 2
+"""What llama_decode returns after the callback stopped it."""
 
 
 class LlamaModel:
@@ -80,11 +38,11 @@ class LlamaModel:
             # compilers that drop the tile configuration as a dead store make llama.cpp die there of an illegal instruction (its
             # pull request 26954); without extra buffer types it takes the AVX-512 kernels. scripts/setup builds without AMX.
             params.use_extra_bufts = False
-        _log.clear()
+        begin_log()
         self.handle = self.lib.llama_model_load_from_file(os.fsencode(path), params)
         if not self.handle:
             raise ModelFileError(
-                f"llama.cpp cannot load {path.name}: {last_log_line() or 'no reason given'}",
+                f"llama.cpp cannot load {path.name}: {complaint() or 'no reason given'}",
                 hint="Fetch the file again, or use one that this build of llama.cpp knows.",
             )
         self.vocab = self.lib.llama_model_get_vocab(self.handle)
@@ -93,69 +51,6 @@ class LlamaModel:
     def close(self) -> None:
         if self.handle:
             self.lib.llama_model_free(self.handle)
-            self.handle = None
-
-
-class LlamaSampler:
-    """A chain of llama.cpp's samplers for one sequence. Temperature 0 takes the likeliest token."""
-
-    def __init__(self, params: SamplingParams, model: LlamaModel) -> None:
-        grammar = None if params.json_schema is None else grammar_of(params.json_schema)
-        self.lib = lib = library()
-        self.handle = self._chain()
-        self._penalties: Any = None
-        self._constrained: ConstrainedSampler | None = None
-        if params.repeat_penalty != 1.0 and params.repeat_last_n > 0:
-            self._penalties = self.handle if grammar is None else self._chain()  # under a grammar it comes before, on all tokens
-            self._add(
-                self._penalties,
-                lib.llama_sampler_init_penalties(model.num_vocab_tokens, params.repeat_last_n, params.repeat_penalty, 0.0, 0.0),
-            )
-        if params.temperature == 0.0:
-            self._add(self.handle, lib.llama_sampler_init_greedy())
-        else:
-            # top-k comes first: the others are 2 to 40 times slower on a whole vocabulary
-            if params.top_k > 0:
-                self._add(self.handle, lib.llama_sampler_init_top_k(params.top_k))
-            self._add(self.handle, lib.llama_sampler_init_top_p(params.top_p, 1))
-            self._add(self.handle, lib.llama_sampler_init_min_p(params.min_p, 1))
-            self._add(self.handle, lib.llama_sampler_init_temp(params.temperature))
-            self._add(self.handle, lib.llama_sampler_init_dist(params.seed))
-        if grammar is not None:
-            from localrag.engine.constrained import ConstrainedSampler  # noqa: PLC0415  # weight: numpy
-
-            self._constrained = ConstrainedSampler(
-                lib,
-                model.vocab,
-                num_vocab_tokens=model.num_vocab_tokens,
-                grammar=grammar,
-                choose=None if params.temperature == 0.0 else self.handle,
-                penalties=self._penalties,
-            )
-
-    def _chain(self) -> Any:  # noqa: ANN401  # a C pointer
-        params = self.lib.llama_sampler_chain_default_params()
-        params.no_perf = True
-        return self.lib.llama_sampler_chain_init(params)
-
-    def _add(self, chain: Any, link: Any) -> None:  # noqa: ANN401  # C pointers
-        if not link:
-            raise EngineError("llama.cpp refused a sampler.")
-        self.lib.llama_sampler_chain_add(chain, link)
-
-    def sample(self, context: Any, index: int) -> int:  # noqa: ANN401  # a C pointer
-        """The next token from entry `index` of the last batch, whose logits must be there (LlamaContext sees to it)."""
-        if self._constrained is not None:
-            return self._constrained.sample(self.lib.llama_get_logits_ith(context, index))
-        return int(self.lib.llama_sampler_sample(self.handle, context, index))
-
-    def close(self) -> None:
-        if self.handle:
-            if self._constrained is not None:
-                self._constrained.close()
-                if self._penalties:
-                    self.lib.llama_sampler_free(self._penalties)
-            self.lib.llama_sampler_free(self.handle)
             self.handle = None
 
 
@@ -172,12 +67,14 @@ class LlamaContext:
         num_cells: int,
         num_sequences: int = 1,
         batch_tokens: int = 512,
-        num_threads: int,
+        num_threads: int | Callable[[], int],
         flash_attention: bool = True,
     ) -> None:
         if model.vocab_only:
             raise EngineError(f"{model.path.name} holds a vocabulary and no weights; it cannot generate.")
-        if not (1 <= num_sequences <= MAX_SEQUENCES and 1 <= batch_tokens <= 65_536 and 1 <= num_cells < 2**31 and num_threads >= 1):
+        self._num_threads: Callable[[], int] = functools.partial(int, num_threads) if isinstance(num_threads, int) else num_threads
+        threads = self._num_threads()
+        if not (1 <= num_sequences <= MAX_SEQUENCES and 1 <= batch_tokens <= 65_536 and 1 <= num_cells < 2**31 and threads >= 1):
             raise EngineError(f"A context of {num_cells} cells for {num_sequences} sequences is out of bounds.")
         self.lib = lib = model.lib
         self.model = model
@@ -187,18 +84,22 @@ class LlamaContext:
         params.n_ctx = num_cells
         params.n_batch = params.n_ubatch = batch_tokens
         params.n_seq_max = params.n_outputs_max = num_sequences
-        params.n_threads = params.n_threads_batch = num_threads
+        params.n_threads = params.n_threads_batch = threads
         params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash_attention else lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
         params.kv_unified = True  # sequences share cells, and a copied prefix costs nothing
         params.no_perf = True
+        begin_log()
         self.handle = lib.llama_init_from_model(model.handle, params)
         if not self.handle:
             raise EngineError(
-                f"llama.cpp cannot make a context of {num_cells} tokens: {last_log_line() or 'no reason given'}",
+                f"llama.cpp cannot make a context of {num_cells} tokens: {complaint() or 'no reason given'}",
                 hint="Ask for a smaller window with --ctx.",
                 num_cells=num_cells,
             )
         self.num_cells = int(lib.llama_n_ctx(self.handle))
+        self.moves_cells = bool(
+            lib.llama_model_n_swa(model.handle) or lib.llama_model_is_recurrent(model.handle) or lib.llama_model_is_hybrid(model.handle)
+        )
         self._samplers: dict[int, LlamaSampler] = {}
         self.memory = lib.llama_get_memory(self.handle)
         self._batch = lib.llama_batch_init(batch_tokens, 0, 1)
@@ -207,6 +108,16 @@ class LlamaContext:
         self._outputs: set[int] = set()
         self._abort = lib.ggml_abort_callback(self._should_abort)
         lib.llama_set_abort_callback(self.handle, self._abort, None)
+
+    def prepare(self) -> None:
+        """Before an answer, while none runs: as many threads as are good now."""
+        threads = self._num_threads()
+        self.lib.llama_set_n_threads(self.handle, threads, threads)
+
+    def check(self, sampling: SamplingParams) -> None:
+        """UsageError for a JSON schema that is not supported."""
+        if sampling.json_schema is not None:
+            grammar_of(sampling.json_schema)
 
     def begin(self, seq_id: int, _prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
         """A sampler of its own for a sequence. What the sequence holds stays."""
@@ -243,15 +154,16 @@ class LlamaContext:
             batch.logits[i] = logits
         batch.n_tokens = len(entries)
         self._outputs = set()
+        begin_log()
         code = self.lib.llama_decode(self.handle, batch)
-        interrupted = self._interrupted
+        cancelled, interrupted = self._cancelled, self._interrupted
         self._cancelled = self._interrupted = False
-        if interrupted:
+        if interrupted or (code == _ABORTED and not cancelled):  # a signal can also be delivered on the way into the callback
             raise KeyboardInterrupt
-        if code == 2:
+        if code == _ABORTED:
             return False
         if code != 0:
-            reason = "the KV cache is full" if code == 1 else last_log_line() or f"code {code}"
+            reason = "the KV cache is full" if code == 1 else complaint() or f"code {code}"
             raise EngineError(f"llama.cpp could not evaluate a batch of {len(entries)} tokens: {reason}.", code=code)
         self._outputs = wanted
         return True
@@ -285,6 +197,25 @@ class LlamaContext:
             raise EngineError(f"Sequence {seq_id} cannot be cut to {num_tokens} tokens.")
         self.lib.llama_memory_seq_rm(self.memory, self._checked(seq_id), num_tokens or -1, -1)
         return num_tokens == 0 or self._holds(seq_id, num_tokens)
+
+    def save(self, seq_id: int) -> bytes:
+        """The state of a sequence, to be restored into a context of the same model and settings."""
+        size = int(self.lib.llama_state_seq_get_size(self.handle, self._checked(seq_id)))
+        buffer = (ctypes.c_uint8 * size)()
+        written = int(self.lib.llama_state_seq_get_data(self.handle, buffer, size, seq_id))
+        if not 0 < written <= size:
+            raise EngineError(f"The state of sequence {seq_id} cannot be saved.")
+        return bytes(memoryview(buffer)[:written])
+
+    def restore(self, seq_id: int, state: bytes | bytearray, num_tokens: int) -> bool:
+        """Have a sequence hold a state that `save` gave and that was verified since; False, and it holds nothing, if C refuses it."""
+        self.lib.llama_memory_seq_rm(self.memory, self._checked(seq_id), -1, -1)
+        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
+        read = int(self.lib.llama_state_seq_set_data(self.handle, buffer, len(state), seq_id))
+        if read == len(state) and self.num_tokens(seq_id) == num_tokens:
+            return True
+        self.lib.llama_memory_seq_rm(self.memory, seq_id, -1, -1)
+        return False
 
     def _holds(self, seq_id: int, num_tokens: int) -> bool:
         """Whether a sequence can go on behind so many tokens. It is told by positions: return values say yes also where it cannot.

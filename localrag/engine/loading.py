@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import platform
 import time
 from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from localrag.engine import attention, devices, gguf, memory, threads, trial
-from localrag.engine.engine import BATCH_TOKENS, Engine
-from localrag.engine.llama import LlamaContext, LlamaModel, library
+from localrag.engine.context import BATCH_TOKENS
+from localrag.engine.engine import Engine
+from localrag.engine.library import library
+from localrag.engine.llama import LlamaContext, LlamaModel
 from localrag.engine.speed import Speed, SpeedFile
 from localrag.engine.template import JinjaChatTemplate
 from localrag.engine.vocab import LlamaTokenizer
@@ -45,62 +48,87 @@ def open_model(
     gpu_layers = 0 if vocab_only else _fitting_gpu_layers(info)
     source = chat_template or info.chat_template
     template = None if source is None else JinjaChatTemplate(source, origin="the file given" if chat_template else path.name)
-    model = _loaded(path, template, vocab_only=vocab_only)
-    tokenizer = LlamaTokenizer(model)
-    if template is not None:
-        template.bos_text, template.eos_text = tokenizer.bos_text, tokenizer.eos_text
+    model = _load(path, template, vocab_only=vocab_only)
+    parts = _Parts(info=info, model=model, template=template, home=home, n_ctx=n_ctx, governor=governor, gpu_layers=gpu_layers)
+    return parts.engine(name, started)
 
-    def make_runner(num_cells: int, num_sequences: int) -> LlamaContext:
-        flash_attention = home is None or attention.flash_attention(home, num_threads=governor.num_cores)
+
+@dataclass(frozen=True, kw_only=True)
+class _Parts:
+    """What an engine is made of: a model in memory, and what follows from it when it is first asked for."""
+
+    info: ModelInfo
+    model: LlamaModel
+    template: JinjaChatTemplate | None
+    home: Path | None
+    n_ctx: int | None
+    governor: threads.ThreadGovernor
+    gpu_layers: int
+    plans: list[memory.MemoryPlan] = field(default_factory=list)
+    """Of the context that was made last, with the weights in it."""
+
+    def engine(self, name: str, started: float) -> Engine:
+        """`started` is when loading began, on the clock of time.perf_counter."""
+        tokenizer = LlamaTokenizer(self.model)
+        if self.template is not None:
+            self.template.bos_text, self.template.eos_text = tokenizer.bos_text, tokenizer.eos_text
+        return Engine(
+            name=name,
+            info=self.info,
+            tokenizer=tokenizer,
+            template=self.template,
+            make_slot=self.make_slot,
+            make_runner=None if self.model.vocab_only else self.make_runner,
+            make_speed=lambda: self.speed,
+            keep_speed=self.speed_file.save,
+            memory_plan=lambda: self.plans[-1] if self.plans else None,
+            close=self.close,
+            load_s=time.perf_counter() - started,
+        )
+
+    @cached_property
+    def speed_file(self) -> SpeedFile:
+        return SpeedFile(self.home, _speed_key(self.info))
+
+    @cached_property
+    def speed(self) -> Speed:
+        speed = _expected_speed(self.info, self.model)
+        self.speed_file.load_into(speed)
+        return speed
+
+    def make_slot(self, requested: int | None) -> Slot:
+        flash_attention = self.home is None or attention_kept(self.home)
         situation = memory.Situation(is_loaded=True)
-        made = memory.plan(info, num_cells, num_sequences, flash_attention=flash_attention, gpu_layers=gpu_layers, situation=situation)
-        memory.require(made, info, situation=situation)
+        fitting = memory.nearest(self.info, flash_attention=flash_attention, gpu_layers=self.gpu_layers, situation=situation)
+        return memory.make_slot(self.info, self.n_ctx if requested is None else requested, fitting=fitting)
+
+    def make_runner(self, num_cells: int, num_sequences: int) -> LlamaContext:
+        flash_attention = self.home is None or attention.flash_attention(self.home, num_threads=self.governor.num_cores)
+        situation = memory.Situation(is_loaded=True)
+        made = memory.plan(
+            self.info, num_cells, num_sequences, flash_attention=flash_attention, gpu_layers=self.gpu_layers, situation=situation
+        )
+        memory.require(made, self.info, situation=situation)
         started = time.perf_counter()
         context = LlamaContext(
-            model,
+            self.model,
             num_cells=made.n_ctx,  # as llama.cpp rounds its cells; its largest batch, though, is what was asked for
             num_sequences=num_sequences,
             batch_tokens=BATCH_TOKENS,
-            num_threads=governor.measure(),
+            num_threads=self.governor.measure,
             flash_attention=flash_attention,
         )
-        make_speed().observe_context(context.num_cells, time.perf_counter() - started)
+        self.speed.observe_context(context.num_cells, time.perf_counter() - started)
+        self.plans[:] = [memory.as_if_unloaded(made, self.info)]
         return context
 
-    speeds = SpeedFile(home, _speed_key(info))
-
-    @functools.cache
-    def make_speed() -> Speed:
-        speed = _expected_speed(info, model)
-        speeds.load_into(speed)
-        return speed
-
-    def make_slot(requested: int | None) -> Slot:
-        flash_attention = home is None or attention_kept(home)
-        situation = memory.Situation(is_loaded=True)
-        fitting = memory.nearest(info, flash_attention=flash_attention, gpu_layers=gpu_layers, situation=situation)
-        return memory.make_slot(info, n_ctx if requested is None else requested, fitting=fitting)
-
-    def close() -> None:
-        if template is not None:
-            template.close()
-        model.close()
-
-    return Engine(
-        name=name,
-        info=info,
-        tokenizer=tokenizer,
-        template=template,
-        make_slot=make_slot,
-        make_runner=None if model.vocab_only else make_runner,
-        make_speed=make_speed,
-        keep_speed=speeds.save,
-        close=close,
-        load_s=time.perf_counter() - started,
-    )
+    def close(self) -> None:
+        if self.template is not None:
+            self.template.close()
+        self.model.close()
 
 
-def _loaded(path: Path, template: JinjaChatTemplate | None, *, vocab_only: bool) -> LlamaModel:
+def _load(path: Path, template: JinjaChatTemplate | None, *, vocab_only: bool) -> LlamaModel:
     """The model, while the process of its template starts."""
     if template is None:
         return LlamaModel(path, vocab_only=vocab_only)

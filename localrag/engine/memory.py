@@ -6,6 +6,7 @@ The shape of each term follows from what llama.cpp allocates; its constants were
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -40,8 +41,9 @@ class MemoryPlan:
     """Bytes of a process with this model and a context of `n_ctx` cells, which `num_sequences` share.
 
     `weights_bytes` is the file as it is mapped, `copied_bytes` weights in another layout and llama.cpp's vocabulary; `python_bytes`
-    is what the process held when the plan was made; of the others, `gpu_bytes` lie on the GPU. `available` and `gpu_available` are
-    what was free then. A recurrent layer's state is not counted: it does not grow, and is small.
+    is what the process held when the plan was made; of the others, `gpu_bytes` lie on the GPU, `gpu_weights_bytes` of weights among
+    them. `available` and `gpu_available` are what was free then. A recurrent layer's state is not counted: it does not grow, and is
+    small.
     """
 
     n_ctx: int
@@ -57,6 +59,7 @@ class MemoryPlan:
     python_bytes: int
     embedder_bytes: int
     gpu_bytes: int
+    gpu_weights_bytes: int
     available: int
     gpu_available: int
 
@@ -72,11 +75,31 @@ class MemoryPlan:
         return self.total - self.python_bytes - min(self.repacked_bytes, self.total - self.python_bytes)
 
     @property
+    def committed(self) -> int:
+        """What of the machine's memory is not free while the model is open; its mapped file counts as free all the same."""
+        return self.total - self.python_bytes - self.embedder_bytes - (self.weights_bytes - self.gpu_weights_bytes)
+
+    @property
     def fits(self) -> bool:
-        return self.needed + RESERVE_BYTES <= self.available and self.gpu_bytes <= self.gpu_available
+        return fit_together([self], available_bytes=self.available, gpu_available_bytes=self.gpu_available)
 
     def to_dict(self) -> dict[str, object]:
         return {**asdict(self), "total": self.total, "needed": self.needed, "fits": self.fits}
+
+    def to_summary(self) -> dict[str, object]:
+        """The `memory` of an answer object: what the model takes, wherever it lies, without what Python held before."""
+        return {
+            "predicted_bytes": self.total - self.python_bytes + self.gpu_bytes,
+            "available_bytes": self.available,
+            "weights_bytes": self.weights_bytes,
+            "kv_bytes": self.kv_bytes,
+            "gpu_bytes": self.gpu_bytes,
+            "gpu_layers": self.gpu_layers,
+            "kv_type": self.kv_type,
+            "flash_attention": self.flash_attention,
+            "num_cells": self.n_ctx,
+            "num_sequences": self.num_sequences,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +112,12 @@ class Situation:
     embedder_bytes: int = 0
     is_loaded: bool = False
     """The weights are there already: their copies and what lies on the GPU are not free any more, and not needed again."""
+
+
+def fit_together(plans: Sequence[MemoryPlan], *, available_bytes: int, gpu_available_bytes: int) -> bool:
+    """Whether models that share one process fit at once into what is free without them."""
+    needed, on_gpu = sum(each.needed for each in plans), sum(each.gpu_bytes for each in plans)
+    return needed + RESERVE_BYTES <= available_bytes and on_gpu <= gpu_available_bytes
 
 
 def available_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
@@ -150,8 +179,22 @@ def plan(
         python_bytes=known.python_bytes or 0,
         embedder_bytes=known.embedder_bytes,
         gpu_bytes=(0 if known.is_loaded else on_gpu) + int(share * kv_bytes) + (compute_bytes if share else 0),
+        gpu_weights_bytes=0 if known.is_loaded else on_gpu,
         available=known.available_bytes or 0,
         gpu_available=known.gpu_available_bytes or 0,
+    )
+
+
+def as_if_unloaded(made: MemoryPlan, info: ModelInfo) -> MemoryPlan:
+    """The plan of a context for a model that is loaded, with the weights and their copies in it again, and nothing of Python."""
+    return plan(
+        info,
+        made.n_ctx,
+        made.num_sequences,
+        made.kv_type,
+        flash_attention=made.flash_attention,
+        gpu_layers=made.gpu_layers,
+        situation=Situation(available_bytes=made.available, gpu_available_bytes=made.gpu_available, python_bytes=0),
     )
 
 

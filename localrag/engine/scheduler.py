@@ -23,16 +23,20 @@ class Scheduler:
     """First come, first served, within the cells of one KV cache.
 
     `place` lets a sequence in, or says that it has to wait. In a batch the next tokens of running answers come first, then pieces
-    of prompts in order of arrival: a long prompt does not stall an answer.
+    of prompts in order of arrival. Beside answers, all of these have at most as many tokens as `prompt_room` allows from the depth of
+    the first: a long prompt does not stall an answer.
     """
 
-    def __init__(self, *, num_cells: int, num_slots: int, batch_tokens: int, place: Callable[[Sequence], bool]) -> None:
+    def __init__(
+        self, *, num_cells: int, num_slots: int, batch_tokens: int, place: Callable[[Sequence], bool], prompt_room: Callable[[int], int]
+    ) -> None:
         self.num_cells = num_cells
         self.num_slots = num_slots
         self.batch_tokens = batch_tokens
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self._place = place
+        self._prompt_room = prompt_room
 
     @property
     def unfinished(self) -> list[Sequence]:
@@ -57,13 +61,17 @@ class Scheduler:
         """The next batch: at most `batch_tokens` tokens, a share a sequence."""
         while self.waiting and len(self.running) < self.num_slots and self._place(self.waiting[0]):
             self.running.append(self.waiting.popleft())
-        room = self.batch_tokens
-        shares = []
-        for sequence in sorted(self.running, key=lambda each: not each.completion_ids):
-            pending = sequence.pending()
-            taken = pending[:room]
+        answers = [sequence for sequence in self.running if sequence.is_answering]
+        prompts = [sequence for sequence in self.running if not sequence.is_answering]
+        shares = [Share(sequence, sequence.pending(1), samples=True) for sequence in answers[: self.batch_tokens]]
+        room = self.batch_tokens - len(shares)
+        if answers and prompts:
+            room = min(room, self._prompt_room(prompts[0].num_evaluated))
+        for sequence in prompts:
+            taken = sequence.pending(room)
             if taken:
-                shares.append(Share(sequence, taken, samples=len(taken) == len(pending)))
+                is_whole = sequence.num_evaluated + len(taken) == len(sequence.prompt_ids)
+                shares.append(Share(sequence, taken, samples=is_whole))
                 room -= len(taken)
         return shares
 

@@ -7,11 +7,15 @@ import time
 from dataclasses import dataclass, field
 
 from localrag.decoding import Completion, FinishReason, SamplingParams, Timings
+from localrag.errors import EngineError
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Prompt ids, what was sampled so far, and how much of both the KV cache holds. Everything else is derived."""
+    """Prompt ids, what was sampled so far, and how much of both the KV cache holds. Everything else is derived.
+
+    `borders` are positions in the prompt, in order, at which a batch ends in any case (see single.py).
+    """
 
     seq_id: int
     prompt_ids: list[int]
@@ -20,8 +24,10 @@ class Sequence:
     num_cached_tokens: int = 0
     num_evaluated: int = 0
     finish_reason: FinishReason | None = None
+    error: EngineError | None = None
     text: str = ""
     deadline: float | None = None
+    borders: tuple[int, ...] = ()
     slot: int | None = None
     added_at: float = field(default_factory=time.perf_counter)
     started_at: float | None = None
@@ -53,12 +59,18 @@ class Sequence:
             return self.deadline
         return self.deadline + max(0.0, self.deadline - self.added_at)
 
-    def pending(self) -> list[int]:
-        """Tokens that are known and not yet evaluated: the rest of the prompt, or the token sampled last."""
+    @property
+    def is_answering(self) -> bool:
+        """Whether its prompt is evaluated."""
+        return self.num_evaluated >= len(self.prompt_ids)
+
+    def pending(self, most: int) -> list[int]:
+        """The next tokens to evaluate, at most so many: of the prompt up to its next border, or the token sampled last."""
         num_prompt = len(self.prompt_ids)
-        if self.num_evaluated < num_prompt:
-            return self.prompt_ids[self.num_evaluated :]
-        return self.completion_ids[self.num_evaluated - num_prompt :]
+        if self.is_answering:
+            return self.completion_ids[self.num_evaluated - num_prompt :][:most]
+        end = next((border for border in self.borders if border > self.num_evaluated), num_prompt)
+        return self.prompt_ids[self.num_evaluated : min(end, self.num_evaluated + most)]
 
     def append(self, token_id: int, piece: bytes, *, is_end: bool) -> str:
         """Take in a sampled token; returns the text that is now certain: whole characters, and nothing that may begin a stop string."""

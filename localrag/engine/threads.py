@@ -15,8 +15,8 @@ from pathlib import Path
 
 import psutil
 
-MIN_WINDOW_S = 0.05
-"""Processor times are counted in ticks of 10 ms: over less than five of them nothing is said."""
+MIN_WINDOW_S = 0.25
+"""Processor times are counted in ticks of 10 ms, on each processor and for each use: over a shorter time their rounding looks like work."""
 
 
 def choose(num_cores: int, busy_cores: float) -> int:
@@ -113,7 +113,7 @@ class ThreadGovernor:
         return choose(self.num_cores, self.busy_cores)
 
     def measure(self, now: Reading | None = None) -> int:
-        """Refresh and return `num_threads`; what is called within 50 ms of the last measurement changes nothing."""
+        """Refresh and return `num_threads`; what is called within a quarter of a second of the last measurement changes nothing."""
         now = Reading.now() if now is None else now
         busy = self._before.busy_cores_until(now)
         if busy is not None:

@@ -153,7 +153,7 @@ def main() -> None:
     job = json.loads(sys.argv[1])
     sys.path.extend(sys.argv[2:])
 
-    from localrag.engine.llama import library  # noqa: PLC0415  # the path to it is set above
+    from localrag.engine.library import library  # noqa: PLC0415  # the path to it is set above
     from localrag.errors import LocalragError  # noqa: PLC0415
 
     said = collect_errors(library())

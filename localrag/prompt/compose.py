@@ -14,6 +14,7 @@ from localrag.markup import EncodedPart, as_content
 from localrag.passages import Hit
 from localrag.prompt import offer
 from localrag.prompt.accounts import ORDER, Draft, account
+from localrag.prompt.borders import borders
 from localrag.prompt.layout import Choice, encode_prompt
 from localrag.prompt.measure import Wants
 from localrag.prompt.pack import MIN_TRUNCATED_TOKENS, Packed, Shortening, pack, truncated_texts, without_last
@@ -45,6 +46,11 @@ class Prompt:
     def max_tokens(self) -> int:
         """What is left for the answer, in tokens."""
         return self.ledger.entry("answer").allotted
+
+    @property
+    def borders(self) -> tuple[int, ...]:
+        """Positions from which another prompt that begins like this one can go on (see borders.py)."""
+        return borders(self.parts)
 
     @property
     def item_tokens(self) -> dict[str, int]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from localrag.budget import Ledger
 from localrag.decoding import Timings
 from localrag.model import Slot
 from localrag.passages import Citation, Hit
 from localrag.prompt import Prompt
+
+if TYPE_CHECKING:
+    from localrag.engine.memory import MemoryPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +44,8 @@ class Answer:
     chunks_in_kb: int
     timings: Timings
     warnings: tuple[str, ...] = ()
+    memory: MemoryPlan | None = None
+    """Of the context in which it was written; None where nothing was planned, as for the echo."""
 
     @property
     def hits(self) -> tuple[Hit, ...]:
@@ -68,6 +74,7 @@ class Answer:
             "unsupported_citations": self.unsupported_citations,
             "coverage": {"chunks_read": len(self.hits), "chunks_in_kb": self.chunks_in_kb},
             "timings": {name: round(getattr(self.timings, name), 4) for name in Timings.__slots__},
+            **({"memory": self.memory.to_summary()} if self.memory is not None else {}),
             **({"warnings": list(self.warnings)} if self.warnings else {}),
         }
 

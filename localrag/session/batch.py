@@ -116,7 +116,6 @@ class Batch:
         while len(needs) > 1 and self._num_cells < sum(needs) and not plan(info, sum(needs), len(needs), situation=situation).fits:
             needs.pop()
         self._num_cells = max(self._num_cells, sum(needs))
-        self._session.engine.shares_prefixes = True
         self._session.engine.reserve(self._num_cells, num_sequences=self._num_sequences)
 
     def _admit(self, waiting: deque[_Job]) -> None:
@@ -125,13 +124,15 @@ class Batch:
         while waiting and len(self._running) < self._num_sequences and waiting[0].num_cells <= num_free:
             job = waiting.popleft()
             sampling = job.request.sampling.with_max_tokens(job.prepared.prompt.max_tokens)
-            job.sequence = self._session.engine.add(job.token_ids, sampling)
+            job.sequence = self._session.engine.add(job.token_ids, sampling, borders=job.prepared.prompt.borders)
             self._running.append(job)
             num_free -= job.num_cells
 
-    def _answered(self, job: _Job) -> Answer:
+    def _answered(self, job: _Job) -> Answer | EngineError:
         if job.sequence is None:
             raise EngineError("An answer ended that was never begun.")
+        if job.sequence.error is not None:
+            return job.sequence.error
         request = job.request
         return self._session.finish(job.prepared, job.sequence.completion(), request.question, **request.options)
 

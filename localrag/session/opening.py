@@ -16,8 +16,13 @@ if TYPE_CHECKING:
     from localrag.tokens import Embedder
 
 
-def open_engine(model: str | None, *, settings: Settings, chat_template: Path | None = None, vocab_only: bool = False) -> Engine:
-    """A model by its name in models.toml or by the path of its file; `echo` needs neither."""
+def open_engine(
+    model: str | None, *, settings: Settings, chat_template: Path | None = None, vocab_only: bool = False, keep: bool = False
+) -> Engine:
+    """A model by its name in models.toml or by the path of its file; `echo` needs neither.
+
+    With `keep`, what took long to evaluate is kept in the home, for the next process whose prompt begins with it.
+    """
     if model == "echo":
         from localrag.engine.echo import open_echo  # noqa: PLC0415  # weight
 
@@ -39,6 +44,10 @@ def open_engine(model: str | None, *, settings: Settings, chat_template: Path | 
         is_trusted=spec.sha256 is not None,  # the catalogue has compared it
     )
     engine.sha256 = spec.sha256
+    if keep and engine.can_generate and settings.prefix_bytes:
+        from localrag.engine.keeping import make_keeper  # noqa: PLC0415  # weight
+
+        engine.keeper = make_keeper(settings.home, engine.info, sha256=spec.sha256, max_bytes=settings.prefix_bytes)
     return engine
 
 

@@ -56,7 +56,7 @@ class Shortener:
 
     def _covered(self, exchanges: Sequence[Exchange], limit: int) -> Covered:
         """The rolling summary; the last one again where nothing has changed and nobody would write more of it."""
-        key = limit, tuple(message for exchange in exchanges for message in exchange.messages)
+        key = self._rolling.sizes(limit), tuple(message for exchange in exchanges for message in exchange.messages)
         if self._last is None or self._last[0] != key:
             covered = self._rolling.cover(exchanges, limit)
             if self._writer is not None and covered.method != "model":

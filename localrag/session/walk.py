@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from localrag.kb import KnowledgeBase
     from localrag.tokens import Embedder
 
+_ROUND_CELLS = 1024
+"""A context is made a little too large, so that it need not grow with every turn of a conversation."""
 DEFAULT_TOP_K = 4
 
 
@@ -109,7 +111,7 @@ class Session:
         profile, weights = open_profile(budget, settings=settings)
         knowledge_bases = [open_knowledge_base(each, settings=settings) for each in dict.fromkeys(kbs)]
         embedder = open_embedder(settings) if knowledge_bases else None
-        engine = open_engine(model, settings=settings, chat_template=chat_template, vocab_only=vocab_only)
+        engine = open_engine(model, settings=settings, chat_template=chat_template, vocab_only=vocab_only, keep=keep)
         session = cls(engine, knowledge_bases=knowledge_bases, embedder=embedder, n_ctx=n_ctx, profile=profile, weights=weights, name=name)
         if keep:
             session._open_journal(settings.home)
@@ -168,9 +170,11 @@ class Session:
         prepared = self.prepare(question, max_tokens=sampling.max_tokens, write=True, **options)
         sampling = sampling.with_max_tokens(prepared.prompt.max_tokens)
         gap = prepared.prompt.budget.allocations.get("gap", 0)
-        self.engine.reserve(len(prepared.prompt.token_ids) + sampling.max_tokens + gap)
+        needed = len(prepared.prompt.token_ids) + sampling.max_tokens + gap
+        self.engine.reserve(min(self.slot.n_ctx, -(-needed // _ROUND_CELLS) * _ROUND_CELLS))
         deadline = None if seconds is None else begun + seconds
-        completion = self.engine.generate(list(prepared.prompt.token_ids), sampling, on_text, deadline=deadline)
+        prompt_ids, borders = list(prepared.prompt.token_ids), prepared.prompt.borders
+        completion = self.engine.generate(prompt_ids, sampling, on_text, deadline=deadline, borders=borders)
         return self.finish(prepared, completion, question, **options)
 
     def finish(self, prepared: Prepared, completion: Completion, question: str | Sequence[Message], **options: Unpack[Options]) -> Answer:
@@ -265,6 +269,7 @@ class Session:
             citations=tuple(citation.cite(completion.text, composed.hits)),
             chunks_in_kb=prepared.num_chunks,
             timings=timings,
+            memory=self.engine.memory_plan,
         )
 
     def _open_journal(self, home: Path) -> None:
@@ -278,6 +283,9 @@ class Session:
     def _kept(self, answer: Answer, question: str, profile: Profile) -> Answer:
         """The answer, its ledger in the journal."""
         warnings = list(self.warnings)
+        keeper = self.engine.keeper
+        if keeper is not None and keeper.warning is not None:
+            warnings.append(keeper.warning)
         if self.journal is not None:
             strategy = ", ".join(f"{name} {flex.cut}" for name, flex in profile.sections.items() if name in ("history", "evidence"))
             try:

@@ -100,6 +100,22 @@ def test_a_window_that_does_not_fit_names_the_nearest(doctor, tmp_path, models_t
     assert "does not fit; a window of" in doctor("--models", file).stdout
 
 
+def test_two_models_are_told_to_fit_at_once_or_to_take_turns(doctor, tmp_path, models_toml):
+    tiny, other = (write_model(tmp_path / f"{name}.gguf") for name in ("tiny", "other"))
+    assert facts(doctor("--models", models_toml(tiny=tiny), "--json"))["catalogue"]["two_models"] == {}
+    more = write_model(tmp_path / "more.gguf", changes={"general.description": "x" * 10_000})
+    file = models_toml(tiny=tiny, other=other, more=more, absent=tmp_path / "absent.gguf")
+    catalogue = facts(doctor("--models", file, "--json"))["catalogue"]
+    found = catalogue["two_models"]
+    assert (found["models"], found["together"]) == (["tiny", "more"], True)
+    assert found["needed_bytes"] == sum(catalogue["models"][name]["plan"]["needed"] for name in ("tiny", "more"))
+    assert "tiny and more fit at once (" in doctor("--models", file).stdout
+    wide = write_model(tmp_path / "wide.gguf", changes={"llama.context_length": 1 << 27})
+    file = models_toml(wide=wide, tiny=tiny)
+    assert facts(doctor("--models", file, "--json"))["catalogue"]["two_models"]["together"] is False
+    assert "wide and tiny take turns" in doctor("--models", file).stdout
+
+
 def test_each_broken_model_is_a_line_and_the_others_are_told(doctor, tmp_path, models_toml):
     sound = write_model(tmp_path / "sound.gguf")
     broken = tmp_path / "broken.gguf"

@@ -14,7 +14,9 @@ import pytest
 from localrag.decoding import SamplingParams
 from localrag.engine.constrained import WINDOW, ConstrainedSampler
 from localrag.engine.grammar import longest_chars
-from localrag.engine.llama import LlamaContext, LlamaModel, LlamaSampler, library
+from localrag.engine.library import library
+from localrag.engine.llama import LlamaContext, LlamaModel
+from localrag.engine.sampler import LlamaSampler
 from localrag.errors import EngineError, UsageError
 from tests.gguf_files import write_model, write_vocab
 from tests.json_schemas import is_valid, random_schema

@@ -7,9 +7,11 @@ import time
 import pytest
 
 from localrag.decoding import SamplingParams
+from localrag.engine.context import BATCH_TOKENS
 from localrag.engine.echo import EchoRunner, open_echo
+from localrag.engine.engine import MAX_STALL_S
 from localrag.engine.loading import open_model
-from localrag.errors import EngineError
+from localrag.errors import EngineError, UsageError
 from tests.gguf_files import write_model
 
 
@@ -61,9 +63,9 @@ def test_every_token_is_evaluated_once_and_only_once(echo):
     echo.reserve(3000, num_sequences=3)
     sequences = [echo.add(said(echo, "y" * n), SamplingParams(max_tokens=n % 40 + 1)) for n in range(1, 700, 70)]
     run(echo)
-    runner = echo._runner
+    runner = echo._context.runner
     assert isinstance(runner, EchoRunner)
-    assert runner.num_evaluated_tokens == sum(len(s.prompt_ids) + len(s.completion_ids) - 1 for s in sequences)
+    assert runner.num_evaluated_tokens == sum(len(s.prompt_ids) - s.num_cached_tokens + len(s.completion_ids) - 1 for s in sequences)
 
 
 def test_a_long_prompt_does_not_stall_a_running_answer(echo):
@@ -95,14 +97,14 @@ def test_sequences_wait_in_order_when_cells_run_out(echo):
 
 def test_a_cancelled_sequence_keeps_what_it_wrote_and_frees_its_cells(echo):
     echo.reserve(1000, num_sequences=2)
-    kept, dropped = (echo.add(said(echo, "hello"), SamplingParams(max_tokens=100)) for _ in range(2))
+    kept, dropped = (echo.add(said(echo, text), SamplingParams(max_tokens=100)) for text in ("hello", "jello"))
     for _ in range(5):
         echo.step()
     echo.cancel(dropped)
     run(echo)
     assert (dropped.finish_reason, dropped.text) == ("cancelled", "You a")
     assert kept.text == "You asked: hello"
-    assert echo._cells.num_free == 1000
+    assert echo._context.cells.num_free + echo._context.cells.cache.num_cells == 1000
 
 
 def test_an_error_in_the_reader_of_the_stream_leaves_the_engine_usable(echo):
@@ -142,14 +144,14 @@ def test_a_deadline_that_has_passed_evaluates_nothing_and_leaves_the_engine_usab
     echo.reserve(700)
     completion = echo.generate(said(echo, "a"), SamplingParams(), deadline=time.perf_counter() - 1)
     assert (completion.text, completion.finish_reason, completion.completion_tokens) == ("", "time", 0)
-    assert echo._runner.num_evaluated_tokens == 0
+    assert echo._context.runner.num_evaluated_tokens == 0
     assert echo.generate(said(echo, "b"), SamplingParams()).text == "You asked: b"
 
 
 def test_a_prompt_that_would_take_twice_its_time_is_not_begun(echo):
     echo.reserve(2000)
     completion = echo.generate([1] * 500, SamplingParams(), deadline=time.perf_counter() + 0.2)
-    assert (completion.finish_reason, echo._runner.num_evaluated_tokens) == ("time", 0)
+    assert (completion.finish_reason, echo._context.runner.num_evaluated_tokens) == ("time", 0)
 
 
 def test_a_deadline_that_passes_while_the_prompt_is_evaluated_leaves_one_token(echo):
@@ -166,8 +168,11 @@ def test_a_deadline_that_passes_while_the_prompt_is_evaluated_leaves_one_token(e
 def test_each_sequence_has_its_own_deadline(echo):
     echo.reserve(1000, num_sequences=3)
     far = time.perf_counter() + 1000
-    first, second, third = (echo.add(said(echo, "hello"), SamplingParams(max_tokens=100), deadline=at) for at in (far, None, far))
-    waiting = echo.add(said(echo, "hello"), SamplingParams(max_tokens=100), deadline=far)
+    first, second, third = (
+        echo.add(said(echo, text), SamplingParams(max_tokens=100), deadline=at)
+        for text, at in (("one", far), ("two", None), ("three", far))
+    )
+    waiting = echo.add(said(echo, "four"), SamplingParams(max_tokens=100), deadline=far)
     for _ in range(3):
         echo.step()
     first.deadline = waiting.deadline = time.perf_counter() - 1
@@ -178,14 +183,14 @@ def test_each_sequence_has_its_own_deadline(echo):
         (waiting.seq_id, None, "time"),
     ]
     run(echo)
-    assert [each.text for each in (first, second, third, waiting)] == ["You", "You asked: hello", "You asked: hello", ""]
+    assert [each.text for each in (first, second, third, waiting)] == ["You", "You asked: two", "You asked: three", ""]
     assert [each.finish_reason for each in (first, second, third, waiting)] == ["time", "stop", "stop", "time"]
-    assert echo._cells.num_free == 1000
+    assert echo._context.cells.num_free + echo._context.cells.cache.num_cells == 1000
 
 
 def test_the_echo_says_the_same_speed_always(echo):
     echo.measure_speed()  # known from the beginning: no context is made
-    assert echo._runner is None
+    assert echo._context is None
     before = echo.speed.plan_s(500, 50)
     echo.reserve(700)
     echo.generate(said(echo, "a"), SamplingParams())
@@ -205,7 +210,7 @@ def test_an_unknown_speed_is_measured_once_and_refreshed_by_each_run(tiny_path, 
     with open_model(tiny_path, name="tiny", home=tmp_path) as engine:
         assert engine.speed.to_dict() == measured
         engine.measure_speed()  # nothing to do
-        assert engine._runner is None
+        assert engine._context is None
         engine.reserve(1024)
         engine.generate(engine.tokenizer.encode("the oven is hot ") * 50, SamplingParams(max_tokens=9))
         refreshed = engine.speed.to_dict()
@@ -215,8 +220,8 @@ def test_an_unknown_speed_is_measured_once_and_refreshed_by_each_run(tiny_path, 
 
 def test_steps_that_several_sequences_share_teach_nothing(tiny):
     tiny.reserve(512, num_sequences=2)
-    for _ in range(2):
-        tiny.add([5] * 40, SamplingParams(max_tokens=9))
+    for token in (5, 6):
+        tiny.add([token] * 40, SamplingParams(max_tokens=9))
     before = tiny.speed.to_dict()
     run(tiny)
     assert tiny.speed.to_dict() == before
@@ -265,13 +270,13 @@ def test_a_prompt_longer_than_a_batch_is_evaluated_in_pieces(tiny_path):
         ids = (engine.tokenizer.encode("the oven is hot ") * 200)[:1800]
         completion = engine.generate(ids, SamplingParams(max_tokens=4))
         assert (completion.prompt_tokens, completion.completion_tokens) == (1800, 4)
-        assert engine._runner.num_tokens(0) == 0  # freed
+        assert engine._context.runner.num_tokens(0) == 1803  # the last token of an answer is never evaluated
 
 
 def test_a_context_evaluates_in_one_batch_whatever_its_cells_hold(tiny_path):
     with open_model(tiny_path, name="tiny") as engine:
         engine.reserve(150)
-        num_cells = engine._runner.num_cells
+        num_cells = engine._context.runner.num_cells
         assert engine.generate([5] * (num_cells - 4), SamplingParams(max_tokens=4)).prompt_tokens == num_cells - 4
 
 
@@ -302,3 +307,53 @@ def test_the_context_cannot_grow_under_a_running_answer(tiny):
     run(tiny)
     tiny.reserve(4096)
     assert tiny.generate([5, 6, 7], SamplingParams(max_tokens=3)).completion_tokens <= 3
+
+
+def test_an_engine_that_cannot_keep_to_a_schema_says_so_before_a_step_is_shared(echo):
+    echo.reserve(2000, num_sequences=2)
+    beside = echo.add(said(echo, "hello"), SamplingParams(max_tokens=100))
+    with pytest.raises(UsageError, match="cannot keep to a JSON schema"):
+        echo.add(said(echo, "hello"), SamplingParams(json_schema={"const": True}))
+    run(echo)
+    assert beside.text == "You asked: hello"
+
+
+def test_a_long_prompt_stalls_no_answer_for_longer_than_a_moment(echo):
+    """Every step gives the running answer a token; the pieces of the prompt beside it are short ones, and whole ones when it is alone."""
+    echo.reserve(9000, num_sequences=2)
+    answer = echo.add(said(echo, "hello"), SamplingParams(max_tokens=8))
+    echo.step()
+    long = echo.add([5] * 3000, SamplingParams(max_tokens=2))
+    pieces = []
+    while not long.completion_ids:
+        before, num_tokens = long.num_evaluated, len(answer.completion_ids)
+        echo.step()
+        pieces.append((answer.is_finished, long.num_evaluated - before))
+        assert len(answer.completion_ids) == num_tokens + 1 or num_tokens == 8
+    beside = [size for is_finished, size in pieces if not is_finished]
+    assert len(beside) > 4
+    assert all(echo.speed.prefill_s(size) <= MAX_STALL_S for size in beside)
+    assert max(size for is_finished, size in pieces if is_finished) == BATCH_TOKENS
+    run(echo)
+
+
+def test_an_answer_that_cannot_go_on_ends_alone(tiny):
+    """A sampler that fails is its own sequence's error."""
+    tiny.reserve(2048, num_sequences=2)
+    lost, kept = (tiny.add([token] * 9, SamplingParams(max_tokens=6)) for token in (5, 6))
+    tiny.step()
+    tiny._context.runner._samplers[lost.slot] = Failing(tiny._context.runner._samplers[lost.slot])
+    run(tiny)
+    assert (lost.finish_reason, str(lost.error)) == ("error", "The sampler failed.")
+    assert kept.completion().completion_tokens > 1
+    assert tiny.is_idle
+
+
+class Failing:
+    """A sampler that was made, and then fails."""
+
+    def __init__(self, sampler):
+        self.close = sampler.close
+
+    def sample(self, _context, _index):
+        raise EngineError("The sampler failed.")

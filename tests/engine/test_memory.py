@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from localrag.engine import memory
 from localrag.engine.echo import open_echo
 from localrag.engine.loading import attention_kept, open_model
-from localrag.engine.memory import RESERVE_BYTES, Situation, nearest, plan
+from localrag.engine.memory import RESERVE_BYTES, Situation, as_if_unloaded, fit_together, nearest, plan
 from localrag.errors import EngineError, UsageError
 from tests.gguf_files import write_model
 
@@ -92,6 +92,37 @@ def test_what_is_loaded_is_not_asked_of_the_gpu_again():
     made = plan(INFO, 2048, gpu_layers=99, situation=loaded)
     assert made.gpu_bytes == made.kv_bytes + made.compute_bytes
     assert (made.weights_bytes, made.copied_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize(("layers", "gpu_mib"), [(0, 0), (31, 600), (31, 300)])
+def test_models_fit_at_once_if_their_needs_add_up_to_what_is_free(layers, gpu_mib):
+    one, other = (plan(INFO, n_ctx, gpu_layers=layers, situation=ROOMY) for n_ctx in (2048, 4096))
+    free, on_gpu = one.needed + other.needed + RESERVE_BYTES, gpu_mib * MIB
+    enough = one.gpu_bytes + other.gpu_bytes <= on_gpu
+    assert enough is (gpu_mib != 300)
+    assert fit_together([one, other], available_bytes=free, gpu_available_bytes=on_gpu) is enough
+    assert not fit_together([one, other], available_bytes=free - 1, gpu_available_bytes=on_gpu)
+    assert fit_together([one], available_bytes=free - 1, gpu_available_bytes=one.gpu_bytes)
+
+
+@pytest.mark.parametrize("layers", [0, 31])
+def test_an_open_model_takes_all_but_its_mapped_file(layers):
+    made = plan(replace(INFO, quantization="Q4_0"), 2048, gpu_layers=layers, situation=ROOMY)
+    on_host = made.copied_bytes + (0 if layers else made.kv_bytes + made.compute_bytes)
+    assert made.committed == on_host
+    assert made.gpu_weights_bytes == (INFO.file_size if layers else 0)
+
+
+@pytest.mark.parametrize("layers", [0, 31])
+def test_the_plan_of_a_context_tells_what_the_whole_model_takes(layers):
+    context = plan(INFO, 2048, 3, gpu_layers=layers, situation=replace(ROOMY, is_loaded=True))
+    whole = as_if_unloaded(context, INFO)
+    assert whole == replace(plan(INFO, 2048, 3, gpu_layers=layers, situation=ROOMY), python_bytes=0)
+    summary = whole.to_summary()
+    parts = whole.weights_bytes + whole.copied_bytes + whole.kv_bytes + whole.compute_bytes
+    assert (summary["predicted_bytes"], summary["available_bytes"]) == (parts, ROOMY.available_bytes)
+    assert (summary["num_cells"], summary["num_sequences"], summary["kv_type"], summary["gpu_layers"]) == (2048, 3, "f16", layers)
+    assert summary["gpu_bytes"] == (parts - whole.copied_bytes if layers else 0)
 
 
 @pytest.mark.parametrize(("kv_type", "flash"), [("q9", True), ("q8_0", False), ("", False)])

@@ -74,32 +74,8 @@ def prompt_of(engine, text):
 SYSTEM = "You answer from these sources, and from nothing else. " * 4
 
 
-def test_a_follow_up_takes_over_what_was_evaluated():
-    with open_echo() as engine:
-        engine.shares_prefixes = True
-        engine.reserve(2000)
-        first = engine.generate(prompt_of(engine, SYSTEM + "One?"), SamplingParams(max_tokens=8))
-        second = engine.generate(prompt_of(engine, SYSTEM + "Two?"), SamplingParams(max_tokens=8))
-        assert (first.cached_tokens, second.cached_tokens) == (0, len(SYSTEM))
-        again = engine.generate(prompt_of(engine, SYSTEM + "Two?"), SamplingParams(max_tokens=8))
-        assert again.cached_tokens == len(SYSTEM) + 3  # the last token is evaluated again: it gives the logits
-        assert again.text == second.text
-
-
-def test_what_is_evaluated_is_what_was_not_cached():
-    with open_echo() as engine:
-        engine.shares_prefixes = True
-        engine.reserve(2000)
-        for question in ("One?", "Two?", "Three?"):
-            before = engine._runner.num_evaluated_tokens
-            done = engine.generate(prompt_of(engine, SYSTEM + question), SamplingParams(max_tokens=8))
-            evaluated = engine._runner.num_evaluated_tokens - before
-            assert evaluated == done.prompt_tokens - done.cached_tokens + done.completion_tokens - 1
-
-
 def test_a_council_evaluates_what_it_shares_once():
     with open_echo() as engine:
-        engine.shares_prefixes = True
         engine.reserve(4000, num_sequences=3)
         members = [engine.add(prompt_of(engine, SYSTEM + f"You are number {n}."), SamplingParams(max_tokens=8)) for n in range(3)]
         while not engine.is_idle:
@@ -107,14 +83,13 @@ def test_a_council_evaluates_what_it_shares_once():
         cached = [member.completion().cached_tokens for member in members]
         assert cached[0] == 0
         assert min(cached[1:]) >= len(SYSTEM)
-        assert engine._cells.cache.num_cells < 2 * len(SYSTEM)
+        assert engine._context.cells.cache.num_cells < 2 * len(SYSTEM)
 
 
 def test_the_one_that_was_used_longest_ago_is_forgotten_first():
     texts = [letter * 200 for letter in "abc"]
     with open_echo() as engine:
-        engine.shares_prefixes = True
-        engine.reserve(520)  # two of them and an answer
+        engine.reserve(520, num_sequences=2)  # two of them and an answer
         for text in texts:
             engine.generate(prompt_of(engine, text), SamplingParams(max_tokens=8))
         again = [engine.generate(prompt_of(engine, text), SamplingParams(max_tokens=8)).cached_tokens for text in (texts[2], texts[0])]
@@ -128,8 +103,7 @@ def test_no_cell_is_ever_missing_or_lost_and_texts_are_those_of_a_fresh_engine(s
     stems = ["".join(rng.choice("ab") for _ in range(rng.randint(1, 120))) for _ in range(3)]
     prompts = [rng.choice(stems) + "".join(rng.choice("ab") for _ in range(rng.randint(1, 60))) for _ in range(12)]
     with open_echo() as engine:
-        engine.shares_prefixes = True
-        engine.reserve(rng.randint(250, 900), num_sequences=rng.randint(1, 4))
+        engine.reserve(rng.randint(250, 900), num_sequences=rng.randint(2, 5))
         waiting, all_of_them = list(prompts), []
         while waiting or not engine.is_idle:
             if waiting and rng.random() < 0.5:
@@ -138,8 +112,8 @@ def test_no_cell_is_ever_missing_or_lost_and_texts_are_those_of_a_fresh_engine(s
             if all_of_them and rng.random() < 0.05:
                 engine.cancel(rng.choice(all_of_them)[1])
             engine.step()
-        cells = engine._cells
-        assert cells.num_free + cells.cache.num_cells == engine._runner.num_cells
+        cells = engine._context.cells
+        assert cells.num_free + cells.cache.num_cells == engine._context.runner.num_cells
         for text, sequence in all_of_them:
             assert sequence.is_finished
             done = sequence.completion()
@@ -152,7 +126,6 @@ def test_no_cell_is_ever_missing_or_lost_and_texts_are_those_of_a_fresh_engine(s
 
 def test_a_short_beginning_is_not_worth_sharing():
     with open_echo() as engine:
-        engine.shares_prefixes = True
-        engine.reserve(500)
+        engine.reserve(500, num_sequences=2)
         engine.generate(prompt_of(engine, "x" * (MIN_SHARED_TOKENS - 1) + "one"), SamplingParams(max_tokens=4))
         assert engine.generate(prompt_of(engine, "x" * (MIN_SHARED_TOKENS - 1) + "two"), SamplingParams(max_tokens=4)).cached_tokens == 0

@@ -9,11 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from datetime import datetime
-from functools import lru_cache
-from pathlib import Path
 
-import jinja2
 import psutil
 import pytest
 from hypothesis import given, settings
@@ -22,67 +18,11 @@ from hypothesis import strategies as st
 from localrag.engine.template import MAX_KEPT_LAYOUTS, MAX_SOURCE_BYTES, JinjaChatTemplate
 from localrag.engine.template_process import WORKER, RenderProcess, _import_paths
 from localrag.errors import TemplateError
-from localrag.messages import Message, strip_reasoning
+from localrag.messages import strip_reasoning
 from localrag.tokens import Segment
+from tests.chat_templates import CHATML, ECHO, HEAVY, NOW, PATHS, as_dicts, directly, hurried, joined, talk
 
-FOLDER = Path(__file__).parents[3] / "shared" / "data" / "templates"
-PATHS = sorted(FOLDER.glob("*.jinja"))
-NOW = datetime(2026, 9, 3, 12, 30)  # noqa: DTZ001  # local time, as templates print it
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-ROLES = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
 HISTORIES = ["su", "u", "suau", "uau", "suauau"]
-
-
-def talk(letters: str, contents: list[str] | None = None) -> list[Message]:
-    said = contents or [f"{ROLES[letter]} text {i}:\n- häß, 日本語 🙂" for i, letter in enumerate(letters)]
-    return [Message(ROLES[letter], content) for letter, content in zip(letters, said, strict=True)]
-
-
-def joined(segments: list[Segment]) -> str:
-    return "".join(segment.text for segment in segments)
-
-
-@lru_cache
-def plain(source: str) -> jinja2.Template:
-    """A plain jinja2, set up as chat templates expect it, as the oracle."""
-
-    def refuse(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"], autoescape=False)
-    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
-    environment.globals.update(raise_exception=refuse, strftime_now=NOW.strftime)
-    return environment.from_string(source)
-
-
-def directly(source: str, messages: list[dict[str, str]]) -> str:
-    """What the template makes of the very contents."""
-    return plain(source).render(messages=messages, add_generation_prompt=True, bos_token="<s>", eos_token="</s>")
-
-
-def as_dicts(messages: list[Message]) -> list[dict[str, str]]:
-    return [{"role": message.role, "content": message.content} for message in messages]
-
-
-def hurried(source: str, **options: object) -> JinjaChatTemplate:
-    """With limits that keep a hostile template's test short."""
-    return JinjaChatTemplate(source, **{"time_limit_s": 0.5, "memory_limit_bytes": 64 << 20, **options})
-
-
-@pytest.fixture(scope="module")
-def twelve() -> Iterator[dict[str, JinjaChatTemplate]]:
-    if len(PATHS) != 12:
-        pytest.skip(f"needs the twelve templates of {FOLDER.name}, which are not here")
-    templates = {
-        path.stem: JinjaChatTemplate(path.read_text("utf-8"), bos_text="<s>", eos_text="</s>", time_limit_s=10, clock=lambda: NOW)
-        for path in PATHS
-    }
-    yield templates
-    for template in templates.values():
-        template.close()
 
 
 @pytest.fixture(scope="module")
@@ -212,23 +152,6 @@ def test_what_templates_may_use():
 
 # Hostile templates
 
-HEAVY = {
-    "nested loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-    "nested loops that write": "{% for a in range(99999) %}{% for b in range(99999) %}xxxxxxxx{% endfor %}{% endfor %}",
-    "a macro that calls itself": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
-    "a macro that doubles": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
-    "a constant folded at compile time": "{{ '%5000000000d' % 1 }}",
-    "a number folded at compile time": "{{ 9 ** (9 ** 9) % 7 }}",
-    "a giant string": "{{ 'a' * 10 ** 10 }}",
-    "a growing string": "{% set n = namespace(s='a') %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}{{ n.s }}",
-    "ljust": "{{ 'a'.ljust(10 ** 10) }}",
-    "center": "{{ 'a' | center(10 ** 10) }}",
-    "lipsum": "{{ lipsum(10 ** 9) }}",
-    "a range too long": "{% for i in range(10 ** 12) %}{% endfor %}",
-    "nested lists": "{% set n = namespace(l=[1]) %}{% for i in range(99) %}{% set n.l = n.l * 9 %}{% endfor %}",
-    "deep parentheses": "{{ " + "(" * 20000 + "1" + ")" * 20000 + " }}",
-    "deep blocks": "{% if 1 %}" * 5000 + "{% endif %}" * 5000,
-}
 FORBIDDEN = {
     "class": "{{ ''.__class__ }}",
     "bases": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
@@ -255,7 +178,6 @@ INVALID = {
     "{{ 1 | nofilter }}": "nofilter",
     "{% load x %}": "unknown tag 'load'",
 }
-ECHO = "{% for m in messages %}{{ m.content }}{% endfor %}"
 CARELESS = {
     "nothing": "drops the content of the user message",
     ECHO + ECHO: "repeats the content of the user message",

@@ -1,0 +1,97 @@
+"""A KV cache with all that runs in it: what evaluates tokens, whose they are, and who goes next."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Self
+
+from localrag.engine.cells import SharedCells
+from localrag.engine.llama import MAX_SEQUENCES
+from localrag.engine.runner import Runner
+from localrag.engine.scheduler import Scheduler, Share
+from localrag.engine.sequence import Sequence
+from localrag.engine.single import SingleCells
+from localrag.errors import EngineError
+
+BATCH_TOKENS = 512
+"""Tokens of one batch: larger ones are no faster (measured), and a cancelled one is lost."""
+KEPT_SEQUENCES = 8
+"""Finished sequences that a shared context keeps beside those that run, as far as there are cells."""
+
+
+class Context:
+    """One for a single sequence goes on from borders (single.py); one for several shares every beginning (cells.py)."""
+
+    def __init__(self, runner: Runner, cells: SingleCells | SharedCells, *, num_slots: int, prompt_room: Callable[[int], int]) -> None:
+        self.runner = runner
+        self.cells = cells
+        self.scheduler = Scheduler(
+            num_cells=runner.num_cells, num_slots=num_slots, batch_tokens=BATCH_TOKENS, place=cells.place, prompt_room=prompt_room
+        )
+
+    @classmethod
+    def make(cls, make_runner: Callable[[int, int], Runner], num_cells: int, num_slots: int, *, prompt_room: Callable[[int], int]) -> Self:
+        """For up to `num_slots` sequences at once; see Scheduler for `prompt_room`."""
+        if num_slots == 1:
+            runner = make_runner(num_cells, 1)
+            return cls(runner, SingleCells(runner), num_slots=1, prompt_room=prompt_room)
+        num_ids = min(MAX_SEQUENCES, num_slots + KEPT_SEQUENCES)
+        runner = make_runner(num_cells, num_ids)
+        return cls(runner, SharedCells(runner, num_sequences=num_ids), num_slots=num_slots, prompt_room=prompt_room)
+
+    @property
+    def single(self) -> SingleCells | None:
+        """Its cells, if it is for one sequence."""
+        return self.cells if isinstance(self.cells, SingleCells) else None
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.scheduler.unfinished
+
+    def serves(self, num_cells: int, num_slots: int) -> bool:
+        """Whether it is as large, and of the kind that was asked for."""
+        is_large_enough = num_cells <= self.runner.num_cells and num_slots <= self.scheduler.num_slots
+        return is_large_enough and (num_slots == 1) == (self.single is not None)
+
+    def add(self, sequence: Sequence) -> None:
+        if self.is_idle:
+            self.runner.prepare()
+        if self.single is None:
+            sequence.borders = ()  # what is taken over does not depend on them, and whole batches are the faster ones
+        self.scheduler.add(sequence)
+
+    def decode(self, shares: list[Share]) -> bool:
+        """Evaluate a batch of these shares; False, and every sequence stands where it stood, if it was cancelled."""
+        runner, entries = self.runner, []
+        for share in shares:
+            sequence, slot = share.sequence, slot_of(share.sequence)
+            if sequence.started_at is None:
+                runner.begin(slot, sequence.prompt_ids, sequence.sampling)
+                sequence.started_at = time.perf_counter()
+            last = len(share.token_ids) - 1
+            entries += [(token, sequence.num_evaluated + i, slot, share.samples and i == last) for i, token in enumerate(share.token_ids)]
+        if runner.decode(entries):
+            for share in shares:
+                share.sequence.num_evaluated += len(share.token_ids)
+                self.cells.evaluated(share.sequence, share.token_ids)
+            return True
+        for share in shares:  # a cancelled batch may be half evaluated
+            runner.truncate(slot_of(share.sequence), share.sequence.num_evaluated)
+            share.sequence.num_evaluated = runner.num_tokens(slot_of(share.sequence))
+            self.cells.cut(share.sequence, share.sequence.num_evaluated)
+        return False
+
+    def release(self, sequence: Sequence) -> None:
+        """A sequence is finished, or will never run."""
+        if sequence.started_at is not None:
+            self.runner.end(slot_of(sequence))
+        self.cells.end(sequence)
+        self.scheduler.release(sequence)
+
+
+def slot_of(sequence: Sequence) -> int:
+    """Its id in the KV cache. EngineError for one that was not let in."""
+    if sequence.slot is None:
+        raise EngineError("A sequence runs without a slot.")
+    return sequence.slot

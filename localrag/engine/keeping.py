@@ -1,0 +1,79 @@
+"""What took long to evaluate is kept on disk, for the next process whose prompt begins with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+
+from localrag.engine import attention, threads
+from localrag.engine.library import library
+from localrag.engine.prefix_file import Identity, model_fingerprint
+from localrag.engine.prefix_store import MIN_TOKENS, PrefixStore, worth_keeping
+from localrag.engine.single import SingleCells, State
+from localrag.model import ModelInfo
+
+FOLDER = "prefixes"
+"""In the home."""
+
+
+class Keeper:
+    """Moves states between the cells of a context and a store, which is opened when it is first needed."""
+
+    def __init__(self, make_store: Callable[[], PrefixStore], *, bytes_per_token: int) -> None:
+        self._make_store = make_store
+        self._bytes_per_token = bytes_per_token
+
+    @cached_property
+    def store(self) -> PrefixStore:
+        return self._make_store()
+
+    @property
+    def warning(self) -> str | None:
+        """One line about what went wrong, if anything did."""
+        return self.store.warning if "store" in self.__dict__ else None
+
+    def recall(self, cells: SingleCells, prompt_ids: list[int], borders: tuple[int, ...]) -> None:
+        """Have the cells hold the longest kept beginning of a prompt, if it is much longer than what they hold of it."""
+        if not borders or borders[-1] < MIN_TOKENS:
+            return
+        found = self.store.longest(prompt_ids[:-1], borders, last_only=cells.last_only)
+        if found is None or found.num_tokens < MIN_TOKENS + cells.common(prompt_ids, borders):
+            return
+        loaded = self.store.load(found)
+        if loaded is not None and not cells.restore(State(*loaded)):
+            self.store.discard(found, "llama.cpp refused its state")
+
+    def remember(self, cells: SingleCells, *, prefill_s: float) -> None:
+        """Keep what the cells hold up to its last border, if it took long enough to evaluate. Nothing may run."""
+        num_tokens = cells.borders[-1] if cells.borders else 0
+        if worth_keeping(num_tokens, prefill_s=prefill_s, payload_bytes=num_tokens * self._bytes_per_token):
+            state = cells.state()
+            if state is not None:
+                self.store.save(state.token_ids, state.borders, state.data)
+
+
+def make_keeper(home: Path, info: ModelInfo, *, sha256: str | None, max_bytes: int) -> Keeper:
+    """Keeps prefixes of this model file, evaluated by this build of llama.cpp with the kind of attention that is the faster one here.
+
+    `sha256` is the file's, where it was compared; else its size, its time of change and its first bytes tell it from others.
+    """
+
+    def make_store() -> PrefixStore:
+        flash_attention = attention.flash_attention(home, num_threads=threads.num_cores())
+        identity = Identity(
+            model=sha256 or model_fingerprint(info.path),
+            llama_build=f"{version('llama-cpp-python')} {library().llama_print_system_info().decode()}",
+            architecture=info.architecture,
+            type_k="f16",
+            type_v="f16",
+            flash_attention=flash_attention,
+            n_ctx_train=info.n_ctx_train,
+            n_swa=info.sliding_window or 0,
+            rope_scaling=info.rope_scaling,
+            rope_freq_base=info.rope_freq_base,
+        )
+        return PrefixStore(home / FOLDER, identity, max_bytes=max_bytes)
+
+    return Keeper(make_store, bytes_per_token=info.kv_bytes_per_token)

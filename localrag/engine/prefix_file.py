@@ -1,0 +1,265 @@
+"""One evaluated prefix in one file: whose state it is, its token ids and borders, and the state's bytes, which mean nothing here.
+
+    magic 8 | version 4 | header length 4 | header, ASCII JSON | token ids, 4 each | borders, 4 each | payload | sha256 of all before, 32
+
+Integers are little-endian and unsigned. llama.cpp takes the state of other weights without a word, and a cut one can end the process
+(its own reader asserts): so no byte of a payload is handed out before the whole file was checked.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import stat
+import struct
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+from localrag.errors import ModelFileError
+
+VERSION = 1
+MAX_FILE_BYTES = 2 << 30
+MAX_TOKENS = 1 << 24
+MAX_HEADER_BYTES = 16 << 10
+PART_SUFFIX = ".part"
+
+_MAGIC = b"LRPREFIX"
+_FIXED = struct.Struct("<8sII")
+_SHA256_BYTES = 32
+_MAX_IDENTITY_BYTES = MAX_HEADER_BYTES - 1024
+_FINGERPRINT_BYTES = 1 << 20
+
+Fault = Literal["missing", "unreadable", "foreign", "newer", "damaged"]
+
+
+class PrefixFileError(Exception):
+    """Why a file is not used. Never shown bare: the store makes a warning of it.
+
+    `fault` says what may be done about it: a `missing` file was evicted by someone else, an `unreadable` one may be good, a `foreign` one
+    is another model's or of another limit, a `newer` one another localrag's; only a `damaged` one is of no use to anybody.
+    """
+
+    def __init__(self, fault: Fault, reason: str) -> None:
+        super().__init__(reason)
+        self.fault = fault
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """All that decides what a state means: where any of it differs, a state is not valid.
+
+    `model` is the sha256 of the model's file, or its `model_fingerprint`; `llama_build` is the version of the package with llama.cpp's
+    system info, or a hash of both. `n_swa` is 0 without a sliding window. ValueError if all of it is longer than 15 KiB.
+    """
+
+    model: str
+    llama_build: str
+    architecture: str
+    type_k: str
+    type_v: str
+    flash_attention: bool
+    n_ctx_train: int
+    n_swa: int = 0
+    rope_scaling: str | None = None
+    rope_freq_base: float | None = None
+    rope_freq_scale: float | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.canonical) > _MAX_IDENTITY_BYTES:
+            raise ValueError(f"an identity of {len(self.canonical)} bytes is longer than {_MAX_IDENTITY_BYTES}")
+
+    @property
+    def canonical(self) -> str:
+        """The same text for the same identity."""
+        return _canonical(self)
+
+    @property
+    def digest(self) -> str:
+        """Its sha256, in lower-case hexadecimal."""
+        return hashlib.sha256(self.canonical.encode("ascii")).hexdigest()
+
+
+@lru_cache(maxsize=16)  # compared with every file of a folder
+def _canonical(identity: Identity) -> str:
+    return _json(asdict(identity))
+
+
+def model_fingerprint(path: Path) -> str:
+    """What tells a model's file from others without hashing gigabytes: name, size, time of change, and blake2b of its first MiB.
+
+    Raises ModelFileError where it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            start = hashlib.blake2b(file.read(_FINGERPRINT_BYTES), digest_size=16).hexdigest()
+    except OSError as error:
+        raise ModelFileError(f"{path} cannot be read: {error.strerror}.", path=str(path)) from None
+    return f"{path.name}:{status.st_size}:{status.st_mtime_ns}:{start}"
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What stands before the payload. Its sizes agree with the file's; whether its bytes are whole, only `read` tells."""
+
+    raw: bytes
+    token_bytes: bytes
+    border_bytes: bytes
+    payload_bytes: int
+
+
+def pack(numbers: Sequence[int]) -> bytes:
+    """Token ids or borders as they stand in a file, 4 bytes each. ValueError for one that is not within 0..2**32-1."""
+    try:
+        return struct.pack(f"<{len(numbers)}I", *numbers)
+    except struct.error as error:
+        raise ValueError(f"not a list of token ids or borders: {error}") from None
+
+
+def unpack(packed: bytes) -> tuple[int, ...]:
+    return struct.unpack(f"<{len(packed) // 4}I", packed)
+
+
+def write(
+    path: Path, identity: Identity, token_ids: Sequence[int], borders: Sequence[int], payload: bytes | bytearray | memoryview
+) -> None:
+    """Write the file beside its place, then put it there whole: under `path` stands all of it or what stood there before.
+
+    Only its owner may read it: a state holds a person's text. A process that is killed leaves a hidden file that ends in `.part`.
+    Raises OSError, after taking away what it wrote; ValueError for an empty list or payload, or ids that are none.
+    """
+    tokens, ends, body = pack(token_ids), pack(borders), memoryview(payload).cast("B")
+    if not 0 < len(token_ids) <= MAX_TOKENS or not len(body):
+        raise ValueError(f"a prefix has 1 to {MAX_TOKENS} tokens and a state, not {len(token_ids)} tokens and {len(body)} bytes")
+    if len(borders) > MAX_TOKENS:
+        raise ValueError(f"a prefix has no more than {MAX_TOKENS} borders, not {len(borders)}")
+    about = {"created": int(time.time()), "num_tokens": len(token_ids), "num_borders": len(borders), "payload_bytes": len(body)}
+    header = _json({"identity": asdict(identity)} | about).encode("ascii")
+    digest = hashlib.sha256()
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", suffix=PART_SUFFIX, dir=path.parent)  # mode 0600
+    try:
+        with os.fdopen(handle, "wb") as out:
+            for part in (_FIXED.pack(_MAGIC, VERSION, len(header)), header, tokens, ends, body):
+                digest.update(part)
+                out.write(part)
+            out.write(digest.digest())
+            out.flush()
+            os.fsync(out.fileno())
+        Path(temporary).replace(path)  # the folder is not flushed: a power cut may lose the new name, and nothing more
+    except BaseException:
+        with suppress(OSError):
+            Path(temporary).unlink()
+        raise
+
+
+def read(path: Path, identity: Identity, *, max_bytes: int = MAX_FILE_BYTES) -> tuple[tuple[int, ...], tuple[int, ...], bytearray]:
+    """The token ids, the borders and the payload of a file of this identity, after all of it was checked.
+
+    Takes no more memory than the file has bytes, and no file of more than `max_bytes`. Raises PrefixFileError.
+    """
+    try:
+        with _open(path) as file:
+            head = _read_head(file, identity, max_bytes)
+            payload = bytearray(head.payload_bytes)
+            num_read = file.readinto(payload)  # type: ignore[attr-defined]  # a buffered file's, which BinaryIO does not name
+            stored = file.read(_SHA256_BYTES)
+    except OSError as error:
+        raise _unreadable(error) from None
+    except MemoryError:
+        raise PrefixFileError("unreadable", "there is not enough memory to read it") from None
+    if num_read != head.payload_bytes:
+        raise PrefixFileError("damaged", "it became shorter while it was read")
+    digest = hashlib.sha256(head.raw)
+    digest.update(payload)
+    if digest.digest() != stored:
+        raise PrefixFileError("damaged", "its bytes do not have the checksum that it holds")
+    return unpack(head.token_bytes), unpack(head.border_bytes), payload
+
+
+def read_head(path: Path, identity: Identity, *, max_bytes: int = MAX_FILE_BYTES) -> Head:
+    """What stands before the payload, without reading that. Raises PrefixFileError."""
+    try:
+        with _open(path) as file:
+            return _read_head(file, identity, max_bytes)
+    except OSError as error:
+        raise _unreadable(error) from None
+
+
+def file_bytes(identity: Identity, num_tokens: int, num_borders: int, payload_bytes: int) -> int:
+    """The size of such a file, at most: its numbers may have fewer digits."""
+    return _FIXED.size + len(identity.canonical) + 128 + 4 * (num_tokens + num_borders) + payload_bytes + _SHA256_BYTES
+
+
+def _open(path: Path) -> BinaryIO:
+    """Open a plain file: no link is followed, and no pipe waited for."""
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    handle = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise PrefixFileError("damaged", "it is not a plain file")
+    return os.fdopen(handle, "rb")
+
+
+def _read_head(file: BinaryIO, identity: Identity, max_bytes: int) -> Head:
+    """Every size is checked against the file's before anything of that size is read."""
+    size = os.fstat(file.fileno()).st_size
+    if size > max_bytes:
+        raise PrefixFileError("foreign", f"its {size} bytes are more than {max_bytes}")
+    fixed = file.read(_FIXED.size)
+    if len(fixed) < _FIXED.size:
+        raise PrefixFileError("damaged", f"it ends after {len(fixed)} bytes")
+    magic, version, header_bytes = _FIXED.unpack(fixed)
+    if magic != _MAGIC:
+        raise PrefixFileError("damaged", "it does not begin as such a file does")
+    if version > VERSION:
+        raise PrefixFileError("newer", f"its format has version {version}, and this localrag knows {VERSION}")
+    if version < VERSION or not 0 < header_bytes <= MAX_HEADER_BYTES:
+        raise PrefixFileError("damaged", f"it claims version {version} and a header of {header_bytes} bytes")
+    header = file.read(header_bytes)
+    num_tokens, num_borders, payload_bytes = _parse(header, identity)
+    claimed = _FIXED.size + header_bytes + 4 * (num_tokens + num_borders) + payload_bytes + _SHA256_BYTES
+    if claimed != size:
+        raise PrefixFileError("damaged", f"it has {size} bytes and claims {claimed}")
+    token_bytes, border_bytes = file.read(4 * num_tokens), file.read(4 * num_borders)
+    if len(token_bytes) + len(border_bytes) != 4 * (num_tokens + num_borders):
+        raise PrefixFileError("damaged", "it became shorter while it was read")
+    return Head(fixed + header + token_bytes + border_bytes, token_bytes, border_bytes, payload_bytes)
+
+
+def _parse(header: bytes, identity: Identity) -> tuple[int, int, int]:
+    """The number of tokens and of borders, and the bytes of payload that a header of this identity claims."""
+    try:
+        said = json.loads(str(header, "ascii"))
+        whose = _json(said["identity"])
+        numbers = said["num_tokens"], said["num_borders"], said["payload_bytes"]
+    except (ValueError, TypeError, LookupError, RecursionError):
+        raise PrefixFileError("damaged", "its header is not what one holds") from None
+    if any(type(number) is not int for number in numbers):
+        raise PrefixFileError("damaged", "its header claims impossible numbers")
+    num_tokens, num_borders, payload_bytes = numbers
+    if not (0 < num_tokens <= MAX_TOKENS and 0 <= num_borders <= MAX_TOKENS and 0 < payload_bytes < 1 << 63):
+        raise PrefixFileError("damaged", "its header claims impossible numbers")
+    if whose != identity.canonical:
+        raise PrefixFileError("foreign", "it was made by another model, build or setting")
+    return num_tokens, num_borders, payload_bytes
+
+
+def _unreadable(error: OSError) -> PrefixFileError:
+    if isinstance(error, FileNotFoundError):
+        return PrefixFileError("missing", "it is not there")
+    if error.errno == errno.ELOOP:
+        return PrefixFileError("damaged", "it is a link")
+    return PrefixFileError("unreadable", f"it cannot be read ({error.strerror or error})")
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))  # ASCII: a file's name may hold what UTF-8 cannot

@@ -1,0 +1,56 @@
+"""What the engine needs of whatever evaluates tokens."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from localrag.decoding import SamplingParams
+
+
+class Memory(Protocol):
+    """What sequences hold, checked by positions: a method that says False has left the sequence empty."""
+
+    num_cells: int
+    moves_cells: bool
+    """Whether a state that is restored lies in other cells than one that was evaluated, so that sums over it round otherwise, and
+    whether the end of what a sequence holds cannot always be removed: sliding windows and recurrent states."""
+
+    def copy(self, source: int, seq_id: int, num_tokens: int, /) -> bool:
+        """Have `seq_id` hold the first tokens of `source`, in the same cells."""
+        ...
+
+    def cut(self, seq_id: int, num_tokens: int, /) -> bool:
+        """Drop what a sequence holds from position `num_tokens` on."""
+        ...
+
+    def save(self, seq_id: int, /) -> bytes:
+        """The state of a sequence."""
+        ...
+
+    def restore(self, seq_id: int, state: bytes | bytearray, num_tokens: int, /) -> bool:
+        """Have a sequence hold a state that `save` gave."""
+        ...
+
+
+class Runner(Memory, Protocol):
+    """What evaluates tokens: llama.cpp's context, or the echo. Sequence ids count from 0 to the number of sequences."""
+
+    def check(self, sampling: SamplingParams, /) -> None:
+        """UsageError for what no answer of this one can keep to, before it gets into a step that others share."""
+        ...
+
+    def begin(self, seq_id: int, prompt_ids: list[int], sampling: SamplingParams, /) -> None: ...
+    def decode(self, entries: list[tuple[int, int, int, bool]], /) -> bool:
+        """Evaluate (token id, position, sequence id, logits wanted); False if `cancel` stopped it."""
+        ...
+
+    def sample(self, seq_id: int, index: int, /) -> int: ...
+    def num_tokens(self, seq_id: int, /) -> int: ...
+    def truncate(self, seq_id: int, num_tokens: int, /) -> None: ...
+    def end(self, seq_id: int, /) -> None: ...
+    def prepare(self) -> None:
+        """An answer is about to begin, and none is running."""
+        ...
+
+    def cancel(self) -> None: ...
+    def close(self) -> None: ...
