@@ -1,0 +1,25 @@
+"""models optimize on the default model: what 8 bits keep of it and 4 do not, when its weights were quantised before."""
+
+import json
+
+import pytest
+
+from localrag.cli import main
+
+pytestmark = pytest.mark.model
+
+
+def test_eight_bits_keep_the_model_and_four_do_not(home, capsys):
+    assert main(["models", "optimize", "smollm2-135m", "--type", "Q8_0", "--type", "Q4_0", "--json", "--yes", "--min-speedup", "0"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    eight, four = found["candidates"]
+    assert found["original"]["type"] == "Q4_1"
+    assert found["original"]["quality"]["num_tokens"] >= 512
+    assert 5 < found["original"]["quality"]["perplexity"] < 40  # that of a text that it can read
+    assert eight["quality"]["mean_kl"] < 0.02
+    assert eight["quality"]["top1_agreement"] > 0.9
+    assert "too far from the original" in four["problem"]
+    assert four["quality"]["perplexity"] > found["original"]["quality"]["perplexity"]
+    assert found["best"] == "Q8_0"
+    (kept,) = (home / "models" / "optimized").glob("*.gguf")
+    assert found["kept"]["path"] == str(kept)
