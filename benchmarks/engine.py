@@ -1,4 +1,4 @@
-"""Cold start, prompt evaluation and decoding beside llama-cpp-python's own create_chat_completion: same file, same token ids, greedy."""
+"""Cold start, prompt evaluation and decoding beside create_chat_completion and xllamacpp: same file, same token ids, greedy."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import argparse
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from typing import Any
 
-from benchmarks import shared
+from benchmarks import peers, shared
 from localrag.decoding import SamplingParams
-from localrag.engine.attention import flash_attention
 from localrag.engine.threads import num_cores as num_threads
 from localrag.session import Session
-from localrag.settings import Settings
 
 N_CTX = 4096
 PEER = """
@@ -55,13 +55,21 @@ def peer(llama: Any, question: str, max_tokens: int, num_prompt_tokens: int) -> 
     }
 
 
+def slots(server: peers.Slots, token_ids: Sequence[int], max_tokens: int) -> dict[str, float]:
+    answer = server.ask(token_ids, max_tokens, reuse=False, may_end=True)
+    return {
+        "prompt evaluation, tokens/s": len(token_ids) / answer.first_s,
+        "decoding, tokens/s": (answer.num_tokens - 1) / (answer.total_s - answer.first_s),
+    }
+
+
 def warm(num_runs: int, num_chars: int, max_tokens: int) -> list[dict[str, object]]:
     from llama_cpp import Llama  # noqa: PLC0415  # the peer, after our own import of its C functions
 
-    path, question, flash = shared.default_model(), shared.long_question(num_chars), _flash()
+    path, question, flash = shared.default_model(), shared.long_question(num_chars), shared.chosen_attention()
     defaults = Llama(str(path), n_ctx=N_CTX, verbose=False)
     tuned = Llama(str(path), n_ctx=N_CTX, verbose=False, flash_attn=flash, n_threads=num_threads(), n_threads_batch=num_threads())
-    with Session.open(str(path), n_ctx=N_CTX) as session:
+    with Session.open(str(path), n_ctx=N_CTX, keep=False) as session, ExitStack() as stack:
         prompt_ids = session.prepare(question, max_tokens=max_tokens).prompt.token_ids
         text = tuned.create_chat_completion(
             [{"role": "user", "content": question}], max_tokens=max_tokens, temperature=0.0, top_k=1, repeat_penalty=1.0
@@ -69,15 +77,17 @@ def warm(num_runs: int, num_chars: int, max_tokens: int) -> list[dict[str, objec
         assert text["usage"]["prompt_tokens"] == len(prompt_ids), "the prompts differ"
         answer = session.ask(question, sampling=SamplingParams(max_tokens=max_tokens))
         same = text["choices"][0]["message"]["content"] == answer.text
-        runs = shared.in_turn(
-            {
-                "localrag": lambda: ours(session, question, max_tokens),
-                "create_chat_completion, its defaults": lambda: peer(defaults, question, max_tokens, len(prompt_ids)),
-                "the same with our attention and threads": lambda: peer(tuned, question, max_tokens, len(prompt_ids)),
-            },
-            num_runs,
-        )
-    rows = shared.compare(runs, "localrag")
+        measures: dict[str, Callable[[], dict[str, float]]] = {
+            "localrag": lambda: ours(session, question, max_tokens),
+            peers.CHAT: lambda: peer(defaults, question, max_tokens, len(prompt_ids)),
+            "the same with our attention and threads": lambda: peer(tuned, question, max_tokens, len(prompt_ids)),
+        }
+        if peers.HAS_SLOTS:
+            server = peers.Slots(path, n_ctx=N_CTX, num_slots=1, num_threads=num_threads(), flash_attention=flash)
+            stack.enter_context(closing(server))
+            measures[peers.SLOTS] = lambda: slots(server, prompt_ids, max_tokens)
+        runs = shared.in_turn(measures, num_runs)
+    rows = shared.compare(runs, "localrag", missing=[] if peers.HAS_SLOTS else [peers.SLOTS])
     shared.report(
         "engine",
         rows,
@@ -86,13 +96,9 @@ def warm(num_runs: int, num_chars: int, max_tokens: int) -> list[dict[str, objec
         runs=num_runs,
         same_text_as_tuned_peer=same,
         flash_attention=flash,
+        note=peers.SLOTS_NOTE,
     )
     return rows
-
-
-def _flash() -> bool:
-    """What localrag uses on this machine; measured now if it was not before, so that no run is charged with it."""
-    return flash_attention(Settings.from_env().home, num_threads=num_threads())
 
 
 def first_byte(command: list[str]) -> dict[str, float]:
@@ -107,10 +113,10 @@ def first_byte(command: list[str]) -> dict[str, float]:
 
 def cold(num_runs: int) -> None:
     path, question = str(shared.default_model()), shared.long_question(600)
-    tuned = f", flash_attn={_flash()}, n_threads={num_threads()}"
+    tuned = f", flash_attn={shared.chosen_attention()}, n_threads={num_threads()}"
     commands = {
         "localrag": [sys.executable, "-m", "localrag", "ask", question, "--model", path, "--ctx", "4096", "--max-tokens", "1"],
-        "create_chat_completion, its defaults": [sys.executable, "-c", PEER.format(options=""), path, question],
+        peers.CHAT: [sys.executable, "-c", PEER.format(options=""), path, question],
         "the same with our attention and threads": [sys.executable, "-c", PEER.format(options=tuned), path, question],
     }
     runs = shared.in_turn({name: lambda command=command: first_byte(command) for name, command in commands.items()}, num_runs)

@@ -9,13 +9,16 @@ import os
 import platform
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from localrag.catalog import Catalog
-from localrag.engine.llama import library
+from localrag.engine.attention import flash_attention
+from localrag.engine.library import library
+from localrag.engine.threads import num_cores
 from localrag.settings import Settings
 
 ROOT = Path(__file__).parents[1]
@@ -29,8 +32,28 @@ def default_model() -> Path:
 
 def long_question(num_chars: int) -> str:
     """The first pages of the handbook and a question about them."""
+    return "From a handbook:\n\n" + handbook()[:num_chars].strip() + "\n\nWhich of these materials withstand heat best, and why?"
+
+
+def handbook() -> str:
+    """All pages of the handbook."""
     pages = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "examples" / "handbook").rglob("*.md"))]
-    return "From a handbook:\n\n" + "\n\n".join(pages)[:num_chars].strip() + "\n\nWhich of these materials withstand heat best, and why?"
+    return "\n\n".join(pages)
+
+
+def beginning(text: str, num_tokens: int, count: Callable[[str], int]) -> str:
+    """The longest beginning of whole words that has at most so many tokens."""
+    words = text.split(" ")
+    low, high = 0, len(words)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if count(" ".join(words[:middle])) <= num_tokens else (low, middle - 1)
+    return " ".join(words[:low])
+
+
+def chosen_attention() -> bool:
+    """Whether localrag uses flash attention here; measured now if it was not before, so that no run is charged with it."""
+    return flash_attention(Settings.from_env().home, num_threads=num_cores())
 
 
 def in_turn(measures: dict[str, Callable[[], dict[str, float]]], num_runs: int) -> dict[str, list[dict[str, float]]]:
@@ -44,8 +67,11 @@ def in_turn(measures: dict[str, Callable[[], dict[str, float]]], num_runs: int) 
     return runs
 
 
-def compare(runs: dict[str, list[dict[str, float]]], ours: str) -> list[dict[str, object]]:
-    """For each quantity and peer: the medians with their spread, and the median of the ratios pair by pair (ours is better above 1)."""
+def compare(runs: dict[str, list[dict[str, float]]], ours: str, *, missing: Sequence[str] = ()) -> list[dict[str, object]]:
+    """For each quantity and peer: the medians with their spread, and the median of the ratios pair by pair (ours is better above 1).
+
+    Programs that are `missing` have rows without numbers.
+    """
     rows: list[dict[str, object]] = []
     for quantity in runs[ours][0]:
         faster_is_less = quantity.endswith("_s")
@@ -63,6 +89,7 @@ def compare(runs: dict[str, list[dict[str, float]]], ours: str) -> list[dict[str
                     "ours_is_better_by": statistics.median(pairs),
                 }
             )
+        rows += [{"quantity": quantity, "program": f"{name}: not installed"} for name in missing]
     return rows
 
 
@@ -70,6 +97,8 @@ def machine() -> dict[str, object]:
     """What the numbers were measured on."""
     cpu = next((line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), platform.processor())
     versions = {name: importlib.metadata.version(name) for name in ("localrag", "llama-cpp-python")}
+    with suppress(importlib.metadata.PackageNotFoundError):
+        versions["xllamacpp"] = importlib.metadata.version("xllamacpp")
     return {
         "cpu": cpu,
         "cores": os.cpu_count(),
@@ -91,16 +120,18 @@ def report(name: str, rows: Sequence[dict[str, object]], **facts: object) -> Non
     """Prints a comparison and writes results/NAME-TIME.json."""
     table = Table("Quantity", "Program", "Median", "Min", "Max", "Ratio (over 1: localrag is better)", title=name)
     for row in rows:
-        numbers = (f"{row[column]:.3f}" for column in ("median", "min", "max", "ours_is_better_by"))
+        numbers = (f"{row[column]:.3f}" if column in row else "–" for column in ("median", "min", "max", "ours_is_better_by"))
         table.add_row(str(row["quantity"]), str(row["program"]), *numbers)
     _report(name, table, rows, facts)
 
 
 def report_table(name: str, rows: Sequence[dict[str, object]], **facts: object) -> None:
     """Prints rows as they are and writes results/NAME-TIME.json."""
-    table = Table(*rows[0], title=name)
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    table = Table(*columns, title=name)
     for row in rows:
-        table.add_row(*(f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row.values()))
+        cells = (row.get(column, "–") for column in columns)
+        table.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in cells))
     _report(name, table, rows, facts)
 
 
