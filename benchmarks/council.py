@@ -36,7 +36,6 @@ PERSONAS = (
     ("an environmental adviser", "waste, recycling, the energy of annealing and how long the part will be in use"),
     ("a customer", "how the part looks, how soon it is there and whether it can be replaced without tools"),
 )
-MAX_TRIES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,29 +91,30 @@ def shape(case: Case) -> dict[str, object]:
 
 
 def compare(engine: Engine, path: Path, cases: Iterator[Case], num_runs: int, max_tokens: int) -> list[dict[str, object]]:
-    """Every program with the same councils, in turn; those in which one of our members stopped early are left out."""
+    """Every program in turn. Where a member of ours ends early, that member of the others may write no more tokens either."""
     case = next(cases)
     num_members, longest = len(case.ids), max(map(len, case.ids)) + 16
     # for ours, the prefix once; for slots, which evaluate it each on their own, as often as there are members
     engine.reserve(longest + num_members * (max_tokens + 128), num_sequences=num_members)
     with ExitStack() as stack:
         chat = stack.enter_context(closing(peers.ChatCompletion(path, n_ctx=longest + max_tokens + 128)))
-        programs: dict[str, Callable[[Case], Run]] = {
-            CHAT: lambda case: one_by_one(chat, case.first, max_tokens),
-            CHAT_LAST: lambda case: one_by_one(chat, case.last, max_tokens),
+        programs: dict[str, Callable[[Case, Sequence[int]], Run]] = {
+            CHAT: lambda case, limits: one_by_one(chat, case.first, limits),
+            CHAT_LAST: lambda case, limits: one_by_one(chat, case.last, limits),
         }
         server = stack.enter_context(closing(make_slots(path, num_members, longest + max_tokens))) if peers.HAS_SLOTS else None
         if server is not None:
-            programs[PARALLEL] = lambda case: timed(lambda: server.ask_all(case.ids, max_tokens))
-            programs[SEQUENTIAL] = lambda case: timed(lambda: [server.ask(ids, max_tokens) for ids in case.ids])
+            programs[PARALLEL] = lambda case, limits: timed(lambda: server.ask_all(case.ids, limits))
+            programs[SEQUENTIAL] = lambda case, limits: timed(lambda: list(map(server.ask, case.ids, limits)))
         warm_up(engine, case, chat, server)
         runs: dict[str, list[Run]] = {name: [] for name in (OURS, *programs)}
         for _ in range(num_runs):
-            case, own = whole(engine, cases, max_tokens)
+            case = next(cases)
+            own = ours(engine, case.ids, max_tokens)
             runs[OURS].append(own)
             for name, program in programs.items():
                 chat.llama.reset()
-                runs[name].append(program(case))
+                runs[name].append(program(case, own.num_tokens))
                 # two programs have the same prompts: what the first one left must not help the second
                 case = next(cases)
     missing: list[dict[str, object]] = [] if peers.HAS_SLOTS else [{"members": num_members, "program": f"{peers.SLOTS}: not installed"}]
@@ -135,16 +135,6 @@ def make_slots(path: Path, num_members: int, num_cells: int) -> peers.Slots:
     return peers.Slots(path, n_ctx=num_cells, num_slots=num_members, num_threads=num_cores(), flash_attention=flash)
 
 
-def whole(engine: Engine, cases: Iterator[Case], max_tokens: int) -> tuple[Case, Run]:
-    """A council of ours in which every answer has all its tokens."""
-    for _ in range(MAX_TRIES):
-        case = next(cases)
-        run = ours(engine, case.ids, max_tokens)
-        if min(run.num_tokens) == max_tokens:
-            return case, run
-    raise SystemExit(f"In {MAX_TRIES} councils one answer ended before {max_tokens} tokens; ask for fewer with --max-tokens.")
-
-
 def ours(engine: Engine, prompts: Sequence[list[int]], max_tokens: int) -> Run:
     started = time.perf_counter()
     sequences = [engine.add(list(ids), SamplingParams(max_tokens=max_tokens)) for ids in prompts]
@@ -153,8 +143,8 @@ def ours(engine: Engine, prompts: Sequence[list[int]], max_tokens: int) -> Run:
     return Run(time.perf_counter() - started, [len(each.completion_ids) for each in sequences])
 
 
-def one_by_one(chat: peers.ChatCompletion, prompts: Sequence[Sequence[Message]], max_tokens: int) -> Run:
-    return timed(lambda: [chat.ask(messages, max_tokens) for messages in prompts])
+def one_by_one(chat: peers.ChatCompletion, prompts: Sequence[Sequence[Message]], limits: Sequence[int]) -> Run:
+    return timed(lambda: list(map(chat.ask, prompts, limits)))
 
 
 def timed(answer_all: Callable[[], list[peers.Answered]]) -> Run:

@@ -175,6 +175,16 @@ def ask_in_new_processes(num_runs: int, evidence_tokens: int) -> None:
                 "second / first": statistics.median(b / a for a, b in zip(first, second, strict=True)),
             }
         )
+    evaluated, read = [pair[0]["prefill_s"] for pair in pairs], [pair[1]["read_s"] for pair in pairs]
+    rows.append(
+        {
+            "what": "the shared beginning alone: evaluated, or read",
+            "first process_s": statistics.median(evaluated),
+            "second process_s": statistics.median(read),
+            "slowest second_s": max(read),
+            "second / first": statistics.median(b / a for a, b in zip(evaluated, read, strict=True)),
+        }
+    )
     tokens = {name: pairs[0][1][name] for name in ("prompt_tokens", "cached_tokens", "load_s")}
     shared.report_table("disk", rows, runs=num_runs, load_of_the_model="left out of both", of_the_second_process=tokens)
 
@@ -214,10 +224,23 @@ def ask_in_this_process(file: Path, question: str) -> dict[str, float]:
         return {
             "prefill_s": answer.timings.prefill_s,
             "first_token_s": first[0],
+            "read_s": read_again(session.engine, answer),
             "load_s": session.engine.load_s,
             "prompt_tokens": answer.prompt_tokens,
             "cached_tokens": answer.cached_tokens,
         }
+
+
+def read_again(engine: Engine, answer: Answer) -> float:
+    """Seconds to read from disk what an answer's prompt shares with others."""
+    cells = engine.context.single if engine.context is not None else None
+    assert cells is not None
+    assert engine.keeper is not None
+    engine.forget()
+    started = time.perf_counter()
+    engine.keeper.recall(cells, list(answer.prompt.token_ids), answer.prompt.borders)
+    assert cells.borders, "nothing was kept"
+    return time.perf_counter() - started
 
 
 # Many questions about several documents
@@ -279,7 +302,9 @@ def batch_programs(
         f"{peers.CHAT}, one by one, sorted by document": lambda: chat_in(range(len(texts))),
     }
     if server is not None:
-        programs[f"{peers.SLOTS}, 8 slots"] = lambda: timed(lambda: server.ask_all([ids[i] for i in mixed], max_tokens, may_end=True))
+        programs[f"{peers.SLOTS}, 8 slots"] = lambda: timed(
+            lambda: server.ask_all([ids[i] for i in mixed], [max_tokens] * len(mixed), may_end=True)
+        )
     return programs
 
 

@@ -102,10 +102,10 @@ class Slots:
             raise RuntimeError(f"xllamacpp gave no answer: {last}")
         return Answered(first[0], time.perf_counter() - started, last["usage"]["completion_tokens"])
 
-    def ask_all(self, prompts: Sequence[Sequence[int]], max_tokens: int, *, may_end: bool = False) -> list[Answered]:
-        """As many at once as there are slots, in order."""
+    def ask_all(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int], *, may_end: bool = False) -> list[Answered]:
+        """As many at once as there are slots, in order, each with a limit of its own."""
         with ThreadPoolExecutor(self.num_slots) as pool:
-            return list(pool.map(lambda ids: self.ask(ids, max_tokens, may_end=may_end), prompts))
+            return list(pool.map(lambda ids, most: self.ask(ids, most, may_end=may_end), prompts, max_tokens))
 
     def close(self) -> None:
         self._server = None

@@ -215,7 +215,7 @@ class Asker:
 
 def cell_faults(engine: Engine) -> list[str]:
     """Where the account of the cells of an idle engine differs from what llama.cpp says that they hold."""
-    context = engine._context  # noqa: SLF001  # a leak shows nowhere else
+    context = engine.context  # a leak shows nowhere else
     if context is None:
         return []
     runner, cells = context.runner, context.cells
@@ -283,7 +283,7 @@ def epoch(model: str, settings: Settings, rng: random.Random, faults: Faults, do
         while time.monotonic() < until or not num_asks:
             asker.ask()
             num_asks += 1
-            context = session.engine._context  # noqa: SLF001  # its size
+            context = session.engine.context  # its size
             num_cells = 0 if context is None else context.runner.num_cells
             open_bytes.append(process.memory_info().rss - num_cells * session.engine.info.kv_bytes_per_token)
             most["files"], most["threads"] = (

@@ -107,7 +107,7 @@ def test_questions_that_share_evidence_share_its_evaluation():
     rng.shuffle(wanted)
     with open_echo() as engine:
         answers = [answer for _, answer in Session(engine).batch(wanted, num_sequences=2)]
-        evaluated = engine._context.runner.num_evaluated_tokens
+        evaluated = engine.context.runner.num_evaluated_tokens
     total = sum(answer.prompt_tokens for answer in answers)
     once = sum(len(text.encode()) for text in texts)
     assert total > 6 * once

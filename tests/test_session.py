@@ -55,7 +55,7 @@ def test_a_thousand_random_asks_keep_every_promise(knowledge_bases, capsys):
                 "piped": rng.choice(["", "", material.text(rng, rng.randint(1, 400))]),
             }
             sampling = SamplingParams(max_tokens=rng.choice([1, 20, 200, 100_000]))
-            runner = None if engine._context is None else engine._context.runner
+            runner = None if engine.context is None else engine.context.runner
             evaluated = 0 if runner is None else runner.num_evaluated_tokens
             try:
                 answer = session.ask(question, sampling=sampling, **options)
@@ -64,7 +64,7 @@ def test_a_thousand_random_asks_keep_every_promise(knowledge_bases, capsys):
                 assert error.numbers["needed"] > session.slot.n_ctx
                 continue
             identities.check(answer.to_dict(), [hit.label for hit in session._hits(question, options)])
-            evaluated = engine._context.runner.num_evaluated_tokens - (evaluated if engine._context.runner is runner else 0)
+            evaluated = engine.context.runner.num_evaluated_tokens - (evaluated if engine.context.runner is runner else 0)
             assert evaluated == answer.prompt_tokens - answer.cached_tokens + answer.completion_tokens - 1
             asked += 1
             if asked % 4 == 0:  # once more without asking, for the characters

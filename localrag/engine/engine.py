@@ -72,7 +72,8 @@ class Engine:
         self._memory_plan = memory_plan
         self._has_learned = False
         self._close = close
-        self._context: Context | None = None
+        self.context: Context | None = None
+        """What `reserve` made."""
         self.keeper: Keeper | None = None
         """Keeps on disk what took long to evaluate; None for nothing."""
         self._seq_ids = count()
@@ -127,19 +128,19 @@ class Engine:
                 f"{self.info.path.name} holds a vocabulary and no weights; it cannot generate.", hint="Use --dry-run, or a whole model."
             )
         held = None
-        if self._context is not None:
-            if self._context.serves(num_cells, num_sequences):
+        if self.context is not None:
+            if self.context.serves(num_cells, num_sequences):
                 return
             if not self.is_idle:
                 raise EngineError("The context cannot grow while answers are running.")
-            if num_sequences == 1 and self._context.single is not None:
-                held = self._context.single.state()
-            self._context.runner.close()
-            self._context = None
+            if num_sequences == 1 and self.context.single is not None:
+                held = self.context.single.state()
+            self.context.runner.close()
+            self.context = None
         started = time.perf_counter()
-        self._context = Context.make(self._make_runner, num_cells, num_sequences, prompt_room=self._prompt_room)
-        if held is not None and self._context.single is not None:
-            self._context.single.restore(held)
+        self.context = Context.make(self._make_runner, num_cells, num_sequences, prompt_room=self._prompt_room)
+        if held is not None and self.context.single is not None:
+            self.context.single.restore(held)
         self.load_s += time.perf_counter() - started
 
     def _prompt_room(self, depth: int) -> int:
@@ -171,7 +172,7 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        return self._context is None or self._context.is_idle
+        return self.context is None or self.context.is_idle
 
     def step(self) -> list[Piece]:
         """Evaluate one batch of all running sequences and sample where a prompt or a token is complete."""
@@ -227,8 +228,8 @@ class Engine:
         if sequence.is_finished:
             return
         self._cancelled.add(sequence.seq_id)
-        if self._context is not None:
-            self._context.runner.cancel()
+        if self.context is not None:
+            self.context.runner.cancel()
 
     def cancel_all(self) -> None:
         """End every sequence at once; fit for a signal handler."""
@@ -239,8 +240,8 @@ class Engine:
         """Hold nothing of what was evaluated before. Nothing may run."""
         if not self.is_idle:
             raise EngineError("What answers are made from cannot be forgotten while they run.")
-        if self._context is not None:
-            self._context.cells.clear()
+        if self.context is not None:
+            self.context.cells.clear()
 
     def _drop_cancelled(self) -> list[Piece]:
         pieces = [self._end(sequence, "cancelled") for sequence in self._unfinished() if sequence.seq_id in self._cancelled]
@@ -270,9 +271,10 @@ class Engine:
         if not self._counts_are_exact and sequence.num_evaluated:
             self.count_error = max(self.count_error, context.runner.num_tokens(slot_of(sequence)) / sequence.num_evaluated - 1.0)
         context.release(sequence)
+        self._cancelled.discard(sequence.seq_id)
 
     def _unfinished(self) -> list[Sequence]:
-        return [] if self._context is None else self._context.scheduler.unfinished
+        return [] if self.context is None else self.context.scheduler.unfinished
 
     def generate(
         self,
@@ -287,10 +289,12 @@ class Engine:
 
         `deadline` and `borders` are as in `add`.
         """
-        cells = self._context.single if self._context is not None and self.is_idle else None
+        begun = time.perf_counter()
+        cells = self.context.single if self.context is not None and self.is_idle else None
         if self.keeper is not None and cells is not None:
             self.keeper.recall(cells, prompt_ids, borders)
         sequence = self.add(prompt_ids, sampling, deadline=deadline, borders=borders)
+        sequence.added_at = begun  # reading from disk is part of what it took
         try:
             while not sequence.is_finished:
                 for piece in self.step():
@@ -310,14 +314,14 @@ class Engine:
         return completion
 
     def _running(self) -> Context:
-        if self._context is None:
+        if self.context is None:
             raise EngineError("The context was not reserved before a prompt was added.")
-        return self._context
+        return self.context
 
     def close(self) -> None:
-        if self._context is not None:
-            self._context.runner.close()
-            self._context = None
+        if self.context is not None:
+            self.context.runner.close()
+            self.context = None
         self._close()
 
     def __enter__(self) -> Self:

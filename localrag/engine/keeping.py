@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from localrag.engine import attention, threads
+from localrag.engine.context import BATCH_TOKENS
 from localrag.engine.library import library
 from localrag.engine.prefix_file import Identity, model_fingerprint
 from localrag.engine.prefix_store import MIN_TOKENS, PrefixStore, worth_keeping
@@ -64,7 +65,7 @@ def make_keeper(home: Path, info: ModelInfo, *, sha256: str | None, max_bytes: i
         flash_attention = attention.flash_attention(home, num_threads=threads.num_cores())
         identity = Identity(
             model=sha256 or model_fingerprint(info.path),
-            llama_build=f"{version('llama-cpp-python')} {library().llama_print_system_info().decode()}",
+            llama_build=f"{version('llama-cpp-python')} {library().llama_print_system_info().decode()} batches of {BATCH_TOKENS}",
             architecture=info.architecture,
             type_k="f16",
             type_v="f16",

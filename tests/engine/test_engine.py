@@ -63,7 +63,7 @@ def test_every_token_is_evaluated_once_and_only_once(echo):
     echo.reserve(3000, num_sequences=3)
     sequences = [echo.add(said(echo, "y" * n), SamplingParams(max_tokens=n % 40 + 1)) for n in range(1, 700, 70)]
     run(echo)
-    runner = echo._context.runner
+    runner = echo.context.runner
     assert isinstance(runner, EchoRunner)
     assert runner.num_evaluated_tokens == sum(len(s.prompt_ids) - s.num_cached_tokens + len(s.completion_ids) - 1 for s in sequences)
 
@@ -104,7 +104,7 @@ def test_a_cancelled_sequence_keeps_what_it_wrote_and_frees_its_cells(echo):
     run(echo)
     assert (dropped.finish_reason, dropped.text) == ("cancelled", "You a")
     assert kept.text == "You asked: hello"
-    assert echo._context.cells.num_free + echo._context.cells.cache.num_cells == 1000
+    assert echo.context.cells.num_free + echo.context.cells.cache.num_cells == 1000
 
 
 def test_an_error_in_the_reader_of_the_stream_leaves_the_engine_usable(echo):
@@ -144,14 +144,14 @@ def test_a_deadline_that_has_passed_evaluates_nothing_and_leaves_the_engine_usab
     echo.reserve(700)
     completion = echo.generate(said(echo, "a"), SamplingParams(), deadline=time.perf_counter() - 1)
     assert (completion.text, completion.finish_reason, completion.completion_tokens) == ("", "time", 0)
-    assert echo._context.runner.num_evaluated_tokens == 0
+    assert echo.context.runner.num_evaluated_tokens == 0
     assert echo.generate(said(echo, "b"), SamplingParams()).text == "You asked: b"
 
 
 def test_a_prompt_that_would_take_twice_its_time_is_not_begun(echo):
     echo.reserve(2000)
     completion = echo.generate([1] * 500, SamplingParams(), deadline=time.perf_counter() + 0.2)
-    assert (completion.finish_reason, echo._context.runner.num_evaluated_tokens) == ("time", 0)
+    assert (completion.finish_reason, echo.context.runner.num_evaluated_tokens) == ("time", 0)
 
 
 def test_a_deadline_that_passes_while_the_prompt_is_evaluated_leaves_one_token(echo):
@@ -185,12 +185,12 @@ def test_each_sequence_has_its_own_deadline(echo):
     run(echo)
     assert [each.text for each in (first, second, third, waiting)] == ["You", "You asked: two", "You asked: three", ""]
     assert [each.finish_reason for each in (first, second, third, waiting)] == ["time", "stop", "stop", "time"]
-    assert echo._context.cells.num_free + echo._context.cells.cache.num_cells == 1000
+    assert echo.context.cells.num_free + echo.context.cells.cache.num_cells == 1000
 
 
 def test_the_echo_says_the_same_speed_always(echo):
     echo.measure_speed()  # known from the beginning: no context is made
-    assert echo._context is None
+    assert echo.context is None
     before = echo.speed.plan_s(500, 50)
     echo.reserve(700)
     echo.generate(said(echo, "a"), SamplingParams())
@@ -210,7 +210,7 @@ def test_an_unknown_speed_is_measured_once_and_refreshed_by_each_run(tiny_path, 
     with open_model(tiny_path, name="tiny", home=tmp_path) as engine:
         assert engine.speed.to_dict() == measured
         engine.measure_speed()  # nothing to do
-        assert engine._context is None
+        assert engine.context is None
         engine.reserve(1024)
         engine.generate(engine.tokenizer.encode("the oven is hot ") * 50, SamplingParams(max_tokens=9))
         refreshed = engine.speed.to_dict()
@@ -270,13 +270,13 @@ def test_a_prompt_longer_than_a_batch_is_evaluated_in_pieces(tiny_path):
         ids = (engine.tokenizer.encode("the oven is hot ") * 200)[:1800]
         completion = engine.generate(ids, SamplingParams(max_tokens=4))
         assert (completion.prompt_tokens, completion.completion_tokens) == (1800, 4)
-        assert engine._context.runner.num_tokens(0) == 1803  # the last token of an answer is never evaluated
+        assert engine.context.runner.num_tokens(0) == 1803  # the last token of an answer is never evaluated
 
 
 def test_a_context_evaluates_in_one_batch_whatever_its_cells_hold(tiny_path):
     with open_model(tiny_path, name="tiny") as engine:
         engine.reserve(150)
-        num_cells = engine._context.runner.num_cells
+        num_cells = engine.context.runner.num_cells
         assert engine.generate([5] * (num_cells - 4), SamplingParams(max_tokens=4)).prompt_tokens == num_cells - 4
 
 
@@ -342,7 +342,7 @@ def test_an_answer_that_cannot_go_on_ends_alone(tiny):
     tiny.reserve(2048, num_sequences=2)
     lost, kept = (tiny.add([token] * 9, SamplingParams(max_tokens=6)) for token in (5, 6))
     tiny.step()
-    tiny._context.runner._samplers[lost.slot] = Failing(tiny._context.runner._samplers[lost.slot])
+    tiny.context.runner._samplers[lost.slot] = Failing(tiny.context.runner._samplers[lost.slot])
     run(tiny)
     assert (lost.finish_reason, str(lost.error)) == ("error", "The sampler failed.")
     assert kept.completion().completion_tokens > 1

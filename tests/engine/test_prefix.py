@@ -83,7 +83,7 @@ def test_a_council_evaluates_what_it_shares_once():
         cached = [member.completion().cached_tokens for member in members]
         assert cached[0] == 0
         assert min(cached[1:]) >= len(SYSTEM)
-        assert engine._context.cells.cache.num_cells < 2 * len(SYSTEM)
+        assert engine.context.cells.cache.num_cells < 2 * len(SYSTEM)
 
 
 def test_the_one_that_was_used_longest_ago_is_forgotten_first():
@@ -112,8 +112,8 @@ def test_no_cell_is_ever_missing_or_lost_and_texts_are_those_of_a_fresh_engine(s
             if all_of_them and rng.random() < 0.05:
                 engine.cancel(rng.choice(all_of_them)[1])
             engine.step()
-        cells = engine._context.cells
-        assert cells.num_free + cells.cache.num_cells == engine._context.runner.num_cells
+        cells = engine.context.cells
+        assert cells.num_free + cells.cache.num_cells == engine.context.runner.num_cells
         for text, sequence in all_of_them:
             assert sequence.is_finished
             done = sequence.completion()

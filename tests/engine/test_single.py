@@ -71,9 +71,9 @@ def test_what_is_evaluated_is_what_was_not_taken_over(echo):
     system = "You answer from these sources. " * 30
     echo.reserve(2000)
     for question in ("One?", "Two?", "Three?"):
-        before = echo._context.runner.num_evaluated_tokens
+        before = echo.context.runner.num_evaluated_tokens
         done = echo.generate(ids(echo, system + question), FEW, borders=(len(system),))
-        assert echo._context.runner.num_evaluated_tokens - before == done.prompt_tokens - done.cached_tokens + done.completion_tokens - 1
+        assert echo.context.runner.num_evaluated_tokens - before == done.prompt_tokens - done.cached_tokens + done.completion_tokens - 1
 
 
 def test_a_context_that_grows_takes_along_what_it_holds(echo):

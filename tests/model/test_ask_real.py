@@ -53,7 +53,7 @@ def handbook(tmp_path_factory, embedder):
 
 def evaluated(engine):
     """Tokens that llama.cpp itself counted as evaluated, of prompts and of answers, since the last call. It says 1 for none."""
-    runner = engine._context.runner
+    runner = engine.context.runner
     counts = runner.lib.llama_perf_context(runner.handle)
     runner.lib.llama_perf_context_reset(runner.handle)
     return counts.n_p_eval + counts.n_eval

@@ -75,7 +75,7 @@ def test_an_answer_that_is_cut_off_says_so(engine: Engine):
 
 def test_tokens_are_those_of_a_full_pass_and_cost_little(engine: Engine):
     """The logits of one answer are replayed: each token is the likeliest of all that the grammar and UTF-8 allow."""
-    runner = engine._context.runner
+    runner = engine.context.runner
     model = runner.model
     ids = engine.tokenizer.encode("Ann is 34 and lives in Rome. As JSON: ")
     sampler = LlamaSampler(SamplingParams(json_schema=PERSON), model)
@@ -114,7 +114,7 @@ def test_tokens_are_those_of_a_full_pass_and_cost_little(engine: Engine):
 
 def test_the_tokens_of_the_real_vocabulary_under_random_logits(engine: Engine):
     """Whatever the logits are: what is accepted stays valid, byte by byte, in a vocabulary with pieces of characters."""
-    model = engine._context.runner.model
+    model = engine.context.runner.model
     rng = np.random.default_rng(5)
     for seed in range(12):
         schema = small_schema(seed)

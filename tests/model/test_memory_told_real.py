@@ -9,8 +9,8 @@ from tests import identities
 pytestmark = pytest.mark.model
 
 
-def test_the_answer_object_tells_what_was_planned(home):
-    with Session.open(keep=False) as session:
+def test_the_answer_object_tells_what_was_planned(home, model_path):
+    with Session.open(str(model_path), keep=False) as session:
         assert session.engine.memory_plan is None
         answer = session.ask("What is glass?", sampling=SamplingParams(max_tokens=4)).to_dict()
         info = session.engine.info

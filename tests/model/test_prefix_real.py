@@ -40,10 +40,10 @@ def test_at_any_cut_the_text_is_that_of_a_fresh_context(model_path, tmp_path_fac
             fresh = engine.generate(prompt, sampling, borders=borders)
             engine.forget()
             engine.generate(ids[start : start + cut] + ids[7:20], sampling, borders=borders)
-            state = engine._context.single.state()
+            state = engine.context.single.state()
             taken = engine.generate(prompt, sampling, borders=borders)
             engine.forget()
-            assert engine._context.single.restore(state)
+            assert engine.context.single.restore(state)
             restored = engine.generate(prompt, sampling, borders=borders)
             assert [done.cached_tokens for done in (fresh, taken, restored)] == [0, cut, cut]
             assert fresh.completion_ids == taken.completion_ids == restored.completion_ids
