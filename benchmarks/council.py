@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
@@ -112,13 +113,20 @@ def compare(engine: Engine, path: Path, cases: Iterator[Case], num_runs: int, ma
             case = next(cases)
             own = ours(engine, case.ids, max_tokens)
             runs[OURS].append(own)
+            tell(OURS, own)
             for name, program in programs.items():
                 chat.llama.reset()
                 runs[name].append(program(case, own.num_tokens))
+                tell(name, runs[name][-1])
                 # two programs have the same prompts: what the first one left must not help the second
                 case = next(cases)
     missing: list[dict[str, object]] = [] if peers.HAS_SLOTS else [{"members": num_members, "program": f"{peers.SLOTS}: not installed"}]
     return [row(num_members, name, each, runs[OURS]) for name, each in runs.items()] + missing
+
+
+def tell(program: str, run: Run) -> None:
+    """A council takes minutes."""
+    print(f"{len(run.num_tokens)} members, {program}: {run.wall_s:.1f} s, {sum(run.num_tokens)} tokens", file=sys.stderr, flush=True)
 
 
 def warm_up(engine: Engine, case: Case, chat: peers.ChatCompletion, server: peers.Slots | None) -> None:

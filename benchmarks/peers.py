@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,50 +63,45 @@ class ChatCompletion:
 
 
 class Slots:
-    """llama.cpp's server within this process, through xllamacpp. Each of its slots keeps its last prompt.
+    """llama.cpp's server through xllamacpp, in a process of its own: its threads wait by spinning, and so do ours.
 
-    `n_ctx` is shared by all slots. Answers do not end before `max_tokens` unless `may_end`.
+    `n_ctx` is shared by all slots, each of which keeps its last prompt. Answers do not end before their limit unless `may_end`.
     """
 
     def __init__(self, path: Path, *, n_ctx: int, num_slots: int, num_threads: int, flash_attention: bool) -> None:
-        xllamacpp: Any = importlib.import_module("xllamacpp")  # optional, and without types
-        params = xllamacpp.CommonParams()
-        params.model.path = str(path)
-        params.n_ctx, params.n_parallel, params.kv_unified = n_ctx, num_slots, True
-        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = num_threads
-        kinds = xllamacpp.llama_flash_attn_type
-        params.flash_attn_type = kinds.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash_attention else kinds.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        params.cache_ram_mib = 0  # nothing here comes back to a slot that has lost it, and saving it takes time
-        params.verbosity = -1
-        self.num_slots = num_slots
-        self._server: Any = xllamacpp.Server(params)
+        options = [str(path), str(n_ctx), str(num_slots), str(num_threads), str(int(flash_attention))]
+        command = [sys.executable, "-m", "benchmarks.slots", *options]
+        root = Path(__file__).parents[1]
+        self._child = subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._read()
 
     def ask(self, token_ids: Sequence[int], max_tokens: int, *, reuse: bool = True, may_end: bool = False) -> Answered:
         """One answer as it comes. Without `reuse` the whole prompt is evaluated."""
-        started = time.perf_counter()
-        first, last = [0.0], dict[str, Any]()
-
-        def take(chunk: dict[str, Any]) -> None:
-            first[0] = first[0] or time.perf_counter() - started
-            last.update(chunk)
-
-        request = {
-            "prompt": list(token_ids),
-            "n_predict": max_tokens,
-            "temperature": 0.0,
-            "ignore_eos": not may_end,
-            "cache_prompt": reuse,
-            "stream": True,
-        }
-        self._server.handle_completions(request, take)
-        if "usage" not in last:
-            raise RuntimeError(f"xllamacpp gave no answer: {last}")
-        return Answered(first[0], time.perf_counter() - started, last["usage"]["completion_tokens"])
+        (answered,) = self._ask([token_ids], [max_tokens], reuse=reuse, may_end=may_end)
+        return answered
 
     def ask_all(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int], *, may_end: bool = False) -> list[Answered]:
         """As many at once as there are slots, in order, each with a limit of its own."""
-        with ThreadPoolExecutor(self.num_slots) as pool:
-            return list(pool.map(lambda ids, most: self.ask(ids, most, may_end=may_end), prompts, max_tokens))
+        return self._ask(prompts, max_tokens, reuse=True, may_end=may_end)
+
+    def _ask(self, prompts: Sequence[Sequence[int]], limits: Sequence[int], *, reuse: bool, may_end: bool) -> list[Answered]:
+        requests = [
+            {"prompt": list(ids), "n_predict": most, "temperature": 0.0, "ignore_eos": not may_end, "cache_prompt": reuse, "stream": True}
+            for ids, most in zip(prompts, limits, strict=True)
+        ]
+        assert self._child.stdin is not None
+        self._child.stdin.write(json.dumps(requests) + "\n")
+        self._child.stdin.flush()
+        return [Answered(*each) for each in json.loads(self._read())]
+
+    def _read(self) -> str:
+        assert self._child.stdout is not None
+        line = self._child.stdout.readline()
+        if not line:
+            raise RuntimeError("xllamacpp ended before it had answered.")
+        return line
 
     def close(self) -> None:
-        self._server = None
+        assert self._child.stdin is not None
+        self._child.stdin.close()
+        self._child.wait()
