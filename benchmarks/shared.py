@@ -18,7 +18,7 @@ from rich.table import Table
 from localrag.catalog import Catalog
 from localrag.engine.attention import flash_attention
 from localrag.engine.library import library
-from localrag.engine.threads import num_cores
+from localrag.engine.threads import ThreadGovernor
 from localrag.settings import Settings
 
 ROOT = Path(__file__).parents[1]
@@ -53,7 +53,7 @@ def beginning(text: str, num_tokens: int, count: Callable[[str], int]) -> str:
 
 def chosen_attention() -> bool:
     """Whether localrag uses flash attention here; measured now if it was not before, so that no run is charged with it."""
-    return flash_attention(Settings.from_env().home, num_threads=num_cores())
+    return flash_attention(Settings.from_env().home, ThreadGovernor())
 
 
 def in_turn(measures: dict[str, Callable[[], dict[str, float]]], num_runs: int) -> dict[str, list[dict[str, float]]]:

@@ -15,12 +15,14 @@ import random
 import struct
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from localrag.decoding import SamplingParams
 from localrag.engine.library import library
 from localrag.engine.llama import LlamaContext, LlamaModel
+from localrag.engine.threads import ThreadGovernor
 
 PROMPT_TOKENS, ANSWER_TOKENS = 1024, 128
 """A question with its sources, and an answer: the mixture that is timed."""
@@ -29,15 +31,18 @@ _BATCH, _WIDTH, _VOCAB = 512, 64, 32
 _HEADS, _KV_HEADS, _HEAD_SIZE = 16, 4, 64
 
 
-def flash_attention(home: Path, *, num_threads: int) -> bool:
-    """Whether to use flash attention here: what was measured before, or is measured now. A home that cannot be written is no error."""
+def flash_attention(home: Path, governor: ThreadGovernor) -> bool:
+    """Whether to use flash attention here: what was measured before, or is measured now. A home that cannot be written is no error.
+
+    It is measured with the threads that are good now: with one for each core, beside busy processes, it takes a minute and more.
+    """
     file = home / "attention.json"
-    key = f"{platform.node()} {_processor()} {library().llama_print_system_info().decode()} {num_threads}"
+    key = f"{platform.node()} {_processor()} {library().llama_print_system_info().decode()} {governor.num_cores}"
     with suppress(OSError, ValueError):
         kept = json.loads(file.read_text(encoding="utf-8"))
         if isinstance(kept, dict) and kept.get("for") == key and isinstance(kept.get("flash_attention"), bool):
             return bool(kept["flash_attention"])
-    seconds = measure(num_threads)
+    seconds = measure(governor.measure)
     chosen = seconds[True] <= seconds[False] * 1.05  # about as fast: it takes less memory
     kept = {"for": key, "flash_attention": chosen, "flash_s": round(seconds[True], 4), "plain_s": round(seconds[False], 4)}
     with suppress(OSError):
@@ -48,7 +53,7 @@ def flash_attention(home: Path, *, num_threads: int) -> bool:
     return chosen
 
 
-def measure(num_threads: int) -> dict[bool, float]:
+def measure(num_threads: int | Callable[[], int]) -> dict[bool, float]:
     """Seconds for PROMPT_TOKENS and ANSWER_TOKENS with (True) and without (False) flash attention: the best of two runs each."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "attention.gguf"
@@ -61,7 +66,7 @@ def measure(num_threads: int) -> dict[bool, float]:
     return {flash: min(seconds for which, seconds in runs if which is flash) for flash in (True, False)}
 
 
-def _timed(model: LlamaModel, *, flash: bool, num_threads: int) -> float:
+def _timed(model: LlamaModel, *, flash: bool, num_threads: int | Callable[[], int]) -> float:
     num_cells = PROMPT_TOKENS + ANSWER_TOKENS
     context = LlamaContext(model, num_cells=num_cells, batch_tokens=_BATCH, num_threads=num_threads, flash_attention=flash)
     try:

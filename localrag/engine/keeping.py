@@ -80,7 +80,7 @@ def make_keeper(home: Path, info: ModelInfo, *, sha256: str | None, max_bytes: i
         from localrag.engine.prefix_file import Identity, model_fingerprint  # noqa: PLC0415
         from localrag.engine.prefix_store import PrefixStore  # noqa: PLC0415
 
-        flash_attention = attention.flash_attention(home, num_threads=threads.num_cores())
+        flash_attention = attention.flash_attention(home, threads.ThreadGovernor())
         identity = Identity(
             model=sha256 or model_fingerprint(info.path),
             llama_build=f"{version('llama-cpp-python')} {library().llama_print_system_info().decode()} batches of {BATCH_TOKENS}",

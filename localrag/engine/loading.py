@@ -103,7 +103,7 @@ class _Parts:
         return memory.make_slot(self.info, self.n_ctx if requested is None else requested, fitting=fitting)
 
     def make_runner(self, num_cells: int, num_sequences: int) -> LlamaContext:
-        flash_attention = self.home is None or attention.flash_attention(self.home, num_threads=self.governor.num_cores)
+        flash_attention = self.home is None or attention.flash_attention(self.home, self.governor)
         situation = memory.Situation(is_loaded=True)
         made = memory.plan(
             self.info, num_cells, num_sequences, flash_attention=flash_attention, gpu_layers=self.gpu_layers, situation=situation

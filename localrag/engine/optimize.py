@@ -113,7 +113,7 @@ class Bench:
         self.info = gguf.read_header(source)
         if self.info.is_vocab_only:
             raise ModelError(f"{source.name} holds a vocabulary and no weights.", hint="Name a whole model.")
-        self._flash_attention = attention.flash_attention(home, num_threads=self._governor.num_cores)
+        self._flash_attention = attention.flash_attention(home, self._governor)
 
     def compare(self, types: Sequence[str], limits: Limits) -> Comparison:
         """Make and measure each of `types`; by default those that suit this processor. What fails is a candidate with a problem.

@@ -197,7 +197,7 @@ class Residents:
     def _choose_attention(self, key: str) -> None:
         """Know which attention kernel contexts will have, as plans and load times depend on it: measured once on a machine."""
         if self._models[key].info is not None and not self._knows_attention:
-            self._flash_attention = attention.flash_attention(self._settings.home, num_threads=threads.num_cores())
+            self._flash_attention = attention.flash_attention(self._settings.home, threads.ThreadGovernor())
             self._knows_attention = True
             self._models = {each: replace(model, plan=self._planned(model)) for each, model in self._models.items()}
 

@@ -3,27 +3,28 @@
 import json
 
 from localrag.engine import attention
+from localrag.engine.threads import ThreadGovernor
 
 
 def test_what_was_measured_is_kept_and_asked_again(tmp_path):
     home = tmp_path / "home"
-    chosen = attention.flash_attention(home, num_threads=1)
+    chosen = attention.flash_attention(home, ThreadGovernor(1))
     kept = json.loads((home / "attention.json").read_text())
     assert kept["flash_attention"] is chosen is (kept["flash_s"] <= kept["plain_s"] * 1.05)
     (home / "attention.json").write_text(json.dumps({**kept, "flash_attention": not chosen}))
-    assert attention.flash_attention(home, num_threads=1) is not chosen  # it is read, not measured again
+    assert attention.flash_attention(home, ThreadGovernor(1)) is not chosen  # it is read, not measured again
 
 
 def test_a_measurement_of_another_machine_or_a_damaged_one_is_taken_anew(tmp_path):
     for content in ("", "{", "[]", '{"for": "elsewhere", "flash_attention": true}'):
         (tmp_path / "attention.json").write_text(content)
-        attention.flash_attention(tmp_path, num_threads=1)
+        attention.flash_attention(tmp_path, ThreadGovernor(1))
         assert json.loads((tmp_path / "attention.json").read_text())["for"] != "elsewhere"
 
 
 def test_a_home_that_cannot_be_written_is_no_error(tmp_path):
     (tmp_path / "file").write_text("")
-    assert attention.flash_attention(tmp_path / "file" / "home", num_threads=1) in {True, False}
+    assert attention.flash_attention(tmp_path / "file" / "home", ThreadGovernor(1)) in {True, False}
 
 
 def test_the_thin_model_is_a_sound_file(tmp_path):
