@@ -30,8 +30,10 @@ from typing import Self
 import numpy as np
 
 from localrag.engine import gguf_layout, gguf_types, trial
+from localrag.engine.child import VARIABLES
 from localrag.engine.gguf import read_header
-from localrag.engine.trial_worker import limit_self, shrink_stacks, try_file
+from localrag.engine.trial_worker import shrink_stacks, try_file
+from localrag.engine.worker import limit_self
 from localrag.errors import LocalragError, ModelFileError
 
 LIMIT_S = 5.0
@@ -280,7 +282,7 @@ class Judge:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                env=os.environ | trial.VARIABLES | {"PYTHONPATH": str(Path(__file__).parents[1])},
+                env=os.environ | VARIABLES | {"PYTHONPATH": str(Path(__file__).parents[1])},
             )
             assert self._process.stdout
             self._process.stdout.readline()  # it is ready

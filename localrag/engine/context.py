@@ -33,12 +33,10 @@ class Context:
     @classmethod
     def make(cls, make_runner: Callable[[int, int], Runner], num_cells: int, num_slots: int, *, prompt_room: Callable[[int], int]) -> Self:
         """For up to `num_slots` sequences at once; see Scheduler for `prompt_room`."""
-        if num_slots == 1:
-            runner = make_runner(num_cells, 1)
-            return cls(runner, SingleCells(runner), num_slots=1, prompt_room=prompt_room)
-        num_ids = min(MAX_SEQUENCES, num_slots + KEPT_SEQUENCES)
+        num_ids = num_sequence_ids(num_slots)
         runner = make_runner(num_cells, num_ids)
-        return cls(runner, SharedCells(runner, num_sequences=num_ids), num_slots=num_slots, prompt_room=prompt_room)
+        cells = SingleCells(runner) if num_slots == 1 else SharedCells(runner, num_sequences=num_ids)
+        return cls(runner, cells, num_slots=num_slots, prompt_room=prompt_room)
 
     @property
     def single(self) -> SingleCells | None:
@@ -62,7 +60,7 @@ class Context:
         self.scheduler.add(sequence)
 
     def decode(self, shares: list[Share]) -> bool:
-        """Evaluate a batch of these shares; False, and every sequence stands where it stood, if it was cancelled."""
+        """Evaluate a batch of these shares. False if it was cancelled: every sequence stands where it stood, or at its beginning."""
         runner, entries = self.runner, []
         for share in shares:
             sequence, slot = share.sequence, slot_of(share.sequence)
@@ -77,7 +75,7 @@ class Context:
                 self.cells.evaluated(share.sequence, share.token_ids)
             return True
         for share in shares:  # a cancelled batch may be half evaluated
-            runner.truncate(slot_of(share.sequence), share.sequence.num_evaluated)
+            runner.cut(slot_of(share.sequence), share.sequence.num_evaluated)
             share.sequence.num_evaluated = runner.num_tokens(slot_of(share.sequence))
             self.cells.cut(share.sequence, share.sequence.num_evaluated)
         return False
@@ -88,6 +86,11 @@ class Context:
             self.runner.end(slot_of(sequence))
         self.cells.end(sequence)
         self.scheduler.release(sequence)
+
+
+def num_sequence_ids(num_slots: int) -> int:
+    """The sequences of a context for so many at once: those that it keeps are among them."""
+    return 1 if num_slots == 1 else min(MAX_SEQUENCES, num_slots + KEPT_SEQUENCES)
 
 
 def slot_of(sequence: Sequence) -> int:

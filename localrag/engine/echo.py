@@ -116,9 +116,6 @@ class EchoRunner:
         held = self._held[seq_id]
         return len(held) + (held.count([self._uncounted]) if self._uncounted is not None else 0)
 
-    def truncate(self, seq_id: int, num_tokens: int) -> None:
-        del self._held[seq_id][num_tokens:]
-
     def end(self, seq_id: int) -> None:
         self._replies.pop(seq_id)
 

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from localrag.engine import attention, threads
 from localrag.engine.context import BATCH_TOKENS
 from localrag.engine.library import library
-from localrag.engine.prefix_file import Identity, model_fingerprint
-from localrag.engine.prefix_store import MIN_TOKENS, PrefixStore, worth_keeping
 from localrag.engine.single import SingleCells, State
 from localrag.model import ModelInfo
 
+if TYPE_CHECKING:
+    from localrag.engine.prefix_store import PrefixStore
+
 FOLDER = "prefixes"
 """In the home."""
+MIN_TOKENS = 256
+MIN_PREFILL_S = 0.5
+READ_BYTES_PER_S = 250_000_000
+"""How fast a state comes back at least: read from a disk that has not cached it, checked, and set. Measured: about 350 MB/s."""
+
+
+def worth_keeping(num_tokens: int, *, prefill_s: float, payload_bytes: int) -> bool:
+    """Whether a prefix whose evaluation took `prefill_s` should be kept: from MIN_TOKENS and MIN_PREFILL_S on.
+
+    Nor is it worth it where reading it back, at READ_BYTES_PER_S, takes more than half as long: large states on a fast GPU.
+    """
+    return num_tokens >= MIN_TOKENS and prefill_s >= MIN_PREFILL_S and payload_bytes / READ_BYTES_PER_S <= prefill_s / 2
 
 
 class Keeper:
@@ -62,6 +75,11 @@ def make_keeper(home: Path, info: ModelInfo, *, sha256: str | None, max_bytes: i
     """
 
     def make_store() -> PrefixStore:
+        from importlib.metadata import version  # noqa: PLC0415  # weight: most prompts are too short to be kept
+
+        from localrag.engine.prefix_file import Identity, model_fingerprint  # noqa: PLC0415
+        from localrag.engine.prefix_store import PrefixStore  # noqa: PLC0415
+
         flash_attention = attention.flash_attention(home, num_threads=threads.num_cores())
         identity = Identity(
             model=sha256 or model_fingerprint(info.path),

@@ -11,6 +11,7 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from localrag.decoding import SamplingParams
 from localrag.engine.grammar import grammar_of
@@ -57,7 +58,7 @@ class LlamaModel:
 class LlamaContext:
     """A KV cache of `num_cells` tokens that up to `num_sequences` sequences share, and the batch that is decoded into it.
 
-    A Runner (engine.py). Sequence ids count from 0.
+    A Runner. Sequence ids count from 0. A batch gives the logits of up to `num_outputs` tokens: of one a sequence, if none is said.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class LlamaContext:
         *,
         num_cells: int,
         num_sequences: int = 1,
+        num_outputs: int | None = None,
         batch_tokens: int = 512,
         num_threads: int | Callable[[], int],
         flash_attention: bool = True,
@@ -74,16 +76,20 @@ class LlamaContext:
             raise EngineError(f"{model.path.name} holds a vocabulary and no weights; it cannot generate.")
         self._num_threads: Callable[[], int] = functools.partial(int, num_threads) if isinstance(num_threads, int) else num_threads
         threads = self._num_threads()
-        if not (1 <= num_sequences <= MAX_SEQUENCES and 1 <= batch_tokens <= 65_536 and 1 <= num_cells < 2**31 and threads >= 1):
+        outputs = num_sequences if num_outputs is None else num_outputs
+        sizes = 1 <= num_sequences <= MAX_SEQUENCES and 1 <= batch_tokens <= 65_536 and 1 <= outputs <= 65_536
+        if not (sizes and 1 <= num_cells < 2**31 and threads >= 1):
             raise EngineError(f"A context of {num_cells} cells for {num_sequences} sequences is out of bounds.")
         self.lib = lib = model.lib
         self.model = model
         self.batch_tokens = batch_tokens
         self.num_sequences = num_sequences
+        self.num_outputs = outputs
         params = lib.llama_context_default_params()
         params.n_ctx = num_cells
         params.n_batch = params.n_ubatch = batch_tokens
-        params.n_seq_max = params.n_outputs_max = num_sequences
+        params.n_seq_max = num_sequences
+        params.n_outputs_max = outputs
         params.n_threads = params.n_threads_batch = threads
         params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash_attention else lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
         params.kv_unified = True  # sequences share cells, and a copied prefix costs nothing
@@ -141,7 +147,7 @@ class LlamaContext:
     def decode(self, entries: Sequence[tuple[int, int, int, bool]]) -> bool:
         """Evaluate (token id, position, sequence id, logits wanted) tuples in one batch; False if it was cancelled."""
         wanted = {i for i, entry in enumerate(entries) if entry[3]}
-        if not 0 < len(entries) <= self.batch_tokens or len(wanted) > self.num_sequences:
+        if not 0 < len(entries) <= self.batch_tokens or len(wanted) > self.num_outputs:
             raise EngineError(f"A batch of {len(entries)} tokens and {len(wanted)} outputs is out of bounds.")
         batch = self._batch
         for i, (token, position, seq_id, logits) in enumerate(entries):
@@ -174,14 +180,16 @@ class LlamaContext:
             raise EngineError(f"Entry {index} of the last batch has no logits.")
         return self._samplers[seq_id].sample(self.handle, index)
 
+    def logits(self) -> Any:  # noqa: ANN401  # a pointer of C
+        """The logits that the last batch asked for, row after row, once they are computed; they hold until the next batch."""
+        rows = self.lib.llama_get_logits(self.handle)
+        if not self._outputs or not rows:
+            raise EngineError("The last batch has no logits.")
+        return rows
+
     def num_tokens(self, seq_id: int) -> int:
         """How many positions of a sequence are in the cache, by the cache's own word."""
         return int(self.lib.llama_memory_seq_pos_max(self.memory, self._checked(seq_id))) + 1
-
-    def truncate(self, seq_id: int, num_tokens: int) -> None:
-        """Drop what a sequence holds from position `num_tokens` on."""
-        if num_tokens < 0 or not self.lib.llama_memory_seq_rm(self.memory, self._checked(seq_id), num_tokens, -1):
-            raise EngineError(f"Sequence {seq_id} cannot be cut to {num_tokens} tokens.")
 
     def copy(self, source: int, seq_id: int, num_tokens: int) -> bool:
         """Have `seq_id` hold the first tokens of `source`, in the same cells; False, and it holds nothing, where the memory cannot."""

@@ -6,7 +6,7 @@ import json
 import platform
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -53,7 +53,7 @@ def open_model(
     return parts.engine(name, started)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class _Parts:
     """What an engine is made of: a model in memory, and what follows from it when it is first asked for."""
 
@@ -64,7 +64,7 @@ class _Parts:
     n_ctx: int | None
     governor: threads.ThreadGovernor
     gpu_layers: int
-    plans: list[memory.MemoryPlan] = field(default_factory=list)
+    plan: memory.MemoryPlan | None = None
     """Of the context that was made last, with the weights in it."""
 
     def engine(self, name: str, started: float) -> Engine:
@@ -81,7 +81,7 @@ class _Parts:
             make_runner=None if self.model.vocab_only else self.make_runner,
             make_speed=lambda: self.speed,
             keep_speed=self.speed_file.save,
-            memory_plan=lambda: self.plans[-1] if self.plans else None,
+            memory_plan=lambda: self.plan,
             close=self.close,
             load_s=time.perf_counter() - started,
         )
@@ -119,7 +119,7 @@ class _Parts:
             flash_attention=flash_attention,
         )
         self.speed.observe_context(context.num_cells, time.perf_counter() - started)
-        self.plans[:] = [memory.as_if_unloaded(made, self.info)]
+        self.plan = memory.as_if_unloaded(made, self.info)
         return context
 
     def close(self) -> None:

@@ -28,12 +28,7 @@ from localrag.engine.prefix_file import (
     read_head,
     write,
 )
-
-DEFAULT_MAX_BYTES = 2 << 30
-MIN_TOKENS = 256
-MIN_PREFILL_S = 0.5
-READ_BYTES_PER_S = 250_000_000
-"""How fast a state comes back at least: read from a disk that has not cached it, checked, and set. Measured: about 350 MB/s."""
+from localrag.settings import PREFIX_BYTES
 
 _MAX_INDEXED = 4096
 _MAX_INDEX_BYTES = 64 << 20
@@ -80,14 +75,6 @@ class _Entry:
     border_bytes: bytes = b""
 
 
-def worth_keeping(num_tokens: int, *, prefill_s: float, payload_bytes: int) -> bool:
-    """Whether a prefix whose evaluation took `prefill_s` should be kept: from 256 tokens and half a second on.
-
-    Nor is it worth it where reading it back, at READ_BYTES_PER_S, takes more than half as long: large states on a fast GPU.
-    """
-    return num_tokens >= MIN_TOKENS and prefill_s >= MIN_PREFILL_S and payload_bytes / READ_BYTES_PER_S <= prefill_s / 2
-
-
 class PrefixStore:
     """The prefixes of one identity in a folder that others may share; all of them together stay within `max_bytes`.
 
@@ -95,7 +82,7 @@ class PrefixStore:
     Its methods raise nothing but ValueError, for token ids that are none.
     """
 
-    def __init__(self, folder: Path, identity: Identity, *, max_bytes: int = DEFAULT_MAX_BYTES, max_file_bytes: int | None = None) -> None:
+    def __init__(self, folder: Path, identity: Identity, *, max_bytes: int = PREFIX_BYTES, max_file_bytes: int | None = None) -> None:
         self.folder = folder
         self.identity = identity
         self.max_bytes = max_bytes

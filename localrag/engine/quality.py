@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
 
-from localrag.engine.library import complaint
-from localrag.engine.llama import LlamaModel
+from localrag.engine.llama import LlamaContext, LlamaModel
 from localrag.engine.vocab import LlamaTokenizer
 from localrag.errors import EngineError
 
@@ -72,30 +71,27 @@ class Run:
 
 
 class Evaluation:
-    """A loaded model with a context of its own, which gives the logits of every token of a window. llama.cpp asserts what is checked here.
+    """A loaded model with a context of its own, which gives the logits of every token of a window.
 
     Load only what was validated (gguf.py) and tried (trial.py). `num_cells` is a context length in tokens that the model has.
     """
 
     def __init__(self, path: Path, *, num_cells: int, num_threads: int, flash_attention: bool) -> None:
         self._model = LlamaModel(path)
-        self._lib = lib = self._model.lib
         self.num_cells = num_cells
         self.vocab_size = self._model.num_vocab_tokens
-        params = lib.llama_context_default_params()
-        params.n_ctx = num_cells
-        params.n_batch = params.n_ubatch = BATCH_TOKENS
-        params.n_seq_max = 1
-        params.n_outputs_max = OUTPUT_TOKENS
-        params.n_threads = params.n_threads_batch = num_threads
-        params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash_attention else lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        params.no_perf = True
-        self._handle = lib.llama_init_from_model(self._model.handle, params)
-        if not self._handle:
+        try:
+            self._context = LlamaContext(
+                self._model,
+                num_cells=num_cells,
+                num_outputs=OUTPUT_TOKENS,
+                batch_tokens=BATCH_TOKENS,
+                num_threads=num_threads,
+                flash_attention=flash_attention,
+            )
+        except BaseException:
             self._model.close()
-            raise EngineError(f"llama.cpp cannot make a context of {num_cells} tokens: {complaint() or 'no reason given'}.")
-        self._memory = lib.llama_get_memory(self._handle)
-        self._batch = lib.llama_batch_init(BATCH_TOKENS, 0, 1)
+            raise
 
     @property
     def num_weights(self) -> int:
@@ -115,9 +111,8 @@ class Evaluation:
         self._clear()
         for start in range(0, len(ids), OUTPUT_TOKENS):
             piece = ids[start : start + OUTPUT_TOKENS]
-            self._decode(piece, start, outputs=True)
-            pointer = self._lib.llama_get_logits(self._handle)
-            yield start, log_softmax(np.ctypeslib.as_array(pointer, shape=(len(piece), self.vocab_size)))
+            logits = self._decode(piece, start, outputs=True)
+            yield start, log_softmax(np.ctypeslib.as_array(logits, shape=(len(piece), self.vocab_size)))
 
     def time(self, ids: Sequence[int]) -> Run:
         """One run on the first tokens of `ids`. What is decoded one by one is given, not sampled: every file does the same work."""
@@ -138,27 +133,17 @@ class Evaluation:
         self._decode(ids[:32], 0, outputs=False)
 
     def _clear(self) -> None:
-        self._lib.llama_memory_clear(self._memory, False)
+        self._context.cut(0, 0)
 
-    def _decode(self, ids: Sequence[int], start: int, *, outputs: bool) -> None:
-        """Evaluate tokens from position `start` on, with the logits of all, or of the last alone, and wait for them."""
-        if not 0 < len(ids) <= (OUTPUT_TOKENS if outputs else BATCH_TOKENS) or start + len(ids) > self.num_cells:
-            raise EngineError(f"A batch of {len(ids)} tokens from position {start} on is out of bounds.")
-        batch = self._batch
-        for index, token in enumerate(ids):
-            batch.token[index], batch.pos[index], batch.n_seq_id[index] = token, start + index, 1
-            batch.seq_id[index][0], batch.logits[index] = 0, outputs or index == len(ids) - 1
-        batch.n_tokens = len(ids)
-        code = self._lib.llama_decode(self._handle, batch)
-        if code != 0 or not self._lib.llama_get_logits(self._handle):
-            raise EngineError(f"llama.cpp could not evaluate {self._model.path.name}: {complaint() or f'code {code}'}.", code=code)
+    def _decode(self, ids: Sequence[int], start: int, *, outputs: bool) -> Any:  # noqa: ANN401  # a pointer of C
+        """Evaluate tokens from position `start` on; their logits, of all or of the last alone, once they are there."""
+        last = len(ids) - 1
+        self._context.decode([(token, start + index, 0, outputs or index == last) for index, token in enumerate(ids)])
+        return self._context.logits()
 
     def close(self) -> None:
-        if self._handle:
-            self._lib.llama_batch_free(self._batch)
-            self._lib.llama_free(self._handle)
-            self._handle = None
-            self._model.close()
+        self._context.close()
+        self._model.close()
 
     def __enter__(self) -> Self:
         return self

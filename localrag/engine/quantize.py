@@ -6,21 +6,14 @@ quantised already the result is worse than from the original ones; how much wors
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
+from localrag.engine import child
 from localrag.engine.gguf_types import FILE_TYPES
-from localrag.engine.trial import KEPT_VARIABLES, VARIABLES
 from localrag.errors import ConfigError, EngineError, UsageError
 from localrag.locking import try_lock
 from localrag.model import ModelInfo
@@ -50,9 +43,7 @@ _BUFFER_BYTES = 256 << 20
 _SPARE_BYTES = 1200 << 20  # buffers, stacks of threads, the header
 _CPU_LIMIT_S, _CPU_BYTES_PER_S = 120.0, 2e5  # IQ4_NL, the slowest, took a second for 2 MB
 _START_LIMIT_S = 60.0
-_MAX_LINE_BYTES = 64 << 10
 _STAGE_PREFIX = ".making-"
-WORKER = Path(__file__).with_name("quantize_worker.py")
 
 Step = Callable[[int, int], None]
 """Tensors written, and of how many."""
@@ -149,77 +140,19 @@ def quantize(source: Path, target: Path, file_type: str, *, expected: int, num_t
 
 
 def _run(job: dict[str, object], file_type: str, *, limit_s: float, on_step: Step | None) -> None:
-    process = _start(job)
-    expired = threading.Event()
-    timer = threading.Timer(limit_s, _give_up, (process, expired))
-    timer.daemon = True
-    timer.start()
-    replies: dict[str, object] = {}
-    words = ""
-    try:
-        assert process.stdout is not None
-        while line := process.stdout.readline(_MAX_LINE_BYTES):
-            reply = _reply(line)
-            if reply is None:
-                words = line.decode("utf-8", "replace").strip() or words
-            elif on_step is not None and isinstance(done := reply.get("done"), int) and isinstance(of := reply.get("of"), int):
+    def pass_on(reply: dict[str, object]) -> None:
+        match reply:
+            case {"done": int(done), "of": int(of)} if on_step is not None:
                 on_step(done, of)
-            else:
-                replies |= reply
-        code = process.wait()
-    finally:
-        timer.cancel()
-        process.kill()  # where the reading was interrupted
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
-    if code == 0 and replies.get("error", "nothing") is None:
+
+    ended = child.run("quantize_worker", job, limit_s, on_reply=pass_on)
+    if ended.succeeded:
         return
-    problem = f"it came to no end within {limit_s:.0f} s" if expired.is_set() else _problem(replies, words, code)
-    raise EngineError(
-        f"llama.cpp made no {file_type} of it: {problem}.", hint="Try another type with --type.", type=file_type, exit_code=code
-    )
-
-
-def _problem(replies: dict[str, object], words: str, code: int) -> str:
-    """Why there is no file, in one line: what the child said, or how it ended and llama.cpp's last words."""
-    if replies.get("error"):
-        text = str(replies["error"])
+    if ended.expired:
+        problem = f"it came to no end within {limit_s:.0f} s"
     else:
-        name = signal.Signals(-code).name if code < 0 and -code in set(signal.Signals) else f"code {code}"
-        text = f"the process ended with {name}{': ' + words if words else ''}"
-    return "".join(char if char.isprintable() else " " for char in text).strip().rstrip(".")[:300]
-
-
-def _reply(line: bytes) -> dict[str, object] | None:
-    with suppress(ValueError, RecursionError):
-        reply = json.loads(line)
-        if isinstance(reply, dict):
-            return reply
-    return None
-
-
-def _start(job: dict[str, object]) -> subprocess.Popen[bytes]:
-    spec = importlib.util.find_spec("llama_cpp")
-    if spec is None or spec.origin is None:
-        raise EngineError("llama-cpp-python is not installed.", hint="Install it with: pip install llama-cpp-python")
-    folders = [str(Path(__file__).parents[2]), str(Path(spec.origin).parents[1]), *filter(os.path.isabs, sys.path)]
-    kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
-    try:
-        # As in trial.py: no site module, and a session of its own, so that Ctrl-C comes to this process, which ends it.
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", str(WORKER), json.dumps(job), *dict.fromkeys(folders)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=kept | VARIABLES,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise EngineError(f"The process that writes model files did not start: {error}.", hint="Check the machine's limits.") from error
-
-
-def _give_up(process: subprocess.Popen[bytes], expired: threading.Event) -> None:
-    expired.set()
-    process.kill()
+        died = f"the process ended with {ended.killed_by or f'code {ended.code}'}{': ' + ended.words if ended.words else ''}"
+        problem = ended.problem or died
+    raise EngineError(
+        f"llama.cpp made no {file_type} of it: {problem}.", hint="Try another type with --type.", type=file_type, exit_code=ended.code
+    )

@@ -63,15 +63,20 @@ class Scheduler:
             self.running.append(self.waiting.popleft())
         answers = [sequence for sequence in self.running if sequence.is_answering]
         prompts = [sequence for sequence in self.running if not sequence.is_answering]
-        shares = [Share(sequence, sequence.pending(1), samples=True) for sequence in answers[: self.batch_tokens]]
-        room = self.batch_tokens - len(shares)
+        shares = self._shares(answers, self.batch_tokens)
+        room = self.batch_tokens - sum(len(share.token_ids) for share in shares)
         if answers and prompts:
             room = min(room, self._prompt_room(prompts[0].num_evaluated))
-        for sequence in prompts:
+        return shares + self._shares(prompts, room)
+
+    @staticmethod
+    def _shares(sequences: list[Sequence], room: int) -> list[Share]:
+        """What comes next of each, in order, until so many tokens are taken. Only the last token of all gives a new one."""
+        shares = []
+        for sequence in sequences:
             taken = sequence.pending(room)
             if taken:
-                is_whole = sequence.num_evaluated + len(taken) == len(sequence.prompt_ids)
-                shares.append(Share(sequence, taken, samples=is_whole))
+                shares.append(Share(sequence, taken, samples=sequence.num_evaluated + len(taken) == sequence.num_tokens))
                 room -= len(taken)
         return shares
 

@@ -65,7 +65,7 @@ class Sequence:
         return self.num_evaluated >= len(self.prompt_ids)
 
     def pending(self, most: int) -> list[int]:
-        """The next tokens to evaluate, at most so many: of the prompt up to its next border, or the token sampled last."""
+        """The next tokens to evaluate, at most so many: of the prompt up to its next border, or what was sampled since."""
         num_prompt = len(self.prompt_ids)
         if self.is_answering:
             return self.completion_ids[self.num_evaluated - num_prompt :][:most]

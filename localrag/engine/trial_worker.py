@@ -1,33 +1,34 @@
-"""The child process in which llama.cpp meets a model file for the first time, started by trial.py as
+"""The child process in which llama.cpp meets a model file for the first time, for trial.py; child.py says how it is started.
 
-    python -I -S trial_worker.py JOB PATH...      (PATH: where Python looks for modules)
-
-JOB is a JSON object: "path" of the file, "vocab_only", "spare_bytes" and "cpu_s". On standard output it says `{"ready": true}` once
-llama.cpp stands, then `{"error": null}`, or in its place one line that says why not. What kills it speaks by the signal and the last
-words on the same pipe. Its limits hold even when the parent is gone.
+The job is the "path" of the file, "vocab_only", "spare_bytes" and "cpu_s". Its limits hold even when the parent is gone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import math
-import os
-import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from localrag.engine.llama import LlamaModel
+from localrag.engine.llama import LlamaModel
+from localrag.engine.vocab import LlamaTokenizer
+from localrag.engine.worker import limit_self
+from localrag.errors import ModelFileError
 
 TEXT = "The trial's 1st text: naïve  words, 漢字, 🙂,\n\tcode() and </s>."
 NUM_CELLS = 256  # llama.cpp rounds its cells up to this
 BATCH_TOKENS = 32
 STACK_BYTES = 512 << 10
-ERROR_LEVEL, MAX_ERRORS = 4, 20
-_kept_alive: list[object] = []  # what C holds a pointer to
+
+
+def work(job: dict[str, Any]) -> None:
+    """Try the file of the job, within limits."""
+    shrink_stacks()
+    limit_self(spare_bytes=job["spare_bytes"], cpu_s=time.process_time() + job["cpu_s"])
+    try_file(Path(job["path"]), vocab_only=job["vocab_only"])
 
 
 def try_file(path: Path, *, vocab_only: bool) -> None:
@@ -35,9 +36,6 @@ def try_file(path: Path, *, vocab_only: bool) -> None:
 
     Raises a LocalragError for what llama.cpp refuses; what it does not survive ends the process. The header was checked before.
     """
-    from localrag.engine.llama import LlamaModel  # noqa: PLC0415  # the path to it is set by main
-    from localrag.engine.vocab import LlamaTokenizer  # noqa: PLC0415
-
     model = LlamaModel(path, vocab_only=vocab_only)
     try:
         tokenizer = LlamaTokenizer(model)
@@ -53,8 +51,6 @@ def try_file(path: Path, *, vocab_only: bool) -> None:
 
 def _generate(model: LlamaModel, ids: Sequence[int]) -> int:
     """The likeliest token after `ids`, itself evaluated too: a batch and a single token take different ways through llama.cpp."""
-    from localrag.errors import ModelFileError  # noqa: PLC0415
-
     lib = model.lib
     # not every model has what flash attention needs
     context = _context(model, lib.LLAMA_FLASH_ATTN_TYPE_ENABLED) or _context(model, lib.LLAMA_FLASH_ATTN_TYPE_DISABLED)
@@ -85,8 +81,6 @@ def _context(model: LlamaModel, flash_attention: int) -> object:
 
 def _evaluate(model: LlamaModel, context: object, batch: Any, ids: Sequence[int], start: int) -> list[float]:  # noqa: ANN401  # a C structure
     """The logits after `ids`, which stand from position `start` on."""
-    from localrag.errors import ModelFileError  # noqa: PLC0415
-
     last = len(ids) - 1
     for index, token in enumerate(ids):
         batch.token[index], batch.pos[index], batch.n_seq_id[index] = token, start + index, 1
@@ -102,25 +96,6 @@ def _evaluate(model: LlamaModel, context: object, batch: Any, ids: Sequence[int]
     return numbers
 
 
-def limit_self(*, spare_bytes: int, cpu_s: float) -> None:
-    """Lets this process grow by `spare_bytes` and compute for `cpu_s` seconds from now on, and write nothing."""
-    if sys.platform == "win32":  # there the parent's clock is the only limit
-        return
-    import resource  # noqa: PLC0415  # not on Windows
-
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    seconds = math.ceil(usage.ru_utime + usage.ru_stime + cpu_s)
-    # The first limit of computing sends SIGXCPU, which says what happened.
-    limits = [(resource.RLIMIT_CORE, 0, 0), (resource.RLIMIT_FSIZE, 0, 0), (resource.RLIMIT_CPU, seconds, seconds + 1)]
-    statm = Path("/proc/self/statm")
-    if statm.exists():  # elsewhere the size of a process is not to be had cheaply
-        most = int(statm.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE") + spare_bytes
-        limits.append((resource.RLIMIT_AS, most, most))
-    for name, soft, hard in limits:
-        with contextlib.suppress(ValueError, OSError):  # a lower limit is in force already
-            resource.setrlimit(name, (soft, hard))
-
-
 def shrink_stacks() -> None:
     """llama.cpp checks each tensor in a thread of its own: with stacks of the usual 8 MB they alone would pass the limit."""
     with contextlib.suppress(OSError, AttributeError, TypeError):  # glibc alone can do this
@@ -128,49 +103,3 @@ def shrink_stacks() -> None:
         attributes = ctypes.create_string_buffer(128)  # pthread_attr_t has 56 bytes where that is most
         if libc.pthread_attr_init(attributes) == 0 and libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(STACK_BYTES)) == 0:
             libc.pthread_setattr_default_np(attributes)
-
-
-def send(reply: Mapping[str, object]) -> None:
-    sys.stdout.write(json.dumps(reply) + "\n")
-    sys.stdout.flush()
-
-
-def collect_errors(lib: Any) -> list[str]:  # noqa: ANN401  # a module, loaded from a path
-    """The errors that llama.cpp logs from now on; the first says what was wrong, and those behind it what came of that."""
-    said: list[str] = []
-
-    def keep(level: int, text: bytes, _user_data: object) -> None:
-        if level == ERROR_LEVEL and len(said) < MAX_ERRORS:
-            said.append(text.decode("utf-8", "replace").strip().removeprefix("llama_model_load: error loading model: "))
-
-    callback = lib.llama_log_callback(keep)
-    lib.llama_log_set(callback, None)
-    _kept_alive.append(callback)
-    return said
-
-
-def main() -> None:
-    job = json.loads(sys.argv[1])
-    sys.path.extend(sys.argv[2:])
-
-    from localrag.engine.library import library  # noqa: PLC0415  # the path to it is set above
-    from localrag.errors import LocalragError  # noqa: PLC0415
-
-    said = collect_errors(library())
-    send({"ready": True})
-    shrink_stacks()
-    limit_self(spare_bytes=job["spare_bytes"], cpu_s=job["cpu_s"])
-    try:
-        try_file(Path(job["path"]), vocab_only=job["vocab_only"])
-    except LocalragError as error:
-        reason = said[0] if said else error.message
-    except Exception as error:  # noqa: BLE001  # whatever a file leads to is an answer, not an end
-        reason = f"{type(error).__name__}: {error}"
-    else:
-        send({"error": None})
-        return
-    send({"error": reason})
-
-
-if __name__ == "__main__":
-    main()

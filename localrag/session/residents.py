@@ -11,7 +11,7 @@ from typing import Self
 
 from localrag.catalog import Catalog
 from localrag.engine import attention, memory, threads
-from localrag.engine.context import KEPT_SEQUENCES
+from localrag.engine.context import num_sequence_ids
 from localrag.engine.devices import gpu_bytes_free, gpu_devices
 from localrag.engine.echo import N_CTX_TRAIN as ECHO_CELLS
 from localrag.engine.engine import Engine
@@ -159,7 +159,7 @@ class Residents:
         return memory.plan(
             model.info,
             model.num_cells,
-            model.num_sequences + (KEPT_SEQUENCES if model.num_sequences > 1 else 0),  # as Engine.reserve has it
+            num_sequence_ids(model.num_sequences),
             flash_attention=self._flash_attention,
             gpu_layers=model.info.num_layers + 1 if self._has_gpu else 0,
             situation=Situation(available_bytes=0, gpu_available_bytes=0, python_bytes=0),

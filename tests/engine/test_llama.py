@@ -56,7 +56,7 @@ def test_positions_are_those_of_the_cache(context):
     context.begin(1, [5], SamplingParams())
     context.decode([(5, i, 1, False) for i in range(10)])
     assert (context.num_tokens(0), context.num_tokens(1)) == (0, 10)
-    context.truncate(1, 4)
+    assert context.cut(1, 4)
     assert context.num_tokens(1) == 4
     for wrong in (-1, 2, 256):
         with pytest.raises(EngineError):

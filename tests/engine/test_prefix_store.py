@@ -22,8 +22,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from localrag.engine.keeping import worth_keeping
 from localrag.engine.prefix_file import Identity, PrefixFileError, file_bytes, read, write
-from localrag.engine.prefix_store import Found, PrefixStore, worth_keeping
+from localrag.engine.prefix_store import Found, PrefixStore
 
 IDENTITY = Identity(model="m", llama_build="b", architecture="llama", type_k="f16", type_v="f16", flash_attention=True, n_ctx_train=8192)
 OTHER = replace(IDENTITY, model="n")

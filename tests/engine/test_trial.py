@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from benchmarks import headers
-from localrag.engine import trial
+from localrag.engine import child, trial
 from localrag.engine.gguf import read_header
 from localrag.engine.trial import ensure_safe
-from localrag.errors import ModelFileError
+from localrag.errors import EngineError, ModelFileError
 from tests.gguf_files import assert_well_said, bpe_keys, spm_keys, tiny_tensors, write_gguf, write_model, write_vocab
 
 SHA256 = "0" * 64
@@ -135,20 +135,25 @@ def test_what_does_not_come_to_an_end_is_ended(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo.gguf")
     job = {"path": str(tmp_path / "fifo.gguf"), "vocab_only": True, "spare_bytes": trial.SPARE_BYTES, "cpu_s": 4.0}
     started = time.perf_counter()
-    _, code, expired = trial._run(json.dumps(job), 2.0)
-    assert expired
-    assert code == -signal.SIGKILL
+    ended = child.run("trial_worker", job, 2.0)
+    assert ended.expired
+    assert ended.code == -signal.SIGKILL
     assert time.perf_counter() - started < 10
-    error = trial._refused(tmp_path / "fifo.gguf", None, "", code, 2.0)
+    error = trial._refused(tmp_path / "fifo.gguf", ended, 2.0)
     assert "did not come to an end with it within 2 s" in error.message
 
 
 def test_the_child_keeps_its_limits(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.gguf")
     job = {"path": str(path), "vocab_only": False, "spare_bytes": 1 << 20, "cpu_s": 4.0}
-    output, code, expired = trial._run(json.dumps(job), 20.0)
-    assert not expired
-    assert code != 0 or {"error": None} not in trial._understand(output)[0]
+    ended = child.run("trial_worker", job, 20.0)
+    assert not ended.expired
+    assert not ended.succeeded
+
+
+def test_a_child_that_does_not_start_is_no_fault_of_a_file() -> None:
+    with pytest.raises(EngineError, match="did not start: ModuleNotFoundError"):
+        child.run("no_such_worker", {}, 20.0)
 
 
 def test_mutants(tmp_path: Path) -> None:
