@@ -47,6 +47,11 @@ class Settings:
     def kb_dir(self) -> Path:
         return self.home / "kb"
 
+    @property
+    def embedders_dir(self) -> Path:
+        """Copies of embedders that llama.cpp runs."""
+        return self.home / "embedders"
+
     def find_models_file(self) -> Path | None:
         """The models.toml in force: the one named, else ./models.toml, else the one in the home; None for the one that ships."""
         if self.models_file is not None:

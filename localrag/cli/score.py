@@ -139,7 +139,7 @@ def _embedder(method: Method, settings: Settings, *, is_asked_for: bool) -> Embe
     if method == "keyword":
         return None
     try:
-        return open_embedder(settings)
+        return open_embedder(settings, for_queries=True)
     except ModelNotFoundError as error:
         if is_asked_for:
             raise

@@ -19,6 +19,7 @@ import os, signal, sys
 from itertools import count
 from pathlib import Path
 from localrag.kb import KnowledgeBase
+from localrag.kb.store import Store
 from tests.kb.hash_embedder import HashEmbedder
 
 kb_dir, name, folder, last_statement = sys.argv[1:]
@@ -30,9 +31,11 @@ def die_at_the_last(_):
     if next(statements) == int(last_statement):
         os.kill(os.getpid(), signal.SIGKILL)
 
+if int(last_statement):
+    Store(Path(kb_dir, name, "kb.sqlite"), create=True).close()
 with KnowledgeBase.open(Path(kb_dir), name, create=True) as kb:
     if int(last_statement):
-        kb._made()._db.set_trace_callback(die_at_the_last)
+        kb._store._db.set_trace_callback(die_at_the_last)
     print("ready", flush=True)
     sys.stdin.readline()
     kb.ingest([Path(folder)], embedder, lambda _: print(next(files), flush=True))

@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from localrag.errors import KnowledgeBaseError
-from localrag.kb import KnowledgeBase
+from localrag.kb import FolderRule, KnowledgeBase, Tagging, Where
+from localrag.kb.turn import taken
 from tests.kb.hash_embedder import HashEmbedder
 from tests.kb.support import chunk_ids, contents, problems, write_notes
 
@@ -40,6 +41,7 @@ def test_the_result_is_fit_for_json(kb, notes, embedder):
         "added": 0,
         "updated": 0,
         "unchanged": 4,
+        "renamed": 0,
         "removed": 0,
         "num_embedded": 0,
         "num_chunks": 12,
@@ -57,7 +59,6 @@ def test_every_skipped_file_is_named_and_the_rest_is_indexed(kb_dir, notes, embe
     (notes / "binary.md").write_bytes(b"a\0b")
     (notes / "empty.txt").write_text("")
     (notes / "only.md").write_text("---\ntitle: x\n---\n")
-    (notes / "paper.pdf").write_bytes(b"%PDF-")
     os.mkfifo(notes / "pipe")
     (notes / "loop").symlink_to(notes)
     with KnowledgeBase.open(kb_dir, "notes", create=True) as kb:
@@ -67,7 +68,6 @@ def test_every_skipped_file_is_named_and_the_rest_is_indexed(kb_dir, notes, embe
             "notes/binary.md": "binary file",
             "notes/empty.txt": "it holds no text",
             "notes/only.md": "it holds no text",
-            "notes/paper.pdf": "PDF files are not read",
             "notes/pipe": "not a regular file",
             "notes/loop": "symbolic link",
         }
@@ -181,3 +181,110 @@ def test_the_last_progress_is_all_of_it(kb, notes, embedder):
     kb.ingest([notes], embedder, seen.append)
     assert [progress.num_done for progress in seen] == [0, 1, 2, 3, 5]
     assert (seen[-1].source, seen[-1].num_files, seen[-1].num_embedded) == ("notes/z.bin", 5, 1)
+
+
+SETTLED = 1_700_000_000
+
+
+def _settle(folder):
+    for file in folder.rglob("*"):
+        os.utime(file, (SETTLED, SETTLED))
+
+
+def test_an_unchanged_file_is_not_read(kb_dir, notes, embedder):
+    _settle(notes)
+    with KnowledgeBase.open(kb_dir, "settled", create=True) as kb:
+        kb.ingest([notes], embedder)
+        file = notes / "note-000.md"
+        file.write_bytes(b"\0" * file.stat().st_size)  # as it is not read, this does not show
+        _settle(notes)
+        assert _counts(kb.ingest([notes], embedder)) == (0, 0, 4, 0)
+        os.utime(file)
+        assert dict(kb.ingest([notes], embedder).skipped) == {"notes/note-000.md": "binary file"}
+
+
+def test_a_file_that_was_changed_just_before_it_was_indexed_is_read_again(kb, notes, embedder):
+    file = notes / "note-000.md"
+    status = file.stat()
+    file.write_text(file.read_text().replace("zebra0x0", "hippo0x0"))  # of the same size, and within the clock's grain
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert _counts(kb.ingest([notes], embedder)) == (0, 1, 3, 0)
+
+
+def test_unchanged_chunks_of_a_changed_file_keep_their_ids_and_vectors(kb, notes, embedder):
+    path = str(notes / "note-001.md")
+    before, num_embedded = chunk_ids(kb)[path], embedder.num_embedded
+    text = Path(path).read_text()
+    Path(path).write_text(text.replace("## Part 1", "## Part new\n\nSomething else stands here now.\n\n## Part 1"))
+    result = kb.ingest([notes], embedder)
+    after = chunk_ids(kb)[path]
+    assert [one for one in after if one in before] == before
+    assert (len(after), result.num_embedded, embedder.num_embedded - num_embedded) == (4, 1, 1)
+    assert problems(kb.path) == []
+
+
+def test_a_renamed_file_keeps_its_chunks(kb, notes, embedder):
+    before = chunk_ids(kb)
+    (notes / "deep").mkdir()
+    (notes / "note-001.md").rename(notes / "deep" / "moved.md")
+    result = kb.ingest([notes], embedder)
+    assert (result.renamed, _counts(result), result.num_embedded) == (1, (0, 0, 3, 0), 0)
+    assert chunk_ids(kb)[str(notes / "deep" / "moved.md")] == before[str(notes / "note-001.md")]
+    assert ("notes/deep/moved.md", 3) in kb.sources()
+    (notes / "note-002.md").replace(notes / "note-003.md")  # in place of another
+    result = kb.ingest([notes], embedder)
+    assert (result.renamed, result.removed, kb.num_documents) == (1, 0, 3)
+    assert chunk_ids(kb)[str(notes / "note-003.md")] == before[str(notes / "note-002.md")]
+    assert problems(kb.path) == []
+
+
+def test_a_copy_is_another_document_and_is_not_embedded_again(kb, notes, embedder):
+    (notes / "copy.md").write_bytes((notes / "note-000.md").read_bytes())
+    (notes / "twice.txt").write_text("same words here\n" * 1)
+    (notes / "again.txt").write_text("same words here\n" * 1)
+    result = kb.ingest([notes], embedder)
+    assert (result.added, result.num_embedded, result.num_chunks) == (3, 1, 17)
+
+
+def test_tags_of_files_rules_and_people(kb, notes, embedder):
+    (notes / "tagged.md").write_text("---\ntags: [own]\nauthor: Ann\n---\n# T\n\nText.\n")
+    rules = (FolderRule("notes/note-00[x]*", ("never",)), FolderRule("notes/tag*", ("rule",)), FolderRule(str(notes), ("all",)))
+    kb.ingest([notes], embedder, tagging=Tagging(("given",), rules))
+    assert kb.fields()["notes/tagged.md"]["tag"] == ["all", "given", "own", "rule"]
+    assert kb.fields()["notes/note-000.md"] == {"tag": ["all", "given"]}
+    kb.ingest([notes], embedder)  # rules hold for their run, what was given stays
+    assert kb.fields()["notes/tagged.md"]["tag"] == ["given", "own"]
+    assert [source for source, _ in kb.sources(Where.parse(["tag=own"]))] == ["notes/tagged.md"]
+
+
+def test_a_plan_says_what_would_be_done(kb_dir, notes, embedder):
+    _settle(notes)
+    with KnowledgeBase.open(kb_dir, "new", create=True) as kb:
+        assert len(kb.plan([notes]).new) == 4
+        assert not kb_dir.exists()
+        kb.ingest([notes], embedder)
+        (notes / "note-000.md").unlink()
+        (notes / "note-001.md").write_text("changed")
+        (notes / "new.txt").write_text("x")
+        (notes / ".env").write_text("x")
+        plan = kb.plan([notes])
+    assert (plan.new, plan.changed, len(plan.unchanged)) == (("notes/new.txt",), ("notes/note-001.md",), 2)
+    assert (plan.removed, dict(plan.skipped)) == ((str(notes / "note-000.md"),), {"notes/.env": "hidden"})
+
+
+def test_hidden_files_only_when_asked_for(kb, notes, embedder):
+    (notes / ".env").write_text("SECRET=1")
+    (notes / "id_rsa.txt").write_text("key")
+    (notes / ".git").mkdir()
+    (notes / ".git" / "config").write_text("x")
+    assert kb.ingest([notes], embedder, hidden=True).added == 2
+    assert kb.ingest([notes], embedder).removed == 2
+
+
+def test_a_second_indexer_waits_or_says_so(kb, kb_dir, notes, embedder):
+    waited = []
+    with taken(kb.path.parent, wait_s=0), pytest.raises(KnowledgeBaseError, match="Another localrag") as caught:
+        kb.ingest([notes], embedder, wait_s=0.2, on_wait=lambda: waited.append(1))
+    assert (waited, caught.value.exit_code) == ([1], 6)
+    assert "Wait" in caught.value.hint
+    assert kb.ingest([notes], embedder, wait_s=0).unchanged == 4

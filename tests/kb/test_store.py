@@ -7,7 +7,8 @@ import pytest
 
 from localrag.errors import KnowledgeBaseError
 from localrag.kb.chunking import Passage
-from localrag.kb.store import DocumentRow, Store
+from localrag.kb.documents import DocumentRow
+from localrag.kb.store import Feedback, Store
 from tests.kb.support import problems
 
 
@@ -20,7 +21,8 @@ def store(tmp_path):
 
 def _put(store, name="a", text="alpha beta", sha256="1"):
     with store.writing():
-        store.put_document(DocumentRow(f"/{name}", name, sha256, 1), [Passage(0, len(text), text, "Top")], [b"\0" * 8])
+        passage = Passage(0, len(text), text, "Top")
+        store.put_document(DocumentRow(f"/{name}", name, sha256, 1), [passage], {passage.sha256: b"\0" * 8})
 
 
 def test_importing_it_brings_no_heavy_library():
@@ -40,7 +42,7 @@ def test_what_was_put_is_found(store):
     assert store.keyword_ids('"top"', 5)
     assert list(store.vectors()) == [(chunk_id, b"\0" * 8)]
     assert store.sources() == [("a", 1)]
-    assert store.documents() == {"/a": "1"}
+    assert {path: known.sha256 for path, known in store.documents().items()} == {"/a": "1"}
 
 
 def test_chunks_come_in_the_order_asked_for_and_unknown_ids_are_left_out(store):
@@ -86,10 +88,38 @@ def test_ids_are_never_used_again(store):
     assert problems(store.path) == []
 
 
-def test_the_same_bytes_again_change_nothing(store):
+def test_the_same_chunks_again_keep_their_ids_and_what_was_learned_of_them(store):
     _put(store, "a", "alpha", sha256="1")
-    _put(store, "a", "other", sha256="1")
-    assert [chunk.text for chunk in store.chunks([1])] == ["alpha"]
+    with store.writing(moves_on=False):
+        store.add_feedback({1: Feedback(retrieved=2, cited=1), 99: Feedback(1)})
+        store.add_feedback({1: Feedback(useful=1)})
+    _put(store, "a", "alpha", sha256="2")
+    assert store.feedback() == store.feedback([1, 7]) == {1: Feedback(2, 0, 1, 1, 0)}
+    assert store.existing([3, 1, 2]) == [1]
+    with store.writing(moves_on=False):
+        store.reset_feedback()
+    assert store.feedback() == {}
+
+
+def test_trigrams_hold_only_chinese_japanese_and_korean(store):
+    for at, text in enumerate(("plain words", "中文字符串", "ひらがな", "한국어 문장", "é")):
+        _put(store, f"d{at}", text, sha256=str(at))
+    assert [one for one, _ in store.trigram_ids('"文字符"', 5)] == [2]
+    assert store.trigram_ids('"국어 "', 5)
+    assert store.trigram_ids('"pla"', 5) == []
+    with store.writing():
+        store.remove_documents(["/d1"])
+    assert store.trigram_ids('"文字符"', 5) == []
+    assert problems(store.path) == []
+
+
+def test_each_generation_has_a_stamp_of_its_own(store):
+    _put(store)
+    _put(store, "b")
+    stamps = [store.stamp(generation) for generation in range(3)]
+    assert None not in stamps
+    assert len(set(stamps)) == 3
+    assert store.stamp(3) is None
 
 
 def test_another_embedder_is_refused_with_a_way_out(store):

@@ -24,7 +24,7 @@ class Section:
 
 
 class Place(NamedTuple):
-    """From character `start` of a text on, up to the next place, a person finds it at `number` (from 1) of `kind`: page 3, slide 2, row 7."""
+    """From character `start` of a text on, up to the next place, it is found at `number` (from 1) of `kind`: page 3, slide 2, row 7."""
 
     start: int
     kind: str
