@@ -110,7 +110,7 @@ def open_embedder(settings: Settings, name: str | None = None, *, for_queries: b
 
 
 def prepare_queries(embedder: Embedder, settings: Settings, *, on_start: Callable[[], None]) -> None:
-    """Have questions embedded without torch from now on, where llama.cpp gives the same vectors; `on_start` is called if that takes long."""
+    """Have questions embedded without torch from now on, where llama.cpp gives the same vectors; `on_start` is called if it takes long."""
     from localrag.engine.query_path import convert_for_queries  # noqa: PLC0415  # weight
 
     convert_for_queries(embedder, settings, on_start=on_start)

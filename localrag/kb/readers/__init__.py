@@ -83,6 +83,18 @@ def read(name: str, data: bytes) -> Reading:
     return reading
 
 
+def is_text(name: str) -> bool:
+    """Whether a file of this name is text as it stands, in whatever encoding: a person's notes, code, a page's source."""
+    suffix = PurePath(name).suffix.lower()
+    return suffix in text.SUFFIXES or language_of(name) is not None or (suffix in _READERS and _READERS[suffix] not in _BINARY)
+
+
+def is_document(name: str, data: bytes) -> bool:
+    """Whether a file has a text that its bytes do not show, such as a PDF."""
+    suffix = PurePath(name).suffix.lower()
+    return _READERS.get(suffix, "") in _BINARY or data.startswith((b"%PDF-", *_ZIP))
+
+
 def _by_content(data: bytes, expected: str, suffix: str) -> str | None:
     """The reader that the bytes ask for; None where they leave it to the ending. `expected` is what the ending asks for."""
     if data.startswith(b"%PDF-") or (expected == "pdf" and b"%PDF-" in data[:1024]):
@@ -125,4 +137,4 @@ def _function(reader: str) -> Callable[[bytes], Reading]:
     return found
 
 
-__all__ = ["Reading", "UnreadableError", "read"]
+__all__ = ["Reading", "UnreadableError", "is_document", "is_text", "read"]

@@ -31,7 +31,7 @@ def utf16_without_mark(data: bytes) -> str | None:
     """The byte order of UTF-16 that begins without its mark, "utf-16-le" or "utf-16-be"; None if it is not evident.
 
     It is evident where there is no NUL character, next to nothing is a control character or undefined, there are spaces, line ends or
-    full stops, and the characters are mostly ASCII, or many.
+    full stops, and the characters are mostly ASCII, or many with none of Latin letters beside those of another script.
     """
     sample = data[: _SAMPLE_BYTES // 2 * 2]
     if len(data) % 2 or len(sample) < 4:
@@ -41,7 +41,11 @@ def utf16_without_mark(data: bytes) -> str | None:
         text = sample.decode(encoding, "replace")
         num_ascii = sample[half::2].count(0)
         num_odd = sum(not (char.isprintable() or char in _SPACES) or char == "\ufffd" for char in text)
-        is_text = "\0" not in text and num_odd * 100 <= len(text) and (num_ascii * 2 >= len(text) or len(text) >= _MIN_CHARS)
+        is_text = (
+            "\0" not in text
+            and num_odd * 100 <= len(text)
+            and (num_ascii * 2 >= len(text) or (len(text) >= _MIN_CHARS and not _MIXED.search(text)))
+        )
         num_common = num_ascii + sum(text.count(char) for char in _SPACES + _STOPS)
         if is_text and num_common > most:
             best, most = encoding, num_common
