@@ -28,7 +28,7 @@ def session(tmp_path_factory):
     model = write_model(folder / "model.gguf", changes={"llama.context_length": 4096})
     with KnowledgeBase.open(folder / "kb", "kilns", create=True) as kb, open_model(model, name="tiny") as engine:
         kb.ingest([folder / "pages"], HashEmbedder())
-        yield Session(engine, knowledge_bases=[kb], embedder=HashEmbedder(), n_ctx=1100)
+        yield Session(engine, knowledge_bases=[kb], embedder=HashEmbedder(), n_ctx=900)
 
 
 def test_every_matching_passage_is_read_in_passes_that_fit(session):

@@ -86,7 +86,9 @@ def ask_command(
             display.prepared(ready, model, task=question, tokenizer=tokenizer, as_json=as_json, explain=explained)
             return 0
         answer = _answered(session, question, sampling=sampling, asked=asked, as_json=as_json, exhaustive=exhaustive)
-        display.answer(answer, tokenizer=tokenizer, as_json=as_json, explain=explained, asked_kbs=asking["kbs"])
+        display.answer(
+            answer, tokenizer=tokenizer, as_json=as_json, explain=explained, asked_kbs=[kb.address for kb in session.knowledge_bases]
+        )
     return 130 if answer.finish_reason == "cancelled" else 0
 
 

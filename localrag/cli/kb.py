@@ -10,7 +10,7 @@ import click
 from localrag.cli import display, indexing, options
 from localrag.cli.text import emit, note, safe
 from localrag.errors import KnowledgeBaseError, UsageError
-from localrag.kb import MODES, KnowledgeBase, Mode, Tagging, Where, import_kb, list_kbs
+from localrag.kb import MODES, KnowledgeBase, Mode, Tagging, Where, import_kb, list_kbs, shown
 from localrag.session import folder_rules, open_embedder, prepare_queries
 from localrag.settings import Settings
 
@@ -41,21 +41,21 @@ def index_command(
     """Add or update the documents under PATHS. Only what changed is read and embedded again; what vanished is removed."""
     with KnowledgeBase.open(settings.kb_dir, kb, create=True) as knowledge_base:
         if dry_run:
-            indexing.planned(kb, knowledge_base.plan(paths, hidden=hidden), as_json=as_json, verbose=verbose)
+            indexing.planned(knowledge_base.address, knowledge_base.plan(paths, hidden=hidden), as_json=as_json, verbose=verbose)
             return
         embedder = open_embedder(settings)
 
         def index() -> None:
-            with indexing.IndexingBar(kb) as bar:
+            with indexing.IndexingBar(knowledge_base.address) as bar:
                 result = knowledge_base.ingest(
                     paths,
                     embedder,
                     bar,
                     tagging=Tagging(tags or None, folder_rules(settings)),
                     hidden=hidden,
-                    on_wait=lambda: note(f"Another localrag is indexing into {kb}: waiting for it."),
+                    on_wait=lambda: note(f"Another localrag is indexing into {knowledge_base.address}: waiting for it."),
                 )
-            indexing.indexed(kb, result, as_json=as_json, verbose=verbose)
+            indexing.indexed(knowledge_base.address, result, as_json=as_json, verbose=verbose)
 
         index()
         prepare_queries(embedder, settings, on_start=lambda: note("Making a copy of the embedder that starts faster, once."))
@@ -127,7 +127,7 @@ def show_command(name: str, where: Where, settings: Settings, as_json: bool) -> 
     num_chunks = sum(chunks for _, chunks in sources)
     if as_json:
         documents = [{"source": source, "num_chunks": chunks, "fields": fields.get(source, {})} for source, chunks in sources]
-        emit({"name": name, "num_documents": len(sources), "num_chunks": num_chunks, "documents": documents})
+        emit({"name": shown(name), "num_documents": len(sources), "num_chunks": num_chunks, "documents": documents})
     else:
         rows = [(source, chunks, ", ".join(fields.get(source, {}).get("tag", ()))) for source, chunks in sources]
         has_tags = any(tags for *_, tags in rows)
@@ -143,8 +143,8 @@ def show_command(name: str, where: Where, settings: Settings, as_json: bool) -> 
 def verify_command(name: str, settings: Settings, as_json: bool) -> int:
     """Check a knowledge base against itself and against the documents on disk; what is derived is repaired."""
     with KnowledgeBase.open(settings.kb_dir, name) as knowledge_base:
-        found = knowledge_base.verify(on_wait=lambda: note(f"Another localrag is indexing into {name}: waiting for it."))
-    indexing.verified(name, found, as_json=as_json)
+        found = knowledge_base.verify(on_wait=lambda: note(f"Another localrag is indexing into {shown(name)}: waiting for it."))
+    indexing.verified(shown(name), found, as_json=as_json)
     return 0 if found.is_sound else KnowledgeBaseError.exit_code
 
 
@@ -156,7 +156,7 @@ def export_command(name: str, file: Path, settings: Settings) -> None:
     """Write a knowledge base into one FILE, to keep or to take along."""
     with KnowledgeBase.open(settings.kb_dir, name) as knowledge_base:
         knowledge_base.export(file)
-    note(f"Wrote {name} to {safe(str(file))}.")
+    note(f"Wrote {shown(name)} to {safe(str(file))}.")
 
 
 @kb_command.command("import")
@@ -178,11 +178,12 @@ def import_command(file: Path, name: str | None, settings: Settings) -> None:
 def feedback_command(name: str, ids: tuple[str, ...], helped: bool | None, reset: bool, settings: Settings, as_json: bool) -> None:
     """Show which passages helped, mark some by their ID (12 or KB#12), or forget what is known.
 
-    What people mark moves a passage up or down by a tenth of its score at most. How often it was found, supplied and cited is only shown.
+    What people mark moves a passage up or down by a tenth of its score at most. How often it was found, supplied and cited is only
+    shown, unless LOCALRAG_LEARN is "all"; "off" uses nothing of it.
     """
     if reset == bool(ids) and (reset or helped is not None):
         raise UsageError(
-            "IDs go with --useful or --useless, and neither goes with --reset.", hint=f"localrag kb feedback {name} 12 --useful"
+            "IDs go with --useful or --useless, and neither goes with --reset.", hint=f"localrag kb feedback {shown(name)} 12 --useful"
         )
     if ids and helped is None:
         raise UsageError("Were they of use or not?", hint="Say --useful or --useless.")
@@ -210,6 +211,6 @@ def remove_command(name: str, settings: Settings, yes: bool) -> None:
     """Delete a knowledge base. The documents themselves are not touched."""
     with KnowledgeBase.open(settings.kb_dir, name) as knowledge_base:
         if not yes:
-            click.confirm(f"Remove {name} with {knowledge_base.num_documents} documents?", abort=True, err=True)
+            click.confirm(f"Remove {shown(name)} with {knowledge_base.num_documents} documents?", abort=True, err=True)
         knowledge_base.remove()
-    note(f"Removed {name}.")
+    note(f"Removed {shown(name)}.")

@@ -2,7 +2,7 @@
 
 from localrag.kb.filters import FolderRule, Where
 from localrag.kb.ingest import IngestResult, Plan, Progress, Tagging
-from localrag.kb.knowledge_base import KnowledgeBase, import_kb, list_kbs
+from localrag.kb.knowledge_base import KnowledgeBase, import_kb, list_kbs, shown
 from localrag.kb.retrieve import MODES, Mode
 from localrag.kb.verify import Verified
 from localrag.kb.walk import Skipped
@@ -21,4 +21,5 @@ __all__ = [
     "Where",
     "import_kb",
     "list_kbs",
+    "shown",
 ]

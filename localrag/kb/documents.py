@@ -9,12 +9,12 @@ from __future__ import annotations
 import secrets
 import sqlite3
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from localrag.kb.chunking import Passage
 
-_NUM_STAMPS = 10_000  # generations that are told apart from those of a backup; about 15 bytes each
+NUM_STAMPS = 10_000  # generations that are told apart from those of a backup; about 15 bytes each
 
 Origin = str
 """Where a field comes from: "file", "rule" of a folder, or "given" by a person."""
@@ -50,11 +50,21 @@ class Known:
     cutter: int
 
 
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A file that has no text to index, and the reason. It stays unread until it is changed, or `cutter` is."""
+
+    num_bytes: int
+    mtime_ns: int
+    cutter: int
+    reason: str
+
+
 def count_generation(db: sqlite3.Connection) -> None:
     """The next generation, with a random number of its own."""
     (generation,) = db.execute("UPDATE state SET generation = generation + 1 RETURNING generation").fetchone()
     db.execute("INSERT OR REPLACE INTO generations (generation, stamp) VALUES (?, ?)", (generation, secrets.randbits(63)))
-    db.execute("DELETE FROM generations WHERE generation <= ?", (generation - _NUM_STAMPS,))
+    db.execute("DELETE FROM generations WHERE generation <= ?", (generation - NUM_STAMPS,))
 
 
 def put_document(db: sqlite3.Connection, row: DocumentRow, passages: Sequence[Passage], vectors: Mapping[bytes, bytes]) -> int:
@@ -96,6 +106,15 @@ def drop_chunks(db: sqlite3.Connection, ids: Sequence[int]) -> list[str]:
     return sorted(source for _, source in found)
 
 
+def set_unread(db: sqlite3.Connection, gone: Iterable[str], found: Mapping[str, Unread]) -> None:
+    """Remembers files that have no text, by absolute path, and forgets others."""
+    db.executemany("DELETE FROM unread WHERE path = ?", [(path,) for path in gone])
+    db.executemany(
+        "INSERT OR REPLACE INTO unread (path, num_bytes, mtime_ns, cutter, reason) VALUES (?, ?, ?, ?, ?)",
+        [(path, one.num_bytes, one.mtime_ns, one.cutter, one.reason) for path, one in found.items()],
+    )
+
+
 def set_fields(db: sqlite3.Connection, document_id: int, fields: Sequence[tuple[str, str]], origin: Origin) -> bool:
     """The fields of one origin, in place of those that were; whether that is a change."""
     wanted = {(key, value) for key, value in fields if value}
@@ -110,13 +129,22 @@ def set_fields(db: sqlite3.Connection, document_id: int, fields: Sequence[tuple[
     return True
 
 
+def kept_of(present: Iterable[tuple[int, bytes, str]], passages: Sequence[Passage]) -> tuple[list[int | None], list[int]]:
+    """The id that each passage of a document has already, or None, and the ids of chunks that none of them is.
+
+    `present` are (chunk id, sha256, heading) of its chunks, the last first, so that of equal ones the first stays first.
+    """
+    ids: defaultdict[tuple[bytes, str], list[int]] = defaultdict(list)
+    for chunk_id, sha256, heading in present:
+        ids[sha256, heading].append(chunk_id)
+    kept = [same.pop() if (same := ids[passage.sha256, passage.heading]) else None for passage in passages]
+    return kept, [one for left in ids.values() for one in left]
+
+
 def _put_chunks(db: sqlite3.Connection, document_id: int, passages: Sequence[Passage], vectors: Mapping[bytes, bytes]) -> None:
-    present = defaultdict(list)
     statement = "SELECT id, sha256, heading FROM chunks WHERE document_id = ? ORDER BY ordinal DESC"
-    for chunk_id, sha256, heading in db.execute(statement, (document_id,)):
-        present[sha256, heading].append(chunk_id)
-    kept = [_pop(present[passage.sha256, passage.heading]) for passage in passages]
-    db.executemany("DELETE FROM chunks WHERE id = ?", [(one,) for left in present.values() for one in left])
+    kept, left = kept_of(db.execute(statement, (document_id,)), passages)
+    db.executemany("DELETE FROM chunks WHERE id = ?", [(one,) for one in left])
     # No two chunks of a document have one ordinal, not even between two statements: those that stay are moved out of the way first.
     db.execute("UPDATE chunks SET ordinal = -1 - ordinal WHERE document_id = ?", (document_id,))
     for ordinal, (passage, chunk_id) in enumerate(zip(passages, kept, strict=True)):
@@ -129,7 +157,3 @@ def _put_chunks(db: sqlite3.Connection, document_id: int, passages: Sequence[Pas
             (document_id, *where, passage.heading, passage.text, passage.sha256),
         )
         db.execute("INSERT INTO vectors (chunk_id, vector) VALUES (?, ?)", (added.lastrowid, vectors[passage.sha256]))
-
-
-def _pop(ids: list[int]) -> int | None:
-    return ids.pop() if ids else None

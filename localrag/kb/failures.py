@@ -28,6 +28,17 @@ def make_folder(folder: Path) -> None:
         raise KnowledgeBaseError(f"Cannot make the folder {folder}: {error.strerror or error}.", hint=_way_out("")) from error
 
 
+def other_embedder(name: str, known: tuple[str, int], given: tuple[str, int]) -> KnowledgeBaseError:
+    """The error for an embedder whose vectors do not compare with those stored in `name`; both are (fingerprint, dimensions)."""
+    return KnowledgeBaseError(
+        f"Knowledge base {name!r} was indexed with another embedder ({known[1]} dimensions, {known[0][:12]}…) "
+        f"than this one ({given[1]} dimensions, {given[0][:12]}…), so their vectors do not compare.",
+        hint=f"Use the embedder it was indexed with, or index the documents into a new one: localrag index PATH --kb {name}-2",
+        dim=known[1],
+        given_dim=given[1],
+    )
+
+
 def _way_out(kind: str) -> str:
     name = kind.removeprefix("SQLITE_").split("_")[0]
     return {

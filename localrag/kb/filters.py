@@ -50,14 +50,31 @@ class Where:
     def __str__(self) -> str:
         return ", ".join(f"{key}={pattern}" for key, patterns in self.conditions for pattern in patterns)
 
-    def to_sql(self) -> tuple[str, list[str]]:
-        """A SELECT of the ids of the documents that pass, for a connection that knows `folded`, and its values."""
-        parts, values = [], []
+    def globs(self) -> list[tuple[str, list[str]]]:
+        """Each condition as ("source" or the key of a field, patterns): one of them has to match what is `folded` of that value."""
+        found = []
         for key, patterns in self.conditions:
-            each, given = zip(*(_one(key, _glob(pattern)) for pattern in patterns), strict=True)
-            parts.append(f"({' OR '.join(each)})")
-            values += [value for group in given for value in group]
-        return f"SELECT d.id FROM documents d WHERE {' AND '.join(parts) or '1'}", values  # noqa: S608  # the parts below
+            each = [folded(pattern) for pattern in patterns]
+            if key == "source":
+                found.append((key, [glob for pattern in each for glob in (pattern, f"{pattern.rstrip('/')}/*")]))
+            elif key == "format":
+                found.append(("source", [f"*.{pattern.removeprefix('.')}" for pattern in each]))
+            else:
+                found.append((key, each))
+        return found
+
+    def to_sql(self) -> tuple[str, list[str]]:
+        """A SELECT of the ids of the documents that pass, for a SQLite connection that knows `folded`, and its values."""
+        parts, values = [], []
+        for key, globs in self.globs():
+            if key == "source":
+                parts.append(f"({' OR '.join(['folded(d.source) GLOB ?'] * len(globs))})")
+            else:
+                matches = " OR ".join(["folded(value) GLOB ?"] * len(globs))
+                parts.append(f"d.id IN (SELECT document_id FROM fields WHERE key = ? AND ({matches}))")  # noqa: S608  # no values in it
+                values.append(key)
+            values += [glob.replace("[", "[[]") for glob in globs]  # in SQLite's GLOB a bracket opens a set; here it is a character
+        return f"SELECT d.id FROM documents d WHERE {' AND '.join(parts) or '1'}", values  # noqa: S608  # the parts above
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +95,6 @@ class FolderRule:
 def folded(text: str) -> str:
     """Text as patterns are compared with it."""
     return text.casefold()
-
-
-def _one(key: str, pattern: str) -> tuple[str, list[str]]:
-    if key == "source":
-        return "folded(d.source) GLOB ? OR folded(d.source) GLOB ?", [pattern, f"{pattern.rstrip('/')}/*"]
-    if key == "format":
-        return "folded(d.source) GLOB ?", [f"*.{pattern.removeprefix('.')}"]
-    return "d.id IN (SELECT document_id FROM fields WHERE key = ? AND folded(value) GLOB ?)", [key, pattern]
-
-
-def _glob(pattern: str) -> str:
-    """In SQLite's GLOB a bracket opens a set; here it is a character."""
-    return folded(pattern).replace("[", "[[]")
 
 
 @lru_cache(maxsize=256)

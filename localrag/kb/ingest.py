@@ -1,7 +1,8 @@
 """Read, chunk, embed, write: files become chunks of a knowledge base, a document a transaction.
 
 Whatever stops a run, what was written stays, and the next run goes on with the files that are missing. A file of the same size and time of
-change is not read, one of the same bytes is not cut, and a chunk that is known already, of whatever document, is not embedded.
+change is not read, also where there was no text to index in it; one of the same bytes is not cut; and a chunk that is known already, of
+whatever document, is not embedded.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from os.path import lexists
 from pathlib import Path, PurePath
+from types import MappingProxyType
 
 from localrag.errors import KnowledgeBaseError
 from localrag.kb.chunking import CUTTER, Passage, cut
-from localrag.kb.documents import DocumentRow, Known
+from localrag.kb.documents import DocumentRow, Known, Unread
 from localrag.kb.filters import FolderRule
 from localrag.kb.readers import UnreadableError
 from localrag.kb.reading import Readers
-from localrag.kb.store import Store
+from localrag.kb.truth import AnyStore
 from localrag.kb.walk import Found, Skipped, Walk, is_unchanged, read_file, walk
 from localrag.tokens import Embedder
 
@@ -104,8 +106,8 @@ def ingest(
     paths: Sequence[Path],
     embedder: Embedder,
     *,
-    store: Store | None,
-    make_store: Callable[[], Store],
+    store: AnyStore | None,
+    make_store: Callable[[], AnyStore],
     progress: Callable[[Progress], None] | None = None,
     tagging: Tagging | None = None,
     hidden: bool = False,
@@ -127,16 +129,20 @@ def ingest(
     )
 
 
-def plan(paths: Sequence[Path], known: Mapping[str, Known], *, hidden: bool = False) -> Plan:
+def plan(
+    paths: Sequence[Path], known: Mapping[str, Known], unread: Mapping[str, Unread] = MappingProxyType({}), *, hidden: bool = False
+) -> Plan:
     """What `ingest` would do with the files below `paths`. A file with a new name counts as new, and under its old one as removed."""
     found = walk(paths, hidden=hidden)
     kinds: dict[str, list[str]] = {"new": [], "changed": [], "unchanged": []}
     for file in found.files:
-        document = known.get(file.path)
-        if document is None:
-            kinds["new"].append(file.source)
+        document, without_text = known.get(file.path), unread.get(file.path)
+        if document is not None and _is_current(file, document):
+            kinds["unchanged"].append(file.source)
+        elif without_text is not None and _is_current(file, without_text):
+            found.skipped.append(Skipped(file.source, without_text.reason))
         else:
-            kinds["unchanged" if _is_current(file, document) else "changed"].append(file.source)
+            kinds["new" if document is None else "changed"].append(file.source)
     removed = tuple(sorted(found.vanished(list(known))))
     new, changed, unchanged = (tuple(sources) for sources in kinds.values())
     return Plan(new, changed, unchanged, removed, tuple(found.skipped))
@@ -148,8 +154,8 @@ class _Run:
 
     embedder: Embedder
     readers: Readers
-    store: Store | None
-    make_store: Callable[[], Store]
+    store: AnyStore | None
+    make_store: Callable[[], AnyStore]
     found: Walk
     tagging: Tagging
     progress: Callable[[Progress], None] | None
@@ -159,6 +165,8 @@ class _Run:
     renamed: int = 0
     num_embedded: int = 0
     _known: dict[str, Known] = field(default_factory=dict)
+    _unread: dict[str, Unread] = field(default_factory=dict)  # as it was before
+    _now_unread: dict[str, Unread] = field(default_factory=dict)
     _gone: dict[str, list[str]] | None = None  # sha256 to the paths of stored documents whose files are not there any more
     _kept: list[tuple[Found, int]] = field(default_factory=list)  # with their documents' ids
     _stamps: list[tuple[int, int | None]] = field(default_factory=list)
@@ -167,7 +175,7 @@ class _Run:
 
     def take_all(self) -> None:
         if self.store is not None:
-            self._known = self.store.documents()
+            self._known, self._unread = self.store.documents(), self.store.unread()
         for file in self.found.files:
             self._num_read += 1
             self._take(file)
@@ -176,7 +184,7 @@ class _Run:
                 self._write()
             self._report(file.source)
 
-    def finish(self) -> tuple[int, Store]:
+    def finish(self) -> tuple[int, AnyStore]:
         """Removes what vanished, and notes what is to be known of unchanged documents; the number of documents removed."""
         store = self._opened()
         vanished = self.found.vanished(list(self._known))
@@ -186,17 +194,18 @@ class _Run:
                 store.remove_documents(vanished)
                 for document_id, origin, fields in retagged:
                     store.set_fields(document_id, sorted(fields), origin)
-        if self._stamps:
+        unread = self._unread_before()
+        if self._stamps or unread != self._now_unread:
             with store.writing(moves_on=False):
                 store.stamp_documents(self._stamps)
+                store.set_unread(unread, self._now_unread)
         return len(vanished), store
 
     def _take(self, file: Found) -> None:
         """Reads and cuts one file, unless it is known."""
-        known = self._known.get(file.path)
-        if known is not None and _is_current(file, known):
-            self._keep(file, known.id)
+        if self._is_known(file):
             return
+        known = self._known.get(file.path)
         try:
             data, mtime_ns = read_file(file.path)
         except (UnreadableError, OSError) as error:
@@ -216,11 +225,25 @@ class _Run:
                 raise UnreadableError("it holds no text")  # noqa: TRY301  # one way to skip
         except (UnreadableError, KnowledgeBaseError, OSError) as error:
             self._skip(file, error)
+            if mtime_ns is not None and isinstance(error, UnreadableError) and error.lasts:
+                self._now_unread[file.path] = Unread(len(data), mtime_ns, CUTTER, str(error))
             return
         row = DocumentRow(
             file.path, file.source, sha256, len(data), reading.title, reading.tags, reading.fields, mtime_ns=mtime_ns, cutter=CUTTER
         )
         self._waiting.append(_Prepared(file, row, passages))
+
+    def _is_known(self, file: Found) -> bool:
+        """Whether a file is as it was when it was read; then what was found holds again."""
+        known, unread = self._known.get(file.path), self._unread.get(file.path)
+        if known is not None and _is_current(file, known):
+            self._keep(file, known.id)
+        elif unread is not None and _is_current(file, unread):
+            self._now_unread[file.path] = unread
+            self.found.skipped.append(Skipped(file.source, unread.reason))
+        else:
+            return False
+        return True
 
     def _keep(self, file: Found, document_id: int) -> None:
         self.unchanged += 1
@@ -251,10 +274,11 @@ class _Run:
 
     def _find_gone(self) -> dict[str, list[str]]:
         below = set(self.found.vanished(list(self._known)))
+        is_local = self.store is not None and self.store.is_local
         here = {file.path for file in self.found.files}
         gone = defaultdict(list)
         for path, known in self._known.items():
-            if path in below or (path not in here and not lexists(path)):
+            if path in below or (is_local and path not in here and not lexists(path)):
                 gone[known.sha256].append(path)
         return gone
 
@@ -282,7 +306,7 @@ class _Run:
             self.added += prepared.row.path not in self._known
         self._waiting.clear()
 
-    def _opened(self) -> Store:
+    def _opened(self) -> AnyStore:
         """The store; where this run makes it, another one may have been faster, and what that one wrote is not embedded again."""
         if self.store is None:
             self.store = self.make_store()
@@ -296,7 +320,12 @@ class _Run:
                     self._waiting.append(prepared)
         return self.store
 
-    def _retagged(self, store: Store) -> list[tuple[int, str, set[tuple[str, str]]]]:
+    def _unread_before(self) -> dict[str, Unread]:
+        """What was known of the files that were looked at, and of those that vanished."""
+        paths = {file.path for file in self.found.files}.union(self.found.vanished(list(self._unread)))
+        return {path: unread for path, unread in self._unread.items() if path in paths}
+
+    def _retagged(self, store: AnyStore) -> list[tuple[int, str, set[tuple[str, str]]]]:
         """(document id, origin, fields) where an unchanged document is to have other ones than it has."""
         present = store.fields_by_origin()
         return [
@@ -311,8 +340,8 @@ class _Run:
             self.progress(Progress(source, self._num_read - len(self._waiting), len(self.found.files), self.num_embedded))
 
 
-def _is_current(file: Found, known: Known) -> bool:
-    """Whether a file is what is stored of it, as far as that shows without reading it."""
+def _is_current(file: Found, known: Known | Unread) -> bool:
+    """Whether a file is what is known of it, as far as that shows without reading it."""
     return known.cutter == CUTTER and is_unchanged(file.path, known.num_bytes, known.mtime_ns)
 
 

@@ -77,11 +77,11 @@ class Readers:
             return self._read_once(name, data)
         except _DeathError as death:
             if not (is_used and death.may_be_others):
-                raise UnreadableError(str(death)) from None
+                raise UnreadableError(str(death), lasts=death.lasts) from None
         try:
             return self._read_once(name, data)
         except _DeathError as death:
-            raise UnreadableError(str(death)) from None
+            raise UnreadableError(str(death), lasts=death.lasts) from None
 
     def _read_once(self, name: str, data: bytes) -> Reading:
         if self._child is None:
@@ -103,7 +103,7 @@ class Readers:
         if header.get("ends"):
             self.close()
         if reading is None:
-            raise UnreadableError(_line(str(header["error"])))
+            raise UnreadableError(_line(str(header["error"])), lasts=header.get("lasts") is True)
         return reading
 
     def _started(self) -> ReadingProcess:
@@ -131,18 +131,19 @@ class Readers:
             return _DeathError(f"reading it took more than {self.wall_limit_s:g} s")
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"{-code}"
         if name == "SIGXCPU":
-            return _DeathError(f"reading it took more than {self.cpu_limit_s:g} s of CPU time")
+            return _DeathError(f"reading it took more than {self.cpu_limit_s:g} s of CPU time", lasts=True)
         if code == MEMORY_EXIT:
-            return _DeathError(f"reading it took more than {_size(self.memory_limit_bytes)} of memory", may_be_others=True)
+            return _DeathError(f"reading it took more than {_size(self.memory_limit_bytes)} of memory", may_be_others=True, lasts=True)
         return _DeathError(f"its reader died ({f'signal {name}' if code < 0 else f'exit code {code}'})", may_be_others=True)
 
 
 class _DeathError(Exception):
-    """The child is gone. `may_be_others`: an earlier file can be what it died of."""
+    """The child is gone. `may_be_others`: an earlier file can be what it died of. `lasts`: it would again."""
 
-    def __init__(self, reason: str, *, may_be_others: bool = False) -> None:
+    def __init__(self, reason: str, *, may_be_others: bool = False, lasts: bool = False) -> None:
         super().__init__(reason)
         self.may_be_others = may_be_others
+        self.lasts = lasts
 
 
 def _reading(header: dict[str, object], text: str) -> Reading:

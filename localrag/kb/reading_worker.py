@@ -3,9 +3,9 @@
     python -I -S reading_worker.py MEMORY_LIMIT_BYTES MAX_TEXT_CHARS PATH...      (PATH: where Python looks for modules)
 
 A message is two lengths, a JSON object and bytes. It sends `{"ready": true}` once, then answers each request on standard input,
-`{"name": file name, "cpu_s": seconds}` with the file's bytes, either by `{"error": reason}` or by what a Reading is made of, with its text
-as UTF-8. It ends with its standard input, where a limit ends it, and, saying `"ends": true`, when files have left it large. The parent
-keeps the clock and kills it; the limits set here hold even when the parent is gone.
+`{"name": file name, "cpu_s": seconds}` with the file's bytes, either by `{"error": reason, "lasts": boolean}` or by what a Reading is
+made of, with its text as UTF-8. It ends with its standard input, where a limit ends it, and, saying `"ends": true`, when files have left
+it large. The parent keeps the clock and kills it; the limits set here hold even when the parent is gone.
 """
 
 from __future__ import annotations
@@ -57,20 +57,22 @@ def answer(name: str, data: bytes, max_chars: int) -> tuple[dict[str, object], b
     """The answer to a request. What a file leads to is an answer, not an end; but MemoryError passes."""
     from localrag.kb.readers import UnreadableError, read  # noqa: PLC0415  # the path to it is set by main
 
+    lasts = True
     try:
         reading = read(name, data)
         if len(reading.text) > max_chars:
             raise UnreadableError(f"its text is longer than {max_chars / (1 << 20):.3g} MB")  # noqa: TRY301  # one way out for all reasons
         return describe(reading), _SURROGATE.sub("\ufffd", reading.text).encode()
     except UnreadableError as error:
-        reason = str(error)
+        reason, lasts = str(error), error.lasts
     except RecursionError:
         reason = "it is nested too deeply"
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001  # whatever a library raises for a damaged file
         reason = f"its reader failed: {type(error).__name__}: {error}"
-    return {"error": reason[:MAX_REASON_CHARS]}, b""
+        lasts = not isinstance(error, ImportError)
+    return {"error": reason[:MAX_REASON_CHARS], "lasts": lasts}, b""
 
 
 def describe(reading: Reading) -> dict[str, object]:

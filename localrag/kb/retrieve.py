@@ -8,7 +8,7 @@ What counts as relevant, so that a question about something else finds nothing:
   the fewer chunks hold it (its BM25 weight). A part number asked for by itself is found wherever it stands; a chunk that shares one
   word of several with the question must also be near it in meaning.
 
-What else there is to a ranking, all of it optional: only documents that pass a filter (`where`), what was learned of a chunk (`learned`),
+What else there is to a ranking, all of it optional: only documents that pass a filter (`where`), what was learned of a chunk (`learning`),
 a second look at the best (`reranker`), and less of what repeats itself (`diversity`). Near duplicates of a better hit are always left out.
 """
 
@@ -23,14 +23,15 @@ from localrag.kb.chunking import split_counted
 from localrag.kb.diversity import Distinct, diversify
 from localrag.kb.filters import Where
 from localrag.kb.prior import prior
-from localrag.kb.query import Query, any_of, parse
+from localrag.kb.query import Query, parse
 from localrag.kb.rerank import NUM_RERANKED, Reranker, rank
-from localrag.kb.store import Store
+from localrag.kb.truth import AnyIndex, AnyStore
 from localrag.passages import Chunk, Hit
+from localrag.settings import Learning
 from localrag.tokens import Embedder
 
 if TYPE_CHECKING:
-    from localrag.kb.vectors import VectorIndex, Vectors
+    from localrag.kb.vectors import Vectors
 
 Mode = Literal["hybrid", "semantic", "keyword"]
 MODES: tuple[Mode, ...] = ("hybrid", "semantic", "keyword")
@@ -61,8 +62,8 @@ def depth(room_tokens: int, mean_chunk_tokens: float) -> int:
 
 
 def retrieve(
-    store: Store,
-    index: Callable[[], VectorIndex | None],
+    store: AnyStore,
+    index: Callable[[], AnyIndex | None],
     query: str,
     embedder: Embedder | None,
     *,
@@ -70,7 +71,7 @@ def retrieve(
     mode: Mode = "hybrid",
     kb: str = "",
     where: Where | None = None,
-    learned: bool = False,
+    learning: Learning = "off",
     reranker: Reranker | None = None,
     diversity: float = 0.0,
 ) -> list[Hit]:
@@ -79,7 +80,7 @@ def retrieve(
     `index` gives the vector index of the present generation, and is called inside the reading transaction; keyword mode needs neither
     it nor an embedder. The score is the reciprocal rank fusion of "semantic" and "keyword" in hybrid mode, the cosine similarity in
     semantic mode, BM25 in keyword mode. With a `reranker`, which looks at the best NUM_RERANKED, it is the fusion of the mode's rankings
-    with "rerank". With `learned`, what is known of a chunk's use adds or takes up to a tenth, as "feedback"; `diversity` (0 to 1) takes
+    with "rerank". With `learning`, what is known of a chunk's use adds or takes up to a tenth, as "feedback"; `diversity` (0 to 1) takes
     from what repeats a better hit (see diversity.py). A hit's relevance is its cosine similarity, at least MIN_SIMILARITY where words
     alone found it, and not known in keyword mode. Of a query, the first MAX_QUERY_CHARS characters and MAX_TERMS different words count.
     """
@@ -107,8 +108,8 @@ def retrieve(
         if mode == "hybrid":
             rankings = {"semantic": by_meaning, "keyword": by_words}
         scored = _scored(rankings)
-        if learned:
-            scored = _with_feedback(store, scored)
+        if learning != "off":
+            scored = _with_feedback(store, scored, learning)
         chunks = _distinct(store, [one for one, _, _ in scored], num_looked_at, kb)
     if reranker is not None:
         scored = _reranked(scored, rankings, chunks, query, reranker)
@@ -120,16 +121,16 @@ def retrieve(
     return diversify(hits, k, diversity)
 
 
-def _by_words(store: Store, wanted: Query, limit: int, where: Where | None) -> _Ranking:
-    """The best matches of words and of trigrams; what matches both has the sum of its scores."""
-    found = dict(store.keyword_ids(any_of(wanted.keyword), limit, where)) if wanted.keyword else {}
-    if wanted.trigram:
-        for one, score in store.trigram_ids(any_of(wanted.trigram), limit, where):
+def _by_words(store: AnyStore, wanted: Query, limit: int, where: Where | None) -> _Ranking:
+    """The best matches of words and of characters; what matches both has the sum of its scores."""
+    found = dict(store.keyword_ids(wanted.keyword, limit, where)) if wanted.keyword else {}
+    if wanted.characters:
+        for one, score in store.character_ids(wanted.characters, limit, where):
             found[one] = found.get(one, 0.0) + score
     return sorted(found.items(), key=lambda hit: (-hit[1], hit[0]))[:limit]
 
 
-def _relevant(store: Store, by_words: _Ranking, wanted: Query, similarities: Mapping[int, float]) -> _Ranking:
+def _relevant(store: AnyStore, by_words: _Ranking, wanted: Query, similarities: Mapping[int, float]) -> _Ranking:
     """The matches that are near in meaning, or hold enough of what the question looks for."""
     far = [one for one, _ in by_words if similarities.get(one, 0.0) < MIN_SIMILARITY]
     if not far:
@@ -145,12 +146,11 @@ def _relevant(store: Store, by_words: _Ranking, wanted: Query, similarities: Map
         for one in matching:
             shares[one] += weight
 
-    for match in wanted.keyword:
-        weigh(store.num_matches(match), store.matching(match, far))
-    for match in wanted.trigram:
-        holders = [one for one, _ in store.trigram_ids(match, num_chunks)]
-        # many of a question's trigrams reach over two words and stand nowhere: those weigh no more than the rarest that do
-        weigh(max(1, len(holders)), [one for one in holders if one in shares])
+    for num_matches, matching in store.keyword_holders(wanted.keyword, far):
+        weigh(num_matches, matching)
+    for num_matches, matching in store.character_holders(wanted.characters, far):
+        # many of a question's pairs of characters reach over two words and stand nowhere: those weigh no more than the rarest that do
+        weigh(max(1, num_matches), matching)
     return [(one, score) for one, score in by_words if shares.get(one, total) >= MIN_WORD_SHARE * total]
 
 
@@ -161,17 +161,17 @@ def _scored(rankings: Mapping[str, _Ranking]) -> list[Scored]:
     return [(one, score, {name: score}) for name, ranking in rankings.items() for one, score in ranking]
 
 
-def _with_feedback(store: Store, scored: list[Scored]) -> list[Scored]:
+def _with_feedback(store: AnyStore, scored: list[Scored], learning: Learning) -> list[Scored]:
     known = store.feedback([one for one, _, _ in scored])
     return in_order(
         (one, sum(parts.values()), parts)
         for one, score, before in scored
-        for gained in [score * prior(known[one]) if one in known else 0.0]
+        for gained in [score * prior(known[one], learning) if one in known else 0.0]
         for parts in [{**before, "feedback": gained} if gained else before]
     )
 
 
-def _distinct(store: Store, ids: Sequence[int], num: int, kb: str) -> dict[int, Chunk]:
+def _distinct(store: AnyStore, ids: Sequence[int], num: int, kb: str) -> dict[int, Chunk]:
     """The first `num` of these chunks that are no near duplicates of an earlier one."""
     distinct, found = Distinct(), dict[int, Chunk]()
     step = num + num // 4 + 1

@@ -11,14 +11,14 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from localrag.errors import KnowledgeBaseError
-from localrag.kb import documents
+from localrag.kb import documents, file_check, fts5
 from localrag.kb.chunking import Passage
-from localrag.kb.documents import DocumentRow, Known, Origin
-from localrag.kb.failures import explained, make_folder
+from localrag.kb.documents import DocumentRow, Known, Origin, Unread
+from localrag.kb.failures import explained, make_folder, other_embedder
 from localrag.kb.filters import Where, folded
+from localrag.kb.query import Term
 from localrag.kb.schema import migrate
 from localrag.migrations import use_write_ahead_log, version
 from localrag.passages import Chunk
@@ -45,8 +45,15 @@ class Feedback(NamedTuple):
 class Store:
     """One knowledge base file. Opening one that is not there needs `create`, and makes its folder.
 
-    Every failure of SQLite arrives as a KnowledgeBaseError with a way out. A Store belongs to the thread that opened it.
+    Every failure of SQLite arrives as a KnowledgeBaseError with a way out. A Store belongs to the thread that opened it. What it has in
+    common with stores elsewhere is told by `AnyStore` in localrag/kb/truth.py.
     """
+
+    is_local = True
+    """Whether all documents are files of this machine: where one is not there, it is gone."""
+
+    full_texts = ("chunks_fts", "chunks_characters")
+    """The full texts by their names, for `full_text_is_sound` and `rebuild_full_text`."""
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
         self.path = path
@@ -129,6 +136,11 @@ class Store:
         rows = self._rows("SELECT path, id, sha256, num_bytes, mtime_ns, cutter FROM documents")
         return {path: Known(*rest) for path, *rest in rows}
 
+    def unread(self) -> dict[str, Unread]:
+        """The files that are known to have no text, by absolute path."""
+        rows = self._rows("SELECT path, num_bytes, mtime_ns, cutter, reason FROM unread")
+        return {path: Unread(*rest) for path, *rest in rows}
+
     def fields(self, where: Where | None = None) -> dict[str, dict[str, list[str]]]:
         """The fields of every document that passes and has any, by source: key to values, sorted; "tag" among the keys."""
         chosen, values = (where or Where()).to_sql()
@@ -178,29 +190,35 @@ class Store:
         statement = f"SELECT id FROM chunks WHERE document_id IN ({chosen}) ORDER BY id"  # noqa: S608  # no values in it
         return [row[0] for row in self._rows(statement, values)]
 
-    def keyword_ids(self, match: str, limit: int, where: Where | None = None) -> list[tuple[int, float]]:
-        """(chunk id, BM25 score, higher for better) of the best matches of an FTS5 expression; ties by id."""
-        return self._best("chunks_fts", match, limit, where)
+    def keyword_ids(self, terms: Sequence[Term], limit: int, where: Where | None = None) -> list[tuple[int, float]]:
+        """(chunk id, BM25 score, higher for better) of the chunks that match any of these terms best; ties by id."""
+        return self._best("chunks_fts", terms, limit, where)
 
-    def trigram_ids(self, match: str, limit: int, where: Where | None = None) -> list[tuple[int, float]]:
-        """The same among the chunks that hold Chinese, Japanese or Korean text, and for any three characters that follow each other."""
-        return self._best("chunks_trigram", match, limit, where)
+    def character_ids(self, terms: Sequence[Term], limit: int, where: Where | None = None) -> list[tuple[int, float]]:
+        """The same among the chunks that hold Chinese, Japanese or Korean text, each character of it a word (`schema.spaced`)."""
+        return self._best("chunks_characters", terms, limit, where)
 
-    def _best(self, table: str, match: str, limit: int, where: Where | None) -> list[tuple[int, float]]:
+    def keyword_holders(self, terms: Sequence[Term], among: Sequence[int]) -> list[tuple[int, list[int]]]:
+        """For each term, how many chunks match it, and which of these do."""
+        return [self._holders("chunks_fts", term, among) for term in terms]
+
+    def character_holders(self, terms: Sequence[Term], among: Sequence[int]) -> list[tuple[int, list[int]]]:
+        """The same among the chunks that hold Chinese, Japanese or Korean text."""
+        return [self._holders("chunks_characters", term, among) for term in terms]
+
+    def _best(self, table: str, terms: Sequence[Term], limit: int, where: Where | None) -> list[tuple[int, float]]:
         chosen, values = "", list[str]()
         if where:
             passing, values = where.to_sql()
             chosen = f"AND rowid IN (SELECT id FROM chunks WHERE document_id IN ({passing}))"  # noqa: S608  # no values in it
         statement = f"SELECT rowid, -rank FROM {table} WHERE {table} MATCH ? {chosen} ORDER BY rank, rowid LIMIT ?"  # noqa: S608  # our own names
-        return self._rows(statement, (match, *values, limit))
+        return self._rows(statement, (fts5.any_of(terms), *values, limit))
 
-    def num_matches(self, match: str) -> int:
-        """The number of chunks that match an FTS5 expression."""
-        return int(self._one("SELECT count(*) FROM chunks_fts WHERE chunks_fts MATCH ?", (match,)))
-
-    def matching(self, match: str, ids: Sequence[int]) -> list[int]:
-        """Those of these chunks that match an FTS5 expression."""
-        return [row[0] for row in self._in("SELECT rowid FROM chunks_fts WHERE chunks_fts MATCH ? AND rowid IN", ids, match)]
+    def _holders(self, table: str, term: Term, among: Sequence[int]) -> tuple[int, list[int]]:
+        match = fts5.any_of((term,))
+        num = self._one(f"SELECT count(*) FROM {table} WHERE {table} MATCH ?", (match,))  # noqa: S608  # our own names
+        found = self._in(f"SELECT rowid FROM {table} WHERE {table} MATCH ? AND rowid IN", among, match)  # noqa: S608  # our own names
+        return int(num), [row[0] for row in found]
 
     def chunks(self, ids: Sequence[int], *, kb: str = "") -> list[Chunk]:
         """The chunks of these ids, in the order asked for; an id that is not there is left out."""
@@ -229,9 +247,16 @@ class Store:
         """(source, absolute path) of every document, by source."""
         return self._rows("SELECT source, path FROM documents ORDER BY source, path")
 
-    def pragma(self, check: Literal["integrity_check", "foreign_key_check"]) -> list[tuple]:  # type: ignore[type-arg]
-        """What SQLite's own check says. sqlite3.DatabaseError as it comes."""
-        return self._db.execute(f"PRAGMA {check}").fetchall()
+    def problems(self) -> list[str]:
+        """What is wrong with the pages, the indices and the references of the file itself."""
+        return file_check.problems(self._db)
+
+    def index_problems(self) -> list[str]:
+        """What was wrong with the files of vectors, which are removed then."""
+        from localrag.kb.vector_check import verify_index  # noqa: PLC0415  # imports numpy
+
+        with self.reading():
+            return verify_index(self)
 
     def full_text_is_sound(self, name: str) -> bool:
         """Whether a full text says what the chunks say."""
@@ -257,14 +282,7 @@ class Store:
         """Refuses an embedder whose vectors do not compare with the stored ones (KnowledgeBaseError)."""
         known = self.embedder
         if known is not None and known != (fingerprint, dim):
-            name = self.path.parent.name
-            raise KnowledgeBaseError(
-                f"Knowledge base {name!r} was indexed with another embedder ({known[1]} dimensions, {known[0][:12]}…) "
-                f"than this one ({dim} dimensions, {fingerprint[:12]}…), so their vectors do not compare.",
-                hint=f"Use the embedder it was indexed with, or index the documents into a new one: localrag index PATH --kb {name}-2",
-                dim=known[1],
-                given_dim=dim,
-            )
+            raise other_embedder(self.path.parent.name, known, (fingerprint, dim))
 
     def put_document(self, row: DocumentRow, passages: Sequence[Passage], vectors: Mapping[bytes, bytes]) -> int:
         """Stores a document in place of what was known of the same path. See localrag/kb/documents.py."""
@@ -277,6 +295,10 @@ class Store:
     def stamp_documents(self, stamps: Iterable[tuple[int, int | None]]) -> None:
         """(document id, mtime_ns): the files were read, and are what is stored."""
         self._db.executemany("UPDATE documents SET mtime_ns = ? WHERE id = ?", [(mtime_ns, one) for one, mtime_ns in stamps])
+
+    def set_unread(self, gone: Iterable[str], found: Mapping[str, Unread]) -> None:
+        """Remembers files that have no text, and forgets others."""
+        documents.set_unread(self._db, gone, found)
 
     def drop_chunks(self, ids: Sequence[int]) -> list[str]:
         """Takes chunks out that are not what was written; gives the sources of their documents, which are read again next time."""

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from localrag.errors import KnowledgeBaseError
 from localrag.kb.failures import explained, make_folder
-from localrag.kb.schema import MIGRATIONS
+from localrag.kb.schema import MIGRATIONS, migrate
 from localrag.kb.store import Store
-from localrag.kb.verify import FULL_TEXTS, bad_chunks, file_problems
+from localrag.kb.verify import bad_chunks
 
 _MANIFEST, _DATABASE = "manifest.json", "kb.sqlite"
 _FORMAT, _VERSION = "localrag knowledge base", 1
@@ -118,10 +118,10 @@ def _check_database(file: Path, database: Path) -> None:
             if not 1 <= found <= len(MIGRATIONS) or _schema(db) != _expected_schema(found):
                 raise _refused(file, f"its tables are not those of localrag (schema {found})")
         with closing(Store(database)) as store:
-            problems = file_problems(store)
+            problems = store.problems()
             if not problems:
                 with store.writing(moves_on=False):
-                    for name in FULL_TEXTS:
+                    for name in store.full_texts:
                         store.rebuild_full_text(name)
                 problems = [reason for _, reason in bad_chunks(store)]
             if problems:
@@ -133,7 +133,7 @@ def _check_database(file: Path, database: Path) -> None:
 def _schema(db: sqlite3.Connection) -> set[tuple[str, str, str]]:
     """Every table, index, view and trigger but those that full text and SQLite make for themselves."""
     rows = db.execute("SELECT type, name, coalesce(sql, '') FROM sqlite_master").fetchall()
-    own = tuple(f"{name}_" for name in FULL_TEXTS)
+    own = tuple(f"{name}_" for name in Store.full_texts)
     return {
         (kind, name, " ".join(sql.split()))
         for kind, name, sql in rows
@@ -143,8 +143,7 @@ def _schema(db: sqlite3.Connection) -> set[tuple[str, str, str]]:
 
 def _expected_schema(version: int) -> set[tuple[str, str, str]]:
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
-        for migration in MIGRATIONS[:version]:
-            migration(db)
+        migrate(db, MIGRATIONS[:version])
         return _schema(db)
 
 

@@ -7,7 +7,6 @@ their documents are read again by the next `localrag index`. Documents that chan
 from __future__ import annotations
 
 import hashlib
-import sqlite3
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -15,10 +14,9 @@ from os.path import lexists
 
 from localrag.kb.readers import UnreadableError
 from localrag.kb.schema import embedded_sha256
-from localrag.kb.store import Store
+from localrag.kb.truth import AnyStore
 from localrag.kb.walk import is_unchanged, read_file
 
-FULL_TEXTS = ("chunks_fts", "chunks_trigram")
 _AT_ONCE = 1000
 _MAX_LENGTH_ERROR = 1e-3  # of a vector's length, which is 1: float32 of a thousand dimensions is within 1e-6
 
@@ -43,12 +41,10 @@ class Verified:
         return {"sound": self.is_sound, **asdict(self)}
 
 
-def verify(store: Store) -> Verified:
+def verify(store: AnyStore) -> Verified:
     """Checks all of a store and repairs what it can. Nobody else may write to it meanwhile."""
-    from localrag.kb.vector_check import verify_index  # noqa: PLC0415  # imports numpy
-
-    repaired = [f"{name} was made again" for name in FULL_TEXTS if _rebuilt(store, name)]
-    problems = file_problems(store)
+    repaired = [f"{name} was made again" for name in store.full_texts if _rebuilt(store, name)]
+    problems = store.problems()
     if problems:  # what reads on would only repeat it
         return Verified(0, 0, tuple(problems), tuple(repaired), (), ())
     bad = dict(bad_chunks(store))
@@ -57,27 +53,13 @@ def verify(store: Store) -> Verified:
             sources = store.drop_chunks(list(bad))
         repaired += [f"{reason}: {num} chunks were taken out" for reason, num in _counted(bad)]
         repaired += [f"{source} is read again by the next: localrag index" for source in sources]
+    repaired += [f"{problem}; it was removed and is made again when it is needed" for problem in store.index_problems()]
     with store.reading():
-        repaired += [f"{problem}; it was removed and is made again when it is needed" for problem in verify_index(store)]
         changed, missing = _against_files(store)
         return Verified(store.num_documents, store.num_chunks, (), tuple(repaired), changed, missing)
 
 
-def file_problems(store: Store) -> list[str]:
-    """What is wrong with the pages, the indices and the references of the file itself."""
-    try:
-        found = [line for (line,) in store.pragma("integrity_check") if line != "ok"]
-        if not found:
-            found = [
-                f"a row of {table} refers to a row of {parent} that is not there"
-                for table, _, parent, _ in store.pragma("foreign_key_check")
-            ]
-    except sqlite3.DatabaseError as error:
-        found = [str(error)]
-    return list(dict.fromkeys(found))[:20]
-
-
-def bad_chunks(store: Store) -> Iterator[tuple[int, str]]:
+def bad_chunks(store: AnyStore) -> Iterator[tuple[int, str]]:
     """(chunk id, what is wrong) of every chunk whose text or vector is not what was written."""
     import numpy as np  # noqa: PLC0415  # heavy
 
@@ -98,7 +80,7 @@ def bad_chunks(store: Store) -> Iterator[tuple[int, str]]:
         yield from ((whole[at][0], "a vector that is not of length 1") for at in np.flatnonzero(wrong))
 
 
-def _rebuilt(store: Store, name: str) -> bool:
+def _rebuilt(store: AnyStore, name: str) -> bool:
     """Whether a full text did not say what the chunks say, and was made again."""
     if store.full_text_is_sound(name):
         return False
@@ -107,7 +89,7 @@ def _rebuilt(store: Store, name: str) -> bool:
     return True
 
 
-def _against_files(store: Store) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _against_files(store: AnyStore) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The sources whose files are not what is stored, and those whose files are gone."""
     documents = store.documents()
     changed, missing = [], []

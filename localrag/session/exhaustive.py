@@ -20,10 +20,11 @@ from localrag.session.answers import Answer, Pass
 if TYPE_CHECKING:
     from localrag.session.walk import Options, Session
 
-NOTES_TOKENS = 512
-"""The longest notes of one pass. What they do not hold is not lost: the pass is read again in halves."""
+NOTES_SHARE = 0.3
+"""Of the window, for the notes of one pass; passages have the rest. Where they come to no end in it, the pass is read again in halves."""
+MIN_NOTES_TOKENS = 96
 MAX_FACT_CHARS = 240
-MAX_FACTS_EACH = 3  # of a passage on average
+"""About 60 tokens of English, to 200 or more of the passage: all passages of a pass can have their fact."""
 NOTE = (
     "\n\nDo not answer yet. Go through all sources above and note each fact that the answer needs, in a few words, with the tag of its "
     "source, like {label}. Leave out what does not help; if nothing does, note nothing."
@@ -123,9 +124,9 @@ class _Reading:
 
     def _pass(self, hits: Sequence[Hit]) -> tuple[set[str], list[tuple[str, str]], bool]:
         """The labels of what was read, (label, fact) of what was found, and whether the notes came to their end."""
-        ratio = max(0.5, 1.0 - NOTES_TOKENS / self._session.slot.n_ctx)  # there is nothing else to leave room for
-        options: Options = {**self._options, "hits": hits, "cite": NOTE, "context_ratio": ratio}
-        prepared = self._session.prepare(self._question, max_tokens=NOTES_TOKENS, **options)
+        notes_tokens = max(MIN_NOTES_TOKENS, int(NOTES_SHARE * self._session.slot.n_ctx))
+        options: Options = {**self._options, "hits": hits, "cite": NOTE, "context_ratio": 1.0 - NOTES_SHARE}
+        prepared = self._session.prepare(self._question, max_tokens=notes_tokens, **options)
         composed = prepared.prompt
         labels = [hit.label for hit in composed.hits]
         if not labels and self.passes:
@@ -134,9 +135,9 @@ class _Reading:
         if not labels:
             smallest = min(composed.omitted_costs.values())
             raise BudgetExceededError(
-                self._session.slot.n_ctx, {"prompt": len(composed.token_ids), "notes": NOTES_TOKENS, "one passage": smallest}
+                self._session.slot.n_ctx, {"prompt": len(composed.token_ids), "notes": notes_tokens, "one passage": smallest}
             )
-        sampling = replace(self._sampling, max_tokens=NOTES_TOKENS, stop=(), json_schema=_schema(labels))
+        sampling = replace(self._sampling, max_tokens=notes_tokens, stop=(), json_schema=_schema(labels))
         answer = self._session.ask(self._question, sampling=sampling, **options)
         if answer.finish_reason in ("cancelled", "time", "error"):
             self.cancelled = answer
@@ -152,7 +153,7 @@ def _schema(labels: Sequence[str]) -> dict[str, object]:
         "required": ["source", "fact"],
         "additionalProperties": False,
     }
-    facts = {"type": "array", "items": fact, "maxItems": MAX_FACTS_EACH * len(labels)}
+    facts = {"type": "array", "items": fact, "maxItems": len(labels)}
     return {"type": "object", "properties": {"facts": facts}, "required": ["facts"], "additionalProperties": False}
 
 

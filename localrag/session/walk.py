@@ -23,7 +23,7 @@ from localrag.session.opening import open_embedder, open_engine, open_knowledge_
 from localrag.session.recording import record_of, remember
 from localrag.session.shortening import Shortener
 from localrag.session.timing import Plan, plan
-from localrag.settings import Settings
+from localrag.settings import Learning, Settings
 
 if TYPE_CHECKING:
     from localrag.engine.engine import Engine
@@ -66,9 +66,9 @@ class Options(TypedDict, total=False):
 class Session:
     """An open model, the knowledge bases that are asked, and the window that both share.
 
-    `profile` says how the window is shared, `weights` are fields of relevance.Weights. With a
-    `journal`, each answer leaves its ledger there under `name`, and summaries are kept in it. A
-    fault of the journal costs no answer: it becomes a warning of the answer.
+    `profile` says how the window is shared, `weights` are fields of relevance.Weights, `learning`
+    is what moves passages that are found. With a `journal`, each answer leaves its ledger there
+    under `name`, and summaries are kept in it. A fault of it costs no answer: it becomes a warning.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class Session:
         weights: Mapping[str, object] | None = None,
         journal: Journal | None = None,
         name: str = "ask",
+        learning: Learning = "off",
     ) -> None:
         self.engine = engine
         self.knowledge_bases = tuple(knowledge_bases)
@@ -91,6 +92,7 @@ class Session:
         self.weights = weights or {}
         self.journal = journal
         self.name = name
+        self.learning = learning
         self.warnings: list[str] = []
         self._shorteners: dict[bool, Shortener] = {}
 
@@ -115,9 +117,22 @@ class Session:
         settings = settings or Settings.from_env()
         profile, weights = open_profile(budget, settings=settings)
         knowledge_bases = [open_knowledge_base(each, settings=settings) for each in dict.fromkeys(kbs)]
+        if len({kb.name for kb in knowledge_bases}) < len(knowledge_bases):
+            raise UsageError(
+                "Two of the knowledge bases have the same name, so citations would not tell them apart.", hint="Ask one at a time."
+            )
         embedder = open_embedder(settings, for_queries=True) if knowledge_bases else None
         engine = open_engine(model, settings=settings, chat_template=chat_template, vocab_only=vocab_only, keep=keep)
-        session = cls(engine, knowledge_bases=knowledge_bases, embedder=embedder, n_ctx=n_ctx, profile=profile, weights=weights, name=name)
+        session = cls(
+            engine,
+            knowledge_bases=knowledge_bases,
+            embedder=embedder,
+            n_ctx=n_ctx,
+            profile=profile,
+            weights=weights,
+            name=name,
+            learning=settings.learn,
+        )
         if keep:
             session._open_journal(settings.home)
         return session
@@ -214,7 +229,7 @@ class Session:
         found = [
             replace(hit, chunk=replace(hit.chunk, scope=kb.name if len(self.knowledge_bases) > 1 else ""))
             for kb in self.knowledge_bases
-            for hit in kb.retrieve(question, self.embedder, k=top_k, where=where)
+            for hit in kb.retrieve(question, self.embedder, k=top_k, where=where, learning=self.learning)
         ]
         return sorted(found, key=lambda hit: (-hit.score, hit.label))[:top_k]
 

@@ -86,20 +86,20 @@ feedbacks = st.builds(Feedback, counts, counts, counts, counts, counts)
 
 @given(feedbacks)
 def test_what_was_learned_is_bounded_and_moves_the_right_way(feedback):
-    learned = prior(feedback)
+    learned = prior(feedback, "all")
     assert -MAX_SHARE <= learned <= MAX_SHARE
-    assert prior(feedback._replace(useful=feedback.useful + 1)) >= learned
-    assert prior(feedback._replace(useless=feedback.useless + 1)) <= learned
-    assert prior(feedback._replace(supplied=feedback.supplied + 1)) <= learned + 1e-9 or feedback.cited > feedback.supplied
-    assert prior(feedback._replace(retrieved=0)) == learned
+    assert prior(feedback._replace(useful=feedback.useful + 1), "all") >= learned
+    assert prior(feedback._replace(useless=feedback.useless + 1), "all") <= learned
+    assert prior(feedback._replace(supplied=feedback.supplied + 1), "all") <= learned + 1e-9 or feedback.cited > feedback.supplied
+    assert prior(feedback._replace(retrieved=0), "all") == learned
 
 
 def test_what_was_learned_by_hand():
-    assert prior(Feedback()) == 0
-    assert prior(Feedback(useful=1)) == pytest.approx(0.1 * 1 / 5)
-    assert prior(Feedback(useful=12, useless=4)) == pytest.approx(0.1 * 8 / 20)
-    assert prior(Feedback(supplied=20, cited=20)) == pytest.approx(0.1 * (15 / 40) / 2)
-    assert prior(Feedback(supplied=20)) == pytest.approx(-0.1 * (5 / 40) / 2)
+    assert prior(Feedback(), "all") == 0
+    assert prior(Feedback(useful=1), "all") == pytest.approx(0.1 * 1 / 5)
+    assert prior(Feedback(useful=12, useless=4), "all") == pytest.approx(0.1 * 8 / 20)
+    assert prior(Feedback(supplied=20, cited=20), "all") == pytest.approx(0.1 * (15 / 40) / 2)
+    assert prior(Feedback(supplied=20), "all") == pytest.approx(-0.1 * (5 / 40) / 2)
 
 
 class Lengths:

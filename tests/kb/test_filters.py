@@ -8,14 +8,16 @@ from localrag.errors import UsageError
 from localrag.kb.chunking import Passage
 from localrag.kb.documents import DocumentRow
 from localrag.kb.filters import FolderRule, Where
+from localrag.kb.query import Term
 from localrag.kb.store import Store
+from tests.kb.servers import made_store
 
 SIGNS = st.text("aB*?[]^-/é.", max_size=8)
 
 
-@pytest.fixture
-def store(tmp_path):
-    with closing(Store(tmp_path / "kb.sqlite", create=True)) as store:
+@pytest.fixture(params=["folder", "server"])
+def store(request, tmp_path):
+    with made_store(request.param, tmp_path, request) as store:
         _put(store, "notes/guide/Heat.md", tags=("Price", "draft"), fields=(("author", "Ann Lee"), ("date", "2024-05-01")))
         _put(store, "notes/guide/cold.pdf", tags=("price",))
         _put(store, "other.md", fields=(("author", "Bo"),))
@@ -55,8 +57,8 @@ def test_what_passes(store, texts, ids):
     where = Where.parse(texts)
     assert store.allowed(where) == ids
     wanted = [1, 2, 3] if ids is None else ids
-    assert sorted(one for one, _ in store.keyword_ids('"alpha"', 9, where)) == wanted
-    assert sorted(one for one, _ in store.trigram_ids('"中文字"', 9, where)) == wanted
+    assert sorted(one for one, _ in store.keyword_ids([Term("alpha")], 9, where)) == wanted
+    assert sorted(one for one, _ in store.character_ids([Term("中 文 字")], 9, where)) == wanted
     assert len(store.sources(where)) == len(wanted)
 
 

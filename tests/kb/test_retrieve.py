@@ -4,15 +4,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from localrag.errors import KnowledgeBaseError
-from localrag.kb import KnowledgeBase
 from localrag.kb.filters import Where
 from localrag.kb.prior import MAX_SHARE
-from localrag.kb.query import parse
+from localrag.kb.query import Term, parse
 from localrag.kb.retrieve import DEPTH, MIN_SIMILARITY, MODES, RERANK_WEIGHT, depth, retrieve
-from localrag.kb.store import Feedback, Store
-from localrag.kb.vectors import load_index
+from localrag.kb.store import Feedback
 from localrag.terms import MAX_TERMS, terms
 from tests.kb.hash_embedder import HashEmbedder
+from tests.kb.servers import home_of, open_kb
 
 PAGES = {
     "pla.md": "# PLA\n\nPLA prints at 200 degrees.\n\n## Annealing\n\nAnneal PLA in an oven for one hour.\n",
@@ -24,13 +23,24 @@ PAGES = {
 
 
 @pytest.fixture
-def pages(tmp_path, kb_dir, embedder):
-    folder = tmp_path / "pages"
+def kb_dir(any_home):
+    return any_home
+
+
+@pytest.fixture(scope="module", params=["folder", "server"])
+def pages_home(request, tmp_path_factory):
+    return home_of(request, tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(scope="module")
+def pages(pages_home, tmp_path_factory):
+    """These pages, indexed, for tests that change nothing."""
+    folder = tmp_path_factory.mktemp("folder") / "pages"
     folder.mkdir()
     for name, text in PAGES.items():
         (folder / name).write_text(text)
-    with KnowledgeBase.open(kb_dir, "pages", create=True) as kb:
-        kb.ingest([folder], embedder)
+    with open_kb(pages_home, "pages", create=True) as kb:
+        kb.ingest([folder], HashEmbedder())
         yield kb
 
 
@@ -42,7 +52,7 @@ def _sources(hits):
 def test_a_hit_says_where_it_is_from_and_what_its_score_is_made_of(pages, embedder, mode):
     hits = pages.retrieve("anneal PLA in an oven", embedder, mode=mode)
     best = hits[0]
-    assert (best.chunk.source, best.chunk.heading, best.chunk.kb) == ("pages/pla.md", "PLA > Annealing", "pages")
+    assert (best.chunk.source, best.chunk.heading, best.chunk.kb) == ("pages/pla.md", "PLA > Annealing", pages.name)
     assert PAGES["pla.md"][best.chunk.start : best.chunk.end] == best.chunk.text
     assert all(hit.score == sum(hit.contributions.values()) for hit in hits)
     assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
@@ -107,7 +117,7 @@ def test_any_text_is_a_query(pages, embedder, query):
     for mode in MODES:
         hits = pages.retrieve(query, embedder, mode=mode)
         assert len({hit.chunk.id for hit in hits}) == len(hits)
-    if '"oven"' in parse(query).keyword:
+    if Term("oven") in parse(query).keyword:
         assert {"pla.md", "nylon.md"} <= set(_sources(pages.retrieve(query, None, mode="keyword")))
 
 
@@ -121,7 +131,7 @@ def test_the_words_of_a_query():
 def test_more_hits_than_the_usual_depth_can_be_had(kb_dir, tmp_path):
     (tmp_path / "long.txt").write_text("\n\n".join(f"Line {at} about ovens " + "and ovens " * 14 for at in range(150)))
     embedder = HashEmbedder()
-    with KnowledgeBase.open(kb_dir, "long", create=True) as kb:
+    with open_kb(kb_dir, "long", create=True) as kb:
         kb.ingest([tmp_path / "long.txt"], embedder)
         assert kb.num_chunks == 150
         for mode in MODES:
@@ -136,16 +146,15 @@ def test_equal_questions_have_equal_answers(pages, embedder):
 
 
 @pytest.fixture
-def search(pages, embedder):
+def search(pages, pages_home, embedder):
     """`retrieve` itself, and the store it reads from."""
-    store = Store(pages.path)
+    with open_kb(pages_home, "pages") as kb:
 
-    def searched(query, *, k=8, mode="hybrid", **options):
-        return retrieve(store, lambda: load_index(store), query, embedder, k=k, mode=mode, **options)
+        def searched(query, *, k=8, mode="hybrid", **options):
+            return retrieve(kb._store, kb._place.index, query, embedder, k=k, mode=mode, **options)
 
-    searched.store = store
-    yield searched
-    store.close()
+        searched.store = kb._store
+        yield searched
 
 
 class Likes:
@@ -190,19 +199,21 @@ def test_a_reranker_leads_and_its_part_is_told(search, mode):
 
 @pytest.mark.parametrize("mode", ["hybrid", "keyword"])
 def test_what_was_learned_weighs_a_tenth_at_most(search, mode):
-    before = search("oven", mode=mode, learned=True)
+    before = search("oven", mode=mode, learning="all")
     assert before == search("oven", mode=mode)
     with search.store.writing():
         search.store.add_feedback({before[0].chunk.id: Feedback(useless=10_000), before[-1].chunk.id: Feedback(useful=10_000)})
-    after = {hit.chunk.id: hit for hit in search("oven", mode=mode, learned=True)}
+    after = {hit.chunk.id: hit for hit in search("oven", mode=mode, learning="all")}
     worst, best = after[before[0].chunk.id], after[before[-1].chunk.id]
     assert worst.contributions["feedback"] == pytest.approx(-MAX_SHARE * before[0].score, rel=0.01)
     assert best.contributions["feedback"] == pytest.approx(MAX_SHARE * before[-1].score, rel=0.01)
     assert all(hit.score == sum(hit.contributions.values()) for hit in after.values())
     assert search("oven", mode=mode) == before  # switched off
-    reranked = search("oven", mode=mode, learned=True, reranker=Likes("oven"))
+    reranked = search("oven", mode=mode, learning="all", reranker=Likes("oven"))
     assert all(hit.score == sum(hit.contributions.values()) for hit in reranked)
     assert {hit.chunk.id for hit in reranked if "feedback" in hit.contributions} == {before[0].chunk.id, before[-1].chunk.id}
+    with search.store.writing():
+        search.store.reset_feedback()
 
 
 def test_near_duplicates_are_found_once(kb_dir, tmp_path, embedder):
@@ -212,7 +223,7 @@ def test_near_duplicates_are_found_once(kb_dir, tmp_path, embedder):
     folder.mkdir()
     for name, text in texts.items():
         (folder / f"{name}.txt").write_text(text)
-    with KnowledgeBase.open(kb_dir, "copies", create=True) as kb:
+    with open_kb(kb_dir, "copies", create=True) as kb:
         kb.ingest([folder], embedder)
         for mode in MODES:
             found = [hit.chunk.source[-5] for hit in kb.retrieve("oven", embedder, mode=mode, k=3)]
@@ -237,7 +248,7 @@ def test_chinese_japanese_and_korean_are_found_within_clauses(kb_dir, tmp_path, 
         "en": "Set the temperature.",
     }.items():
         (folder / f"{name}.txt").write_text(text)
-    with KnowledgeBase.open(kb_dir, "cjk", create=True) as kb:
+    with open_kb(kb_dir, "cjk", create=True) as kb:
         kb.ingest([folder], embedder)
         for query, name in {"打印温度": "zh", "ノズルの温度": "ja", "노즐온도": "ko", "什么打印温度?": "zh"}.items():
             for mode in ("keyword", "hybrid"):

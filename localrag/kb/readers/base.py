@@ -7,7 +7,14 @@ from typing import NamedTuple
 
 
 class UnreadableError(Exception):
-    """A file has no text to index; the message is the reason, to stand after the file's name."""
+    """A file has no text to index; the message is the reason, to stand after the file's name.
+
+    `lasts`: the reason is in the file alone, and stays as long as the file stays as it is.
+    """
+
+    def __init__(self, reason: str, *, lasts: bool = True) -> None:
+        super().__init__(reason)
+        self.lasts = lasts
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ def read(data: bytes) -> Reading:
     """
     try:
         return _read(data)
-    except UnreadableError:
+    except (UnreadableError, ImportError):
         raise
     except RecursionError:
         raise UnreadableError("its parts are nested too deep, or hold themselves") from None
@@ -69,7 +69,7 @@ def _opened(data: bytes) -> PdfReader:
         try:
             opened = reader.decrypt("")
         except DependencyError:
-            raise UnreadableError("it is encrypted with AES, which needs the package cryptography") from None
+            raise UnreadableError("it is encrypted with AES, which needs the package cryptography", lasts=False) from None
         if opened == PasswordType.NOT_DECRYPTED:
             raise UnreadableError("it is protected by a password")
     return reader
