@@ -27,6 +27,7 @@ WAIT_S = 30.0
 """How long a writer waits for another one."""
 
 _BATCH = 500  # ids in one statement; SQLite takes 32,766 parameters, older builds 999
+_FEW = 1000
 _CHUNK = (
     'SELECT c.id, document_id, ordinal, text, start, "end", source, heading, place FROM chunks c JOIN documents d ON d.id = document_id'
 )
@@ -216,9 +217,13 @@ class Store:
 
     def _holders(self, table: str, term: Term, among: Sequence[int]) -> tuple[int, list[int]]:
         match = fts5.any_of((term,))
-        num = self._one(f"SELECT count(*) FROM {table} WHERE {table} MATCH ?", (match,))  # noqa: S608  # our own names
-        found = self._in(f"SELECT rowid FROM {table} WHERE {table} MATCH ? AND rowid IN", among, match)  # noqa: S608  # our own names
-        return int(num), [row[0] for row in found]
+        matching = f"FROM {table} WHERE {table} MATCH ?"  # our own names
+        few = [row[0] for row in self._rows(f"SELECT rowid {matching} LIMIT {_FEW + 1}", (match,))]
+        if len(few) <= _FEW:  # to look each id up in the full text takes longer
+            wanted = set(among)
+            return len(few), [one for one in few if one in wanted]
+        found = self._in(f"SELECT rowid {matching} AND rowid IN", among, match)
+        return int(self._one(f"SELECT count(*) {matching}", (match,))), [row[0] for row in found]
 
     def chunks(self, ids: Sequence[int], *, kb: str = "") -> list[Chunk]:
         """The chunks of these ids, in the order asked for; an id that is not there is left out."""
