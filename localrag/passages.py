@@ -12,7 +12,8 @@ class Chunk:
     """A stretch of one document: `text` is its characters `start` to `end` (code points, end exclusive).
 
     `id` is unique within `kb` and never reused. `heading` is the path of headings above it, joined by " > ". `scope` goes into
-    the label where ids of several knowledge bases, or of piped text, meet in one prompt.
+    the label where ids of several knowledge bases, or of piped text, meet in one prompt. `place` is where a person finds it in the file,
+    such as "page 3" or "lines 10-24"; empty where that is not known.
     """
 
     id: int
@@ -25,6 +26,7 @@ class Chunk:
     heading: str = ""
     kb: str = ""
     scope: str = ""
+    place: str = ""
 
     @property
     def label(self) -> str:

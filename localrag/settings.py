@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, cast, get_args
 
 import platformdirs
 
@@ -14,6 +15,8 @@ from localrag.errors import UsageError
 MAX_TEXT_BYTES = 16 * 1024 * 1024
 """The longest text that a command takes as an argument, from standard input or from a file."""
 PREFIX_BYTES = 2 << 30
+Learning = Literal["off", "votes", "all"]
+"""What moves a passage that is found: nothing, what people said of it, or also how often it was cited."""
 _MAX_DIGITS = 18
 
 
@@ -25,11 +28,13 @@ class Settings:
     models_file: Path | None = None
     prefix_bytes: int = PREFIX_BYTES
     """The most that evaluated prompts take on disk; 0 keeps none."""
+    learn: Learning = "votes"
+    """With "all", the same question can find its passages in another order the next time."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None, *, models_file: Path | None = None) -> Settings:
         """LOCALRAG_HOME moves everything; LOCALRAG_MODELS names a models.toml, and an argument goes before it; LOCALRAG_PREFIX_BYTES
-        is `prefix_bytes`. UsageError if that is not a number.
+        is `prefix_bytes`, LOCALRAG_LEARN is `learn`. UsageError for what these cannot be.
         """
         env = os.environ if env is None else env
         home = env.get("LOCALRAG_HOME") or platformdirs.user_data_dir("localrag", appauthor=False)
@@ -37,7 +42,10 @@ class Settings:
         prefix_bytes = env.get("LOCALRAG_PREFIX_BYTES") or str(PREFIX_BYTES)
         if not (prefix_bytes.isascii() and prefix_bytes.isdigit() and len(prefix_bytes) <= _MAX_DIGITS):
             raise UsageError("LOCALRAG_PREFIX_BYTES is not a number of bytes.", hint="Give digits alone; 0 keeps no evaluated prompts.")
-        return cls(home=Path(home).expanduser().absolute(), models_file=named, prefix_bytes=int(prefix_bytes))
+        learn = env.get("LOCALRAG_LEARN") or "votes"
+        if learn not in get_args(Learning):
+            raise UsageError(f"LOCALRAG_LEARN is {learn[:40]!r}.", hint=f"It can be {', '.join(get_args(Learning))}.")
+        return cls(home=Path(home).expanduser().absolute(), models_file=named, prefix_bytes=int(prefix_bytes), learn=cast(Learning, learn))
 
     @property
     def models_dir(self) -> Path:
@@ -46,6 +54,11 @@ class Settings:
     @property
     def kb_dir(self) -> Path:
         return self.home / "kb"
+
+    @property
+    def embedders_dir(self) -> Path:
+        """Copies of embedders that llama.cpp runs."""
+        return self.home / "embedders"
 
     def find_models_file(self) -> Path | None:
         """The models.toml in force: the one named, else ./models.toml, else the one in the home; None for the one that ships."""

@@ -15,6 +15,11 @@ def test_an_example_by_hand():
     ]
 
 
+def test_a_ranking_with_twice_the_weight():
+    fused = fuse({"semantic": [7, 3], "rerank": [3]}, k=60, weights={"rerank": 2.0})
+    assert fused == [(3, 1 / 62 + 2 / 61, {"semantic": 1 / 62, "rerank": 2 / 61}), (7, 1 / 61, {"semantic": 1 / 61})]
+
+
 def test_equal_scores_go_by_id():
     assert [one for one, _, _ in fuse({"a": [9, 1], "b": [1, 9]})] == [1, 9]
 

@@ -300,6 +300,84 @@ def test_characters_are_counted_and_not_bytes():
     assert [piece.text for piece in pieces][1:] == ['"""ü"""', "class Größe:", '    """日本語"""', "    def naïve(self):"]
 
 
+@pytest.mark.parametrize(
+    ("language", "text", "pieces", "names"),
+    [
+        (
+            "ruby",
+            'require "json"\nrequire_relative "a"\n# Doc.\nclass A < B\n  def m(a)\n    1\n  end\nend\n',
+            [("doc", "# Doc."), ("class", "class A < B"), ("function", "def m(a)")],
+            ["json", "./a"],
+        ),
+        (
+            "c_sharp",
+            "using System.Text;\nnamespace N {\n[X] class A : B {\n int P { get; }\n void M(int a) { }\n}\nenum E { Y }\n}\n",
+            [
+                ("import", "using System.Text;"),
+                ("class", "namespace N"),
+                ("class", "[X] class A : B"),
+                ("field", "int P { get; }"),
+                ("function", "void M(int a)"),
+                ("type", "enum E { Y }"),
+            ],
+            ["System.Text"],
+        ),
+        (
+            "php",
+            "<?php\nnamespace A;\nuse B\\C;\nrequire 'x.php';\nclass D { function m($a) { } }\nfunction f() { }\n",
+            [
+                ("import", "namespace A;"),
+                ("import", "use B\\C;"),
+                ("class", "class D"),
+                ("function", "function m($a)"),
+                ("function", "function f()"),
+            ],
+            ["B\\C", "x.php"],
+        ),
+        ("bash", "source ./x.sh\n. 'y.sh'\nX=1\nf() { echo; }\n", [("field", "X=1"), ("function", "f()")], ["./x.sh", "y.sh"]),
+        (
+            "kotlin",
+            "package a\nimport c.D\nimport e.*\nclass A {\n  val f = 1\n  fun m(): Int = 1\n}\n",
+            [
+                ("import", "package a"),
+                ("import", "import c.D"),
+                ("import", "import e.*"),
+                ("class", "class A"),
+                ("field", "val f = 1"),
+                ("function", "fun m(): Int"),
+            ],
+            ["c.D", "e.*"],
+        ),
+        (
+            "scala",
+            "package a\nimport c.{D, E}\nimport f.G\nobject O {\n  def m(a: Int) = 1\n}\n",
+            [
+                ("import", "package a"),
+                ("import", "import c.{D, E}"),
+                ("import", "import f.G"),
+                ("class", "object O"),
+                ("function", "def m(a: Int) ="),
+            ],
+            ["c.D", "c.E", "f.G"],
+        ),
+        (
+            "lua",
+            'local j = require("json")\n-- Doc.\nfunction M.f(a)\n  return 1\nend\nM.g = function(x)\n  return 2\nend\n',
+            [
+                ("field", 'local j = require("json")'),
+                ("doc", "-- Doc."),
+                ("function", "function M.f(a)"),
+                ("function", "M.g = function(x)"),
+            ],
+            ["json"],
+        ),
+    ],
+)
+def test_more_languages(language, text, pieces, names):
+    assert shown(text, language) == pieces
+    assert imports(text, language) == names
+
+
 def test_broken_source_still_shows_what_is_whole():
     text = "def good(a):\n    pass\n\nclass (((\n  x = = 3\n\ndef also_good():\n    return\n\0\ndef last(): pass\n"
     heads = [piece.text for piece in outline(text, "python") if piece.kind == "function"]

@@ -57,6 +57,8 @@ class Catalog:
     embedders: Mapping[str, ModelSpec]
     profiles: Mapping[str, Profile]
     weights: Mapping[str, object]
+    tags: Mapping[str, tuple[str, ...]]
+    """Pattern of paths to the tags of the documents there."""
 
     @classmethod
     def load(cls, settings: Settings) -> Catalog:
@@ -75,6 +77,7 @@ class Catalog:
             embedders=MappingProxyType(tables.embedders),
             profiles=MappingProxyType(tables.budgets),
             weights=MappingProxyType(tables.relevance),
+            tags=MappingProxyType(tables.tags),
         )
 
     def model(self, name_or_path: str | None = None) -> ModelSpec:

@@ -72,11 +72,15 @@ class CatalogTable(BaseModel):
     embedders: dict[str, EmbedderTable] = {}
     budgets: dict[str, BudgetTable] = {}
     relevance: RelevanceTable = RelevanceTable()
+    tags: dict[str, list[str]] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
-    """What a models.toml says, with every path made absolute. `budgets` has a "default" always; `relevance` holds what is set."""
+    """What a models.toml says, with every path made absolute. `budgets` has a "default" always; `relevance` holds what is set.
+
+    `tags` maps a pattern of paths to the tags that documents there get.
+    """
 
     default_model: str | None
     default_embedder: str | None
@@ -84,6 +88,7 @@ class Tables:
     embedders: dict[str, ModelSpec]
     budgets: dict[str, Profile]
     relevance: dict[str, object]
+    tags: dict[str, tuple[str, ...]]
 
 
 def read(file: Path) -> Tables:
@@ -103,6 +108,7 @@ def read(file: Path) -> Tables:
         budgets={"default": Profile(tiers=tiers)}
         | {name: _budget(top.inside("budgets", name), name, entry, tiers) for name, entry in table.budgets.items()},
         relevance=weights_of(top.inside("relevance"), table.relevance),
+        tags={pattern: tuple(tags) for pattern, tags in table.tags.items()},
     )
     for key, name, known in (
         ("default_model", tables.default_model, tables.models),
@@ -144,7 +150,8 @@ def _explain(top: Place, error: ValidationError) -> ConfigError:
     *tables, last = (str(part) for part in fault["loc"])
     kind = _kind_of(tables)
     fields = getattr(kind, "model_fields", {})
-    if not fields and issubclass(get_args(kind)[1], BaseModel):  # an entry that is not a table
+    entry = get_args(kind)[-1:]
+    if not fields and isinstance(entry[0], type) and issubclass(entry[0], BaseModel):  # an entry that is not a table
         place, key = top.inside(*tables, last), None
     else:
         place, key = top.inside(*tables), last
@@ -167,7 +174,7 @@ def _kind_of(tables: list[str]) -> Any:  # noqa: ANN401  # a model, or a dict[st
     """What the schema says of the table at that path."""
     kind: Any = CatalogTable
     for name in tables:
-        kind = kind.model_fields[name].annotation if hasattr(kind, "model_fields") else get_args(kind)[1]
+        kind = kind.model_fields[name].annotation if hasattr(kind, "model_fields") else get_args(kind)[-1]
     return kind
 
 

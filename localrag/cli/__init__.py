@@ -16,7 +16,7 @@ from localrag.errors import ConfigError, InterruptedRunError, LocalragError, Usa
 # name → (module, one line of help); a command's module is imported when it runs or prints its own help
 COMMANDS: dict[str, tuple[str, str]] = {
     "index": ("kb", "Add or update documents in a knowledge base."),
-    "kb": ("kb", "List, show and remove knowledge bases."),
+    "kb": ("kb", "List, show, verify, export, import and remove knowledge bases."),
     "search": ("kb", "Find passages, each with what its score is made of."),
     "ask": ("ask", "Answer a question, from your documents if --kb is given."),
     "budget": ("ask", "Show the budget an ask would have, without generating."),
@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("report", "Show the ledgers that were kept, and what is cut most."),
     "tokens": ("tokens", "Count tokens exactly, with the model's own tokenizer."),
     "models": ("models", "List, show, fetch, verify and optimize models."),
+    "eval": ("evaluate", "Measure retrieval on a collection with relevance judgments."),
     "doctor": ("doctor", "Show what this machine can run, and what localrag keeps."),
 }
 

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
@@ -15,6 +15,9 @@ from localrag.cli.text import note
 from localrag.decoding import SamplingParams
 from localrag.errors import UsageError
 from localrag.session import Answer, Options, Session
+
+if TYPE_CHECKING:
+    from localrag.session.exhaustive import Step
 
 
 class _AskCommand(click.Command):
@@ -34,6 +37,7 @@ class _AskCommand(click.Command):
     "--out", type=click.Path(path_type=Path), metavar="OUT.jsonl", help="Where the answers of --batch go; what is there is not asked again."
 )
 @click.option("--force", is_flag=True, help="With --batch: keep answers to other questions in OUT, and ask again what was changed.")
+@click.option("--exhaustive", is_flag=True, help="Read every passage that matches, in as many passes as the window needs, then answer.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Makes sampling repeatable.")
 @click.option("--temperature", type=click.FloatRange(0, 100), default=0.0, show_default=True, help="0 takes the likeliest token.")
 @click.option("--session", "name", default="ask", show_default=True, metavar="NAME", help="The session to keep the ledger under.")
@@ -47,6 +51,7 @@ def ask_command(
     source: Path | None,
     out: Path | None,
     force: bool,
+    exhaustive: bool,
     seed: int,
     temperature: float,
     name: str,
@@ -65,6 +70,8 @@ def ask_command(
       localrag ask --batch questions.jsonl --out answers.jsonl --kb handbook
     """
     others = {"--json": as_json, "--dry-run": dry_run, "--explain": explain or explain_full, "--max-seconds": asking["max_seconds"]}
+    others["--exhaustive"] = exhaustive
+    _check_exhaustive(asking, exhaustive=exhaustive, dry_run=dry_run)
     question = _checked(question, source, out, force=force, others=[name for name, given in others.items() if given])
     asked = options.asked(asking, piped=options.read_piped())
     sampling = SamplingParams(seed=seed, temperature=temperature, max_tokens=asking["max_tokens"])
@@ -78,8 +85,10 @@ def ask_command(
             ready = session.prepare(question, max_tokens=sampling.max_tokens, **asked)
             display.prepared(ready, model, task=question, tokenizer=tokenizer, as_json=as_json, explain=explained)
             return 0
-        answer = _answered(session, question, sampling=sampling, asked=asked, as_json=as_json)
-        display.answer(answer, tokenizer=tokenizer, as_json=as_json, explain=explained, asked_kbs=asking["kbs"])
+        answer = _answered(session, question, sampling=sampling, asked=asked, as_json=as_json, exhaustive=exhaustive)
+        display.answer(
+            answer, tokenizer=tokenizer, as_json=as_json, explain=explained, asked_kbs=[kb.address for kb in session.knowledge_bases]
+        )
     return 130 if answer.finish_reason == "cancelled" else 0
 
 
@@ -102,14 +111,45 @@ def _checked(question: str | None, source: Path | None, out: Path | None, *, for
     return ""
 
 
-def _answered(session: Session, question: str, *, sampling: SamplingParams, asked: Options, as_json: bool) -> Answer:
+def _check_exhaustive(asking: options.Asking, *, exhaustive: bool, dry_run: bool) -> None:
+    if not exhaustive:
+        return
+    if not asking["kbs"]:
+        raise UsageError("--exhaustive reads a knowledge base, and none is named.", hint="Name one with --kb.")
+    if dry_run or asking["max_seconds"] is not None:
+        other = "--dry-run" if dry_run else "--max-seconds"
+        raise UsageError(f"--exhaustive and {other} exclude each other: what is read depends on what is found.", hint="Leave one out.")
+
+
+def _answered(session: Session, question: str, *, sampling: SamplingParams, asked: Options, as_json: bool, exhaustive: bool) -> Answer:
     """The answer, written as it comes unless it is wanted as JSON."""
     stream = None if as_json else display.AnswerStream()
     with _first_interrupt(session.engine.cancel_all):
-        answer = session.ask(question, sampling=sampling, on_text=stream, **asked)
+        if exhaustive:
+            answer = _answered_from_all(session, question, stream, sampling=sampling, asked=asked)
+        else:
+            answer = session.ask(question, sampling=sampling, on_text=stream, **asked)
     if stream is not None:
         stream.close()
     return answer
+
+
+def _answered_from_all(
+    session: Session, question: str, stream: display.AnswerStream | None, *, sampling: SamplingParams, asked: Options
+) -> Answer:
+    from localrag.session.exhaustive import ask_all  # noqa: PLC0415  # weight: few asks read everything
+
+    with display.Progress("Reading all that matches") as progress:
+
+        def on_text(text: str) -> None:
+            progress.stop()  # the answer begins where the bar was
+            if stream is not None:
+                stream(text)
+
+        def on_step(at: Step) -> None:
+            progress(f"pass {at.num_passes + 1}, {at.num_facts} facts noted", at.num_read, at.num_matching)
+
+        return ask_all(session, question, sampling=sampling, on_text=on_text, on_step=on_step, **asked)
 
 
 def _ask_all(source: Path, out: Path, opened: Callable[[], Session], *, sampling: SamplingParams, asked: Options, force: bool) -> int:

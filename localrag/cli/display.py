@@ -205,9 +205,13 @@ class Progress:
             note(f"{self._title}: {safe(stage)}")
         self._stage = stage
 
-    def __exit__(self, *_: object) -> None:
+    def stop(self) -> None:
+        """Away with the bar."""
         if self._bar is not None:
             self._bar.stop()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
 
 def hits(found: Sequence[Hit], *, as_json: bool) -> None:

@@ -65,6 +65,9 @@ def _show(facts: Mapping[str, object]) -> None:
     models = [_model_row(name, _mapping(model)) for name, model in _mapping(catalogue["models"]).items()]
     embedders = [_embedder_row(name, _mapping(found)) for name, found in _mapping(catalogue["embedders"]).items()]
     display.table(columns, [*models, *embedders], right=columns[1:-1])
+    for name, found in _mapping(catalogue["embedders"]).items():
+        if questions := _mapping(found).get("questions"):
+            click.echo(f"\n{name} embeds questions by {questions}")
 
 
 def _machine_lines(found: Mapping[str, object]) -> Iterator[tuple[str, str]]:

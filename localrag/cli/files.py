@@ -12,21 +12,33 @@ from localrag.summary import Source
 
 
 def read_source(path: Path, verb: str) -> Source:
-    """A text file that is to be, say, "summarized".
+    """A text file, or a document of a format that is read (localrag/kb/readers), that is to be, say, "summarized".
 
     UsageError for one that is not there, cannot be read, is no text or too long, or changes again while it is read.
     """
-    from localrag.kb.readers.base import UnreadableError  # noqa: PLC0415  # weight: none of it is needed to print help
-    from localrag.kb.readers.text import SUFFIXES, decode  # noqa: PLC0415
+    from localrag.kb.readers import UnreadableError, is_text  # noqa: PLC0415  # weight: none of it is needed to print help
+    from localrag.kb.readers.text import decode  # noqa: PLC0415
 
     label = os.fsencode(path).decode("utf-8", "backslashreplace")
     try:
         data, modified = _unchanged(Path(os.path.realpath(path)))
-        return Source(label=label, text=decode(data, known=path.suffix.lower() in SUFFIXES), modified=modified)
+        return Source(label=label, text=_document(path.name, data) or decode(data, known=is_text(path.name)), modified=modified)
     except UnreadableError as error:
         raise UsageError(f"{label} cannot be {verb}: {error}.", hint="Give one text file.") from None
     except OSError as error:
         raise UsageError(f"{label} cannot be {verb}: {error.strerror or error}.", hint="Check the path and its permissions.") from None
+
+
+def _document(name: str, data: bytes) -> str:
+    """The text of a document that is no text as it stands (PDF, DOCX, EPUB …), read in a limited process; empty for any other file."""
+    from localrag.kb.readers import is_document  # noqa: PLC0415  # weight
+
+    if not is_document(name, data):
+        return ""
+    from localrag.kb.reading import Readers  # noqa: PLC0415  # weight
+
+    with Readers() as readers:
+        return readers.read(name, data).text
 
 
 def _unchanged(path: Path) -> tuple[bytes, float]:

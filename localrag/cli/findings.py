@@ -171,7 +171,7 @@ def catalogue_facts(settings: Settings, *, gpu: bool) -> dict[str, object]:
         "file": str(catalog.file),
         "models": models,
         "two_models": told(_two_models, plans, catalog.default_model),
-        "embedders": {spec.name: told(_embedder_facts, catalog, spec) for spec in catalog.embedders.values()},
+        "embedders": {spec.name: told(_embedder_facts, catalog, spec, settings) for spec in catalog.embedders.values()},
     }
 
 
@@ -219,6 +219,10 @@ def _model_facts(catalog: Catalog, spec: ModelSpec, plans: dict[str, MemoryPlan]
     }
 
 
-def _embedder_facts(catalog: Catalog, spec: ModelSpec) -> dict[str, object]:
+def _embedder_facts(catalog: Catalog, spec: ModelSpec, settings: Settings) -> dict[str, object]:
+    """Where it is, and what embeds a question in its place."""
+    from localrag.engine.query_path import query_path  # noqa: PLC0415  # weight
+    from localrag.session import open_embedder  # noqa: PLC0415  # weight
+
     path = catalog.locate(spec)
-    return {"path": str(path), "size_bytes": _size(path)["bytes"]}
+    return {"path": str(path), "size_bytes": _size(path)["bytes"], "questions": query_path(open_embedder(settings, spec.name), settings)}

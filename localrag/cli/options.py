@@ -14,6 +14,7 @@ import click
 
 from localrag.budget import OVERFLOWS, Overflow
 from localrag.cli.files import read_source
+from localrag.kb.filters import Where
 from localrag.messages import Attachment
 from localrag.prompt import ANSWER_BASIS
 from localrag.session import DEFAULT_TOP_K, Options, Session
@@ -109,6 +110,7 @@ class Asking(TypedDict):
     system: str | None
     attached: tuple[Path, ...]
     top_k: int
+    where: Where
     context_ratio: float | None
     overflow: tuple[tuple[Overflow, str | None], ...]
     max_seconds: float | None
@@ -150,6 +152,7 @@ def asked(asking: Asking, *, piped: str = "") -> Options:
         system=asking["system"],
         attachments=[_attachment(path) for path in dict.fromkeys(asking["attached"])],
         top_k=asking["top_k"],
+        where=asking["where"],
         context_ratio=asking["context_ratio"],
         overflow=asking["overflow"],
         weigh=asking["weigh"],
@@ -176,6 +179,17 @@ def _started_at() -> float:
     return time.perf_counter() - (time.time() - psutil.Process().create_time())
 
 
+def _conditions(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> Where:
+    return Where.parse(values)
+
+
+where_option = click.option(
+    "--where",
+    multiple=True,
+    callback=_conditions,
+    metavar="KEY=PATTERN",
+    help="Only documents that pass, such as tag=price, source=guide/* or author=Ann; can be given again.",
+)
 _ASKING = (
     click.option(
         "--max-tokens",
@@ -188,6 +202,7 @@ _ASKING = (
     click.option(
         "--top-k", type=click.IntRange(1, 1000), default=DEFAULT_TOP_K, show_default=True, metavar="N", help="Passages to retrieve."
     ),
+    where_option,
     click.option(
         "--max-seconds",
         type=click.FloatRange(0, 86_400, min_open=True),

@@ -139,7 +139,7 @@ def _embedder(method: Method, settings: Settings, *, is_asked_for: bool) -> Embe
     if method == "keyword":
         return None
     try:
-        return open_embedder(settings)
+        return open_embedder(settings, for_queries=True)
     except ModelNotFoundError as error:
         if is_asked_for:
             raise
@@ -163,8 +163,8 @@ def _score(files: Sequence[File], task: str, weights: Weights, embedder: Embedde
 
 def _gather(paths: Sequence[Path]) -> Gathered:
     """Each file once, by the path that was given to it or to its folder."""
-    from localrag.kb.readers.base import UnreadableError  # noqa: PLC0415  # weight: none of it is needed to print help
-    from localrag.kb.readers.text import SUFFIXES, decode  # noqa: PLC0415
+    from localrag.kb.readers import UnreadableError, is_text  # noqa: PLC0415  # weight: none of it is needed to print help
+    from localrag.kb.readers.text import decode  # noqa: PLC0415
     from localrag.kb.walk import read_bytes  # noqa: PLC0415
 
     gathered = Gathered()
@@ -175,7 +175,7 @@ def _gather(paths: Sequence[Path]) -> Gathered:
             continue
         seen.add(real)
         try:
-            text = decode(read_bytes(real), known=path.suffix.lower() in SUFFIXES)
+            text = decode(read_bytes(real), known=is_text(path.name))
             gathered.files.append(File(_shown(path), text, Path(real).stat().st_mtime))
         except UnreadableError as error:
             gathered.skipped.append((_shown(path), str(error)))

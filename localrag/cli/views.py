@@ -24,10 +24,11 @@ SHOWN_BREAK = "‹zwsp›"
 
 
 def place(hit: Hit) -> str:
-    """Where a hit stands: its tag, file, headings and characters."""
+    """Where a hit stands: its tag, file and headings, and its page or lines, or else its characters."""
     chunk = hit.chunk
     where = safe(" > ".join(filter(None, (chunk.source, chunk.heading))).replace("\n", " "))
-    return f"[{hit.label}] {where}  (characters {chunk.start} to {chunk.end})"
+    found = safe(chunk.place) or f"characters {chunk.start} to {chunk.end}"
+    return f"[{hit.label}] {where}  ({found})"
 
 
 def ledger(accounts: Ledger, *, err: bool = False) -> None:

@@ -112,6 +112,11 @@ class EchoRunner:
             raise EngineError(f"Entry {index} of the last batch has no logits for sequence {seq_id}.")
         return self._replies[seq_id].pop(0)
 
+    def logits(self, index: int, token_ids: tuple[int, ...]) -> tuple[float, ...]:
+        """The next token of its reply is all but certain."""
+        coming = self._replies[self._outputs[index]][0]
+        return tuple(10.0 if token == coming else 0.0 for token in token_ids)
+
     def num_tokens(self, seq_id: int) -> int:
         held = self._held[seq_id]
         return len(held) + (held.count([self._uncounted]) if self._uncounted is not None else 0)

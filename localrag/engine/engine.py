@@ -151,7 +151,13 @@ class Engine:
         return room
 
     def add(
-        self, prompt_ids: list[int], sampling: SamplingParams, *, deadline: float | None = None, borders: tuple[int, ...] = ()
+        self,
+        prompt_ids: list[int],
+        sampling: SamplingParams,
+        *,
+        deadline: float | None = None,
+        borders: tuple[int, ...] = (),
+        watched: tuple[int, ...] = (),
     ) -> Sequence:
         """Queue a prompt. The context must have been reserved; EngineError if the prompt could never fit it.
 
@@ -160,13 +166,14 @@ class Engine:
         `deadline` is on the clock of time.perf_counter, in seconds. An answer ends with `finish_reason` "time" when its next token
         is expected after it. A prompt is evaluated whole and gives at least one token, unless it would take twice the time that
         there was when it was added: then the sequence ends with no text. One whose deadline has passed is not begun.
+        `watched` are tokens whose logits behind the prompt the sequence keeps.
         UsageError for a JSON schema that is not supported, or an engine that cannot keep to one.
         """
         context = self._running()
         context.runner.check(sampling)
         if list(borders) != sorted({border for border in borders if 0 < border < len(prompt_ids)}):
             raise EngineError(f"The borders of a prompt of {len(prompt_ids)} tokens are not positions within it, in order.")
-        sequence = Sequence(next(self._seq_ids), prompt_ids, sampling, deadline=deadline, borders=borders)
+        sequence = Sequence(next(self._seq_ids), prompt_ids, sampling, deadline=deadline, borders=borders, watched=watched)
         context.add(sequence)
         return sequence
 
@@ -198,6 +205,8 @@ class Engine:
                 continue
             sequence = share.sequence
             try:
+                if sequence.watched and not sequence.completion_ids:
+                    sequence.watched_logits = runner.logits(index, sequence.watched)
                 token = runner.sample(slot_of(sequence), index)
             except EngineError as error:  # the others go on
                 sequence.error = error

@@ -180,7 +180,14 @@ class LlamaContext:
             raise EngineError(f"Entry {index} of the last batch has no logits.")
         return self._samplers[seq_id].sample(self.handle, index)
 
-    def logits(self) -> Any:  # noqa: ANN401  # a pointer of C
+    def logits(self, index: int, token_ids: tuple[int, ...]) -> tuple[float, ...]:
+        """Of these tokens, behind the `index`-th entry of the last batch, which must have asked for logits."""
+        if index not in self._outputs or not all(0 <= token < self.model.num_vocab_tokens for token in token_ids):
+            raise EngineError(f"Entry {index} of the last batch has no logits of these tokens.")
+        row = self.lib.llama_get_logits_ith(self.handle, index)
+        return tuple(row[token] for token in token_ids)
+
+    def all_logits(self) -> Any:  # noqa: ANN401  # a pointer of C
         """The logits that the last batch asked for, row after row, once they are computed; they hold until the next batch."""
         rows = self.lib.llama_get_logits(self.handle)
         if not self._outputs or not rows:

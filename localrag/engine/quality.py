@@ -139,7 +139,7 @@ class Evaluation:
         """Evaluate tokens from position `start` on; their logits, of all or of the last alone, once they are there."""
         last = len(ids) - 1
         self._context.decode([(token, start + index, 0, outputs or index == last) for index, token in enumerate(ids)])
-        return self._context.logits()
+        return self._context.all_logits()
 
     def close(self) -> None:
         self._context.close()

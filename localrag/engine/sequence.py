@@ -14,7 +14,8 @@ from localrag.errors import EngineError
 class Sequence:
     """Prompt ids, what was sampled so far, and how much of both the KV cache holds. Everything else is derived.
 
-    `borders` are positions in the prompt, in order, at which a batch ends in any case (see single.py).
+    `borders` are positions in the prompt, in order, at which a batch ends in any case (see single.py). Of the `watched` tokens, the
+    logits behind the prompt are kept.
     """
 
     seq_id: int
@@ -28,6 +29,8 @@ class Sequence:
     text: str = ""
     deadline: float | None = None
     borders: tuple[int, ...] = ()
+    watched: tuple[int, ...] = ()
+    watched_logits: tuple[float, ...] = ()
     slot: int | None = None
     added_at: float = field(default_factory=time.perf_counter)
     started_at: float | None = None

@@ -44,11 +44,11 @@ def ensure_safe(
     if sha256 is not None and sha256 in trusted:
         return
     passed = Passed(home)
-    key, file_bytes = _identity(path, sha256)
+    key, file_bytes = identity(path, sha256)
     if passed.holds(key, vocab_only=vocab_only):
         return
     _try(path, file_bytes, vocab_only=vocab_only)
-    if _identity(path, sha256) == (key, file_bytes):  # else it was changed meanwhile, and what was tried is no more
+    if identity(path, sha256) == (key, file_bytes):  # else it was changed meanwhile, and what was tried is no more
         passed.add(key, vocab_only=vocab_only)
 
 
@@ -68,7 +68,7 @@ class Passed:
         self._kept.put(key, "vocabulary" if vocab_only else "whole")
 
 
-def _identity(path: Path, sha256: str | None) -> tuple[str, int]:
+def identity(path: Path, sha256: str | None) -> tuple[str, int]:
     """What the file is, and for which build of llama.cpp; and its size. Without a sha256 its status and first MiB tell it apart."""
     digest = hashlib.blake2b(digest_size=20)
     try:
@@ -101,10 +101,10 @@ def _try(path: Path, file_bytes: int, *, vocab_only: bool) -> None:
     limit_s = WALL_LIMIT_S + file_bytes / WALL_BYTES_PER_S
     ended = child.run("trial_worker", job, limit_s)
     if not ended.succeeded:
-        raise _refused(path, ended, limit_s)
+        raise refused(path, ended, limit_s)
 
 
-def _refused(path: Path, ended: child.Ended, limit_s: float) -> ModelFileError:
+def refused(path: Path, ended: child.Ended, limit_s: float) -> ModelFileError:
     """The error for a file that failed."""
     if ended.expired:
         problem = f"was given up: llama.cpp did not come to an end with it within {limit_s:.0f} s."

@@ -9,11 +9,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from localrag.errors import KnowledgeBaseError
+from localrag.kb.places import Places
 from localrag.kb.readers.base import Reading
+from localrag.kb.schema import embedded, embedded_sha256
 from localrag.tokens import Embedder
 
 TARGET_TOKENS = 200
 """A passage is made as large as structure allows up to this: a few paragraphs, small enough to be about one thing."""
+
+CUTTER = 1
+"""The version of the readers and of what is below: documents that an older one made are made again, with ids and vectors of chunks
+that come out the same. Count it up when either is changed."""
 
 _CHARS_PER_TOKEN = 10
 # A WordPiece tokenizer calls any run of more than 100 letters one unknown token, so that a megabyte of base64 would count as one.
@@ -27,17 +33,26 @@ _BORDERS = ("\n\n", "\n", "。", ". ", " ")  # where a window ends, best first
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """Characters `start` to `end` (exclusive) of a text. `heading` is the path of headings it stands under."""
+    """Characters `start` to `end` (exclusive) of a text.
+
+    `heading` is the path of headings it stands under, `place` where a person finds it in the file.
+    """
 
     start: int
     end: int
     text: str
     heading: str = ""
+    place: str = ""
 
     @property
     def embedded(self) -> str:
-        """What the embedder is given: the heading path on a line of its own, then the text."""
-        return _embedded(self.heading, self.text)
+        """What the embedder is given."""
+        return embedded(self.heading, self.text)
+
+    @property
+    def sha256(self) -> bytes:
+        """By what a passage is known again."""
+        return embedded_sha256(self.heading, self.text)
 
 
 def cut(reading: Reading, embedder: Embedder) -> list[Passage]:
@@ -49,12 +64,14 @@ def cut(reading: Reading, embedder: Embedder) -> list[Passage]:
     """
     limit = min(TARGET_TOKENS, embedder.max_tokens)
     passages: list[Passage] = []
+    places = Places(reading)
     for section in reading.sections:
         heading = _shortened(section.heading, embedder, limit // 4)
         splitter = _Splitter(embedder.count, limit, heading=heading, markdown=reading.markdown)
         whole = reading.text[section.start : section.end].strip()
         start = section.start if not heading or splitter.size(whole) <= limit else max(section.start, section.body)
-        passages += [Passage(at, at + len(text), text, heading) for at, text in splitter.split(reading.text, start, section.end)]
+        for at, text in splitter.split(reading.text, start, section.end):
+            passages.append(Passage(at, at + len(text), text, heading, places(at, at + len(text))))
     return passages
 
 
@@ -75,12 +92,13 @@ class _Splitter:
     def size(self, piece: str) -> int:
         """The tokens of a piece as it is embedded; where it is far over the limit, some number over the limit."""
         at_least = -(-len(piece) // _CHARS_PER_TOKEN)
-        return at_least if at_least > self.limit else max(at_least, self.count(_embedded(self.heading, piece)))
+        return at_least if at_least > self.limit else max(at_least, self.count(embedded(self.heading, piece)))
 
     def split(self, text: str, start: int, end: int) -> Iterator[tuple[int, str]]:
         """(offset in `text`, piece) of its characters `start` to `end`."""
         from semantic_text_splitter import MarkdownSplitter, TextSplitter  # noqa: PLC0415  # an extension module, wanted only here
 
+        # Its CodeSplitter took six minutes for 60 kB of nested blocks. Where code is cut, the sections of its reader say.
         splitter = (MarkdownSplitter if self.markdown else TextSplitter).from_callback(self.size, self.limit)
         for begin, stop in _windows(text, start, end):
             for offset, piece in splitter.chunk_indices(text[begin:stop]):
@@ -108,7 +126,3 @@ def _shortened(heading: str, embedder: Embedder, limit: int) -> str:
     while heading and embedder.count(heading) > limit:
         heading = heading.partition(" > ")[2]
     return heading
-
-
-def _embedded(heading: str, text: str) -> str:
-    return f"{heading}\n{text}" if heading else text

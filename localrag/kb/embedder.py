@@ -74,6 +74,10 @@ class SentenceTransformerEmbedder:
     def count(self, text: str) -> int:
         return len(self._tokenizer.encode(text, add_special_tokens=False))
 
+    def input_ids(self, text: str) -> list[int]:
+        """The ids that the model evaluates for a text, special ones among them, never cut off."""
+        return self._tokenizer.encode(text).ids
+
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """float32 array of shape (len(texts), dim), each row of length 1. KnowledgeBaseError for a text over `max_tokens`."""
         import numpy as np  # noqa: PLC0415  # heavy
@@ -89,7 +93,12 @@ class SentenceTransformerEmbedder:
                 limit_tokens=self.max_tokens,
             )
         vectors = self._model.encode(
-            list(texts), batch_size=BATCH_SIZE, normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False
+            list(texts),
+            prompt="",  # the folder may name one that it puts before every text, uncounted
+            batch_size=BATCH_SIZE,
+            normalize_embeddings=True,
+            convert_to_numpy=True,
+            show_progress_bar=False,
         )
         if vectors.shape[1] != self.dim:
             raise self._broken("config", f"its vectors have {vectors.shape[1]} dimensions, not {self.dim}")

@@ -1,74 +1,101 @@
-"""A knowledge base as the rest of localrag sees it: a name, a folder, and what can be done with it."""
+"""A knowledge base as the rest of localrag sees it: a name, where it is kept, and what can be done with it."""
 
 from __future__ import annotations
 
-import difflib
-import re
-import secrets
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self, TypedDict, Unpack
 
-from localrag.errors import KnowledgeBaseError, KnowledgeBaseNotFoundError
-from localrag.kb.ingest import IngestResult, Progress, ingest
+from localrag.errors import KnowledgeBaseError
+from localrag.kb.filters import Where
+from localrag.kb.ingest import IngestResult, Plan, Progress, Tagging, ingest, plan
+from localrag.kb.location import Folder, check_name, list_kbs
+from localrag.kb.rerank import Reranker
 from localrag.kb.retrieve import Mode, retrieve
-from localrag.kb.store import Store
-from localrag.passages import Hit
+from localrag.kb.store import Feedback
+from localrag.kb.transfer import import_from, read_name
+from localrag.kb.truth import AnyStore, Place
+from localrag.kb.verify import Verified, verify
+from localrag.passages import Chunk, Hit
+from localrag.settings import Learning
 from localrag.tokens import Embedder
 
-if TYPE_CHECKING:
-    from localrag.kb.vectors import VectorIndex
+__all__ = ["INDEX_WAIT_S", "KnowledgeBase", "RetrieveOptions", "import_kb", "list_kbs", "shown"]
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-_FILE = "kb.sqlite"
-_REMOVED = ".removed-"
+INDEX_WAIT_S = 30.0
+"""How long an indexer waits for another one to end."""
+
+_SERVERS = ("postgresql://", "postgres://")
 
 
-def list_kbs(kb_dir: Path) -> list[str]:
-    """The names of the knowledge bases in a folder, sorted; none if the folder is not there."""
-    if not kb_dir.is_dir():
-        return []
-    return sorted(entry.name for entry in kb_dir.iterdir() if _NAME.fullmatch(entry.name) and (entry / _FILE).is_file())
+class RetrieveOptions(TypedDict, total=False):
+    """See localrag/kb/retrieve.py."""
+
+    where: Where | None
+    learning: Learning
+    reranker: Reranker | None
+    diversity: float
 
 
 class KnowledgeBase:
-    """Documents of one name below `kb_dir`, in the folder `kb_dir/name`. Use `open`; then `close`, or a `with` block."""
+    """Documents of one name, in a folder of the home or on a PostgreSQL server. Use `open`; then `close`, or a `with` block."""
 
-    def __init__(self, kb_dir: Path, name: str, store: Store | None) -> None:
-        self.name = name
-        self.path = kb_dir / name / _FILE
-        self._store = store
-        self._index: VectorIndex | None = None
+    def __init__(self, place: Place) -> None:
+        self._place = place
 
     @classmethod
     def open(cls, kb_dir: Path, name: str, *, create: bool = False) -> KnowledgeBase:
-        """Opens a knowledge base. With `create`, one that is not there is made when the first document is written, not before.
+        """Opens the knowledge base in the folder `kb_dir/name`, or on a server by `postgresql://user@host:port/database#name`.
 
-        KnowledgeBaseNotFoundError names the nearest ones; KnowledgeBaseError for a name that cannot be one, or a file that cannot be used.
+        With `create`, one that is not there is made when the first document is written, not before.
+
+        KnowledgeBaseNotFoundError names the nearest ones; KnowledgeBaseError for a name that cannot be one, or what cannot be used.
         """
-        if not _NAME.fullmatch(name):
-            raise KnowledgeBaseError(
-                f"{name!r} cannot be the name of a knowledge base.",
-                hint="Use 1 to 64 lower-case letters, digits, '-' and '_', beginning with a letter or a digit.",
-                kb=name,
-            )
-        path = kb_dir / name / _FILE
-        if path.is_file():
-            return cls(kb_dir, name, Store(path))
-        if create:
-            return cls(kb_dir, name, None)
-        raise _not_found(kb_dir, name)
+        place: Place
+        if name.startswith(_SERVERS):
+            from localrag.kb.postgres.server import ServerPlace  # noqa: PLC0415  # its library is an extra
+
+            place = ServerPlace(name)
+        else:
+            place = Folder(kb_dir, name)
+        try:
+            place.open()
+            if place.store is None and not create:
+                raise place.not_found()  # noqa: TRY301  # it is closed below as for any error
+        except BaseException:
+            place.close()
+            raise
+        return cls(place)
 
     def close(self) -> None:
-        if self._store is not None:
-            self._store.close()
+        self._place.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def name(self) -> str:
+        """Its name, as it stands in labels."""
+        return self._place.name
+
+    @property
+    def address(self) -> str:
+        """What it is opened by, without a password."""
+        return self._place.address
+
+    @property
+    def path(self) -> Path:
+        """Its file, where it is kept in one."""
+        assert isinstance(self._place, Folder), "one on a server"
+        return self._place.path
+
+    @property
+    def _store(self) -> AnyStore | None:
+        return self._place.store
 
     @property
     def num_documents(self) -> int:
@@ -83,65 +110,125 @@ class KnowledgeBase:
         """(fingerprint, dimensions) of the embedder it was indexed with; None as long as it is empty."""
         return None if self._store is None else self._store.embedder
 
-    def sources(self) -> list[tuple[str, int]]:
-        """(source, number of chunks) of every document, by source."""
-        return [] if self._store is None else self._store.sources()
+    def sources(self, where: Where | None = None) -> list[tuple[str, int]]:
+        """(source, number of chunks) of every document that passes, by source."""
+        return [] if self._store is None else self._store.sources(where)
+
+    def fields(self, where: Where | None = None) -> dict[str, dict[str, list[str]]]:
+        """The tags and other fields of the documents that pass and have any, by source: key to values."""
+        return {} if self._store is None else self._store.fields(where)
 
     def paths(self) -> dict[str, Path]:
         """Where each source was read from."""
         return {} if self._store is None else {source: Path(path) for source, path in self._store.paths().items()}
 
-    def ingest(self, paths: Sequence[Path], embedder: Embedder, progress: Callable[[Progress], None] | None = None) -> IngestResult:
-        """Adds and updates the documents below `paths`, and removes those whose files are gone. See localrag/kb/ingest.py."""
-        if self._store is not None:
-            self._store.check_embedder(embedder.fingerprint, embedder.dim)
-        known = {} if self._store is None else self._store.documents()
-        return ingest(paths, embedder, known=known, open_store=self._made, progress=progress)
+    def ingest(
+        self,
+        paths: Sequence[Path],
+        embedder: Embedder,
+        progress: Callable[[Progress], None] | None = None,
+        *,
+        tagging: Tagging | None = None,
+        hidden: bool = False,
+        wait_s: float = INDEX_WAIT_S,
+        on_wait: Callable[[], None] | None = None,
+    ) -> IngestResult:
+        """Adds and updates the documents below `paths`, and removes those whose files are gone. See localrag/kb/ingest.py.
 
-    def retrieve(self, query: str, embedder: Embedder | None, k: int = 8, mode: Mode = "hybrid") -> list[Hit]:
-        """The `k` best chunks that are relevant to a query, best first; none if none is. See localrag/kb/retrieve.py.
+        One at a time: `on_wait` is called if another process is at it, and KnowledgeBaseError says so if it still is after `wait_s`.
+        """
+        with ExitStack() as turn:
+
+            def made() -> AnyStore:
+                turn.enter_context(self._place.taken(wait_s=wait_s, on_wait=on_wait))
+                return self._place.make()
+
+            if self._store is not None:
+                self._store.check_embedder(embedder.fingerprint, embedder.dim)
+                turn.enter_context(self._place.taken(wait_s=wait_s, on_wait=on_wait))
+            result = ingest(paths, embedder, store=self._store, make_store=made, progress=progress, tagging=tagging, hidden=hidden)
+            self._place.tend()
+            return result
+
+    def plan(self, paths: Sequence[Path], *, hidden: bool = False) -> Plan:
+        """What `ingest` would do, without reading a file or writing anything."""
+        if self._store is None:
+            return plan(paths, {}, hidden=hidden)
+        return plan(paths, self._store.documents(), self._store.unread(), hidden=hidden)
+
+    def retrieve(
+        self, query: str, embedder: Embedder | None, k: int = 8, mode: Mode = "hybrid", **options: Unpack[RetrieveOptions]
+    ) -> list[Hit]:
+        """The `k` best chunks that are relevant to a query, best first; none if none is. See localrag/kb/retrieve.py, also for the options.
 
         Only keyword mode does without an embedder.
         """
         if self._store is None:
             return []
-        return retrieve(self._store, self._present_index, query, embedder, k=k, mode=mode, kb=self.name)
+        return retrieve(self._store, self._place.index, query, embedder, k=k, mode=mode, kb=self.name, **options)
+
+    def add_feedback(self, counts: Mapping[int, Feedback]) -> None:
+        """Adds to what is known of chunks, by their ids."""
+        if self._store is not None and counts:
+            with self._store.writing(moves_on=False):
+                self._store.add_feedback(counts)
+
+    def mark(self, ids: Sequence[int], *, useful: bool) -> None:
+        """What a person says of chunks. KnowledgeBaseError for an id that is not there."""
+        there = set() if self._store is None else set(self._store.existing(ids))
+        if missing := [one for one in ids if one not in there]:
+            raise KnowledgeBaseError(
+                f"Knowledge base {self.address!r} has no passage {missing[0]}.",
+                hint="Use the number in a citation, such as 12 of [KB#12].",
+                id=missing[0],
+            )
+        self.add_feedback(dict.fromkeys(ids, Feedback(useful=1) if useful else Feedback(useless=1)))
+
+    def feedback(self) -> list[tuple[Chunk, Feedback]]:
+        """What is known of chunks, those that helped most first."""
+        if self._store is None:
+            return []
+        known = self._store.feedback()
+        chunks = self._store.chunks(list(known), kb=self.name)
+        found = [(chunk, known[chunk.id]) for chunk in chunks]
+        return sorted(found, key=lambda pair: (pair[1].useless - pair[1].useful, -pair[1].cited, -pair[1].supplied, pair[0].id))
+
+    def reset_feedback(self) -> None:
+        if self._store is not None:
+            with self._store.writing(moves_on=False):
+                self._store.reset_feedback()
+
+    def verify(self, *, wait_s: float = INDEX_WAIT_S, on_wait: Callable[[], None] | None = None) -> Verified:
+        """Checks all of it and repairs what is derived. See localrag/kb/verify.py."""
+        assert self._store is not None, "one that is not made yet"
+        with self._place.taken(wait_s=wait_s, on_wait=on_wait):
+            self._place.forget_index()
+            return verify(self._store)
+
+    def export(self, file: Path) -> None:
+        """Writes all of it into one file, which `import_kb` takes. See localrag/kb/transfer.py."""
+        self._place.export(file)
 
     def remove(self) -> None:
         """Deletes the knowledge base. At no instant is there half of one under its name."""
-        self.close()
-        self._store = None
-        kb_dir = self.path.parent.parent
-        try:
-            self.path.parent.rename(kb_dir / f"{_REMOVED}{secrets.token_hex(8)}")
-        except OSError as error:
-            raise KnowledgeBaseError(
-                f"Cannot remove knowledge base {self.name!r}: {error.strerror or error}.", hint=f"Check that {kb_dir} can be written to."
-            ) from error
-        for leftover in kb_dir.glob(f"{_REMOVED}*"):  # also of a removal that was killed
-            shutil.rmtree(leftover, ignore_errors=True)
-
-    def _made(self) -> Store:
-        if self._store is None:
-            self._store = Store(self.path, create=True)
-        return self._store
-
-    def _present_index(self) -> VectorIndex | None:
-        from localrag.kb.vectors import load_index  # noqa: PLC0415  # imports faiss
-
-        assert self._store is not None
-        if self._index is None or self._index.generation != self._store.generation:
-            self._index = load_index(self._store)
-        return self._index
+        self._place.remove()
 
 
-def _not_found(kb_dir: Path, name: str) -> KnowledgeBaseNotFoundError:
-    names = list_kbs(kb_dir)
-    nearest = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    known = f" Did you mean {' or '.join(nearest)}?" if nearest else f" There is {', '.join(names[:5])}." if names else ""
-    return KnowledgeBaseNotFoundError(
-        f"There is no knowledge base {name!r}.{known}",
-        hint=f"Make it with: localrag index PATH --kb {name}",
-        kb=name,
-        nearest=nearest,
-    )
+def shown(name: str) -> str:
+    """A name or an address that a person gave, as it may be shown and kept: without a password. Nothing is opened."""
+    if not name.startswith(_SERVERS):
+        return name
+    from localrag.kb.postgres.address import parse  # noqa: PLC0415  # few need it
+
+    try:
+        return parse(name).shown
+    except KnowledgeBaseError:
+        return "a PostgreSQL server"
+
+
+def import_kb(kb_dir: Path, file: Path, name: str | None = None) -> str:
+    """Makes a knowledge base of an exported file, by the name it had or another; gives its name. KnowledgeBaseError if there is one."""
+    name = read_name(file) if name is None else name
+    check_name(name)
+    import_from(file, kb_dir, name)
+    return name

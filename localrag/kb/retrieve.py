@@ -7,23 +7,31 @@ What counts as relevant, so that a question about something else finds nothing:
 - in hybrid mode, words alone are enough only if they carry at least MIN_WORD_SHARE of the question's weight, a word weighing the more
   the fewer chunks hold it (its BM25 weight). A part number asked for by itself is found wherever it stands; a chunk that shares one
   word of several with the question must also be near it in meaning.
+
+What else there is to a ranking, all of it optional: only documents that pass a filter (`where`), what was learned of a chunk (`learning`),
+a second look at the best (`reranker`), and less of what repeats itself (`diversity`). Near duplicates of a better hit are always left out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from localrag.fusion import fuse
+from localrag.fusion import Scored, fuse, in_order
 from localrag.kb.chunking import split_counted
-from localrag.kb.store import Store
-from localrag.passages import Hit
-from localrag.terms import terms
+from localrag.kb.diversity import Distinct, diversify
+from localrag.kb.filters import Where
+from localrag.kb.prior import prior
+from localrag.kb.query import Query, parse
+from localrag.kb.rerank import NUM_RERANKED, Reranker, rank
+from localrag.kb.truth import AnyIndex, AnyStore
+from localrag.passages import Chunk, Hit
+from localrag.settings import Learning
 from localrag.tokens import Embedder
 
 if TYPE_CHECKING:
-    from localrag.kb.vectors import VectorIndex, Vectors
+    from localrag.kb.vectors import Vectors
 
 Mode = Literal["hybrid", "semantic", "keyword"]
 MODES: tuple[Mode, ...] = ("hybrid", "semantic", "keyword")
@@ -40,80 +48,159 @@ fewer would have let 12 through."""
 DEPTH = 100
 """How far down each ranking is followed before they are fused; more if more hits are wanted."""
 
+RERANK_WEIGHT = 4.0
+"""What the reranker's order weighs beside those of meaning and words, which weigh 1 each: it leads, and they settle what it finds alike."""
+
 MAX_QUERY_CHARS = 32_768
+
+_Ranking = list[tuple[int, float]]
+
+
+def depth(room_tokens: int, mean_chunk_tokens: float) -> int:
+    """How many chunks to ask for where so many tokens are free for them: as many as fit if all are of the mean size, at least DEPTH."""
+    return max(DEPTH, int(max(0, room_tokens) / max(1.0, mean_chunk_tokens)))
 
 
 def retrieve(
-    store: Store,
-    index: Callable[[], VectorIndex | None],
+    store: AnyStore,
+    index: Callable[[], AnyIndex | None],
     query: str,
     embedder: Embedder | None,
     *,
     k: int,
     mode: Mode = "hybrid",
     kb: str = "",
+    where: Where | None = None,
+    learning: Learning = "off",
+    reranker: Reranker | None = None,
+    diversity: float = 0.0,
 ) -> list[Hit]:
     """The `k` best relevant chunks, best first; fewer, or none, if no more are relevant. All are of one generation of the store.
 
     `index` gives the vector index of the present generation, and is called inside the reading transaction; keyword mode needs neither
     it nor an embedder. The score is the reciprocal rank fusion of "semantic" and "keyword" in hybrid mode, the cosine similarity in
-    semantic mode, BM25 in keyword mode. A hit's relevance is its cosine similarity, at least MIN_SIMILARITY where words alone found it, and
-    not known in keyword mode. Of a query, the first MAX_QUERY_CHARS characters and MAX_TERMS different words count.
+    semantic mode, BM25 in keyword mode. With a `reranker`, which looks at the best NUM_RERANKED, it is the fusion of the mode's rankings
+    with "rerank". With `learning`, what is known of a chunk's use adds or takes up to a tenth, as "feedback"; `diversity` (0 to 1) takes
+    from what repeats a better hit (see diversity.py). A hit's relevance is its cosine similarity, at least MIN_SIMILARITY where words
+    alone found it, and not known in keyword mode. Of a query, the first MAX_QUERY_CHARS characters and MAX_TERMS different words count.
     """
     query = query[:MAX_QUERY_CHARS].encode("utf-8", "replace").decode()
     vector = None if mode == "keyword" or embedder is None else _embed(query, embedder)
-    words = terms(query)
+    wanted = parse(query)
+    num_looked_at = max(k, NUM_RERANKED) if reranker is not None else 2 * k if diversity else k
     with store.reading():
         if embedder is not None and mode != "keyword":
             store.check_embedder(embedder.fingerprint, embedder.dim)
-        depth = max(DEPTH, k)
-        by_words = store.keyword_ids(_any_of(words), depth) if words and mode != "semantic" else []
+        most = max(DEPTH, k)
+        by_words = _by_words(store, wanted, most, where) if mode != "semantic" else []
         vectors = index() if vector is not None else None
-        by_meaning = []
+        by_meaning: _Ranking = []
         relevance: dict[int, float] = {}
         if vectors is not None and vector is not None:
-            by_meaning = [(one, score) for one, score in vectors.search(vector, depth) if score >= MIN_SIMILARITY]
+            among = store.allowed(where)
+            by_meaning = [(one, score) for one, score in vectors.search(vector, most, among=among) if score >= MIN_SIMILARITY]
             if mode == "hybrid":
                 similarities = vectors.similarities(vector, [one for one, _ in by_words])
-                by_words = _relevant(store, by_words, words, similarities)
+                by_words = _relevant(store, by_words, wanted, similarities)
                 relevance |= {one: max(MIN_SIMILARITY, similarities.get(one, 0.0)) for one, _ in by_words}
             relevance |= dict(by_meaning)
-        ranked = _ranked(mode, by_meaning, by_words)[:k]
-        chunks = {chunk.id: chunk for chunk in store.chunks([one for one, _, _ in ranked], kb=kb)}
-    return [Hit(chunks[one], score, parts, min(1.0, relevance[one]) if one in relevance else None) for one, score, parts in ranked]
+        rankings: dict[str, _Ranking] = {mode: by_meaning or by_words}
+        if mode == "hybrid":
+            rankings = {"semantic": by_meaning, "keyword": by_words}
+        scored = _scored(rankings)
+        if learning != "off":
+            scored = _with_feedback(store, scored, learning)
+        chunks = _distinct(store, [one for one, _, _ in scored], num_looked_at, kb)
+    if reranker is not None:
+        scored = _reranked(scored, rankings, chunks, query, reranker)
+    hits = [
+        Hit(chunks[one], score, parts, min(1.0, relevance[one]) if one in relevance else None)
+        for one, score, parts in scored
+        if one in chunks
+    ]
+    return diversify(hits, k, diversity)
 
 
-def _any_of(words: Sequence[str]) -> str:
-    """An FTS5 expression. Each word is a quoted string, so that nothing of FTS5's own syntax is read in it."""
-    return " OR ".join(f'"{word}"' for word in words)
+def _by_words(store: AnyStore, wanted: Query, limit: int, where: Where | None) -> _Ranking:
+    """The best matches of words and of characters; what matches both has the sum of its scores."""
+    found = dict(store.keyword_ids(wanted.keyword, limit, where)) if wanted.keyword else {}
+    if wanted.characters:
+        for one, score in store.character_ids(wanted.characters, limit, where):
+            found[one] = found.get(one, 0.0) + score
+    return sorted(found.items(), key=lambda hit: (-hit[1], hit[0]))[:limit]
 
 
-def _relevant(
-    store: Store, by_words: list[tuple[int, float]], words: Sequence[str], similarities: dict[int, float]
-) -> list[tuple[int, float]]:
-    """The matches that are near in meaning, or hold enough of the question's words."""
+def _relevant(store: AnyStore, by_words: _Ranking, wanted: Query, similarities: Mapping[int, float]) -> _Ranking:
+    """The matches that are near in meaning, or hold enough of what the question looks for."""
     far = [one for one, _ in by_words if similarities.get(one, 0.0) < MIN_SIMILARITY]
     if not far:
         return by_words
     num_chunks = store.num_chunks
     shares = dict.fromkeys(far, 0.0)
     total = 0.0
-    for word in words:
-        match = _any_of([word])
-        num_matches = store.num_matches(match)
+
+    def weigh(num_matches: int, matching: Sequence[int]) -> None:
+        nonlocal total
         weight = math.log1p((num_chunks - num_matches + 0.5) / (num_matches + 0.5))
         total += weight
-        for one in store.matching(match, far):
+        for one in matching:
             shares[one] += weight
+
+    for num_matches, matching in store.keyword_holders(wanted.keyword, far):
+        weigh(num_matches, matching)
+    for num_matches, matching in store.character_holders(wanted.characters, far):
+        # many of a question's pairs of characters reach over two words and stand nowhere: those weigh no more than the rarest that do
+        weigh(max(1, num_matches), matching)
     return [(one, score) for one, score in by_words if shares.get(one, total) >= MIN_WORD_SHARE * total]
 
 
-def _ranked(
-    mode: Mode, by_meaning: list[tuple[int, float]], by_words: list[tuple[int, float]]
-) -> list[tuple[int, float, dict[str, float]]]:
-    if mode == "hybrid":
-        return fuse({"semantic": [one for one, _ in by_meaning], "keyword": [one for one, _ in by_words]})
-    return [(one, score, {mode: score}) for one, score in (by_meaning if mode == "semantic" else by_words)]
+def _scored(rankings: Mapping[str, _Ranking]) -> list[Scored]:
+    """The fusion of several rankings; a ranking by itself keeps its own scores."""
+    if len(rankings) > 1:
+        return fuse({name: [one for one, _ in ranking] for name, ranking in rankings.items()})
+    return [(one, score, {name: score}) for name, ranking in rankings.items() for one, score in ranking]
+
+
+def _with_feedback(store: AnyStore, scored: list[Scored], learning: Learning) -> list[Scored]:
+    known = store.feedback([one for one, _, _ in scored])
+    return in_order(
+        (one, sum(parts.values()), parts)
+        for one, score, before in scored
+        for gained in [score * prior(known[one], learning) if one in known else 0.0]
+        for parts in [{**before, "feedback": gained} if gained else before]
+    )
+
+
+def _distinct(store: AnyStore, ids: Sequence[int], num: int, kb: str) -> dict[int, Chunk]:
+    """The first `num` of these chunks that are no near duplicates of an earlier one."""
+    distinct, found = Distinct(), dict[int, Chunk]()
+    step = num + num // 4 + 1
+    for at in range(0, len(ids), step):
+        for chunk in store.chunks(ids[at : at + step], kb=kb):
+            if len(found) < num and distinct.is_new(chunk.text):
+                found[chunk.id] = chunk
+        if len(found) == num:
+            break
+    return found
+
+
+def _reranked(
+    scored: list[Scored], rankings: Mapping[str, _Ranking], chunks: Mapping[int, Chunk], query: str, reranker: Reranker
+) -> list[Scored]:
+    """Everything fused anew with the order that the reranker gives to the best. What was learned weighs as it did."""
+    best = [one for one, _, _ in scored if one in chunks][:NUM_RERANKED]
+    places = rank(reranker, query, [_as_read(chunks[one]) for one in best])
+    orders = {name: [one for one, _ in ranking] for name, ranking in rankings.items()} | {"rerank": [best[place] for place in places]}
+    shares = {one: parts["feedback"] / (score - parts["feedback"]) for one, score, parts in scored if "feedback" in parts}
+    fused = []
+    for one, score, parts in fuse(orders, weights={"rerank": RERANK_WEIGHT}):
+        whole = {**parts, "feedback": score * shares[one]} if one in shares else parts
+        fused.append((one, sum(whole.values()), whole))
+    return in_order(fused)
+
+
+def _as_read(chunk: Chunk) -> str:
+    return f"{chunk.heading}\n{chunk.text}" if chunk.heading else chunk.text
 
 
 def _embed(query: str, embedder: Embedder) -> Vectors | None:

@@ -6,10 +6,38 @@ that count, so that a file is never between two versions. A migration that was r
 
 from __future__ import annotations
 
+import hashlib
+import re
 import sqlite3
 
 from localrag.errors import KnowledgeBaseError
 from localrag.migrations import Migration, apply_missing
+
+_CJK = (
+    "\u1100-\u11ff\u3040-\u30ff\u3100-\u318f\u31a0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
+    "\uac00-\ud7af\uf900-\ufaff\uff66-\uff9d\U00020000-\U0003ffff"
+)
+
+CJK_GLOB = f"*[{_CJK}]*"
+"""What text in Chinese, Japanese or Korean matches. Part of the schema: a change is a new migration."""
+
+CJK = re.compile(f"[{_CJK}]")
+"""The same for one character."""
+
+
+def spaced(text: str) -> str:
+    """With a space around each Chinese, Japanese or Korean character: such text has none between its words, and full text needs them."""
+    return CJK.sub(r" \g<0> ", text)
+
+
+def embedded(heading: str, text: str) -> str:
+    """What the embedder is given of a chunk: the heading path on a line of its own, then the text."""
+    return f"{heading}\n{text}" if heading else text
+
+
+def embedded_sha256(heading: str, text: str) -> bytes:
+    """By what a chunk is known again."""
+    return hashlib.sha256(embedded(heading, text).encode("utf-8", "surrogatepass")).digest()
 
 
 def create_tables(db: sqlite3.Connection) -> None:
@@ -63,7 +91,71 @@ def create_tables(db: sqlite3.Connection) -> None:
         db.execute(statement)
 
 
-MIGRATIONS: tuple[Migration, ...] = (create_tables,)
+def add_fields_places_and_characters(db: sqlite3.Connection) -> None:
+    """Fields to filter by, where a chunk stands in its file, what is needed to know an unchanged one again, and how it fared.
+
+    Words of Chinese, Japanese and Korean are not parted by spaces, so that `chunks_fts` has whole clauses for words: chunks that hold such
+    text, and no others, are in `chunks_characters` as well, character by character. It reads them through a view, for its own check and
+    rebuild to see the same.
+
+    A chunk's id is greater than every id before it, and its vector never changes: what is embedded anew has a new id. `generations` has a
+    random number for each of the newest generations, which tells a file from its own backup that has counted up again.
+
+    `unread` is what need not be read again to know that there is nothing to index in it.
+    """
+    is_cjk, new_is_cjk, old_is_cjk = (f"{row}heading GLOB '{CJK_GLOB}' OR {row}text GLOB '{CJK_GLOB}'" for row in ("", "new.", "old."))
+    statements = (
+        """CREATE TABLE fields (
+            document_id INTEGER NOT NULL REFERENCES documents (id) ON DELETE CASCADE,
+            key TEXT NOT NULL,                      -- "tag", and what a file says of itself: "author", "date" …
+            value TEXT NOT NULL,
+            origin TEXT NOT NULL CHECK (origin IN ('file', 'rule', 'given')),
+            PRIMARY KEY (document_id, key, value, origin)
+        ) WITHOUT ROWID""",
+        "CREATE INDEX fields_by_key ON fields (key, value)",
+        "INSERT OR IGNORE INTO fields SELECT d.id, 'tag', t.value, 'file' FROM documents d, json_each(d.tags) t",
+        "ALTER TABLE documents DROP COLUMN tags",
+        "ALTER TABLE documents ADD COLUMN mtime_ns INTEGER",  # NULL: the file is read before it is taken for unchanged
+        "ALTER TABLE documents ADD COLUMN cutter INTEGER NOT NULL DEFAULT 0",  # the version of what read and cut it
+        "ALTER TABLE chunks ADD COLUMN place TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE chunks ADD COLUMN sha256 BLOB NOT NULL DEFAULT x''",  # of what was embedded
+        "UPDATE chunks SET sha256 = embedded_sha256(heading, text)",
+        "CREATE INDEX chunks_by_sha256 ON chunks (sha256)",
+        """CREATE TABLE feedback (
+            chunk_id INTEGER PRIMARY KEY REFERENCES chunks (id) ON DELETE CASCADE,
+            retrieved INTEGER NOT NULL DEFAULT 0,
+            supplied INTEGER NOT NULL DEFAULT 0,
+            cited INTEGER NOT NULL DEFAULT 0,
+            useful INTEGER NOT NULL DEFAULT 0,
+            useless INTEGER NOT NULL DEFAULT 0
+        )""",
+        f"CREATE VIEW chunks_cjk AS SELECT id, spaced(heading) AS heading, spaced(text) AS text FROM chunks WHERE {is_cjk}",  # noqa: S608  # our own ranges
+        """CREATE VIRTUAL TABLE chunks_characters USING fts5 (
+            heading, text, content = 'chunks_cjk', content_rowid = 'id', tokenize = 'unicode61 remove_diacritics 2'
+        )""",
+        "INSERT INTO chunks_characters (chunks_characters) VALUES ('rebuild')",
+        f"""CREATE TRIGGER chunks_cjk_inserted AFTER INSERT ON chunks WHEN {new_is_cjk} BEGIN
+            INSERT INTO chunks_characters (rowid, heading, text) VALUES (new.id, spaced(new.heading), spaced(new.text));
+        END""",  # noqa: S608  # our own ranges
+        f"""CREATE TRIGGER chunks_cjk_deleted AFTER DELETE ON chunks WHEN {old_is_cjk} BEGIN
+            INSERT INTO chunks_characters (chunks_characters, rowid, heading, text)
+            VALUES ('delete', old.id, spaced(old.heading), spaced(old.text));
+        END""",  # noqa: S608  # our own ranges
+        """CREATE TABLE unread (
+            path TEXT PRIMARY KEY,                  -- absolute
+            num_bytes INTEGER NOT NULL,             -- of the file that could not be read, with the next two
+            mtime_ns INTEGER NOT NULL,
+            cutter INTEGER NOT NULL,
+            reason TEXT NOT NULL
+        ) WITHOUT ROWID""",
+        "CREATE TABLE generations (generation INTEGER PRIMARY KEY, stamp INTEGER NOT NULL)",
+        "INSERT INTO generations SELECT generation, random() >> 1 & 0x7fffffffffffffff FROM state",
+    )
+    for statement in statements:
+        db.execute(statement)
+
+
+MIGRATIONS: tuple[Migration, ...] = (create_tables, add_fields_places_and_characters)
 
 
 def migrate(db: sqlite3.Connection, migrations: tuple[Migration, ...] = MIGRATIONS) -> None:
@@ -77,4 +169,6 @@ def migrate(db: sqlite3.Connection, migrations: tuple[Migration, ...] = MIGRATIO
             known_schema=len(migrations),
         )
 
+    db.create_function("embedded_sha256", 2, embedded_sha256, deterministic=True)
+    db.create_function("spaced", 1, spaced, deterministic=True)  # its triggers call it
     apply_missing(db, migrations, newer)

@@ -7,15 +7,18 @@ file names the generation that it was derived from.
 
 from __future__ import annotations
 
-import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
-from localrag.errors import KnowledgeBaseError
+from localrag.kb import documents, file_check, fts5
 from localrag.kb.chunking import Passage
+from localrag.kb.documents import DocumentRow, Known, Origin, Unread
+from localrag.kb.failures import explained, make_folder, other_embedder
+from localrag.kb.filters import Where, folded
+from localrag.kb.query import Term
 from localrag.kb.schema import migrate
 from localrag.migrations import use_write_ahead_log, version
 from localrag.passages import Chunk
@@ -24,32 +27,40 @@ WAIT_S = 30.0
 """How long a writer waits for another one."""
 
 _BATCH = 500  # ids in one statement; SQLite takes 32,766 parameters, older builds 999
-_CHUNK = 'SELECT c.id, document_id, ordinal, text, start, "end", source, heading FROM chunks c JOIN documents d ON d.id = document_id'
+_FEW = 1000
+_CHUNK = (
+    'SELECT c.id, document_id, ordinal, text, start, "end", source, heading, place FROM chunks c JOIN documents d ON d.id = document_id'
+)
 
 
-@dataclass(frozen=True, slots=True)
-class DocumentRow:
-    """A document as it is to be stored. `path` is absolute and identifies it; `sha256` is of the file's `num_bytes` bytes."""
+class Feedback(NamedTuple):
+    """How often a chunk was found, was in a prompt, was cited, and was marked by a person."""
 
-    path: str
-    source: str
-    sha256: str
-    num_bytes: int
-    title: str = ""
-    tags: tuple[str, ...] = ()
+    retrieved: int = 0
+    supplied: int = 0
+    cited: int = 0
+    useful: int = 0
+    useless: int = 0
 
 
 class Store:
     """One knowledge base file. Opening one that is not there needs `create`, and makes its folder.
 
-    Every failure of SQLite arrives as a KnowledgeBaseError with a way out. A Store belongs to the thread that opened it.
+    Every failure of SQLite arrives as a KnowledgeBaseError with a way out. A Store belongs to the thread that opened it. What it has in
+    common with stores elsewhere is told by `AnyStore` in localrag/kb/truth.py.
     """
+
+    is_local = True
+    """Whether all documents are files of this machine: where one is not there, it is gone."""
+
+    full_texts = ("chunks_fts", "chunks_characters")
+    """The full texts by their names, for `full_text_is_sound` and `rebuild_full_text`."""
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
         self.path = path
         if create:
-            _make_folder(path.parent)
-        with _explained(path):
+            make_folder(path.parent)
+        with explained(path):
             mode = "rwc" if create else "rw"
             self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=WAIT_S, isolation_level=None)
             try:
@@ -58,6 +69,7 @@ class Store:
                 migrate(self._db)
                 self._db.execute("PRAGMA synchronous = FULL")
                 self._db.execute("PRAGMA foreign_keys = ON")
+                self._db.create_function("folded", 1, folded, deterministic=True)
             except BaseException:
                 self._db.close()
                 raise
@@ -68,7 +80,7 @@ class Store:
     @contextmanager
     def reading(self) -> Iterator[None]:
         """One snapshot for all reads inside: they agree with each other and with `generation`."""
-        with _explained(self.path):
+        with explained(self.path):
             self._db.execute("BEGIN")
             try:
                 yield
@@ -77,13 +89,14 @@ class Store:
                     self._db.execute("ROLLBACK")
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
-        """One transaction, all or nothing, with the next generation."""
-        with _explained(self.path):
+    def writing(self, *, moves_on: bool = True) -> Iterator[None]:
+        """One transaction, all or nothing, with the next generation unless chunks and vectors stay as they are."""
+        with explained(self.path):
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
-                self._db.execute("UPDATE state SET generation = generation + 1")
+                if moves_on:
+                    documents.count_generation(self._db)
                 self._db.execute("COMMIT")
             except BaseException:
                 if self._db.in_transaction:
@@ -110,56 +123,158 @@ class Store:
     def num_chunks(self) -> int:
         return int(self._one("SELECT count(*) FROM chunks"))
 
-    def sources(self) -> list[tuple[str, int]]:
-        """(source, number of chunks) of every document, by source."""
+    def sources(self, where: Where | None = None) -> list[tuple[str, int]]:
+        """(source, number of chunks) of every document that passes, by source."""
+        chosen, values = (where or Where()).to_sql()
         return self._rows(
-            "SELECT source, count(c.id) FROM documents d LEFT JOIN chunks c ON document_id = d.id GROUP BY d.id ORDER BY source, d.id"
+            "SELECT source, count(c.id) FROM documents d LEFT JOIN chunks c ON document_id = d.id "  # noqa: S608  # no values in it
+            f"WHERE d.id IN ({chosen}) GROUP BY d.id ORDER BY source, d.id",
+            values,
         )
 
-    def documents(self) -> dict[str, str]:
-        """Absolute path to sha256 of every document."""
-        return dict(self._rows("SELECT path, sha256 FROM documents"))
+    def documents(self) -> dict[str, Known]:
+        """Every document by its absolute path."""
+        rows = self._rows("SELECT path, id, sha256, num_bytes, mtime_ns, cutter FROM documents")
+        return {path: Known(*rest) for path, *rest in rows}
+
+    def unread(self) -> dict[str, Unread]:
+        """The files that are known to have no text, by absolute path."""
+        rows = self._rows("SELECT path, num_bytes, mtime_ns, cutter, reason FROM unread")
+        return {path: Unread(*rest) for path, *rest in rows}
+
+    def fields(self, where: Where | None = None) -> dict[str, dict[str, list[str]]]:
+        """The fields of every document that passes and has any, by source: key to values, sorted; "tag" among the keys."""
+        chosen, values = (where or Where()).to_sql()
+        found: dict[str, dict[str, list[str]]] = {}
+        for source, key, value in self._rows(
+            f"SELECT DISTINCT source, key, value FROM fields JOIN documents ON id = document_id WHERE document_id IN ({chosen}) "  # noqa: S608  # no values in it
+            "ORDER BY source, key, value",
+            values,
+        ):
+            found.setdefault(source, {}).setdefault(key, []).append(value)
+        return found
+
+    def fields_by_origin(self) -> dict[tuple[int, Origin], set[tuple[str, str]]]:
+        """(document id, origin) to its fields, but for those that files say of themselves."""
+        found: dict[tuple[int, Origin], set[tuple[str, str]]] = {}
+        for document_id, origin, key, value in self._rows("SELECT document_id, origin, key, value FROM fields WHERE origin != 'file'"):
+            found.setdefault((document_id, origin), set()).add((key, value))
+        return found
 
     def paths(self) -> dict[str, str]:
         """Source to absolute path of every document; of two with one source, one."""
         return dict(self._rows("SELECT source, path FROM documents"))
 
-    def vectors(self) -> Iterator[tuple[int, bytes]]:
-        """(chunk id, vector) of every chunk, by id."""
-        with _explained(self.path):
-            yield from self._db.execute("SELECT chunk_id, vector FROM vectors ORDER BY chunk_id")
+    def stamp(self, generation: int) -> int | None:
+        """The random number that was drawn when this generation was committed; None if this file never had it, or it is very old."""
+        rows = self._rows("SELECT stamp FROM generations WHERE generation = ?", (generation,))
+        return int(rows[0][0]) if rows else None
 
-    def keyword_ids(self, match: str, limit: int) -> list[tuple[int, float]]:
-        """(chunk id, BM25 score, higher for better) of the best matches of an FTS5 expression; ties by id."""
-        return self._rows(
-            "SELECT rowid, -rank FROM chunks_fts WHERE chunks_fts MATCH ? ORDER BY rank, rowid LIMIT ?",
-            (match, limit),
-        )
+    def vectors(self, after: int = 0) -> Iterator[tuple[int, bytes]]:
+        """(chunk id, vector) of every chunk whose id is greater than `after`, by id."""
+        with explained(self.path):
+            yield from self._db.execute("SELECT chunk_id, vector FROM vectors WHERE chunk_id > ? ORDER BY chunk_id", (after,))
 
-    def num_matches(self, match: str) -> int:
-        """The number of chunks that match an FTS5 expression."""
-        return int(self._one("SELECT count(*) FROM chunks_fts WHERE chunks_fts MATCH ?", (match,)))
+    def existing(self, ids: Sequence[int]) -> list[int]:
+        """Those of these chunk ids that are stored."""
+        return [row[0] for row in self._in("SELECT id FROM chunks WHERE id IN", ids)]
 
-    def matching(self, match: str, ids: Sequence[int]) -> list[int]:
-        """Those of these chunks that match an FTS5 expression."""
-        found: list[int] = []
-        for at in range(0, len(ids), _BATCH):
-            batch = ids[at : at + _BATCH]
-            marks = ", ".join("?" * len(batch))
-            statement = f"SELECT rowid FROM chunks_fts WHERE chunks_fts MATCH ? AND rowid IN ({marks})"  # noqa: S608  # question marks only
-            found += [row[0] for row in self._rows(statement, (match, *batch))]
-        return found
+    def vectors_of(self, sha256s: Sequence[bytes]) -> dict[bytes, bytes]:
+        """The vectors of chunks that are known by what was embedded of them."""
+        return dict(self._in("SELECT sha256, vector FROM chunks JOIN vectors ON chunk_id = id WHERE sha256 IN", sha256s))
+
+    def allowed(self, where: Where | None) -> list[int] | None:
+        """The ids of the chunks whose documents pass, ascending; None if all do."""
+        if not where:
+            return None
+        chosen, values = where.to_sql()
+        statement = f"SELECT id FROM chunks WHERE document_id IN ({chosen}) ORDER BY id"  # noqa: S608  # no values in it
+        return [row[0] for row in self._rows(statement, values)]
+
+    def keyword_ids(self, terms: Sequence[Term], limit: int, where: Where | None = None) -> list[tuple[int, float]]:
+        """(chunk id, BM25 score, higher for better) of the chunks that match any of these terms best; ties by id."""
+        return self._best("chunks_fts", terms, limit, where)
+
+    def character_ids(self, terms: Sequence[Term], limit: int, where: Where | None = None) -> list[tuple[int, float]]:
+        """The same among the chunks that hold Chinese, Japanese or Korean text, each character of it a word (`schema.spaced`)."""
+        return self._best("chunks_characters", terms, limit, where)
+
+    def keyword_holders(self, terms: Sequence[Term], among: Sequence[int]) -> list[tuple[int, list[int]]]:
+        """For each term, how many chunks match it, and which of these do."""
+        return [self._holders("chunks_fts", term, among) for term in terms]
+
+    def character_holders(self, terms: Sequence[Term], among: Sequence[int]) -> list[tuple[int, list[int]]]:
+        """The same among the chunks that hold Chinese, Japanese or Korean text."""
+        return [self._holders("chunks_characters", term, among) for term in terms]
+
+    def _best(self, table: str, terms: Sequence[Term], limit: int, where: Where | None) -> list[tuple[int, float]]:
+        chosen, values = "", list[str]()
+        if where:
+            passing, values = where.to_sql()
+            chosen = f"AND rowid IN (SELECT id FROM chunks WHERE document_id IN ({passing}))"  # noqa: S608  # no values in it
+        statement = f"SELECT rowid, -rank FROM {table} WHERE {table} MATCH ? {chosen} ORDER BY rank, rowid LIMIT ?"  # noqa: S608  # our own names
+        return self._rows(statement, (fts5.any_of(terms), *values, limit))
+
+    def _holders(self, table: str, term: Term, among: Sequence[int]) -> tuple[int, list[int]]:
+        match = fts5.any_of((term,))
+        matching = f"FROM {table} WHERE {table} MATCH ?"  # our own names
+        few = [row[0] for row in self._rows(f"SELECT rowid {matching} LIMIT {_FEW + 1}", (match,))]
+        if len(few) <= _FEW:  # to look each id up in the full text takes longer
+            wanted = set(among)
+            return len(few), [one for one in few if one in wanted]
+        found = self._in(f"SELECT rowid {matching} AND rowid IN", among, match)
+        return int(self._one(f"SELECT count(*) {matching}", (match,))), [row[0] for row in found]
 
     def chunks(self, ids: Sequence[int], *, kb: str = "") -> list[Chunk]:
         """The chunks of these ids, in the order asked for; an id that is not there is left out."""
         found: dict[int, Chunk] = {}
-        for at in range(0, len(ids), _BATCH):
-            batch = ids[at : at + _BATCH]
-            marks = ", ".join("?" * len(batch))
-            for row in self._rows(f"{_CHUNK} WHERE c.id IN ({marks})", batch):
-                chunk_id, document_id, ordinal, text, start, end, source, heading = row
-                found[chunk_id] = Chunk(chunk_id, document_id, ordinal, text, start, end, source, heading, kb)
+        for row in self._in(f"{_CHUNK} WHERE c.id IN", ids):
+            chunk_id, document_id, ordinal, text, start, end, source, heading, place = row
+            found[chunk_id] = Chunk(chunk_id, document_id, ordinal, text, start, end, source, heading, kb, place=place)
         return [found[one] for one in ids if one in found]
+
+    def feedback(self, ids: Sequence[int] | None = None) -> dict[int, Feedback]:
+        """What is known of how these chunks fared, or all; chunks of which nothing is known are left out."""
+        statement = "SELECT chunk_id, retrieved, supplied, cited, useful, useless FROM feedback"
+        rows = self._rows(statement) if ids is None else self._in(f"{statement} WHERE chunk_id IN", ids)
+        return {one: Feedback(*counts) for one, *counts in rows}
+
+    # What `localrag kb verify` and `export` look at.
+
+    def all_rows(self) -> Iterator[tuple[int, str, str, bytes, bytes | None]]:
+        """(chunk id, heading, text, sha256, vector) of every chunk, by id."""
+        with explained(self.path):
+            yield from self._db.execute(
+                "SELECT id, heading, text, sha256, vector FROM chunks LEFT JOIN vectors ON chunk_id = id ORDER BY id"
+            )
+
+    def source_paths(self) -> list[tuple[str, str]]:
+        """(source, absolute path) of every document, by source."""
+        return self._rows("SELECT source, path FROM documents ORDER BY source, path")
+
+    def problems(self) -> list[str]:
+        """What is wrong with the pages, the indices and the references of the file itself."""
+        return file_check.problems(self._db)
+
+    def index_problems(self) -> list[str]:
+        """What was wrong with the files of vectors, which are removed then."""
+        from localrag.kb.vector_check import verify_index  # noqa: PLC0415  # imports numpy
+
+        with self.reading():
+            return verify_index(self)
+
+    def full_text_is_sound(self, name: str) -> bool:
+        """Whether a full text says what the chunks say."""
+        try:
+            self._db.execute(f"INSERT INTO {name} ({name}, rank) VALUES ('integrity-check', 1)")  # noqa: S608  # our own names
+        except sqlite3.DatabaseError:
+            return False
+        return True
+
+    def copy_to(self, path: Path) -> None:
+        """A copy of the file as it is at one instant, whoever writes to it meanwhile."""
+        with explained(path), closing(sqlite3.connect(path, isolation_level=None)) as copy:
+            self._db.backup(copy)
 
     # What changes, inside `writing()`.
 
@@ -172,74 +287,60 @@ class Store:
         """Refuses an embedder whose vectors do not compare with the stored ones (KnowledgeBaseError)."""
         known = self.embedder
         if known is not None and known != (fingerprint, dim):
-            name = self.path.parent.name
-            raise KnowledgeBaseError(
-                f"Knowledge base {name!r} was indexed with another embedder ({known[1]} dimensions, {known[0][:12]}…) "
-                f"than this one ({dim} dimensions, {fingerprint[:12]}…), so their vectors do not compare.",
-                hint=f"Use the embedder it was indexed with, or index the documents into a new one: localrag index PATH --kb {name}-2",
-                dim=known[1],
-                given_dim=dim,
-            )
+            raise other_embedder(self.path.parent.name, known, (fingerprint, dim))
 
-    def put_document(self, row: DocumentRow, passages: Sequence[Passage], vectors: Sequence[bytes]) -> None:
-        """Stores a document with its chunks and their vectors, in place of what was known of the same path.
+    def put_document(self, row: DocumentRow, passages: Sequence[Passage], vectors: Mapping[bytes, bytes]) -> int:
+        """Stores a document in place of what was known of the same path. See localrag/kb/documents.py."""
+        return documents.put_document(self._db, row, passages, vectors)
 
-        `source` stays as it was first. If the same bytes are stored already, by another writer in the meantime, nothing changes.
-        """
-        values = (row.sha256, row.num_bytes, row.title, json.dumps(row.tags, ensure_ascii=False))
-        old = self._rows("SELECT id, sha256 FROM documents WHERE path = ?", (row.path,))
-        if old and old[0][1] == row.sha256:
-            return
-        if old:
-            document_id = old[0][0]
-            self._db.execute("DELETE FROM chunks WHERE document_id = ?", (document_id,))
-            self._db.execute("UPDATE documents SET sha256 = ?, num_bytes = ?, title = ?, tags = ? WHERE id = ?", (*values, document_id))
-        else:
-            document_id = self._db.execute(
-                "INSERT INTO documents (sha256, num_bytes, title, tags, path, source) VALUES (?, ?, ?, ?, ?, ?)",
-                (*values, row.path, row.source),
-            ).lastrowid
-        for ordinal, (passage, vector) in enumerate(zip(passages, vectors, strict=True)):
-            chunk_id = self._db.execute(
-                'INSERT INTO chunks (document_id, ordinal, start, "end", heading, text) VALUES (?, ?, ?, ?, ?, ?)',
-                (document_id, ordinal, passage.start, passage.end, passage.heading, passage.text),
-            ).lastrowid
-            self._db.execute("INSERT INTO vectors (chunk_id, vector) VALUES (?, ?)", (chunk_id, vector))
+    def move_document(self, document_id: int, path: str, source: str) -> None:
+        """Gives a document another name; it keeps its chunks and their ids."""
+        documents.move_document(self._db, document_id, path, source)
+
+    def stamp_documents(self, stamps: Iterable[tuple[int, int | None]]) -> None:
+        """(document id, mtime_ns): the files were read, and are what is stored."""
+        self._db.executemany("UPDATE documents SET mtime_ns = ? WHERE id = ?", [(mtime_ns, one) for one, mtime_ns in stamps])
+
+    def set_unread(self, gone: Iterable[str], found: Mapping[str, Unread]) -> None:
+        """Remembers files that have no text, and forgets others."""
+        documents.set_unread(self._db, gone, found)
+
+    def drop_chunks(self, ids: Sequence[int]) -> list[str]:
+        """Takes chunks out that are not what was written; gives the sources of their documents, which are read again next time."""
+        return documents.drop_chunks(self._db, ids)
+
+    def rebuild_full_text(self, name: str) -> None:
+        self._db.execute(f"INSERT INTO {name} ({name}) VALUES ('rebuild')")  # noqa: S608  # our own names
+
+    def set_fields(self, document_id: int, fields: Sequence[tuple[str, str]], origin: Origin) -> bool:
+        """The fields of one origin, in place of those that were; whether that is a change."""
+        return documents.set_fields(self._db, document_id, fields, origin)
+
+    def add_feedback(self, counts: Mapping[int, Feedback]) -> None:
+        """Adds to what is known of chunks; an id that is not there any more is left out."""
+        self._db.executemany(
+            "INSERT INTO feedback SELECT id, ?, ?, ?, ?, ? FROM chunks WHERE id = ? ON CONFLICT (chunk_id) DO UPDATE SET "
+            "retrieved = retrieved + excluded.retrieved, supplied = supplied + excluded.supplied, cited = cited + excluded.cited, "
+            "useful = useful + excluded.useful, useless = useless + excluded.useless",
+            [(*each, one) for one, each in counts.items()],
+        )
+
+    def reset_feedback(self) -> None:
+        self._db.execute("DELETE FROM feedback")
 
     def remove_documents(self, paths: Iterable[str]) -> None:
         """Documents, their chunks, vectors and full text."""
         self._db.executemany("DELETE FROM documents WHERE path = ?", [(path,) for path in paths])
 
     def _rows(self, statement: str, values: Sequence[object] = ()) -> list[tuple]:  # type: ignore[type-arg]  # rows as SQLite gives them
-        with _explained(self.path):
+        with explained(self.path):
             return self._db.execute(statement, values).fetchall()
+
+    def _in(self, statement: str, wanted: Sequence[object], *values: object) -> Iterator[tuple]:  # type: ignore[type-arg]
+        """The rows of a statement that ends with IN, for any number of wanted values."""
+        for at in range(0, len(wanted), _BATCH):
+            batch = wanted[at : at + _BATCH]
+            yield from self._rows(f"{statement} ({', '.join('?' * len(batch))})", (*values, *batch))
 
     def _one(self, statement: str, values: Sequence[object] = ()) -> int:
         return self._rows(statement, values)[0][0]  # type: ignore[no-any-return]
-
-
-@contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """Turns what SQLite and the file system say into an error that a person can act on."""
-    try:
-        yield
-    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter where SQLite's message repeats damaged text
-        kind = getattr(error, "sqlite_errorname", "") or ""
-        raise KnowledgeBaseError(f"The knowledge base file {path} cannot be used: {error}.", hint=_way_out(kind)) from error
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise KnowledgeBaseError(f"Cannot make the folder {folder}: {error.strerror or error}.", hint=_way_out("")) from error
-
-
-def _way_out(kind: str) -> str:
-    name = kind.removeprefix("SQLITE_").split("_")[0]
-    return {
-        "BUSY": "Another localrag is writing to it. Wait for that one to end, then try again.",
-        "FULL": "The disk is full. Free some space and run the same command again: it goes on where it stopped.",
-        "NOTADB": "It is not a knowledge base, or it is damaged. Remove it (localrag kb remove) and index the documents again.",
-        "CORRUPT": "It is damaged. Remove it (localrag kb remove) and index the documents again.",
-    }.get(name, "Check that the folder exists and can be written to, or set LOCALRAG_HOME to one that can.")

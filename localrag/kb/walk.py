@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -22,7 +23,10 @@ MAX_DEPTH = 64
 IGNORE_FILES = (".gitignore", ".localragignore")  # the second has the last word
 
 SECRET_NAMES = ("*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.kdbx", "*.ppk", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*")
-MACHINE_MADE = frozenset({"node_modules", "__pycache__", "site-packages"})
+MACHINE_MADE = frozenset({"node_modules", "__pycache__", "site-packages", ".git", ".hg", ".svn", ".venv"})
+
+SETTLED_NS = 2_000_000_000
+"""A file that was changed less than 2 s before it was read can change again without its time of change showing that."""
 
 # A pattern with more wildcards, or a longer one, can take minutes against one name: each further star made matching five times slower.
 _MAX_WILDCARDS = 6
@@ -45,6 +49,13 @@ class Found(NamedTuple):
     source: str
 
 
+class Content(NamedTuple):
+    """A file's bytes. `mtime_ns` is None where a later change of the file might not show in it."""
+
+    data: bytes
+    mtime_ns: int | None
+
+
 @dataclass(slots=True)
 class Walk:
     """What a walk over `roots` (absolute paths) found. Below `unseen` it could not look: nothing is known about the files there."""
@@ -53,6 +64,7 @@ class Walk:
     files: list[Found] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     unseen: list[str] = field(default_factory=list)
+    hidden: bool = False
 
     def vanished(self, known: Sequence[str]) -> list[str]:
         """Those of the known paths that lie below the roots and are no longer among the files."""
@@ -60,13 +72,14 @@ class Walk:
         return [path for path in known if path not in here and _below(path, self.roots) and not _below(path, self.unseen)]
 
 
-def walk(paths: Sequence[Path]) -> Walk:
+def walk(paths: Sequence[Path], *, hidden: bool = False) -> Walk:
     """All files to read below `paths` (folders or single files), sorted by name, each once.
 
-    Symbolic links are not followed, unless given. Hidden names, key files and what an ignore file names are left out, unless given.
+    Symbolic links are not followed, unless given. Hidden names and key files are left out unless `hidden` is set, and so is what an
+    ignore file names; what is given itself is read in any case.
     KnowledgeBaseError if a given path does not exist or is not valid UTF-8.
     """
-    result = Walk()
+    result = Walk(hidden=hidden)
     seen: set[str] = set()
     for given in paths:
         root = os.path.realpath(given)
@@ -84,7 +97,7 @@ def walk(paths: Sequence[Path]) -> Walk:
     return result
 
 
-def read_bytes(path: str) -> bytes:
+def read_file(path: str) -> Content:
     """A regular file's bytes. UnreadableError for anything else, or a file over MAX_FILE_BYTES; OSError as it comes.
 
     A link put in the file's place is not followed, and a pipe put there does not block.
@@ -92,6 +105,7 @@ def read_bytes(path: str) -> bytes:
     flags = os.O_RDONLY
     for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):  # not every system has them all
         flags |= getattr(os, name, 0)
+    now_ns = time.time_ns()
     with os.fdopen(os.open(path, flags), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
@@ -99,7 +113,25 @@ def read_bytes(path: str) -> bytes:
         data = file.read(MAX_FILE_BYTES + 1) if status.st_size <= MAX_FILE_BYTES else b""
         if max(status.st_size, len(data)) > MAX_FILE_BYTES:
             raise UnreadableError(f"larger than {MAX_FILE_BYTES // 1024 // 1024} MB")
-    return data
+        after = os.fstat(file.fileno())
+    is_settled = status.st_mtime_ns < now_ns - SETTLED_NS and after.st_mtime_ns == status.st_mtime_ns and len(data) == after.st_size
+    return Content(data, status.st_mtime_ns if is_settled else None)
+
+
+def read_bytes(path: str) -> bytes:
+    """The bytes alone."""
+    return read_file(path).data
+
+
+def is_unchanged(path: str, num_bytes: int, mtime_ns: int | None) -> bool:
+    """Whether a file is still the one of this size and time of change, without reading it."""
+    if mtime_ns is None:
+        return False
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and (status.st_size, status.st_mtime_ns) == (num_bytes, mtime_ns)
 
 
 class _Rules(NamedTuple):
@@ -123,7 +155,7 @@ def _folder(folder: str, source: str, rules: list[_Rules], result: Walk, depth: 
     for entry in entries:
         shown = f"{source}/{_shown(entry.name)}"
         is_folder = entry.is_dir(follow_symlinks=False)
-        reason = _left_out(entry, rules, is_folder=is_folder)
+        reason = _left_out(entry, rules, is_folder=is_folder, hidden=result.hidden)
         if not reason and is_folder and depth == MAX_DEPTH:
             reason = f"more than {MAX_DEPTH} folders deep"
         if reason:
@@ -134,14 +166,14 @@ def _folder(folder: str, source: str, rules: list[_Rules], result: Walk, depth: 
             yield Found(entry.path, shown)
 
 
-def _left_out(entry: os.DirEntry[str], rules: list[_Rules], *, is_folder: bool) -> str:
+def _left_out(entry: os.DirEntry[str], rules: list[_Rules], *, is_folder: bool, hidden: bool) -> str:
     """The reason to leave an entry out, or nothing."""
     name = entry.name
     reasons = (
         ("its name is not valid UTF-8", name != _shown(name)),
-        ("hidden", name.startswith(".")),
+        ("hidden", not hidden and name.startswith(".")),
         ("made by a program", name in MACHINE_MADE),
-        ("may hold a secret key", not is_folder and any(fnmatch(name.lower(), pattern) for pattern in SECRET_NAMES)),
+        ("may hold a secret key", not hidden and not is_folder and any(fnmatch(name.lower(), pattern) for pattern in SECRET_NAMES)),
         ("symbolic link", entry.is_symlink()),
         ("not a regular file", not is_folder and not entry.is_symlink() and not entry.is_file(follow_symlinks=False)),
     )
@@ -163,7 +195,7 @@ def _rules(folder: str, name: str, source: str, result: Walk) -> _Rules:
 
     shown = f"{source}/{name}"
     try:
-        lines = read_bytes(f"{folder}/{name}")[:_MAX_IGNORE_BYTES].decode("utf-8", "replace").splitlines()
+        lines = read_file(f"{folder}/{name}").data[:_MAX_IGNORE_BYTES].decode("utf-8", "replace").splitlines()
     except (OSError, UnreadableError) as error:
         result.skipped.append(Skipped(shown, f"its patterns are not used: {error}"))
         lines = []

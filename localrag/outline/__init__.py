@@ -27,7 +27,10 @@ def imports(text: str, language: str | None) -> list[str]:
       `from . import x` is ".x"; `from . import *` is "."
     - javascript, typescript, tsx: the module of `import`, `export … from`, `require("…")` and `import("…")`
     - go: the path; rust: the path of each `use` with its braces multiplied out, and the name of each `mod x;` and `extern crate x;`
-    - java: the name, with ".*" where it ends so; c, cpp: the file named by `#include`, in quotes or in angle brackets
+    - java, kotlin: the name, with ".*" where it ends so; scala: the name, braces multiplied out; c_sharp: the namespace
+    - c, cpp: the file named by `#include`, in quotes or in angle brackets; bash: the file after `source` or `.`
+    - ruby: what `require` and `load` name, and after "./" what `require_relative` does; lua: what `require` names
+    - php: the names of each `use` outside braces, and the file of each `require` and `include`
     """
     if language is None or language == "markdown" or language not in LANGUAGES:
         return []

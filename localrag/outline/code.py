@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from localrag.outline.languages import ROLES, Role
-from localrag.outline.parsing import first_child, parse, walk
+from localrag.outline.parsing import body_of, first_child, parse, walk
 from localrag.outline.piece import Kind, Piece, omitted
 
 if TYPE_CHECKING:
@@ -17,7 +17,10 @@ _SHORT_TYPE_BYTES = 1500
 """A struct, interface or enumeration that is shorter is one piece."""
 _MOST_CHARS: dict[Kind, int] = {"field": 200, "doc": 800, "detail": 2000, "type": _SHORT_TYPE_BYTES}
 _WHOLE: dict[Role, Kind] = {"import": "import", "type": "type"}
+_PLACES = frozenset({"mod_item", "package_clause", "namespace_definition", "file_scoped_namespace_declaration"})
+"""What says, where it has no body, which module a file belongs to or has."""
 _MOST_HEAD_CHARS = 1000
+_FUNCTIONS = frozenset({"arrow_function", "function_expression", "generator_function", "function_definition"})
 _MARKS = "/*#!-\"'` \t\r"
 """What a comment's line is made of that says nothing."""
 
@@ -102,10 +105,10 @@ class _Finder:
 
     def _span(self, node: Node, role: Role) -> tuple[int, Kind, bool] | None:
         """Where a definition's piece ends, its kind, and whether there is more to find in it."""
-        body = node.child_by_field_name("body")
+        body = body_of(node)
         head = node.end_byte if body is None else body.start_byte
         if role == "class":
-            return head, "import" if node.type == "mod_item" and body is None else "class", body is not None
+            return head, "import" if body is None and node.type in _PLACES else "class", body is not None
         if role == "type" and node.end_byte - node.start_byte > _SHORT_TYPE_BYTES:
             return min(head, self._line_end(node)) if body is None else head, "type", True
         if role == "statement":
@@ -151,15 +154,23 @@ class _Finder:
 
 
 def _assigned_function(node: Node) -> int | None:
-    """Where the head of the function ends that a JavaScript statement gives a name to; None if it gives none."""
-    target: Node | None = node
-    if node.type != "assignment_expression":
-        target = next((child for child in node.named_children[:1] if child.type == "variable_declarator"), None)
-    value = None if target is None else target.child_by_field_name("right") or target.child_by_field_name("value")
-    if value is None or value.type not in {"arrow_function", "function_expression", "generator_function"}:
-        return None
-    body = value.child_by_field_name("body")
+    """Where the head of the function ends that a statement of JavaScript or Lua gives a name to; None if it gives none."""
+    function = assigned_function(node)
+    body = None if function is None else function.child_by_field_name("body")
     return None if body is None else body.start_byte
+
+
+def assigned_function(node: Node) -> Node | None:
+    """The function that a statement of JavaScript or Lua gives a name to."""
+    target: Node | None = node
+    if node.type in {"lexical_declaration", "variable_declaration"}:
+        target = next((child for child in node.named_children[:1] if child.type in {"variable_declarator", "assignment_statement"}), None)
+    if target is not None and target.type == "assignment_statement":
+        values = target.named_child(1) if target.named_child_count > 1 else None
+        value = first_child(values)
+    else:
+        value = None if target is None else target.child_by_field_name("right") or target.child_by_field_name("value")
+    return value if value is not None and value.type in _FUNCTIONS else None
 
 
 def _declares_function(node: Node) -> bool:

@@ -135,6 +135,59 @@ class _C(_Reader):
                 yield self.text(path)[1:-1]
 
 
+class _CSharp(_Reader):
+    def read(self, node: Node) -> Iterator[str]:
+        if node.type == "using_directive":
+            yield self.text(node.named_child(node.named_child_count - 1) if node.named_child_count else None)
+
+
+class _Ruby(_Reader):
+    def read(self, node: Node) -> Iterator[str]:
+        if node.type == "call" and node.child_by_field_name("receiver") is None:
+            method = self.field(node, "method")
+            name = self.string(first_child(node.child_by_field_name("arguments")))
+            if name and method in {"require", "require_relative", "load"}:
+                yield name if method != "require_relative" or name.startswith(".") else f"./{name}"
+
+
+class _Php(_Reader):
+    def read(self, node: Node) -> Iterator[str]:
+        if node.type == "namespace_use_clause":
+            yield self.text(first_child(node))
+        elif node.type in {"require_expression", "require_once_expression", "include_expression", "include_once_expression"}:
+            inner = first_child(node)
+            yield self.text(inner)[1:-1] if inner is not None and inner.type in {"string", "encapsed_string"} else ""
+
+
+class _Bash(_Reader):
+    def read(self, node: Node) -> Iterator[str]:
+        if node.type == "command" and self.field(node, "name") in {"source", "."}:
+            yield self.field(node, "argument").strip("\"'")
+
+
+class _Kotlin(_Reader):
+    def read(self, node: Node) -> Iterator[str]:
+        if node.type == "import":
+            yield self.text(first_child(node)) + (".*" if self.text(node).endswith(".*") else "")
+
+
+class _Scala(_Reader):
+    def read(self, node: Node) -> Iterator[str]:
+        if node.type == "import_declaration":
+            path = ".".join(self.text(part) for part in node.children_by_field_name("path") if part.is_named)
+            selected = [child for child in node.named_children if child.type == "namespace_selectors"]
+            names = [self.text(first_child(name) or name) for group in selected for name in group.named_children]
+            yield from (f"{path}.{name}" for name in names if name not in {"", "*", "_"})
+            if not names:
+                yield path
+
+
+class _Lua(_Reader):
+    def read(self, node: Node) -> Iterator[str]:
+        if node.type == "function_call" and self.field(node, "name") == "require":
+            yield self.string(first_child(node.child_by_field_name("arguments")))
+
+
 _READERS: dict[str, type[_Reader]] = {
     "python": _Python,
     "javascript": _JavaScript,
@@ -145,4 +198,11 @@ _READERS: dict[str, type[_Reader]] = {
     "java": _Java,
     "c": _C,
     "cpp": _C,
+    "c_sharp": _CSharp,
+    "ruby": _Ruby,
+    "php": _Php,
+    "bash": _Bash,
+    "kotlin": _Kotlin,
+    "scala": _Scala,
+    "lua": _Lua,
 }

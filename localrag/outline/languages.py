@@ -24,6 +24,13 @@ SUFFIXES = {
         "java": ".java",
         "c": ".c .h",
         "cpp": ".cc .cpp .cxx .c++ .hh .hpp .hxx .h++ .ipp .inl",
+        "c_sharp": ".cs",
+        "ruby": ".rb .rake .gemspec",
+        "php": ".php",
+        "bash": ".sh .bash",
+        "kotlin": ".kt .kts",
+        "scala": ".scala .sc",
+        "lua": ".lua",
         "markdown": ".md .markdown .mdown .mkd",
     }.items()
     for suffix in suffixes.split()
@@ -40,6 +47,13 @@ GRAMMARS = {
     "java": ("tree_sitter_java", "language"),
     "c": ("tree_sitter_c", "language"),
     "cpp": ("tree_sitter_cpp", "language"),
+    "c_sharp": ("tree_sitter_c_sharp", "language"),
+    "ruby": ("tree_sitter_ruby", "language"),
+    "php": ("tree_sitter_php", "language_php"),
+    "bash": ("tree_sitter_bash", "language"),
+    "kotlin": ("tree_sitter_kotlin", "language"),
+    "scala": ("tree_sitter_scala", "language"),
+    "lua": ("tree_sitter_lua", "language"),
 }
 """language → (module, the function in it that gives the grammar)"""
 
@@ -120,6 +134,63 @@ _CPP = _C | _roles(**{
     "field": "using_declaration",
     "wrap": "template_declaration",
 })  # fmt: skip
+_C_SHARP = _roles(**{
+    "import": "using_directive extern_alias_directive",
+    "class": "namespace_declaration file_scoped_namespace_declaration class_declaration interface_declaration struct_declaration"
+    " record_declaration",
+    "function": "method_declaration constructor_declaration destructor_declaration operator_declaration"
+    " conversion_operator_declaration indexer_declaration delegate_declaration",
+    "type": "enum_declaration",
+    "field": "field_declaration property_declaration event_field_declaration event_declaration enum_member_declaration",
+    "comment": "comment",
+    "inside": "compilation_unit declaration_list enum_member_declaration_list preproc_if preproc_else preproc_elif",
+})  # fmt: skip
+_RUBY = _roles(**{
+    "class": "class module singleton_class",
+    "function": "method singleton_method",
+    "field": "assignment",
+    "comment": "comment",
+    "inside": "program body_statement",
+})  # fmt: skip
+_PHP = _roles(**{
+    "import": "namespace_use_declaration",
+    "class": "namespace_definition class_declaration interface_declaration trait_declaration",
+    "function": "method_declaration function_definition",
+    "type": "enum_declaration",
+    "field": "const_declaration property_declaration enum_case",
+    "comment": "comment",
+    "inside": "program declaration_list enum_declaration_list compound_statement",
+})  # fmt: skip
+_BASH = _roles(
+    function="function_definition",
+    field="variable_assignment declaration_command",
+    comment="comment",
+    inside="program",
+)
+_KOTLIN = _roles(**{
+    "import": "package_header import",
+    "class": "class_declaration object_declaration companion_object",
+    "function": "function_declaration secondary_constructor",
+    "type": "type_alias",
+    "field": "property_declaration enum_entry",
+    "comment": "line_comment block_comment",
+    "inside": "source_file class_body enum_class_body",
+})  # fmt: skip
+_SCALA = _roles(**{
+    "import": "import_declaration",
+    "class": "package_clause package_object class_definition object_definition trait_definition enum_definition",
+    "function": "function_definition function_declaration",
+    "type": "type_definition",
+    "field": "val_definition var_definition val_declaration var_declaration enum_case_definitions",
+    "comment": "comment block_comment",
+    "inside": "compilation_unit template_body enum_body extension_definition",
+})  # fmt: skip
+_LUA = _roles(
+    function="function_declaration",
+    assign="assignment_statement variable_declaration",
+    comment="comment",
+    inside="chunk",
+)
 
 ROLES = {
     "python": _PYTHON,
@@ -131,5 +202,12 @@ ROLES = {
     "java": _JAVA,
     "c": _C,
     "cpp": _CPP,
+    "c_sharp": _C_SHARP,
+    "ruby": _RUBY,
+    "php": _PHP,
+    "bash": _BASH,
+    "kotlin": _KOTLIN,
+    "scala": _SCALA,
+    "lua": _LUA,
 }
 """language → node kind → role. The kinds are those of the grammars' own node-types.json."""

@@ -19,6 +19,7 @@ _SECOND_TRY_CHARS = 16 * 1024
 _MAX_PARSE_S = 2.0
 # CPU seconds. Real source of this length takes 0.1 to 0.5; error recovery is quadratic on some hostile input (200,000 quotes: 4.7 s).
 _READ_BYTES = 64 * 1024
+_BODIES = frozenset({"class_body", "enum_class_body", "function_body"})  # in Kotlin's grammar a body has no name
 
 
 def parse(text: str, language: str) -> tuple[Tree, bytes, int] | None:
@@ -51,6 +52,15 @@ def walk(tree: Tree, enter: Callable[[Node], bool]) -> None:
 def first_child(node: Node | None) -> Node | None:
     """The first named child; None where there is none, for which the binding's own `named_child` raises."""
     return node.named_child(0) if node is not None and node.named_child_count else None
+
+
+def body_of(node: Node) -> Node | None:
+    """The body of a definition; None where it has none."""
+    body = node.child_by_field_name("body")
+    if body is None and node.named_child_count:
+        last = node.named_child(node.named_child_count - 1)
+        return last if last is not None and last.type in _BODIES else None
+    return body
 
 
 def _whole_lines(text: str, limit: int) -> int:

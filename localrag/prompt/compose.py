@@ -219,7 +219,7 @@ def _encode(wants: Wants, draft: Draft) -> list[EncodedPart]:
         texts=draft.texts,
         attachments=draft.packed["attachments"].kept,
         evidence=sorted(evidence, key=lambda shown: order[shown.label]),
-        cite=next((hit.label for hit in wants.offer.hits if hit.label in order), ""),
+        cite=wants.offer.cite.format(label=next((hit.label for hit in wants.offer.hits if hit.label in order), "")),
     )
     return encode_prompt(wants.split, choice, tokenizer=wants.counter.tokenizer, template=wants.template)
 

@@ -44,7 +44,7 @@ class Choice:
     attachments: Sequence[Shown] = ()
     evidence: Sequence[Shown] = ()
     cite: str = ""
-    """The label of the best piece of evidence, as the example of a citation."""
+    """What is said about citing, with the label of the best piece of evidence for an example."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def _question(text: str, choice: Choice) -> list[Part]:
     if choice.evidence:
         parts += [Part("evidence", offer.SOURCES_INTRO)]
         parts += [Part("evidence", shown.text, item=shown.label) for shown in choice.evidence]
-        cite = [Part("evidence", offer.CITE.format(label=choice.cite))]
+        cite = [Part("evidence", choice.cite)]
     if parts:
         parts.append(Part(parts[-1].section, offer.QUESTION_INTRO))
     return [*parts, Part("question", text), *cite]

@@ -78,7 +78,7 @@ class Wants:
             return 0
         label = items[0].label if section == "evidence" else ""
         wording = {
-            "evidence": (offer.SOURCES_INTRO, offer.QUESTION_INTRO, offer.CITE.format(label=label)),
+            "evidence": (offer.SOURCES_INTRO, offer.QUESTION_INTRO, self.offer.cite.format(label=label)),
             "attachments": (offer.QUESTION_INTRO,),
             "memories": ("\n\n" + offer.MEMORIES_INTRO,),
         }

@@ -36,6 +36,8 @@ class Offer:
     tools: Sequence[ToolSpec] = ()
     memories: Sequence[Memory] = ()
     attachments: Sequence[Attachment] = ()
+    cite: str = CITE
+    """What follows the question where there is evidence; `{label}` becomes a source's tag."""
     max_tokens: int = ANSWER_BASIS
     profile: Profile = field(default_factory=Profile)
 

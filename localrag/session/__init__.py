@@ -2,7 +2,7 @@
 
 from localrag.session.answers import Answer, Prepared, evidence, supplied
 from localrag.session.batch import Outcome, Request
-from localrag.session.opening import open_embedder, open_engine, open_knowledge_base, open_profile
+from localrag.session.opening import folder_rules, open_embedder, open_engine, open_knowledge_base, open_profile, prepare_queries
 from localrag.session.walk import DEFAULT_TOP_K, Options, Session
 
 __all__ = [
@@ -14,9 +14,11 @@ __all__ = [
     "Request",
     "Session",
     "evidence",
+    "folder_rules",
     "open_embedder",
     "open_engine",
     "open_knowledge_base",
     "open_profile",
+    "prepare_queries",
     "supplied",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from localrag.budget import Ledger
@@ -26,6 +26,16 @@ class Prepared:
     retrieve_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One of the prompts in which passages were read before the answer (exhaustive.py), and how many facts were noted in it."""
+
+    chunks_read: int
+    num_facts: int
+    prompt_tokens: int
+    completion_tokens: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """What came back, with what was sent and what was left out. `to_dict` is the answer object of the command line."""
@@ -44,6 +54,9 @@ class Answer:
     chunks_in_kb: int
     timings: Timings
     warnings: tuple[str, ...] = ()
+    passes: tuple[Pass, ...] = ()
+    num_read: int | None = None
+    """Passages that were read before the answer was written; None where that is those in its prompt."""
     memory: MemoryPlan | None = None
     """Of the context in which it was written; None where nothing was planned, as for the echo."""
 
@@ -51,6 +64,12 @@ class Answer:
     def hits(self) -> tuple[Hit, ...]:
         """The hits that are in the prompt, in its order."""
         return self.prompt.hits
+
+    @property
+    def coverage(self) -> dict[str, object]:
+        """How much of what there is was read, and in which passes if in several."""
+        passes = {"passes": [asdict(each) for each in self.passes]} if self.passes else {}
+        return {"chunks_read": len(self.hits) if self.num_read is None else self.num_read, "chunks_in_kb": self.chunks_in_kb, **passes}
 
     @property
     def unsupported_citations(self) -> list[str]:
@@ -72,7 +91,7 @@ class Answer:
             "evidence": supplied(self.prompt),
             "citations": [{"id": each.label, "supplied": each.supplied} for each in self.citations],
             "unsupported_citations": self.unsupported_citations,
-            "coverage": {"chunks_read": len(self.hits), "chunks_in_kb": self.chunks_in_kb},
+            "coverage": self.coverage,
             "timings": {name: round(getattr(self.timings, name), 4) for name in Timings.__slots__},
             **({"memory": self.memory.to_summary()} if self.memory is not None else {}),
             **({"warnings": list(self.warnings)} if self.warnings else {}),
@@ -88,6 +107,7 @@ def evidence(hit: Hit, tokens: int | None = None) -> dict[str, object]:
         "id": hit.label,
         "source": chunk.source,
         "heading": chunk.heading,
+        **({"place": chunk.place} if chunk.place else {}),
         "start": chunk.start,
         "end": chunk.end,
         "score": hit.score,

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localrag.budget import Profile
-from localrag.errors import ModelNotFoundError, UsageError
+from localrag.errors import ConfigError, ModelNotFoundError, UsageError
 from localrag.settings import MAX_TEXT_BYTES, Settings
 
 if TYPE_CHECKING:
     from localrag.engine.engine import Engine
     from localrag.kb import KnowledgeBase
+    from localrag.kb.filters import FolderRule
     from localrag.tokens import Embedder
 
 
@@ -71,14 +72,48 @@ def open_knowledge_base(name: str, *, settings: Settings, create: bool = False) 
     return KnowledgeBase.open(settings.kb_dir, name, create=create)
 
 
-def open_embedder(settings: Settings, name: str | None = None) -> Embedder:
-    """An embedder by its name in models.toml or by the path of its folder."""
+def folder_rules(settings: Settings) -> tuple[FolderRule, ...]:
+    """What [tags] of models.toml says. ConfigError for a pattern that is none."""
+    if settings.find_models_file() is None:
+        return ()
     from localrag.catalog import Catalog  # noqa: PLC0415  # weight
-    from localrag.kb.embedder import SentenceTransformerEmbedder  # noqa: PLC0415  # weight
+    from localrag.kb.filters import FolderRule  # noqa: PLC0415  # weight
+
+    try:
+        return tuple(FolderRule(pattern, tags) for pattern, tags in Catalog.load(settings).tags.items())
+    except UsageError as error:
+        raise ConfigError(f"[tags] of models.toml: {error.message}", hint=error.hint) from None
+
+
+def open_embedder(settings: Settings, name: str | None = None, *, for_queries: bool = False) -> Embedder:
+    """An embedder by its name in models.toml or by the path of its folder or .gguf file.
+
+    `for_queries` gives the copy of a folder that llama.cpp runs, which needs no torch, where indexing made one (`prepare_queries`).
+    """
+    from localrag.catalog import Catalog  # noqa: PLC0415  # weight
 
     catalog = Catalog.load(settings)
     spec = catalog.embedder(name)
-    return SentenceTransformerEmbedder(catalog.open(spec), sha256=spec.sha256)
+    path = catalog.open(spec)
+    if path.is_file():
+        from localrag.engine.embed import LlamaEmbedder  # noqa: PLC0415  # weight
+
+        return LlamaEmbedder(path, home=settings.home, is_trusted=spec.sha256 is not None, sha256=spec.sha256)
+    from localrag.kb.embedder import SentenceTransformerEmbedder  # noqa: PLC0415  # weight
+
+    original = SentenceTransformerEmbedder(path, sha256=spec.sha256)
+    if not for_queries:
+        return original
+    from localrag.engine.query_path import query_embedder  # noqa: PLC0415  # weight
+
+    return query_embedder(original, settings)
+
+
+def prepare_queries(embedder: Embedder, settings: Settings, *, on_start: Callable[[], None]) -> None:
+    """Have questions embedded without torch from now on, where llama.cpp gives the same vectors; `on_start` is called if it takes long."""
+    from localrag.engine.query_path import convert_for_queries  # noqa: PLC0415  # weight
+
+    convert_for_queries(embedder, settings, on_start=on_start)
 
 
 def read_template(path: Path) -> str:

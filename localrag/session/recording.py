@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from localrag.decoding import Timings
 from localrag.journal import AskRecord, EvidenceRecord, allotments
 from localrag.passages import Hit
 from localrag.session.answers import Answer
+
+if TYPE_CHECKING:
+    from localrag.kb import KnowledgeBase
 
 
 def record_of(answer: Answer, *, question: str, session: str, command: str, strategy: str, model_sha256: str | None = None) -> AskRecord:
@@ -54,3 +59,16 @@ def _evidence(answer: Answer) -> list[EvidenceRecord]:
         )
 
     return [row(hit) for hit in answer.offered]
+
+
+def remember(answer: Answer, knowledge_bases: Sequence[KnowledgeBase]) -> None:
+    """Counts in each knowledge base which of its chunks were found, supplied and cited."""
+    if not knowledge_bases:
+        return
+    from localrag.kb.store import Feedback  # noqa: PLC0415  # weight
+
+    supplied = {hit.label for hit in answer.hits}
+    cited = {each.label for each in answer.citations if each.supplied}
+    for kb in knowledge_bases:
+        own = [hit for hit in answer.offered if hit.chunk.kb == kb.name]
+        kb.add_feedback({hit.chunk.id: Feedback(1, int(hit.label in supplied), int(hit.label in cited)) for hit in own})

@@ -20,15 +20,16 @@ from localrag.prompt import Offer, Wants
 from localrag.session.answers import Answer, Prepared
 from localrag.session.batch import MAX_SEQUENCES, Batch, Outcome, Request
 from localrag.session.opening import open_embedder, open_engine, open_knowledge_base, open_profile
-from localrag.session.recording import record_of
+from localrag.session.recording import record_of, remember
 from localrag.session.shortening import Shortener
 from localrag.session.timing import Plan, plan
-from localrag.settings import Settings
+from localrag.settings import Learning, Settings
 
 if TYPE_CHECKING:
     from localrag.engine.engine import Engine
     from localrag.journal import Journal
     from localrag.kb import KnowledgeBase
+    from localrag.kb.filters import Where
     from localrag.tokens import Embedder
 
 _ROUND_CELLS = 1024
@@ -39,7 +40,8 @@ DEFAULT_TOP_K = 4
 class Options(TypedDict, total=False):
     """What shapes a prompt besides the question.
 
-    `system` is a system text. `top_k` chunks are retrieved; `piped` text is evidence that comes with the question; `weigh` lets the
+    `system` is a system text. `top_k` chunks are retrieved, of documents that pass `where`; `hits` stand in for what would be found, and
+    `cite` for what is said about citing (see prompt.Offer). `piped` text is evidence that comes with the question; `weigh` lets the
     relevance of the files themselves weigh the hits. `context_ratio` (0 to 1) is the most that evidence takes of the window beside
     what cannot be cut, and `overflow` the strategies for what is too much, each for one section or (None) for all. `max_seconds`
     bounds the time that is spent, counted from `started_at` (time.perf_counter()) or from the call.
@@ -47,6 +49,9 @@ class Options(TypedDict, total=False):
 
     system: str | None
     top_k: int
+    where: Where
+    hits: Sequence[Hit]
+    cite: str
     piped: str
     weigh: bool
     tools: Sequence[ToolSpec]
@@ -61,9 +66,9 @@ class Options(TypedDict, total=False):
 class Session:
     """An open model, the knowledge bases that are asked, and the window that both share.
 
-    `profile` says how the window is shared, `weights` are fields of relevance.Weights. With a
-    `journal`, each answer leaves its ledger there under `name`, and summaries are kept in it. A
-    fault of the journal costs no answer: it becomes a warning of the answer.
+    `profile` says how the window is shared, `weights` are fields of relevance.Weights, `learning`
+    is what moves passages that are found. With a `journal`, each answer leaves its ledger there
+    under `name`, and summaries are kept in it. A fault of it costs no answer: it becomes a warning.
     """
 
     def __init__(
@@ -77,6 +82,7 @@ class Session:
         weights: Mapping[str, object] | None = None,
         journal: Journal | None = None,
         name: str = "ask",
+        learning: Learning = "off",
     ) -> None:
         self.engine = engine
         self.knowledge_bases = tuple(knowledge_bases)
@@ -86,6 +92,7 @@ class Session:
         self.weights = weights or {}
         self.journal = journal
         self.name = name
+        self.learning = learning
         self.warnings: list[str] = []
         self._shorteners: dict[bool, Shortener] = {}
 
@@ -110,12 +117,30 @@ class Session:
         settings = settings or Settings.from_env()
         profile, weights = open_profile(budget, settings=settings)
         knowledge_bases = [open_knowledge_base(each, settings=settings) for each in dict.fromkeys(kbs)]
-        embedder = open_embedder(settings) if knowledge_bases else None
+        if len({kb.name for kb in knowledge_bases}) < len(knowledge_bases):
+            raise UsageError(
+                "Two of the knowledge bases have the same name, so citations would not tell them apart.", hint="Ask one at a time."
+            )
+        embedder = open_embedder(settings, for_queries=True) if knowledge_bases else None
         engine = open_engine(model, settings=settings, chat_template=chat_template, vocab_only=vocab_only, keep=keep)
-        session = cls(engine, knowledge_bases=knowledge_bases, embedder=embedder, n_ctx=n_ctx, profile=profile, weights=weights, name=name)
+        session = cls(
+            engine,
+            knowledge_bases=knowledge_bases,
+            embedder=embedder,
+            n_ctx=n_ctx,
+            profile=profile,
+            weights=weights,
+            name=name,
+            learning=settings.learn,
+        )
         if keep:
             session._open_journal(settings.home)
         return session
+
+    @property
+    def num_chunks(self) -> int:
+        """In all knowledge bases together."""
+        return sum(kb.num_chunks for kb in self.knowledge_bases)
 
     def prepare(
         self, question: str | Sequence[Message], *, max_tokens: int = prompt.ANSWER_BASIS, write: bool = False, **options: Unpack[Options]
@@ -137,6 +162,7 @@ class Session:
             attachments=options.get("attachments", ()),
             max_tokens=max_tokens,
             profile=self._profile(options),
+            **({"cite": options["cite"]} if "cite" in options else {}),
         )
         wants = prompt.measure(offer, counter=self.engine.counter, template=self.engine.template)
         shortening = self._shortening(write=write and not options.get("max_seconds"))
@@ -147,8 +173,7 @@ class Session:
             composed = prompt.compose(
                 wants, planned.budget, shortening, window=self.slot.n_ctx, time=planned.time, answer_limit=planned.answer_limit
             )
-        num_chunks = sum(kb.num_chunks for kb in self.knowledge_bases)
-        return Prepared(prompt=composed, slot=self.slot, offered=tuple(hits), num_chunks=num_chunks, retrieve_s=retrieve_s)
+        return Prepared(prompt=composed, slot=self.slot, offered=tuple(hits), num_chunks=self.num_chunks, retrieve_s=retrieve_s)
 
     def ask(
         self,
@@ -179,8 +204,11 @@ class Session:
 
     def finish(self, prepared: Prepared, completion: Completion, question: str | Sequence[Message], **options: Unpack[Options]) -> Answer:
         """What a completion of a prepared prompt says: its citations checked, its ledger kept in the journal."""
+        asked = question if isinstance(question, str) else search_query(question)
         answer = self._answer(prepared, completion)
-        return self._kept(answer, question if isinstance(question, str) else search_query(question), self._profile(options))
+        if "hits" not in options:
+            answer = replace(answer, warnings=_of_coverage(answer, asked))
+        return self._kept(answer, asked, self._profile(options))
 
     def batch(
         self, requests: Iterable[Request], *, num_sequences: int = MAX_SEQUENCES, on_step: Callable[[int], None] = lambda _: None
@@ -194,20 +222,22 @@ class Session:
         """
         return Batch(self, num_sequences=num_sequences, on_step=on_step).outcomes(requests)
 
-    def retrieve(self, question: str, *, top_k: int = DEFAULT_TOP_K) -> list[Hit]:
+    def retrieve(self, question: str, *, top_k: int = DEFAULT_TOP_K, where: Where | None = None) -> list[Hit]:
         """The best chunks of all knowledge bases together, best first. Labels name the knowledge base where there are several."""
         if self.embedder is None:
             return []
         found = [
             replace(hit, chunk=replace(hit.chunk, scope=kb.name if len(self.knowledge_bases) > 1 else ""))
             for kb in self.knowledge_bases
-            for hit in kb.retrieve(question, self.embedder, k=top_k)
+            for hit in kb.retrieve(question, self.embedder, k=top_k, where=where, learning=self.learning)
         ]
         return sorted(found, key=lambda hit: (-hit.score, hit.label))[:top_k]
 
     def _hits(self, question: str, options: Options) -> list[Hit]:
         """All that is offered as evidence: what was piped in comes before what was found."""
-        found = self.retrieve(question, top_k=options.get("top_k", DEFAULT_TOP_K))
+        if "hits" in options:
+            return list(options["hits"])
+        found = self.retrieve(question, top_k=options.get("top_k", DEFAULT_TOP_K), where=options.get("where"))
         if options.get("weigh") and found:
             from localrag.session.weighing import weighed  # noqa: PLC0415  # weight: few asks read files
 
@@ -282,11 +312,15 @@ class Session:
 
     def _kept(self, answer: Answer, question: str, profile: Profile) -> Answer:
         """The answer, its ledger in the journal."""
-        warnings = list(self.warnings)
+        warnings = [*self.warnings, *answer.warnings]
         keeper = self.engine.keeper
         if keeper is not None and keeper.warning is not None:
             warnings.append(keeper.warning)
         if self.journal is not None:
+            try:
+                remember(answer, self.knowledge_bases)
+            except LocalragError as error:
+                warnings.append(f"What was cited is not remembered: {error}")
             strategy = ", ".join(f"{name} {flex.cut}" for name, flex in profile.sections.items() if name in ("history", "evidence"))
             try:
                 sha256 = self.engine.sha256
@@ -314,3 +348,15 @@ class Session:
 def _conversation(question: str | Sequence[Message], system: str | None) -> list[Message]:
     messages = [Message("user", question)] if isinstance(question, str) else list(question)
     return [Message("system", system), *messages] if system and system.strip() else messages
+
+
+def _of_coverage(answer: Answer, question: str) -> tuple[str, ...]:
+    """A warning where some of many passages were read for a question that needs all."""
+    if not 0 < len(answer.hits) < answer.chunks_in_kb:
+        return ()
+    from localrag.kb.coverage import needs_all  # noqa: PLC0415  # weight
+
+    if not needs_all(question):
+        return ()
+    read = f"{len(answer.hits)} of {answer.chunks_in_kb} passages"
+    return (f"The answer rests on {read}, and the question seems to need all that match. To have them all read: --exhaustive.",)

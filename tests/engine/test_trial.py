@@ -139,7 +139,7 @@ def test_what_does_not_come_to_an_end_is_ended(tmp_path: Path) -> None:
     assert ended.expired
     assert ended.code == -signal.SIGKILL
     assert time.perf_counter() - started < 10
-    error = trial._refused(tmp_path / "fifo.gguf", ended, 2.0)
+    error = trial.refused(tmp_path / "fifo.gguf", ended, 2.0)
     assert "did not come to an end with it within 2 s" in error.message
 
 

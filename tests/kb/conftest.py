@@ -1,7 +1,8 @@
 import pytest
 
-from localrag.kb import KnowledgeBase
+from tests.kb import servers
 from tests.kb.hash_embedder import HashEmbedder
+from tests.kb.servers import home_of, open_kb
 from tests.kb.support import write_notes
 
 
@@ -18,14 +19,28 @@ def notes(tmp_path):
     return folder
 
 
+@pytest.fixture(scope="session")
+def server():
+    """A PostgreSQL server with pgvector."""
+    server = servers.start()
+    yield server
+    server.stop()
+
+
 @pytest.fixture
 def kb_dir(tmp_path):
     return tmp_path / "home" / "kb"
 
 
+@pytest.fixture(params=["folder", "server"])
+def any_home(request, tmp_path):
+    """Where knowledge bases are, for `open_kb`: what holds of one holds of both."""
+    return home_of(request, tmp_path)
+
+
 @pytest.fixture
 def kb(kb_dir, notes, embedder):
     """The four notes, indexed."""
-    with KnowledgeBase.open(kb_dir, "notes", create=True) as base:
+    with open_kb(kb_dir, "notes", create=True) as base:
         base.ingest([notes], embedder)
         yield base

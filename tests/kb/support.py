@@ -17,6 +17,48 @@ def contents(kb) -> dict[str, list[tuple]]:
     return found
 
 
+def documents(path) -> dict[str, dict]:
+    """All that is stored of each document, by its path, without ids: its row, its chunks with their vectors, its fields."""
+    with closing(sqlite3.connect(path)) as db:
+        found = {
+            name: {"row": row, "chunks": [], "fields": set()}
+            for name, *row in db.execute("SELECT path, source, sha256, num_bytes, title, mtime_ns, cutter FROM documents")
+        }
+        for name, *chunk in db.execute(
+            'SELECT path, ordinal, start, "end", place, heading, c.text, c.sha256, vector FROM documents d '
+            "JOIN chunks c ON document_id = d.id LEFT JOIN vectors ON chunk_id = c.id ORDER BY path, ordinal"
+        ):
+            found[name]["chunks"].append(chunk)
+        for name, *field in db.execute("SELECT path, origin, key, value FROM documents d JOIN fields ON document_id = d.id"):
+            found[name]["fields"].add(tuple(field))
+    return found
+
+
+def words(path) -> dict[str, list[tuple]]:
+    """What each full text holds: every word with the number of chunks that it is in, and how often it is there."""
+    found = {}
+    with closing(sqlite3.connect(path)) as db:
+        for name in ("chunks_fts", "chunks_characters"):
+            db.execute(f"CREATE VIRTUAL TABLE temp.{name}_words USING fts5vocab ('main', '{name}', 'row')")
+            found[name] = db.execute(f"SELECT term, doc, cnt FROM temp.{name}_words ORDER BY term").fetchall()
+    return found
+
+
+def unread(path) -> list[tuple]:
+    """What is known of files without text."""
+    with closing(sqlite3.connect(path)) as db:
+        return db.execute("SELECT * FROM unread ORDER BY path").fetchall()
+
+
+def known_chunks(path) -> dict[tuple[str, str, str], int]:
+    """The id of every chunk, by its document's path, the sha256 of what was embedded, and its heading path."""
+    with closing(sqlite3.connect(path)) as db:
+        rows = db.execute(
+            "SELECT path, hex(c.sha256), heading, c.id FROM documents d JOIN chunks c ON document_id = d.id ORDER BY c.id"
+        ).fetchall()
+    return {(name, sha256.lower(), heading): chunk_id for name, sha256, heading, chunk_id in rows}
+
+
 def chunk_ids(kb) -> dict[str, list[int]]:
     """The chunk ids of every document, by path."""
     with closing(sqlite3.connect(kb.path)) as db:
@@ -43,12 +85,12 @@ def problems(path) -> list[str]:
     return found
 
 
-def write_notes(folder, num: int, *, seed: str = "") -> None:
-    """`num` Markdown notes of three sections each, every one with a word of its own."""
+def write_notes(folder, num: int, *, seed: str = "", num_parts: int = 3) -> None:
+    """`num` Markdown notes of so many sections each, every one with a word of its own."""
     folder.mkdir(parents=True, exist_ok=True)
     for at in range(num):
         sections = "\n\n".join(
             f"## Part {part}\n\nThe word of note {at} part {part} is zebra{at}x{part}{seed}. " + "It stands among others. " * 3
-            for part in range(3)
+            for part in range(num_parts)
         )
         (folder / f"note-{at:03}.md").write_text(f"# Note {at}\n\n{sections}\n", encoding="utf-8")

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from localrag.errors import KnowledgeBaseError
 from localrag.kb.chunking import TARGET_TOKENS, _windows, cut, split_counted
 from localrag.kb.readers import Reading, UnreadableError, read
-from localrag.kb.readers.base import Section
+from localrag.kb.readers.base import Place, Section
 from tests.kb.hash_embedder import HashEmbedder
 
 MARKDOWN = (
@@ -111,3 +111,18 @@ def test_plain_text_in_counted_pieces():
     assert all(text[at:].startswith(piece) for at, piece in pieces)
     assert [piece for _, piece in pieces] == ["one two three four", "five six seven eight", "nine ten"]
     assert list(split_counted(" \n", len, 4)) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "places"),
+    [
+        ({"own_lines": True}, ["lines 1-2", "line 4"]),
+        ({"places": (Place(0, "page", 3), Place(12, "page", 4), Place(17, "page", 5))}, ["pages 3-4", "page 5"]),
+        ({"places": (Place(0, "slide", 1),)}, ["slide 1", "slide 1"]),
+        ({}, ["", ""]),
+    ],
+)
+def test_passages_know_their_place_in_the_file(more, places):
+    text = "one line\nand two\n\nthe fourth\n"
+    sections = (Section(0, 17), Section(17, len(text)))
+    assert [passage.place for passage in cut(Reading(text, sections, **more), HashEmbedder())] == places

@@ -1,148 +1,147 @@
-"""The process is killed at any statement and at any instant, and two write at once: nothing that was committed is lost, and no
-document is ever half."""
+"""The process is killed at any write and at any instant, the disk is full, two write at once: nothing that was committed is lost, nothing
+is embedded again, and what comes out is what an undisturbed build makes. `python -m benchmarks.kb_crash` does all of it."""
 
 import random
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from localrag.kb import KnowledgeBase
+from tests.kb import crashes
+from tests.kb.crashes import CannotMountError, CannotTraceError, History, Indexer, Log, Outcome, Scene
 from tests.kb.hash_embedder import HashEmbedder
-from tests.kb.support import chunk_ids, contents, problems, write_notes
+from tests.kb.support import write_notes
 
-ROOT = Path(__file__).parents[2]
-CHILD = """
-import os, signal, sys
-from itertools import count
-from pathlib import Path
-from localrag.kb import KnowledgeBase
-from tests.kb.hash_embedder import HashEmbedder
-
-kb_dir, name, folder, last_statement = sys.argv[1:]
-embedder = HashEmbedder()
-embedder.embed(["numpy is loaded now"])
-statements, files = count(1), count(1)
-
-def die_at_the_last(_):
-    if next(statements) == int(last_statement):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-with KnowledgeBase.open(Path(kb_dir), name, create=True) as kb:
-    if int(last_statement):
-        kb._made()._db.set_trace_callback(die_at_the_last)
-    print("ready", flush=True)
-    sys.stdin.readline()
-    kb.ingest([Path(folder)], embedder, lambda _: print(next(files), flush=True))
-    kb.retrieve("zebra", embedder)
-"""
+NUM_KILLS = 6
+NUM_SYSCALLS = 3  # of 600 and of 400; those that are rare, besides
 
 
-def _child(kb_dir, name, folder, last_statement=0):
-    command = [sys.executable, "-c", CHILD, str(kb_dir), name, str(folder), str(last_statement)]
-    child = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert child.stdout.readline() == "ready\n"
-    return child
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory):
+    return Scene.make(tmp_path_factory.mktemp("scene"))
 
 
-def _go(child):
-    child.stdin.write("\n")
-    child.stdin.flush()
+@pytest.fixture(scope="module")
+def indexer():
+    with Indexer() as process:
+        yield process
 
 
-@pytest.fixture
-def folder(tmp_path):
-    write_notes(tmp_path / "many", 90)
-    return tmp_path / "many"
+@pytest.fixture(scope="module")
+def other():
+    with Indexer() as process:
+        yield process
 
 
-@pytest.fixture
-def clean(tmp_path, folder):
-    """The contents of an undisturbed build."""
-    with KnowledgeBase.open(tmp_path / "clean", "many", create=True) as kb:
-        kb.ingest([folder], HashEmbedder())
-        return contents(kb)
+@pytest.mark.parametrize("from_earlier", [False, True])
+def test_killed_at_random_moments_it_loses_nothing_and_goes_on(tmp_path, scene, indexer, from_earlier):
+    rng, num_killed = random.Random(5), 0
+    length_s = crashes.length_s(scene, indexer, tmp_path / "whole", from_earlier=from_earlier)
+    history = History(scene, tmp_path / "killed", from_earlier=from_earlier)
+    for _ in range(NUM_KILLS // 2):
+        num_killed += history.run(indexer, crashes.after(rng.uniform(0, length_s))).was_killed
+    history.finish(indexer)
+    assert num_killed
 
 
-class Watch:
-    """What was committed so far: it must still be there after each kill."""
-
-    def __init__(self, kb_dir, clean):
-        self.kb_dir, self.clean, self.kept = kb_dir, clean, {}
-
-    def look(self, when):
-        with KnowledgeBase.open(self.kb_dir, "many") as kb:
-            ids = chunk_ids(kb)
-            assert {name: ids[name] for name in self.kept} == self.kept, when  # under the same ids
-            assert all(chunks == self.clean[name] for name, chunks in contents(kb).items()), when  # each document whole
-            assert problems(kb.path) == [], when
-        self.kept = ids
-
-    def finish(self, folder):
-        embedder = HashEmbedder()
-        with KnowledgeBase.open(self.kb_dir, "many") as kb:
-            result = kb.ingest([folder], embedder)
-            assert (result.unchanged, result.added) == (len(self.kept), len(self.clean) - len(self.kept))
-            assert embedder.num_embedded == sum(len(self.clean[name]) for name in self.clean.keys() - self.kept.keys())
-            assert contents(kb) == self.clean
-            assert problems(kb.path) == []
-            assert kb.retrieve("zebra7x1", embedder)[0].chunk.source == "many/note-007.md"
+@pytest.mark.parametrize("from_earlier", [False, True])
+def test_killed_at_a_write_fsync_or_rename_it_loses_nothing_and_goes_on(tmp_path, scene, indexer, from_earlier):
+    try:
+        counts = crashes.count_syscalls(scene, indexer, tmp_path, from_earlier=from_earlier)
+    except CannotTraceError as error:
+        pytest.skip(str(error))
+    assert {"pwrite64", "write", "fdatasync"} <= counts.keys()
+    points = [(name, number) for name, count in sorted(counts.items()) for number in range(1, count + 1)]
+    step = len(points) // NUM_SYSCALLS
+    chosen = [*points[random.Random(6).randrange(step) :: step], *((name, 1) for name in counts if name in ("fsync", "rename"))]
+    num_killed = 0
+    for at, (name, number) in enumerate(chosen):
+        history = History(scene, tmp_path / str(at), from_earlier=from_earlier)
+        num_killed += history.run(indexer, crashes.at_syscall(name, number)).was_killed
+        history.finish(indexer)
+    assert num_killed >= len(chosen) - 2  # how often a run writes is not the same each time
 
 
-def test_killed_at_any_statement_it_loses_nothing_and_goes_on(kb_dir, folder, clean):
-    watch, rng = Watch(kb_dir, clean), random.Random(4)
-    for last_statement in (1, *rng.sample(range(2, 120), 11)):
-        with _child(kb_dir, "many", folder, last_statement) as child:
-            _go(child)
-            child.stdout.read()
-        assert child.returncode == -9
-        watch.look(last_statement)
-    assert 0 < len(watch.kept) < len(clean)
-    watch.finish(folder)
+@pytest.mark.parametrize("last_statement", [250, 400])
+def test_killed_at_a_statement_it_loses_nothing_and_goes_on(tmp_path, scene, indexer, last_statement):
+    history = History(scene, tmp_path, from_earlier=last_statement % 100 != 0)
+    assert history.run(indexer, crashes.to_the_end, last_statement=last_statement).was_killed
+    history.finish(indexer)
 
 
-def test_killed_at_any_instant_it_loses_nothing_and_goes_on(kb_dir, folder, clean):
-    watch, rng, num_killed = Watch(kb_dir, clean), random.Random(5), 0
-    for line in (1, 22, 44):  # 22 notes make a batch, whose documents are then committed one by one
-        with _child(kb_dir, "many", folder) as child:
-            _go(child)
-            while child.stdout.readline().strip() not in ("", str(line)):
-                pass
-            time.sleep(rng.uniform(0, 0.02))
-            child.kill()
-        num_killed += child.returncode == -9
-        if (kb_dir / "many" / "kb.sqlite").is_file():
-            watch.look(line)
-    assert num_killed >= 2
-    watch.finish(folder)
+@pytest.mark.parametrize(("from_earlier", "num_free_bytes"), [(False, 0), (False, 300_000), (True, 300_000)])
+def test_on_a_full_disk_it_says_so_and_goes_on_when_there_is_space(tmp_path, scene, indexer, from_earlier, num_free_bytes):
+    disk = tmp_path / "disk"
+    try:
+        with crashes.small_disk(disk, 6 << 20):
+            outcome = crashes.stop_by_full_disk(scene, indexer, tmp_path / "kb", disk, num_free_bytes, from_earlier=from_earlier)
+    except CannotMountError as error:
+        pytest.skip(f"no small disk can be made here: {error}")
+    assert outcome.status == 6
 
 
-def test_killed_while_removing_it_is_there_or_gone(kb_dir, folder):
+def test_a_second_indexer_waits_and_does_nothing_twice(tmp_path, scene, indexer, other):
+    history = History(scene, tmp_path, from_earlier=False)
+    logs = _start_both(history, indexer, other)
+    assert (indexer.end(), other.end()) == (Outcome(0), Outcome(0))
+    first, second = map(Log.read, logs)
+    assert second.waited
+    embedded = first.embedded + second.embedded
+    assert len(embedded) == len(set(embedded))
+    history.look(first)
+    history.compare()
+
+
+def test_a_second_indexer_goes_on_where_the_first_was_killed(tmp_path, scene, indexer, other):
+    history = History(scene, tmp_path, from_earlier=False)
+    logs = _start_both(history, indexer, other)
+    while not Log.read(logs[0]).num_done:
+        time.sleep(0.01)
+    indexer.kill()
+    assert indexer.end().was_killed
+    assert other.end() == Outcome(0)
+    first, second = map(Log.read, logs)
+    committed = scene.sha256s(first.num_done)
+    assert committed
+    assert not committed.intersection(second.embedded)
+    history.look(second)
+    history.compare()
+
+
+def test_a_second_indexer_that_does_not_wait_says_so(tmp_path, scene, indexer, other):
+    history = History(scene, tmp_path, from_earlier=False)
+    _start_both(history, indexer, other, wait_s=0)
+    refused = other.end()
+    assert "Another localrag is indexing" in refused.error
+    assert "Wait" in refused.hint
+    assert indexer.end() == Outcome(0)
+    history.look()
+    history.compare()
+
+
+def _start_both(history, first, second, **options):
+    """The second when the first is at work; the logs of both."""
+    orders = [history.order(pause_s=0.15), history.order(**options)]
+    for indexer, order in zip((first, second), orders, strict=True):
+        indexer.start(order)
+    logs = [Path(order["log"]) for order in orders]
+    first.go()
+    while not Log.read(logs[0]).embedded:
+        time.sleep(0.01)
+    second.go()
+    return logs
+
+
+def test_killed_while_removing_it_is_there_or_gone(kb_dir, tmp_path):
+    folder = tmp_path / "many"
+    write_notes(folder, 9)
     with KnowledgeBase.open(kb_dir, "many", create=True) as kb:
         kb.ingest([folder], HashEmbedder())
     leftover = kb_dir / ".removed-by-a-killed-process"
     (kb_dir / "many").rename(leftover)
     with KnowledgeBase.open(kb_dir, "many", create=True) as kb:
         kb.ingest([folder], HashEmbedder())
-        assert kb.num_documents == 90
+        assert kb.num_documents == 9
         kb.remove()
     assert list(kb_dir.iterdir()) == []
-
-
-def test_two_indexers_at_once(kb_dir, tmp_path, folder, clean):
-    write_notes(tmp_path / "other", 40, seed="b")
-    with _child(kb_dir, "many", folder) as one, _child(kb_dir, "many", folder) as two, _child(kb_dir, "many", tmp_path / "other") as three:
-        children = (one, two, three)
-        for child in children:
-            _go(child)
-        for child in children:
-            child.stdout.read()
-    assert [child.returncode for child in children] == [0, 0, 0]
-    with KnowledgeBase.open(kb_dir, "many") as kb:
-        found = contents(kb)
-        assert len(found) == 130
-        assert {name: found[name] for name in clean} == clean
-        assert problems(kb.path) == []
-        assert max(one for ids in chunk_ids(kb).values() for one in ids) == kb.num_chunks  # none was stored twice

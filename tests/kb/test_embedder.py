@@ -36,6 +36,7 @@ def test_it_counts_whole_texts_without_special_tokens(folder):
     embedder = SentenceTransformerEmbedder(folder)
     assert [embedder.count(text) for text in ("", "hot", "hot bed", "hot " * 100)] == [0, 1, 2, 100]
     assert (embedder.max_tokens, embedder.dim) == (8, 12)  # 10 less [CLS] and [SEP]
+    assert embedder.input_ids("hot bed " * 10) == [1, *[3, 4] * 10, 2]
 
 
 def test_dimensions_and_length_where_other_files_say_them(folder):

@@ -4,9 +4,17 @@ from pathlib import Path
 import pytest
 
 from localrag.errors import KnowledgeBaseError
-from localrag.kb import KnowledgeBase
+from localrag.kb import FolderRule, KnowledgeBase, Tagging, Where
+from localrag.kb.readers import UnreadableError
+from localrag.kb.reading import Readers
 from tests.kb.hash_embedder import HashEmbedder
-from tests.kb.support import chunk_ids, contents, problems, write_notes
+from tests.kb.servers import chunk_ids, contents, faults, open_kb
+from tests.kb.support import write_notes
+
+
+@pytest.fixture
+def kb_dir(any_home):
+    return any_home
 
 
 def _counts(result):
@@ -31,7 +39,7 @@ def test_only_what_changed_is_embedded_again(kb, notes, embedder):
     unchanged = [str(notes / name) for name in ("note-000.md", "note-003.md")]
     assert {path: after[path] for path in unchanged} == {path: ids[path] for path in unchanged}
     assert min(after[str(notes / "note-001.md")] + after[str(notes / "added.txt")]) > 12  # never an id that was another chunk's
-    assert problems(kb.path) == []
+    assert faults(kb) == []
 
 
 def test_the_result_is_fit_for_json(kb, notes, embedder):
@@ -40,6 +48,7 @@ def test_the_result_is_fit_for_json(kb, notes, embedder):
         "added": 0,
         "updated": 0,
         "unchanged": 4,
+        "renamed": 0,
         "removed": 0,
         "num_embedded": 0,
         "num_chunks": 12,
@@ -48,7 +57,7 @@ def test_the_result_is_fit_for_json(kb, notes, embedder):
 
 
 def test_two_builds_of_the_same_folder_are_equal(kb, kb_dir, notes):
-    with KnowledgeBase.open(kb_dir, "again", create=True) as other:
+    with open_kb(kb_dir, "again", create=True) as other:
         other.ingest([notes], HashEmbedder())
         assert contents(other) == contents(kb)
 
@@ -57,17 +66,15 @@ def test_every_skipped_file_is_named_and_the_rest_is_indexed(kb_dir, notes, embe
     (notes / "binary.md").write_bytes(b"a\0b")
     (notes / "empty.txt").write_text("")
     (notes / "only.md").write_text("---\ntitle: x\n---\n")
-    (notes / "paper.pdf").write_bytes(b"%PDF-")
     os.mkfifo(notes / "pipe")
     (notes / "loop").symlink_to(notes)
-    with KnowledgeBase.open(kb_dir, "notes", create=True) as kb:
+    with open_kb(kb_dir, "notes", create=True) as kb:
         result = kb.ingest([notes], embedder)
         assert _counts(result) == (4, 0, 0, 0)
         assert dict(result.skipped) == {
             "notes/binary.md": "binary file",
             "notes/empty.txt": "it holds no text",
             "notes/only.md": "it holds no text",
-            "notes/paper.pdf": "PDF files are not read",
             "notes/pipe": "not a regular file",
             "notes/loop": "symbolic link",
         }
@@ -111,7 +118,7 @@ def test_nothing_to_index_is_an_error_that_says_why_and_makes_nothing(tmp_path, 
     folder.mkdir()
     for name in names:
         (folder / name).write_bytes(b"\0" if name.endswith(".bin") else b"")
-    with KnowledgeBase.open(kb_dir, "new", create=True) as kb, pytest.raises(KnowledgeBaseError, match="Nothing to index") as caught:
+    with open_kb(kb_dir, "new", create=True) as kb, pytest.raises(KnowledgeBaseError, match="Nothing to index") as caught:
         kb.ingest([folder], embedder)
     assert caught.value.numbers["num_skipped"] == len(names)
     assert ("binary file" in str(caught.value)) == ("x.bin" in names)
@@ -127,7 +134,7 @@ def test_an_emptied_folder_empties_nothing(kb, notes, embedder):
 
 
 def test_a_missing_path_makes_nothing(tmp_path, kb_dir, embedder):
-    with KnowledgeBase.open(kb_dir, "new", create=True) as kb, pytest.raises(KnowledgeBaseError, match="no file or folder"):
+    with open_kb(kb_dir, "new", create=True) as kb, pytest.raises(KnowledgeBaseError, match="no file or folder"):
         kb.ingest([tmp_path / "missing"], embedder)
     assert not kb_dir.exists()
 
@@ -159,7 +166,7 @@ def test_progress_and_an_interrupted_run_that_goes_on(kb_dir, tmp_path):
         if len(seen) == 50:
             raise KeyboardInterrupt
 
-    with KnowledgeBase.open(kb_dir, "many", create=True) as kb:
+    with open_kb(kb_dir, "many", create=True) as kb:
         with pytest.raises(KeyboardInterrupt):
             kb.ingest([tmp_path / "many"], embedder, interrupt)
         done = kb.num_documents
@@ -181,3 +188,169 @@ def test_the_last_progress_is_all_of_it(kb, notes, embedder):
     kb.ingest([notes], embedder, seen.append)
     assert [progress.num_done for progress in seen] == [0, 1, 2, 3, 5]
     assert (seen[-1].source, seen[-1].num_files, seen[-1].num_embedded) == ("notes/z.bin", 5, 1)
+
+
+SETTLED = 1_700_000_000
+
+
+def _settle(folder):
+    for file in folder.rglob("*"):
+        os.utime(file, (SETTLED, SETTLED))
+
+
+def test_an_unchanged_file_is_not_read(kb_dir, notes, embedder):
+    _settle(notes)
+    with open_kb(kb_dir, "settled", create=True) as kb:
+        kb.ingest([notes], embedder)
+        file = notes / "note-000.md"
+        file.write_bytes(b"\0" * file.stat().st_size)  # as it is not read, this does not show
+        _settle(notes)
+        assert _counts(kb.ingest([notes], embedder)) == (0, 0, 4, 0)
+        os.utime(file)
+        assert dict(kb.ingest([notes], embedder).skipped) == {"notes/note-000.md": "binary file"}
+
+
+def test_a_file_without_text_is_named_each_time_and_not_read_again(kb_dir, notes, embedder):
+    file = notes / "binary.md"
+    file.write_bytes(b"a\0b")
+    _settle(notes)
+    with open_kb(kb_dir, "settled", create=True) as kb:
+        kb.ingest([notes], embedder)
+        file.write_bytes(b"abc")  # as it is not read, this does not show
+        _settle(notes)
+        for _ in range(2):
+            result = kb.ingest([notes], embedder)
+            assert (dict(result.skipped), result.unchanged) == ({"notes/binary.md": "binary file"}, 4)
+        os.utime(file)
+        result = kb.ingest([notes], embedder)
+        assert (result.skipped, result.added, kb._store.unread()) == ((), 1, {})
+
+
+def test_a_stored_file_that_lost_its_text_is_not_read_again_and_goes_with_its_file(kb_dir, notes, embedder):
+    file = notes / "note-001.md"
+    _settle(notes)
+    with open_kb(kb_dir, "settled", create=True) as kb:
+        kb.ingest([notes], embedder)
+        before = contents(kb)
+        for text in (b"\0\0\0", b"abc"):
+            file.write_bytes(text)
+            os.utime(file, (SETTLED + 1, SETTLED + 1))
+            assert dict(kb.ingest([notes], embedder).skipped) == {"notes/note-001.md": "binary file"}
+            assert contents(kb) == before
+        generation = kb._store.generation
+        kb.ingest([notes], embedder)
+        assert kb._store.generation == generation
+        file.unlink()
+        assert kb.ingest([notes], embedder).removed == 1
+        assert kb._store.unread() == {}
+
+
+def test_what_is_known_of_files_without_text_elsewhere_stays(kb_dir, tmp_path, notes, embedder):
+    other = tmp_path / "other"
+    write_notes(other, 1)
+    for folder in (notes, other):
+        (folder / "binary.md").write_bytes(b"a\0b")
+        _settle(folder)
+    with open_kb(kb_dir, "settled", create=True) as kb:
+        kb.ingest([notes], embedder)
+        kb.ingest([other], embedder)
+        assert set(kb._store.unread()) == {str(folder / "binary.md") for folder in (notes, other)}
+        assert [(kb.plan([folder]).new, len(kb.plan([folder]).skipped)) for folder in (notes, other)] == [((), 1), ((), 1)]
+
+
+@pytest.mark.parametrize(("data", "lasts"), [(b"a\0b", True), (b"# ABC\n\nx\n\n" * 1_500_000, False)], ids=["binary", "too slow"])
+def test_only_a_reason_that_is_in_the_file_lasts(data, lasts):
+    with Readers(wall_limit_s=0.3) as readers, pytest.raises(UnreadableError) as caught:
+        readers.read("a.md", data)
+    assert caught.value.lasts is lasts
+
+
+def test_a_file_that_was_changed_just_before_it_was_indexed_is_read_again(kb, notes, embedder):
+    file = notes / "note-000.md"
+    status = file.stat()
+    file.write_text(file.read_text().replace("zebra0x0", "hippo0x0"))  # of the same size, and within the clock's grain
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert _counts(kb.ingest([notes], embedder)) == (0, 1, 3, 0)
+
+
+def test_unchanged_chunks_of_a_changed_file_keep_their_ids_and_vectors(kb, notes, embedder):
+    path = str(notes / "note-001.md")
+    before, num_embedded = chunk_ids(kb)[path], embedder.num_embedded
+    text = Path(path).read_text()
+    Path(path).write_text(text.replace("## Part 1", "## Part new\n\nSomething else stands here now.\n\n## Part 1"))
+    result = kb.ingest([notes], embedder)
+    after = chunk_ids(kb)[path]
+    assert [one for one in after if one in before] == before
+    assert (len(after), result.num_embedded, embedder.num_embedded - num_embedded) == (4, 1, 1)
+    assert faults(kb) == []
+
+
+def test_a_renamed_file_keeps_its_chunks(kb, notes, embedder):
+    before = chunk_ids(kb)
+    (notes / "deep").mkdir()
+    (notes / "note-001.md").rename(notes / "deep" / "moved.md")
+    result = kb.ingest([notes], embedder)
+    assert (result.renamed, _counts(result), result.num_embedded) == (1, (0, 0, 3, 0), 0)
+    assert chunk_ids(kb)[str(notes / "deep" / "moved.md")] == before[str(notes / "note-001.md")]
+    assert ("notes/deep/moved.md", 3) in kb.sources()
+    (notes / "note-002.md").replace(notes / "note-003.md")  # in place of another
+    result = kb.ingest([notes], embedder)
+    assert (result.renamed, result.removed, kb.num_documents) == (1, 0, 3)
+    assert chunk_ids(kb)[str(notes / "note-003.md")] == before[str(notes / "note-002.md")]
+    assert faults(kb) == []
+
+
+def test_a_copy_is_another_document_and_is_not_embedded_again(kb, notes, embedder):
+    (notes / "copy.md").write_bytes((notes / "note-000.md").read_bytes())
+    (notes / "twice.txt").write_text("same words here\n" * 1)
+    (notes / "again.txt").write_text("same words here\n" * 1)
+    result = kb.ingest([notes], embedder)
+    assert (result.added, result.num_embedded, result.num_chunks) == (3, 1, 17)
+
+
+def test_tags_of_files_rules_and_people(kb, notes, embedder):
+    (notes / "tagged.md").write_text("---\ntags: [own]\nauthor: Ann\n---\n# T\n\nText.\n")
+    rules = (FolderRule("notes/note-00[x]*", ("never",)), FolderRule("notes/tag*", ("rule",)), FolderRule(str(notes), ("all",)))
+    kb.ingest([notes], embedder, tagging=Tagging(("given",), rules))
+    assert kb.fields()["notes/tagged.md"]["tag"] == ["all", "given", "own", "rule"]
+    assert kb.fields()["notes/note-000.md"] == {"tag": ["all", "given"]}
+    kb.ingest([notes], embedder)  # rules hold for their run, what was given stays
+    assert kb.fields()["notes/tagged.md"]["tag"] == ["given", "own"]
+    assert [source for source, _ in kb.sources(Where.parse(["tag=own"]))] == ["notes/tagged.md"]
+
+
+def test_a_plan_says_what_would_be_done(kb_dir, notes, embedder):
+    _settle(notes)
+    with open_kb(kb_dir, "new", create=True) as kb:
+        assert len(kb.plan([notes]).new) == 4
+        assert not kb_dir.exists()
+        kb.ingest([notes], embedder)
+        (notes / "note-000.md").unlink()
+        (notes / "note-001.md").write_text("changed")
+        (notes / "new.txt").write_text("x")
+        (notes / ".env").write_text("x")
+        plan = kb.plan([notes])
+    assert (plan.new, plan.changed, len(plan.unchanged)) == (("notes/new.txt",), ("notes/note-001.md",), 2)
+    assert (plan.removed, dict(plan.skipped)) == ((str(notes / "note-000.md"),), {"notes/.env": "hidden"})
+
+
+def test_hidden_files_only_when_asked_for(kb, notes, embedder):
+    (notes / ".env").write_text("SECRET=1")
+    (notes / "id_rsa.txt").write_text("key")
+    (notes / ".git").mkdir()
+    (notes / ".git" / "config").write_text("x")
+    assert kb.ingest([notes], embedder, hidden=True).added == 2
+    assert kb.ingest([notes], embedder).removed == 2
+
+
+def test_a_second_indexer_waits_or_says_so(kb, kb_dir, notes, embedder):
+    waited = []
+    with (
+        open_kb(kb_dir, "notes") as other,
+        other._place.taken(wait_s=0),
+        pytest.raises(KnowledgeBaseError, match="Another localrag") as caught,
+    ):
+        kb.ingest([notes], embedder, wait_s=0.2, on_wait=lambda: waited.append(1))
+    assert (waited, caught.value.exit_code) == ([1], 6)
+    assert "Wait" in caught.value.hint
+    assert kb.ingest([notes], embedder, wait_s=0).unchanged == 4

@@ -1,10 +1,31 @@
 import codecs
+import inspect
+import io
+import subprocess
+import sys
+import zipfile
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from localrag.kb import readers
 from localrag.kb.readers import UnreadableError, markdown, read
+
+OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+BODY = (
+    '<w:document xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"><w:body><w:p><w:r><w:t>Inside.</w:t></w:r></w:p>'
+    "</w:body></w:document>"
+)
+TYPES = '<Types xmlns="http://schemas.openxmlformats.org/package/2006/content-types"/>'
+
+
+def zipped(*names, body="x"):
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in names:
+            archive.writestr(name, TYPES if name == "[Content_Types].xml" else body)
+    return made.getvalue()
 
 
 def _headings(text):
@@ -25,7 +46,8 @@ def _sections(text):
         (codecs.BOM_UTF16_BE + "日本".encode("utf-16-be"), "日本"),
         (codecs.BOM_UTF32_LE + "日本".encode("utf-32-le"), "日本"),
         (b"it\x92s caf\xe9", "it’s café"),
-        (b"caf\xe9 \x81", "café \x81"),
+        ("Пожалуйста, проверьте".encode("koi8_r"), "Пожалуйста, проверьте"),
+        ("日本\n".encode("utf-16-le") * 9, "日本\n" * 9),
         (b"one\r\ntwo\r", "one\r\ntwo\r"),
     ],
 )
@@ -42,8 +64,17 @@ def test_encodings_of_text_files(data, text):
         ("a.md", codecs.BOM_UTF8 + b"\xff", "begins like UTF-8"),
         ("photo.png", b"\x89PNG\r\n\x1a\n", "binary file"),
         ("unknown", b"caf\xe9", "encoding"),
-        ("a.PDF", b"%PDF-1.4 plain", "PDF files are not read"),
-        ("a.docx", b"PK", "DOCX files are not read"),
+        ("a.odt", b"PK", "ODT files are not read"),
+        ("a.DOC", b"plain", "DOC files are not read"),
+        ("a.docx", b"plain", "it is no DOCX file"),
+        ("a.pdf", b"plain", "it is no PDF file"),
+        ("a.doc", OLE, "binary format of Office 97"),
+        ("a.docx", OLE, "binary format of Office 97"),
+        ("a.xlsx", OLE + "EncryptedPackage".encode("utf-16-le"), "it is encrypted"),
+        ("a.txt", b"{\\rtf1 text}", "RTF files are not read"),
+        ("a.txt", b"\x1f\x8b\x08text", "a gzip archive"),
+        ("a", b"GGUF\x03", "a GGUF model"),
+        ("a.txt", zipped("one.txt"), "a ZIP archive"),
         ("a.txt", b" \n\t", "no text"),
         ("a.md", b"", "no text"),
     ],
@@ -57,10 +88,60 @@ def test_a_file_of_no_known_kind_is_text_if_it_is_utf8():
     assert read("Makefile", "all:\n\techo ✓".encode()).text == "all:\n\techo ✓"
 
 
+@pytest.mark.parametrize("name", ["a.docx", "a.pdf", "a.doc", "a.xlsx", "a.txt", "a", "a.html"])
+def test_a_document_is_known_by_what_it_holds(name):
+    assert read(name, zipped("[Content_Types].xml", "word/document.xml", body=BODY)).text.strip() == "Inside."
+
+
+@pytest.mark.parametrize("name", ["a.docx", "a.pdf", "a.doc", "a.xls", "a.epub", "a", "a.htm"])
+def test_a_page_under_a_wrong_name(name):
+    page = b"<!DOCTYPE html><html><head><title>T</title></head><body><p>Words of a page that is long enough.</p></body></html>"
+    reading = read(name, page)
+    assert "Words of a page" in reading.text
+    assert "<p>" not in reading.text
+
+
+def test_markup_in_a_text_file_is_its_text():
+    assert read("a.txt", b"<html><p>x</p></html>").text == "<html><p>x</p></html>"
+    assert read("a.txt", b"The header %PDF- marks a PDF, PK\x03 a ZIP.").text.startswith("The header")
+
+
+def test_a_pdf_under_another_name_is_no_text():
+    with pytest.raises(UnreadableError):
+        read("a.txt", b"%PDF-1.7\nnothing of one")
+
+
+def test_every_ending_has_a_reader():
+    for reader in set(readers._READERS.values()):
+        assert list(inspect.signature(readers._function(reader)).parameters) == ["data"], reader
+
+
+def test_a_text_file_needs_no_library():
+    program = (
+        "import sys; from localrag.kb.readers import read; read('a.md', b'x'); read('a.txt', b'x');"
+        "print([name for name in ('pypdf', 'tree_sitter', 'charset_normalizer', 'torch', 'email', 'html.parser') if name in sys.modules])"
+    )
+    path = [entry for entry in sys.path if entry]
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {path!r}; {program}"], capture_output=True, check=True, text=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_what_front_matter_says_besides():
+    text = "---\ntitle: T\ntags:\n  - a\n  - 'b c'\nAuthor: Ann\ndate: 2024-01-02\nkinds: [x, \"y\"]\nempty:\nsee:\n- one\n- two\n---\nx"
+    reading = read("a.md", text.encode())
+    assert reading.own_lines
+    assert reading.tags == ("a", "b c")
+    assert reading.fields == (
+        ("author", "Ann"), ("date", "2024-01-02"), ("kinds", "x"), ("kinds", "y"), ("see", "one"), ("see", "two"),
+    )  # fmt: skip
+
+
 def test_front_matter():
     text = '---\ntitle: "Heat: a guide"\ntags: [pla, "heat bed", pla, \'x\']\nDraft : yes\nlist:\n  - no\n---\nBody\n'
     fields, body = markdown.front_matter(text)
-    assert fields == {"title": "Heat: a guide", "tags": "[pla, \"heat bed\", pla, 'x']", "draft": "yes", "list": ""}
+    assert fields == {"title": "Heat: a guide", "tags": "[pla, \"heat bed\", pla, 'x']", "draft": "yes", "list": "[no]"}
     assert text[body:] == "Body\n"
     reading = read("a.md", text.encode())
     assert (reading.title, reading.tags, reading.markdown) == ("Heat: a guide", ("pla", "heat bed", "x"), True)

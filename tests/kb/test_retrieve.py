@@ -4,10 +4,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from localrag.errors import KnowledgeBaseError
-from localrag.kb import KnowledgeBase
-from localrag.kb.retrieve import MIN_SIMILARITY, MODES
+from localrag.kb.filters import Where
+from localrag.kb.prior import MAX_SHARE
+from localrag.kb.query import Term, parse
+from localrag.kb.retrieve import DEPTH, MIN_SIMILARITY, MODES, RERANK_WEIGHT, depth, retrieve
+from localrag.kb.store import Feedback
 from localrag.terms import MAX_TERMS, terms
 from tests.kb.hash_embedder import HashEmbedder
+from tests.kb.servers import home_of, open_kb
 
 PAGES = {
     "pla.md": "# PLA\n\nPLA prints at 200 degrees.\n\n## Annealing\n\nAnneal PLA in an oven for one hour.\n",
@@ -19,13 +23,24 @@ PAGES = {
 
 
 @pytest.fixture
-def pages(tmp_path, kb_dir, embedder):
-    folder = tmp_path / "pages"
+def kb_dir(any_home):
+    return any_home
+
+
+@pytest.fixture(scope="module", params=["folder", "server"])
+def pages_home(request, tmp_path_factory):
+    return home_of(request, tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(scope="module")
+def pages(pages_home, tmp_path_factory):
+    """These pages, indexed, for tests that change nothing."""
+    folder = tmp_path_factory.mktemp("folder") / "pages"
     folder.mkdir()
     for name, text in PAGES.items():
         (folder / name).write_text(text)
-    with KnowledgeBase.open(kb_dir, "pages", create=True) as kb:
-        kb.ingest([folder], embedder)
+    with open_kb(pages_home, "pages", create=True) as kb:
+        kb.ingest([folder], HashEmbedder())
         yield kb
 
 
@@ -37,7 +52,7 @@ def _sources(hits):
 def test_a_hit_says_where_it_is_from_and_what_its_score_is_made_of(pages, embedder, mode):
     hits = pages.retrieve("anneal PLA in an oven", embedder, mode=mode)
     best = hits[0]
-    assert (best.chunk.source, best.chunk.heading, best.chunk.kb) == ("pages/pla.md", "PLA > Annealing", "pages")
+    assert (best.chunk.source, best.chunk.heading, best.chunk.kb) == ("pages/pla.md", "PLA > Annealing", pages.name)
     assert PAGES["pla.md"][best.chunk.start : best.chunk.end] == best.chunk.text
     assert all(hit.score == sum(hit.contributions.values()) for hit in hits)
     assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
@@ -102,7 +117,7 @@ def test_any_text_is_a_query(pages, embedder, query):
     for mode in MODES:
         hits = pages.retrieve(query, embedder, mode=mode)
         assert len({hit.chunk.id for hit in hits}) == len(hits)
-    if "oven" in terms(query) and len(terms(query)) <= MAX_TERMS:
+    if Term("oven") in parse(query).keyword:
         assert {"pla.md", "nylon.md"} <= set(_sources(pages.retrieve(query, None, mode="keyword")))
 
 
@@ -116,7 +131,7 @@ def test_the_words_of_a_query():
 def test_more_hits_than_the_usual_depth_can_be_had(kb_dir, tmp_path):
     (tmp_path / "long.txt").write_text("\n\n".join(f"Line {at} about ovens " + "and ovens " * 14 for at in range(150)))
     embedder = HashEmbedder()
-    with KnowledgeBase.open(kb_dir, "long", create=True) as kb:
+    with open_kb(kb_dir, "long", create=True) as kb:
         kb.ingest([tmp_path / "long.txt"], embedder)
         assert kb.num_chunks == 150
         for mode in MODES:
@@ -128,3 +143,120 @@ def test_equal_questions_have_equal_answers(pages, embedder):
     first = pages.retrieve("dry nylon oven", embedder)
     assert all(pages.retrieve("dry nylon oven", embedder) == first for _ in range(3))
     assert np.isfinite([hit.score for hit in first]).all()
+
+
+@pytest.fixture
+def search(pages, pages_home, embedder):
+    """`retrieve` itself, and the store it reads from."""
+    with open_kb(pages_home, "pages") as kb:
+
+        def searched(query, *, k=8, mode="hybrid", **options):
+            return retrieve(kb._store, kb._place.index, query, embedder, k=k, mode=mode, **options)
+
+        searched.store = kb._store
+        yield searched
+
+
+class Likes:
+    """A reranker that likes one word and notes what it was asked."""
+
+    def __init__(self, word):
+        self.word = word
+        self.asked = []
+
+    def scores(self, query, texts):
+        self.asked.append((query, list(texts)))
+        return [float(text.count(self.word)) for text in texts]
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "keyword"])
+def test_only_what_passes_the_filter_is_found(search, mode):
+    assert set(_sources(search("oven", mode=mode))) >= {"pla.md", "nylon.md"}
+    assert set(_sources(search("oven", mode=mode, where=Where.parse(["source=pages/ny*"])))) == {"nylon.md"}
+    assert search("oven", mode=mode, where=Where.parse(["tag=none"])) == []
+    assert search("anneal PLA in an oven", mode="semantic")[0].chunk.source == "pages/pla.md"
+    assert "pla.md" not in _sources(search("anneal PLA in an oven", mode="semantic", where=Where.parse(["source=pages/ny*"])))
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "keyword"])
+def test_a_reranker_leads_and_its_part_is_told(search, mode):
+    before = search("oven", mode=mode)
+    last = before[-1]
+    word = max(last.chunk.text.split(), key=lambda each: sum(each not in hit.chunk.text for hit in before))
+    reranker = Likes(word)
+    after = search("oven", mode=mode, reranker=reranker)
+    assert {hit.chunk.id for hit in after} == {hit.chunk.id for hit in before}
+    assert after[0].chunk == last.chunk
+    assert after[0].contributions["rerank"] == RERANK_WEIGHT / 61
+    assert all(hit.score == sum(hit.contributions.values()) for hit in after)
+    assert [hit.score for hit in after] == sorted((hit.score for hit in after), reverse=True)
+    assert [hit.relevance for hit in after if hit.chunk == last.chunk] == [last.relevance]
+    ((query, texts),) = reranker.asked
+    assert query == "oven"
+    assert len(texts) == len(before)
+    assert search("glockenspiel", mode=mode, reranker=reranker) == []
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "keyword"])
+def test_what_was_learned_weighs_a_tenth_at_most(search, mode):
+    before = search("oven", mode=mode, learning="all")
+    assert before == search("oven", mode=mode)
+    with search.store.writing():
+        search.store.add_feedback({before[0].chunk.id: Feedback(useless=10_000), before[-1].chunk.id: Feedback(useful=10_000)})
+    after = {hit.chunk.id: hit for hit in search("oven", mode=mode, learning="all")}
+    worst, best = after[before[0].chunk.id], after[before[-1].chunk.id]
+    assert worst.contributions["feedback"] == pytest.approx(-MAX_SHARE * before[0].score, rel=0.01)
+    assert best.contributions["feedback"] == pytest.approx(MAX_SHARE * before[-1].score, rel=0.01)
+    assert all(hit.score == sum(hit.contributions.values()) for hit in after.values())
+    assert search("oven", mode=mode) == before  # switched off
+    reranked = search("oven", mode=mode, learning="all", reranker=Likes("oven"))
+    assert all(hit.score == sum(hit.contributions.values()) for hit in reranked)
+    assert {hit.chunk.id for hit in reranked if "feedback" in hit.contributions} == {before[0].chunk.id, before[-1].chunk.id}
+    with search.store.writing():
+        search.store.reset_feedback()
+
+
+def test_near_duplicates_are_found_once(kb_dir, tmp_path, embedder):
+    sheet = " ".join(f"word{chr(97 + at % 26)}{chr(97 + at // 26)} of the oven" for at in range(9))
+    texts = {"a": sheet, "b": sheet.upper(), "c": sheet + ".", "d": sheet + " 240", "e": "Another oven."}
+    folder = tmp_path / "copies"
+    folder.mkdir()
+    for name, text in texts.items():
+        (folder / f"{name}.txt").write_text(text)
+    with open_kb(kb_dir, "copies", create=True) as kb:
+        kb.ingest([folder], embedder)
+        for mode in MODES:
+            found = [hit.chunk.source[-5] for hit in kb.retrieve("oven", embedder, mode=mode, k=3)]
+            assert sorted(set("abc") & set(found)) == [next(one for one in found if one in "abc")]
+            assert set(found) >= {"d", "e"}
+
+
+def test_diversity_is_a_loss_that_is_told(search):
+    hits = search("oven", diversity=0.9)
+    assert {hit.chunk.id for hit in hits} == {hit.chunk.id for hit in search("oven")}
+    assert any("diversity" in hit.contributions for hit in hits)
+    assert all(hit.score == sum(hit.contributions.values()) for hit in hits)
+
+
+def test_chinese_japanese_and_korean_are_found_within_clauses(kb_dir, tmp_path, embedder):
+    folder = tmp_path / "cjk"
+    folder.mkdir()
+    for name, text in {
+        "zh": "请先看打印温度是多少再开始。",
+        "ja": "ノズルの温度を下げる。",
+        "ko": "노즐온도를낮추세요",
+        "en": "Set the temperature.",
+    }.items():
+        (folder / f"{name}.txt").write_text(text)
+    with open_kb(kb_dir, "cjk", create=True) as kb:
+        kb.ingest([folder], embedder)
+        for query, name in {"打印温度": "zh", "ノズルの温度": "ja", "노즐온도": "ko", "什么打印温度?": "zh"}.items():
+            for mode in ("keyword", "hybrid"):
+                assert [hit.chunk.source for hit in kb.retrieve(query, embedder, mode=mode)][:1] == [f"cjk/{name}.txt"]
+        assert kb.retrieve("天气预报怎么样", embedder) == []
+
+
+def test_the_depth_of_a_room():
+    assert depth(8192, 200) == DEPTH
+    assert depth(128_000, 200) == 640
+    assert depth(0, 0) == depth(-5, 10) == DEPTH

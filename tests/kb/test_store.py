@@ -7,20 +7,28 @@ import pytest
 
 from localrag.errors import KnowledgeBaseError
 from localrag.kb.chunking import Passage
-from localrag.kb.store import DocumentRow, Store
-from tests.kb.support import problems
+from localrag.kb.documents import DocumentRow
+from localrag.kb.query import Term
+from localrag.kb.store import Feedback, Store
+from tests.kb.servers import again, made_store, store_faults
+
+
+@pytest.fixture(params=["folder", "server"])
+def store(request, tmp_path):
+    with made_store(request.param, tmp_path, request) as store:
+        yield store
 
 
 @pytest.fixture
-def store(tmp_path):
-    store = Store(tmp_path / "kb.sqlite", create=True)
-    yield store
-    store.close()
+def file_store(tmp_path):
+    with closing(Store(tmp_path / "kb.sqlite", create=True)) as store:
+        yield store
 
 
 def _put(store, name="a", text="alpha beta", sha256="1"):
     with store.writing():
-        store.put_document(DocumentRow(f"/{name}", name, sha256, 1), [Passage(0, len(text), text, "Top")], [b"\0" * 8])
+        passage = Passage(0, len(text), text, "Top")
+        store.put_document(DocumentRow(f"/{name}", name, sha256, 1), [passage], {passage.sha256: b"\0" * 8})
 
 
 def test_importing_it_brings_no_heavy_library():
@@ -32,15 +40,15 @@ def test_importing_it_brings_no_heavy_library():
 
 def test_what_was_put_is_found(store):
     _put(store)
-    (chunk_id, score), *more = store.keyword_ids('"alphas"', 5)  # stemmed
+    (chunk_id, score), *more = store.keyword_ids([Term("alphas")], 5)  # stemmed
     assert not more
     assert score > 0
     chunk = store.chunks([chunk_id], kb="k")[0]
     assert (chunk.text, chunk.heading, chunk.source, chunk.kb, chunk.start, chunk.end) == ("alpha beta", "Top", "a", "k", 0, 10)
-    assert store.keyword_ids('"top"', 5)
+    assert store.keyword_ids([Term("top")], 5)
     assert list(store.vectors()) == [(chunk_id, b"\0" * 8)]
     assert store.sources() == [("a", 1)]
-    assert store.documents() == {"/a": "1"}
+    assert {path: known.sha256 for path, known in store.documents().items()} == {"/a": "1"}
 
 
 def test_chunks_come_in_the_order_asked_for_and_unknown_ids_are_left_out(store):
@@ -80,16 +88,44 @@ def test_ids_are_never_used_again(store):
     assert [one for one, _ in store.vectors()] == [2]
     with store.writing():
         store.remove_documents(["/a"])
-    assert (store.num_documents, store.num_chunks, list(store.vectors()), store.keyword_ids('"gamma"', 5)) == (0, 0, [], [])
+    assert (store.num_documents, store.num_chunks, list(store.vectors()), store.keyword_ids([Term("gamma")], 5)) == (0, 0, [], [])
     _put(store, "a")
     assert [one for one, _ in store.vectors()] == [3]
-    assert problems(store.path) == []
+    assert store_faults(store) == []
 
 
-def test_the_same_bytes_again_change_nothing(store):
+def test_the_same_chunks_again_keep_their_ids_and_what_was_learned_of_them(store):
     _put(store, "a", "alpha", sha256="1")
-    _put(store, "a", "other", sha256="1")
-    assert [chunk.text for chunk in store.chunks([1])] == ["alpha"]
+    with store.writing(moves_on=False):
+        store.add_feedback({1: Feedback(retrieved=2, cited=1), 99: Feedback(1)})
+        store.add_feedback({1: Feedback(useful=1)})
+    _put(store, "a", "alpha", sha256="2")
+    assert store.feedback() == store.feedback([1, 7]) == {1: Feedback(2, 0, 1, 1, 0)}
+    assert store.existing([3, 1, 2]) == [1]
+    with store.writing(moves_on=False):
+        store.reset_feedback()
+    assert store.feedback() == {}
+
+
+def test_characters_are_only_of_chinese_japanese_and_korean(store):
+    for at, text in enumerate(("plain words", "中文字符串", "ひらがな", "한국어 문장", "é")):
+        _put(store, f"d{at}", text, sha256=str(at))
+    assert [one for one, _ in store.character_ids([Term("文 字 符")], 5)] == [2]
+    assert store.character_ids([Term("국 어")], 5)
+    assert store.character_ids([Term("plain")], 5) == []
+    with store.writing():
+        store.remove_documents(["/d1"])
+    assert store.character_ids([Term("文 字 符")], 5) == []
+    assert store_faults(store) == []
+
+
+def test_each_generation_has_a_stamp_of_its_own(store):
+    _put(store)
+    _put(store, "b")
+    stamps = [store.stamp(generation) for generation in range(3)]
+    assert None not in stamps
+    assert len(set(stamps)) == 3
+    assert store.stamp(3) is None
 
 
 def test_another_embedder_is_refused_with_a_way_out(store):
@@ -105,7 +141,7 @@ def test_another_embedder_is_refused_with_a_way_out(store):
 
 def test_a_reader_sees_one_state_while_another_writes(store):
     _put(store, "a")
-    other = Store(store.path)
+    other = again(store)
     with store.reading():
         assert store.num_chunks == 1
         _put(other, "b")
@@ -114,10 +150,10 @@ def test_a_reader_sees_one_state_while_another_writes(store):
     other.close()
 
 
-def test_it_commits_to_the_disk_before_it_says_so(store):
-    with closing(sqlite3.connect(store.path)) as db:
+def test_it_commits_to_the_disk_before_it_says_so(file_store):
+    with closing(sqlite3.connect(file_store.path)) as db:
         assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    assert store._db.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
+    assert file_store._db.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
 
 
 @pytest.mark.parametrize("content", [b"this is no database" * 100, b"SQLite format 3\0" + b"\xff" * 4000])

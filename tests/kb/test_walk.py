@@ -9,7 +9,7 @@ import pytest
 
 from localrag.errors import KnowledgeBaseError
 from localrag.kb.readers import UnreadableError
-from localrag.kb.walk import MAX_DEPTH, MAX_FILE_BYTES, read_bytes, walk
+from localrag.kb.walk import MAX_DEPTH, MAX_FILE_BYTES, read_file, walk
 
 
 def _tree(root, *names):
@@ -116,9 +116,9 @@ def test_links_pipes_and_sockets_are_not_followed_nor_waited_for(docs):
             "sock": "not a regular file",
         }
     with pytest.raises(UnreadableError, match="not a regular file"):
-        read_bytes(str(docs / "pipe"))
+        read_file(str(docs / "pipe"))
     with pytest.raises(OSError, match=r"symbolic link|symbolic links"):
-        read_bytes(str(docs / "file-link.md"))
+        read_file(str(docs / "file-link.md"))
 
 
 def test_a_folder_that_is_given_may_be_a_link(docs, tmp_path):
@@ -179,16 +179,16 @@ def test_a_file_that_may_not_be_read(open_folder):
     _tree(open_folder, "secret.md")
     (open_folder / "secret.md").chmod(0)
     with pytest.raises(PermissionError):
-        read_bytes(str(open_folder / "secret.md"))
+        read_file(str(open_folder / "secret.md"))
 
 
 def test_a_file_that_is_too_large(docs):
     with (docs / "large.txt").open("wb") as file:
         file.truncate(MAX_FILE_BYTES + 1)
     with pytest.raises(UnreadableError, match="larger than 20 MB"):
-        read_bytes(str(docs / "large.txt"))
+        read_file(str(docs / "large.txt"))
     with pytest.raises(UnreadableError, match="not a regular file"):
-        read_bytes("/dev/zero")
+        read_file("/dev/zero")
 
 
 def test_a_name_that_is_not_utf8(docs):

@@ -7,12 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from localrag.decoding import SamplingParams
+from localrag.engine.loading import open_model
 from localrag.errors import KnowledgeBaseError
-from localrag.kb import KnowledgeBase
+from localrag.kb import KnowledgeBase, Where
 from localrag.kb.chunking import cut
 from localrag.kb.embedder import SentenceTransformerEmbedder
 from localrag.kb.readers import read
 from localrag.kb.retrieve import MODES
+from localrag.session import Session
+from localrag.session.exhaustive import ask_all
 
 pytestmark = pytest.mark.model
 
@@ -95,3 +99,18 @@ def test_it_needs_no_network_and_shows_no_progress(embedder):
     )
     done = subprocess.run([sys.executable, "-c", code, str(embedder.folder)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "(1, 384)\n", "")
+
+
+def test_all_that_matches_is_read_in_passes_of_real_notes(handbook, embedder, model_path):
+    """In a small window: each pass keeps within it, each fact is of a passage of its pass, and what is cited was supplied."""
+    with open_model(model_path, name="default") as engine:
+        session = Session(engine, knowledge_bases=[handbook], embedder=embedder, n_ctx=1100)
+        where = Where.parse(["source=*/nylon.md"])
+        answer = ask_all(session, "How is nylon dried?", sampling=SamplingParams(max_tokens=24), where=where)
+    coverage = answer.to_dict()["coverage"]
+    matching = {hit.label for hit in session.retrieve("How is nylon dried?", top_k=100, where=where)}
+    assert coverage["chunks_read"] == len(matching) > 1
+    assert len(coverage["passes"]) >= 2
+    assert all(each["prompt_tokens"] + each["completion_tokens"] <= 1100 for each in coverage["passes"])
+    assert {hit.label for hit in answer.hits} <= matching
+    assert sum(entry.used for entry in answer.ledger.entries if entry.name != "answer") == answer.prompt_tokens

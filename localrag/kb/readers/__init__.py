@@ -1,28 +1,140 @@
-"""Files to text, a format a file. A reader is a function from bytes to a Reading; `read` finds the one for a file's name."""
+"""Files to text, a format a file. A reader is a function from bytes to a Reading; `read` finds the one for a file.
+
+A reader is imported, with the library it needs, when the first file wants it.
+"""
 
 from __future__ import annotations
 
+import importlib
+import re
 from collections.abc import Callable
 from pathlib import PurePath
 
-from localrag.kb.readers import markdown, text
+from localrag.kb.readers import text
 from localrag.kb.readers.base import Reading, UnreadableError
+from localrag.outline import language_of
 
-_FORMATS: dict[str, Callable[[bytes], Reading]] = dict.fromkeys((".md", ".markdown", ".mdown", ".mkd"), markdown.read)
+_READERS = {
+    suffix: reader
+    for reader, suffixes in {
+        "markdown": ".md .markdown .mdown .mkd",
+        "rst": ".rst .rest",
+        "html": ".html .htm .xhtml .xht",
+        "pdf": ".pdf",
+        "docx": ".docx .docm .dotx .dotm",
+        "pptx": ".pptx .pptm .ppsx .ppsm .potx .potm",
+        "xlsx": ".xlsx .xlsm .xltx .xltm",
+        "table": ".csv .tsv .tab",
+        "epub": ".epub",
+        "mail": ".eml .mht .mhtml",
+        "mail:read_mbox": ".mbox .mbx",
+        "notebook": ".ipynb",
+        "records": ".json",
+        "records:read_lines": ".jsonl .ndjson",
+    }.items()
+    for suffix in suffixes.split()
+}
+"""ending → module here, and the function in it where that is not `read`"""
+
+_BINARY = frozenset({"pdf", "docx", "pptx", "xlsx", "epub"})
 
 # Documents whose bytes are sometimes valid text, and never the text that a person sees.
-_NOT_TEXT = frozenset({".pdf", ".docx", ".pptx", ".xlsx", ".odt", ".ods", ".odp", ".epub", ".rtf", ".ps", ".eps", ".svg"})
+_NOT_TEXT = frozenset(
+    ".doc .dot .ppt .pps .xls .xlt .odt .ods .odp .rtf .ps .eps .svg .pages .numbers .key .mobi .azw .djvu".split()  # noqa: SIM905  # a word list reads better as words
+)
+
+_ZIP = (b"PK\x03\x04", b"PK\x05\x06")
+_MEMBERS = (("docx", b"word/document"), ("pptx", b"ppt/presentation"), ("xlsx", b"xl/workbook"), ("epub", b"application/epub+zip"))
+"""What a ZIP container of each format names somewhere; names are not compressed."""
+_OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+_HTML = re.compile(rb"(?:\xef\xbb\xbf)?\s{0,100}(?:<!--[^>]{0,1000}-->\s{0,100})?<(?:!doctype\s+html|html|head|body)\b", re.IGNORECASE)
+_OTHERS = (  # what bytes begin with that no reader is for
+    (b"\x1f\x8b", "a gzip archive"),
+    (b"BZh", "a bzip2 archive"),
+    (b"\xfd7zXZ\0", "an xz archive"),
+    (b"\x28\xb5\x2f\xfd", "a zstd archive"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
+    (b"Rar!\x1a\x07", "a RAR archive"),
+    (b"\x89PNG\r\n\x1a\n", "a PNG image"),
+    (b"\xff\xd8\xff", "a JPEG image"),
+    (b"\x7fELF", "a program"),
+    (b"SQLite format 3\0", "an SQLite database"),
+    (b"GGUF", "a GGUF model"),
+)
 
 
 def read(name: str, data: bytes) -> Reading:
-    """The text of a file by the ending of its name. UnreadableError says why there is none."""
+    """The text of a file by what it begins with, else by the ending of its name. UnreadableError says why there is none."""
     suffix = PurePath(name).suffix.lower()
-    if suffix in _NOT_TEXT:
+    reader = _by_content(data, _READERS.get(suffix, ""), suffix) or _READERS.get(suffix)
+    language = language_of(name)
+    if reader is not None:
+        reading = _function(reader)(data)
+    elif suffix in _NOT_TEXT:
         raise UnreadableError(f"{suffix[1:].upper()} files are not read")
-    reading = _FORMATS[suffix](data) if suffix in _FORMATS else text.read(data, known=suffix in text.SUFFIXES)
+    elif language is not None:
+        from localrag.kb.readers import code  # noqa: PLC0415  # weight: the roles of the syntax of many languages
+
+        reading = code.read(data, language)
+    else:
+        reading = text.read(data, known=suffix in text.SUFFIXES)
     if not reading.text.strip():
         raise UnreadableError("it holds no text")
     return reading
 
 
-__all__ = ["Reading", "UnreadableError", "read"]
+def is_text(name: str) -> bool:
+    """Whether a file of this name is text as it stands, in whatever encoding: a person's notes, code, a page's source."""
+    suffix = PurePath(name).suffix.lower()
+    return suffix in text.SUFFIXES or language_of(name) is not None or (suffix in _READERS and _READERS[suffix] not in _BINARY)
+
+
+def is_document(name: str, data: bytes) -> bool:
+    """Whether a file has a text that its bytes do not show, such as a PDF."""
+    suffix = PurePath(name).suffix.lower()
+    return _READERS.get(suffix, "") in _BINARY or data.startswith((b"%PDF-", *_ZIP))
+
+
+def _by_content(data: bytes, expected: str, suffix: str) -> str | None:
+    """The reader that the bytes ask for; None where they leave it to the ending. `expected` is what the ending asks for."""
+    if data.startswith(b"%PDF-") or (expected == "pdf" and b"%PDF-" in data[:1024]):
+        return "pdf"
+    if data.startswith(_ZIP):
+        return _in_zip(data, expected)
+    if data.startswith(_OLE):
+        raise UnreadableError("it is encrypted" if _is_encrypted(data) else "it is in the binary format of Office 97, which is not read")
+    if data.startswith(b"{\\rtf"):
+        raise UnreadableError("RTF files are not read")
+    for magic, kind in _OTHERS:
+        if data.startswith(magic):
+            raise UnreadableError(f"binary file: {kind}")
+    is_page = (expected in _BINARY or suffix in _NOT_TEXT or not suffix) and _HTML.match(data)
+    if is_page:
+        return "html"
+    if expected in _BINARY and data.strip():
+        raise UnreadableError(f"it is no {suffix[1:].upper()} file, whatever its name says")
+    return None
+
+
+def _in_zip(data: bytes, expected: str) -> str:
+    found = [reader for reader, member in _MEMBERS if member in data]
+    if expected in found:
+        return expected  # another document can be embedded in it
+    if found:
+        return found[0]
+    if expected in _BINARY:
+        return expected  # it says what is missing
+    raise UnreadableError("binary file: a ZIP archive")
+
+
+def _is_encrypted(data: bytes) -> bool:
+    return "EncryptedPackage".encode("utf-16-le") in data
+
+
+def _function(reader: str) -> Callable[[bytes], Reading]:
+    module, _, function = reader.partition(":")
+    found: Callable[[bytes], Reading] = getattr(importlib.import_module(f"localrag.kb.readers.{module}"), function or "read")
+    return found
+
+
+__all__ = ["Reading", "UnreadableError", "is_document", "is_text", "read"]

@@ -16,6 +16,7 @@ _UNDERLINE = re.compile(r" {0,3}(=+|-+)[ \t]*$")
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)$")
 _NOT_PARAGRAPH = re.compile(r" {4}|\t| {0,3}(?:[-*+>|#]|\d{1,9}[.)][ \t])")  # a line that an underline does not make a heading
 _FIELD = re.compile(r"([A-Za-z][\w-]{0,63})[ \t]*:[ \t]*(.*)$")
+_ITEM = re.compile(r"[ \t]*-[ \t]+(.*)$")
 _MAX_FRONT_MATTER = 64 * 1024
 
 
@@ -30,7 +31,7 @@ class Heading:
 
 
 def read(data: bytes) -> Reading:
-    """A Markdown file. `title` and `tags` come from its front matter, the title else from its first heading of level 1.
+    """A Markdown file. `title`, `tags` and `fields` come from its front matter, the title else from its first heading of level 1.
 
     A section reaches from one heading to the next, its own heading included; a heading without text of its own joins the section after it.
     """
@@ -38,18 +39,29 @@ def read(data: bytes) -> Reading:
     fields, body = front_matter(text)
     found = list(headings(text, body))
     title = fields.get("title", "") or next((heading.name for heading in found if heading.level == 1), "")
-    return Reading(text, tuple(_sections(text, body, found, title)), title, _list(fields.get("tags", "")), markdown=True)
+    return Reading(
+        text,
+        tuple(_sections(text, body, found, title)),
+        title,
+        _list(fields.get("tags", "")),
+        markdown=True,
+        own_lines=True,
+        fields=tuple(_others(fields)),
+    )
 
 
 def front_matter(text: str) -> tuple[dict[str, str], int]:
     """The `key: value` lines between two `---` lines at the very top, and the offset where the body begins (0 if there are none).
 
-    This is the small part of YAML that front matter is made of; other lines are passed over. Keys are in lower case.
+    This is the small part of YAML that front matter is made of; other lines are passed over. Keys are in lower case. The `- item` lines
+    below a key without a value are its value, joined by commas.
     """
     first = _LINE.match(text)
     if first is None or first.group().rstrip() != "---":
         return {}, 0
     fields: dict[str, str] = {}
+    lists: dict[str, list[str]] = {}
+    items: list[str] | None = None  # of the key above, if it has no value
     at = first.end()
     while at < min(len(text), _MAX_FRONT_MATTER):
         line = _LINE.match(text, at)
@@ -57,9 +69,13 @@ def front_matter(text: str) -> tuple[dict[str, str], int]:
         at = line.end()
         content = line.group().rstrip()
         if content in ("---", "..."):
-            return fields, at
+            return fields | {key: f"[{', '.join(found)}]" for key, found in lists.items() if found}, at
         if field := _FIELD.match(content):
-            fields[field[1].lower()] = _unquoted(field[2])
+            key, value = field[1].lower(), _unquoted(field[2])
+            lists.pop(key, None)
+            fields[key], items = value, None if value else lists.setdefault(key, [])
+        elif items is not None and (item := _ITEM.match(content)):
+            items.append(item[1])
     return {}, 0
 
 
@@ -109,6 +125,14 @@ def _sections(text: str, body: int, found: list[Heading], title: str) -> Iterato
         names = [step.name for step in path if step.name]
         yield Section(start, end, " > ".join(names if not title or names[:1] == [title] else [title, *names]), heading.end)
         start = end
+
+
+def _others(fields: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """What the front matter says besides title and tags, each item of a list for itself."""
+    for key, value in fields.items():
+        if key not in ("title", "tags"):
+            values = _list(value) if value.startswith("[") and value.endswith("]") else (value,)
+            yield from ((key, one) for one in values if one)
 
 
 def _list(value: str) -> tuple[str, ...]:

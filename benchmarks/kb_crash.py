@@ -1,0 +1,189 @@
+"""Processes that index are stopped in every way, and what they leave is looked at: the long form of tests/kb/test_crash.py.
+
+Each run is killed at a random moment, or at one call of write, pwrite64, fsync, fdatasync, ftruncate, rename or unlink (strace injects
+the signal), or finds a full disk, or has another indexer beside it. Then: `kb verify`, and another run that goes on to the end. A fault is
+a committed document that is not there, a document that is half, a chunk that was embedded again after its commit, an unchanged chunk with
+another id, anything that verify had to repair, or an end that differs from a clean build.
+
+    python -m benchmarks.kb_crash --kills 100
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks import shared
+from tests.kb import crashes
+from tests.kb.crashes import CannotMountError, CannotTraceError, FaultError, History, Indexer, Log, Scene
+
+_MOST_KILLS = 4  # of one knowledge base before it is brought to its end
+_DISK_BYTES = 6 << 20
+
+
+@dataclass
+class Row:
+    """What one kind of stop came to."""
+
+    name: str
+    num_runs: int = 0
+    num_stopped: int = 0
+    faults: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    note: str = ""
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "stopped by": self.name,
+            "runs": self.num_runs,
+            "stopped": self.num_stopped,
+            "faults": len(self.faults),
+            "s": self.seconds,
+            "note": self.note or "; ".join(self.faults[:3]),
+        }
+
+    @contextmanager
+    def looking(self, what: object) -> Iterator[None]:
+        """A fault inside is counted, and what led to it is printed."""
+        try:
+            yield
+        except FaultError as fault:
+            self.faults.append(str(fault)[:300])
+            print(f"{self.name}, {what}: {fault}", flush=True)
+
+
+@dataclass
+class Runs:
+    """What runs are made of: each begins with nothing, or with an earlier state of the folder."""
+
+    scene: Scene
+    indexer: Indexer
+    base: Path
+    from_earlier: bool
+
+    @contextmanager
+    def history(self) -> Iterator[History]:
+        """A knowledge base that is removed afterwards."""
+        try:
+            yield History(self.scene, self.base, from_earlier=self.from_earlier)
+        finally:
+            shutil.rmtree(self.base, ignore_errors=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=100, help="at random moments")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="each N-th of the calls that can be killed at")
+    parser.add_argument("--pairs", type=int, default=20, help="runs with another indexer beside them, for each start")
+    parser.add_argument("--start", choices=("nothing", "earlier", "both"), default="both", help="what each run begins with")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, help="on the disk that is to be written to; a temporary folder if not given")
+    given = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory(dir=given.folder) as name, Indexer() as indexer, Indexer() as other:
+        base, rng = Path(name), random.Random(given.seed)
+        scene = Scene.make(base / "scene")
+        for from_earlier in (False, True) if given.start == "both" else (given.start == "earlier",):
+            steps: dict[str, Callable[[Row, Runs], None]] = {
+                "kill -9 at random": lambda row, runs: kills(row, runs, rng, given.kills if given.start != "both" else given.kills // 2),
+                "kill -9 at a call": lambda row, runs: calls(row, runs, given.every),
+                "full disk": full_disks,
+                "two at once, one killed": lambda row, runs: pairs(row, runs, other, rng, given.pairs),
+            }
+            for what, step in steps.items():
+                row = Row(f"{what}, {'update' if from_earlier else 'first build'}")
+                rows.append(row)
+                started_at = time.perf_counter()
+                step(row, Runs(scene, indexer, base / "runs", from_earlier))
+                row.seconds = time.perf_counter() - started_at
+                print(row.to_dict(), flush=True)
+    shared.report_table("kb_crash", [row.to_dict() for row in rows], seed=given.seed)
+    raise SystemExit(any(row.faults for row in rows))
+
+
+def kills(row: Row, runs: Runs, rng: random.Random, num: int) -> None:
+    """`num` kills at random moments of a run, some knowledge bases several times in a row."""
+    length_s = crashes.length_s(runs.scene, runs.indexer, runs.base, from_earlier=runs.from_earlier)
+    shutil.rmtree(runs.base)
+    while row.num_stopped < num:
+        with row.looking(row.num_runs), runs.history() as history:
+            for _ in range(rng.randint(1, min(_MOST_KILLS, num - row.num_stopped))):
+                row.num_runs += 1
+                row.num_stopped += history.run(runs.indexer, crashes.after(rng.uniform(0, length_s))).was_killed
+            history.finish(runs.indexer)
+
+
+def calls(row: Row, runs: Runs, every: int) -> None:
+    """A kill at each of the calls that a run makes."""
+    runs.base.mkdir()
+    try:
+        counts = crashes.count_syscalls(runs.scene, runs.indexer, runs.base / "counted", from_earlier=runs.from_earlier)
+    except CannotTraceError as error:
+        row.note = f"not done: {error}"
+        return
+    shutil.rmtree(runs.base)
+    row.note = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+    points = [(name, number) for name, count in sorted(counts.items()) for number in range(1, count + 1)]
+    for name, number in points[::every]:
+        with row.looking((name, number)), runs.history() as history:
+            row.num_runs += 1
+            row.num_stopped += history.run(runs.indexer, crashes.at_syscall(name, number)).was_killed
+            history.finish(runs.indexer)
+        if row.num_runs % 50 == 0:
+            print(f"{row.num_runs} of {len(points[::every])} calls, {len(row.faults)} faults", flush=True)
+
+
+def full_disks(row: Row, runs: Runs) -> None:
+    """A run for each amount of space, in steps of 50 kB, until one comes to its end."""
+    disk = runs.base / "disk"
+    try:
+        with crashes.small_disk(disk, _DISK_BYTES):
+            for num_free_bytes in range(0, _DISK_BYTES, 50_000):
+                base, outcome = runs.base / str(num_free_bytes), None
+                with row.looking(num_free_bytes):
+                    row.num_runs += 1
+                    outcome = crashes.stop_by_full_disk(
+                        runs.scene, runs.indexer, base, disk, num_free_bytes, from_earlier=runs.from_earlier
+                    )
+                    row.num_stopped += outcome.status != 0
+                if outcome is not None and outcome.status == 0:
+                    break
+    except CannotMountError as error:
+        row.note = f"not done: {error}"
+    shutil.rmtree(runs.base)
+
+
+def pairs(row: Row, runs: Runs, other: Indexer, rng: random.Random, num: int) -> None:
+    """Two indexers that begin together, one of which is killed at a random moment; the other comes to its end."""
+    indexers = (runs.indexer, other)
+    for _ in range(num):
+        with row.looking(row.num_runs), runs.history() as history:
+            row.num_runs += 1
+            orders = [history.order(), history.order()]
+            for indexer, order in zip(indexers, orders, strict=True):
+                indexer.start(order)
+            for indexer in indexers:
+                indexer.go()
+            time.sleep(rng.uniform(0, 0.5))
+            killed = rng.randrange(2)
+            indexers[killed].kill()
+            outcomes = [indexer.end() for indexer in indexers]
+            row.num_stopped += outcomes[killed].was_killed
+            if outcomes[1 - killed].status:
+                raise FaultError(f"the other one ended with {outcomes[1 - killed]}")
+            logs = [Log.read(Path(order["log"])) for order in orders]
+            if logs[1 - killed].waited and runs.scene.sha256s(logs[killed].num_done).intersection(logs[1 - killed].embedded):
+                raise FaultError("the other one embedded again what was committed")
+            history.look(logs[1 - killed])
+            history.compare()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""How well a search finds what people judged relevant, on a collection in the layout of BEIR.
+
+That is a folder with corpus.jsonl (`_id`, `title`, `text`), queries.jsonl (`_id`, `text`) and qrels.tsv or qrels/test.tsv (query id,
+document id, grade). The collection is cut, embedded and indexed as documents are, once, in a folder of its own under `home`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from localrag.errors import UsageError
+from localrag.kb.chunking import Passage, cut
+from localrag.kb.documents import DocumentRow
+from localrag.kb.readers.base import Reading, Section
+from localrag.kb.rerank import Reranker
+from localrag.kb.retrieve import DEPTH, MODES, Mode, retrieve
+from localrag.kb.store import Store
+from localrag.passages import Hit
+from localrag.tokens import Embedder
+
+MEASURES = ("nDCG@10", "R@10", "R@100", "RR")
+NUM_DOCUMENTS = 100
+"""So many documents are ranked for a question: the deepest that a measure looks."""
+
+_DOCUMENTS_AT_ONCE = 128
+_MAX_CHUNKS = 1000
+
+
+@dataclass(frozen=True)
+class Collection:
+    """The folder of a collection, its questions, and the graded documents of each question that has any."""
+
+    folder: Path
+    queries: Mapping[str, str]
+    qrels: Mapping[str, Mapping[str, int]]
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of the corpus."""
+        with (self.folder / "corpus.jsonl").open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def documents(self) -> Iterator[tuple[str, str, str]]:
+        """(id, title, text) of every document."""
+        for row in _rows(self.folder / "corpus.jsonl"):
+            yield row["_id"], " ".join(str(row.get("title") or "").split()), str(row.get("text") or "")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one way of searching reached: each measure's mean over the questions, and the median time of a question in milliseconds."""
+
+    name: str
+    measures: Mapping[str, float]
+    p50_ms: float
+
+    def to_dict(self) -> dict[str, object]:
+        return {"mode": self.name, **self.measures, "p50_ms": round(self.p50_ms, 2)}
+
+
+def read_collection(folder: Path, *, max_queries: int | None = None) -> Collection:
+    """The collection in a folder; with `max_queries`, so many of its questions, taken at even distances. UsageError if it is none."""
+    queries = {row["_id"]: str(row.get("text") or "") for row in _rows(folder / "queries.jsonl")}
+    file = next((file for file in (folder / "qrels.tsv", folder / "qrels" / "test.tsv") if file.is_file()), folder / "qrels.tsv")
+    qrels: dict[str, dict[str, int]] = {}
+    for number, line in enumerate(_lines(file), start=1):
+        fields = line.split("\t")
+        if number == 1 and not fields[-1].strip().lstrip("-").isdigit():
+            continue  # the names of the columns
+        try:
+            query, document, grade = fields[0], fields[-2], int(fields[-1])
+        except (IndexError, ValueError):
+            raise _broken(file, number, "it is not query id, document id and grade, with tabs between them") from None
+        if query in queries:
+            qrels.setdefault(query, {})[document] = grade
+    if not any(grade > 0 for grades in qrels.values() for grade in grades.values()):
+        raise UsageError(f"{file} names no relevant document for any question of queries.jsonl.", hint="Check that both belong together.")
+    judged = [query for query in queries if query in qrels]
+    step = 1 if max_queries is None else max(1, len(judged) // max_queries)
+    chosen = judged[::step][:max_queries]
+    if not (folder / "corpus.jsonl").is_file():
+        raise _missing(folder / "corpus.jsonl")
+    return Collection(folder, {query: queries[query] for query in chosen}, {query: qrels[query] for query in chosen})
+
+
+def open_index(
+    collection: Collection, embedder: Embedder, home: Path, progress: Callable[[int, int | None], None] = lambda _done, _total: None
+) -> Store:
+    """The indexed collection, from `home` as far as it is there; the rest is added. `progress` hears of documents done, and of how many."""
+    name = f"{collection.sha256[:16]}-{embedder.fingerprint[:16]}"
+    store = Store(home / "eval" / name / "kb.sqlite", create=True)
+    try:
+        known = set(store.documents())
+        done = 0
+        documents = collection.documents()
+        while group := list(islice(documents, _DOCUMENTS_AT_ONCE)):
+            _add(store, [each for each in group if each[0] not in known], embedder)
+            done += len(group)
+            progress(done, None)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def evaluate(
+    collection: Collection,
+    store: Store,
+    embedder: Embedder,
+    *,
+    modes: Sequence[Mode] = MODES,
+    reranker: Reranker | None = None,
+    progress: Callable[[str, int, int], None] = lambda _name, _done, _total: None,
+) -> list[Result]:
+    """Each mode's measures, and with a `reranker` those of "hybrid + rerank". A document counts by the best of its chunks.
+
+    What the rules of relevance keep out counts as not found. Times are those of one question after another, its embedding included,
+    after one that is not counted.
+    """
+    from localrag.kb.vectors import load_index  # noqa: PLC0415  # imports faiss
+
+    index = load_index(store)
+    num_chunks = min(_MAX_CHUNKS, DEPTH * max(1, -(-3 * store.num_chunks // max(1, 2 * store.num_documents))))
+
+    def searching(mode: Mode, reranker: Reranker | None = None) -> Callable[[str], list[Hit]]:
+        return lambda query: retrieve(store, lambda: index, query, embedder, k=num_chunks, mode=mode, reranker=reranker)
+
+    ways = {str(mode): searching(mode) for mode in modes}
+    if reranker is not None:
+        ways["hybrid + rerank"] = searching("hybrid", reranker)
+    results = []
+    for name, way in ways.items():
+        way(next(iter(collection.queries.values())))
+        run: dict[str, dict[str, float]] = {}
+        seconds = []
+        for number, (query_id, query) in enumerate(collection.queries.items(), start=1):
+            started = time.perf_counter()
+            hits = way(query)
+            seconds.append(time.perf_counter() - started)
+            run[query_id] = ranked_documents(hits)
+            progress(name, number, len(collection.queries))
+        results.append(Result(name, measures(collection.qrels, run), 1000 * median(seconds)))
+    return results
+
+
+def ranked_documents(hits: Sequence[Hit]) -> dict[str, float]:
+    """The documents of ranked hits by their best hit, and a score that falls with the rank; NUM_DOCUMENTS at most."""
+    found = list(dict.fromkeys(hit.chunk.source for hit in hits))[:NUM_DOCUMENTS]
+    return {source: 1.0 / rank for rank, source in enumerate(found, start=1)}
+
+
+def measures(qrels: Mapping[str, Mapping[str, int]], run: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Each of MEASURES by its name, the mean over the questions of `qrels`; one that found nothing counts as 0."""
+    import ir_measures  # noqa: PLC0415  # weight
+
+    wanted = [ir_measures.parse_measure(name) for name in MEASURES]
+    sums = dict.fromkeys(MEASURES, 0.0)
+    for metric in ir_measures.iter_calc(wanted, qrels, run):
+        sums[str(metric.measure)] += float(metric.value)
+    return {name: total / len(qrels) for name, total in sums.items()}
+
+
+def gain(results: Sequence[Result]) -> float | None:
+    """How many times the nDCG@10 of the better of keyword and semantic search hybrid search reaches; None if it is not known."""
+    reached = {result.name: result.measures["nDCG@10"] for result in results}
+    alone = max(reached.get("keyword", 0.0), reached.get("semantic", 0.0))
+    return reached["hybrid"] / alone if "hybrid" in reached and alone else None
+
+
+def plot(results: Sequence[Result], file: Path, *, title: str) -> None:
+    """Bars of every measure for every way of searching, as a PNG."""
+    import matplotlib as mpl  # noqa: PLC0415  # weight
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt  # noqa: PLC0415  # weight
+
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    width = 0.8 / len(results)
+    for at, result in enumerate(results):
+        values = [result.measures[name] for name in MEASURES]
+        places = [place + (at - (len(results) - 1) / 2) * width for place in range(len(MEASURES))]
+        bars = axes.bar(places, values, width, label=f"{result.name} ({result.p50_ms:.0f} ms)")
+        axes.bar_label(bars, fmt="%.3f", fontsize=7, padding=2)
+    axes.set_xticks(range(len(MEASURES)), MEASURES)
+    axes.set_ylim(0, 1)
+    axes.set_title(title)
+    axes.legend(loc="upper left", ncols=len(results), fontsize=8, frameon=False)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    try:
+        figure.savefig(file, format="png", dpi=150)
+    finally:
+        plt.close(figure)
+
+
+def _add(store: Store, documents: Sequence[tuple[str, str, str]], embedder: Embedder) -> None:
+    """One transaction for a group of documents."""
+    prepared = [(one, title, text, _passages(title, text, embedder)) for one, title, text in documents]
+    by_sha256 = {passage.sha256: passage.embedded for *_, passages in prepared for passage in passages}
+    if not by_sha256:
+        return
+    vectors = embedder.embed(list(by_sha256.values()))
+    data = {sha256: vector.astype("<f4").tobytes() for sha256, vector in zip(by_sha256, vectors, strict=True)}
+    with store.writing():
+        store.claim_embedder(embedder.fingerprint, embedder.dim)
+        for one, title, text, passages in prepared:
+            if passages:
+                raw = f"{title}\n{text}".encode("utf-8", "surrogatepass")
+                row = DocumentRow(one, one, hashlib.sha256(raw).hexdigest(), len(raw), title)
+                store.put_document(row, passages, data)
+
+
+def _passages(title: str, text: str, embedder: Embedder) -> list[Passage]:
+    """A document without a text is its title."""
+    text = text if text.strip() else title
+    return cut(Reading(text, (Section(0, len(text), title),)), embedder)
+
+
+def _lines(file: Path) -> Iterator[str]:
+    try:
+        with file.open(encoding="utf-8", newline="\n") as lines:
+            for line in lines:
+                if line.strip():
+                    yield line.rstrip("\r\n")
+    except FileNotFoundError:
+        raise _missing(file) from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file} is not UTF-8 text: {error.reason}.") from None
+
+
+def _rows(file: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a JSONL file, each with a text as its `_id`."""
+    for number, line in enumerate(_lines(file), start=1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise _broken(file, number, f"it is not JSON ({str(error)[:100]})") from None
+        if not isinstance(row, dict) or not isinstance(row.get("_id"), str):
+            raise _broken(file, number, 'it is not an object with a text as "_id"')
+        yield row
+
+
+def _missing(file: Path) -> UsageError:
+    return UsageError(
+        f"There is no {file}.", hint="Name a folder in the layout of BEIR: corpus.jsonl, queries.jsonl, and qrels.tsv or qrels/test.tsv."
+    )
+
+
+def _broken(file: Path, number: int, why: str) -> UsageError:
+    return UsageError(f"Line {number} of {file.name} cannot be used: {why}.", hint=f"See {file}.", line=number)

@@ -1,0 +1,289 @@
+"""HTML: what a person sees of a page, with its headings. Only the standard library's tokenizer, which is linear in time."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from itertools import zip_longest
+from typing import NamedTuple
+
+from localrag.kb.readers.base import Reading
+from localrag.kb.readers.draft import Draft, decode_as
+from localrag.kb.readers.html_hidden import is_hidden, style_rules
+from localrag.kb.readers.html_tables import MAX_NESTED, Block, Table
+from localrag.kb.readers.text import decode
+
+MAIN, ARTICLE, FRAME = 1, 2, 4
+"""Zones of a page; FRAME is what stands around its content on every page of a site."""
+
+_BOMS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
+_CHARSET = re.compile(rb"""<(?:meta|\?xml)\b[^>]{0,200}?(?:charset|encoding)\s*=\s*["']?\s*([\w.:-]{2,40})""", re.IGNORECASE)
+_SNIFFED_BYTES = 4096
+
+_UNSEEN = frozenset(
+    """script style template noscript noframes noembed iframe object embed applet svg canvas audio video select datalist button textarea
+    annotation annotation-xml head""".split()  # noqa: SIM905  # a word list reads better as words
+)
+_VOID = frozenset("area base br col embed hr img input link meta param source track wbr".split())  # noqa: SIM905
+_BLOCKS = frozenset(
+    """address article aside blockquote body center dd details dialog div dl dt fieldset figcaption figure footer form h1 h2 h3 h4 h5 h6
+    header hgroup hr html legend li main menu nav ol p pre section summary table tbody td tfoot th thead title tr ul caption""".split()  # noqa: SIM905
+)
+_FRAMES = frozenset({"nav", "aside"})
+_FRAME_ROLES = frozenset({"navigation", "banner", "contentinfo", "complementary", "search", "menu", "menubar", "toolbar"})
+_HEADINGS = {f"h{level}": level for level in range(1, 7)}
+_CLOSED_BY = {  # an open element whose end is implied where one of these begins beside it
+    "li": {"li"}, "dt": {"dt", "dd"}, "dd": {"dt", "dd"}, "tr": {"tr", "td", "th"}, "td": {"td", "th"}, "th": {"td", "th"},
+    "option": {"option"}, "tbody": {"td", "th", "tr", "thead", "tbody"}, "tfoot": {"td", "th", "tr", "thead", "tbody"},
+    **{f"h{level}": {f"h{level}" for level in range(1, 7)} for level in range(1, 7)},
+}  # fmt: skip
+_MAIN_SHARE, _ARTICLE_SHARE = 0.2, 0.5  # of the text outside of frames: less, and the element does not hold the page's content
+_MAX_LIST_DEPTH = 8
+_BREAK = "\0"
+
+
+def read(data: bytes) -> Reading:
+    """A page: its encoding by byte order mark, else as its meta element says, else as `text.decode` finds it."""
+    return extract(_decoded(data))
+
+
+def extract(html: str) -> Reading:
+    """What a person sees of a page: paragraphs, lists, `pre` as it stands, table rows as "Header: value; …".
+
+    Scripts, comments, embedded and hidden things are left out; so are `nav`, `aside`, and the page's own header and footer, and what stands
+    beside a `main` or `article` that holds the content, unless nothing else remains. The text is empty where a person would see none.
+    `title` and `fields` (author, description, date) and `tags` (keywords) are as the page's head says. It may raise UnreadableError
+    for a page whose text would be too large.
+    """
+    page = _Page(html)
+    blocks = _content(page.blocks)
+    draft = Draft()
+    for block, following in zip_longest(blocks, blocks[1:]):
+        if block.level:
+            draft.heading(block.level, block.text.replace("\n", " "))
+        else:
+            draft.write(block.text + ("\n" if block.tight and following and following.tight else "\n\n"))
+    first = next((block.text for block in blocks if block.level == 1), "")
+    title = page.title or page.fields.get("og:title", "") or first
+    fields = [(key, page.fields[key]) for key in ("author", "description", "date") if key in page.fields]
+    tags = page.fields.get("keywords", "").split(",")
+    return draft.reading(title=title, prefix="" if first else None, tags=tags, fields=fields)
+
+
+def _decoded(data: bytes) -> str:
+    if not data.startswith(_BOMS) and (named := _CHARSET.search(data[:_SNIFFED_BYTES])):
+        encoding = named[1].decode("ascii")
+        # A page whose meta element can be read as ASCII is not in UTF-16, whatever it says.
+        if not encoding.lower().startswith(("utf-16", "utf-32")) and (text := decode_as(data, encoding)) is not None:
+            return text
+    return decode(data, known=True)
+
+
+def _content(blocks: list[Block]) -> list[Block]:
+    """The blocks that are the page's own: those outside of frames, in `main` or `article` where one holds enough of the text."""
+    own = [block for block in blocks if not block.zone & FRAME]
+    total = sum(len(block.text) for block in own)
+    if not total:
+        return blocks
+    for zone, share in ((MAIN, _MAIN_SHARE), (ARTICLE, _ARTICLE_SHARE)):
+        inner = [block for block in own if block.zone & zone]
+        if sum(len(block.text) for block in inner) > share * total:
+            return inner
+    return own
+
+
+class _Open(NamedTuple):
+    """An open element, and what holds inside it."""
+
+    tag: str
+    unseen: bool
+    zone: int
+    pre: bool
+
+
+@dataclass(slots=True)
+class _List:
+    ordered: bool
+    number: int = 0
+
+
+class _Page(HTMLParser):
+    """One pass over a page. Every step takes constant time on average, however deep the page is nested."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.blocks: list[Block] = []
+        self.title = ""
+        self.fields: dict[str, str] = {}
+        self._stack = [_Open("", False, 0, False)]
+        self._num_open: Counter[str] = Counter()
+        self._rules = style_rules(html)
+        self._words: list[str] = []
+        self._level = 0
+        self._marker = ""
+        self._lists: list[_List] = []
+        self._tables: list[Table] = []
+        # An empty comment at the end closes whatever is left open, so that the tokenizer looks for no end twice.
+        self.feed(html.replace("\0", "") + "<!---->")
+        self.close()
+        self._flush()
+        while len(self._stack) > 1:
+            self._pop()
+
+    def parse_html_declaration(self, i: int) -> int:
+        """The base class gives up on `<![if …]>`; here it is a comment, as in a browser."""
+        if self.rawdata.startswith("<![", i):
+            end = self.rawdata.find(">", i)
+            return end + 1 if end >= 0 else -1
+        return super().parse_html_declaration(i)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in _VOID:
+            self.handle_endtag(tag)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in _VOID:
+            self._void(tag, attrs)
+            return
+        self._close_implied(tag)
+        above = self._stack[-1]
+        given = {name: value or "" for name, value in attrs}
+        if tag in _BLOCKS:
+            self._flush()
+        unseen = above.unseen or tag in _UNSEEN or (tag not in ("html", "body") and is_hidden(tag, given, self._rules))
+        self._stack.append(_Open(tag, unseen, above.zone | self._zone(tag, given, above.zone), above.pre or tag == "pre"))
+        self._num_open[tag] += 1
+        if not unseen:
+            self._begin(tag, given)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "p" and not self._num_open["p"]:
+            self._flush()
+        if not self._num_open[tag]:
+            return
+        if tag in _BLOCKS:
+            self._flush()
+        while self._pop() != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        top = self._stack[-1]
+        if top.tag == "title" and not self.title and not any(self._num_open[tag] for tag in ("svg", "body")):
+            self.title = data
+        elif not top.unseen and top.tag != "title":
+            self._words.append(data)
+
+    def _void(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "br":
+            self._words.append("\n" if self._stack[-1].pre else _BREAK)
+        elif tag == "hr":
+            self._flush()
+        elif tag == "meta":
+            given = {name: value or "" for name, value in attrs}
+            name = (given.get("name") or given.get("property") or "").lower()
+            name = "date" if name in ("article:published_time", "dcterms.date", "dc.date", "dcterms.created") else name
+            name = "author" if name in ("article:author", "dc.creator", "dcterms.creator") else name
+            if name in ("author", "description", "keywords", "date", "og:title"):
+                self.fields.setdefault(name, given.get("content", ""))
+
+    def _zone(self, tag: str, given: dict[str, str], above: int) -> int:
+        role = given.get("role", "").lower()
+        if tag == "main" or role == "main":
+            return MAIN
+        if tag == "article":
+            return ARTICLE
+        own_header = tag in ("header", "footer") and not above & (MAIN | ARTICLE)  # an article's header holds its heading
+        return FRAME if tag in _FRAMES or own_header or role in _FRAME_ROLES else 0
+
+    def _close_implied(self, tag: str) -> None:
+        if self._num_open["p"] and self._stack[-1].tag == "p" and tag in _BLOCKS:
+            self.handle_endtag("p")
+        if self._stack[-1].tag == "head" and tag not in ("title", "style", "script", "noscript", "template", "object"):
+            self._pop()
+        while tag in _CLOSED_BY and self._stack[-1].tag in _CLOSED_BY[tag]:
+            self._flush()
+            self._pop()
+
+    def _begin(self, tag: str, given: dict[str, str]) -> None:
+        if tag in _HEADINGS:
+            self._level = _HEADINGS[tag]
+            for table in self._tables:
+                table.layout = True
+        elif tag in ("ul", "ol", "menu"):
+            start = given.get("start", "")
+            self._lists.append(_List(tag == "ol", int(start) - 1 if re.fullmatch(r"\d{1,6}", start) else 0))
+        elif tag == "li":
+            self._marker = self._list_marker()
+        elif tag == "table" and len(self._tables) < MAX_NESTED:
+            for table in self._tables:
+                table.layout = True
+            self._tables.append(Table(len(self.blocks), given.get("role") in ("presentation", "none")))
+        elif self._tables and self._num_open["table"] <= MAX_NESTED:
+            table = self._tables[-1]
+            if tag == "tr":
+                table.begin_row()
+            elif tag in ("td", "th"):
+                table.begin_cell(len(self.blocks), given, is_header=tag == "th" or bool(self._num_open["thead"]))
+
+    def _pop(self) -> str:
+        """Closes the innermost element. The text before its end must have been flushed if the element is a block."""
+        tag, unseen, _, pre = self._stack.pop()
+        self._num_open[tag] -= 1
+        if pre and not self._stack[-1].pre:
+            self._flush(pre=True)
+        if unseen:
+            return tag
+        if tag in _BLOCKS:
+            self._flush()
+        if tag in ("ul", "ol", "menu") and self._lists:
+            self._lists.pop()
+        elif tag in ("td", "th") and self._tables:
+            self._tables[-1].end_cell(len(self.blocks))
+        elif tag == "table" and self._num_open["table"] < len(self._tables):
+            self._end_table()
+        elif tag in _HEADINGS:
+            self._level = 0
+        elif tag == "li":
+            self._marker = ""
+        return tag
+
+    def _end_table(self) -> None:
+        table = self._tables.pop()
+        table.end_cell(len(self.blocks))
+        if not table.layout:
+            self.blocks[table.start :] = table.laid_out(self.blocks[table.start :])
+
+    def _list_marker(self) -> str:
+        if not self._lists:
+            return "- "
+        innermost = self._lists[-1]
+        innermost.number += 1
+        return f"{innermost.number}. " if innermost.ordered else "- "
+
+    def _flush(self, *, pre: bool = False) -> None:
+        """Ends a block."""
+        if not self._words:
+            return
+        top = self._stack[-1]
+        if top.pre and not pre:  # a block inside of `pre` is a line
+            if not self._words[-1].endswith("\n"):
+                self._words.append("\n")
+            return
+        text = "".join(self._words)
+        self._words.clear()
+        if pre:
+            text = "\n".join(line.rstrip() for line in text.replace(_BREAK, "\n").split("\n")).strip("\n")
+        else:
+            text = "\n".join(" ".join(line.split()) for line in text.split(_BREAK)).strip("\n")
+        if not text:
+            return
+        if self._level:
+            text = text.rstrip(" ¶")  # the mark that links to a heading
+        elif self._lists and not pre:
+            indent = "  " * min(len(self._lists) - 1, _MAX_LIST_DEPTH)
+            text = indent + (self._marker or "  ") + text
+            self._marker = ""
+        self.blocks.append(Block(text, top.zone, self._level, tight=bool(self._lists)))

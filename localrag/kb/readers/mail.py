@@ -1,0 +1,175 @@
+"""E-mail: single messages (.eml) and mailboxes (.mbox)."""
+
+from __future__ import annotations
+
+import email.policy
+import re
+from collections.abc import Iterator
+from email.message import EmailMessage
+from email.parser import BytesParser
+from email.utils import parseaddr, parsedate_to_datetime
+from itertools import zip_longest
+
+from localrag.kb.readers import html
+from localrag.kb.readers.base import Reading, UnreadableError
+from localrag.kb.readers.draft import Draft, decode_as, one_line
+from localrag.kb.readers.text import decode
+
+MAX_DEPTH = 8
+"""Messages attached to messages; what is deeper is named and not read."""
+
+_BORDER = re.compile(rb"(?:\A|(?<=\n\n)|(?<=\r\n\r\n))From [^\n]*\n(?=[!-9;-~]{1,100}:)")  # before a line that is a header
+_QUOTED_BORDER = re.compile(rb"(?m)^>(?=>{0,9}From )")
+_TOO_DEEP = "nested too deep"
+_MAX_HEADER_CHARS = 2000  # the standard library's header parser takes time with the square of the length
+_TEXTS = frozenset({"text/plain", "text/csv", "text/markdown", "text/html", "text/x-rst", "text/tab-separated-values"})
+
+
+def read(data: bytes) -> Reading:
+    """A message (or a mailbox, which begins with a "From " line): a section under its subject.
+
+    Its text is the plain text, else what a person sees of the HTML; attachments are named, and read if they are text. `fields` are its
+    author (its sender's name), from, to, date (ISO 8601) and subject.
+    """
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    if data.startswith(b"From "):
+        return read_mbox(data)
+    return _single(data)
+
+
+def read_mbox(data: bytes) -> Reading:
+    """A mailbox: each message is a section and a place. A mailbox of one message is read as that message."""
+    raw = list(_messages(data))
+    if not raw:
+        raise UnreadableError("it is not a mailbox (no message in it)")
+    if len(raw) == 1:
+        return _single(raw[0])
+    draft = Draft()
+    for number, each in enumerate(raw, start=1):
+        draft.place("message", number)
+        try:
+            _write(draft, _parsed(each))
+        except RecursionError:
+            draft.write(f"(The parts of this message are {_TOO_DEEP}.)\n\n")
+    return draft.reading()
+
+
+def _single(data: bytes) -> Reading:
+    draft = Draft()
+    try:
+        message = _parsed(data)
+        _write(draft, message)
+    except RecursionError:
+        raise UnreadableError(f"its parts are {_TOO_DEEP}") from None
+    if not message.keys():
+        raise UnreadableError("it is not an e-mail (no headers)")
+    return draft.reading(title=_header(message, "subject"), prefix="", fields=_fields(message))
+
+
+def _messages(data: bytes) -> Iterator[bytes]:
+    borders = list(_BORDER.finditer(data))
+    for border, following in zip_longest(borders, borders[1:]):
+        yield _QUOTED_BORDER.sub(b"", data[border.end() : following.start() if following else len(data)])
+
+
+class _Policy(email.policy.EmailPolicy):
+    """The standard library's own policy for modern mail, without its weaknesses: long headers are cut, and broken ones are text."""
+
+    def header_source_parse(self, sourcelines: list[str]) -> tuple[str, str]:
+        name, value = super().header_source_parse(sourcelines)
+        return name, value[:_MAX_HEADER_CHARS]
+
+    def header_fetch_parse(self, name: str, value: str) -> str:
+        try:
+            return str(super().header_fetch_parse(name, value))
+        except Exception:  # noqa: BLE001  # the header parser has raised most kinds of errors on broken headers
+            return one_line(value)
+
+
+_POLICY = _Policy()
+
+
+def _parsed(raw: bytes) -> EmailMessage:
+    message = BytesParser(EmailMessage, policy=_POLICY).parsebytes(raw)
+    assert isinstance(message, EmailMessage)
+    return message
+
+
+def _write(draft: Draft, message: EmailMessage, depth: int = 1) -> None:
+    draft.heading(depth, one_line(_header(message, "subject")))
+    shown = [(name, _header(message, name)) for name in ("From", "To", "Cc")] + [("Date", _date(message))]
+    draft.write("".join(f"{name}: {one_line(value)}\n" for name, value in shown if value) + "\n")
+    attached: list[tuple[str, EmailMessage]] = []
+    for part in _leaves(message):
+        name, kind = one_line(part.get_filename() or ""), part.get_content_type()
+        is_body = kind in ("text/plain", "text/html") or kind.startswith("multipart/")  # parts that have no borders are one text
+        if name or part.get_content_disposition() == "attachment" or not is_body:
+            attached.append((name, part))
+        elif text := _text(part).strip():
+            draft.write(text + "\n\n")
+    for name, part in attached:
+        _write_attachment(draft, name, part, depth)
+
+
+def _write_attachment(draft: Draft, name: str, part: EmailMessage, depth: int) -> None:
+    kind = part.get_content_type()
+    inner = part.get_payload() if kind == "message/rfc822" else None
+    if isinstance(inner, list) and inner and isinstance(inner[0], EmailMessage) and depth < MAX_DEPTH:
+        _write(draft, inner[0], depth + 1)
+        return
+    draft.write(f"Attachment: {name or 'without a name'} ({kind})\n")
+    text = _text(part).strip() if kind in _TEXTS or kind.startswith("text/x-") else ""
+    draft.write(text + "\n\n" if text else "\n")
+
+
+def _leaves(message: EmailMessage) -> Iterator[EmailMessage]:
+    """The parts that are not made of parts, in order; of alternatives the plain text, else the HTML."""
+    kind = message.get_content_type()
+    parts = [part for part in message.get_payload() if isinstance(part, EmailMessage)] if message.is_multipart() else []
+    if not parts or kind == "message/rfc822":
+        yield message
+    elif kind == "multipart/alternative":
+        leaves = [leaf for part in parts for leaf in _leaves(part)]
+        bodies = [leaf for leaf in leaves if leaf.get_content_type() in ("text/plain", "text/html") and not leaf.get_filename()]
+        best = min((leaf for leaf in bodies if _text(leaf).strip()), key=lambda leaf: leaf.get_content_type() != "text/plain", default=None)
+        yield from (leaf for leaf in leaves if leaf is best or leaf not in bodies)
+    else:
+        for part in parts:
+            yield from _leaves(part)
+
+
+def _text(part: EmailMessage) -> str:
+    """The text of a part; of HTML, what a person sees. Empty where its bytes are no text."""
+    try:
+        data = part.get_payload(decode=True)
+        if not isinstance(data, bytes):
+            return ""
+        text = decode_as(data, part.get_content_charset() or "utf-8")
+        if text is None:
+            text = decode(data, known=True)
+    except (UnreadableError, ValueError, LookupError, TypeError, AttributeError):  # bytes that are no text, and broken headers
+        return ""
+    return html.extract(text).text if part.get_content_type() == "text/html" else text
+
+
+def _header(message: EmailMessage, name: str) -> str:
+    return str(message.get(name, ""))
+
+
+def _date(message: EmailMessage) -> str:
+    written = _header(message, "date")
+    try:
+        return parsedate_to_datetime(written).isoformat()
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return written
+
+
+def _fields(message: EmailMessage) -> list[tuple[str, str]]:
+    sender = _header(message, "from")
+    return [
+        ("author", next((part for part in parseaddr(sender) if part), "")),
+        ("from", sender),
+        ("to", _header(message, "to")),
+        ("date", _date(message)),
+        ("subject", _header(message, "subject")),
+    ]

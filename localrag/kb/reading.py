@@ -1,0 +1,201 @@
+"""Files are read in a child process: one that hangs its reader, eats all memory or kills it costs that file, not this process.
+
+Readers bound themselves where they can; the limits here are for what they do not see coming. The child's side is reading_worker.py.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Self
+
+from localrag.errors import KnowledgeBaseError
+from localrag.kb.readers.base import Place, Reading, Section, UnreadableError
+from localrag.kb.reading_process import ReadingProcess
+from localrag.kb.reading_worker import MEMORY_EXIT
+
+CPU_LIMIT_S = 30.0
+WALL_LIMIT_S = 120.0  # a busy machine may take that long over the computing allowed; where no limit of it can be set, this is the limit
+MEMORY_LIMIT_BYTES = 1 << 30
+MAX_TEXT_CHARS = 20 << 20  # "MB" in what is said of it
+START_LIMIT_S = 60.0
+WORKER = Path(__file__).with_name("reading_worker.py")
+_UNUSABLE = "its reader gave no usable answer"
+
+
+class Readers:
+    """The readers of `localrag.kb.readers`, in a child process that is started with the first file and again after each death.
+
+        with Readers() as readers:
+            reading = readers.read("guide/heat.pdf", data)
+
+    Memory is what the child grows by; the limit of it holds on Linux, that of CPU time wherever there are such limits, and that of
+    seconds on the clock everywhere. `worker` is the child's program. For one thread at a time.
+    """
+
+    def __init__(
+        self,
+        *,
+        cpu_limit_s: float = CPU_LIMIT_S,
+        wall_limit_s: float = WALL_LIMIT_S,
+        memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
+        max_text_chars: int = MAX_TEXT_CHARS,
+        worker: Path = WORKER,
+    ) -> None:
+        self.cpu_limit_s = cpu_limit_s
+        self.wall_limit_s = wall_limit_s
+        self.memory_limit_bytes = memory_limit_bytes
+        self.max_text_chars = max_text_chars
+        self._worker = worker
+        self._child: ReadingProcess | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the child; None while there is none."""
+        return None if self._child is None else self._child.process.pid
+
+    def close(self) -> None:
+        """Ends the child. Reading another file starts a new one."""
+        if self._child is not None:
+            self._child.stop()
+            self._child = None
+
+    def read(self, name: str, data: bytes) -> Reading:
+        """The text of a file whose name is `name` and whose bytes are `data`.
+
+        UnreadableError says why there is none, or which limit was passed. What happens to a file does not depend on the files before
+        it: where a child that has read others dies, a fresh one tries again. KnowledgeBaseError if no child can be started.
+        """
+        is_used = self._child is not None
+        try:
+            return self._read_once(name, data)
+        except _DeathError as death:
+            if not (is_used and death.may_be_others):
+                raise UnreadableError(str(death), lasts=death.lasts) from None
+        try:
+            return self._read_once(name, data)
+        except _DeathError as death:
+            raise UnreadableError(str(death), lasts=death.lasts) from None
+
+    def _read_once(self, name: str, data: bytes) -> Reading:
+        if self._child is None:
+            self._child = self._started()
+        child = self._child
+        try:
+            header, text = child.ask({"name": name, "cpu_s": self.cpu_limit_s}, data, self.wall_limit_s, 4 * self.max_text_chars)
+            reading = None if "error" in header else _reading(header, text.decode())
+        except EOFError:
+            death = self._death(child)
+            self.close()
+            raise death from None
+        except (ValueError, TypeError, KeyError, IndexError, RecursionError):
+            self.close()
+            raise _DeathError(_UNUSABLE, may_be_others=True) from None
+        except BaseException:  # interrupted: its answer would be taken for the next one
+            self.close()
+            raise
+        if header.get("ends"):
+            self.close()
+        if reading is None:
+            raise UnreadableError(_line(str(header["error"])), lasts=header.get("lasts") is True)
+        return reading
+
+    def _started(self) -> ReadingProcess:
+        child = ReadingProcess(self._worker, [str(self.memory_limit_bytes), str(self.max_text_chars)])
+        reason = "it ended"
+        try:
+            header, _ = child.receive(START_LIMIT_S, 0)
+            if header.get("ready") is True:
+                return child
+            reason = _line(str(header.get("error")))
+        except EOFError:
+            reason = f"no sign of life within {START_LIMIT_S:g} s" if child.clock.expired else reason
+        except (ValueError, RecursionError):
+            reason = "it does not speak as it should"
+        except BaseException:
+            child.stop()
+            raise
+        child.stop()
+        raise KnowledgeBaseError(f"The process that reads files did not start: {reason}.", hint="Install localrag again.")
+
+    def _death(self, child: ReadingProcess) -> _DeathError:
+        """Why there was no answer."""
+        code = child.exit_code()
+        if child.clock.expired:
+            return _DeathError(f"reading it took more than {self.wall_limit_s:g} s")
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"{-code}"
+        if name == "SIGXCPU":
+            return _DeathError(f"reading it took more than {self.cpu_limit_s:g} s of CPU time", lasts=True)
+        if code == MEMORY_EXIT:
+            return _DeathError(f"reading it took more than {_size(self.memory_limit_bytes)} of memory", may_be_others=True, lasts=True)
+        return _DeathError(f"its reader died ({f'signal {name}' if code < 0 else f'exit code {code}'})", may_be_others=True)
+
+
+class _DeathError(Exception):
+    """The child is gone. `may_be_others`: an earlier file can be what it died of. `lasts`: it would again."""
+
+    def __init__(self, reason: str, *, may_be_others: bool = False, lasts: bool = False) -> None:
+        super().__init__(reason)
+        self.may_be_others = may_be_others
+        self.lasts = lasts
+
+
+def _reading(header: dict[str, object], text: str) -> Reading:
+    """A Reading from an answer; ValueError, TypeError, KeyError or IndexError where it does not hold together."""
+    headings, kinds = _texts(header["headings"]), _texts(header["kinds"])
+    sections = [Section(start, end, headings[heading], body) for start, end, heading, body in _groups(header["sections"], 4)]
+    places = [Place(start, kinds[kind], number) for start, kind, number in _groups(header["places"], 3)]
+    at = 0
+    for section in sections:
+        if not (at <= section.start <= section.end <= len(text) and (section.body == 0 or section.start <= section.body <= section.end)):
+            raise ValueError(_UNUSABLE)
+        at = section.end
+    starts = [place.start for place in places]
+    if starts != sorted(starts) or max(starts, default=0) > len(text):
+        raise ValueError(_UNUSABLE)
+    language = header["language"]
+    fields = [_texts(pair) for pair in _list(header["fields"])]
+    return Reading(
+        text,
+        tuple(sections),
+        title=str(header["title"]),
+        tags=_texts(header["tags"]),
+        markdown=header["markdown"] is True,
+        language=None if language is None else str(language),
+        places=tuple(places),
+        own_lines=header["own_lines"] is True,
+        fields=tuple((key, value) for key, value in fields),
+    )
+
+
+def _list(value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise TypeError(_UNUSABLE)
+    return value
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(map(str, _list(value)))
+
+
+def _groups(value: object, size: int) -> list[tuple[int, ...]]:
+    """Whole numbers from 0 on, in groups of `size`."""
+    numbers = [number for number in _list(value) if isinstance(number, int) and number >= 0]
+    if len(numbers) != len(_list(value)) or len(numbers) % size:
+        raise ValueError(_UNUSABLE)
+    return list(zip(*[iter(numbers)] * size, strict=True))
+
+
+def _line(text: str) -> str:
+    """`text` as one line without control characters, fit to stand after a file's name."""
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())[:300] or _UNUSABLE
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 30):g} GB" if num_bytes >= 1 << 30 else f"{num_bytes / (1 << 20):.0f} MB"

@@ -1,0 +1,174 @@
+"""The child process in which files are read, started by reading.py as
+
+    python -I -S reading_worker.py MEMORY_LIMIT_BYTES MAX_TEXT_CHARS PATH...      (PATH: where Python looks for modules)
+
+A message is two lengths, a JSON object and bytes. It sends `{"ready": true}` once, then answers each request on standard input,
+`{"name": file name, "cpu_s": seconds}` with the file's bytes, either by `{"error": reason, "lasts": boolean}` or by what a Reading is
+made of, with its text as UTF-8. It ends with its standard input, where a limit ends it, and, saying `"ends": true`, when files have left
+it large. The parent keeps the clock and kills it; the limits set here hold even when the parent is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import struct
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from localrag.kb.readers import Reading
+
+LENGTHS = struct.Struct("!IQ")
+MEMORY_EXIT = 77  # the exit code that says that memory was short: an answer would need some
+MAX_HEADER_BYTES = 64 << 20
+GROWN_BYTES = 300 << 20
+MAX_REASON_CHARS = 300
+STATM = Path("/proc/self/statm")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def receive(pipe: IO[bytes]) -> tuple[dict[str, object], bytes] | None:
+    """The next message; None at the end."""
+    lengths = pipe.read(LENGTHS.size)
+    if len(lengths) < LENGTHS.size:
+        return None
+    num_header, num_data = LENGTHS.unpack(lengths)
+    header = json.loads(pipe.read(num_header))
+    return header, pipe.read(num_data)
+
+
+def send(pipe: IO[bytes], header: Mapping[str, object], data: bytes = b"") -> None:
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    if len(encoded) > MAX_HEADER_BYTES:
+        encoded, data = json.dumps({"error": f"its headings and parts take more than {MAX_HEADER_BYTES >> 20} MB"}).encode(), b""
+    pipe.write(LENGTHS.pack(len(encoded), len(data)))
+    pipe.write(encoded)
+    pipe.write(data)
+    pipe.flush()
+
+
+def answer(name: str, data: bytes, max_chars: int) -> tuple[dict[str, object], bytes]:
+    """The answer to a request. What a file leads to is an answer, not an end; but MemoryError passes."""
+    from localrag.kb.readers import UnreadableError, read  # noqa: PLC0415  # the path to it is set by main
+
+    lasts = True
+    try:
+        reading = read(name, data)
+        if len(reading.text) > max_chars:
+            raise UnreadableError(f"its text is longer than {max_chars / (1 << 20):.3g} MB")  # noqa: TRY301  # one way out for all reasons
+        return describe(reading), _SURROGATE.sub("\ufffd", reading.text).encode()
+    except UnreadableError as error:
+        reason, lasts = str(error), error.lasts
+    except RecursionError:
+        reason = "it is nested too deeply"
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001  # whatever a library raises for a damaged file
+        reason = f"its reader failed: {type(error).__name__}: {error}"
+        lasts = not isinstance(error, ImportError)
+    return {"error": reason[:MAX_REASON_CHARS], "lasts": lasts}, b""
+
+
+def describe(reading: Reading) -> dict[str, object]:
+    """A Reading without its text. Headings and kinds of places, which repeat, are told by their numbers in a list of them."""
+    headings: dict[str, int] = {}
+    kinds: dict[str, int] = {}
+    sections: list[int] = []
+    for section in reading.sections:
+        sections += (section.start, section.end, headings.setdefault(section.heading, len(headings)), section.body)
+    places: list[int] = []
+    for place in reading.places:
+        places += (place.start, kinds.setdefault(place.kind, len(kinds)), place.number)
+    return {
+        "headings": [_SURROGATE.sub("\ufffd", heading) for heading in headings],
+        "sections": sections,
+        "kinds": list(kinds),
+        "places": places,
+        "title": _SURROGATE.sub("\ufffd", reading.title),
+        "tags": [_SURROGATE.sub("\ufffd", tag) for tag in reading.tags],
+        "markdown": reading.markdown,
+        "language": reading.language,
+        "own_lines": reading.own_lines,
+        "fields": [[_SURROGATE.sub("\ufffd", part) for part in field] for field in reading.fields],
+    }
+
+
+def limit_self(memory_bytes: int) -> None:
+    """Lets this process grow by `memory_bytes`, and write or start nothing."""
+    if sys.platform == "win32":  # there the parent's clock is the only limit
+        return
+    import resource  # noqa: PLC0415  # not on Windows
+
+    limits = [(resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_NPROC, 0)]
+    if size := size_bytes():
+        limits.append((resource.RLIMIT_AS, size + memory_bytes))
+    for name, limit in limits:
+        with contextlib.suppress(ValueError, OSError):  # a lower limit is in force already
+            resource.setrlimit(name, (limit, limit))
+
+
+def limit_cpu(more_s: float) -> None:
+    """Ends this process after `more_s` seconds of computing from now on."""
+    if sys.platform == "win32":
+        return
+    import resource  # noqa: PLC0415  # not on Windows
+
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    seconds = math.ceil(usage.ru_utime + usage.ru_stime + more_s)
+    with contextlib.suppress(ValueError, OSError):
+        # The soft limit sends SIGXCPU, which says what happened; the hard one stays, for it could not be raised for the next file.
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds if hard == resource.RLIM_INFINITY else min(seconds, hard), hard))
+
+
+def size_bytes() -> int:
+    """The address space of this process; 0 where that is not to be had cheaply."""
+    try:
+        return int(STATM.read_bytes().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def own_pipes() -> tuple[IO[bytes], IO[bytes]]:
+    """Standard input and output for messages alone: whatever a library prints or reads goes nowhere."""
+    pipes = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nowhere, 0)
+    os.dup2(nowhere, 1)
+    return pipes
+
+
+def main() -> None:
+    requests, answers = own_pipes()
+    memory_bytes, max_chars = int(sys.argv[1]), int(sys.argv[2])
+    sys.path.extend(sys.argv[3:])
+    try:
+        import localrag.kb.readers  # noqa: F401, PLC0415  # the path to it is set above; the first file shall not pay for it
+    except Exception as error:  # noqa: BLE001  # the parent says it
+        send(answers, {"error": f"{type(error).__name__}: {error}"})
+        return
+    send(answers, {"ready": True})
+    limit_self(memory_bytes)
+    most_bytes = size_bytes() + min(GROWN_BYTES, memory_bytes // 3)
+    try:
+        while message := receive(requests):
+            request, data = message
+            limit_cpu(float(str(request["cpu_s"])))
+            header, text = answer(str(request["name"]), data, max_chars)
+            ends = size_bytes() > most_bytes
+            send(answers, {**header, "ends": ends}, text)
+            if ends:
+                return
+            message = data = text = header = None  # type: ignore[assignment]  # the next file has all the room
+    except MemoryError:
+        os._exit(MEMORY_EXIT)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""A knowledge base as one file, to keep or to take along: a zip with the database and a manifest that has the sha256 of it.
+
+What comes back in is validated before it gets a name here: nothing of a file from outside is believed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import sqlite3
+import time
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+from localrag.errors import KnowledgeBaseError
+from localrag.kb.failures import explained, make_folder
+from localrag.kb.schema import MIGRATIONS, migrate
+from localrag.kb.store import Store
+from localrag.kb.verify import bad_chunks
+
+_MANIFEST, _DATABASE = "manifest.json", "kb.sqlite"
+_FORMAT, _VERSION = "localrag knowledge base", 1
+_MAX_MANIFEST_BYTES = 64 * 1024
+_MAX_RATIO = 100  # what is packed more tightly is a bomb: text and its index pack to a third, vectors hardly at all
+_PIECE_BYTES = 1 << 20
+_IMPORTING = ".importing-"
+_STALE_S = 24 * 3600.0
+
+
+def export_to(store: Store, name: str, file: Path) -> dict[str, object]:
+    """Writes a knowledge base into `file`, in place of what is there, and gives its manifest. Others may write to it meanwhile."""
+    temporary, copy = (file.with_name(f".{file.name}.{secrets.token_hex(8)}.{kind}") for kind in ("tmp", "sqlite"))
+    try:
+        with _disk_errors(file):
+            store.copy_to(copy)
+            with closing(sqlite3.connect(copy, isolation_level=None)) as db:
+                db.execute("PRAGMA journal_mode = DELETE")  # all of it in one file
+            member: dict[str, object] = {"sha256": _sha256(copy), "num_bytes": copy.stat().st_size}
+            manifest: dict[str, object] = {"format": _FORMAT, "version": _VERSION, "name": name, "members": {_DATABASE: member}}
+            with temporary.open("xb") as out:
+                with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as packed:
+                    packed.writestr(_MANIFEST, json.dumps(manifest, indent=1))
+                    packed.write(copy, _DATABASE)
+                out.flush()
+                os.fsync(out.fileno())
+            temporary.replace(file)
+    finally:
+        copy.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
+    return manifest
+
+
+def read_name(file: Path) -> str:
+    """The name that a knowledge base had where it was exported."""
+    with _opened(file) as packed:
+        return str(_manifest(file, packed).get("name", ""))
+
+
+def import_from(file: Path, kb_dir: Path, name: str) -> None:
+    """Unpacks a file into `kb_dir/name`, which must not be there: all of it, or nothing. KnowledgeBaseError says what is wrong with it."""
+    make_folder(kb_dir)
+    _remove_stale(kb_dir)
+    folder = kb_dir / f"{_IMPORTING}{secrets.token_hex(8)}"
+    try:
+        with _disk_errors(kb_dir):
+            folder.mkdir()
+            _unpack(file, folder / _DATABASE)
+            _check_database(file, folder / _DATABASE)
+            _sync(folder)
+            if (kb_dir / name).exists():
+                raise KnowledgeBaseError(
+                    f"There is a knowledge base {name!r} already.", hint="Choose another name (--name), or remove that one.", kb=name
+                )
+            folder.rename(kb_dir / name)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _unpack(file: Path, target: Path) -> None:
+    with _opened(file) as packed:
+        members = _manifest(file, packed).get("members")
+        member = members.get(_DATABASE) if isinstance(members, dict) else None
+        if not isinstance(member, dict) or not isinstance(num_bytes := member.get("num_bytes"), int):
+            raise _refused(file, "its manifest is not one of localrag")
+        info = packed.getinfo(_DATABASE)
+        if info.file_size != num_bytes or num_bytes > _MAX_RATIO * max(1, info.compress_size):
+            raise _refused(file, "its size is not what it says, or it is packed too tightly")
+        if num_bytes > shutil.disk_usage(target.parent).free:
+            raise KnowledgeBaseError(
+                f"It needs {num_bytes / 1e6:.0f} MB, which are not free on the disk.", hint="Free some space.", num_bytes=num_bytes
+            )
+        digest, left = hashlib.sha256(), num_bytes
+        with packed.open(info) as source, target.open("xb") as out:
+            while piece := source.read(_PIECE_BYTES):
+                left -= len(piece)
+                if left < 0:
+                    raise _refused(file, "it is longer than it says")
+                digest.update(piece)
+                out.write(piece)
+            out.flush()
+            os.fsync(out.fileno())
+        if left or digest.hexdigest() != member.get("sha256"):
+            raise _refused(file, "its contents are not what was exported")
+
+
+def _check_database(file: Path, database: Path) -> None:
+    """That it is what localrag makes, and holds together; its full text is made anew, whatever was in it."""
+    try:
+        with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            db.execute("PRAGMA trusted_schema = OFF")
+            (found,) = db.execute("PRAGMA user_version").fetchone()
+            if not 1 <= found <= len(MIGRATIONS) or _schema(db) != _expected_schema(found):
+                raise _refused(file, f"its tables are not those of localrag (schema {found})")
+        with closing(Store(database)) as store:
+            problems = store.problems()
+            if not problems:
+                with store.writing(moves_on=False):
+                    for name in store.full_texts:
+                        store.rebuild_full_text(name)
+                problems = [reason for _, reason in bad_chunks(store)]
+            if problems:
+                raise _refused(file, problems[0])
+    except sqlite3.Error as error:
+        raise _refused(file, str(error)) from error
+
+
+def _schema(db: sqlite3.Connection) -> set[tuple[str, str, str]]:
+    """Every table, index, view and trigger but those that full text and SQLite make for themselves."""
+    rows = db.execute("SELECT type, name, coalesce(sql, '') FROM sqlite_master").fetchall()
+    own = tuple(f"{name}_" for name in Store.full_texts)
+    return {
+        (kind, name, " ".join(sql.split()))
+        for kind, name, sql in rows
+        if not name.startswith(("sqlite_", *own)) or kind not in {"table", "index"}
+    }
+
+
+def _expected_schema(version: int) -> set[tuple[str, str, str]]:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+        migrate(db, MIGRATIONS[:version])
+        return _schema(db)
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[zipfile.ZipFile]:
+    """A zip with exactly the two members, each once; whatever is wrong with it is one error."""
+    try:
+        with zipfile.ZipFile(file) as packed:
+            if sorted(packed.namelist()) != sorted((_MANIFEST, _DATABASE)):
+                raise _refused(file, "it is not one that localrag exported")
+            yield packed
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, ValueError) as error:
+        raise _refused(file, f"it is not one that localrag exported ({error})") from error
+
+
+def _manifest(file: Path, packed: zipfile.ZipFile) -> dict[str, object]:
+    with packed.open(_MANIFEST) as source:
+        data = source.read(_MAX_MANIFEST_BYTES + 1)
+    if len(data) > _MAX_MANIFEST_BYTES:
+        raise _refused(file, "its manifest is too long")
+    try:
+        manifest = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise _refused(file, "its manifest is no JSON") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
+        raise _refused(file, "it is not one that localrag exported")
+    if manifest.get("version") != _VERSION:
+        raise _refused(file, f"it is of version {manifest.get('version')!r}, and this localrag knows version {_VERSION}")
+    return manifest
+
+
+def _refused(file: Path, reason: str) -> KnowledgeBaseError:
+    return KnowledgeBaseError(f"{file} cannot be imported: {reason}.", hint="Export it again (localrag kb export), and copy it whole.")
+
+
+@contextmanager
+def _disk_errors(place: Path) -> Iterator[None]:
+    try:
+        with explained(place):
+            yield
+    except OSError as error:
+        raise KnowledgeBaseError(
+            f"{error.filename or place}: {error.strerror or error}.",
+            hint="Check the path and its permissions, and that the disk is not full.",
+        ) from error
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as source:
+        return hashlib.file_digest(source, "sha256").hexdigest()
+
+
+def _sync(folder: Path) -> None:
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _remove_stale(kb_dir: Path) -> None:
+    """What imports that were killed left behind."""
+    for leftover in kb_dir.glob(f"{_IMPORTING}*"):
+        with suppress(OSError):
+            if leftover.stat().st_mtime < time.time() - _STALE_S:
+                shutil.rmtree(leftover, ignore_errors=True)

@@ -1,0 +1,60 @@
+"""One indexer at a time for each knowledge base, so that none does the work of another again."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from localrag.errors import KnowledgeBaseError
+from localrag.kb.failures import make_folder
+from localrag.locking import try_lock
+
+_FILE = "index.lock"
+_LOOK_AGAIN_S = 0.05
+
+
+@contextmanager
+def taken(folder: Path, *, wait_s: float, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
+    """The turn to write to the knowledge base in `folder`, which is made if need be; a killed holder gives it back.
+
+    `on_wait` is called once if another process has it. KnowledgeBaseError if it still has it after `wait_s` seconds.
+    """
+    end = time.monotonic() + wait_s
+    while (handle := _try(folder)) is None:
+        if time.monotonic() >= end:
+            raise KnowledgeBaseError(
+                f"Another localrag is indexing into knowledge base {folder.name!r}.",
+                hint="Wait for that one to end, then run the same command again.",
+                kb=folder.name,
+            )
+        if on_wait is not None:
+            on_wait()
+            on_wait = None
+        time.sleep(_LOOK_AGAIN_S)
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def _try(folder: Path) -> int | None:
+    make_folder(folder)
+    path = folder / _FILE
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
+    except FileNotFoundError:  # the folder was removed just now
+        return None
+    except OSError as error:
+        raise KnowledgeBaseError(
+            f"Cannot write to the folder {folder}: {error.strerror or error}.", hint="Check its permissions, and that the disk is not full."
+        ) from error
+    try:
+        if try_lock(handle) and os.path.samestat(os.fstat(handle), path.stat()):  # not of a folder that was removed meanwhile
+            return handle
+    except FileNotFoundError:
+        pass
+    os.close(handle)
+    return None

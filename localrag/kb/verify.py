@@ -1,0 +1,114 @@
+"""Whether a knowledge base is whole: its file, what is derived from it, and how it compares with the documents on disk.
+
+What is derived (full text, files of vectors) is made again where it is wrong. Chunks that are not what was written are taken out, and
+their documents are read again by the next `localrag index`. Documents that changed since are reported, and are no fault.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from os.path import lexists
+
+from localrag.kb.readers import UnreadableError
+from localrag.kb.schema import embedded_sha256
+from localrag.kb.truth import AnyStore
+from localrag.kb.walk import is_unchanged, read_file
+
+_AT_ONCE = 1000
+_MAX_LENGTH_ERROR = 1e-3  # of a vector's length, which is 1: float32 of a thousand dimensions is within 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What was looked at, and what was found. `problems` are what could not be repaired; `changed` and `missing` are sources."""
+
+    num_documents: int
+    num_chunks: int
+    problems: tuple[str, ...]
+    repaired: tuple[str, ...]
+    changed: tuple[str, ...]
+    missing: tuple[str, ...]
+
+    @property
+    def is_sound(self) -> bool:
+        return not self.problems
+
+    def to_dict(self) -> dict[str, object]:
+        """Fit for JSON."""
+        return {"sound": self.is_sound, **asdict(self)}
+
+
+def verify(store: AnyStore) -> Verified:
+    """Checks all of a store and repairs what it can. Nobody else may write to it meanwhile."""
+    repaired = [f"{name} was made again" for name in store.full_texts if _rebuilt(store, name)]
+    problems = store.problems()
+    if problems:  # what reads on would only repeat it
+        return Verified(0, 0, tuple(problems), tuple(repaired), (), ())
+    bad = dict(bad_chunks(store))
+    if bad:
+        with store.writing():
+            sources = store.drop_chunks(list(bad))
+        repaired += [f"{reason}: {num} chunks were taken out" for reason, num in _counted(bad)]
+        repaired += [f"{source} is read again by the next: localrag index" for source in sources]
+    repaired += [f"{problem}; it was removed and is made again when it is needed" for problem in store.index_problems()]
+    with store.reading():
+        changed, missing = _against_files(store)
+        return Verified(store.num_documents, store.num_chunks, (), tuple(repaired), changed, missing)
+
+
+def bad_chunks(store: AnyStore) -> Iterator[tuple[int, str]]:
+    """(chunk id, what is wrong) of every chunk whose text or vector is not what was written."""
+    import numpy as np  # noqa: PLC0415  # heavy
+
+    dim = store.embedder[1] if store.embedder else 0
+    rows = store.all_rows()
+    while batch := list(islice(rows, _AT_ONCE)):
+        whole = []
+        for chunk_id, heading, text, sha256, vector in batch:
+            if embedded_sha256(heading, text) != sha256:
+                yield chunk_id, "text that is not what was embedded"
+            elif not isinstance(vector, bytes) or len(vector) != 4 * dim:
+                yield chunk_id, "no vector, or one of another size"
+            else:
+                whole.append((chunk_id, vector))
+        lengths = np.linalg.norm(np.frombuffer(b"".join(vector for _, vector in whole), dtype="<f4").reshape(len(whole), dim), axis=1)
+        with np.errstate(invalid="ignore"):
+            wrong = ~(np.abs(lengths - 1) <= _MAX_LENGTH_ERROR)  # also what is not a number
+        yield from ((whole[at][0], "a vector that is not of length 1") for at in np.flatnonzero(wrong))
+
+
+def _rebuilt(store: AnyStore, name: str) -> bool:
+    """Whether a full text did not say what the chunks say, and was made again."""
+    if store.full_text_is_sound(name):
+        return False
+    with store.writing(moves_on=False):
+        store.rebuild_full_text(name)
+    return True
+
+
+def _against_files(store: AnyStore) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The sources whose files are not what is stored, and those whose files are gone."""
+    documents = store.documents()
+    changed, missing = [], []
+    for source, path in store.source_paths():
+        known = documents[path]
+        if not lexists(path):
+            missing.append(source)
+        elif not is_unchanged(path, known.num_bytes, known.mtime_ns) and _sha256(path) != known.sha256:
+            changed.append(source)
+    return tuple(changed), tuple(missing)
+
+
+def _sha256(path: str) -> str:
+    try:
+        return hashlib.sha256(read_file(path).data).hexdigest()
+    except (OSError, UnreadableError):
+        return ""
+
+
+def _counted(bad: dict[int, str]) -> list[tuple[str, int]]:
+    reasons = list(bad.values())
+    return [(reason, reasons.count(reason)) for reason in dict.fromkeys(reasons)]

@@ -1,0 +1,92 @@
+import numpy as np
+import pytest
+
+from localrag.engine.convert import convert
+from localrag.engine.embed import BATCH_TEXTS, LlamaEmbedder
+from localrag.engine.embed_context import EmbeddingContext
+from localrag.engine.llama import LlamaModel
+from localrag.errors import EngineError, KnowledgeBaseError, ModelFileError
+from tests.bert_folders import HIDDEN, POSITIONS, write_folder
+from tests.gguf_files import write_model, write_vocab
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("embedder")
+    convert(write_folder(folder / "tiny"), folder / "tiny.gguf")
+    return folder / "tiny.gguf"
+
+
+@pytest.fixture
+def embedder(file):
+    embedder = LlamaEmbedder(file, is_trusted=True)
+    yield embedder
+    embedder.close()
+
+
+def test_a_file_by_itself(embedder):
+    assert (embedder.dim, embedder.max_tokens, len(embedder.fingerprint)) == (HIDDEN, POSITIONS - 2, 64)
+    assert [embedder.count(text) for text in ("", "hot", "hot bed", "Hot bedding")] == [0, 1, 2, 4]  # hot bed ##d ##ing
+    assert embedder.input_ids("hot [SEP]")[-2:] != [3, 3]  # special strings in a text are text
+
+
+def test_vectors_do_not_depend_on_their_batch(embedder):
+    texts = [f"hot bed {'a ' * (index % 50)}{index}" for index in range(3 * BATCH_TEXTS)]
+    together = embedder.embed(texts)
+    assert together.dtype == np.float32
+    assert together.shape == (len(texts), HIDDEN)
+    np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1, atol=1e-6)
+    alone = np.concatenate([embedder.embed([text]) for text in texts])
+    assert (together * alone).sum(axis=1).min() > 0.9999
+    assert len(np.unique(together.round(4), axis=0)) == len(texts)
+    assert embedder.embed([]).shape == (0, HIDDEN)
+
+
+def test_a_text_over_the_limit_is_an_error_with_its_numbers(embedder):
+    embedder.embed(["a " * embedder.max_tokens])
+    with pytest.raises(KnowledgeBaseError) as caught:
+        embedder.embed(["hot", "a " * (embedder.max_tokens + 1)])
+    assert caught.value.numbers == {"num_tokens": embedder.max_tokens + 1, "limit_tokens": embedder.max_tokens}
+
+
+def test_after_close_is_an_error(file):
+    embedder = LlamaEmbedder(file, is_trusted=True)
+    embedder.close()
+    embedder.close()
+    with pytest.raises(EngineError, match="closed"):
+        embedder.embed(["hot"])
+
+
+def test_the_trial_passes_it_once(file, tmp_path):
+    LlamaEmbedder(file, home=tmp_path).close()
+    assert "whole" in (tmp_path / "trials.json").read_text()
+
+
+def test_a_file_that_is_no_embedder(tmp_path):
+    with pytest.raises(ModelFileError, match="vocabulary"):
+        LlamaEmbedder(write_vocab(tmp_path / "vocab.gguf"), home=tmp_path)
+    with pytest.raises(ModelFileError, match="no embedder"):
+        LlamaEmbedder(write_model(tmp_path / "model.gguf"), home=tmp_path)
+
+
+def test_a_language_model_that_says_how_it_pools(tmp_path):
+    path = write_model(tmp_path / "model.gguf", changes={"llama.pooling_type": 3})
+    embedder = LlamaEmbedder(path, home=tmp_path)
+    texts = ["one text", "another text that is longer"]
+    together, alone = embedder.embed(texts), np.concatenate([embedder.embed([text]) for text in texts])
+    assert (together * alone).sum(axis=1).min() > 0.9999
+    embedder.close()
+
+
+def test_batches_that_llama_cpp_would_abort_on(file):
+    model = LlamaModel(file)
+    with pytest.raises(EngineError, match="bounds"):
+        EmbeddingContext(model, batch_tokens=202, num_sequences=32, num_threads=1)
+    context = EmbeddingContext(model, batch_tokens=64, num_sequences=2, num_threads=1)
+    out = np.empty((3, HIDDEN), np.float32)
+    for texts in ([], [[]], [[2, 3], []], [[2] * 65], [[2]] * 3, [[2, 10**6]], [[-1]]):
+        with pytest.raises(EngineError):
+            context.embed(texts, out)
+    context.embed([[2, 3]], out)
+    context.close()
+    model.close()

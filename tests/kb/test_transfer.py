@@ -1,0 +1,127 @@
+import hashlib
+import json
+import sqlite3
+import zipfile
+from contextlib import closing
+
+import pytest
+
+from localrag.errors import KnowledgeBaseError
+from localrag.kb import KnowledgeBase, import_kb, list_kbs
+from tests.kb.support import chunk_ids, contents, problems
+
+
+@pytest.fixture
+def exported(kb, tmp_path):
+    kb.export(tmp_path / "notes.kb")
+    return tmp_path / "notes.kb"
+
+
+def _repack(file, change_database=None, **changes):
+    """The same file, with another database or manifest."""
+    with zipfile.ZipFile(file) as packed:
+        manifest, data = json.loads(packed.read("manifest.json")), packed.read("kb.sqlite")
+    if change_database:
+        raw = file.with_name("raw.sqlite")
+        raw.write_bytes(data)
+        with closing(sqlite3.connect(raw, isolation_level=None)) as db:
+            db.executescript(change_database)
+        data = raw.read_bytes()
+        manifest["members"]["kb.sqlite"] = {"sha256": hashlib.sha256(data).hexdigest(), "num_bytes": len(data)}
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("manifest.json", json.dumps(manifest | changes))
+        packed.writestr("kb.sqlite", data)
+
+
+def test_there_and_back(kb, kb_dir, exported, embedder, tmp_path):
+    assert import_kb(kb_dir, exported, "again") == "again"
+    assert import_kb(tmp_path / "elsewhere", exported) == "notes"
+    with KnowledgeBase.open(kb_dir, "again") as other:
+        assert contents(other) == contents(kb)
+        assert chunk_ids(other) == chunk_ids(kb)
+        assert problems(other.path) == []
+        assert other.retrieve("zebra1x1", embedder)[0].chunk.source == "notes/note-001.md"
+        assert other.verify().repaired == ()
+    assert list_kbs(kb_dir) == ["again", "notes"]
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_one_that_is_there_stays(kb, kb_dir, exported):
+    before = contents(kb)
+    with pytest.raises(KnowledgeBaseError, match="already") as caught:
+        import_kb(kb_dir, exported)
+    assert "--name" in caught.value.hint
+    assert contents(kb) == before
+    assert [entry.name for entry in kb_dir.iterdir()] == ["notes"]
+
+
+def test_every_damaged_byte_is_found(kb_dir, exported, tmp_path):
+    data = exported.read_bytes()
+    for at in range(7, len(data), len(data) // 40):
+        exported.write_bytes(data[:at] + bytes([data[at] ^ 0x41]) + data[at + 1 :])
+        try:
+            import_kb(tmp_path / "new", exported, f"n{at}")
+        except KnowledgeBaseError:
+            continue
+        with KnowledgeBase.open(tmp_path / "new", f"n{at}") as got, KnowledgeBase.open(kb_dir, "notes") as kb:
+            assert contents(got) == contents(kb)  # a byte that says nothing, such as a time
+    exported.write_bytes(data[: len(data) // 2])
+    with pytest.raises(KnowledgeBaseError, match="cannot be imported"):
+        import_kb(tmp_path / "new", exported, "half")
+    assert "half" not in list_kbs(tmp_path / "new")
+
+
+@pytest.mark.parametrize(
+    ("statement", "reason"),
+    [
+        ("CREATE TRIGGER evil AFTER INSERT ON state BEGIN SELECT 1; END", "not those of localrag"),
+        ("CREATE TABLE more (x)", "not those of localrag"),
+        ("PRAGMA user_version = 99", "schema 99"),
+        ("PRAGMA user_version = 0", "schema 0"),
+        ("UPDATE vectors SET vector = x'00' WHERE chunk_id = 2", "vector"),
+        ("UPDATE chunks SET text = 'lies' WHERE id = 3", "not what was embedded"),
+        ("DELETE FROM documents WHERE id = 1", "not there"),  # foreign keys are off here
+    ],
+)
+def test_a_foreign_database_is_refused(kb_dir, exported, statement, reason):
+    _repack(exported, statement)
+    with pytest.raises(KnowledgeBaseError, match=reason):
+        import_kb(kb_dir, exported, "foreign")
+    assert [entry.name for entry in kb_dir.iterdir()] == ["notes"]
+
+
+@pytest.mark.parametrize("changes", [{"format": "x"}, {"version": 2}, {"members": []}, {"members": {"kb.sqlite": {}}}])
+def test_a_foreign_manifest_is_refused(kb_dir, exported, changes):
+    _repack(exported, **changes)
+    with pytest.raises(KnowledgeBaseError, match="cannot be imported"):
+        import_kb(kb_dir, exported, "foreign")
+
+
+def test_a_bomb_is_refused_before_it_is_unpacked(kb_dir, tmp_path):
+    file = tmp_path / "bomb.kb"
+    member = {"sha256": "0" * 64, "num_bytes": 50_000_000}
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("manifest.json", json.dumps({"format": "localrag knowledge base", "version": 1, "members": {"kb.sqlite": member}}))
+        with packed.open("kb.sqlite", "w") as out:
+            for _ in range(50):
+                out.write(b"\0" * 1_000_000)
+    with pytest.raises(KnowledgeBaseError, match="packed too tightly"):
+        import_kb(kb_dir, file, "bomb")
+    assert list(kb_dir.iterdir()) == []
+
+
+@pytest.mark.parametrize("names", [["kb.sqlite"], ["manifest.json", "kb.sqlite", "../evil"], ["manifest.json", "kb.sqlite", "kb.sqlite"]])
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_other_members_are_refused(kb_dir, tmp_path, names):
+    file = tmp_path / "x.kb"
+    with zipfile.ZipFile(file, "w") as packed:
+        for name in names:
+            packed.writestr(name, b"{}")
+    with pytest.raises(KnowledgeBaseError, match="not one that localrag exported"):
+        import_kb(kb_dir, file, "x")
+
+
+def test_a_name_that_cannot_be_is_refused(kb_dir, exported):
+    _repack(exported, name="../../evil")
+    with pytest.raises(KnowledgeBaseError, match="cannot be the name"):
+        import_kb(kb_dir, exported)

@@ -1,0 +1,80 @@
+import os
+import sqlite3
+from contextlib import closing
+
+from localrag.kb import KnowledgeBase
+from tests.kb.support import contents, problems
+
+
+def _change(kb, *statements):
+    with closing(sqlite3.connect(kb.path, isolation_level=None)) as db:
+        for statement in statements:
+            db.execute(statement)
+
+
+def test_a_whole_one_is_sound(kb, embedder):
+    kb.retrieve("zebra", embedder)
+    found = kb.verify()
+    assert (found.is_sound, found.num_documents, found.num_chunks) == (True, 4, 12)
+    assert (found.problems, found.repaired, found.changed, found.missing) == ((), (), (), ())
+    assert found.to_dict()["sound"] is True
+
+
+def test_documents_that_changed_are_reported_and_no_fault(kb, notes):
+    (notes / "note-000.md").write_text("changed")
+    (notes / "note-001.md").unlink()
+    os.utime(notes / "note-002.md")
+    found = kb.verify()
+    assert (found.is_sound, found.changed, found.missing) == (True, ("notes/note-000.md",), ("notes/note-001.md",))
+
+
+def test_full_text_that_says_something_else_is_made_again(kb):
+    _change(kb, "INSERT INTO chunks_fts (chunks_fts) VALUES ('delete-all')")
+    assert not kb.retrieve("zebra1x1", None, mode="keyword")
+    assert kb.verify().repaired == ("chunks_fts was made again",)
+    assert kb.retrieve("zebra1x1", None, mode="keyword")
+    assert kb.verify().repaired == ()
+
+
+def test_a_file_of_vectors_that_is_damaged_is_removed(kb, embedder):
+    kb.retrieve("zebra", embedder)
+    (file,) = kb.path.parent.glob("vec-*")
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    (repaired,) = kb.verify().repaired
+    assert file.name in repaired
+    assert kb.retrieve("zebra1x1", embedder)
+
+
+def test_chunks_that_are_not_what_was_written_are_made_again(kb, kb_dir, notes, embedder):
+    before = contents(kb)
+    _change(
+        kb,
+        "DELETE FROM vectors WHERE chunk_id = 1",
+        "UPDATE vectors SET vector = zeroblob(length(vector)) WHERE chunk_id = 5",
+        "UPDATE chunks SET text = 'other' WHERE id = 9",
+    )
+    found = kb.verify()
+    assert found.is_sound
+    assert found.num_chunks == 9
+    assert {line.split()[0] for line in found.repaired if "read again" in line} == {f"notes/note-00{at}.md" for at in range(3)}
+    result = kb.ingest([notes], embedder)
+    assert (result.updated, result.unchanged, result.num_embedded) == (3, 1, 3)
+    assert contents(kb) == before
+    assert problems(kb.path) == []
+
+
+def test_a_page_that_is_damaged_is_a_problem(kb, kb_dir):
+    kb.close()
+    with closing(sqlite3.connect(kb.path)) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        (root,) = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'vectors'").fetchone()
+        (size,) = db.execute("PRAGMA page_size").fetchone()
+    data = bytearray(kb.path.read_bytes())
+    data[(root - 1) * size : root * size] = b"\xff" * size
+    kb.path.write_bytes(data)
+    with KnowledgeBase.open(kb_dir, "notes") as damaged:
+        found = damaged.verify()
+    assert not found.is_sound
+    assert found.problems
