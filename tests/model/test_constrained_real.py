@@ -81,7 +81,7 @@ def test_tokens_are_those_of_a_full_pass_and_cost_little(engine: Engine):
     sampler = LlamaSampler(SamplingParams(json_schema=PERSON), model)
     plain = LlamaSampler(SamplingParams(), model)
     plain_us, us, full_us, tokens = [], [], [], []
-    runner.truncate(0, 0)
+    runner.cut(0, 0)
     runner.decode([(token, i, 0, i == len(ids) - 1) for i, token in enumerate(ids)])
     index, constrained = len(ids) - 1, sampler._constrained
     for position in range(len(ids), len(ids) + 120):
@@ -101,7 +101,7 @@ def test_tokens_are_those_of_a_full_pass_and_cost_little(engine: Engine):
         tokens.append(token)
         runner.decode([(token, position, 0, True)])
         index = 0
-    runner.truncate(0, 0)
+    runner.cut(0, 0)
     text = b"".join(engine.tokenizer.piece(token) for token in tokens).decode()
     assert is_valid(json.loads(text), PERSON)
     for name, each in (("plain greedy", plain_us), ("constrained", us), ("full pass", full_us)):
