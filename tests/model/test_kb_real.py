@@ -104,13 +104,13 @@ def test_it_needs_no_network_and_shows_no_progress(embedder):
 def test_all_that_matches_is_read_in_passes_of_real_notes(handbook, embedder, model_path):
     """In a small window: each pass keeps within it, each fact is of a passage of its pass, and what is cited was supplied."""
     with open_model(model_path, name="default") as engine:
-        session = Session(engine, knowledge_bases=[handbook], embedder=embedder, n_ctx=1100)
+        session = Session(engine, knowledge_bases=[handbook], embedder=embedder, n_ctx=700)
         where = Where.parse(["source=*/nylon.md"])
         answer = ask_all(session, "How is nylon dried?", sampling=SamplingParams(max_tokens=24), where=where)
     coverage = answer.to_dict()["coverage"]
     matching = {hit.label for hit in session.retrieve("How is nylon dried?", top_k=100, where=where)}
     assert coverage["chunks_read"] == len(matching) > 1
     assert len(coverage["passes"]) >= 2
-    assert all(each["prompt_tokens"] + each["completion_tokens"] <= 1100 for each in coverage["passes"])
+    assert all(each["prompt_tokens"] + each["completion_tokens"] <= 700 for each in coverage["passes"])
     assert {hit.label for hit in answer.hits} <= matching
     assert sum(entry.used for entry in answer.ledger.entries if entry.name != "answer") == answer.prompt_tokens
