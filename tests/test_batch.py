@@ -9,7 +9,7 @@ from localrag.engine.echo import open_echo
 from localrag.errors import InterruptedRunError, LocalragError, UsageError
 from localrag.journal import Journal
 from localrag.kb import KnowledgeBase
-from localrag.session import Request, Session
+from localrag.session import Request, Session, finding
 from localrag.session.batch import WINDOW_REQUESTS
 from tests import identities, material
 from tests.kb.hash_embedder import HashEmbedder
@@ -73,7 +73,9 @@ def test_a_batch_equals_single_asks_whatever_its_order_and_width(knowledge_base)
                 assert len(found) == len(wanted)
                 assert {known: essence(outcome) for known, outcome in found} == expected
                 assert engine.is_idle
-            offered = {each.id: [hit.label for hit in session._hits(each.question, each.options)] for each in wanted if each.question}
+            offered = {
+                each.id: [hit.label for hit in finding.offered(session, each.question, each.options)] for each in wanted if each.question
+            }
         for known, outcome in found:
             if isinstance(outcome, LocalragError):
                 num_errors += 1

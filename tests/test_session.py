@@ -13,7 +13,8 @@ from localrag.engine.engine import FIRST_COUNT_ERROR
 from localrag.engine.memory import Situation, plan
 from localrag.errors import BudgetExceededError
 from localrag.kb import KnowledgeBase
-from localrag.session import Session
+from localrag.session import Session, finding
+from localrag.session.finding import MIN_DEPTH
 from tests import identities, material
 from tests.kb.hash_embedder import HashEmbedder
 
@@ -63,7 +64,7 @@ def test_a_thousand_random_asks_keep_every_promise(knowledge_bases, capsys):
                 refused += 1
                 assert error.numbers["needed"] > session.slot.n_ctx
                 continue
-            identities.check(answer.to_dict(), [hit.label for hit in session._hits(question, options)])
+            identities.check(answer.to_dict(), [hit.label for hit in finding.offered(session, question, options)])
             evaluated = engine.context.runner.num_evaluated_tokens - (evaluated if engine.context.runner is runner else 0)
             assert evaluated == answer.prompt_tokens - answer.cached_tokens + answer.completion_tokens - 1
             asked += 1
@@ -87,6 +88,22 @@ def test_labels_name_the_knowledge_base_where_there_are_several(knowledge_bases)
         labels = [hit.label for hit in both.retrieve(material.WORDS[0], top_k=20)]
         assert {label.partition("/")[0] for label in labels} == {"KB#mixed", "KB#other"}
         assert len(set(labels)) == len(labels)
+
+
+def test_as_many_passages_are_offered_as_the_window_may_hold(tmp_path):
+    (tmp_path / "notes").mkdir()
+    for number in range(300):
+        (tmp_path / "notes" / f"{number}.md").write_text(f"Nozzle {number} is heated to {number * 7} degrees.\n")
+    with KnowledgeBase.open(tmp_path / "kb", "nozzles", create=True) as kb, open_echo() as engine:
+        kb.ingest([tmp_path / "notes"], HashEmbedder())
+        sessions = [Session(engine, knowledge_bases=[kb], embedder=HashEmbedder(), n_ctx=n_ctx) for n_ctx in (1024, 8192)]
+        small, large = (session.ask("Which nozzle is heated?", top_k="fit", sampling=SamplingParams(max_tokens=20)) for session in sessions)
+    for answer in (small, large):
+        identities.check(answer.to_dict(), [hit.label for hit in answer.offered])
+    assert len(small.offered) == MIN_DEPTH
+    assert 0 < len(small.hits) < MIN_DEPTH, "what does not fit is left out, and named in the ledger"
+    assert len(large.offered) > MIN_DEPTH
+    assert len(large.hits) > len(small.hits)
 
 
 def test_nothing_relevant_is_said_by_an_empty_evidence_list(knowledge_bases):

@@ -13,6 +13,7 @@ from typing import Any, Self
 from localrag.decoding import SamplingParams
 from localrag.errors import UsageError
 from localrag.session import Options, Request
+from localrag.session.finding import MAX_DEPTH
 from localrag.settings import MAX_TEXT_BYTES
 
 Id = str | int
@@ -20,9 +21,15 @@ Id = str | int
 MAX_ID_CHARS = 1000
 _PIECE_BYTES = 1024 * 1024
 _SAMPLING = {"max_tokens": (int,), "seed": (int,), "temperature": (int, float)}
-_OPTIONS = {"system": (str,), "top_k": (int,), "context_ratio": (int, float)}
+_OPTIONS = {"system": (str,), "top_k": (int, str), "context_ratio": (int, float)}
 _KINDS: dict[str, tuple[type, ...]] = {"id": (str, int), "question": (str,), **_SAMPLING, **_OPTIONS}
-_SAID = {(str,): "a text", (int,): "a whole number", (int, float): "a number", (str, int): "a text or a whole number"}
+_SAID = {
+    (str,): "a text",
+    (int,): "a whole number",
+    (int, float): "a number",
+    (str, int): "a text or a whole number",
+    (int, str): "a whole number or fit",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +115,9 @@ def _request(known: Id, row: Mapping[str, Any], sampling: SamplingParams, option
             raise UsageError(f"{key} is {_SAID[kinds]}, not {json.dumps(value)[:80]}.")
     if "question" not in row:
         raise UsageError("it has no question.")
-    if not 1 <= row.get("top_k", 1) <= 1000:
-        raise UsageError(f"top_k is {row['top_k']}, but must be 1 to 1000.")
+    top_k = row.get("top_k", "fit")
+    if top_k != "fit" and not (isinstance(top_k, int) and 1 <= top_k <= MAX_DEPTH):
+        raise UsageError(f"top_k is {json.dumps(top_k)[:80]}, but must be 1 to {MAX_DEPTH}, or fit.")
     if not 0 <= row.get("context_ratio", 0) <= 1:
         raise UsageError(f"context_ratio is {row['context_ratio']}, but must be 0 to 1.")
     return Request(

@@ -15,7 +15,6 @@ from localrag.passages import Hit
 from localrag.session import Answer, Prepared, evidence, supplied
 
 if TYPE_CHECKING:
-    from localrag.kb import IngestResult
     from localrag.tokens import Tokenizer
 
 Explain = Literal["", "ledger", "full"]
@@ -222,14 +221,3 @@ def hits(found: Sequence[Hit], *, as_json: bool) -> None:
     if not found:
         note("Nothing relevant was found.")
     views.passages(found)
-
-
-def indexed(name: str, result: IngestResult, *, as_json: bool) -> None:
-    """What indexing did, every skipped file with its reason."""
-    if as_json:
-        emit({"kb": name, **result.to_dict()})
-        return
-    for source, reason in result.skipped:
-        note(f"skipped {safe(source)}: {reason}")
-    changes = ", ".join(f"{getattr(result, word)} {word}" for word in ("added", "updated", "unchanged", "removed"))
-    click.echo(f"{name}: {changes}, {len(result.skipped)} skipped; {result.num_chunks} chunks, {result.num_embedded} of them new")

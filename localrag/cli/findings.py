@@ -221,8 +221,9 @@ def _model_facts(catalog: Catalog, spec: ModelSpec, plans: dict[str, MemoryPlan]
 
 def _embedder_facts(catalog: Catalog, spec: ModelSpec, settings: Settings) -> dict[str, object]:
     """Where it is, and what embeds a question in its place."""
-    from localrag.engine.query_path import query_path  # noqa: PLC0415  # weight
+    from localrag.engine.query_path import OF_GGUF, query_path  # noqa: PLC0415  # weight
     from localrag.session import open_embedder  # noqa: PLC0415  # weight
 
     path = catalog.locate(spec)
-    return {"path": str(path), "size_bytes": _size(path)["bytes"], "questions": query_path(open_embedder(settings, spec.name), settings)}
+    questions = OF_GGUF if path.is_file() else query_path(open_embedder(settings, spec.name), settings)  # a file would be loaded
+    return {"path": str(path), "size_bytes": _size(path)["bytes"], "questions": questions}

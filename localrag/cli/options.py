@@ -17,7 +17,8 @@ from localrag.cli.files import read_source
 from localrag.kb.filters import Where
 from localrag.messages import Attachment
 from localrag.prompt import ANSWER_BASIS
-from localrag.session import DEFAULT_TOP_K, Options, Session
+from localrag.session import DEFAULT_TOP_K, Options, Session, TopK
+from localrag.session.finding import MAX_DEPTH
 from localrag.settings import MAX_TEXT_BYTES, Settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -109,12 +110,21 @@ class Asking(TypedDict):
     max_tokens: int
     system: str | None
     attached: tuple[Path, ...]
-    top_k: int
+    top_k: TopK
     where: Where
     context_ratio: float | None
     overflow: tuple[tuple[Overflow, str | None], ...]
     max_seconds: float | None
     weigh: bool
+
+
+class Depth(click.ParamType[TopK]):
+    """A number of passages, or `fit`."""
+
+    name = "depth"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> TopK:  # noqa: ANN401  # click's signature
+        return "fit" if value == "fit" else click.IntRange(1, MAX_DEPTH).convert(value, param, ctx)
 
 
 class Strategy(click.ParamType[tuple[Overflow, str | None]]):
@@ -200,7 +210,12 @@ _ASKING = (
         help="The longest answer, in tokens.",
     ),
     click.option(
-        "--top-k", type=click.IntRange(1, 1000), default=DEFAULT_TOP_K, show_default=True, metavar="N", help="Passages to retrieve."
+        "--top-k",
+        type=Depth(),
+        default=DEFAULT_TOP_K,
+        show_default=True,
+        metavar="N",
+        help="Passages to retrieve; fit: as many as the window may hold.",
     ),
     where_option,
     click.option(

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from localrag.engine import embed_trial, gguf, threads
+from localrag.engine import gguf, threads, trial
 from localrag.engine.embed_context import EmbeddingContext
 from localrag.engine.llama import LlamaModel
 from localrag.errors import EngineError, KnowledgeBaseError, ModelFileError, UsageError
@@ -51,7 +51,7 @@ class LlamaEmbedder:
         if info.is_vocab_only:
             raise ModelFileError(f"{path.name} holds a vocabulary and no weights.", hint="Use the GGUF file of an embedding model.")
         if not is_trusted:
-            embed_trial.ensure_safe(path, home=home, sha256=sha256)
+            trial.ensure_safe(path, home=home, sha256=sha256, embeds=True)
         self._lock = threading.Lock()
         self._governor = threads.ThreadGovernor()
         self._context: EmbeddingContext | None = None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from localrag.engine.library import begin_log, complaint
-from localrag.engine.llama import MAX_SEQUENCES, LlamaModel
+from localrag.engine.llama import MAX_SEQUENCES, Abort, LlamaModel
 from localrag.errors import EngineError, ModelFileError
 
 if TYPE_CHECKING:
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 POOLINGS = {1: "mean", 2: "cls", 3: "last"}
 """How the vectors of a text's tokens become one, by llama.cpp's numbers. 4 ranks texts, which makes no vector."""
-_ABORTED = 2
 
 
 class EmbeddingContext:
@@ -61,9 +60,7 @@ class EmbeddingContext:
         self.memory = lib.llama_get_memory(self.handle)  # an encoder has none
         self.dim = int(lib.llama_model_n_embd_out(model.handle))
         self._batch = lib.llama_batch_init(batch_tokens, 0, 1)
-        self._interrupted = False
-        self._abort = lib.ggml_abort_callback(self._should_abort)
-        lib.llama_set_abort_callback(self.handle, self._abort, None)
+        self._abort = Abort(lib, self.handle)
 
     def set_threads(self, num_threads: int) -> None:
         self.lib.llama_set_n_threads(self.handle, max(1, num_threads), max(1, num_threads))
@@ -78,9 +75,7 @@ class EmbeddingContext:
         begin_log()
         evaluate = self.lib.llama_decode if self.memory else self.lib.llama_encode
         code = evaluate(self.handle, self._batch)
-        interrupted, self._interrupted = self._interrupted, False
-        if interrupted or code == _ABORTED:
-            raise KeyboardInterrupt
+        self._abort.happened(code)
         if code != 0:
             raise EngineError(f"llama.cpp could not embed {len(texts)} texts: {complaint() or f'code {code}'}.", code=code)
         for seq_id in range(len(texts)):
@@ -102,13 +97,6 @@ class EmbeddingContext:
                 batch.seq_id[index][0], batch.logits[index] = seq_id, True
                 index += 1
         batch.n_tokens = index
-
-    def _should_abort(self, _user_data: object) -> bool:
-        try:
-            return self._interrupted
-        except KeyboardInterrupt:  # a signal is delivered here, between two nodes of the graph; it is raised after C returned
-            self._interrupted = True
-            return True
 
     def close(self) -> None:
         if self.handle:

@@ -1,4 +1,4 @@
-"""The child process in which llama.cpp meets an embedder's file for the first time, for embed_trial.py; child.py says how it is started.
+"""The child process in which llama.cpp meets an embedder's file for the first time, for trial.py; child.py says how it is started.
 
 The job is the "path" of the file, "spare_bytes" and "cpu_s".
 """
@@ -6,7 +6,6 @@ The job is the "path" of the file, "spare_bytes" and "cpu_s".
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ def work(job: dict[str, Any]) -> None:
     """Embed two texts in one batch with the file of the job, within limits."""
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's threads would count against the limit
     shrink_stacks()
-    limit_self(spare_bytes=job["spare_bytes"], cpu_s=time.process_time() + job["cpu_s"])
+    limit_self(spare_bytes=job["spare_bytes"], cpu_s=job["cpu_s"])
     embedder = LlamaEmbedder(Path(job["path"]), is_trusted=True)
     try:
         longer = TEXT if embedder.count(TEXT) <= embedder.max_tokens else "a"

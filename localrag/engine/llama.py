@@ -55,6 +55,31 @@ class LlamaModel:
             self.handle = None
 
 
+class Abort:
+    """The abort callback of a context: llama.cpp asks between two nodes of a graph whether the evaluation shall end."""
+
+    def __init__(self, lib: Any, context: object) -> None:  # noqa: ANN401  # a module, loaded from a path
+        self.is_wanted = False
+        self._interrupted = False
+        self._callback = lib.ggml_abort_callback(self._ask)  # C holds a pointer to it
+        lib.llama_set_abort_callback(context, self._callback, None)
+
+    def _ask(self, _user_data: object) -> bool:
+        try:
+            return self.is_wanted
+        except KeyboardInterrupt:  # a signal is delivered here; it is raised after C returned
+            self._interrupted = True
+            return True
+
+    def happened(self, code: int) -> bool:
+        """Whether the evaluation that returned `code` was ended as was wanted; nothing is wanted any more. Ctrl-C is raised here."""
+        wanted, interrupted = self.is_wanted, self._interrupted
+        self.is_wanted = self._interrupted = False
+        if interrupted or (code == _ABORTED and not wanted):  # a signal can also be delivered on the way into the callback
+            raise KeyboardInterrupt
+        return code == _ABORTED
+
+
 class LlamaContext:
     """A KV cache of `num_cells` tokens that up to `num_sequences` sequences share, and the batch that is decoded into it.
 
@@ -109,11 +134,8 @@ class LlamaContext:
         self._samplers: dict[int, LlamaSampler] = {}
         self.memory = lib.llama_get_memory(self.handle)
         self._batch = lib.llama_batch_init(batch_tokens, 0, 1)
-        self._cancelled = False
-        self._interrupted = False
         self._outputs: set[int] = set()
-        self._abort = lib.ggml_abort_callback(self._should_abort)
-        lib.llama_set_abort_callback(self.handle, self._abort, None)
+        self._abort = Abort(lib, self.handle)
 
     def prepare(self) -> None:
         """Before an answer, while none runs: as many threads as are good now."""
@@ -135,14 +157,7 @@ class LlamaContext:
 
     def cancel(self) -> None:
         """Stop the decode that is running, or else the next one, within milliseconds; from any thread."""
-        self._cancelled = True
-
-    def _should_abort(self, _user_data: object) -> bool:
-        try:
-            return self._cancelled
-        except KeyboardInterrupt:  # a signal is delivered here, between two nodes of the graph; it is raised after C returned
-            self._interrupted = True
-            return True
+        self._abort.is_wanted = True
 
     def decode(self, entries: Sequence[tuple[int, int, int, bool]]) -> bool:
         """Evaluate (token id, position, sequence id, logits wanted) tuples in one batch; False if it was cancelled."""
@@ -162,11 +177,7 @@ class LlamaContext:
         self._outputs = set()
         begin_log()
         code = self.lib.llama_decode(self.handle, batch)
-        cancelled, interrupted = self._cancelled, self._interrupted
-        self._cancelled = self._interrupted = False
-        if interrupted or (code == _ABORTED and not cancelled):  # a signal can also be delivered on the way into the callback
-            raise KeyboardInterrupt
-        if code == _ABORTED:
+        if self._abort.happened(code):
             return False
         if code != 0:
             reason = "the KV cache is full" if code == 1 else complaint() or f"code {code}"

@@ -28,6 +28,7 @@ from localrag.tokens import Embedder
 CONVERTER = 1
 """Rises with what a copy is made of, or by what it is judged: older verdicts then hold no more."""
 _KEY_LENGTH = 32
+OF_GGUF = "llama.cpp, since the embedder is a GGUF file."
 
 
 @runtime_checkable
@@ -103,7 +104,7 @@ def convert_for_queries(original: Embedder, settings: Settings, *, on_start: Cal
 def query_path(original: Embedder, settings: Settings) -> str:
     """What embeds a question, and why, in one sentence; nothing heavy is imported for it."""
     if not isinstance(original, FolderEmbedder):
-        return "llama.cpp, since the embedder is a GGUF file."
+        return OF_GGUF
     place = _Place(original, settings)
     verdict = place.verdict()
     if verdict is None:

@@ -26,7 +26,7 @@ class RenderProcess:
         try:
             # Without the site module it starts faster and runs no .pth file; its own session keeps Ctrl-C from it.
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(WORKER), str(memory_limit_bytes), *_import_paths("jinja2", "markupsafe")],
+                [sys.executable, "-I", "-S", str(WORKER), str(memory_limit_bytes), *_import_paths("jinja2", "markupsafe", "localrag")],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

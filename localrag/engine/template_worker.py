@@ -1,8 +1,8 @@
 """The child process in which a chat template, which is a stranger's code, is compiled and rendered.
 
-A script of its own that needs jinja2 and the standard library, started by `template.py` as
+A script that needs jinja2, limits.py and the standard library, started by `template.py` as
 
-    python -I -S template_worker.py MEMORY_LIMIT_BYTES PATH...      (the folders that jinja2 and markupsafe stand in)
+    python -I -S template_worker.py MEMORY_LIMIT_BYTES PATH...      (the folders that jinja2, markupsafe and localrag stand in)
 
 It speaks one JSON object a line: `{"ready": true}` once, then for each request on standard input
 
@@ -18,13 +18,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
-import os
 import sys
 from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, NoReturn
 
 sys.path.extend(sys.argv[2:])
@@ -37,8 +34,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-if sys.platform != "win32":  # there the parent's clock is the only limit
-    import resource
+from localrag import limits
 
 MAX_TEXT_CHARS = 1 << 20
 MAX_MESSAGE_CHARS = 500
@@ -93,29 +89,6 @@ def compile_template(source: str) -> jinja2.Template:
     return sandbox.from_string(source)
 
 
-def limit_memory(limit_bytes: int) -> None:
-    """Lets this process grow by `limit_bytes`, and write or start nothing."""
-    if sys.platform == "win32":
-        return
-    limits = [(resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_NPROC, 0)]
-    statm = Path("/proc/self/statm")
-    if statm.exists():  # elsewhere the size of a process is not to be had cheaply
-        limits.append((resource.RLIMIT_AS, int(statm.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE") + limit_bytes))
-    for name, limit in limits:
-        with contextlib.suppress(ValueError, OSError):  # a lower limit is in force already
-            resource.setrlimit(name, (limit, limit))
-
-
-def limit_cpu(more_s: float) -> None:
-    """Ends this process after `more_s` seconds of computing from now on, for the case that no parent is left to do it."""
-    if sys.platform == "win32":
-        return
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    with contextlib.suppress(ValueError, OSError):
-        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(usage.ru_utime + usage.ru_stime + more_s) + 1, hard))
-
-
 def render(template: jinja2.Template, request: Mapping[str, Any]) -> str:
     now = datetime.fromisoformat(request["now"])
     pieces: list[str] = []
@@ -166,11 +139,13 @@ def send(reply: Mapping[str, object]) -> None:
 
 
 def main() -> None:
-    limit_memory(int(sys.argv[1]))
+    limits.limit_memory(int(sys.argv[1]))
+    limits.limit_files(0)
+    limits.forbid_processes()
     send({"ready": True})
     for line in sys.stdin.buffer:
         request = json.loads(line)
-        limit_cpu(request["time_limit_s"])
+        limits.limit_computing(request["time_limit_s"] + 1)  # for the case that no parent is left to keep the time
         if "messages" in request:
             send(answer(request))
         else:

@@ -32,24 +32,26 @@ def ensure_safe(
     home: Path | None,
     sha256: str | None = None,
     vocab_only: bool = False,
+    embeds: bool = False,
     trusted: Collection[str] = (),
 ) -> None:
     """Have the file tried in a child process, unless it passed before or its `sha256` is one of the `trusted`.
 
-    Call it after `gguf.read_header`. `vocab_only` tries the tokenizer alone, as a file without weights needs. `sha256` is of the
-    whole file as it is now, where that is known. What passed is kept in `home`; where that is None or cannot be written, the
-    file is tried again next time.
+    Call it after `gguf.read_header`. `vocab_only` tries the tokenizer alone, as a file without weights needs; a file that `embeds`
+    embeds texts instead of writing a token. `sha256` is of the whole file as it is now, where that is known. What passed is kept
+    in `home`; where that is None or cannot be written, the file is tried again next time.
     ModelFileError if llama.cpp refuses the file, dies of it or does not come to an end; EngineError if llama.cpp does not start.
     """
     if sha256 is not None and sha256 in trusted:
         return
     passed = Passed(home)
     key, file_bytes = identity(path, sha256)
-    if passed.holds(key, vocab_only=vocab_only):
+    entry = f"embeds-{key}" if embeds else key
+    if passed.holds(entry, vocab_only=vocab_only):
         return
-    _try(path, file_bytes, vocab_only=vocab_only)
+    _try(path, file_bytes, "embed_worker" if embeds else "trial_worker", vocab_only=vocab_only)
     if identity(path, sha256) == (key, file_bytes):  # else it was changed meanwhile, and what was tried is no more
-        passed.add(key, vocab_only=vocab_only)
+        passed.add(entry, vocab_only=vocab_only)
 
 
 class Passed:
@@ -91,7 +93,7 @@ def _build() -> str:
     return " ".join(f"{library.name} {status.st_size} {status.st_mtime_ns}" for library in libraries if (status := library.stat()))
 
 
-def _try(path: Path, file_bytes: int, *, vocab_only: bool) -> None:
+def _try(path: Path, file_bytes: int, worker: str, *, vocab_only: bool) -> None:
     job = {
         "path": str(path.absolute()),
         "vocab_only": vocab_only,
@@ -99,12 +101,12 @@ def _try(path: Path, file_bytes: int, *, vocab_only: bool) -> None:
         "cpu_s": CPU_LIMIT_S + file_bytes / CPU_BYTES_PER_S,
     }
     limit_s = WALL_LIMIT_S + file_bytes / WALL_BYTES_PER_S
-    ended = child.run("trial_worker", job, limit_s)
+    ended = child.run(worker, job, limit_s)
     if not ended.succeeded:
-        raise refused(path, ended, limit_s)
+        raise _refused(path, ended, limit_s)
 
 
-def refused(path: Path, ended: child.Ended, limit_s: float) -> ModelFileError:
+def _refused(path: Path, ended: child.Ended, limit_s: float) -> ModelFileError:
     """The error for a file that failed."""
     if ended.expired:
         problem = f"was given up: llama.cpp did not come to an end with it within {limit_s:.0f} s."

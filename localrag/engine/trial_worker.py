@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ STACK_BYTES = 512 << 10
 def work(job: dict[str, Any]) -> None:
     """Try the file of the job, within limits."""
     shrink_stacks()
-    limit_self(spare_bytes=job["spare_bytes"], cpu_s=time.process_time() + job["cpu_s"])
+    limit_self(spare_bytes=job["spare_bytes"], cpu_s=job["cpu_s"])
     try_file(Path(job["path"]), vocab_only=job["vocab_only"])
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
-import math
-import os
 import re
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
+from localrag import limits
 from localrag.engine.library import begin_log, first_error, library
 from localrag.errors import LocalragError
 
@@ -40,23 +37,7 @@ def send(reply: Mapping[str, object]) -> None:
 
 
 def limit_self(*, spare_bytes: int, cpu_s: float, max_file_bytes: int = 0) -> None:
-    """Lets this process grow by `spare_bytes`, compute for `cpu_s` seconds since it began, and write files of `max_file_bytes`."""
-    if sys.platform == "win32":  # there the parent's clock is the only limit
-        return
-    import resource  # noqa: PLC0415  # not on Windows
-
-    # The first limit of computing sends SIGXCPU, which says what happened. Python ignores the signal of a file that is too large: the
-    # write fails, which llama.cpp reports.
-    seconds = math.ceil(cpu_s)
-    limits = [
-        (resource.RLIMIT_CORE, 0, 0),
-        (resource.RLIMIT_FSIZE, max_file_bytes, max_file_bytes),
-        (resource.RLIMIT_CPU, seconds, seconds + 1),
-    ]
-    statm = Path("/proc/self/statm")
-    if statm.exists():  # elsewhere the size of a process is not to be had cheaply
-        most = int(statm.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE") + spare_bytes
-        limits.append((resource.RLIMIT_AS, most, most))
-    for name, soft, hard in limits:
-        with contextlib.suppress(ValueError, OSError):  # a lower limit is in force already
-            resource.setrlimit(name, (soft, hard))
+    """Lets this process grow by `spare_bytes`, compute for `cpu_s` more seconds, and write files of `max_file_bytes`."""
+    limits.limit_memory(spare_bytes)
+    limits.limit_files(max_file_bytes)
+    limits.limit_computing(cpu_s)

@@ -1,11 +1,20 @@
-"""What keeps documents and finds passages in them."""
+"""What keeps documents and finds passages in them.
 
-from localrag.kb.filters import FolderRule, Where
-from localrag.kb.ingest import IngestResult, Plan, Progress, Tagging
-from localrag.kb.knowledge_base import KnowledgeBase, import_kb, list_kbs, shown
-from localrag.kb.retrieve import MODES, Mode
-from localrag.kb.verify import Verified
-from localrag.kb.walk import Skipped
+Names are imported when they are first used: a command that asks without a knowledge base, and the process that reads files, need few.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from localrag.kb.filters import FolderRule, Where
+    from localrag.kb.ingest import IngestResult, Plan, Progress, Tagging
+    from localrag.kb.knowledge_base import KnowledgeBase, import_kb, list_kbs, shown
+    from localrag.kb.retrieve import MODES, Mode
+    from localrag.kb.verify import Verified
+    from localrag.kb.walk import Skipped
 
 __all__ = [
     "MODES",
@@ -23,3 +32,19 @@ __all__ = [
     "list_kbs",
     "shown",
 ]
+
+_MODULES = {
+    "filters": ("FolderRule", "Where"),
+    "ingest": ("IngestResult", "Plan", "Progress", "Tagging"),
+    "knowledge_base": ("KnowledgeBase", "import_kb", "list_kbs", "shown"),
+    "retrieve": ("MODES", "Mode"),
+    "verify": ("Verified",),
+    "walk": ("Skipped",),
+}
+
+
+def __getattr__(name: str) -> object:
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"localrag.kb.{module}"), name)
+    raise AttributeError(f"module 'localrag.kb' has no attribute {name!r}")

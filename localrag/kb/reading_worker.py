@@ -10,15 +10,12 @@ it large. The parent keeps the clock and kills it; the limits set here hold even
 
 from __future__ import annotations
 
-import contextlib
 import json
-import math
 import os
 import re
 import struct
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,7 +26,6 @@ MEMORY_EXIT = 77  # the exit code that says that memory was short: an answer wou
 MAX_HEADER_BYTES = 64 << 20
 GROWN_BYTES = 300 << 20
 MAX_REASON_CHARS = 300
-STATM = Path("/proc/self/statm")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -99,42 +95,6 @@ def describe(reading: Reading) -> dict[str, object]:
     }
 
 
-def limit_self(memory_bytes: int) -> None:
-    """Lets this process grow by `memory_bytes`, and write or start nothing."""
-    if sys.platform == "win32":  # there the parent's clock is the only limit
-        return
-    import resource  # noqa: PLC0415  # not on Windows
-
-    limits = [(resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_NPROC, 0)]
-    if size := size_bytes():
-        limits.append((resource.RLIMIT_AS, size + memory_bytes))
-    for name, limit in limits:
-        with contextlib.suppress(ValueError, OSError):  # a lower limit is in force already
-            resource.setrlimit(name, (limit, limit))
-
-
-def limit_cpu(more_s: float) -> None:
-    """Ends this process after `more_s` seconds of computing from now on."""
-    if sys.platform == "win32":
-        return
-    import resource  # noqa: PLC0415  # not on Windows
-
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    seconds = math.ceil(usage.ru_utime + usage.ru_stime + more_s)
-    with contextlib.suppress(ValueError, OSError):
-        # The soft limit sends SIGXCPU, which says what happened; the hard one stays, for it could not be raised for the next file.
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds if hard == resource.RLIM_INFINITY else min(seconds, hard), hard))
-
-
-def size_bytes() -> int:
-    """The address space of this process; 0 where that is not to be had cheaply."""
-    try:
-        return int(STATM.read_bytes().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
-
-
 def own_pipes() -> tuple[IO[bytes], IO[bytes]]:
     """Standard input and output for messages alone: whatever a library prints or reads goes nowhere."""
     pipes = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
@@ -149,19 +109,21 @@ def main() -> None:
     memory_bytes, max_chars = int(sys.argv[1]), int(sys.argv[2])
     sys.path.extend(sys.argv[3:])
     try:
-        import localrag.kb.readers  # noqa: F401, PLC0415  # the path to it is set above; the first file shall not pay for it
+        from localrag import limits  # noqa: PLC0415
     except Exception as error:  # noqa: BLE001  # the parent says it
         send(answers, {"error": f"{type(error).__name__}: {error}"})
         return
     send(answers, {"ready": True})
-    limit_self(memory_bytes)
-    most_bytes = size_bytes() + min(GROWN_BYTES, memory_bytes // 3)
+    limits.limit_memory(memory_bytes)
+    limits.limit_files(0)
+    limits.forbid_processes()
+    most_bytes = limits.size_bytes() + min(GROWN_BYTES, memory_bytes // 3)
     try:
         while message := receive(requests):
             request, data = message
-            limit_cpu(float(str(request["cpu_s"])))
+            limits.limit_computing(float(str(request["cpu_s"])))
             header, text = answer(str(request["name"]), data, max_chars)
-            ends = size_bytes() > most_bytes
+            ends = limits.size_bytes() > most_bytes
             send(answers, {**header, "ends": ends}, text)
             if ends:
                 return

@@ -56,11 +56,6 @@ MAX_QUERY_CHARS = 32_768
 _Ranking = list[tuple[int, float]]
 
 
-def depth(room_tokens: int, mean_chunk_tokens: float) -> int:
-    """How many chunks to ask for where so many tokens are free for them: as many as fit if all are of the mean size, at least DEPTH."""
-    return max(DEPTH, int(max(0, room_tokens) / max(1.0, mean_chunk_tokens)))
-
-
 def retrieve(
     store: AnyStore,
     index: Callable[[], AnyIndex | None],

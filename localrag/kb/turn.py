@@ -7,10 +7,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from localrag.errors import KnowledgeBaseError
 from localrag.kb.failures import make_folder
 from localrag.locking import try_lock
+
+T = TypeVar("T")
 
 _FILE = "index.lock"
 _LOOK_AGAIN_S = 0.05
@@ -22,22 +25,28 @@ def taken(folder: Path, *, wait_s: float, on_wait: Callable[[], None] | None = N
 
     `on_wait` is called once if another process has it. KnowledgeBaseError if it still has it after `wait_s` seconds.
     """
-    end = time.monotonic() + wait_s
-    while (handle := _try(folder)) is None:
-        if time.monotonic() >= end:
-            raise KnowledgeBaseError(
-                f"Another localrag is indexing into knowledge base {folder.name!r}.",
-                hint="Wait for that one to end, then run the same command again.",
-                kb=folder.name,
-            )
-        if on_wait is not None:
-            on_wait()
-            on_wait = None
-        time.sleep(_LOOK_AGAIN_S)
+    handle = waited(lambda: _try(folder), wait_s=wait_s, on_wait=on_wait)
+    if handle is None:
+        raise KnowledgeBaseError(
+            f"Another localrag is indexing into knowledge base {folder.name!r}.",
+            hint="Wait for that one to end, then run the same command again.",
+            kb=folder.name,
+        )
     try:
         yield
     finally:
         os.close(handle)
+
+
+def waited(look: Callable[[], T | None], *, wait_s: float, on_wait: Callable[[], None] | None = None) -> T | None:
+    """What `look` gives as soon as it gives something; None if it gave nothing for `wait_s` seconds. `on_wait` is called once."""
+    end = time.monotonic() + wait_s
+    while (found := look()) is None and time.monotonic() < end:
+        if on_wait is not None:
+            on_wait()
+            on_wait = None
+        time.sleep(_LOOK_AGAIN_S)
+    return found
 
 
 def _try(folder: Path) -> int | None:

@@ -2,8 +2,9 @@
 
 from localrag.session.answers import Answer, Prepared, evidence, supplied
 from localrag.session.batch import Outcome, Request
+from localrag.session.finding import DEFAULT_TOP_K, TopK
 from localrag.session.opening import folder_rules, open_embedder, open_engine, open_knowledge_base, open_profile, prepare_queries
-from localrag.session.walk import DEFAULT_TOP_K, Options, Session
+from localrag.session.walk import Options, Session
 
 __all__ = [
     "DEFAULT_TOP_K",
@@ -13,6 +14,7 @@ __all__ = [
     "Prepared",
     "Request",
     "Session",
+    "TopK",
     "evidence",
     "folder_rules",
     "open_embedder",

@@ -24,6 +24,8 @@ class Prepared:
     offered: tuple[Hit, ...]
     num_chunks: int
     retrieve_s: float
+    deadline: float | None = None
+    """By time.perf_counter(); None where time is not limited."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,15 +61,18 @@ def ask_all(
     hits = session.retrieve(question, top_k=max(1, session.num_chunks), where=options.get("where"))
     reading = _Reading(session, question, sampling, on_step, options)
     shown = hits
-    while not _fit(session, question, sampling, shown, options):
+    while True:
+        with_hits: Options = {**options, "hits": shown}
+        prepared = session.prepare(question, max_tokens=sampling.max_tokens, write=True, **with_hits)
+        if len(prepared.prompt.hits) == len(shown):
+            break
         facts = reading.facts(shown)
         if reading.cancelled is not None:
             return replace(reading.cancelled, passes=tuple(reading.passes))
         if _size(facts) >= _size(shown):
             break  # what there is no room for is named in the ledger
         shown = facts
-    with_facts: Options = {**options, "hits": shown}
-    answer = session.ask(question, sampling=sampling, on_text=on_text, **with_facts)
+    answer = session.answer(prepared, question, sampling=sampling, on_text=on_text, **with_hits)
     num_read = len(hits) - len(reading.unread)
     warnings = list(answer.warnings)
     if reading.unread:
@@ -77,12 +80,6 @@ def ask_all(
     if hits and not shown:
         warnings.append(f"Nothing about it was found in the {num_read} passages that were read; the answer is the model's own.")
     return replace(answer, passes=tuple(reading.passes), num_read=num_read, warnings=tuple(warnings))
-
-
-def _fit(session: Session, question: str, sampling: SamplingParams, hits: Sequence[Hit], options: Options) -> bool:
-    with_hits: Options = {**options, "hits": hits}
-    prepared = session.prepare(question, max_tokens=sampling.max_tokens, **with_hits)
-    return len(prepared.prompt.hits) == len(hits)
 
 
 def _size(hits: Sequence[Hit]) -> int:
@@ -126,7 +123,7 @@ class _Reading:
         """The labels of what was read, (label, fact) of what was found, and whether the notes came to their end."""
         notes_tokens = max(MIN_NOTES_TOKENS, int(NOTES_SHARE * self._session.slot.n_ctx))
         options: Options = {**self._options, "hits": hits, "cite": NOTE, "context_ratio": 1.0 - NOTES_SHARE}
-        prepared = self._session.prepare(self._question, max_tokens=notes_tokens, **options)
+        prepared = self._session.prepare(self._question, max_tokens=notes_tokens, write=True, **options)
         composed = prepared.prompt
         labels = [hit.label for hit in composed.hits]
         if not labels and self.passes:
@@ -138,7 +135,7 @@ class _Reading:
                 self._session.slot.n_ctx, {"prompt": len(composed.token_ids), "notes": notes_tokens, "one passage": smallest}
             )
         sampling = replace(self._sampling, max_tokens=notes_tokens, stop=(), json_schema=_schema(labels))
-        answer = self._session.ask(self._question, sampling=sampling, **options)
+        answer = self._session.answer(prepared, self._question, sampling=sampling, **options)
         if answer.finish_reason in ("cancelled", "time", "error"):
             self.cancelled = answer
         found = _facts(answer.text, set(labels))

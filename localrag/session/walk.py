@@ -17,8 +17,10 @@ from localrag.errors import LocalragError, UsageError
 from localrag.messages import Attachment, Memory, Message, ToolSpec
 from localrag.passages import Hit
 from localrag.prompt import Offer, Wants
+from localrag.session import finding
 from localrag.session.answers import Answer, Prepared
 from localrag.session.batch import MAX_SEQUENCES, Batch, Outcome, Request
+from localrag.session.finding import DEFAULT_TOP_K, TopK
 from localrag.session.opening import open_embedder, open_engine, open_knowledge_base, open_profile
 from localrag.session.recording import record_of, remember
 from localrag.session.shortening import Shortener
@@ -34,21 +36,21 @@ if TYPE_CHECKING:
 
 _ROUND_CELLS = 1024
 """A context is made a little too large, so that it need not grow with every turn of a conversation."""
-DEFAULT_TOP_K = 4
 
 
 class Options(TypedDict, total=False):
     """What shapes a prompt besides the question.
 
-    `system` is a system text. `top_k` chunks are retrieved, of documents that pass `where`; `hits` stand in for what would be found, and
-    `cite` for what is said about citing (see prompt.Offer). `piped` text is evidence that comes with the question; `weigh` lets the
-    relevance of the files themselves weigh the hits. `context_ratio` (0 to 1) is the most that evidence takes of the window beside
-    what cannot be cut, and `overflow` the strategies for what is too much, each for one section or (None) for all. `max_seconds`
-    bounds the time that is spent, counted from `started_at` (time.perf_counter()) or from the call.
+    `system` is a system text. `top_k` chunks are retrieved ("fit": as many as the window may hold), of documents that pass
+    `where`; `hits` stand in for what would be found, and `cite` for what is said about citing (see prompt.Offer). `piped` text is
+    evidence that comes with the question; `weigh` lets the relevance of the files themselves weigh the hits. `context_ratio` (0 to
+    1) is the most that evidence takes of the window beside what cannot be cut, and `overflow` the strategies for what is too much,
+    each for one section or (None) for all. `max_seconds` bounds the time that is spent, counted from
+    `started_at` (time.perf_counter()) or from the call.
     """
 
     system: str | None
-    top_k: int
+    top_k: TopK
     where: Where
     hits: Sequence[Hit]
     cite: str
@@ -152,7 +154,7 @@ class Session:
         begun = options.get("started_at") or time.perf_counter()
         messages = _conversation(question, options.get("system"))
         started = time.perf_counter()
-        hits = self._hits(search_query(messages), options)
+        hits = finding.offered(self, search_query(messages), options)
         retrieve_s = time.perf_counter() - started
         offer = Offer(
             messages=messages,
@@ -173,7 +175,14 @@ class Session:
             composed = prompt.compose(
                 wants, planned.budget, shortening, window=self.slot.n_ctx, time=planned.time, answer_limit=planned.answer_limit
             )
-        return Prepared(prompt=composed, slot=self.slot, offered=tuple(hits), num_chunks=self.num_chunks, retrieve_s=retrieve_s)
+        return Prepared(
+            prompt=composed,
+            slot=self.slot,
+            offered=tuple(hits),
+            num_chunks=self.num_chunks,
+            retrieve_s=retrieve_s,
+            deadline=None if planned is None else begun + planned.time.max_seconds,
+        )
 
     def ask(
         self,
@@ -189,17 +198,25 @@ class Session:
         ends the answer with `finish_reason` "cancelled", the limit of time ends it with "time".
         """
         sampling = sampling or SamplingParams()
-        begun = options.get("started_at") or time.perf_counter()
-        seconds = options.get("max_seconds")
-        options["started_at"] = begun
         prepared = self.prepare(question, max_tokens=sampling.max_tokens, write=True, **options)
+        return self.answer(prepared, question, sampling=sampling, on_text=on_text, **options)
+
+    def answer(
+        self,
+        prepared: Prepared,
+        question: str | Sequence[Message],
+        *,
+        sampling: SamplingParams,
+        on_text: Callable[[str], None] | None = None,
+        **options: Unpack[Options],
+    ) -> Answer:
+        """The answer to a prompt as it was prepared, with the question and the options that it was prepared with."""
         sampling = sampling.with_max_tokens(prepared.prompt.max_tokens)
         gap = prepared.prompt.budget.allocations.get("gap", 0)
         needed = len(prepared.prompt.token_ids) + sampling.max_tokens + gap
         self.engine.reserve(min(self.slot.n_ctx, -(-needed // _ROUND_CELLS) * _ROUND_CELLS))
-        deadline = None if seconds is None else begun + seconds
         prompt_ids, borders = list(prepared.prompt.token_ids), prepared.prompt.borders
-        completion = self.engine.generate(prompt_ids, sampling, on_text, deadline=deadline, borders=borders)
+        completion = self.engine.generate(prompt_ids, sampling, on_text, deadline=prepared.deadline, borders=borders)
         return self.finish(prepared, completion, question, **options)
 
     def finish(self, prepared: Prepared, completion: Completion, question: str | Sequence[Message], **options: Unpack[Options]) -> Answer:
@@ -224,30 +241,7 @@ class Session:
 
     def retrieve(self, question: str, *, top_k: int = DEFAULT_TOP_K, where: Where | None = None) -> list[Hit]:
         """The best chunks of all knowledge bases together, best first. Labels name the knowledge base where there are several."""
-        if self.embedder is None:
-            return []
-        found = [
-            replace(hit, chunk=replace(hit.chunk, scope=kb.name if len(self.knowledge_bases) > 1 else ""))
-            for kb in self.knowledge_bases
-            for hit in kb.retrieve(question, self.embedder, k=top_k, where=where, learning=self.learning)
-        ]
-        return sorted(found, key=lambda hit: (-hit.score, hit.label))[:top_k]
-
-    def _hits(self, question: str, options: Options) -> list[Hit]:
-        """All that is offered as evidence: what was piped in comes before what was found."""
-        if "hits" in options:
-            return list(options["hits"])
-        found = self.retrieve(question, top_k=options.get("top_k", DEFAULT_TOP_K), where=options.get("where"))
-        if options.get("weigh") and found:
-            from localrag.session.weighing import weighed  # noqa: PLC0415  # weight: few asks read files
-
-            found = weighed(found, question, self.knowledge_bases, self.weights)
-        piped = options.get("piped", "")
-        if not piped.strip():
-            return found
-        from localrag.kb.piped import piped_hits  # noqa: PLC0415  # weight: most asks have no piped text
-
-        return [*piped_hits(piped, question, self.engine.counter), *found]
+        return finding.retrieve(self, question, top_k=top_k, where=where)
 
     def _profile(self, options: Options) -> Profile:
         profile = self.profile

@@ -7,7 +7,7 @@ from localrag.errors import KnowledgeBaseError
 from localrag.kb.filters import Where
 from localrag.kb.prior import MAX_SHARE
 from localrag.kb.query import Term, parse
-from localrag.kb.retrieve import DEPTH, MIN_SIMILARITY, MODES, RERANK_WEIGHT, depth, retrieve
+from localrag.kb.retrieve import MIN_SIMILARITY, MODES, RERANK_WEIGHT, retrieve
 from localrag.kb.store import Feedback
 from localrag.terms import MAX_TERMS, terms
 from tests.kb.hash_embedder import HashEmbedder
@@ -254,9 +254,3 @@ def test_chinese_japanese_and_korean_are_found_within_clauses(kb_dir, tmp_path, 
             for mode in ("keyword", "hybrid"):
                 assert [hit.chunk.source for hit in kb.retrieve(query, embedder, mode=mode)][:1] == [f"cjk/{name}.txt"]
         assert kb.retrieve("天气预报怎么样", embedder) == []
-
-
-def test_the_depth_of_a_room():
-    assert depth(8192, 200) == DEPTH
-    assert depth(128_000, 200) == 640
-    assert depth(0, 0) == depth(-5, 10) == DEPTH

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from localrag.errors import KnowledgeBaseError
 from localrag.kb.postgres.address import Address, no_address
 from localrag.kb.store import WAIT_S
+from localrag.kb.turn import waited
 
 try:
     import pgvector
@@ -24,7 +25,6 @@ except ImportError as error:
 
 Row = tuple[Any, ...]
 
-_LOOK_AGAIN_S = 0.05
 _READING = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _WORK_KB = 64 * 1024  # a question with common words matches most chunks: the list of matches is not to go by the disk
 _SETTINGS = """SELECT set_config('search_path', %s, false), set_config('lock_timeout', %s, false),
@@ -100,14 +100,10 @@ class Database:
         self, name: str, *, wait_s: float, on_wait: Callable[[], None] | None, refused: Callable[[], KnowledgeBaseError]
     ) -> Iterator[None]:
         """What one connection at a time has; it ends with the connection. `refused` is raised if another has it after `wait_s` seconds."""
-        key, end = _key("index", name), time.monotonic() + wait_s
-        while not self.one("SELECT pg_try_advisory_lock(%s::bigint)", (key,)):
-            if time.monotonic() >= end:
-                raise refused()
-            if on_wait is not None:
-                on_wait()
-                on_wait = None
-            time.sleep(_LOOK_AGAIN_S)
+        key = _key("index", name)
+        ask = partial(self.one, "SELECT pg_try_advisory_lock(%s::bigint)", (key,))
+        if not waited(lambda: ask() or None, wait_s=wait_s, on_wait=on_wait):
+            raise refused()
         try:
             yield
         finally:

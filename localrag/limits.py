@@ -1,0 +1,62 @@
+"""Limits that a child process sets to itself before it touches what is not trusted; they hold even when its parent is gone.
+
+On Windows there are none: there the parent's clock is the only limit.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+if sys.platform != "win32":
+    import resource
+
+_STATM = Path("/proc/self/statm")
+
+
+def limit_memory(more_bytes: int) -> None:
+    """Lets this process grow by `more_bytes`, where its size is to be had cheaply, and leave no core file."""
+    if sys.platform == "win32":
+        return
+    _set(resource.RLIMIT_CORE, 0)
+    if size := size_bytes():
+        _set(resource.RLIMIT_AS, size + more_bytes)
+
+
+def limit_files(most_bytes: int) -> None:
+    """Lets this process write files of `most_bytes`. Python ignores the signal of one that is too large: the write fails."""
+    if sys.platform != "win32":
+        _set(resource.RLIMIT_FSIZE, most_bytes)
+
+
+def forbid_processes() -> None:
+    """Lets this process start no other, and no thread; nobody keeps the superuser from it."""
+    if sys.platform != "win32":
+        _set(resource.RLIMIT_NPROC, 0)
+
+
+def limit_computing(more_s: float) -> None:
+    """Ends this process by SIGXCPU after `more_s` seconds of computing from now on. It can be set anew, also to more."""
+    if sys.platform == "win32":
+        return
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    seconds = math.ceil(usage.ru_utime + usage.ru_stime + more_s)
+    with suppress(ValueError, OSError):  # the hard limit stays, for it could not be raised for the next
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds if hard == resource.RLIM_INFINITY else min(seconds, hard), hard))
+
+
+def size_bytes() -> int:
+    """The address space of this process; 0 where that is not to be had cheaply."""
+    try:
+        return int(_STATM.read_bytes().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def _set(name: int, limit: int) -> None:
+    with suppress(ValueError, OSError):  # a lower limit is in force already
+        resource.setrlimit(name, (limit, limit))

@@ -1,0 +1,60 @@
+"""What is offered to a prompt as evidence: passages from every knowledge base of the session, and what was piped in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from localrag.passages import Hit
+
+if TYPE_CHECKING:
+    from localrag.kb.filters import Where
+    from localrag.session.walk import Options, Session
+
+DEFAULT_TOP_K = 4
+MIN_DEPTH = 100
+"""The fewest passages that are looked for where as many shall be offered as the window may hold."""
+MAX_DEPTH = 1000
+
+TopK = int | Literal["fit"]
+"""How many passages are offered; "fit" is as many as the window may hold, of which the prompt takes those that fit."""
+
+
+def offered(session: Session, question: str, options: Options) -> list[Hit]:
+    """All that is offered as evidence: what was piped in comes before what was found."""
+    if "hits" in options:
+        return list(options["hits"])
+    top_k, where = options.get("top_k", DEFAULT_TOP_K), options.get("where")
+    found = _as_fit(session, question, where) if top_k == "fit" else retrieve(session, question, top_k=top_k, where=where)
+    if options.get("weigh") and found:
+        from localrag.session.weighing import weighed  # noqa: PLC0415  # weight: few asks read files
+
+        found = weighed(found, question, session.knowledge_bases, session.weights)
+    piped = options.get("piped", "")
+    if not piped.strip():
+        return found
+    from localrag.kb.piped import piped_hits  # noqa: PLC0415  # weight: most asks have no piped text
+
+    return [*piped_hits(piped, question, session.engine.counter), *found]
+
+
+def retrieve(session: Session, question: str, *, top_k: int, where: Where | None = None) -> list[Hit]:
+    """The best chunks of all knowledge bases together, best first. Labels name the knowledge base where there are several."""
+    if session.embedder is None:
+        return []
+    found = [
+        replace(hit, chunk=replace(hit.chunk, scope=kb.name if len(session.knowledge_bases) > 1 else ""))
+        for kb in session.knowledge_bases
+        for hit in kb.retrieve(question, session.embedder, k=top_k, where=where, learning=session.learning)
+    ]
+    return sorted(found, key=lambda hit: (-hit.score, hit.label))[:top_k]
+
+
+def _as_fit(session: Session, question: str, where: Where | None) -> list[Hit]:
+    """As many as a window of chunks of their mean size holds, in tokens of the model that will read them."""
+    found = retrieve(session, question, top_k=MIN_DEPTH, where=where)
+    if len(found) < MIN_DEPTH:
+        return found
+    num_tokens = sum(session.engine.counter(hit.chunk.text) for hit in found)
+    depth = min(MAX_DEPTH, session.slot.n_ctx * len(found) // max(1, num_tokens))
+    return found if depth <= MIN_DEPTH else retrieve(session, question, top_k=depth, where=where)
