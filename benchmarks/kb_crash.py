@@ -5,7 +5,11 @@ the signal), or finds a full disk, or has another indexer beside it. Then: `kb v
 a committed document that is not there, a document that is half, a chunk that was embedded again after its commit, an unchanged chunk with
 another id, anything that verify had to repair, or an end that differs from a clean build.
 
+With --postgres the knowledge base is on a PostgreSQL server of its own, and the server is stopped too: by an immediate shutdown, and by a
+kill of the process that is the parent of all others. It is started again, and recovers, before the next run.
+
     python -m benchmarks.kb_crash --kills 100
+    python -m benchmarks.kb_crash --kills 100 --postgres
 """
 
 from __future__ import annotations
@@ -16,13 +20,16 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from signal import Signals
 
 from benchmarks import shared
-from tests.kb import crashes
-from tests.kb.crashes import CannotMountError, CannotTraceError, FaultError, History, Indexer, Log, Scene
+from tests.kb import crashes, servers
+from tests.kb.crashes import CannotMountError, CannotTraceError, FaultError, History, Indexer, Log, Scene, Stop
+from tests.kb.postgres_crashes import IMMEDIATE, KILL, DurableServer, ServerHistory, make_scene, server_dies
 
 _MOST_KILLS = 4  # of one knowledge base before it is brought to its end
 _DISK_BYTES = 6 << 20
@@ -67,14 +74,22 @@ class Runs:
     indexer: Indexer
     base: Path
     from_earlier: bool
+    server: DurableServer | None = None
 
     @contextmanager
     def history(self) -> Iterator[History]:
         """A knowledge base that is removed afterwards."""
+        made = None
         try:
-            yield History(self.scene, self.base, from_earlier=self.from_earlier)
+            if self.server is None:
+                yield History(self.scene, self.base, from_earlier=self.from_earlier)
+            else:
+                made = ServerHistory(self.scene, self.base, self.server, from_earlier=self.from_earlier)
+                yield made
         finally:
             shutil.rmtree(self.base, ignore_errors=True)
+            if made is not None:
+                made.drop()
 
 
 def main() -> None:
@@ -85,38 +100,62 @@ def main() -> None:
     parser.add_argument("--start", choices=("nothing", "earlier", "both"), default="both", help="what each run begins with")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="on the disk that is to be written to; a temporary folder if not given")
+    parser.add_argument("--postgres", action="store_true", help="a knowledge base on a server, which is stopped as well")
     given = parser.parse_args()
-    rows = []
-    with tempfile.TemporaryDirectory(dir=given.folder) as name, Indexer() as indexer, Indexer() as other:
-        base, rng = Path(name), random.Random(given.seed)
-        scene = Scene.make(base / "scene")
-        for from_earlier in (False, True) if given.start == "both" else (given.start == "earlier",):
-            steps: dict[str, Callable[[Row, Runs], None]] = {
-                "kill -9 at random": lambda row, runs: kills(row, runs, rng, given.kills if given.start != "both" else given.kills // 2),
-                "kill -9 at a call": lambda row, runs: calls(row, runs, given.every),
-                "full disk": full_disks,
-                "two at once, one killed": lambda row, runs: pairs(row, runs, other, rng, given.pairs),
-            }
-            for what, step in steps.items():
-                row = Row(f"{what}, {'update' if from_earlier else 'first build'}")
-                rows.append(row)
-                started_at = time.perf_counter()
-                step(row, Runs(scene, indexer, base / "runs", from_earlier))
-                row.seconds = time.perf_counter() - started_at
-                print(row.to_dict(), flush=True)
-    shared.report_table("kb_crash", [row.to_dict() for row in rows], seed=given.seed)
+    rng, num = random.Random(given.seed), given.kills if given.start != "both" else given.kills // 2
+    with ExitStack() as stack:
+        base = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=given.folder)))
+        indexer, other = stack.enter_context(Indexer()), stack.enter_context(Indexer())
+        server = started(stack) if given.postgres else None
+        scene = Scene.make(base / "scene") if server is None else make_scene(base / "scene", server)
+        steps: dict[str, Callable[[Row, Runs], None]] = {"kill -9 at random": lambda row, runs: kills(row, runs, rng, num, crashes.after)}
+        if server is None:
+            steps["kill -9 at a call"] = lambda row, runs: calls(row, runs, given.every)
+            steps["full disk"] = full_disks
+        else:
+            for what, how in (("kill -9 of the server", KILL), ("immediate shutdown of the server", IMMEDIATE)):
+                steps[what] = partial(kills, rng=rng, num=num, stop=partial(stopped_server, server, how))
+        steps["two at once, one killed"] = lambda row, runs: pairs(row, runs, other, rng, given.pairs)
+        starts = (False, True) if given.start == "both" else (given.start == "earlier",)
+        rows = [
+            carried_out(
+                f"{what}, {'update' if from_earlier else 'first build'}", step, Runs(scene, indexer, base / "runs", from_earlier, server)
+            )
+            for from_earlier in starts
+            for what, step in steps.items()
+        ]
+    shared.report_table("kb_crash_postgres" if given.postgres else "kb_crash", [row.to_dict() for row in rows], seed=given.seed)
     raise SystemExit(any(row.faults for row in rows))
 
 
-def kills(row: Row, runs: Runs, rng: random.Random, num: int) -> None:
-    """`num` kills at random moments of a run, some knowledge bases several times in a row."""
-    length_s = crashes.length_s(runs.scene, runs.indexer, runs.base, from_earlier=runs.from_earlier)
-    shutil.rmtree(runs.base)
+def started(stack: ExitStack) -> DurableServer:
+    server: DurableServer = servers.start(DurableServer)
+    stack.callback(server.stop)
+    return server
+
+
+def carried_out(name: str, step: Callable[[Row, Runs], None], runs: Runs) -> Row:
+    row = Row(name)
+    started_at = time.perf_counter()
+    step(row, runs)
+    row.seconds = time.perf_counter() - started_at
+    print(row.to_dict(), flush=True)
+    return row
+
+
+def stopped_server(server: DurableServer, how: Signals, seconds: float) -> Stop:
+    return server_dies(server, seconds, how)
+
+
+def kills(row: Row, runs: Runs, rng: random.Random, num: int, stop: Callable[[float], Stop]) -> None:
+    """`num` stops at random moments of a run, some knowledge bases several times in a row."""
+    with runs.history() as history:
+        length_s = crashes.length_of(history, runs.indexer)
     while row.num_stopped < num:
         with row.looking(row.num_runs), runs.history() as history:
             for _ in range(rng.randint(1, min(_MOST_KILLS, num - row.num_stopped))):
                 row.num_runs += 1
-                row.num_stopped += history.run(runs.indexer, crashes.after(rng.uniform(0, length_s))).was_killed
+                row.num_stopped += history.run(runs.indexer, stop(rng.uniform(0, length_s))).status != 0
             history.finish(runs.indexer)
 
 

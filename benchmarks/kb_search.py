@@ -4,6 +4,14 @@ The vectors are a mixture of Gaussians on the sphere, one for each hundred chunk
 are new draws from it. Each store is a real one in a temporary folder; each quantity is taken in a process of its own.
 
     python -m benchmarks.kb_search --sizes 1k,100k,1M
+
+Beside it, with the same vectors and queries, stand raglite and LlamaIndex with FAISS, where an interpreter has them (numpy below 2 is
+raglite's wish, so give them a virtual environment of their own):
+
+    pip install raglite duckdb==1.4.4 duckdb-ext duckdb-ext-fts duckdb-ext-vss "pandas<3" llama-index-vector-stores-faiss faiss-cpu
+    python -m benchmarks.kb_search --peers-python PEERS/bin/python
+
+pandas is for DuckDB: without it, binding a vector to a statement took some hundred times as long here.
 """
 
 from __future__ import annotations
@@ -19,6 +27,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,31 +38,43 @@ from localrag.kb.vectors import Vectors, load_index
 DIM = 384
 NUM_QUERIES = 300
 NUM_EXACT = 200  # queries whose true neighbours are looked for
+PEERS = ("raglite", "llamaindex-flat", "llamaindex-hnsw")
+_PEER_LIMIT_S = 900  # a step of a peer; at most
 _BLOCK = 10_000
 _SPREAD = 0.7
+_TEXT = "Aluminium bronze withstands sea water and heat up to 400 °C; it is cast, forged and welded without a flux."
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", default="1k,100k,1M", help="chunks, such as 1k,100k,1M")
     parser.add_argument("--folder", type=Path, help="where the stores are made (5 GB at 1M); a temporary folder if not given")
+    parser.add_argument("--peers-python", default=sys.executable, help="the interpreter that has raglite and LlamaIndex, if any has")
+    parser.add_argument("--peers-limit", default="100k", help="the most chunks that peers are given")
     parser.add_argument("--one", nargs=3, metavar=("STEP", "SIZE", "FILE"), help="one step in this process; prints one JSON object")
     given = parser.parse_args()
     if given.one:
         step, size, file = given.one
-        found = {"open": first_hit, "build": build, "search": search}[step](int(size), Path(file))
+        found = {"open": first_hit, "build": build, "search": search, "ten": search_ten}[step](int(size), Path(file))
         print(json.dumps(memory() | found))
         return
-    rows = []
+    rows, beside = [], []
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         for name in given.sizes.split(","):
-            rows += measure(_number(name), name, Path(folder))
+            size, file = _number(name), Path(folder) / name / "kb.sqlite"
+            start = time.perf_counter()
+            fill(file, size)
+            fill_s = time.perf_counter() - start
+            rows += measure(size, name, file)
+            fill_s += sum(float(str(row["made s"])) for row in rows if row["chunks"] == name)
+            if size <= _number(given.peers_limit):
+                beside += compare(size, name, file, fill_s, given.peers_python)
     shared.report_table("kb_search", rows)
+    shared.report_table("kb_search_peers", beside)
 
 
-def measure(size: int, name: str, folder: Path) -> list[dict[str, object]]:
-    file = folder / name / "kb.sqlite"
-    fill(file, size)
+def measure(size: int, name: str, file: Path) -> list[dict[str, object]]:
+    """Our own numbers for each kind of index that a store of this size has."""
     rows = []
     for kind in ("flat", "clustered"):
         if kind == "flat":
@@ -76,6 +97,52 @@ def measure(size: int, name: str, folder: Path) -> list[dict[str, object]]:
     return rows
 
 
+def compare(size: int, name: str, file: Path, fill_s: float, python: str) -> list[dict[str, object]]:
+    """A row for localrag and for each peer: the same vectors, texts and queries, the 10 nearest, ids and scores only."""
+    asked = queries(size, NUM_QUERIES)
+    nearest = true_nearest(size, asked[:NUM_EXACT], 10)
+    folder = file.parent / "peers"
+    folder.mkdir()
+    np.save(folder / "queries.npy", asked)
+    np.save(folder / "vectors.npy", np.concatenate(list(blocks(size))))
+    (folder / "texts.json").write_text(json.dumps([_TEXT] * size), encoding="utf-8")
+    rows = []
+    for program in ("localrag", *PEERS):
+        found = apart("ten", size, file) | {"fill_s": fill_s} if program == "localrag" else peer(program, folder, python)
+        row: dict[str, object] = {"chunks": name, "program": program}
+        if "cannot" in found:
+            row["note"] = found["cannot"]
+        else:
+            shares = [len(set(own) & set(true.tolist())) / 10 for own, true in zip(found["ids"], nearest, strict=False)]
+            times = found["times_ms"]
+            row |= {"fill s": found["fill_s"], "p50 ms": statistics.median(times), "p95 ms": statistics.quantiles(times, n=20)[-1]}
+            row |= {"recall@10": statistics.mean(shares), "RSS MiB": found["rss_mib"]}
+        rows.append(row)
+        print(row, flush=True)
+    return rows
+
+
+def peer(program: str, folder: Path, python: str) -> dict[str, Any]:
+    """What benchmarks/kb_peers.py found, with `ids` as ours count; {"cannot": why} where it found nothing."""
+    found: dict[str, Any] = {}
+    for step in ("fill", "search"):
+        answer = folder / "answer.json"
+        answer.unlink(missing_ok=True)
+        command = [python, str(Path(__file__).with_name("kb_peers.py")), program, step, str(folder)]
+        try:
+            subprocess.run(command, capture_output=True, check=True, timeout=_PEER_LIMIT_S)
+            found |= json.loads(answer.read_text(encoding="utf-8"))
+        except subprocess.TimeoutExpired:
+            return {"cannot": f"{step}: not done after {_PEER_LIMIT_S} s"}
+        except subprocess.CalledProcessError as error:
+            return {"cannot": f"{step}: {(error.stderr.decode(errors='replace').strip().splitlines() or [str(error)])[-1]}"}
+        except OSError as error:
+            return {"cannot": f"{step}: {error}"}
+        if "cannot" in found:
+            return found
+    return found | {"ids": [[row + 1 for row in rows] for rows in found["rows"]]}
+
+
 def fill(file: Path, size: int) -> None:
     """A store of so many chunks, of one document for each ten thousand, all in one transaction."""
     store = Store(file, create=True)
@@ -89,8 +156,8 @@ def fill(file: Path, size: int) -> None:
             )
             ids = range(number * _BLOCK + 1, number * _BLOCK + len(vectors) + 1)
             db.executemany(
-                "INSERT INTO chunks (id, document_id, ordinal, start, \"end\", heading, text) VALUES (?, ?, ?, 0, 0, '', 'x')",
-                ((one, number + 1, one) for one in ids),
+                "INSERT INTO chunks (id, document_id, ordinal, start, \"end\", heading, text) VALUES (?, ?, ?, 0, 0, '', ?)",
+                ((one, number + 1, one, _TEXT) for one in ids),
             )
             db.executemany("INSERT INTO vectors (chunk_id, vector) VALUES (?, ?)", zip(ids, (v.tobytes() for v in vectors), strict=True))
     store.close()
@@ -119,7 +186,7 @@ def _draw(centres: Vectors, num: int, rng: np.random.Generator) -> Vectors:
     return unit
 
 
-def apart(step: str, size: int, file: Path, *, cold: bool = False) -> dict[str, float]:
+def apart(step: str, size: int, file: Path, *, cold: bool = False) -> dict[str, Any]:
     """A step in a process of its own; `cold`: what the system holds of the files in memory is let go before (Linux)."""
     if cold:
         os.sync()
@@ -128,7 +195,7 @@ def apart(step: str, size: int, file: Path, *, cold: bool = False) -> dict[str, 
                 os.posix_fadvise(open_part.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     command = [sys.executable, "-m", "benchmarks.kb_search", "--one", step, str(size), str(file)]
     done = subprocess.run(command, cwd=shared.ROOT, capture_output=True, text=True, check=True, timeout=3600)
-    found: dict[str, float] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
@@ -190,6 +257,25 @@ def search(size: int, file: Path) -> dict[str, float]:
         shares = [len(set(own[:depth]) & set(true[:depth].tolist())) / depth for own, true in zip(answers, nearest, strict=False)]
         found[f"recall@{depth}"] = statistics.mean(shares)
     return memory_now | found
+
+
+def search_ten(size: int, file: Path) -> dict[str, Any]:
+    """As benchmarks/kb_peers.py measures: the milliseconds of each query, the ids it found, and MiB of this process (VmRSS)."""
+    asked = queries(size, NUM_QUERIES)
+    store = Store(file)
+    with store.reading():
+        index = load_index(store)
+        assert index is not None
+        for query in asked[-20:]:
+            index.search(query, 10)
+        times, ids = [], []
+        for query in asked:
+            start = time.perf_counter()
+            ids.append([one for one, _ in index.search(query, 10)])
+            times.append(1000 * (time.perf_counter() - start))
+    store.close()
+    now = memory()
+    return {"times_ms": times, "ids": ids, "rss_mib": now["own_mib"] + now["mapped_mib"]}
 
 
 def true_nearest(size: int, asked: Vectors, num: int) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Fixtures for every test: a home of its own, and the real model where it is on this machine."""
 
+import shutil
 import signal
 from pathlib import Path
 
@@ -37,6 +38,40 @@ def model_path():
 @pytest.fixture(scope="session")
 def embedder_path():
     return _located("embedder")
+
+
+@pytest.fixture(scope="session")
+def embedder(embedder_path):
+    """The default embedder in sentence-transformers."""
+    from localrag.kb.embedder import SentenceTransformerEmbedder  # noqa: PLC0415  # heavy
+
+    return SentenceTransformerEmbedder(embedder_path)
+
+
+@pytest.fixture(scope="session")
+def handbook(embedder, tmp_path_factory):
+    """A knowledge base of examples/handbook, to be read."""
+    from localrag.kb import KnowledgeBase  # noqa: PLC0415  # heavy
+
+    with KnowledgeBase.open(tmp_path_factory.mktemp("handbook"), "handbook", create=True) as kb:
+        kb.ingest([Path(__file__).parents[1] / "examples" / "handbook"], embedder)
+        yield kb
+
+
+@pytest.fixture(scope="session")
+def converted(embedder, tmp_path_factory):
+    """Settings of a home in which the default embedder was converted for queries, and what was found."""
+    from localrag.engine.query_path import convert_for_queries  # noqa: PLC0415  # heavy
+
+    settings = Settings(home=tmp_path_factory.mktemp("converted"))
+    return settings, convert_for_queries(embedder, settings)
+
+
+@pytest.fixture
+def home_after_indexing(home, converted):
+    """A fresh home in which the default embedder's copy for queries is there already: to make it takes long."""
+    shutil.copytree(converted[0].embedders_dir, home / "embedders")
+    return home
 
 
 @pytest.fixture(scope="session")

@@ -55,7 +55,7 @@ for words, piped in json.load(sys.stdin):
 
 
 @pytest.mark.model
-def test_every_command_and_program_of_the_readme_runs(model_path, embedder_path, home, tmp_path):
+def test_every_command_and_program_of_the_readme_runs(model_path, embedder_path, home_after_indexing, tmp_path):
     """In their order, in one fresh home and one process (torch takes long to load); the models are those that this machine has."""
     models = tmp_path / "models.toml"
     models.write_text(

@@ -1,7 +1,8 @@
-"""The walk on the echo engine: the identities of CLI.md on a thousand random asks."""
+"""The walk on the echo engine: the identities of CLI.md on random asks."""
 
 import json
 import math
+import os
 import random
 from dataclasses import replace
 
@@ -18,7 +19,7 @@ from localrag.session.finding import MIN_DEPTH
 from tests import identities, material
 from tests.kb.hash_embedder import HashEmbedder
 
-NUM_ASKS = 1000
+NUM_ASKS = int(os.environ.get("LOCALRAG_TEST_ASKS", "250"))  # 1,000 were exact too
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def sessions(engine, knowledge_bases, rng):
     return Session(engine, knowledge_bases=chosen, embedder=HashEmbedder() if chosen else None, n_ctx=rng.randint(256, 8192))
 
 
-def test_a_thousand_random_asks_keep_every_promise(knowledge_bases, capsys):
+def test_random_asks_keep_every_promise(knowledge_bases, capsys):
     rng, asked, refused, errors = random.Random(4711), 0, 0, []
     with open_echo() as engine:
         for _ in range(NUM_ASKS):

@@ -23,7 +23,7 @@ from localrag.settings import Settings
 
 __all__ = ["Catalog", "CatalogRow", "Progress", "VerifyResult"]
 
-Thing = Literal["model", "embedder"]
+Thing = Literal["model", "embedder", "reranker"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +55,7 @@ class Catalog:
     default_embedder: str | None
     models: Mapping[str, ModelSpec]
     embedders: Mapping[str, ModelSpec]
+    rerankers: Mapping[str, ModelSpec]
     profiles: Mapping[str, Profile]
     weights: Mapping[str, object]
     tags: Mapping[str, tuple[str, ...]]
@@ -75,6 +76,7 @@ class Catalog:
             default_embedder=tables.default_embedder,
             models=MappingProxyType(tables.models),
             embedders=MappingProxyType(tables.embedders),
+            rerankers=MappingProxyType(tables.rerankers),
             profiles=MappingProxyType(tables.budgets),
             weights=MappingProxyType(tables.relevance),
             tags=MappingProxyType(tables.tags),
@@ -88,16 +90,20 @@ class Catalog:
         """The entry of that name, the .gguf file or sentence-transformers folder at that path, or the default."""
         return self._choose("embedder", name_or_path)
 
+    def reranker(self, name_or_path: str) -> ModelSpec:
+        """The entry of that name, or the CrossEncoder folder at that path."""
+        return self._choose("reranker", name_or_path)
+
     def entry(self, name: str) -> ModelSpec:
-        """The model or the embedder of that name; no name is both."""
-        spec = self.models.get(name) or self.embedders.get(name)
+        """What has that name: a model, an embedder or a reranker; no name is two of them."""
+        spec = self.models.get(name) or self.embedders.get(name) or self.rerankers.get(name)
         if spec is None:
-            raise self._unknown("model or embedder", name, self.names())
+            raise self._unknown("model, embedder or reranker", name, self.names())
         return spec
 
     def names(self) -> tuple[str, ...]:
-        """The names of all models, then of all embedders, in the order of the file."""
-        return (*self.models, *self.embedders)
+        """The names of all models, then of all embedders, then of all rerankers, in the order of the file."""
+        return (*self.models, *self.embedders, *self.rerankers)
 
     def budget(self, name: str | None = None) -> Profile:
         """The budget of that name, or the default: the table [budgets.default], else what is built in. ConfigError for an unknown name."""
@@ -124,6 +130,7 @@ class Catalog:
         return [
             *(self._row("model", spec, is_default=spec.name == self.default_model) for spec in self.models.values()),
             *(self._row("embedder", spec, is_default=spec.name == self.default_embedder) for spec in self.embedders.values()),
+            *(self._row("reranker", spec, is_default=False) for spec in self.rerankers.values()),
         ]
 
     def locate(self, spec: ModelSpec) -> Path:
@@ -218,7 +225,7 @@ class Catalog:
         VerifyResult(name=spec.name, file=file, expected=spec.sha256, actual=actual).require(hint=hint)
 
     def _choose(self, thing: Thing, name_or_path: str | None) -> ModelSpec:
-        known, default = (self.models, self.default_model) if thing == "model" else (self.embedders, self.default_embedder)
+        known, default = self._known(thing)
         name = default if name_or_path is None else name_or_path
         if name is None:
             raise ModelNotFoundError(
@@ -230,6 +237,14 @@ class Catalog:
             return self._from_path(thing, name)
         raise self._unknown(thing, name, tuple(known))
 
+    def _known(self, thing: Thing) -> tuple[Mapping[str, ModelSpec], str | None]:
+        """The entries of a kind, and the name of the default one."""
+        return {
+            "model": (self.models, self.default_model),
+            "embedder": (self.embedders, self.default_embedder),
+            "reranker": (self.rerankers, None),
+        }[thing]
+
     def _from_path(self, thing: Thing, text: str) -> ModelSpec:
         try:
             path = Path(text).expanduser().absolute()
@@ -237,11 +252,11 @@ class Catalog:
             path = Path(text).absolute()
         kind = sources.kind_on_disk(path)
         if kind is None:
-            raise ModelNotFoundError(
-                f"There is no file {text}.", hint=_listed(self.models if thing == "model" else self.embedders), path=text
-            )
+            raise ModelNotFoundError(f"There is no file {text}.", hint=_listed(self._known(thing)[0]), path=text)
         if kind == "folder" and thing == "model":
             raise ModelNotFoundError(f"{text} is a folder; a model is one .gguf file.", path=text)
+        if kind != "folder" and thing == "reranker":
+            raise ModelNotFoundError(f"{text} is a file; a reranker is the folder of a CrossEncoder.", path=text)
         return ModelSpec(name=text, kind="path", source=str(path))
 
     def _unknown(self, thing: str, name: str, known: tuple[str, ...]) -> ModelNotFoundError:

@@ -20,7 +20,7 @@ from localrag.catalog.faults import Place, nearest, quoted, shown, shown_path
 from localrag.errors import ConfigError
 from localrag.model import ModelSpec, SourceKind
 
-RESERVED_NAMES = ("echo",)
+RESERVED_NAMES = ("echo", "llm")
 _MAX_FILE_BYTES = 1024 * 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
@@ -42,7 +42,7 @@ _EXPECTED = {
 
 
 class EmbedderTable(BaseModel):
-    """One [embedders.NAME]."""
+    """One [embedders.NAME] or [rerankers.NAME]."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -70,6 +70,7 @@ class CatalogTable(BaseModel):
     default_embedder: str | None = None
     models: dict[str, ModelTable] = {}
     embedders: dict[str, EmbedderTable] = {}
+    rerankers: dict[str, EmbedderTable] = {}
     budgets: dict[str, BudgetTable] = {}
     relevance: RelevanceTable = RelevanceTable()
     tags: dict[str, list[str]] = {}
@@ -86,6 +87,7 @@ class Tables:
     default_embedder: str | None
     models: dict[str, ModelSpec]
     embedders: dict[str, ModelSpec]
+    rerankers: dict[str, ModelSpec]
     budgets: dict[str, Profile]
     relevance: dict[str, object]
     tags: dict[str, tuple[str, ...]]
@@ -105,6 +107,7 @@ def read(file: Path) -> Tables:
         default_embedder=table.default_embedder,
         models={name: _spec(top.inside("models", name), name, entry) for name, entry in table.models.items()},
         embedders={name: _embedder(top.inside("embedders", name), name, entry) for name, entry in table.embedders.items()},
+        rerankers={name: _reranker(top.inside("rerankers", name), name, entry) for name, entry in table.rerankers.items()},
         budgets={"default": Profile(tiers=tiers)}
         | {name: _budget(top.inside("budgets", name), name, entry, tiers) for name, entry in table.budgets.items()},
         relevance=weights_of(top.inside("relevance"), table.relevance),
@@ -116,8 +119,13 @@ def read(file: Path) -> Tables:
     ):
         if name is not None and name not in known:
             raise top.error(key, f"{shown(name)} is not in this file{nearest(name, known)}")
-    if both := sorted(tables.models.keys() & tables.embedders.keys()):
-        raise top.inside("embedders", both[0]).error(None, "a model has this name already; a name means one thing")
+    for section, named, others in (
+        ("embedders", tables.embedders, tables.models),
+        ("rerankers", tables.rerankers, tables.models | tables.embedders),
+    ):
+        if both := sorted(named.keys() & others.keys()):
+            holder = "a model" if both[0] in tables.models else "an embedder"
+            raise top.inside(section, both[0]).error(None, f"{holder} has this name already; a name means one thing")
     return tables
 
 
@@ -191,6 +199,12 @@ def _budget(place: Place, name: str, entry: BudgetTable, tiers: tuple[Tier, ...]
 def _embedder(place: Place, name: str, entry: EmbedderTable) -> ModelSpec:
     if entry.repo is not None and entry.file is not None and not entry.file.endswith(".gguf"):
         raise place.error("file", "an embedder from a hub repository is one .gguf file; a folder comes from a wheel or a path")
+    return _spec(place, name, entry)
+
+
+def _reranker(place: Place, name: str, entry: EmbedderTable) -> ModelSpec:
+    if entry.repo is not None:
+        raise place.error("repo", "a reranker is the folder of a CrossEncoder, which comes from a wheel or a path")
     return _spec(place, name, entry)
 
 

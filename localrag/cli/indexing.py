@@ -1,39 +1,94 @@
-"""What `index` and `kb verify` print: how far it is, what was done, and what was left out."""
+"""What `index` and the commands of `kb` print: how far it is, what was done, what was left out. And how a folder is followed."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import click
 
 from localrag.cli import display
 from localrag.cli.text import console, emit, note, safe
+from localrag.errors import InterruptedRunError, KnowledgeBaseError, LocalragError
 from localrag.kb.prior import prior
 
 if TYPE_CHECKING:
-    from localrag.kb import IngestResult, Plan, Progress, Skipped, Verified
+    from localrag.kb import IngestResult, KnowledgeBase, Plan, Progress, Skipped, Verified
     from localrag.kb.store import Feedback
     from localrag.passages import Chunk
+    from localrag.settings import Learning
+
+    Index = Callable[[IngestResult | None], IngestResult]
+    """One run, which is told the result of the run before, if any."""
 
 _NUM_NAMED = 3
 """Skipped files that are named for each reason, unless all are asked for."""
+_MAX_VALUE_CHARS = 60
+"""Of what a file says of itself, for each value in a table."""
+
+
+def check_paths(paths: Sequence[Path]) -> None:
+    """KnowledgeBaseError for one that is not there: said before anything heavy is loaded."""
+    for path in paths:
+        if not os.path.lexists(os.path.realpath(path)):
+            raise KnowledgeBaseError(f"There is no file or folder {path}.", hint="Check the path.", path=str(path))
+
+
+def first(index: Index) -> IngestResult | None:
+    """The first run before a folder is followed; None where there is nothing to index yet."""
+    try:
+        return index(None)
+    except KnowledgeBaseError as error:
+        if "reasons" not in error.numbers:
+            raise
+        note(safe(error.message))
+        return None
+
+
+def follow(paths: Sequence[Path], kb_dir: Path, index: Index, last: IngestResult | None, *, as_json: bool) -> int:
+    """Indexes again after every change, until Ctrl-C. What goes wrong then is said, and the next change is another try.
+
+    KnowledgeBaseError where one of the paths is gone: nothing more would be heard of it, also if it came back.
+    """
+    from localrag.kb.watch import changes  # noqa: PLC0415  # weight
+
+    note("Watching for changes; Ctrl-C ends it.")
+    try:
+        for num_changed in changes(paths, but=kb_dir):
+            try:
+                last = index(last)
+            except LocalragError as error:
+                if not num_changed and last is None:
+                    continue  # what there was to say was said a moment ago
+                check_paths(paths)
+                if as_json:
+                    emit({"error": error.to_dict()})
+                else:
+                    note(f"Error: {safe(error.message)}")
+    except KeyboardInterrupt:
+        note("\nNo longer watching.")
+    return InterruptedRunError.exit_code
 
 
 class IndexingBar:
-    """Files, chunks, chunks a second and time left, on stderr: a bar on a terminal, one line at the start elsewhere."""
+    """Files, chunks, chunks a second and time left, on stderr: a bar on a terminal, elsewhere one line at the start, and none `again`."""
 
-    def __init__(self, kb: str) -> None:
+    def __init__(self, kb: str, *, again: bool = False) -> None:
         self._title = f"Indexing {kb}"
+        self._again = again
         self._bar: Any = None
         self._task: Any = None
         self._started_at = time.monotonic()
 
     def __enter__(self) -> Self:
         if not sys.stderr.isatty():
-            note(f"{self._title}: reading and embedding")
+            if not self._again:
+                note(f"{self._title}: reading and embedding")
             return self
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415  # weight
 
@@ -67,19 +122,25 @@ class IndexingBar:
             self._bar.stop()
 
 
-def indexed(name: str, result: IngestResult, *, as_json: bool, verbose: bool) -> None:
-    """What indexing did, and the files that were skipped."""
+def indexed(name: str, result: IngestResult, *, as_json: bool, verbose: bool, before: IngestResult | None = None) -> None:
+    """What indexing did, and the files that were skipped. What was told of the run `before` is not told again."""
+    skipped = [skip for skip in result.skipped if before is None or skip not in before.skipped]
+    if before is not None and not (skipped or result.added or result.updated or result.renamed or result.removed):
+        return
     if as_json:
         emit({"kb": name, **result.to_dict()})
         return
-    _skipped(result.skipped, verbose=verbose)
+    _skipped(skipped, verbose=verbose)
     words = ["added", "updated", "unchanged", *(["renamed"] if result.renamed else []), "removed"]
     changes = ", ".join(f"{getattr(result, word)} {word}" for word in words)
     click.echo(f"{name}: {changes}, {len(result.skipped)} skipped; {result.num_chunks} chunks, {result.num_embedded} of them new")
 
 
-def planned(name: str, plan: Plan, *, as_json: bool, verbose: bool) -> None:
+def planned(knowledge_base: KnowledgeBase, plan: Plan, *, as_json: bool, verbose: bool) -> None:
     """What indexing would do; data are the files that would be read."""
+    name = knowledge_base.address
+    sources = {str(path): source for source, path in knowledge_base.paths().items()}
+    plan = replace(plan, removed=tuple(sources.get(path, path) for path in plan.removed))
     if as_json:
         emit({"kb": name, "dry_run": True, **plan.to_dict()})
         return
@@ -97,6 +158,18 @@ def planned(name: str, plan: Plan, *, as_json: bool, verbose: bool) -> None:
     note(f"{name}: {', '.join(numbers)}, {len(plan.skipped)} skipped; nothing was read or written")
 
 
+def documents(sources: Sequence[tuple[str, int]], fields: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
+    """A table of documents: (source, number of chunks) and, where any has some, tags and what the files say of themselves."""
+    rows = []
+    for source, num_chunks in sources:
+        said = {key: ", ".join(value[:_MAX_VALUE_CHARS] for value in values) for key, values in fields.get(source, {}).items()}
+        tags = said.pop("tag", "")
+        rows.append((source, num_chunks, tags, "; ".join(f"{key}={value}" for key, value in said.items())))
+    columns = ("Document", "Chunks", "Tags", "Fields")
+    kept = [at for at, column in enumerate(columns) if column in columns[:2] or any(row[at] for row in rows)]
+    display.table([columns[at] for at in kept], [[row[at] for at in kept] for row in rows], right=("Chunks",))
+
+
 def verified(name: str, found: Verified, *, as_json: bool) -> None:
     """What is wrong, what was repaired, and which documents are not up to date."""
     if as_json:
@@ -109,17 +182,25 @@ def verified(name: str, found: Verified, *, as_json: bool) -> None:
     for what, sources in (("changed since it was indexed", found.changed), ("not on disk any more", found.missing)):
         for source in sources:
             note(f"{safe(source)}: {what}")
+    for line in found.not_compared:
+        note(f"not compared with files: {safe(line)}")
+    if found.changed or found.missing:
+        note(f"To bring it up to date: localrag index PATH --kb {name}")
+    if found.problems:
+        note(f"It cannot be repaired: remove it (localrag kb remove {name}) and index the documents again.")
     if found.is_sound:
         click.echo(f"{name} is sound: {found.num_documents} documents, {found.num_chunks} chunks")
 
 
-def feedback(known: Sequence[tuple[Chunk, Feedback]], *, as_json: bool) -> None:
+def feedback(known: Sequence[tuple[Chunk, Feedback]], *, learning: Learning, as_json: bool) -> None:
     """What is known of the use of passages, and what it adds to their scores."""
     if as_json:
-        rows = [{"id": chunk.label, "source": chunk.source, **counts._asdict(), "weight": prior(counts)} for chunk, counts in known]
+        rows = [
+            {"id": chunk.label, "source": chunk.source, **counts._asdict(), "weight": prior(counts, learning)} for chunk, counts in known
+        ]
         emit({"passages": rows})
     elif known:
-        table = [(chunk.label, safe(chunk.source), *counts, f"{prior(counts):+.1%}") for chunk, counts in known]
+        table = [(chunk.label, safe(chunk.source), *counts, f"{prior(counts, learning):+.1%}") for chunk, counts in known]
         names = ("Found", "Supplied", "Cited", "Useful", "Useless", "Weight")
         display.table(("Passage", "Document", *names), table, right=names)
     else:

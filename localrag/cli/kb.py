@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
 from pathlib import Path
 
 import click
 
 from localrag.cli import display, indexing, options
 from localrag.cli.text import emit, note, safe
-from localrag.errors import KnowledgeBaseError, UsageError
-from localrag.kb import MODES, KnowledgeBase, Mode, Tagging, Where, import_kb, list_kbs, shown
-from localrag.session import folder_rules, open_embedder, prepare_queries
+from localrag.errors import InterruptedRunError, KnowledgeBaseError, UsageError
+from localrag.kb import MODES, IngestResult, KnowledgeBase, Mode, Tagging, Where, import_kb, list_kbs, shown
+from localrag.kb.location import Folder
+from localrag.session import folder_rules, open_embedder, opened_reranker, prepare_queries
 from localrag.settings import Settings
 
 _kb_option = click.option("--kb", "kb", required=True, metavar="NAME", help="The knowledge base.")
+_ID = re.compile(r"\[?(?:KB#)?(?:(.+)/)?([0-9]{1,18})\]?")
 
 
 @click.command("index")
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
 @_kb_option
-@click.option("--tag", "tags", multiple=True, metavar="TAG", help="A tag for these documents, in place of tags given before; repeatable.")
-@click.option("--hidden", is_flag=True, help="Read hidden files and key files too.")
+@click.option(
+    "--tag",
+    "tags",
+    multiple=True,
+    metavar="TAG",
+    help='A tag for these documents, in place of tags given before ("" takes them away); repeatable.',
+)
+@click.option("--hidden", is_flag=True, help="Read hidden files and key files too; a later run without it removes them again.")
 @click.option("--watch", is_flag=True, help="Stay, and index again whenever a file changes. Ctrl-C ends it.")
 @click.option("--dry-run", is_flag=True, help="List what would be read and what would be skipped, and do nothing.")
 @click.option("--verbose", is_flag=True, help="Name every skipped file.")
@@ -37,16 +45,25 @@ def index_command(
     verbose: bool,
     settings: Settings,
     as_json: bool,
-) -> None:
-    """Add or update the documents under PATHS. Only what changed is read and embedded again; what vanished is removed."""
+) -> int:
+    """Add or update the documents under PATHS. Only what changed is read and embedded again; what vanished is removed.
+
+    \b
+      localrag index notes --kb notes --dry-run
+      localrag index notes guide.pdf --kb notes --tag work
+      localrag index notes --kb notes --watch
+    """
+    if watch and dry_run:
+        raise UsageError("--watch and --dry-run exclude each other.", hint="Leave one out.")
+    indexing.check_paths(paths)
     with KnowledgeBase.open(settings.kb_dir, kb, create=True) as knowledge_base:
         if dry_run:
-            indexing.planned(knowledge_base.address, knowledge_base.plan(paths, hidden=hidden), as_json=as_json, verbose=verbose)
-            return
+            indexing.planned(knowledge_base, knowledge_base.plan(paths, hidden=hidden), as_json=as_json, verbose=verbose)
+            return 0
         embedder = open_embedder(settings)
 
-        def index() -> None:
-            with indexing.IndexingBar(knowledge_base.address) as bar:
+        def index(before: IngestResult | None) -> IngestResult:
+            with indexing.IndexingBar(knowledge_base.address, again=before is not None) as bar:
                 result = knowledge_base.ingest(
                     paths,
                     embedder,
@@ -55,24 +72,15 @@ def index_command(
                     hidden=hidden,
                     on_wait=lambda: note(f"Another localrag is indexing into {knowledge_base.address}: waiting for it."),
                 )
-            indexing.indexed(knowledge_base.address, result, as_json=as_json, verbose=verbose)
+            indexing.indexed(knowledge_base.address, result, as_json=as_json, verbose=verbose, before=before)
+            return result
 
-        index()
-        prepare_queries(embedder, settings, on_start=lambda: note("Making a copy of the embedder that starts faster, once."))
-        if watch:
-            _follow(paths, settings.kb_dir, index)
-
-
-def _follow(paths: tuple[Path, ...], kb_dir: Path, index: Callable[[], None]) -> None:
-    """Indexes again after every change. What goes wrong then is said, and the next change is another try."""
-    from localrag.kb.watch import changes  # noqa: PLC0415  # weight
-
-    note("Watching for changes; Ctrl-C ends it.")
-    for _ in changes(paths, but=kb_dir):
         try:
-            index()
-        except KnowledgeBaseError as error:
-            note(f"Error: {safe(error.message)}")
+            first = indexing.first(index) if watch else index(None)
+            prepare_queries(embedder, settings, on_start=lambda: note("Making a copy of the embedder that starts faster, once."))
+        except KeyboardInterrupt:
+            raise InterruptedRunError("Interrupted.", hint="What was indexed is kept; the same command goes on from there.") from None
+        return indexing.follow(paths, settings.kb_dir, index, first, as_json=as_json) if watch else 0
 
 
 @click.command("search")
@@ -81,15 +89,29 @@ def _follow(paths: tuple[Path, ...], kb_dir: Path, index: Callable[[], None]) ->
 @click.option("-k", "k", type=click.IntRange(1, 1000), default=8, show_default=True, metavar="N", help="Passages to show.")
 @click.option("--mode", type=click.Choice(MODES), default="hybrid", show_default=True)
 @options.where_option
+@options.rerank_option
 @options.models_file
 @options.as_json
-def search_command(query: str, kb: str, k: int, mode: Mode, where: Where, settings: Settings, as_json: bool) -> None:
-    """Find the passages that match QUERY best, each with what its score is made of."""
-    with KnowledgeBase.open(settings.kb_dir, kb) as knowledge_base:
-        hits = knowledge_base.retrieve(
-            query, None if mode == "keyword" else open_embedder(settings, for_queries=True), k=k, mode=mode, where=where
-        )
-    display.hits(hits, as_json=as_json)
+def search_command(query: str, kb: str, k: int, mode: Mode, where: Where, rerank: str | None, settings: Settings, as_json: bool) -> None:
+    """Find the passages that match QUERY best, each with what its score is made of.
+
+    \b
+      localrag search "annealing temperature" --kb handbook --where source=materials/*
+    """
+    if not query.strip():
+        raise UsageError("The query is empty.", hint="Give some words to look for.")
+    with KnowledgeBase.open(settings.kb_dir, kb) as knowledge_base, opened_reranker(rerank, settings=settings) as reranker:
+        embedder = None if mode == "keyword" else open_embedder(settings, for_queries=True)
+        hits = knowledge_base.retrieve(query, embedder, k=k, mode=mode, where=where, reranker=reranker)
+        none_passes = not hits and bool(where) and not knowledge_base.sources(where)
+    if none_passes and not as_json:
+        _note_none_passes(kb, where)
+    else:
+        display.hits(hits, as_json=as_json)
+
+
+def _note_none_passes(kb: str, where: Where) -> None:
+    note(f"No document of {shown(kb)} passes {safe(str(where))}. To see what they are: localrag kb show {shown(kb)}")
 
 
 @click.group("kb")
@@ -102,20 +124,26 @@ def kb_command() -> None:
 @options.as_json
 def list_command(settings: Settings, as_json: bool) -> None:
     """List the knowledge bases of this home."""
-    rows = []
+    rows: list[dict[str, object]] = []
     for name in list_kbs(settings.kb_dir):
-        with KnowledgeBase.open(settings.kb_dir, name) as knowledge_base:
-            rows.append((name, knowledge_base.num_documents, knowledge_base.num_chunks))
-    columns = ("name", "num_documents", "num_chunks")
+        try:
+            with KnowledgeBase.open(settings.kb_dir, name) as knowledge_base:
+                numbers = (knowledge_base.num_documents, knowledge_base.num_chunks)
+                rows.append({"name": name, "num_documents": numbers[0], "num_chunks": numbers[1]})
+        except KnowledgeBaseError as error:  # one that is damaged hides no other
+            rows.append({"name": name, "num_documents": None, "num_chunks": None, "error": error.to_dict()})
+            if not as_json:
+                note(f"{safe(error.message)}\n  {error.hint}")
     if as_json:
-        emit({"knowledge_bases": [dict(zip(columns, row, strict=True)) for row in rows]})
+        emit({"knowledge_bases": rows})
     elif rows:
-        display.table(("Name", "Documents", "Chunks"), rows, right=("Documents", "Chunks"))
+        columns = ("name", "num_documents", "num_chunks")
+        display.table(("Name", "Documents", "Chunks"), [[row[name] for name in columns] for row in rows], right=("Documents", "Chunks"))
     else:
         note("There are none yet. Make one with: localrag index FOLDER --kb NAME")
 
 
-@kb_command.command("show")
+@kb_command.command("show", short_help="Show the documents of a knowledge base, with their tags.")
 @click.argument("name")
 @options.where_option
 @options.models_file
@@ -128,15 +156,14 @@ def show_command(name: str, where: Where, settings: Settings, as_json: bool) -> 
     if as_json:
         documents = [{"source": source, "num_chunks": chunks, "fields": fields.get(source, {})} for source, chunks in sources]
         emit({"name": shown(name), "num_documents": len(sources), "num_chunks": num_chunks, "documents": documents})
+    elif where and not sources:
+        _note_none_passes(name, where)
     else:
-        rows = [(source, chunks, ", ".join(fields.get(source, {}).get("tag", ()))) for source, chunks in sources]
-        has_tags = any(tags for *_, tags in rows)
-        display.table(
-            ("Document", "Chunks", *(("Tags",) if has_tags else ())), [row if has_tags else row[:2] for row in rows], right=("Chunks",)
-        )
+        indexing.documents(sources, fields)
+        note(f"{shown(name)}: {len(sources)} documents, {num_chunks} chunks")
 
 
-@kb_command.command("verify")
+@kb_command.command("verify", short_help="Check a knowledge base, and repair what is derived.")
 @click.argument("name")
 @options.models_file
 @options.as_json
@@ -152,23 +179,37 @@ def verify_command(name: str, settings: Settings, as_json: bool) -> int:
 @click.argument("name")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @options.models_file
-def export_command(name: str, file: Path, settings: Settings) -> None:
-    """Write a knowledge base into one FILE, to keep or to take along."""
+@options.as_json
+def export_command(name: str, file: Path, settings: Settings, as_json: bool) -> None:
+    """Write a knowledge base into one FILE, to keep or to take along. A FILE that is there is replaced."""
+    if not file.parent.is_dir():
+        raise UsageError(f"There is no folder {file.parent}.", hint="Make it, or name another FILE.")
     with KnowledgeBase.open(settings.kb_dir, name) as knowledge_base:
         knowledge_base.export(file)
-    note(f"Wrote {shown(name)} to {safe(str(file))}.")
+        numbers = {"num_documents": knowledge_base.num_documents, "num_chunks": knowledge_base.num_chunks}
+    if as_json:
+        emit({"kb": shown(name), "file": str(file), **numbers, "num_bytes": file.stat().st_size})
+    else:
+        note(f"Wrote {shown(name)} to {safe(str(file))}: {numbers['num_documents']} documents, {display.size(file.stat().st_size)}.")
 
 
 @kb_command.command("import")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
 @click.option("--name", metavar="NAME", help="Its name here; otherwise the one it was exported by.")
 @options.models_file
-def import_command(file: Path, name: str | None, settings: Settings) -> None:
+@options.as_json
+def import_command(file: Path, name: str | None, settings: Settings, as_json: bool) -> None:
     """Make a knowledge base of a FILE that was exported. It is checked before it is there."""
-    note(f"Imported {import_kb(settings.kb_dir, file, name)}.")
+    name = import_kb(settings.kb_dir, file, name)
+    with KnowledgeBase.open(settings.kb_dir, name) as knowledge_base:
+        numbers = {"num_documents": knowledge_base.num_documents, "num_chunks": knowledge_base.num_chunks}
+    if as_json:
+        emit({"kb": name, **numbers})
+    else:
+        note(f"Imported {name}: {numbers['num_documents']} documents, {numbers['num_chunks']} chunks.")
 
 
-@kb_command.command("feedback")
+@kb_command.command("feedback", short_help="Show which passages helped, mark some, or forget all of it.")
 @click.argument("name")
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @click.option("--useful/--useless", "helped", default=None, help="What a person says of these passages.")
@@ -180,37 +221,75 @@ def feedback_command(name: str, ids: tuple[str, ...], helped: bool | None, reset
 
     What people mark moves a passage up or down by a tenth of its score at most. How often it was found, supplied and cited is only
     shown, unless LOCALRAG_LEARN is "all"; "off" uses nothing of it.
+
+    \b
+      localrag kb feedback notes 12 KB#31 --useful
     """
-    if reset == bool(ids) and (reset or helped is not None):
+    if reset and (ids or helped is not None):
         raise UsageError(
-            "IDs go with --useful or --useless, and neither goes with --reset.", hint=f"localrag kb feedback {shown(name)} 12 --useful"
+            "--reset forgets all of it, and takes no ID, --useful or --useless.", hint=f"localrag kb feedback {shown(name)} --reset"
         )
     if ids and helped is None:
         raise UsageError("Were they of use or not?", hint="Say --useful or --useless.")
+    if helped is not None and not ids:
+        raise UsageError(
+            "Which passages? There is no ID.", hint=f"Give them as in a citation: localrag kb feedback {shown(name)} 12 --useful"
+        )
     with KnowledgeBase.open(settings.kb_dir, name) as knowledge_base:
         if reset:
             knowledge_base.reset_feedback()
+            note(f"Forgot what was known of the passages of {shown(name)}.")
         if ids:
-            knowledge_base.mark([_chunk_id(each) for each in ids], useful=bool(helped))
+            knowledge_base.mark([_chunk_id(each, knowledge_base.name) for each in ids], useful=bool(helped))
         known = knowledge_base.feedback()
-    indexing.feedback(known, as_json=as_json)
+    if as_json or not reset:
+        indexing.feedback(known, learning=settings.learn, as_json=as_json)
 
 
-def _chunk_id(text: str) -> int:
-    number = text.strip("[]").rpartition("/")[2].removeprefix("KB#")
-    if not number.isdecimal() or len(number) > 18:
+def _chunk_id(text: str, kb: str) -> int:
+    """The number of a passage of `kb`, from a label as answers show it; the label may name the knowledge base."""
+    match = _ID.fullmatch(text.strip())
+    if match is None:
         raise UsageError(f"{text[:40]!r} is not the id of a passage.", hint="Give it as in a citation: KB#12 or 12.")
-    return int(number)
+    if match[1] not in (None, kb):
+        raise UsageError(f"{text[:80]!r} is no passage of {kb}.", hint=f"Name that knowledge base in place of {kb}.")
+    return int(match[2])
 
 
 @kb_command.command("remove")
 @click.argument("name")
 @options.models_file
 @click.option("--yes", is_flag=True, help="Do not ask.")
-def remove_command(name: str, settings: Settings, yes: bool) -> None:
-    """Delete a knowledge base. The documents themselves are not touched."""
-    with KnowledgeBase.open(settings.kb_dir, name) as knowledge_base:
-        if not yes:
-            click.confirm(f"Remove {shown(name)} with {knowledge_base.num_documents} documents?", abort=True, err=True)
-        knowledge_base.remove()
-    note(f"Removed {shown(name)}.")
+@options.as_json
+def remove_command(name: str, settings: Settings, yes: bool, as_json: bool) -> None:
+    """Delete a knowledge base, also a damaged one. The documents themselves are not touched."""
+    is_here = name in list_kbs(settings.kb_dir)
+    try:
+        with KnowledgeBase.open(settings.kb_dir, name) as knowledge_base:
+            question = f"Remove {shown(name)} with {knowledge_base.num_documents} documents?"
+    except KnowledgeBaseError as error:
+        if not is_here:
+            raise
+        question = f"{safe(error.message)}\nRemove {name}?"
+    if not yes:
+        _confirm(question)
+    if is_here:
+        Folder(settings.kb_dir, name).remove()  # without opening it
+    else:
+        with KnowledgeBase.open(settings.kb_dir, name) as knowledge_base:
+            knowledge_base.remove()
+    if as_json:
+        emit({"kb": shown(name), "removed": True})
+    else:
+        note(f"Removed {shown(name)}.")
+
+
+def _confirm(question: str) -> None:
+    """InterruptedRunError unless a person says yes."""
+    try:
+        is_agreed = click.confirm(question, err=True)
+    except click.Abort:  # Ctrl-C, or nobody to ask
+        note("")
+        is_agreed = False
+    if not is_agreed:
+        raise InterruptedRunError("Nothing was removed.", hint="--yes removes without asking.")

@@ -14,6 +14,7 @@ import click
 
 from localrag.budget import OVERFLOWS, Overflow
 from localrag.cli.files import read_source
+from localrag.errors import UsageError
 from localrag.kb.filters import Where
 from localrag.messages import Attachment
 from localrag.prompt import ANSWER_BASIS
@@ -111,6 +112,7 @@ class Asking(TypedDict):
     system: str | None
     attached: tuple[Path, ...]
     top_k: TopK
+    rerank: str | None
     where: Where
     context_ratio: float | None
     overflow: tuple[tuple[Overflow, str | None], ...]
@@ -124,7 +126,11 @@ class Depth(click.ParamType[TopK]):
     name = "depth"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> TopK:  # noqa: ANN401  # click's signature
-        return "fit" if value == "fit" else click.IntRange(1, MAX_DEPTH).convert(value, param, ctx)
+        if value == "fit":
+            return "fit"
+        if not str(value).lstrip("-").isdecimal():
+            self.fail(f"{value!r} is neither a number of passages nor fit.", param, ctx)
+        return click.IntRange(1, MAX_DEPTH).convert(value, param, ctx)
 
 
 class Strategy(click.ParamType[tuple[Overflow, str | None]]):
@@ -141,14 +147,18 @@ class Strategy(click.ParamType[tuple[Overflow, str | None]]):
 
 
 def opener(asking: Asking, *, vocab_only: bool, keep: bool, name: str = "ask") -> Callable[[], Session]:
-    """What opens the session that the options ask for."""
+    """What opens the session that the options ask for. UsageError for options that need a knowledge base where none is named."""
+    for option, given in (("--where", bool(asking["where"])), ("--rerank", asking["rerank"] is not None)):
+        if given and not asking["kbs"]:
+            raise UsageError(f"{option} is about the passages of a knowledge base, and none is named.", hint="Name one with --kb.")
     return partial(
         Session.open,
         asking["model"],
         kbs=asking["kbs"],
         n_ctx=asking["n_ctx"],
         chat_template=asking["chat_template"],
-        vocab_only=vocab_only,
+        vocab_only=vocab_only and asking["rerank"] != "llm",
+        rerank=asking["rerank"],
         budget=asking["budget"],
         name=name,
         keep=keep,
@@ -200,6 +210,11 @@ where_option = click.option(
     metavar="KEY=PATTERN",
     help="Only documents that pass, such as tag=price, source=guide/* or author=Ann; can be given again.",
 )
+rerank_option = click.option(
+    "--rerank",
+    metavar="llm|NAME",
+    help="Have the best passages read again: by the model itself, or by a CrossEncoder of models.toml or its folder.",
+)
 _ASKING = (
     click.option(
         "--max-tokens",
@@ -217,6 +232,7 @@ _ASKING = (
         metavar="N",
         help="Passages to retrieve; fit: as many as the window may hold.",
     ),
+    rerank_option,
     where_option,
     click.option(
         "--max-seconds",

@@ -27,6 +27,7 @@ from localrag.engine.threads import ThreadGovernor
 PROMPT_TOKENS, ANSWER_TOKENS = 1024, 128
 """A question with its sources, and an answer: the mixture that is timed."""
 
+_FILE = "attention.json"
 _BATCH, _WIDTH, _VOCAB = 512, 64, 32
 _HEADS, _KV_HEADS, _HEAD_SIZE = 16, 4, 64
 
@@ -36,21 +37,31 @@ def flash_attention(home: Path, governor: ThreadGovernor) -> bool:
 
     It is measured with the threads that are good now: with one for each core, beside busy processes, it takes a minute and more.
     """
-    file = home / "attention.json"
-    key = f"{platform.node()} {_processor()} {library().llama_print_system_info().decode()} {governor.num_cores}"
-    with suppress(OSError, ValueError):
-        kept = json.loads(file.read_text(encoding="utf-8"))
-        if isinstance(kept, dict) and kept.get("for") == key and isinstance(kept.get("flash_attention"), bool):
-            return bool(kept["flash_attention"])
+    kept = kept_choice(home, governor)
+    if kept is not None:
+        return kept
     seconds = measure(governor.measure)
     chosen = seconds[True] <= seconds[False] * 1.05  # about as fast: it takes less memory
-    kept = {"for": key, "flash_attention": chosen, "flash_s": round(seconds[True], 4), "plain_s": round(seconds[False], 4)}
+    record = {"for": _key(governor), "flash_attention": chosen, "flash_s": round(seconds[True], 4), "plain_s": round(seconds[False], 4)}
     with suppress(OSError):
         home.mkdir(parents=True, exist_ok=True)
         part = home / f".attention-{os.getpid()}"
-        part.write_text(json.dumps(kept), encoding="utf-8")
-        part.replace(file)
+        part.write_text(json.dumps(record), encoding="utf-8")
+        part.replace(home / _FILE)
     return chosen
+
+
+def kept_choice(home: Path, governor: ThreadGovernor) -> bool | None:
+    """What was chosen for this machine and this build; None if nothing was, or what is kept is damaged."""
+    with suppress(OSError, ValueError, RecursionError):
+        record = json.loads((home / _FILE).read_text(encoding="utf-8"))
+        if isinstance(record, dict) and record.get("for") == _key(governor) and isinstance(record.get("flash_attention"), bool):
+            return bool(record["flash_attention"])
+    return None
+
+
+def _key(governor: ThreadGovernor) -> str:
+    return f"{platform.node()} {_processor()} {library().llama_print_system_info().decode()} {governor.num_cores}"
 
 
 def measure(num_threads: int | Callable[[], int]) -> dict[bool, float]:
@@ -94,10 +105,10 @@ def _processor() -> str:
 def _thin_model() -> bytes:
     """A GGUF file (version 3) of a llama without a vocabulary. The weights are random: look-ups of equal values would be too fast."""
     keys = [
-        _key("general.architecture", 8, _string("llama")),
-        _key("tokenizer.ggml.model", 8, _string("no_vocab")),
+        _field("general.architecture", 8, _string("llama")),
+        _field("tokenizer.ggml.model", 8, _string("no_vocab")),
         *(
-            _key(f"llama.{name}", 4, struct.pack("<I", value))
+            _field(f"llama.{name}", 4, struct.pack("<I", value))
             for name, value in {
                 "vocab_size": _VOCAB,
                 "context_length": PROMPT_TOKENS + ANSWER_TOKENS,
@@ -111,7 +122,7 @@ def _thin_model() -> bytes:
                 "rope.dimension_count": _HEAD_SIZE,
             }.items()
         ),
-        _key("llama.attention.layer_norm_rms_epsilon", 6, struct.pack("<f", 1e-5)),
+        _field("llama.attention.layer_norm_rms_epsilon", 6, struct.pack("<f", 1e-5)),
     ]
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (_WIDTH, _VOCAB), "output_norm.weight": (_WIDTH,)}
     shapes |= {f"blk.0.{name}_norm.weight": (_WIDTH,) for name in ("attn", "ffn")}
@@ -133,5 +144,5 @@ def _string(text: str) -> bytes:
     return struct.pack("<Q", len(text)) + text.encode()
 
 
-def _key(name: str, value_type: int, value: bytes) -> bytes:
+def _field(name: str, value_type: int, value: bytes) -> bytes:
     return _string(name) + struct.pack("<I", value_type) + value

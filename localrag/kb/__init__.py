@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from localrag.kb.filters import FolderRule, Where
-    from localrag.kb.ingest import IngestResult, Plan, Progress, Tagging
+    from localrag.kb.ingest import IngestResult, Progress, Tagging
     from localrag.kb.knowledge_base import KnowledgeBase, import_kb, list_kbs, shown
+    from localrag.kb.plan import Plan
     from localrag.kb.retrieve import MODES, Mode
     from localrag.kb.verify import Verified
     from localrag.kb.walk import Skipped
@@ -35,8 +36,9 @@ __all__ = [
 
 _MODULES = {
     "filters": ("FolderRule", "Where"),
-    "ingest": ("IngestResult", "Plan", "Progress", "Tagging"),
+    "ingest": ("IngestResult", "Progress", "Tagging"),
     "knowledge_base": ("KnowledgeBase", "import_kb", "list_kbs", "shown"),
+    "plan": ("Plan",),
     "retrieve": ("MODES", "Mode"),
     "verify": ("Verified",),
     "walk": ("Skipped",),

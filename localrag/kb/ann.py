@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localrag.kb.store import Store
-from localrag.kb.vector_cache import Clusters, Ids, Places, VectorFile, Vectors, Version, open_file, publishing, scratch_file, write_file
+from localrag.kb.vector_cache import Clusters, VectorFile, open_file, publishing, scratch_file, write_file
+from localrag.kb.vector_layout import Ids, Places, Vectors, Version
 from localrag.kb.vectors import APPROXIMATE_FROM, VectorIndex, newest_file, rows_of
 
 MIN_RECALL = 0.97

@@ -40,9 +40,11 @@ class Distinct:
         kinds = frozenset(spoken)
         # Two sets that share so much share one of their first words in any one order; long words first, few texts have to be compared.
         num_first = len(kinds) - math.ceil(MIN_SHARED * len(kinds)) + 1
-        first = sorted(kinds, key=lambda word: (-len(word), word))[:num_first]
+        first = sorted(sorted(kinds), key=len, reverse=True)[:num_first]  # equally long ones stay in their order
         candidates = {holder for word in first for holder in self._holders.get(word, ())}
-        if any(_is_near(spoken, kinds, *self._seen[holder]) for holder in sorted(candidates)):
+        least, most = MIN_SHARED * len(kinds), len(kinds) / MIN_SHARED  # what tells most texts apart is told first
+        near_sized = [self._seen[holder] for holder in sorted(candidates) if least <= len(self._seen[holder][1]) <= most]
+        if any(_is_near(spoken, kinds, *other) for other in near_sized):
             return False
         for word in first:
             self._holders.setdefault(word, []).append(len(self._seen))

@@ -20,6 +20,7 @@ from typing import Any
 from localrag.errors import UsageError
 from localrag.kb.chunking import Passage, cut
 from localrag.kb.documents import DocumentRow
+from localrag.kb.embedding import vectors_for
 from localrag.kb.readers.base import Reading, Section
 from localrag.kb.rerank import Reranker
 from localrag.kb.retrieve import DEPTH, MODES, Mode, retrieve
@@ -205,18 +206,16 @@ def plot(results: Sequence[Result], file: Path, *, title: str) -> None:
 def _add(store: Store, documents: Sequence[tuple[str, str, str]], embedder: Embedder) -> None:
     """One transaction for a group of documents."""
     prepared = [(one, title, text, _passages(title, text, embedder)) for one, title, text in documents]
-    by_sha256 = {passage.sha256: passage.embedded for *_, passages in prepared for passage in passages}
-    if not by_sha256:
+    vectors = vectors_for(store, [passage for *_, passages in prepared for passage in passages], embedder)
+    if not vectors:
         return
-    vectors = embedder.embed(list(by_sha256.values()))
-    data = {sha256: vector.astype("<f4").tobytes() for sha256, vector in zip(by_sha256, vectors, strict=True)}
     with store.writing():
         store.claim_embedder(embedder.fingerprint, embedder.dim)
         for one, title, text, passages in prepared:
             if passages:
                 raw = f"{title}\n{text}".encode("utf-8", "surrogatepass")
                 row = DocumentRow(one, one, hashlib.sha256(raw).hexdigest(), len(raw), title)
-                store.put_document(row, passages, data)
+                store.put_document(row, passages, vectors)
 
 
 def _passages(title: str, text: str, embedder: Embedder) -> list[Passage]:

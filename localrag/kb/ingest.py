@@ -8,27 +8,26 @@ whatever document, is not embedded.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from os.path import lexists
-from pathlib import Path, PurePath
-from types import MappingProxyType
+from functools import partial
+from pathlib import Path
 
 from localrag.errors import KnowledgeBaseError
 from localrag.kb.chunking import CUTTER, Passage, cut
 from localrag.kb.documents import DocumentRow, Known, Unread
+from localrag.kb.embedding import vectors_for
 from localrag.kb.filters import FolderRule
+from localrag.kb.known_files import KnownFiles, is_same
 from localrag.kb.readers import UnreadableError
 from localrag.kb.reading import Readers
 from localrag.kb.truth import AnyStore
-from localrag.kb.walk import Found, Skipped, Walk, is_unchanged, read_file, walk
+from localrag.kb.walk import Found, Skipped, read_file, walk
 from localrag.tokens import Embedder
 
 EMBED_AT_ONCE = 64
 """Chunks that are embedded in one call, of as many documents as it takes: short documents one by one took 1.7 times the CPU time."""
-
-_EMBED_AT_MOST = 512  # of a long document, so that its progress shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,21 +80,6 @@ class IngestResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What a run would do, as far as that shows without reading: the sources of new files, of those that may have changed, and so on."""
-
-    new: tuple[str, ...]
-    changed: tuple[str, ...]
-    unchanged: tuple[str, ...]
-    removed: tuple[str, ...]
-    skipped: tuple[Skipped, ...]
-
-    def to_dict(self) -> dict[str, object]:
-        """Fit for JSON."""
-        return {**asdict(self), "skipped": [skip._asdict() for skip in self.skipped]}
-
-
-@dataclass(frozen=True, slots=True)
 class _Prepared:
     file: Found
     row: DocumentRow
@@ -119,33 +103,13 @@ def ingest(
     `paths` can be read.
     """
     with Readers() as readers:
-        run = _Run(embedder, readers, store, make_store, walk(paths, hidden=hidden), tagging or Tagging(), progress)
+        run = _Run(embedder, readers, store, make_store, KnownFiles(walk(paths, hidden=hidden)), tagging or Tagging(), progress)
         run.take_all()
+    skipped = run.known.found.skipped
     if not run.added + run.updated + run.unchanged + run.renamed:
-        raise _nothing_read(paths, run.found.skipped)
+        raise _nothing_read(paths, skipped)
     removed, written = run.finish()
-    return IngestResult(
-        run.added, run.updated, run.unchanged, run.renamed, removed, run.num_embedded, written.num_chunks, tuple(run.found.skipped)
-    )
-
-
-def plan(
-    paths: Sequence[Path], known: Mapping[str, Known], unread: Mapping[str, Unread] = MappingProxyType({}), *, hidden: bool = False
-) -> Plan:
-    """What `ingest` would do with the files below `paths`. A file with a new name counts as new, and under its old one as removed."""
-    found = walk(paths, hidden=hidden)
-    kinds: dict[str, list[str]] = {"new": [], "changed": [], "unchanged": []}
-    for file in found.files:
-        document, without_text = known.get(file.path), unread.get(file.path)
-        if document is not None and _is_current(file, document):
-            kinds["unchanged"].append(file.source)
-        elif without_text is not None and _is_current(file, without_text):
-            found.skipped.append(Skipped(file.source, without_text.reason))
-        else:
-            kinds["new" if document is None else "changed"].append(file.source)
-    removed = tuple(sorted(found.vanished(list(known))))
-    new, changed, unchanged = (tuple(sources) for sources in kinds.values())
-    return Plan(new, changed, unchanged, removed, tuple(found.skipped))
+    return IngestResult(run.added, run.updated, run.unchanged, run.renamed, removed, run.num_embedded, written.num_chunks, tuple(skipped))
 
 
 @dataclass(slots=True)
@@ -156,7 +120,7 @@ class _Run:
     readers: Readers
     store: AnyStore | None
     make_store: Callable[[], AnyStore]
-    found: Walk
+    known: KnownFiles
     tagging: Tagging
     progress: Callable[[Progress], None] | None
     added: int = 0
@@ -164,10 +128,7 @@ class _Run:
     unchanged: int = 0
     renamed: int = 0
     num_embedded: int = 0
-    _known: dict[str, Known] = field(default_factory=dict)
-    _unread: dict[str, Unread] = field(default_factory=dict)  # as it was before
     _now_unread: dict[str, Unread] = field(default_factory=dict)
-    _gone: dict[str, list[str]] | None = None  # sha256 to the paths of stored documents whose files are not there any more
     _kept: list[tuple[Found, int]] = field(default_factory=list)  # with their documents' ids
     _stamps: list[tuple[int, int | None]] = field(default_factory=list)
     _waiting: list[_Prepared] = field(default_factory=list)
@@ -175,26 +136,26 @@ class _Run:
 
     def take_all(self) -> None:
         if self.store is not None:
-            self._known, self._unread = self.store.documents(), self.store.unread()
-        for file in self.found.files:
+            self.known.documents, self.known.unread = self.store.documents(), self.store.unread()
+        for file in self.known.found.files:
             self._num_read += 1
             self._take(file)
             num_waiting = sum(len(prepared.passages) for prepared in self._waiting)
-            if num_waiting >= EMBED_AT_ONCE or (num_waiting and self._num_read == len(self.found.files)):
+            if num_waiting >= EMBED_AT_ONCE or (num_waiting and self._num_read == len(self.known.found.files)):
                 self._write()
             self._report(file.source)
 
     def finish(self) -> tuple[int, AnyStore]:
         """Removes what vanished, and notes what is to be known of unchanged documents; the number of documents removed."""
         store = self._opened()
-        vanished = self.found.vanished(list(self._known))
+        vanished = self.known.vanished()
         retagged = self._retagged(store)
         if vanished or retagged:
             with store.writing():
                 store.remove_documents(vanished)
                 for document_id, origin, fields in retagged:
                     store.set_fields(document_id, sorted(fields), origin)
-        unread = self._unread_before()
+        unread = self.known.unread_before()
         if self._stamps or unread != self._now_unread:
             with store.writing(moves_on=False):
                 store.stamp_documents(self._stamps)
@@ -203,18 +164,23 @@ class _Run:
 
     def _take(self, file: Found) -> None:
         """Reads and cuts one file, unless it is known."""
-        if self._is_known(file):
+        if document := self.known.document(file):
+            self._keep(file, document)
             return
-        known = self._known.get(file.path)
+        if without_text := self.known.without_text(file):
+            self._now_unread[file.path] = without_text
+            self._skip(file, without_text.reason)
+            return
         try:
             data, mtime_ns = read_file(file.path)
         except (UnreadableError, OSError) as error:
-            self._skip(file, error)
+            self._skip(file, _reason(error))
             return
         sha256 = hashlib.sha256(data).hexdigest()
-        if known is not None and (known.sha256, known.cutter) == (sha256, CUTTER):
+        known = self.known.documents.get(file.path)
+        if known is not None and is_same(known, sha256):
             self._stamps.append((known.id, mtime_ns))
-            self._keep(file, known.id)
+            self._keep(file, known)
             return
         if (known is None or known.sha256 != sha256) and self._renamed(file, sha256, mtime_ns):
             return
@@ -224,7 +190,7 @@ class _Run:
             if not passages:
                 raise UnreadableError("it holds no text")  # noqa: TRY301  # one way to skip
         except (UnreadableError, KnowledgeBaseError, OSError) as error:
-            self._skip(file, error)
+            self._skip(file, _reason(error))
             if mtime_ns is not None and isinstance(error, UnreadableError) and error.lasts:
                 self._now_unread[file.path] = Unread(len(data), mtime_ns, CUTTER, str(error))
             return
@@ -233,38 +199,20 @@ class _Run:
         )
         self._waiting.append(_Prepared(file, row, passages))
 
-    def _is_known(self, file: Found) -> bool:
-        """Whether a file is as it was when it was read; then what was found holds again."""
-        known, unread = self._known.get(file.path), self._unread.get(file.path)
-        if known is not None and _is_current(file, known):
-            self._keep(file, known.id)
-        elif unread is not None and _is_current(file, unread):
-            self._now_unread[file.path] = unread
-            self.found.skipped.append(Skipped(file.source, unread.reason))
-        else:
-            return False
-        return True
-
-    def _keep(self, file: Found, document_id: int) -> None:
+    def _keep(self, file: Found, document: Known) -> None:
         self.unchanged += 1
-        self._kept.append((file, document_id))
+        self._kept.append((file, document.id))
 
-    def _skip(self, file: Found, error: Exception) -> None:
-        self.found.skipped.append(Skipped(file.source, _reason(error)))
+    def _skip(self, file: Found, reason: str) -> None:
+        self.known.found.skipped.append(Skipped(file.source, reason))
 
     def _renamed(self, file: Found, sha256: str, mtime_ns: int | None) -> bool:
-        """Whether this file is a stored document under a new name, which it then has. By another ending it is read as something else."""
+        """Whether this file is a stored document under a new name, which it then has."""
         if self.store is None:
             return False
-        if self._gone is None:
-            self._gone = self._find_gone()
-        suffix = PurePath(file.path).suffix.lower()
-        old = next((path for path in self._gone.get(sha256, ()) if PurePath(path).suffix.lower() == suffix), None)
-        if old is None or self._known[old].cutter != CUTTER:
+        document = self.known.take_renamed(file, sha256, is_local=self.store.is_local)
+        if document is None:
             return False
-        self._gone[sha256].remove(old)
-        document = self._known.pop(old)
-        self._known[file.path] = document
         with self.store.writing():
             self.store.move_document(document.id, file.path, file.source)
             self.store.stamp_documents([(document.id, mtime_ns)])
@@ -272,58 +220,40 @@ class _Run:
         self._kept.append((file, document.id))
         return True
 
-    def _find_gone(self) -> dict[str, list[str]]:
-        below = set(self.found.vanished(list(self._known)))
-        is_local = self.store is not None and self.store.is_local
-        here = {file.path for file in self.found.files}
-        gone = defaultdict(list)
-        for path, known in self._known.items():
-            if path in below or (is_local and path not in here and not lexists(path)):
-                gone[known.sha256].append(path)
-        return gone
-
     def _write(self) -> None:
         """Embeds what waits and is not known, and commits it, a document a transaction."""
         store = self._opened()
         store.check_embedder(self.embedder.fingerprint, self.embedder.dim)  # before the work, and again in the transaction
-        passages = {passage.sha256: passage for prepared in self._waiting for passage in prepared.passages}
-        vectors = store.vectors_of(list(passages))
-        missing = [sha256 for sha256 in passages if sha256 not in vectors]
-        for at in range(0, len(missing), _EMBED_AT_MOST):
-            batch = missing[at : at + _EMBED_AT_MOST]
-            embedded = self.embedder.embed([passages[sha256].embedded for sha256 in batch])
-            vectors.update((sha256, vector.astype("<f4").tobytes()) for sha256, vector in zip(batch, embedded, strict=True))
-            self.num_embedded += len(batch)
-            if at + _EMBED_AT_MOST < len(missing):
-                self._report(self._waiting[-1].file.source)
+        passages = [passage for prepared in self._waiting for passage in prepared.passages]
+        vectors = vectors_for(store, passages, self.embedder, partial(self._embedded, self.num_embedded))
         for prepared in self._waiting:
             with store.writing():
                 store.claim_embedder(self.embedder.fingerprint, self.embedder.dim)
                 document_id = store.put_document(prepared.row, prepared.passages, vectors)
                 for origin, fields in self.tagging.of(prepared.file).items():
                     store.set_fields(document_id, sorted(fields), origin)
-            self.updated += prepared.row.path in self._known
-            self.added += prepared.row.path not in self._known
+            self.updated += prepared.row.path in self.known.documents
+            self.added += prepared.row.path not in self.known.documents
         self._waiting.clear()
+
+    def _embedded(self, num_before: int, done: int, total: int) -> None:
+        self.num_embedded = num_before + done
+        if done < total:
+            self._report(self._waiting[-1].file.source)
 
     def _opened(self) -> AnyStore:
         """The store; where this run makes it, another one may have been faster, and what that one wrote is not embedded again."""
         if self.store is None:
             self.store = self.make_store()
-            self._known = self.store.documents()
+            self.known.documents = self.store.documents()
             waiting, self._waiting = self._waiting, []
             for prepared in waiting:
-                known = self._known.get(prepared.row.path)
-                if known is not None and (known.sha256, known.cutter) == (prepared.row.sha256, CUTTER):
-                    self._keep(prepared.file, known.id)
+                known = self.known.documents.get(prepared.row.path)
+                if known is not None and is_same(known, prepared.row.sha256):
+                    self._keep(prepared.file, known)
                 else:
                     self._waiting.append(prepared)
         return self.store
-
-    def _unread_before(self) -> dict[str, Unread]:
-        """What was known of the files that were looked at, and of those that vanished."""
-        paths = {file.path for file in self.found.files}.union(self.found.vanished(list(self._unread)))
-        return {path: unread for path, unread in self._unread.items() if path in paths}
 
     def _retagged(self, store: AnyStore) -> list[tuple[int, str, set[tuple[str, str]]]]:
         """(document id, origin, fields) where an unchanged document is to have other ones than it has."""
@@ -337,12 +267,7 @@ class _Run:
 
     def _report(self, source: str) -> None:
         if self.progress is not None:
-            self.progress(Progress(source, self._num_read - len(self._waiting), len(self.found.files), self.num_embedded))
-
-
-def _is_current(file: Found, known: Known | Unread) -> bool:
-    """Whether a file is what is known of it, as far as that shows without reading it."""
-    return known.cutter == CUTTER and is_unchanged(file.path, known.num_bytes, known.mtime_ns)
+            self.progress(Progress(source, self._num_read - len(self._waiting), len(self.known.found.files), self.num_embedded))
 
 
 def _reason(error: Exception) -> str:

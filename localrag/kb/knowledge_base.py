@@ -9,8 +9,9 @@ from typing import Self, TypedDict, Unpack
 
 from localrag.errors import KnowledgeBaseError
 from localrag.kb.filters import Where
-from localrag.kb.ingest import IngestResult, Plan, Progress, Tagging, ingest, plan
+from localrag.kb.ingest import IngestResult, Progress, Tagging, ingest
 from localrag.kb.location import Folder, check_name, list_kbs
+from localrag.kb.plan import Plan, plan
 from localrag.kb.rerank import Reranker
 from localrag.kb.retrieve import Mode, retrieve
 from localrag.kb.store import Feedback

@@ -91,67 +91,85 @@ def create_tables(db: sqlite3.Connection) -> None:
         db.execute(statement)
 
 
+_FIELDS = (
+    """CREATE TABLE fields (
+        document_id INTEGER NOT NULL REFERENCES documents (id) ON DELETE CASCADE,
+        key TEXT NOT NULL,                      -- "tag", and what a file says of itself: "author", "date" …
+        value TEXT NOT NULL,
+        origin TEXT NOT NULL CHECK (origin IN ('file', 'rule', 'given')),
+        PRIMARY KEY (document_id, key, value, origin)
+    ) WITHOUT ROWID""",
+    "CREATE INDEX fields_by_key ON fields (key, value)",
+    "INSERT OR IGNORE INTO fields SELECT d.id, 'tag', t.value, 'file' FROM documents d, json_each(d.tags) t",
+    "ALTER TABLE documents DROP COLUMN tags",
+)
+"""What documents can be filtered by."""
+
+_KNOWN_AGAIN = (
+    "ALTER TABLE documents ADD COLUMN mtime_ns INTEGER",  # NULL: the file is read before it is taken for unchanged
+    "ALTER TABLE documents ADD COLUMN cutter INTEGER NOT NULL DEFAULT 0",  # the version of what read and cut it
+    "ALTER TABLE chunks ADD COLUMN place TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE chunks ADD COLUMN sha256 BLOB NOT NULL DEFAULT x''",  # of what was embedded
+    "UPDATE chunks SET sha256 = embedded_sha256(heading, text)",
+    "CREATE INDEX chunks_by_sha256 ON chunks (sha256)",
+)
+"""What is needed to know an unchanged document or chunk again, and where a chunk stands in its file."""
+
+_FEEDBACK = (
+    """CREATE TABLE feedback (
+        chunk_id INTEGER PRIMARY KEY REFERENCES chunks (id) ON DELETE CASCADE,
+        retrieved INTEGER NOT NULL DEFAULT 0,
+        supplied INTEGER NOT NULL DEFAULT 0,
+        cited INTEGER NOT NULL DEFAULT 0,
+        useful INTEGER NOT NULL DEFAULT 0,
+        useless INTEGER NOT NULL DEFAULT 0
+    )""",
+)
+"""How a chunk fared."""
+
+_IS_CJK, _NEW_IS_CJK, _OLD_IS_CJK = (f"{row}heading GLOB '{CJK_GLOB}' OR {row}text GLOB '{CJK_GLOB}'" for row in ("", "new.", "old."))
+_CHARACTERS = (
+    f"CREATE VIEW chunks_cjk AS SELECT id, spaced(heading) AS heading, spaced(text) AS text FROM chunks WHERE {_IS_CJK}",  # noqa: S608  # our own ranges
+    """CREATE VIRTUAL TABLE chunks_characters USING fts5 (
+        heading, text, content = 'chunks_cjk', content_rowid = 'id', tokenize = 'unicode61 remove_diacritics 2'
+    )""",
+    "INSERT INTO chunks_characters (chunks_characters) VALUES ('rebuild')",
+    f"""CREATE TRIGGER chunks_cjk_inserted AFTER INSERT ON chunks WHEN {_NEW_IS_CJK} BEGIN
+        INSERT INTO chunks_characters (rowid, heading, text) VALUES (new.id, spaced(new.heading), spaced(new.text));
+    END""",  # noqa: S608  # our own ranges
+    f"""CREATE TRIGGER chunks_cjk_deleted AFTER DELETE ON chunks WHEN {_OLD_IS_CJK} BEGIN
+        INSERT INTO chunks_characters (chunks_characters, rowid, heading, text)
+        VALUES ('delete', old.id, spaced(old.heading), spaced(old.text));
+    END""",  # noqa: S608  # our own ranges
+)
+"""Words of Chinese, Japanese and Korean are not parted by spaces, so that `chunks_fts` has whole clauses for words: chunks that hold such
+text, and no others, are in `chunks_characters` as well, character by character. It reads them through a view, for its own check and
+rebuild to see the same."""
+
+_UNREAD = (
+    """CREATE TABLE unread (
+        path TEXT PRIMARY KEY,                  -- absolute
+        num_bytes INTEGER NOT NULL,             -- of the file that could not be read, with the next two
+        mtime_ns INTEGER NOT NULL,
+        cutter INTEGER NOT NULL,
+        reason TEXT NOT NULL
+    ) WITHOUT ROWID""",
+)
+"""What need not be read again to know that there is nothing to index in it."""
+
+_GENERATIONS = (
+    "CREATE TABLE generations (generation INTEGER PRIMARY KEY, stamp INTEGER NOT NULL)",
+    "INSERT INTO generations SELECT generation, random() >> 1 & 0x7fffffffffffffff FROM state",
+)
+"""A random number for each of the newest generations: it tells a file from its own backup that has counted up again."""
+
+
 def add_fields_places_and_characters(db: sqlite3.Connection) -> None:
     """Fields to filter by, where a chunk stands in its file, what is needed to know an unchanged one again, and how it fared.
 
-    Words of Chinese, Japanese and Korean are not parted by spaces, so that `chunks_fts` has whole clauses for words: chunks that hold such
-    text, and no others, are in `chunks_characters` as well, character by character. It reads them through a view, for its own check and
-    rebuild to see the same.
-
-    A chunk's id is greater than every id before it, and its vector never changes: what is embedded anew has a new id. `generations` has a
-    random number for each of the newest generations, which tells a file from its own backup that has counted up again.
-
-    `unread` is what need not be read again to know that there is nothing to index in it.
+    A chunk's id is greater than every id before it, and its vector never changes: what is embedded anew has a new id.
     """
-    is_cjk, new_is_cjk, old_is_cjk = (f"{row}heading GLOB '{CJK_GLOB}' OR {row}text GLOB '{CJK_GLOB}'" for row in ("", "new.", "old."))
-    statements = (
-        """CREATE TABLE fields (
-            document_id INTEGER NOT NULL REFERENCES documents (id) ON DELETE CASCADE,
-            key TEXT NOT NULL,                      -- "tag", and what a file says of itself: "author", "date" …
-            value TEXT NOT NULL,
-            origin TEXT NOT NULL CHECK (origin IN ('file', 'rule', 'given')),
-            PRIMARY KEY (document_id, key, value, origin)
-        ) WITHOUT ROWID""",
-        "CREATE INDEX fields_by_key ON fields (key, value)",
-        "INSERT OR IGNORE INTO fields SELECT d.id, 'tag', t.value, 'file' FROM documents d, json_each(d.tags) t",
-        "ALTER TABLE documents DROP COLUMN tags",
-        "ALTER TABLE documents ADD COLUMN mtime_ns INTEGER",  # NULL: the file is read before it is taken for unchanged
-        "ALTER TABLE documents ADD COLUMN cutter INTEGER NOT NULL DEFAULT 0",  # the version of what read and cut it
-        "ALTER TABLE chunks ADD COLUMN place TEXT NOT NULL DEFAULT ''",
-        "ALTER TABLE chunks ADD COLUMN sha256 BLOB NOT NULL DEFAULT x''",  # of what was embedded
-        "UPDATE chunks SET sha256 = embedded_sha256(heading, text)",
-        "CREATE INDEX chunks_by_sha256 ON chunks (sha256)",
-        """CREATE TABLE feedback (
-            chunk_id INTEGER PRIMARY KEY REFERENCES chunks (id) ON DELETE CASCADE,
-            retrieved INTEGER NOT NULL DEFAULT 0,
-            supplied INTEGER NOT NULL DEFAULT 0,
-            cited INTEGER NOT NULL DEFAULT 0,
-            useful INTEGER NOT NULL DEFAULT 0,
-            useless INTEGER NOT NULL DEFAULT 0
-        )""",
-        f"CREATE VIEW chunks_cjk AS SELECT id, spaced(heading) AS heading, spaced(text) AS text FROM chunks WHERE {is_cjk}",  # noqa: S608  # our own ranges
-        """CREATE VIRTUAL TABLE chunks_characters USING fts5 (
-            heading, text, content = 'chunks_cjk', content_rowid = 'id', tokenize = 'unicode61 remove_diacritics 2'
-        )""",
-        "INSERT INTO chunks_characters (chunks_characters) VALUES ('rebuild')",
-        f"""CREATE TRIGGER chunks_cjk_inserted AFTER INSERT ON chunks WHEN {new_is_cjk} BEGIN
-            INSERT INTO chunks_characters (rowid, heading, text) VALUES (new.id, spaced(new.heading), spaced(new.text));
-        END""",  # noqa: S608  # our own ranges
-        f"""CREATE TRIGGER chunks_cjk_deleted AFTER DELETE ON chunks WHEN {old_is_cjk} BEGIN
-            INSERT INTO chunks_characters (chunks_characters, rowid, heading, text)
-            VALUES ('delete', old.id, spaced(old.heading), spaced(old.text));
-        END""",  # noqa: S608  # our own ranges
-        """CREATE TABLE unread (
-            path TEXT PRIMARY KEY,                  -- absolute
-            num_bytes INTEGER NOT NULL,             -- of the file that could not be read, with the next two
-            mtime_ns INTEGER NOT NULL,
-            cutter INTEGER NOT NULL,
-            reason TEXT NOT NULL
-        ) WITHOUT ROWID""",
-        "CREATE TABLE generations (generation INTEGER PRIMARY KEY, stamp INTEGER NOT NULL)",
-        "INSERT INTO generations SELECT generation, random() >> 1 & 0x7fffffffffffffff FROM state",
-    )
-    for statement in statements:
+    for statement in (*_FIELDS, *_KNOWN_AGAIN, *_FEEDBACK, *_CHARACTERS, *_UNREAD, *_GENERATIONS):
         db.execute(statement)
 
 

@@ -1,8 +1,7 @@
 """The truth of a knowledge base: one SQLite file with documents, chunks, full text and vectors.
 
-Write-ahead log and `synchronous = FULL`, so that what was committed survives a crash of the process and of the machine. Every change
-is one BEGIN IMMEDIATE transaction that also counts the generation up; a second writer waits for the first. What is derived from the
-file names the generation that it was derived from.
+Every change is one transaction that also counts the generation up. What is derived from the file names the generation that it was
+derived from.
 """
 
 from __future__ import annotations
@@ -16,17 +15,15 @@ from typing import NamedTuple
 from localrag.kb import documents, file_check, fts5
 from localrag.kb.chunking import Passage
 from localrag.kb.documents import DocumentRow, Known, Origin, Unread
-from localrag.kb.failures import explained, make_folder, other_embedder
-from localrag.kb.filters import Where, folded
+from localrag.kb.failures import explained, other_embedder
+from localrag.kb.filters import Where
 from localrag.kb.query import Term
-from localrag.kb.schema import migrate
-from localrag.migrations import use_write_ahead_log, version
+from localrag.kb.sqlite_file import SqliteFile
 from localrag.passages import Chunk
 
 WAIT_S = 30.0
 """How long a writer waits for another one."""
 
-_BATCH = 500  # ids in one statement; SQLite takes 32,766 parameters, older builds 999
 _FEW = 1000
 _CHUNK = (
     'SELECT c.id, document_id, ordinal, text, start, "end", source, heading, place FROM chunks c JOIN documents d ON d.id = document_id'
@@ -58,75 +55,50 @@ class Store:
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
         self.path = path
-        if create:
-            make_folder(path.parent)
-        with explained(path):
-            mode = "rwc" if create else "rw"
-            self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=WAIT_S, isolation_level=None)
-            try:
-                if version(self._db) == 0:  # new, or its maker was killed; the journal mode stays with the file
-                    use_write_ahead_log(self._db, wait_s=WAIT_S)
-                migrate(self._db)
-                self._db.execute("PRAGMA synchronous = FULL")
-                self._db.execute("PRAGMA foreign_keys = ON")
-                self._db.create_function("folded", 1, folded, deterministic=True)
-            except BaseException:
-                self._db.close()
-                raise
+        self._file = SqliteFile(path, create=create, wait_s=WAIT_S)
+        self._db = self._file.connection
 
     def close(self) -> None:
-        self._db.close()
+        self._file.close()
 
     @contextmanager
     def reading(self) -> Iterator[None]:
         """One snapshot for all reads inside: they agree with each other and with `generation`."""
-        with explained(self.path):
-            self._db.execute("BEGIN")
-            try:
-                yield
-            finally:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
+        with self._file.reading():
+            yield
 
     @contextmanager
     def writing(self, *, moves_on: bool = True) -> Iterator[None]:
         """One transaction, all or nothing, with the next generation unless chunks and vectors stay as they are."""
-        with explained(self.path):
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                if moves_on:
-                    documents.count_generation(self._db)
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
+        with self._file.writing():
+            yield
+            if moves_on:
+                documents.count_generation(self._db)
 
     # What is there. Several reads that must agree belong into one `reading()`.
 
     @property
     def generation(self) -> int:
-        return int(self._one("SELECT generation FROM state"))
+        return int(self._file.one("SELECT generation FROM state"))
 
     @property
     def embedder(self) -> tuple[str, int] | None:
         """(fingerprint, dim) of the embedder whose vectors are stored; None as long as nothing was indexed."""
-        fingerprint, dim = self._rows("SELECT embedder, dim FROM state")[0]
+        fingerprint, dim = self._file.rows("SELECT embedder, dim FROM state")[0]
         return None if fingerprint is None else (str(fingerprint), int(dim))
 
     @property
     def num_documents(self) -> int:
-        return int(self._one("SELECT count(*) FROM documents"))
+        return int(self._file.one("SELECT count(*) FROM documents"))
 
     @property
     def num_chunks(self) -> int:
-        return int(self._one("SELECT count(*) FROM chunks"))
+        return int(self._file.one("SELECT count(*) FROM chunks"))
 
     def sources(self, where: Where | None = None) -> list[tuple[str, int]]:
         """(source, number of chunks) of every document that passes, by source."""
         chosen, values = (where or Where()).to_sql()
-        return self._rows(
+        return self._file.rows(
             "SELECT source, count(c.id) FROM documents d LEFT JOIN chunks c ON document_id = d.id "  # noqa: S608  # no values in it
             f"WHERE d.id IN ({chosen}) GROUP BY d.id ORDER BY source, d.id",
             values,
@@ -134,19 +106,19 @@ class Store:
 
     def documents(self) -> dict[str, Known]:
         """Every document by its absolute path."""
-        rows = self._rows("SELECT path, id, sha256, num_bytes, mtime_ns, cutter FROM documents")
+        rows = self._file.rows("SELECT path, id, sha256, num_bytes, mtime_ns, cutter FROM documents")
         return {path: Known(*rest) for path, *rest in rows}
 
     def unread(self) -> dict[str, Unread]:
         """The files that are known to have no text, by absolute path."""
-        rows = self._rows("SELECT path, num_bytes, mtime_ns, cutter, reason FROM unread")
+        rows = self._file.rows("SELECT path, num_bytes, mtime_ns, cutter, reason FROM unread")
         return {path: Unread(*rest) for path, *rest in rows}
 
     def fields(self, where: Where | None = None) -> dict[str, dict[str, list[str]]]:
         """The fields of every document that passes and has any, by source: key to values, sorted; "tag" among the keys."""
         chosen, values = (where or Where()).to_sql()
         found: dict[str, dict[str, list[str]]] = {}
-        for source, key, value in self._rows(
+        for source, key, value in self._file.rows(
             f"SELECT DISTINCT source, key, value FROM fields JOIN documents ON id = document_id WHERE document_id IN ({chosen}) "  # noqa: S608  # no values in it
             "ORDER BY source, key, value",
             values,
@@ -157,31 +129,30 @@ class Store:
     def fields_by_origin(self) -> dict[tuple[int, Origin], set[tuple[str, str]]]:
         """(document id, origin) to its fields, but for those that files say of themselves."""
         found: dict[tuple[int, Origin], set[tuple[str, str]]] = {}
-        for document_id, origin, key, value in self._rows("SELECT document_id, origin, key, value FROM fields WHERE origin != 'file'"):
+        for document_id, origin, key, value in self._file.rows("SELECT document_id, origin, key, value FROM fields WHERE origin != 'file'"):
             found.setdefault((document_id, origin), set()).add((key, value))
         return found
 
     def paths(self) -> dict[str, str]:
         """Source to absolute path of every document; of two with one source, one."""
-        return dict(self._rows("SELECT source, path FROM documents"))
+        return dict(self._file.rows("SELECT source, path FROM documents"))
 
     def stamp(self, generation: int) -> int | None:
         """The random number that was drawn when this generation was committed; None if this file never had it, or it is very old."""
-        rows = self._rows("SELECT stamp FROM generations WHERE generation = ?", (generation,))
+        rows = self._file.rows("SELECT stamp FROM generations WHERE generation = ?", (generation,))
         return int(rows[0][0]) if rows else None
 
     def vectors(self, after: int = 0) -> Iterator[tuple[int, bytes]]:
         """(chunk id, vector) of every chunk whose id is greater than `after`, by id."""
-        with explained(self.path):
-            yield from self._db.execute("SELECT chunk_id, vector FROM vectors WHERE chunk_id > ? ORDER BY chunk_id", (after,))
+        yield from self._file.each("SELECT chunk_id, vector FROM vectors WHERE chunk_id > ? ORDER BY chunk_id", (after,))
 
     def existing(self, ids: Sequence[int]) -> list[int]:
         """Those of these chunk ids that are stored."""
-        return [row[0] for row in self._in("SELECT id FROM chunks WHERE id IN", ids)]
+        return [row[0] for row in self._file.rows_in("SELECT id FROM chunks WHERE id IN", ids)]
 
     def vectors_of(self, sha256s: Sequence[bytes]) -> dict[bytes, bytes]:
         """The vectors of chunks that are known by what was embedded of them."""
-        return dict(self._in("SELECT sha256, vector FROM chunks JOIN vectors ON chunk_id = id WHERE sha256 IN", sha256s))
+        return dict(self._file.rows_in("SELECT sha256, vector FROM chunks JOIN vectors ON chunk_id = id WHERE sha256 IN", sha256s))
 
     def allowed(self, where: Where | None) -> list[int] | None:
         """The ids of the chunks whose documents pass, ascending; None if all do."""
@@ -189,7 +160,7 @@ class Store:
             return None
         chosen, values = where.to_sql()
         statement = f"SELECT id FROM chunks WHERE document_id IN ({chosen}) ORDER BY id"  # noqa: S608  # no values in it
-        return [row[0] for row in self._rows(statement, values)]
+        return [row[0] for row in self._file.rows(statement, values)]
 
     def keyword_ids(self, terms: Sequence[Term], limit: int, where: Where | None = None) -> list[tuple[int, float]]:
         """(chunk id, BM25 score, higher for better) of the chunks that match any of these terms best; ties by id."""
@@ -213,22 +184,22 @@ class Store:
             passing, values = where.to_sql()
             chosen = f"AND rowid IN (SELECT id FROM chunks WHERE document_id IN ({passing}))"  # noqa: S608  # no values in it
         statement = f"SELECT rowid, -rank FROM {table} WHERE {table} MATCH ? {chosen} ORDER BY rank, rowid LIMIT ?"  # noqa: S608  # our own names
-        return self._rows(statement, (fts5.any_of(terms), *values, limit))
+        return self._file.rows(statement, (fts5.any_of(terms), *values, limit))
 
     def _holders(self, table: str, term: Term, among: Sequence[int]) -> tuple[int, list[int]]:
         match = fts5.any_of((term,))
         matching = f"FROM {table} WHERE {table} MATCH ?"  # our own names
-        few = [row[0] for row in self._rows(f"SELECT rowid {matching} LIMIT {_FEW + 1}", (match,))]
+        few = [row[0] for row in self._file.rows(f"SELECT rowid {matching} LIMIT {_FEW + 1}", (match,))]
         if len(few) <= _FEW:  # to look each id up in the full text takes longer
             wanted = set(among)
             return len(few), [one for one in few if one in wanted]
-        found = self._in(f"SELECT rowid {matching} AND rowid IN", among, match)
-        return int(self._one(f"SELECT count(*) {matching}", (match,))), [row[0] for row in found]
+        found = self._file.rows_in(f"SELECT rowid {matching} AND rowid IN", among, match)
+        return int(self._file.one(f"SELECT count(*) {matching}", (match,))), [row[0] for row in found]
 
     def chunks(self, ids: Sequence[int], *, kb: str = "") -> list[Chunk]:
         """The chunks of these ids, in the order asked for; an id that is not there is left out."""
         found: dict[int, Chunk] = {}
-        for row in self._in(f"{_CHUNK} WHERE c.id IN", ids):
+        for row in self._file.rows_in(f"{_CHUNK} WHERE c.id IN", ids):
             chunk_id, document_id, ordinal, text, start, end, source, heading, place = row
             found[chunk_id] = Chunk(chunk_id, document_id, ordinal, text, start, end, source, heading, kb, place=place)
         return [found[one] for one in ids if one in found]
@@ -236,21 +207,22 @@ class Store:
     def feedback(self, ids: Sequence[int] | None = None) -> dict[int, Feedback]:
         """What is known of how these chunks fared, or all; chunks of which nothing is known are left out."""
         statement = "SELECT chunk_id, retrieved, supplied, cited, useful, useless FROM feedback"
-        rows = self._rows(statement) if ids is None else self._in(f"{statement} WHERE chunk_id IN", ids)
+        rows = self._file.rows(statement) if ids is None else self._file.rows_in(f"{statement} WHERE chunk_id IN", ids)
         return {one: Feedback(*counts) for one, *counts in rows}
 
     # What `localrag kb verify` and `export` look at.
 
     def all_rows(self) -> Iterator[tuple[int, str, str, bytes, bytes | None]]:
         """(chunk id, heading, text, sha256, vector) of every chunk, by id."""
-        with explained(self.path):
-            yield from self._db.execute(
-                "SELECT id, heading, text, sha256, vector FROM chunks LEFT JOIN vectors ON chunk_id = id ORDER BY id"
-            )
+        yield from self._file.each("SELECT id, heading, text, sha256, vector FROM chunks LEFT JOIN vectors ON chunk_id = id ORDER BY id")
 
     def source_paths(self) -> list[tuple[str, str]]:
         """(source, absolute path) of every document, by source."""
-        return self._rows("SELECT source, path FROM documents ORDER BY source, path")
+        return self._file.rows("SELECT source, path FROM documents ORDER BY source, path")
+
+    def elsewhere(self) -> dict[str, int]:
+        """The number of documents by machine, but for those of this one. Everything else that is told by path is told of this one's."""
+        return {}
 
     def problems(self) -> list[str]:
         """What is wrong with the pages, the indices and the references of the file itself."""
@@ -331,16 +303,3 @@ class Store:
     def remove_documents(self, paths: Iterable[str]) -> None:
         """Documents, their chunks, vectors and full text."""
         self._db.executemany("DELETE FROM documents WHERE path = ?", [(path,) for path in paths])
-
-    def _rows(self, statement: str, values: Sequence[object] = ()) -> list[tuple]:  # type: ignore[type-arg]  # rows as SQLite gives them
-        with explained(self.path):
-            return self._db.execute(statement, values).fetchall()
-
-    def _in(self, statement: str, wanted: Sequence[object], *values: object) -> Iterator[tuple]:  # type: ignore[type-arg]
-        """The rows of a statement that ends with IN, for any number of wanted values."""
-        for at in range(0, len(wanted), _BATCH):
-            batch = wanted[at : at + _BATCH]
-            yield from self._rows(f"{statement} ({', '.join('?' * len(batch))})", (*values, *batch))
-
-    def _one(self, statement: str, values: Sequence[object] = ()) -> int:
-        return self._rows(statement, values)[0][0]  # type: ignore[no-any-return]

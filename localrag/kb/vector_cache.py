@@ -3,20 +3,13 @@
 A process that asks one question must not read and check all of it, so the vectors are checked where they are used: each row has a
 checksum, and what leads to the rows (ids, places, checksums) is covered by one crc32 that is looked at when the file is opened. The rows
 stand in groups. In a flat file these are rows in order of their ids; in a clustered one, the rows that are nearest to one centroid.
-
-    header                what `_HEADER` says
-    vectors               num x dim float32, group after group
-    directory             where each group begins, checksum and id of each row, centroids, order of the ids
-
-All numbers are little-endian. A file is written under another name, brought to the disk, and renamed.
+A file is written under another name, brought to the disk, and renamed; localrag/kb/vector_layout.py says what stands in it.
 """
 
 from __future__ import annotations
 
 import os
-import struct
 import sys
-import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -26,47 +19,27 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
+from localrag.kb.vector_layout import (
+    HEADER_BYTES,
+    DamagedCacheError,
+    Directory,
+    Header,
+    Ids,
+    Places,
+    Vectors,
+    Version,
+    row_sums,
+    unpack_directory,
+    unpack_header,
+)
 from localrag.locking import try_lock
-
-Vectors = NDArray[np.float32]
-Ids = NDArray[np.int64]
-Places = NDArray[np.int64]
 
 GROUP_ROWS = 512
 """Rows in a group of a flat file, and of one product with a query. OpenBLAS hands larger products of this kind to all cores, whose waiting
 for each other took 190 ms of CPU time for what 20 ms do in pieces, on a busy machine with 2 cores."""
 
-_MAGIC = b"LRVECS02"
-# magic, crc32 of all the rest of the header and of the directory, dimensions, then what `_FIELDS` names
-_CRC = struct.Struct("<8sI")
-_FIELDS = struct.Struct("<IQQ32sQIIIf40x")  # dim, generation, stamp, embedder, num, groups, centroids, num_probes, recall
-HEADER_BYTES = _CRC.size + _FIELDS.size
-assert HEADER_BYTES == 128
 _GATHERED_ROWS = 512  # copied at a time
 _GATHER_COST = 8  # reading one row here and there costs as much as so many in order, measured at 100,000 x 384
-
-
-class DamagedCacheError(Exception):
-    """A cache is not what was written. Never leaves localrag.kb: the vectors are read from the store instead."""
-
-
-@dataclass(frozen=True, slots=True)
-class Version:
-    """What a file of vectors was made from: the store's generation, that generation's stamp, and the embedder."""
-
-    generation: int
-    stamp: int
-    embedder: str
-    dim: int
-
-    @property
-    def embedder_bytes(self) -> bytes:
-        """The first 32 bytes of the fingerprint, which are half of a sha256 in hexadecimal: what a file keeps of it."""
-        return self.embedder.encode()[:32].ljust(32, b"\0")
-
-    def same_as(self, other: Version) -> bool:
-        own = (self.generation, self.stamp, self.embedder_bytes, self.dim)
-        return own == (other.generation, other.stamp, other.embedder_bytes, other.dim)
 
 
 class VectorFile:
@@ -127,7 +100,7 @@ class VectorFile:
     def rows(self, places: Places) -> Vectors:
         """A copy of some rows, checked."""
         found = self.vectors[places]
-        if self._sums is not None and not np.array_equal(_row_sums(found), self._sums[places]):
+        if self._sums is not None and not np.array_equal(row_sums(found), self._sums[places]):
             raise DamagedCacheError
         return found
 
@@ -137,7 +110,7 @@ class VectorFile:
         rows = self.vectors[start:end]
         if not self._checked[number]:
             assert self._sums is not None
-            if not np.array_equal(_row_sums(rows), self._sums[start:end]):
+            if not np.array_equal(row_sums(rows), self._sums[start:end]):
                 raise DamagedCacheError
             self._checked[number] = True
         return rows
@@ -177,37 +150,24 @@ def open_file(file: Path) -> VectorFile:
     with file.open("rb") as source:
         status = os.fstat(source.fileno())
         head = source.read(HEADER_BYTES)
-        if len(head) < HEADER_BYTES:
-            raise DamagedCacheError
-        magic, crc = _CRC.unpack_from(head)
-        dim, generation, stamp, embedder, num, num_groups, num_centroids, num_probes, recall = _FIELDS.unpack_from(head, _CRC.size)
-        sizes = _directory_sizes(num, dim, num_groups, num_centroids)
-        vectors_bytes = 4 * num * dim
-        if magic != _MAGIC or status.st_size != HEADER_BYTES + vectors_bytes + sum(sizes) or num_centroids not in {0, num_groups}:
-            raise DamagedCacheError
-        source.seek(HEADER_BYTES + vectors_bytes)
-        directory = source.read(sum(sizes))
-        if zlib.crc32(directory, zlib.crc32(head[_CRC.size :])) != crc:
-            raise DamagedCacheError
-        if num:
-            vectors: Vectors = np.memmap(source, dtype="<f4", mode="r", offset=HEADER_BYTES, shape=(num, dim)).view(np.ndarray)
+        header = unpack_header(head, status.st_size)
+        source.seek(HEADER_BYTES + header.vectors_bytes)
+        directory = unpack_directory(head, header, source.read())
+        shape = (header.num, header.dim)
+        if header.num:
+            vectors: Vectors = np.memmap(source, dtype="<f4", mode="r", offset=HEADER_BYTES, shape=shape).view(np.ndarray)
         else:
-            vectors = np.zeros((0, dim), dtype=np.float32)
-    ends = np.cumsum([0, *sizes])
-    starts, ids, sums, centroids, order = (
-        np.frombuffer(directory[at:end], dtype=kind)
-        for at, end, kind in zip(ends, ends[1:], ("<i8", "<i8", "<u4", "<f4", "<u4"), strict=False)
-    )
+            vectors = np.zeros(shape, dtype=np.float32)
     return VectorFile(
-        Version(generation, stamp, embedder.rstrip(b"\0").decode("ascii", "replace"), dim),
+        header.version,
         vectors,
-        ids,
-        starts=starts,
-        sums=sums,
-        centroids=centroids.reshape(num_centroids, dim) if num_centroids else None,
-        order=order if num_centroids else None,
-        num_probes=num_probes,
-        recall=recall,
+        directory.ids,
+        starts=directory.starts,
+        sums=directory.sums,
+        centroids=directory.centroids if header.num_centroids else None,
+        order=directory.order if header.num_centroids else None,
+        num_probes=header.num_probes,
+        recall=header.recall,
         identity=(status.st_dev, status.st_ino, status.st_mtime_ns),
     )
 
@@ -274,43 +234,32 @@ def _write(out: IO[bytes], version: Version, rows: Iterable[tuple[Ids, Vectors]]
         block = np.ascontiguousarray(vectors, dtype="<f4")
         out.write(block.data)
         ids.append(some_ids)
-        sums.append(_row_sums(block))
-    all_ids = np.concatenate(ids).astype("<i8")
-    num = len(all_ids)
-    num_rows = np.diff(np.append(np.arange(0, num, GROUP_ROWS), num)) if clusters is None else clusters.num_rows
-    starts = np.append(0, np.cumsum(num_rows)).astype("<i8")
-    centroids = np.zeros((0, version.dim), dtype="<f4") if clusters is None else clusters.centroids.astype("<f4")
-    order = np.zeros(0, dtype="<u4") if clusters is None else np.argsort(all_ids).astype("<u4")
-    num_probes, recall = (0, 1.0) if clusters is None else (clusters.num_probes, clusters.recall)
-    parts = (starts, all_ids, np.concatenate(sums).astype("<u4"), centroids, order)
-    directory = b"".join(part.tobytes() for part in parts)
-    fields = _FIELDS.pack(
+        sums.append(row_sums(block))
+    directory = _directory(np.concatenate(ids), np.concatenate(sums), version.dim, clusters)
+    header = Header(
         version.dim,
         version.generation,
         version.stamp,
         version.embedder_bytes,
-        num,
-        len(starts) - 1,
-        len(centroids),
-        num_probes,
-        recall,
+        num=len(directory.ids),
+        num_groups=len(directory.starts) - 1,
+        num_centroids=len(directory.centroids),
+        num_probes=0 if clusters is None else clusters.num_probes,
+        recall=1.0 if clusters is None else clusters.recall,
     )
-    out.write(directory)
+    packed = directory.packed()
+    out.write(packed)
     out.seek(0)
-    out.write(_CRC.pack(_MAGIC, zlib.crc32(directory, zlib.crc32(fields))) + fields)
+    out.write(header.packed(packed))
 
 
-def _directory_sizes(num: int, dim: int, num_groups: int, num_centroids: int) -> tuple[int, int, int, int, int]:
-    """Bytes of each part of the directory. Python's integers do not wrap, so that damaged counts cannot pass for small ones."""
-    return 8 * (num_groups + 1), 8 * num, 4 * num, 4 * num_centroids * dim, 4 * num if num_centroids else 0
-
-
-def _row_sums(rows: Vectors) -> NDArray[np.uint32]:
-    """The sum of each row's 32-bit words, modulo 2**32: at the speed of the memory, and changed by every single flipped bit."""
-    if not len(rows):
-        return np.zeros(0, dtype=np.uint32)
-    sums: NDArray[np.uint32] = np.add.reduce(rows.view(np.uint32), axis=1, dtype=np.uint32)
-    return sums
+def _directory(ids: Ids, sums: NDArray[np.uint32], dim: int, clusters: Clusters | None) -> Directory:
+    num = len(ids)
+    num_rows = np.diff(np.append(np.arange(0, num, GROUP_ROWS), num)) if clusters is None else clusters.num_rows
+    starts = np.append(0, np.cumsum(num_rows))
+    if clusters is None:
+        return Directory(starts, ids, sums, np.zeros((0, dim), dtype=np.float32), np.zeros(0, dtype=np.uint32))
+    return Directory(starts, ids, sums, clusters.centroids, np.argsort(ids).astype(np.uint32))
 
 
 def _is_older(file: Path, generation: int) -> bool:

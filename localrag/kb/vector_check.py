@@ -6,7 +6,8 @@ from contextlib import suppress
 
 import numpy as np
 
-from localrag.kb.vector_cache import DamagedCacheError, cached_generations, file_of, open_file
+from localrag.kb.vector_cache import cached_generations, file_of, open_file
+from localrag.kb.vector_layout import DamagedCacheError
 from localrag.kb.vectors import Truth, rows_of
 
 

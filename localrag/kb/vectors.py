@@ -19,20 +19,8 @@ from typing import Protocol
 
 import numpy as np
 
-from localrag.kb.vector_cache import (
-    GROUP_ROWS,
-    DamagedCacheError,
-    Ids,
-    Places,
-    VectorFile,
-    Vectors,
-    Version,
-    cached_generations,
-    file_of,
-    open_file,
-    publishing,
-    write_file,
-)
+from localrag.kb.vector_cache import GROUP_ROWS, VectorFile, cached_generations, file_of, open_file, publishing, write_file
+from localrag.kb.vector_layout import DamagedCacheError, Ids, Places, Vectors, Version
 
 __all__ = ["APPROXIMATE_FROM", "VectorIndex", "Vectors", "load_index"]
 

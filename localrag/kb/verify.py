@@ -1,16 +1,19 @@
 """Whether a knowledge base is whole: its file, what is derived from it, and how it compares with the documents on disk.
 
 What is derived (full text, files of vectors) is made again where it is wrong. Chunks that are not what was written are taken out, and
-their documents are read again by the next `localrag index`. Documents that changed since are reported, and are no fault.
+their documents are read again by the next `localrag index`. Documents that changed since are reported, and are no fault. Those that were
+indexed on another machine, or from a folder that is not here now, are not compared with files, and so never taken for lost.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from os.path import lexists
+from pathlib import PurePath
 
 from localrag.kb.readers import UnreadableError
 from localrag.kb.schema import embedded_sha256
@@ -23,7 +26,10 @@ _MAX_LENGTH_ERROR = 1e-3  # of a vector's length, which is 1: float32 of a thous
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was looked at, and what was found. `problems` are what could not be repaired; `changed` and `missing` are sources."""
+    """What was looked at, and what was found. `problems` are what could not be repaired; `changed` and `missing` are sources.
+
+    `not_compared` says how many documents have no files here to be compared with, and where those are.
+    """
 
     num_documents: int
     num_chunks: int
@@ -31,6 +37,7 @@ class Verified:
     repaired: tuple[str, ...]
     changed: tuple[str, ...]
     missing: tuple[str, ...]
+    not_compared: tuple[str, ...] = ()
 
     @property
     def is_sound(self) -> bool:
@@ -55,8 +62,8 @@ def verify(store: AnyStore) -> Verified:
         repaired += [f"{source} is read again by the next: localrag index" for source in sources]
     repaired += [f"{problem}; it was removed and is made again when it is needed" for problem in store.index_problems()]
     with store.reading():
-        changed, missing = _against_files(store)
-        return Verified(store.num_documents, store.num_chunks, (), tuple(repaired), changed, missing)
+        changed, missing, not_compared = _against_files(store)
+        return Verified(store.num_documents, store.num_chunks, (), tuple(repaired), changed, missing, not_compared)
 
 
 def bad_chunks(store: AnyStore) -> Iterator[tuple[int, str]]:
@@ -89,17 +96,33 @@ def _rebuilt(store: AnyStore, name: str) -> bool:
     return True
 
 
-def _against_files(store: AnyStore) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The sources whose files are not what is stored, and those whose files are gone."""
+def _against_files(store: AnyStore) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """The sources whose files are not what is stored, those whose files are gone, and what has no files here."""
     documents = store.documents()
-    changed, missing = [], []
+    changed, missing, away = [], [], Counter[str]()
     for source, path in store.source_paths():
         known = documents[path]
         if not lexists(path):
-            missing.append(source)
+            folder = _folder(source, path)
+            if lexists(folder):
+                missing.append(source)
+            else:
+                away[folder] += 1
         elif not is_unchanged(path, known.num_bytes, known.mtime_ns) and _sha256(path) != known.sha256:
             changed.append(source)
-    return tuple(changed), tuple(missing)
+    not_compared = [f"{_documents(num)} indexed on another machine ({machine})" for machine, num in store.elsewhere().items()]
+    not_compared += [f"{_documents(num)} indexed from {folder}, which is not here now" for folder, num in sorted(away.items())]
+    return tuple(changed), tuple(missing), tuple(not_compared)
+
+
+def _folder(source: str, path: str) -> str:
+    """The folder from which a document was indexed: its source begins with the name of that, or is the name of the file alone."""
+    above = PurePath(path).parents
+    return str(above[min(max(source.count("/") - 1, 0), len(above) - 1)])
+
+
+def _documents(num: int) -> str:
+    return "1 document was" if num == 1 else f"{num} documents were"
 
 
 def _sha256(path: str) -> str:

@@ -10,9 +10,31 @@ QUIET_MS = 600
 
 
 def changes(paths: Sequence[Path], *, but: Path) -> Iterator[int]:
-    """The number of changed files below `paths`, whenever some changed; what lies below `but` does not count. KeyboardInterrupt ends it."""
+    """The number of changed files below `paths`, whenever some changed; what lies below `but` does not count. KeyboardInterrupt ends it.
+
+    It first gives 0, once it listens: what changed before that was not heard.
+    """
     from watchfiles import watch  # noqa: PLC0415  # an extension module, wanted only here
 
-    own = but.resolve()
-    for found in watch(*paths, watch_filter=lambda _, path: not Path(path).is_relative_to(own), step=QUIET_MS, debounce=10 * QUIET_MS):
-        yield len(found)
+    own, wanted = but.resolve(), [path.resolve() for path in paths]
+    only_files = not any(path.is_dir() for path in wanted)
+    # An editor saves by putting another file in place, which a watch of the old one does not hear of: its folder does.
+    watched = {path.parent for path in wanted} if only_files else set(wanted)
+
+    def counts(_change: object, name: str) -> bool:
+        path = Path(name)
+        return not path.is_relative_to(own) and any(path.is_relative_to(each) for each in wanted)
+
+    listens = False
+    for found in watch(
+        *sorted(watched),
+        watch_filter=counts,
+        step=QUIET_MS,
+        debounce=10 * QUIET_MS,
+        rust_timeout=QUIET_MS,
+        yield_on_timeout=True,
+        recursive=not only_files,
+    ):
+        if found or not listens:
+            listens = True
+            yield len(found)

@@ -3,7 +3,16 @@
 from localrag.session.answers import Answer, Prepared, evidence, supplied
 from localrag.session.batch import Outcome, Request
 from localrag.session.finding import DEFAULT_TOP_K, TopK
-from localrag.session.opening import folder_rules, open_embedder, open_engine, open_knowledge_base, open_profile, prepare_queries
+from localrag.session.opening import (
+    folder_rules,
+    open_embedder,
+    open_engine,
+    open_knowledge_base,
+    open_profile,
+    open_reranker,
+    opened_reranker,
+    prepare_queries,
+)
 from localrag.session.walk import Options, Session
 
 __all__ = [
@@ -21,6 +30,8 @@ __all__ = [
     "open_engine",
     "open_knowledge_base",
     "open_profile",
+    "open_reranker",
+    "opened_reranker",
     "prepare_queries",
     "supplied",
 ]

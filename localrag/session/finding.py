@@ -9,6 +9,7 @@ from localrag.passages import Hit
 
 if TYPE_CHECKING:
     from localrag.kb.filters import Where
+    from localrag.session.answers import Answer
     from localrag.session.walk import Options, Session
 
 DEFAULT_TOP_K = 4
@@ -45,7 +46,7 @@ def retrieve(session: Session, question: str, *, top_k: int, where: Where | None
     found = [
         replace(hit, chunk=replace(hit.chunk, scope=kb.name if len(session.knowledge_bases) > 1 else ""))
         for kb in session.knowledge_bases
-        for hit in kb.retrieve(question, session.embedder, k=top_k, where=where, learning=session.learning)
+        for hit in kb.retrieve(question, session.embedder, k=top_k, where=where, learning=session.learning, reranker=session.reranker)
     ]
     return sorted(found, key=lambda hit: (-hit.score, hit.label))[:top_k]
 
@@ -58,3 +59,15 @@ def _as_fit(session: Session, question: str, where: Where | None) -> list[Hit]:
     num_tokens = sum(session.engine.counter(hit.chunk.text) for hit in found)
     depth = min(MAX_DEPTH, session.slot.n_ctx * len(found) // max(1, num_tokens))
     return found if depth <= MIN_DEPTH else retrieve(session, question, top_k=depth, where=where)
+
+
+def left_unread(answer: Answer, question: str) -> list[str]:
+    """A warning where some of many passages were read for a question that needs all."""
+    if not 0 < len(answer.hits) < answer.chunks_in_kb:
+        return []
+    from localrag.kb.coverage import needs_all  # noqa: PLC0415  # weight
+
+    if not needs_all(question):
+        return []
+    read = f"{len(answer.hits)} of {answer.chunks_in_kb} passages"
+    return [f"The answer rests on {read}, and the question seems to need all that match. To have them all read: --exhaustive."]

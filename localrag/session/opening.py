@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from localrag.engine.engine import Engine
     from localrag.kb import KnowledgeBase
     from localrag.kb.filters import FolderRule
+    from localrag.kb.rerank import Reranker
     from localrag.tokens import Embedder
 
 
@@ -107,6 +109,31 @@ def open_embedder(settings: Settings, name: str | None = None, *, for_queries: b
     from localrag.engine.query_path import query_embedder  # noqa: PLC0415  # weight
 
     return query_embedder(original, settings)
+
+
+@contextmanager
+def opened_reranker(
+    name: str | None, *, settings: Settings, model: str | None = None, chat_template: Path | None = None
+) -> Iterator[Reranker | None]:
+    """`open_reranker` where no model is open yet: for "llm" one is opened, and closed in the end. None for no name."""
+    if name == "llm":
+        with open_engine(model, settings=settings, chat_template=chat_template) as engine:
+            yield open_reranker(settings, name, engine)
+    else:
+        yield None if name is None else open_reranker(settings, name)
+
+
+def open_reranker(settings: Settings, name: str, engine: Engine | None = None) -> Reranker:
+    """What reads the best passages again: "llm", which is the open `engine`, or a CrossEncoder by its name in models.toml or its folder."""
+    if name == "llm" and engine is not None:
+        from localrag.session.judge import Judge  # noqa: PLC0415  # weight
+
+        return Judge(engine)
+    from localrag.catalog import Catalog  # noqa: PLC0415  # weight
+    from localrag.kb.cross_encoder import CrossEncoderReranker  # noqa: PLC0415  # weight
+
+    catalog = Catalog.load(settings)
+    return CrossEncoderReranker(catalog.open(catalog.reranker(name)))
 
 
 def prepare_queries(embedder: Embedder, settings: Settings, *, on_start: Callable[[], None]) -> None:

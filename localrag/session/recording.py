@@ -4,15 +4,50 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from localrag.budget import Profile
 from localrag.decoding import Timings
-from localrag.journal import AskRecord, EvidenceRecord, allotments
+from localrag.errors import LocalragError
+from localrag.journal import AskRecord, EvidenceRecord, Journal, allotments
 from localrag.passages import Hit
 from localrag.session.answers import Answer
 
 if TYPE_CHECKING:
     from localrag.kb import KnowledgeBase
+    from localrag.session.walk import Session
+
+
+def open_journal(home: Path) -> tuple[Journal | None, list[str]]:
+    """The journal of a home, and a warning where it cannot be used."""
+    try:
+        return Journal.open(home), []
+    except (LocalragError, OSError) as error:
+        return None, [f"This is not kept in the journal: {error}"]
+
+
+def keep(session: Session, answer: Answer, question: str, profile: Profile) -> list[str]:
+    """Has the journal and the knowledge bases remember an answer. What could not be kept is a warning, no error."""
+    warnings = []
+    keeper = session.engine.keeper
+    if keeper is not None and keeper.warning is not None:
+        warnings.append(keeper.warning)
+    if session.journal is None:
+        return warnings
+    try:
+        remember(answer, session.knowledge_bases)
+    except LocalragError as error:
+        warnings.append(f"What was cited is not remembered: {error}")
+    strategy = ", ".join(f"{name} {flex.cut}" for name, flex in profile.sections.items() if name in ("history", "evidence"))
+    try:
+        sha256 = session.engine.sha256
+        session.journal.record(
+            record_of(answer, question=question, session=session.name, command="ask", strategy=strategy, model_sha256=sha256)
+        )
+    except (LocalragError, OSError) as error:
+        warnings.append(f"This is not kept in the journal: {error}")
+    return warnings
 
 
 def record_of(answer: Answer, *, question: str, session: str, command: str, strategy: str, model_sha256: str | None = None) -> AskRecord:

@@ -13,16 +13,15 @@ from localrag import citation, prompt
 from localrag.budget import Overflow, Profile
 from localrag.conversation import search_query
 from localrag.decoding import Completion, SamplingParams
-from localrag.errors import LocalragError, UsageError
+from localrag.errors import UsageError
 from localrag.messages import Attachment, Memory, Message, ToolSpec
 from localrag.passages import Hit
 from localrag.prompt import Offer, Wants
-from localrag.session import finding
+from localrag.session import finding, recording
 from localrag.session.answers import Answer, Prepared
 from localrag.session.batch import MAX_SEQUENCES, Batch, Outcome, Request
 from localrag.session.finding import DEFAULT_TOP_K, TopK
-from localrag.session.opening import open_embedder, open_engine, open_knowledge_base, open_profile
-from localrag.session.recording import record_of, remember
+from localrag.session.opening import open_embedder, open_engine, open_knowledge_base, open_profile, open_reranker
 from localrag.session.shortening import Shortener
 from localrag.session.timing import Plan, plan
 from localrag.settings import Learning, Settings
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from localrag.journal import Journal
     from localrag.kb import KnowledgeBase
     from localrag.kb.filters import Where
+    from localrag.kb.rerank import Reranker
     from localrag.tokens import Embedder
 
 _ROUND_CELLS = 1024
@@ -69,8 +69,9 @@ class Session:
     """An open model, the knowledge bases that are asked, and the window that both share.
 
     `profile` says how the window is shared, `weights` are fields of relevance.Weights, `learning`
-    is what moves passages that are found. With a `journal`, each answer leaves its ledger there
-    under `name`, and summaries are kept in it. A fault of it costs no answer: it becomes a warning.
+    is what moves passages that are found, `reranker` what reads the best of them again. With a
+    `journal`, each answer leaves its ledger there under `name`, and summaries are kept in it. A
+    fault of it costs no answer: it becomes a warning.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Session:
         journal: Journal | None = None,
         name: str = "ask",
         learning: Learning = "off",
+        reranker: Reranker | None = None,
     ) -> None:
         self.engine = engine
         self.knowledge_bases = tuple(knowledge_bases)
@@ -95,6 +97,7 @@ class Session:
         self.journal = journal
         self.name = name
         self.learning = learning
+        self.reranker = reranker
         self.warnings: list[str] = []
         self._shorteners: dict[bool, Shortener] = {}
 
@@ -110,11 +113,13 @@ class Session:
         budget: str | None = None,
         name: str = "ask",
         keep: bool = True,
+        rerank: str | None = None,
         settings: Settings | None = None,
     ) -> Self:
         """Open a model by name or path (None for the default, `echo` for the engine that needs none) and knowledge bases by name.
 
-        `budget` names a [budgets.NAME] table of models.toml; without `keep`, nothing is written to the journal.
+        `budget` names a [budgets.NAME] table of models.toml; without `keep`, nothing is written to the journal. `rerank` is "llm", or a
+        CrossEncoder by its name or folder (see open_reranker).
         """
         settings = settings or Settings.from_env()
         profile, weights = open_profile(budget, settings=settings)
@@ -134,9 +139,11 @@ class Session:
             weights=weights,
             name=name,
             learning=settings.learn,
+            reranker=None if rerank is None else open_reranker(settings, rerank, engine),
         )
         if keep:
-            session._open_journal(settings.home)
+            session.journal, warnings = recording.open_journal(settings.home)
+            session.warnings += warnings
         return session
 
     @property
@@ -223,9 +230,9 @@ class Session:
         """What a completion of a prepared prompt says: its citations checked, its ledger kept in the journal."""
         asked = question if isinstance(question, str) else search_query(question)
         answer = self._answer(prepared, completion)
-        if "hits" not in options:
-            answer = replace(answer, warnings=_of_coverage(answer, asked))
-        return self._kept(answer, asked, self._profile(options))
+        warnings = [] if "hits" in options else finding.left_unread(answer, asked)
+        warnings += recording.keep(self, answer, asked, self._profile(options))
+        return replace(answer, warnings=(*self.warnings, *warnings))
 
     def batch(
         self, requests: Iterable[Request], *, num_sequences: int = MAX_SEQUENCES, on_step: Callable[[int], None] = lambda _: None
@@ -296,35 +303,6 @@ class Session:
             memory=self.engine.memory_plan,
         )
 
-    def _open_journal(self, home: Path) -> None:
-        from localrag.journal import Journal  # noqa: PLC0415  # weight
-
-        try:
-            self.journal = Journal.open(home)
-        except (LocalragError, OSError) as error:
-            self.warnings.append(f"This is not kept in the journal: {error}")
-
-    def _kept(self, answer: Answer, question: str, profile: Profile) -> Answer:
-        """The answer, its ledger in the journal."""
-        warnings = [*self.warnings, *answer.warnings]
-        keeper = self.engine.keeper
-        if keeper is not None and keeper.warning is not None:
-            warnings.append(keeper.warning)
-        if self.journal is not None:
-            try:
-                remember(answer, self.knowledge_bases)
-            except LocalragError as error:
-                warnings.append(f"What was cited is not remembered: {error}")
-            strategy = ", ".join(f"{name} {flex.cut}" for name, flex in profile.sections.items() if name in ("history", "evidence"))
-            try:
-                sha256 = self.engine.sha256
-                self.journal.record(
-                    record_of(answer, question=question, session=self.name, command="ask", strategy=strategy, model_sha256=sha256)
-                )
-            except (LocalragError, OSError) as error:
-                warnings.append(f"This is not kept in the journal: {error}")
-        return replace(answer, warnings=tuple(warnings))
-
     def close(self) -> None:
         self.engine.close()
         for kb in self.knowledge_bases:
@@ -342,15 +320,3 @@ class Session:
 def _conversation(question: str | Sequence[Message], system: str | None) -> list[Message]:
     messages = [Message("user", question)] if isinstance(question, str) else list(question)
     return [Message("system", system), *messages] if system and system.strip() else messages
-
-
-def _of_coverage(answer: Answer, question: str) -> tuple[str, ...]:
-    """A warning where some of many passages were read for a question that needs all."""
-    if not 0 < len(answer.hits) < answer.chunks_in_kb:
-        return ()
-    from localrag.kb.coverage import needs_all  # noqa: PLC0415  # weight
-
-    if not needs_all(question):
-        return ()
-    read = f"{len(answer.hits)} of {answer.chunks_in_kb} passages"
-    return (f"The answer rests on {read}, and the question seems to need all that match. To have them all read: --exhaustive.",)

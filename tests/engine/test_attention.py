@@ -16,10 +16,12 @@ def test_what_was_measured_is_kept_and_asked_again(tmp_path):
 
 
 def test_a_measurement_of_another_machine_or_a_damaged_one_is_taken_anew(tmp_path):
-    for content in ("", "{", "[]", '{"for": "elsewhere", "flash_attention": true}'):
+    governor = ThreadGovernor(1)
+    for content in ("", "{", "[]", "[" * 100_000, '{"for": "elsewhere", "flash_attention": true}'):
         (tmp_path / "attention.json").write_text(content)
-        attention.flash_attention(tmp_path, ThreadGovernor(1))
-        assert json.loads((tmp_path / "attention.json").read_text())["for"] != "elsewhere"
+        assert attention.kept_choice(tmp_path, governor) is None
+    chosen = attention.flash_attention(tmp_path, governor)
+    assert attention.kept_choice(tmp_path, governor) is chosen
 
 
 def test_a_home_that_cannot_be_written_is_no_error(tmp_path):

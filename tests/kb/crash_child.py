@@ -15,6 +15,8 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
+from importlib import import_module
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -58,6 +60,9 @@ def main() -> None:
 
 def _warm_up() -> None:
     """Imports what is imported when it is needed."""
+    with suppress(ImportError, KnowledgeBaseError):  # the libraries of an extra
+        import_module("localrag.kb.postgres.index")
+        import_module("localrag.kb.postgres.server")
     with TemporaryDirectory() as name, KnowledgeBase.open(Path(name), NAME, create=True) as kb:
         write_notes(Path(name, "docs"), 1)
         kb.ingest([Path(name, "docs")], HashEmbedder())
@@ -79,7 +84,7 @@ def _carry_out(order) -> None:
     os._exit(status)
 
 
-def _index(kb_dir, folder, log, *, pause_s=0.0, wait_s=30.0, last_statement=0) -> None:
+def _index(kb_dir, folder, log, *, name=NAME, pause_s=0.0, wait_s=30.0, last_statement=0) -> None:
     handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     embedder, num_read = LoggedEmbedder(handle, pause_s), count(1)
     if last_statement:
@@ -91,7 +96,7 @@ def _index(kb_dir, folder, log, *, pause_s=0.0, wait_s=30.0, last_statement=0) -
 
     _say(pid=os.getpid())
     os.read(0, 100)
-    with KnowledgeBase.open(Path(kb_dir), NAME, create=True) as kb:
+    with KnowledgeBase.open(Path(kb_dir), name, create=True) as kb:
         if last_statement:
             statements = count(1)
             kb._store._db.set_trace_callback(lambda _: next(statements) == last_statement and os.kill(os.getpid(), signal.SIGKILL))

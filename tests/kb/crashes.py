@@ -1,4 +1,7 @@
-"""Stops processes that index, and looks at what they left. test_crash.py does a little of it, benchmarks/kb_crash.py all of it."""
+"""Stops processes that index, and looks at what they left. test_crash.py does a little of it, benchmarks/kb_crash.py all of it.
+
+postgres_crashes.py does the same with a knowledge base on a server.
+"""
 
 import json
 import os
@@ -181,11 +184,14 @@ class State(NamedTuple):
 
 @dataclass
 class Scene:
-    """A folder as it is now, its knowledge base from an earlier time, and what a clean build of it holds."""
+    """A folder as it is now, its knowledge base from an earlier time, and what a clean build of it holds.
+
+    `earlier` is where that knowledge base is: a folder, or the name of a database.
+    """
 
     folder: Path
     files: list[str]
-    earlier: Path
+    earlier: Path | str
     before: dict[str, dict]
     ids_before: dict[tuple[str, str, str], int]
     renamed: tuple[str, str]
@@ -198,26 +204,36 @@ class Scene:
 
     @classmethod
     def make(cls, base: Path):
-        """Long notes, so that a batch is four of them. Then one is changed, one is gone, one has another name, and some are new."""
-        folder = base / "docs"
-        write_notes(folder, 6, num_parts=16)
-        _settle(folder)
+        folder = write_earlier(base)
         before = _build(base / "earlier", folder)
-        write_notes(base / "new", 5, seed="n", num_parts=16)
-        for at in range(5):
-            text = (base / "new" / f"note-{at:03}.md").read_text()
-            (folder / f"{'a' if at < 4 else 'z'}-{at}.md").write_text(f"---\ntags: [fresh]\nauthor: Ann\n---\n{text}\n漢字 {at}\n")
-        changed, gone, old, new = folder / "note-001.md", folder / "note-002.md", folder / "note-003.md", folder / "sub" / "moved.md"
-        changed.write_text(changed.read_text().replace("## Part 7", "## Part new\n\nThis is new here.\n\n## Part 7").replace("1x9", "1y9"))
-        gone.unlink()
-        new.parent.mkdir()
-        old.rename(new)
-        (folder / "binary.md").write_bytes(b"a\0b")
-        _settle(folder)
+        renamed = change(base, folder)
         _build(base / "clean", folder, tagging=GIVEN)
         files = [file.path for file in walk([folder]).files]
-        renamed = (str(old), str(new))
         return cls(folder, files, base / "earlier", documents(before), known_chunks(before), renamed, State.of(base / "clean"))
+
+
+def write_earlier(base: Path) -> Path:
+    """A folder of long notes, so that a batch is four of them."""
+    folder = base / "docs"
+    write_notes(folder, 6, num_parts=16)
+    _settle(folder)
+    return folder
+
+
+def change(base: Path, folder: Path) -> tuple[str, str]:
+    """One of them is changed, one is gone, one has another name, and some are new. The old name and the new one."""
+    write_notes(base / "new", 5, seed="n", num_parts=16)
+    for at in range(5):
+        text = (base / "new" / f"note-{at:03}.md").read_text()
+        (folder / f"{'a' if at < 4 else 'z'}-{at}.md").write_text(f"---\ntags: [fresh]\nauthor: Ann\n---\n{text}\n漢字 {at}\n")
+    changed, gone, old, new = folder / "note-001.md", folder / "note-002.md", folder / "note-003.md", folder / "sub" / "moved.md"
+    changed.write_text(changed.read_text().replace("## Part 7", "## Part new\n\nThis is new here.\n\n## Part 7").replace("1x9", "1y9"))
+    gone.unlink()
+    new.parent.mkdir()
+    old.rename(new)
+    (folder / "binary.md").write_bytes(b"a\0b")
+    _settle(folder)
+    return str(old), str(new)
 
 
 class History:
@@ -226,16 +242,36 @@ class History:
     def __init__(self, scene: Scene, base: Path, *, from_earlier: bool, kb_dir: Path | None = None) -> None:
         self.scene = scene
         self.base = base
-        self.kb_dir = kb_dir or base / "kb"
-        self.path = self.kb_dir / NAME / "kb.sqlite"
         self.from_earlier = from_earlier
         self.num_runs = 0
         self._committed: set[str] = set()  # what was embedded of every chunk
         self._done: dict[str, list[int]] = {}  # the ids of the chunks of documents that are as they shall be
         base.mkdir(parents=True, exist_ok=True)
-        if from_earlier:
-            shutil.copytree(scene.earlier, self.kb_dir)
+        self._begin(kb_dir or base / "kb")
         self.look()
+
+    def _begin(self, kb_dir: Path) -> None:
+        self.kb_dir = kb_dir
+        self.path = kb_dir / NAME / "kb.sqlite"
+        if self.from_earlier:
+            shutil.copytree(self.scene.earlier, kb_dir)
+
+    def _opened(self) -> KnowledgeBase | None:
+        """None if it is not made yet."""
+        return KnowledgeBase.open(self.kb_dir, NAME) if self.path.is_file() else None
+
+    def _documents(self, kb):
+        return documents(kb.path)
+
+    def _known_chunks(self, kb):
+        return known_chunks(kb.path)
+
+    def _state(self) -> State:
+        return State.of(self.kb_dir)
+
+    def _strays(self) -> list[str]:
+        """What nobody needs any more."""
+        return [file.name for file in self.path.parent.iterdir() if not re.fullmatch(r"kb\.sqlite|(vec|index)\.lock|vec-\d+", file.name)]
 
     def order(self, **options):
         """For another run, with a log of its own."""
@@ -256,9 +292,9 @@ class History:
         self.compare()
 
     def compare(self) -> None:
-        for what, found, wanted in zip(State._fields, State.of(self.kb_dir), self.scene.clean, strict=True):
+        for what, found, wanted in zip(State._fields, self._state(), self.scene.clean, strict=True):
             _check(found == wanted, f"its {what} are not those of a clean build")
-        strays = [file.name for file in self.path.parent.iterdir() if not re.fullmatch(r"kb\.sqlite|(vec|index)\.lock|vec-\d+", file.name)]
+        strays = self._strays()
         _check(not strays, "files are left over", strays)
 
     def look(self, log: Log | None = None) -> None:
@@ -266,16 +302,17 @@ class History:
         if log is not None:
             _check(len(set(log.embedded)) == len(log.embedded), "a chunk was embedded twice in one run")
             _check(not self._committed.intersection(log.embedded), "a chunk was embedded again after its commit")
-        if not self.path.is_file():
+        opened = self._opened()
+        if opened is None:
             _check(not self._done and not (log and log.num_done), "the knowledge base is gone")
             return
-        with KnowledgeBase.open(self.kb_dir, NAME) as kb:
-            found, chunks = documents(kb.path), known_chunks(kb.path)
+        with opened as kb:
+            found, chunks = self._documents(kb), self._known_chunks(kb)
             self._check_documents(found, log.num_done if log else 0)
             self._check_ids(found, chunks)
             verified = kb.verify()
             _check(verified.is_sound and not verified.repaired, "verify had something to repair", verified)
-            _check(documents(kb.path) == found, "verify has changed it")
+            _check(self._documents(kb) == found, "verify has changed it")
         self._committed = {sha256 for _, sha256, _ in chunks}
 
     def _check_documents(self, found, num_done: int) -> None:
@@ -309,6 +346,11 @@ class History:
 
 def length_s(scene: Scene, indexer: Indexer, base: Path, *, from_earlier: bool) -> float:
     """How long a run takes that nothing stops."""
+    return length_of(History(scene, base, from_earlier=from_earlier), indexer)
+
+
+def length_of(history: History, indexer: Indexer) -> float:
+    """The same of one that begins with this."""
     lengths = []
 
     def timed(indexer: Indexer) -> Outcome:
@@ -317,7 +359,6 @@ def length_s(scene: Scene, indexer: Indexer, base: Path, *, from_earlier: bool) 
         lengths.append(time.perf_counter() - started_at)
         return outcome
 
-    history = History(scene, base, from_earlier=from_earlier)
     history.run(indexer, timed)
     history.compare()
     return lengths[0]

@@ -7,8 +7,7 @@ import numpy as np
 
 from localrag.errors import KnowledgeBaseError
 
-_WORD = re.compile(r"\w+|[^\w\s]")
-_TOKEN_CHARS = 4
+_TOKEN = re.compile(r"\w{1,4}|[^\w\s]")
 
 
 class HashEmbedder:
@@ -21,7 +20,7 @@ class HashEmbedder:
         self.num_embedded = 0
 
     def count(self, text: str) -> int:
-        return sum(-(-len(word) // _TOKEN_CHARS) for word in _WORD.findall(text))
+        return len(_TOKEN.findall(text))
 
     def embed(self, texts):
         vectors = np.zeros((len(texts), self.dim), dtype=np.float32)

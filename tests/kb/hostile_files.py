@@ -34,8 +34,10 @@ def write_hostile(folder: Path, *, seed: int = 0) -> list[Path]:
 
 
 def _contents(rng: random.Random) -> Iterator[tuple[str, bytes]]:
+    many = _zip({f"word/{n}.xml": b"" for n in range(12_000)})
     for kind, members in _MEMBERS.items():
         yield from ((f"{name}.{kind}", data) for name, data in _packages(rng, members))
+        yield f"many.{kind}", many
     yield from ((f"{name}.pdf", data) for name, data in _pdfs(rng))
     yield from _texts(rng)
     yield from _structured()
@@ -52,7 +54,6 @@ def _packages(rng: random.Random, members: tuple[str, str]) -> Iterator[tuple[st
     yield "truncated", whole[: len(whole) // 2]
     yield "no-members", _zip({"readme": b"nothing"})
     yield "climbs", _zip({f"../../{members[0]}": b"<r>out</r>", "/etc/passwd": b"x"})
-    yield "many", _zip({f"word/{n}.xml": b"" for n in range(12_000)})
     yield "ole", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + rng.randbytes(2000)
     for number in range(3):
         broken = bytearray(whole)

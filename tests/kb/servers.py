@@ -27,12 +27,15 @@ _START_S = 60.0
 _numbers = itertools.count()
 
 
-def start():
-    """A started server. The test is skipped where its programs are not installed, or cannot be run by any user but root."""
+def start(kind=None):
+    """A started server, a Server or of another `kind`.
+
+    The test is skipped where its programs are not installed, or cannot be run by any user but root.
+    """
     for package in ("psycopg", "pgvector", _PACKAGE):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed, which the tests with a PostgreSQL server need")
-    return Server(Path(importlib.util.find_spec(_PACKAGE).origin).parent / "pginstall18" / "bin")
+    return (kind or Server)(Path(importlib.util.find_spec(_PACKAGE).origin).parent / "pginstall18" / "bin")
 
 
 class Server:

@@ -19,12 +19,13 @@ def test_every_hostile_file_is_indexed_or_named(tmp_path):
     (folder / "good.md").write_text("# Annealing\n\nPLA is annealed at 100 degrees.\n", encoding="utf-8")
     assert len(paths) >= 180
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    embedder = HashEmbedder(max_tokens=256)  # as many as usual
     with KnowledgeBase.open(tmp_path / "kb", "hostile", create=True) as kb:
-        result = kb.ingest([folder], HashEmbedder())
+        result = kb.ingest([folder], embedder)
         sources = {source for source, _ in kb.sources()}
         assert kb.verify().is_sound
-        assert [hit.chunk.source for hit in kb.retrieve("annealing of PLA", HashEmbedder(), k=1, mode="keyword")] == ["hostile/good.md"]
-        again = kb.ingest([folder], HashEmbedder())
+        assert [hit.chunk.source for hit in kb.retrieve("annealing of PLA", embedder, k=1, mode="keyword")] == ["hostile/good.md"]
+        again = kb.ingest([folder], embedder)
     named = {skip.source for skip in result.skipped}
     assert all(skip.reason for skip in result.skipped)
     shown = {"hostile/" + os.fsencode(path.relative_to(folder)).decode("utf-8", "backslashreplace") for path in paths}

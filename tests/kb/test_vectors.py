@@ -10,8 +10,9 @@ from localrag.kb.ann import build, start_build
 from localrag.kb.chunking import Passage
 from localrag.kb.documents import DocumentRow
 from localrag.kb.store import Store
-from localrag.kb.vector_cache import HEADER_BYTES, Version, publishing, write_file
+from localrag.kb.vector_cache import publishing, write_file
 from localrag.kb.vector_check import verify_index
+from localrag.kb.vector_layout import HEADER_BYTES, Version
 from localrag.kb.vectors import NUM_CHANGED, load_index
 
 DIM = 16
@@ -70,17 +71,20 @@ def _remove(store, *names):
         store.remove_documents([f"/{name}" for name in names])
 
 
-def _exact(store, query, k, among=None):
-    """What a search must find: every vector of the store compared, best first, ties by id."""
+def _exact(store, queries, k, among=None):
+    """What a search for each query must find: every vector of the store compared, best first, ties by id."""
     rows = [(one, vector) for one, vector in store.vectors() if among is None or one in among]
-    vectors = np.frombuffer(b"".join(vector for _, vector in rows), dtype="<f4").reshape(-1, DIM)
-    scores = (vectors.astype(np.float64) @ query).astype(np.float32).tolist()
-    return sorted(((one, score) for (one, _), score in zip(rows, scores, strict=True)), key=lambda hit: (-hit[1], hit[0]))[:k]
+    ids = np.array([one for one, _ in rows], dtype=np.int64)
+    vectors = np.frombuffer(b"".join(vector for _, vector in rows), dtype="<f4").reshape(-1, DIM).astype(np.float64)
+    for query in queries:
+        scores = (vectors @ query).astype(np.float32)
+        best = np.lexsort((ids, -scores))[:k]
+        yield list(zip(ids[best].tolist(), scores[best].tolist(), strict=True))
 
 
 def _agrees(index, store, queries, k=12, among=None):
-    for query in queries:
-        found, expected = index.search(query, k, among), _exact(store, query, k, among)
+    for query, expected in zip(queries, _exact(store, queries, k, among), strict=True):
+        found = index.search(query, k, among)
         assert [one for one, _ in found] == [one for one, _ in expected]
         assert [score for _, score in found] == pytest.approx([score for _, score in expected], abs=1e-6)
 
@@ -189,7 +193,8 @@ def test_the_recall_of_clusters_is_what_was_measured(store):
     assert (file.recall >= 0.97, index.base.recall, len(file)) == (True, file.recall, 4000)
     assert file.num_probes < len(file.centroids) / 2  # else nothing is gained
     queries = _vectors(50, seed=9)
-    hits = sum(len({one for one, _ in index.search(q, 10)} & {one for one, _ in _exact(store, q, 10)}) for q in queries)
+    exact = _exact(store, queries, 10)
+    hits = sum(len({one for one, _ in index.search(q, 10)} & {one for one, _ in true}) for q, true in zip(queries, exact, strict=True))
     assert hits / 500 >= 0.95
     assert build(store, min_rows=1) is None  # there is nothing to gain
     assert build(store, min_rows=7000) is None
@@ -247,14 +252,14 @@ def test_a_damaged_file_is_never_believed(store, clustered):
         whole[HEADER_BYTES + row : HEADER_BYTES + 2 * row] + whole[HEADER_BYTES : HEADER_BYTES + row]
     )
     damaged.append(bytes(swapped))
-    exact = [[_exact(store, q, 9), _exact(store, q, 9, set(among))] for q in queries]
+    exact = list(_exact(store, queries, 9))
     for number, data in enumerate(damaged):
         file.unlink(missing_ok=True)  # others may have it mapped
         file.write_bytes(data)
         index = load_index(store)
         for query, right, true in zip(queries, answers, exact, strict=True):
             found = index.search(query, 9)
-            assert found == right[0] or [one for one, _ in found] == [one for one, _ in true[0]], number  # exact, once it was found out
+            assert found == right[0] or [one for one, _ in found] == [one for one, _ in true], number  # exact, once it was found out
             assert [index.search(query, 9, among), index.similarities(query, among)] == right[1:], number
         file.unlink(missing_ok=True)
         file.write_bytes(data)

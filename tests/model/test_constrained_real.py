@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import os
 import random
 import statistics
 import time
@@ -18,7 +19,7 @@ from tests.json_schemas import is_valid, random_schema
 
 pytestmark = pytest.mark.model
 
-NUM_ANSWERS = 200
+NUM_ANSWERS = int(os.environ.get("LOCALRAG_TEST_ANSWERS", "64"))  # 200 were valid too
 NUM_AT_ONCE = 16
 PERSON = {
     "type": "object",
@@ -49,7 +50,7 @@ def small_schema(seed):
             return schema
 
 
-def test_two_hundred_answers_under_random_schemas_are_valid(engine: Engine):
+def test_answers_under_random_schemas_are_valid(engine: Engine):
     prompt = engine.tokenizer.encode("Some JSON: ")
     schemas = [small_schema(seed) for seed in range(NUM_ANSWERS)]
     sampling = [

@@ -3,16 +3,13 @@
 import pytest
 
 from localrag.engine.embed import LlamaEmbedder
-from localrag.engine.query_path import convert_for_queries, query_embedder, query_path
-from localrag.kb.embedder import SentenceTransformerEmbedder
-from localrag.settings import Settings
+from localrag.engine.query_path import query_embedder, query_path
 
 pytestmark = pytest.mark.model
 
 
-def test_the_default_embedder_is_converted_and_accepted(tmp_path, embedder_path):
-    settings, original = Settings(home=tmp_path), SentenceTransformerEmbedder(embedder_path)
-    verdict = convert_for_queries(original, settings)
+def test_the_default_embedder_is_converted_and_accepted(converted, embedder):
+    (settings, verdict), original = converted, embedder
     assert verdict.is_accepted, verdict.reason
     assert verdict.num_texts >= 250
     assert verdict.worst_cosine > 0.9999

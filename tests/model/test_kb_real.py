@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +9,8 @@ import pytest
 from localrag.decoding import SamplingParams
 from localrag.engine.loading import open_model
 from localrag.errors import KnowledgeBaseError
-from localrag.kb import KnowledgeBase, Where
+from localrag.kb import Where
 from localrag.kb.chunking import cut
-from localrag.kb.embedder import SentenceTransformerEmbedder
 from localrag.kb.readers import read
 from localrag.kb.retrieve import MODES
 from localrag.session import Session
@@ -20,7 +18,6 @@ from localrag.session.exhaustive import ask_all
 
 pytestmark = pytest.mark.model
 
-HANDBOOK = Path(__file__).parents[2] / "examples" / "handbook"
 HARD = {
     "cjk.md": "# 材料\n\n" + "退火可以提高耐热性。打印温度是多少？" * 60,
     "code.py": "def f(x):\n    return {'a': [x ** 2, None]}\n\n" * 80,
@@ -28,18 +25,6 @@ HARD = {
     "line.txt": "heat bed nozzle layer " * 1500,
     "emoji.txt": "👩‍🔬🔥🇩🇪 é à ñ Ω ≈ — " * 300,
 }
-
-
-@pytest.fixture(scope="module")
-def embedder(embedder_path):
-    return SentenceTransformerEmbedder(embedder_path)
-
-
-@pytest.fixture(scope="module")
-def handbook(embedder, tmp_path_factory):
-    with KnowledgeBase.open(tmp_path_factory.mktemp("kb"), "handbook", create=True) as kb:
-        kb.ingest([HANDBOOK], embedder)
-        yield kb
 
 
 def test_vectors_are_unit_float32(embedder):

@@ -50,7 +50,7 @@ def test_at_any_cut_the_text_is_that_of_a_fresh_context(model_path, tmp_path_fac
 
 
 def test_a_follow_up_on_the_same_text_is_not_evaluated_again(engine):
-    session = Session(engine, n_ctx=2048)
+    session = Session(engine, n_ctx=1024)
     answers = [session.ask(question, piped=PAGE, sampling=SamplingParams(max_tokens=8)) for question in ("What is it?", "Who is it for?")]
     assert answers[0].cached_tokens == 0
     assert answers[1].cached_tokens > 0.8 * answers[1].prompt_tokens
@@ -76,7 +76,7 @@ def test_a_council_shares_what_begins_alike(engine):
 def test_a_second_process_reads_what_the_first_one_evaluated(home, model_path, tmp_path):
     """On the command line, on the same text from a pipe; `--no-keep` and a limit of 0 leave nothing behind."""
     page = tmp_path / "page.md"
-    page.write_text(PAGE[:1500], encoding="utf-8")
+    page.write_text(PAGE[:1000], encoding="utf-8")
 
     def ask(*more, question="What is it?", **env):
         words = ["ask", question, "--model", str(model_path), "--max-tokens", "4", "--temperature", "0.9", "--json", *more]

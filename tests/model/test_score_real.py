@@ -2,20 +2,18 @@
 
 import pytest
 
-from localrag.kb.embedder import SentenceTransformerEmbedder
 from localrag.relevance import File, Weights, score
 
 pytestmark = pytest.mark.model
 
 
-def test_meaning_finds_what_no_word_names(embedder_path):
+def test_meaning_finds_what_no_word_names(embedder):
     files = [
         File("login.py", "def sign_in(user, password):\n    return check_credentials(user, password)\n"),
         File("colours.py", "RED = '#ff0000'\nGREEN = '#00ff00'\n"),
         File("base64.txt", "aGVsbG8gd29ybGQhIQ" * 4000),
         File("cjk.md", "打印温度是多少？" * 500 + "\ud800\0"),
     ]
-    embedder = SentenceTransformerEmbedder(embedder_path)
     scores = score(files, "authentication is broken", weights=Weights(method="semantic"), embedder=embedder, now=0.0)
     meaning = {one.path: one.details["task_alignment"]["value"] for one in scores}
     assert max(meaning, key=meaning.get) == "login.py"

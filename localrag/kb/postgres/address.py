@@ -1,8 +1,13 @@
-"""`postgresql://user@host:port/database#name`: where a server is, and which of its knowledge bases is meant."""
+"""`postgresql://user@host:port/database#name`: where a server is, and which of its knowledge bases is meant.
+
+`?machine=NAME` says which machine this is to it, by whose files documents are known. Without it that is the name of the host; machines
+that have the same files under the same paths (containers, a network share) are given one name by it.
+"""
 
 from __future__ import annotations
 
 import re
+import socket
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
@@ -13,6 +18,7 @@ DEFAULT_NAME = "default"
 MAX_NAME_CHARS = 54
 """With what stands before it, the name is the name of a schema, which has 63 characters at most."""
 
+_MACHINE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _HOST = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^\s:\[\]@/]*)(:\d{1,5})?")
 _SHOWN = frozenset({"host", "hostaddr", "port", "user", "dbname", "service", "sslmode"})
 _MIN_SECRET_CHARS = 4  # what is shorter cannot be told from any other text, and libpq repeats no password
@@ -21,11 +27,15 @@ _CONNECT_TIMEOUT_S = 10
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`conninfo` is for libpq, and may hold a password; `server` and `shown` never do, and `name` is that of the knowledge base."""
+    """`conninfo` is for libpq, and may hold a password; `server` and `shown` never do, and `name` is that of the knowledge base.
+
+    `machine` is the name of this machine: documents are files of one.
+    """
 
     conninfo: str = field(repr=False)
     server: str
     name: str
+    machine: str
     secrets: tuple[str, ...] = field(default=(), repr=False)
 
     @property
@@ -59,14 +69,22 @@ def parse(text: str) -> Address:
             "The name of the knowledge base in the PostgreSQL address cannot be one.",
             hint=f"After # stand 1 to {MAX_NAME_CHARS} lower-case letters, digits, '-' and '_', beginning with a letter or a digit.",
         )
-    options = [(key, value) for key, value in options if key != "kb"]
+    machine = next((value for key, value in options if key == "machine"), None)
+    if machine is not None and not _MACHINE.fullmatch(machine):
+        raise KnowledgeBaseError(
+            "The name of the machine in the PostgreSQL address cannot be one.",
+            hint="After machine= stand 1 to 64 letters, digits, '.', '-' and '_'.",
+        )
+    given = [] if machine is None else [("machine", machine)]
+    options = [(key, value) for key, value in options if key not in ("kb", "machine")]
     hidden = [password, *(value for key, value in options if "pass" in key.lower())]
     secrets = {each for secret in hidden for each in (secret, unquote(secret)) if len(each) >= _MIN_SECRET_CHARS}
     timeout = [] if any(key == "connect_timeout" for key, _ in options) else [("connect_timeout", str(_CONNECT_TIMEOUT_S))]
     return Address(
         conninfo=_written(parts.netloc, parts.path, [*options, *timeout]),
-        server=_written(f"{user}{at}{hosts}", parts.path, [option for option in options if option[0] in _SHOWN]),
+        server=_written(f"{user}{at}{hosts}", parts.path, [*(option for option in options if option[0] in _SHOWN), *given]),
         name=name,
+        machine=machine or socket.gethostname() or "localhost",
         secrets=tuple(sorted(secrets, key=len, reverse=True)),
     )
 

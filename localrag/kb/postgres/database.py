@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -66,7 +66,7 @@ class Database:
         with self._explained():
             register_vector(self._connection)
 
-    def rows(self, statement: str, values: Sequence[object] = (), *, binary: bool = False) -> list[Row]:
+    def rows(self, statement: str, values: Sequence[object] | Mapping[str, object] = (), *, binary: bool = False) -> list[Row]:
         """What a statement gives. With `binary`, numbers and vectors are not written out on the way."""
         with self._explained():
             cursor = self._connection.execute(statement, values or None, binary=binary)

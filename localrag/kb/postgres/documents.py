@@ -11,8 +11,15 @@ from localrag.kb.filters import folded
 from localrag.kb.postgres.database import Database, vector
 from localrag.kb.postgres.full_text import indexed
 
-_PUT = """INSERT INTO documents (path, source, folded, sha256, num_bytes, title, mtime_ns, cutter) VALUES (%s, %s, %s, %s, %s, %s, %s, %s)
-    ON CONFLICT (path) DO UPDATE SET sha256 = excluded.sha256, num_bytes = excluded.num_bytes, title = excluded.title,
+# The same bytes under the same path on two machines are one document: a folder that both have, or a machine with another name than before.
+_TAKE_OVER = """UPDATE documents SET machine = %(machine)s WHERE id = (
+        SELECT id FROM documents WHERE path = %(path)s AND (machine IN (%(machine)s, '') OR sha256 = %(sha256)s)
+        ORDER BY machine = %(machine)s DESC, machine = '' DESC, id LIMIT 1
+    )"""
+
+_PUT = """INSERT INTO documents (path, machine, source, folded, sha256, num_bytes, title, mtime_ns, cutter)
+    VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s)
+    ON CONFLICT (path, machine) DO UPDATE SET sha256 = excluded.sha256, num_bytes = excluded.num_bytes, title = excluded.title,
     mtime_ns = excluded.mtime_ns, cutter = excluded.cutter RETURNING id"""
 
 _ADD_CHUNK = """WITH added AS (
@@ -28,7 +35,9 @@ def count_generation(db: Database) -> None:
 
 
 def put_document(db: Database, row: DocumentRow, passages: Sequence[Passage], vectors: Mapping[bytes, bytes]) -> int:
-    values = (row.path, row.source, folded(row.source), row.sha256, row.num_bytes, _storable(row.title), row.mtime_ns, row.cutter)
+    machine = db.address.machine
+    db.rows(_TAKE_OVER, {"machine": machine, "path": row.path, "sha256": row.sha256})
+    values = (row.path, machine, row.source, folded(row.source), row.sha256, row.num_bytes, _storable(row.title), row.mtime_ns, row.cutter)
     document_id = int(db.one(_PUT, values))
     set_fields(db, document_id, (*(("tag", tag) for tag in row.tags), *row.fields), "file")
     _put_chunks(db, document_id, passages, vectors)
@@ -36,8 +45,12 @@ def put_document(db: Database, row: DocumentRow, passages: Sequence[Passage], ve
 
 
 def move_document(db: Database, document_id: int, path: str, source: str) -> None:
-    db.rows("DELETE FROM documents WHERE path = %s AND id != %s", (path, document_id))
-    db.rows("UPDATE documents SET path = %s, source = %s, folded = %s WHERE id = %s", (path, source, folded(source), document_id))
+    machine = db.address.machine
+    db.rows("DELETE FROM documents WHERE path = %s AND machine IN (%s, '') AND id != %s", (path, machine, document_id))
+    db.rows(
+        "UPDATE documents SET path = %s, machine = %s, source = %s, folded = %s WHERE id = %s",
+        (path, machine, source, folded(source), document_id),
+    )
 
 
 def drop_chunks(db: Database, ids: Sequence[int]) -> list[str]:
@@ -50,10 +63,11 @@ def drop_chunks(db: Database, ids: Sequence[int]) -> list[str]:
 
 
 def set_unread(db: Database, gone: Iterable[str], found: Mapping[str, Unread]) -> None:
-    db.rows("DELETE FROM unread WHERE path = ANY(%s::text[])", ([*gone, *found],))
+    machine = db.address.machine
+    db.rows("DELETE FROM unread WHERE machine = %s AND path = ANY(%s::text[])", (machine, [*gone, *found]))
     db.many(
-        "INSERT INTO unread (path, num_bytes, mtime_ns, cutter, reason) VALUES (%s, %s, %s, %s, %s)",
-        [(path, one.num_bytes, one.mtime_ns, one.cutter, _storable(one.reason)) for path, one in found.items()],
+        "INSERT INTO unread (path, machine, num_bytes, mtime_ns, cutter, reason) VALUES (%s, %s, %s, %s, %s, %s)",
+        [(path, machine, one.num_bytes, one.mtime_ns, one.cutter, _storable(one.reason)) for path, one in found.items()],
     )
 
 

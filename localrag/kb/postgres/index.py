@@ -8,7 +8,7 @@ import numpy as np
 import pgvector
 
 from localrag.kb.postgres.database import Database, raw, vector
-from localrag.kb.vector_cache import Vectors
+from localrag.kb.vector_layout import Vectors
 
 APPROXIMATE_FROM = 50_000
 """Chunks from which a graph is worth its making. On 2 busy cores the 100 nearest of 50,000 x 384 took 80 ms, and 28 ms with a graph, which

@@ -1,6 +1,9 @@
 """The truth of a knowledge base on a PostgreSQL server. localrag/kb/store.py says what each of these does.
 
 Every change is one transaction for text, full text, vectors and generation; a second writer waits for the first.
+
+A document is a file of one machine (`Address.machine`), and whoever indexes has to do with those of its own: what another machine has
+under the same path is another document, which it neither changes nor removes. All of them are searched.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ _CHUNK = (
     'SELECT c.id, document_id, ordinal, text, "start", "end", source, heading, place '
     "FROM chunks c JOIN documents d ON d.id = document_id WHERE c.id = ANY(%s::bigint[])"
 )
+_OURS = "machine IN (%s, '')"  # '' is any machine: see localrag/kb/postgres/tables.py
 _ADD_FEEDBACK = """INSERT INTO feedback SELECT id, %s, %s, %s, %s, %s FROM chunks WHERE id = %s ON CONFLICT (chunk_id) DO UPDATE SET
     retrieved = feedback.retrieved + excluded.retrieved, supplied = feedback.supplied + excluded.supplied,
     cited = feedback.cited + excluded.cited, useful = feedback.useful + excluded.useful, useless = feedback.useless + excluded.useless"""
@@ -39,6 +43,10 @@ class PostgresStore:
     def __init__(self, db: Database, schema: str) -> None:
         self._db = db
         self._schema = schema
+
+    @property
+    def _machine(self) -> str:
+        return self._db.address.machine
 
     def close(self) -> None:
         self._db.close()
@@ -82,11 +90,14 @@ class PostgresStore:
         return [(source, num) for source, num in rows]
 
     def documents(self) -> dict[str, Known]:
-        rows = self._db.rows("SELECT path, id, sha256, num_bytes, mtime_ns, cutter FROM documents")
+        rows = self._db.rows(
+            f"SELECT path, id, sha256, num_bytes, mtime_ns, cutter FROM documents WHERE {_OURS} ORDER BY machine",  # noqa: S608  # no values in it
+            (self._machine,),
+        )
         return {path: Known(*rest) for path, *rest in rows}
 
     def unread(self) -> dict[str, Unread]:
-        rows = self._db.rows("SELECT path, num_bytes, mtime_ns, cutter, reason FROM unread")
+        rows = self._db.rows("SELECT path, num_bytes, mtime_ns, cutter, reason FROM unread WHERE machine = %s", (self._machine,))
         return {path: Unread(*rest) for path, *rest in rows}
 
     def fields(self, where: Where | None = None) -> dict[str, dict[str, list[str]]]:
@@ -107,10 +118,20 @@ class PostgresStore:
         return found
 
     def paths(self) -> dict[str, str]:
-        return dict(self.source_paths())
+        """Of two with one source, that of this machine."""
+        statement = f"SELECT source, path FROM documents ORDER BY {_OURS}, id"  # noqa: S608  # no values in it
+        return dict(self._db.rows(statement, (self._machine,)))
 
     def source_paths(self) -> list[tuple[str, str]]:
-        return [(source, path) for source, path in self._db.rows('SELECT source, path FROM documents ORDER BY source COLLATE "C", id')]
+        statement = f'SELECT source, path FROM documents WHERE {_OURS} ORDER BY source COLLATE "C", id'  # noqa: S608  # no values in it
+        return [(source, path) for source, path in self._db.rows(statement, (self._machine,))]
+
+    def elsewhere(self) -> dict[str, int]:
+        rows = self._db.rows(
+            f"SELECT machine, count(*) FROM documents WHERE NOT {_OURS} GROUP BY machine ORDER BY machine",  # noqa: S608  # no values in it
+            (self._machine,),
+        )
+        return dict(rows)
 
     def stamp(self, generation: int) -> int | None:
         rows = self._db.rows("SELECT stamp FROM generations WHERE generation = %s", (generation,))
@@ -202,7 +223,7 @@ class PostgresStore:
         documents.set_unread(self._db, gone, found)
 
     def remove_documents(self, paths: Iterable[str]) -> None:
-        self._db.rows("DELETE FROM documents WHERE path = ANY(%s::text[])", (list(paths),))
+        self._db.rows(f"DELETE FROM documents WHERE {_OURS} AND path = ANY(%s::text[])", (self._machine, list(paths)))  # noqa: S608  # no values in it
 
     def drop_chunks(self, ids: Sequence[int]) -> list[str]:
         return documents.drop_chunks(self._db, ids)

@@ -86,7 +86,18 @@ _CREATE = (
     )""",
 )
 
-MIGRATIONS = (_CREATE,)
+# A document is a file of one machine. '' is any: the document was indexed before its machine was noted.
+_ADD_MACHINES = (
+    "ALTER TABLE documents ADD COLUMN machine text NOT NULL DEFAULT ''",
+    "ALTER TABLE documents DROP CONSTRAINT documents_path_key",
+    "ALTER TABLE documents ADD UNIQUE (path, machine)",
+    "DELETE FROM unread",  # it only spares work
+    "ALTER TABLE unread ADD COLUMN machine text NOT NULL",
+    "ALTER TABLE unread DROP CONSTRAINT unread_pkey",
+    "ALTER TABLE unread ADD PRIMARY KEY (path, machine)",
+)
+
+MIGRATIONS = (_CREATE, _ADD_MACHINES)
 """The statements of each, applied once. One that was released is never edited: a change is a new one."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from localrag.kb.readers.base import Reading, UnreadableError
-from localrag.kb.readers.draft import MAX_NAME_CHARS, MAX_TEXT_CHARS, Draft, one_line
+from localrag.kb.readers.draft import MAX_NAME_CHARS, Draft, one_line
 
 MAX_PLACES = 1_048_576  # the rows of the longest sheet
 MAX_HEADINGS = 100_000
@@ -15,17 +15,11 @@ class Composer:
     def __init__(self) -> None:
         self._draft = Draft()
         self._place: tuple[str, int] | None = None
-        self._path: list[tuple[int, str]] = []
-        self._num_path_chars = 0
         self._first_heading = ""
 
     def heading(self, level: int, name: str) -> None:
         """A heading; it ends those of its level and below. 0 is the level of a document's title. Without a name it is only a border."""
         name = one_line(name)
-        self._path = [(above, text) for above, text in self._path if above < level] + [(level, name)]
-        self._num_path_chars += sum(len(text) for _, text in self._path)
-        if self._num_path_chars > MAX_TEXT_CHARS:  # a long heading above many short ones is repeated with each
-            raise too_large()
         if len(self._draft.marks) == MAX_HEADINGS:
             raise UnreadableError(f"it has more than {MAX_HEADINGS:,} headings")
         if level <= 1:
@@ -76,7 +70,3 @@ def flat(text: str) -> str:
 def shortened(text: str) -> str:
     """A name that is repeated in every row, bounded."""
     return text if len(text) <= MAX_NAME_CHARS else text[: MAX_NAME_CHARS - 1] + "…"
-
-
-def too_large() -> UnreadableError:
-    return UnreadableError(f"it holds more than {MAX_TEXT_CHARS // 1_000_000} MB of text")

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 from localrag.kb.readers import html
 from localrag.kb.readers.base import Place, Reading, Section, UnreadableError
-from localrag.kb.readers.composer import too_large
-from localrag.kb.readers.draft import MAX_TEXT_CHARS, one_line
+from localrag.kb.readers.draft import check_size, one_line
 from localrag.kb.readers.package import Package, Values, XmlHandler, resolved
 
 _MAX_CHAPTERS = 5_000
@@ -187,8 +186,7 @@ class _Volume:
         self._pieces.append(chapter.text + "\n\n")
         self._num_chars += len(self._pieces[-1])
         self._is_markdown = self._is_markdown or chapter.markdown
-        if self._num_chars + self._num_path_chars > MAX_TEXT_CHARS:
-            raise too_large()
+        check_size(self._num_chars + self._num_path_chars)
 
     def reading(self, fields: tuple[tuple[str, str], ...]) -> Reading:
         return Reading(

@@ -1,0 +1,239 @@
+"""`localrag kb …`, `search` and what `ask` takes from them, as a new user tries them."""
+
+import json
+import shutil
+
+import pytest
+
+from localrag.kb import KnowledgeBase, Tagging
+from localrag.session import folder_rules, open_embedder
+from localrag.settings import Settings
+from tests import identities
+
+
+def write_guide(folder):
+    """Three documents, one with what it says of itself."""
+    (folder / "prices").mkdir(parents=True)
+    (folder / "glass.md").write_text("---\ntags: [hot]\nauthor: Ann\n---\n# Glass\n\nGlass melts in the kiln.\n")
+    (folder / "prices" / "sand.md").write_text("# Sand\n\nSand costs three coins, and the kiln burns gas.\n")
+    (folder / "plain.txt").write_text("A plain note on wheels.\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def indexed(tmp_path_factory, tiny_catalogue):
+    """A home with a knowledge base `guide` of them."""
+    folder = tmp_path_factory.mktemp("indexed")
+    settings = Settings(home=folder / "home", models_file=tiny_catalogue)
+    with KnowledgeBase.open(settings.kb_dir, "guide", create=True) as kb:
+        kb.ingest([write_guide(folder / "guide")], open_embedder(settings), tagging=Tagging(rules=folder_rules(settings)))
+    return settings.home
+
+
+@pytest.fixture
+def guide(indexed, home, tmp_path, monkeypatch):
+    """A home with that knowledge base, to do with as one likes, and a copy of its documents in the current folder."""
+    shutil.copytree(indexed, home)
+    monkeypatch.chdir(tmp_path)
+    return write_guide(tmp_path / "guide")
+
+
+def data(result, code=0):
+    got, out, _ = result
+    assert got == code
+    return json.loads(out)
+
+
+@pytest.mark.parametrize("command", ["list", "show", "verify", "export", "import", "feedback", "remove"])
+def test_every_command_explains_itself_in_a_line_and_in_full(localrag, command):
+    [line] = [line for line in localrag("kb", "--help")[1].splitlines() if line.startswith(f"  {command} ")]
+    assert line.endswith(".")
+    assert not line.endswith("...")
+    code, out, _ = localrag("kb", command, "--help")
+    assert code == 0
+    assert "--json" in out
+
+
+@pytest.mark.parametrize("args", [["show"], ["verify"], ["feedback"], ["remove", "--yes"], ["export", "out.kb"]])
+def test_one_that_does_not_exist_names_the_nearest(refused, guide, args):
+    command, *rest = args
+    said = refused(6, "kb", command, "guid", *rest)
+    assert "There is no knowledge base 'guid'. Did you mean guide?" in said
+    assert "localrag index PATH --kb guid" in said
+
+
+def test_documents_are_shown_with_tags_and_fields(localrag, guide):
+    code, out, err = localrag("kb", "show", "guide")
+    assert (code, err) == (0, "guide: 3 documents, 3 chunks\n")
+    assert [line.split() for line in out.splitlines()] == [
+        ["Document", "Chunks", "Tags", "Fields"],
+        ["guide/glass.md", "1", "hot", "author=Ann"],
+        ["guide/plain.txt", "1"],
+        ["guide/prices/sand.md", "1", "price"],
+    ]
+    assert data(localrag("kb", "show", "guide", "--json", "--where", "author=ann"))["documents"] == [
+        {"source": "guide/glass.md", "num_chunks": 1, "fields": {"author": ["Ann"], "tag": ["hot"]}}
+    ]
+    assert localrag("kb", "show", "guide", "--where", "source=*.txt")[1].splitlines()[0].split() == ["Document", "Chunks"]
+
+
+def test_a_where_that_matches_nothing_says_so(localrag, refused, guide):
+    way_out = "No document of guide passes tag=none. To see what they are: localrag kb show guide\n"
+    assert localrag("kb", "show", "guide", "--where", "tag=none") == (0, "", way_out)
+    assert localrag("search", "kiln", "--kb", "guide", "--mode", "keyword", "--where", "tag=none") == (0, "", way_out)
+    assert data(localrag("search", "kiln", "--kb", "guide", "--mode", "keyword", "--where", "tag=none", "--json")) == {"hits": []}
+    assert data(localrag("kb", "show", "guide", "--where", "tag=none", "--json"))["documents"] == []
+    assert localrag("search", "zebra", "--kb", "guide", "--mode", "keyword", "--where", "tag=hot")[2] == "Nothing relevant was found.\n"
+    assert "'junk' is not a condition" in refused(2, "search", "x", "--kb", "guide", "--where", "junk")
+    assert "wildcards" in refused(2, "kb", "show", "guide", "--where", "tag=*a*b*c*d*e*f*g")
+
+
+def test_search_finds_where_it_may_look(localrag, refused, guide):
+    both = data(localrag("search", "kiln", "--kb", "guide", "--mode", "keyword", "--json"))["hits"]
+    assert {hit["source"] for hit in both} == {"guide/glass.md", "guide/prices/sand.md"}
+    [one] = data(localrag("search", "kiln", "--kb", "guide", "--where", "tag=price", "--json"))["hits"]
+    assert one["source"] == "guide/prices/sand.md"
+    assert abs(sum(one["contributions"].values()) - one["score"]) < 1e-6
+    assert len(data(localrag("search", "kiln", "--kb", "guide", "-k", "1", "--json"))["hits"]) == 1
+    assert "The query is empty" in refused(2, "search", "  ", "--kb", "guide")
+    assert "'-k'" in refused(2, "search", "x", "--kb", "guide", "-k", "0")
+    assert "'--mode'" in refused(2, "search", "x", "--kb", "guide", "--mode", "fuzzy")
+
+
+def test_verify_says_what_is_out_of_date_and_what_to_do(localrag, guide):
+    localrag("kb", "remove", "guide", "--yes")
+    localrag("index", "guide", "--kb", "guide")
+    assert localrag("kb", "verify", "guide") == (0, "guide is sound: 3 documents, 3 chunks\n", "")
+    (guide / "plain.txt").unlink()
+    (guide / "glass.md").write_text("# Glass\n\nIt breaks.\n")
+    code, out, err = localrag("kb", "verify", "guide")
+    assert (code, out) == (0, "guide is sound: 3 documents, 3 chunks\n")
+    assert err.splitlines() == [
+        "guide/glass.md: changed since it was indexed",
+        "guide/plain.txt: not on disk any more",
+        "To bring it up to date: localrag index PATH --kb guide",
+    ]
+    found = data(localrag("kb", "verify", "guide", "--json"))
+    assert (found["sound"], found["changed"], found["missing"]) == (True, ["guide/glass.md"], ["guide/plain.txt"])
+
+
+def test_a_damaged_one_hides_no_other_and_can_be_removed(localrag, refused, guide, home):
+    shutil.copytree(home / "kb" / "guide", home / "kb" / "bad")
+    (home / "kb" / "bad" / "kb.sqlite").write_bytes(b"no database" * 1000)
+    code, out, err = localrag("kb", "list")
+    assert code == 0
+    assert [line.split() for line in out.splitlines()] == [["Name", "Documents", "Chunks"], ["bad"], ["guide", "3", "3"]]
+    assert "localrag kb remove" in err
+    bad, guide_row = data(localrag("kb", "list", "--json"))["knowledge_bases"]
+    assert (bad["num_documents"], bad["error"]["type"]) == (None, "KnowledgeBaseError")
+    assert guide_row == {"name": "guide", "num_documents": 3, "num_chunks": 3}
+    assert "not a knowledge base, or it is damaged" in refused(6, "kb", "verify", "bad")
+    assert localrag("kb", "remove", "bad", "--yes") == (0, "", "Removed bad.\n")
+    assert [row["name"] for row in data(localrag("kb", "list", "--json"))["knowledge_bases"]] == ["guide"]
+
+
+def test_nothing_is_removed_without_a_yes(localrag, guide, monkeypatch, tmp_path):
+    for answer in ("", "n\n"):
+        (tmp_path / "answer").write_text(answer)
+        with (tmp_path / "answer").open() as stdin:
+            monkeypatch.setattr("sys.stdin", stdin)
+            code, out, err = localrag("kb", "remove", "guide")
+            assert (code, out) == (130, "")
+            assert "Remove guide with 3 documents? [y/N]:" in err
+            assert err.endswith("Error: Nothing was removed.\n  --yes removes without asking.\n")
+    (tmp_path / "answer").write_text("y\n")
+    with (tmp_path / "answer").open() as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        assert localrag("kb", "remove", "guide")[2].endswith("Removed guide.\n")
+    assert localrag("kb", "list")[2].startswith("There are none yet.")
+    assert guide.is_dir()
+
+
+def test_one_is_exported_and_imported_under_another_name(localrag, refused, guide):
+    assert data(localrag("kb", "export", "guide", "guide.kb", "--json"))["num_documents"] == 3
+    assert localrag("kb", "export", "guide", "guide.kb")[2].startswith("Wrote guide to guide.kb: 3 documents, ")
+    assert "There is a knowledge base 'guide' already" in refused(6, "kb", "import", "guide.kb")
+    assert localrag("kb", "import", "guide.kb", "--name", "copy") == (0, "", "Imported copy: 3 documents, 3 chunks.\n")
+    assert data(localrag("kb", "show", "copy", "--json"))["documents"] == data(localrag("kb", "show", "guide", "--json"))["documents"]
+    localrag("kb", "remove", "guide", "--yes")
+    assert data(localrag("kb", "import", "guide.kb", "--json")) == {"kb": "guide", "num_documents": 3, "num_chunks": 3}
+
+
+def test_what_is_no_export_is_refused(refused, localrag, guide, tmp_path):
+    localrag("kb", "export", "guide", "guide.kb")
+    whole = (tmp_path / "guide.kb").read_bytes()
+    (tmp_path / "cut.kb").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "empty.kb").write_bytes(b"")
+    for file in ("cut.kb", "empty.kb", "guide/plain.txt"):
+        said = refused(6, "kb", "import", file, "--name", "new")
+        assert f"{file} cannot be imported" in said
+        assert "localrag kb export" in said
+    assert "does not exist" in refused(2, "kb", "import", "none.kb")
+    assert "is a directory" in refused(2, "kb", "import", "guide")
+    assert "cannot be the name" in refused(6, "kb", "import", "guide.kb", "--name", "No!")
+    assert "There is no folder none." in refused(2, "kb", "export", "guide", "none/guide.kb")
+    assert "is a directory" in refused(2, "kb", "export", "guide", "guide")
+    assert [row["name"] for row in data(localrag("kb", "list", "--json"))["knowledge_bases"]] == ["guide"]
+
+
+def test_passages_are_marked_shown_and_forgotten(localrag, guide, monkeypatch):
+    assert localrag("kb", "feedback", "guide")[2].startswith("Nothing is known yet")
+    passages = data(localrag("kb", "feedback", "guide", "1", "[KB#2]", "--useful", "--json"))["passages"]
+    assert [(each["id"], each["useful"], each["useless"]) for each in passages] == [("KB#1", 1, 0), ("KB#2", 1, 0)]
+    _, out, _ = localrag("kb", "feedback", "guide", "KB#guide/2", "--useless")
+    assert [line.split()[-3:] for line in out.splitlines()[1:]] == [["1", "0", "+2.0%"], ["1", "1", "+0.0%"]]
+    monkeypatch.setenv("LOCALRAG_LEARN", "off")
+    assert {each["weight"] for each in data(localrag("kb", "feedback", "guide", "--json"))["passages"]} == {0.0}
+    assert localrag("kb", "feedback", "guide", "--reset") == (0, "", "Forgot what was known of the passages of guide.\n")
+    assert data(localrag("kb", "feedback", "guide", "--json")) == {"passages": []}
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (["1"], 2, "--useful or --useless"),
+        (["--useful"], 2, "There is no ID"),
+        (["1", "--reset"], 2, "--reset forgets all of it"),
+        (["--reset", "--useful"], 2, "--reset forgets all of it"),
+        (["x", "--useful"], 2, "KB#12 or 12"),
+        (["١", "--useful"], 2, "KB#12 or 12"),
+        (["KB#other/1", "--useful"], 2, "no passage of guide"),
+        (["KB#stdin/1", "--useful"], 2, "no passage of guide"),
+        (["1", "99", "--useful"], 6, "no passage 99"),
+    ],
+)
+def test_feedback_on_what_is_no_passage_is_refused_and_marks_nothing(localrag, refused, guide, args, code, says):
+    assert says in refused(code, "kb", "feedback", "guide", *args)
+    assert data(localrag("kb", "feedback", "guide", "--json")) == {"passages": []}
+
+
+# --- ask
+
+
+@pytest.mark.parametrize("extra", [["--top-k", "fit"], ["--exhaustive"]])
+def test_ask_keeps_to_where_and_takes_as_many_as_fit(localrag, guide, extra):
+    args = ("ask", "Where is the kiln?", "--model", "echo", "--kb", "guide", "--json", *extra)
+    answer = data(localrag(*args, "--where", "tag=price"))
+    assert {each["source"] for each in answer["evidence"]} == {"guide/prices/sand.md"}
+    assert answer["coverage"]["chunks_read"] == 1
+    identities.check(answer, [each["id"] for each in answer["evidence"]])
+    nothing = data(localrag(*args, "--where", "tag=none"))
+    assert (nothing["evidence"], nothing["citations"]) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--where", "junk"], "KEY=PATTERN"),
+        (["--top-k", "0"], "--top-k"),
+        (["--top-k", "fat"], "--top-k"),
+        (["--exhaustive", "--dry-run"], "exclude each other"),
+        (["--exhaustive", "--max-seconds", "3"], "exclude each other"),
+    ],
+)
+def test_ask_refuses_what_it_cannot_do(refused, guide, args, says):
+    assert says in refused(2, "ask", "Where?", "--model", "echo", "--kb", "guide", *args)
+
+
+def test_to_read_all_there_must_be_something_to_read(refused):
+    assert "Name one with --kb" in refused(2, "ask", "Where?", "--model", "echo", "--exhaustive")
