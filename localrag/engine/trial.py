@@ -103,10 +103,10 @@ def _try(path: Path, file_bytes: int, worker: str, *, vocab_only: bool) -> None:
     limit_s = WALL_LIMIT_S + file_bytes / WALL_BYTES_PER_S
     ended = child.run(worker, job, limit_s)
     if not ended.succeeded:
-        raise _refused(path, ended, limit_s)
+        raise refused(path, ended, limit_s)
 
 
-def _refused(path: Path, ended: child.Ended, limit_s: float) -> ModelFileError:
+def refused(path: Path, ended: child.Ended, limit_s: float) -> ModelFileError:
     """The error for a file that failed."""
     if ended.expired:
         problem = f"was given up: llama.cpp did not come to an end with it within {limit_s:.0f} s."

@@ -88,7 +88,6 @@ def test_bad_input_is_refused_before_any_work(refused, pots, home, args, says):
 
 def test_a_reranker_that_is_not_there_is_named(refused, pots, home):
     assert "No reranker is named 'none'" in refused(4, "eval", "pots", "--rerank", "none")
-    assert "There is no file" in refused(4, "search", "pots", "--kb", "none", "--rerank", "./none")
     assert not (home / "eval").exists()
 
 
