@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,7 +17,7 @@ from localrag.errors import InterruptedRunError, KnowledgeBaseError, LocalragErr
 from localrag.kb.prior import prior
 
 if TYPE_CHECKING:
-    from localrag.kb import IngestResult, KnowledgeBase, Plan, Progress, Skipped, Verified
+    from localrag.kb import IngestResult, Plan, Progress, Skipped, Verified
     from localrag.kb.store import Feedback
     from localrag.passages import Chunk
     from localrag.settings import Learning
@@ -136,11 +135,8 @@ def indexed(name: str, result: IngestResult, *, as_json: bool, verbose: bool, be
     click.echo(f"{name}: {changes}, {len(result.skipped)} skipped; {result.num_chunks} chunks, {result.num_embedded} of them new")
 
 
-def planned(knowledge_base: KnowledgeBase, plan: Plan, *, as_json: bool, verbose: bool) -> None:
+def planned(name: str, plan: Plan, *, as_json: bool, verbose: bool) -> None:
     """What indexing would do; data are the files that would be read."""
-    name = knowledge_base.address
-    sources = {str(path): source for source, path in knowledge_base.paths().items()}
-    plan = replace(plan, removed=tuple(sources.get(path, path) for path in plan.removed))
     if as_json:
         emit({"kb": name, "dry_run": True, **plan.to_dict()})
         return

@@ -58,7 +58,7 @@ def index_command(
     indexing.check_paths(paths)
     with KnowledgeBase.open(settings.kb_dir, kb, create=True) as knowledge_base:
         if dry_run:
-            indexing.planned(knowledge_base, knowledge_base.plan(paths, hidden=hidden), as_json=as_json, verbose=verbose)
+            indexing.planned(knowledge_base.address, knowledge_base.plan(paths, hidden=hidden), as_json=as_json, verbose=verbose)
             return 0
         embedder = open_embedder(settings)
 

@@ -155,7 +155,8 @@ class KnowledgeBase:
         """What `ingest` would do, without reading a file or writing anything."""
         if self._store is None:
             return plan(paths, {}, hidden=hidden)
-        return plan(paths, self._store.documents(), self._store.unread(), hidden=hidden)
+        sources = {path: source for source, path in self._store.paths().items()}
+        return plan(paths, self._store.documents(), self._store.unread(), sources, hidden=hidden)
 
     def retrieve(
         self, query: str, embedder: Embedder | None, k: int = 8, mode: Mode = "hybrid", **options: Unpack[RetrieveOptions]

@@ -28,9 +28,17 @@ class Plan:
 
 
 def plan(
-    paths: Sequence[Path], known: Mapping[str, Known], unread: Mapping[str, Unread] = MappingProxyType({}), *, hidden: bool = False
+    paths: Sequence[Path],
+    known: Mapping[str, Known],
+    unread: Mapping[str, Unread] = MappingProxyType({}),
+    sources: Mapping[str, str] = MappingProxyType({}),
+    *,
+    hidden: bool = False,
 ) -> Plan:
-    """What `ingest` would do with the files below `paths`. A file with a new name counts as new, and under its old one as removed."""
+    """What `ingest` would do with the files below `paths`. A file with a new name counts as new, and under its old one as removed.
+
+    `known`, `unread` and `sources` are by absolute paths; a document whose source is not among them is named by its path.
+    """
     found = walk(paths, hidden=hidden)
     files = KnownFiles(found, dict(known), dict(unread))
     kinds: dict[str, list[str]] = {"new": [], "changed": [], "unchanged": []}
@@ -41,6 +49,6 @@ def plan(
             found.skipped.append(Skipped(file.source, without_text.reason))
         else:
             kinds["changed" if file.path in known else "new"].append(file.source)
-    removed = tuple(sorted(files.vanished()))
+    removed = tuple(sorted(sources.get(path, path) for path in files.vanished()))
     new, changed, unchanged = (tuple(sources) for sources in kinds.values())
     return Plan(new, changed, unchanged, removed, tuple(found.skipped))

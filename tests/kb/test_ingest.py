@@ -331,7 +331,7 @@ def test_a_plan_says_what_would_be_done(kb_dir, notes, embedder):
         (notes / ".env").write_text("x")
         plan = kb.plan([notes])
     assert (plan.new, plan.changed, len(plan.unchanged)) == (("notes/new.txt",), ("notes/note-001.md",), 2)
-    assert (plan.removed, dict(plan.skipped)) == ((str(notes / "note-000.md"),), {"notes/.env": "hidden"})
+    assert (plan.removed, dict(plan.skipped)) == (("notes/note-000.md",), {"notes/.env": "hidden"})
 
 
 def test_hidden_files_only_when_asked_for(kb, notes, embedder):
