@@ -155,7 +155,7 @@ class LlamaIndex:
 
 
 class LlamaIndexGraph(LlamaIndex):
-    """The same over faiss's graph, with the parameters its guide advises to begin with."""
+    """The same over faiss's graph of 32 neighbours."""
 
     def empty(self, dim: int) -> object:
         import faiss  # noqa: PLC0415

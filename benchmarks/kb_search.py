@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import resource
 import statistics
 import subprocess
@@ -26,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,6 @@ PEERS = ("raglite", "llamaindex-flat", "llamaindex-hnsw")
 _PEER_LIMIT_S = 900  # a step of a peer; at most
 _BLOCK = 10_000
 _SPREAD = 0.7
-_TEXT = "Aluminium bronze withstands sea water and heat up to 400 °C; it is cast, forged and welded without a flux."
 
 
 def main() -> None:
@@ -105,7 +106,7 @@ def compare(size: int, name: str, file: Path, fill_s: float, python: str) -> lis
     folder.mkdir()
     np.save(folder / "queries.npy", asked)
     np.save(folder / "vectors.npy", np.concatenate(list(blocks(size))))
-    (folder / "texts.json").write_text(json.dumps([_TEXT] * size), encoding="utf-8")
+    (folder / "texts.json").write_text(json.dumps([text_of(one) for one in range(1, size + 1)]), encoding="utf-8")
     rows = []
     for program in ("localrag", *PEERS):
         found = apart("ten", size, file) | {"fill_s": fill_s} if program == "localrag" else peer(program, folder, python)
@@ -157,10 +158,22 @@ def fill(file: Path, size: int) -> None:
             ids = range(number * _BLOCK + 1, number * _BLOCK + len(vectors) + 1)
             db.executemany(
                 "INSERT INTO chunks (id, document_id, ordinal, start, \"end\", heading, text) VALUES (?, ?, ?, 0, 0, '', ?)",
-                ((one, number + 1, one, _TEXT) for one in ids),
+                ((one, number + 1, one, text_of(one)) for one in ids),
             )
             db.executemany("INSERT INTO vectors (chunk_id, vector) VALUES (?, ?)", zip(ids, (v.tobytes() for v in vectors), strict=True))
     store.close()
+
+
+def text_of(chunk_id: int) -> str:
+    """A sentence of examples/handbook; they come again and again."""
+    return _sentences()[chunk_id % len(_sentences())]
+
+
+@cache
+def _sentences() -> list[str]:
+    pages = sorted((shared.ROOT / "examples" / "handbook").rglob("*.md"))
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    return [sentence.strip() for sentence in re.split(r"(?<=[.!?])\s+|\n\n", text) if len(sentence) >= 40]
 
 
 def blocks(size: int) -> Iterator[Vectors]:

@@ -18,6 +18,7 @@ from statistics import median
 from typing import Any
 
 from localrag.errors import UsageError
+from localrag.kb.calibration import min_similarity
 from localrag.kb.chunking import Passage, cut
 from localrag.kb.documents import DocumentRow
 from localrag.kb.embedding import vectors_for
@@ -209,8 +210,9 @@ def _add(store: Store, documents: Sequence[tuple[str, str, str]], embedder: Embe
     vectors = vectors_for(store, [passage for *_, passages in prepared for passage in passages], embedder)
     if not vectors:
         return
+    threshold = min_similarity(embedder) if store.embedder is None else None
     with store.writing():
-        store.claim_embedder(embedder.fingerprint, embedder.dim)
+        store.claim_embedder(embedder.fingerprint, embedder.dim, threshold)
         for one, title, text, passages in prepared:
             if passages:
                 raw = f"{title}\n{text}".encode("utf-8", "surrogatepass")

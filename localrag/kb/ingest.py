@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from localrag.errors import KnowledgeBaseError
+from localrag.kb.calibration import min_similarity
 from localrag.kb.chunking import CUTTER, Passage, cut
 from localrag.kb.documents import DocumentRow, Known, Unread
 from localrag.kb.embedding import vectors_for
@@ -225,10 +226,11 @@ class _Run:
         store = self._opened()
         store.check_embedder(self.embedder.fingerprint, self.embedder.dim)  # before the work, and again in the transaction
         passages = [passage for prepared in self._waiting for passage in prepared.passages]
+        threshold = min_similarity(self.embedder) if store.embedder is None else None
         vectors = vectors_for(store, passages, self.embedder, partial(self._embedded, self.num_embedded))
         for prepared in self._waiting:
             with store.writing():
-                store.claim_embedder(self.embedder.fingerprint, self.embedder.dim)
+                store.claim_embedder(self.embedder.fingerprint, self.embedder.dim, threshold)
                 document_id = store.put_document(prepared.row, prepared.passages, vectors)
                 for origin, fields in self.tagging.of(prepared.file).items():
                     store.set_fields(document_id, sorted(fields), origin)

@@ -2,7 +2,8 @@
 
 What counts as relevant, so that a question about something else finds nothing:
 
-- by meaning, a chunk whose cosine similarity with the question is at least MIN_SIMILARITY;
+- by meaning, a chunk whose cosine similarity with the question is at least what the store says of its embedder (see
+  calibration.py), or MIN_SIMILARITY;
 - by words, a chunk that holds one of the question's words, stop words ("what", "the", "does") set aside;
 - in hybrid mode, words alone are enough only if they carry at least MIN_WORD_SHARE of the question's weight, a word weighing the more
   the fewer chunks hold it (its BM25 weight). A part number asked for by itself is found wherever it stands; a chunk that shares one
@@ -37,9 +38,10 @@ Mode = Literal["hybrid", "semantic", "keyword"]
 MODES: tuple[Mode, ...] = ("hybrid", "semantic", "keyword")
 
 MIN_SIMILARITY = 0.30
-"""Measured with all-MiniLM-L6-v2. On examples/handbook the best chunk had 0.42 to 0.80 for 22 questions that it answers, 0.36 to 0.47 for
-8 questions of its field that it does not answer, which no floor tells apart, and 0.04 to 0.35 for 30 questions about other things, 2 of
-them over the floor. On 387 relevant pairs of Cranfield, 6.5 % lie below it; the best of each of 45 questions had 0.41 or more."""
+"""For a store that does not say what counts for its embedder. Measured with all-MiniLM-L6-v2. On examples/handbook the best chunk had
+0.42 to 0.80 for 22 questions that it answers, 0.36 to 0.47 for 8 questions of its field that it does not answer, which no floor tells
+apart, and 0.04 to 0.35 for 30 questions about other things, 2 of them over the floor. On 387 relevant pairs of Cranfield, 6.5 % lie below
+it; the best of each of 45 questions had 0.41 or more."""
 
 MIN_WORD_SHARE = 0.5
 """Measured on the same 30 questions about other things: words alone let 1 through ("What is 2 + 2?"); any word in 5 % of the chunks or
@@ -76,8 +78,8 @@ def retrieve(
     it nor an embedder. The score is the reciprocal rank fusion of "semantic" and "keyword" in hybrid mode, the cosine similarity in
     semantic mode, BM25 in keyword mode. With a `reranker`, which looks at the best NUM_RERANKED, it is the fusion of the mode's rankings
     with "rerank". With `learning`, what is known of a chunk's use adds or takes up to a tenth, as "feedback"; `diversity` (0 to 1) takes
-    from what repeats a better hit (see diversity.py). A hit's relevance is its cosine similarity, at least MIN_SIMILARITY where words
-    alone found it, and not known in keyword mode. Of a query, the first MAX_QUERY_CHARS characters and MAX_TERMS different words count.
+    from what repeats a better hit (see diversity.py). A hit's relevance is its cosine similarity, at least the least that counts where
+    words alone found it, and not known in keyword mode. Of a query, the first MAX_QUERY_CHARS characters and MAX_TERMS words count.
     """
     query = query[:MAX_QUERY_CHARS].encode("utf-8", "replace").decode()
     vector = None if mode == "keyword" or embedder is None else _embed(query, embedder)
@@ -87,17 +89,19 @@ def retrieve(
         if embedder is not None and mode != "keyword":
             store.check_embedder(embedder.fingerprint, embedder.dim)
         most = max(DEPTH, k)
+        least = store.min_similarity if mode != "keyword" else None
+        least = MIN_SIMILARITY if least is None else least
         by_words = _by_words(store, wanted, most, where) if mode != "semantic" else []
         vectors = index() if vector is not None else None
         by_meaning: _Ranking = []
         relevance: dict[int, float] = {}
         if vectors is not None and vector is not None:
             among = store.allowed(where)
-            by_meaning = [(one, score) for one, score in vectors.search(vector, most, among=among) if score >= MIN_SIMILARITY]
+            by_meaning = [(one, score) for one, score in vectors.search(vector, most, among=among) if score >= least]
             if mode == "hybrid":
                 similarities = vectors.similarities(vector, [one for one, _ in by_words])
-                by_words = _relevant(store, by_words, wanted, similarities)
-                relevance |= {one: max(MIN_SIMILARITY, similarities.get(one, 0.0)) for one, _ in by_words}
+                by_words = _relevant(store, by_words, wanted, similarities, least)
+                relevance |= {one: max(least, similarities.get(one, 0.0)) for one, _ in by_words}
             relevance |= dict(by_meaning)
         rankings: dict[str, _Ranking] = {mode: by_meaning or by_words}
         if mode == "hybrid":
@@ -125,9 +129,9 @@ def _by_words(store: AnyStore, wanted: Query, limit: int, where: Where | None) -
     return sorted(found.items(), key=lambda hit: (-hit[1], hit[0]))[:limit]
 
 
-def _relevant(store: AnyStore, by_words: _Ranking, wanted: Query, similarities: Mapping[int, float]) -> _Ranking:
+def _relevant(store: AnyStore, by_words: _Ranking, wanted: Query, similarities: Mapping[int, float], least: float) -> _Ranking:
     """The matches that are near in meaning, or hold enough of what the question looks for."""
-    far = [one for one, _ in by_words if similarities.get(one, 0.0) < MIN_SIMILARITY]
+    far = [one for one, _ in by_words if similarities.get(one, 0.0) < least]
     if not far:
         return by_words
     num_chunks = store.num_chunks

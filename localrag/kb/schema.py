@@ -112,8 +112,9 @@ _KNOWN_AGAIN = (
     "ALTER TABLE chunks ADD COLUMN sha256 BLOB NOT NULL DEFAULT x''",  # of what was embedded
     "UPDATE chunks SET sha256 = embedded_sha256(heading, text)",
     "CREATE INDEX chunks_by_sha256 ON chunks (sha256)",
+    "ALTER TABLE state ADD COLUMN min_similarity REAL",  # of a relevant chunk, by this embedder; NULL: not known
 )
-"""What is needed to know an unchanged document or chunk again, and where a chunk stands in its file."""
+"""What is needed to know an unchanged document or chunk again, where a chunk stands in its file, and how near is near."""
 
 _FEEDBACK = (
     """CREATE TABLE feedback (

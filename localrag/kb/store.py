@@ -88,6 +88,12 @@ class Store:
         return None if fingerprint is None else (str(fingerprint), int(dim))
 
     @property
+    def min_similarity(self) -> float | None:
+        """What cosine similarity with a question makes a chunk relevant, by this embedder; None where it was not measured."""
+        found = self._file.one("SELECT min_similarity FROM state")
+        return None if found is None else float(found)
+
+    @property
     def num_documents(self) -> int:
         return int(self._file.one("SELECT count(*) FROM documents"))
 
@@ -250,10 +256,12 @@ class Store:
 
     # What changes, inside `writing()`.
 
-    def claim_embedder(self, fingerprint: str, dim: int) -> None:
-        """Notes whose vectors are stored here; another embedder than before is refused (KnowledgeBaseError)."""
+    def claim_embedder(self, fingerprint: str, dim: int, min_similarity: float | None = None) -> None:
+        """Notes whose vectors are stored here, and from where on they are near; another embedder than before is refused."""
         self.check_embedder(fingerprint, dim)
-        self._db.execute("UPDATE state SET embedder = ?, dim = ? WHERE embedder IS NULL", (fingerprint, dim))
+        self._db.execute(
+            "UPDATE state SET embedder = ?, dim = ?, min_similarity = ? WHERE embedder IS NULL", (fingerprint, dim, min_similarity)
+        )
 
     def check_embedder(self, fingerprint: str, dim: int) -> None:
         """Refuses an embedder whose vectors do not compare with the stored ones (KnowledgeBaseError)."""

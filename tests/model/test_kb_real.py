@@ -10,9 +10,10 @@ from localrag.decoding import SamplingParams
 from localrag.engine.loading import open_model
 from localrag.errors import KnowledgeBaseError
 from localrag.kb import Where
+from localrag.kb.calibration import min_similarity
 from localrag.kb.chunking import cut
 from localrag.kb.readers import read
-from localrag.kb.retrieve import MODES
+from localrag.kb.retrieve import MIN_SIMILARITY, MODES
 from localrag.session import Session
 from localrag.session.exhaustive import ask_all
 
@@ -74,6 +75,10 @@ def test_the_page_that_answers_is_among_the_first(handbook, embedder, question, 
 )
 def test_a_question_about_something_else_finds_nothing(handbook, embedder, question):
     assert all(handbook.retrieve(question, embedder, mode=mode) == [] for mode in MODES)
+
+
+def test_the_threshold_is_the_one_that_was_measured_on_other_questions(embedder):
+    assert min_similarity(embedder) == pytest.approx(MIN_SIMILARITY, abs=0.01)
 
 
 def test_it_needs_no_network_and_shows_no_progress(embedder):

@@ -73,6 +73,11 @@ class PostgresStore:
         return None if fingerprint is None else (str(fingerprint), int(dim))
 
     @property
+    def min_similarity(self) -> float | None:
+        found = self._db.one("SELECT min_similarity FROM state")
+        return None if found is None else float(found)
+
+    @property
     def num_documents(self) -> int:
         return int(self._db.one("SELECT count(*) FROM documents"))
 
@@ -206,9 +211,11 @@ class PostgresStore:
         if known is not None and known != (fingerprint, dim):
             raise other_embedder(self._db.address.shown, known, (fingerprint, dim))
 
-    def claim_embedder(self, fingerprint: str, dim: int) -> None:
+    def claim_embedder(self, fingerprint: str, dim: int, min_similarity: float | None = None) -> None:
         self.check_embedder(fingerprint, dim)
-        self._db.rows("UPDATE state SET embedder = %s, dim = %s WHERE embedder IS NULL", (fingerprint, dim))
+        self._db.rows(
+            "UPDATE state SET embedder = %s, dim = %s, min_similarity = %s WHERE embedder IS NULL", (fingerprint, dim, min_similarity)
+        )
 
     def put_document(self, row: DocumentRow, passages: Sequence[Passage], vectors: Mapping[bytes, bytes]) -> int:
         return documents.put_document(self._db, row, passages, vectors)

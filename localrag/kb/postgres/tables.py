@@ -21,6 +21,7 @@ _CREATE = (
         generation bigint NOT NULL,             -- grows by one with every writing transaction
         embedder text,                          -- the fingerprint; NULL until something is indexed
         dim integer,
+        min_similarity double precision,        -- of a relevant chunk, by this embedder; NULL: not known
         ef_search integer,                      -- how far the index of vectors is followed; NULL without one
         recall double precision,                -- of the 10 nearest, measured for that
         num_measured bigint                     -- the number of chunks there were then

@@ -1,0 +1,80 @@
+"""How similar a passage must be to a question to count as relevant, in an embedder's own terms.
+
+Cosine similarities of one embedder do not compare with those of another: what has nothing to do with a question is near 0 for one and near
+0.7 for the next. So an embedder is shown questions with and without their answers once, before its first vectors are stored, and the
+threshold is put between the two.
+"""
+
+from __future__ import annotations
+
+from localrag.tokens import Embedder
+
+SHARE = 0.47
+"""Of the way from what unrelated passages have to what answers have. For all-MiniLM-L6-v2, with 0.02 and 0.62 on these pairs, it gives
+the 0.30 that was measured on other questions (see retrieve.MIN_SIMILARITY)."""
+MIN_GAP = 0.05
+"""Between the two, in cosine similarity. An embedder with less does not tell them apart."""
+
+PAIRS = (
+    ("How long do eggs have to boil to be hard?", "For a firm yolk, leave the eggs in boiling water for ten minutes, then cool them."),
+    ("What is the capital of Kenya?", "Nairobi, founded in 1899 as a railway depot, is Kenya's capital and its largest city."),
+    ("Why do leaves turn red in autumn?", "When chlorophyll breaks down in the fall, red anthocyanins become visible in the foliage."),
+    (
+        "How do I reset the router's password?",
+        "Hold the small button on the back of the router for ten seconds; the factory login works again.",
+    ),
+    ("When was the printing press invented?", "Johannes Gutenberg built his press with movable type in Mainz around 1440."),
+    ("Which vitamin prevents scurvy?", "Sailors without fresh fruit fell ill with scurvy, for they lacked vitamin C."),
+    ("What notice period applies to the lease?", "The tenant may terminate the rental agreement by giving three months' written notice."),
+    ("How fast does sound travel in air?", "At 20 degrees Celsius sound moves through air at about 343 metres per second."),
+    ("What should I do about a flat bicycle tyre?", "Take the wheel off, find the hole in the inner tube, and glue a patch on it."),
+    ("Who painted the Mona Lisa?", "Leonardo da Vinci worked on the portrait of Lisa Gherardini for many years."),
+    (
+        "How is the interest on savings taxed?",
+        "Earnings on bank deposits above the allowance are subject to a withholding tax of 25 percent.",
+    ),
+    ("How do I undo the last commit in git?", "git reset --soft HEAD~1 takes back the most recent commit and keeps its changes staged."),
+    ("What do bees make honey from?", "Worker bees collect the nectar of flowers and thicken it into honey in the comb."),
+    ("At what temperature does iron melt?", "Iron becomes liquid at 1,538 degrees Celsius; cast iron at considerably less."),
+    (
+        "How often should a dog be vaccinated?",
+        "After the puppy's first shots, most vaccines for dogs are refreshed every one to three years.",
+    ),
+    (
+        "Why is the night sky dark?",
+        "The universe is of finite age, so the light of the most distant stars has not reached us; hence darkness.",
+    ),
+    ("What are the symptoms of the flu?", "Influenza begins suddenly, with fever, aching limbs, headache and a dry cough."),
+    ("How many players does a football team have?", "In association football each side fields eleven players, one of whom keeps the goal."),
+    (
+        "How do I prune tomato plants?",
+        "Break out the side shoots of the tomatoes every week so that the plant's strength goes into its fruit.",
+    ),
+    (
+        "What caused the fall of the Berlin Wall?",
+        "Mass protests and a botched press conference in November 1989 opened the border in Berlin.",
+    ),
+    ("How does a heat pump work?", "It evaporates a refrigerant with heat from outside, compresses it, and gives the heat off indoors."),
+    ("Which key is Beethoven's fifth symphony in?", "The Fifth by Ludwig van Beethoven stands in C minor and ends in a radiant C major."),
+    ("How can I get a wine stain out of a carpet?", "Dab the red wine up at once, then put salt or soda water on the rug; never rub it."),
+    (
+        "When does the warranty on the washing machine end?",
+        "The manufacturer guarantees this washer for 24 months from the date of purchase.",
+    ),
+)
+"""A question and a passage that answers it, about 24 different things."""
+
+
+def min_similarity(embedder: Embedder) -> float | None:
+    """The cosine similarity from which on a passage counts as relevant; None for an embedder that does not tell the pairs apart."""
+    import numpy as np  # noqa: PLC0415  # heavy
+
+    if any(embedder.count(text) > embedder.max_tokens for pair in PAIRS for text in pair):
+        return None
+    questions, passages = (embedder.embed(list(texts)) for texts in zip(*PAIRS, strict=True))
+    similarities = questions @ passages.T
+    answers = float(np.median(similarities.diagonal()))
+    unrelated = float(np.median(similarities[~np.eye(len(PAIRS), dtype=bool)]))
+    if not answers - unrelated >= MIN_GAP:
+        return None
+    return unrelated + SHARE * (answers - unrelated)
