@@ -78,7 +78,7 @@ def test_a_question_about_something_else_finds_nothing(pages, embedder, query, m
 
 def test_in_hybrid_mode_words_alone_must_carry_half_of_the_question(pages, embedder):
     assert _sources(pages.retrieve("E4711", embedder)) == ["codes.txt"]
-    weak = "moon orchestra hotend velvet violin cathedral submarine volcano glacier desert comet harp lagoon"  # one word of many
+    weak = "hotend moon orchestra velvet violin submarine volcano glacier comet harp lagoon piano"  # one word of many
     assert _sources(pages.retrieve(weak, embedder, mode="keyword")) == ["codes.txt"]
     assert pages.retrieve(weak, embedder) == []
 
