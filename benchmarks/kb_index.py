@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks import shared
 from localrag.kb import KnowledgeBase
-from localrag.kb.embedder import BATCH_SIZE, SentenceTransformerEmbedder
+from localrag.kb.embedder import SentenceTransformerEmbedder
 from localrag.session import open_embedder, prepare_queries
 from localrag.settings import Settings
 
@@ -51,7 +51,7 @@ def index(folder: Path, num_runs: int) -> None:
 
     def bare() -> dict[str, float]:
         started = time.perf_counter()
-        embedder._model.encode(texts, batch_size=BATCH_SIZE, normalize_embeddings=True, show_progress_bar=False)  # noqa: SLF001
+        embedder._model.encode(texts, normalize_embeddings=True, show_progress_bar=False)  # noqa: SLF001
         return {"chunks/s": len(texts) / (time.perf_counter() - started)}
 
     runs = shared.in_turn({OURS: ours, "encode() on the same texts": bare}, num_runs)
