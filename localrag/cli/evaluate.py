@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from localrag.kb.evaluate import Collection, Result
     from localrag.kb.store import Store
 
-_COLUMNS = {"nDCG@10": "nDCG@10", "R@10": "Recall@10", "R@100": "Recall@100", "RR": "MRR"}
-
 
 @click.command("eval")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, exists=True, file_okay=False))
@@ -94,8 +92,10 @@ def _num_missing(collection: Collection, store: Store) -> int:
 
 
 def _table(results: Sequence[Result], gain: float | None) -> None:
-    columns = ("Mode", *_COLUMNS.values(), "ms a query")
-    rows = [(one.name, *(f"{one.measures[name]:.4f}" for name in _COLUMNS), f"{one.p50_ms:.1f}") for one in results]
+    from localrag.kb.evaluate import MEASURES  # noqa: PLC0415  # weight
+
+    columns = ("Mode", *MEASURES.values(), "ms a query")
+    rows = [(one.name, *(f"{one.measures[name]:.4f}" for name in MEASURES), f"{one.p50_ms:.1f}") for one in results]
     display.table(columns, rows, right=columns[1:])
     if gain is not None:
         note(f"Hybrid reaches {gain:.3f} times the nDCG@10 of the better of keyword and semantic.")

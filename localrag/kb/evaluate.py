@@ -29,7 +29,8 @@ from localrag.kb.store import Store
 from localrag.passages import Hit
 from localrag.tokens import Embedder
 
-MEASURES = ("nDCG@10", "R@10", "R@100", "RR")
+MEASURES = {"nDCG@10": "nDCG@10", "R@10": "Recall@10", "R@100": "Recall@100", "RR": "MRR"}
+"""By the names that ir-measures has for them."""
 NUM_DOCUMENTS = 100
 """So many documents are ranked for a question: the deepest that a measure looks."""
 
@@ -192,7 +193,7 @@ def plot(results: Sequence[Result], file: Path, *, title: str) -> None:
         places = [place + (at - (len(results) - 1) / 2) * width for place in range(len(MEASURES))]
         bars = axes.bar(places, values, width, label=f"{result.name} ({result.p50_ms:.0f} ms)")
         axes.bar_label(bars, fmt="%.3f", fontsize=7, padding=2)
-    axes.set_xticks(range(len(MEASURES)), MEASURES)
+    axes.set_xticks(range(len(MEASURES)), MEASURES.values())
     axes.set_ylim(0, 1)
     axes.set_title(title)
     axes.legend(loc="upper left", ncols=len(results), fontsize=8, frameon=False)
