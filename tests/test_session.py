@@ -13,7 +13,7 @@ from localrag.engine.echo import open_echo
 from localrag.engine.engine import FIRST_COUNT_ERROR
 from localrag.engine.memory import Situation, plan
 from localrag.errors import BudgetExceededError
-from localrag.kb import KnowledgeBase
+from localrag.kb import KnowledgeBase, Where
 from localrag.session import Session, finding
 from localrag.session.finding import MIN_DEPTH
 from tests import identities, material
@@ -105,6 +105,15 @@ def test_as_many_passages_are_offered_as_the_window_may_hold(tmp_path):
     assert 0 < len(small.hits) < MIN_DEPTH, "what does not fit is left out, and named in the ledger"
     assert len(large.offered) > MIN_DEPTH
     assert len(large.hits) > len(small.hits)
+
+
+def test_conditions_that_no_document_passes_are_said(knowledge_bases):
+    with open_echo() as engine:
+        session = Session(engine, knowledge_bases=knowledge_bases[:1], embedder=HashEmbedder())
+        none = session.ask("qqq zzz?", where=Where.parse(["tag=none"]))
+        some = session.ask("qqq zzz?", where=Where.parse(["format=md"]))
+    assert none.warnings == ("No document passes tag=none. To see what they are: localrag kb show NAME",)
+    assert some.warnings == ()
 
 
 def test_nothing_relevant_is_said_by_an_empty_evidence_list(knowledge_bases):

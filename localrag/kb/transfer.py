@@ -38,6 +38,7 @@ def export_to(store: Store, name: str, file: Path) -> dict[str, object]:
     temporary, copy = (file.with_name(f".{file.name}.{secrets.token_hex(8)}.{kind}") for kind in ("tmp", "sqlite"))
     try:
         with _disk_errors(file):
+            copy.touch(exist_ok=False)  # a folder that cannot be written to is an error of `file`, not of the knowledge base
             store.copy_to(copy)
             with closing(sqlite3.connect(copy, isolation_level=None)) as db:
                 db.execute("PRAGMA journal_mode = DELETE")  # all of it in one file

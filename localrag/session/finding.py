@@ -61,8 +61,11 @@ def _as_fit(session: Session, question: str, where: Where | None) -> list[Hit]:
     return found if depth <= MIN_DEPTH else retrieve(session, question, top_k=depth, where=where)
 
 
-def left_unread(answer: Answer, question: str) -> list[str]:
-    """A warning where some of many passages were read for a question that needs all."""
+def left_unread(session: Session, answer: Answer, question: str, options: Options) -> list[str]:
+    """A warning where no document passes the conditions, or some of many passages were read for a question that needs all."""
+    where = options.get("where")
+    if where and not answer.offered and not any(kb.sources(where) for kb in session.knowledge_bases):
+        return [f"No document passes {where}. To see what they are: localrag kb show NAME"]
     if not 0 < len(answer.hits) < answer.chunks_in_kb:
         return []
     from localrag.kb.coverage import needs_all  # noqa: PLC0415  # weight

@@ -230,7 +230,7 @@ class Session:
         """What a completion of a prepared prompt says: its citations checked, its ledger kept in the journal."""
         asked = question if isinstance(question, str) else search_query(question)
         answer = self._answer(prepared, completion)
-        warnings = [] if "hits" in options else finding.left_unread(answer, asked)
+        warnings = [] if "hits" in options else finding.left_unread(self, answer, asked, options)
         warnings += recording.keep(self, answer, asked, self._profile(options))
         return replace(answer, warnings=(*self.warnings, *warnings))
 
