@@ -48,6 +48,26 @@ def test_the_catalogue_that_ships_is_the_one_that_is_promised(tmp_path, monkeypa
     assert catalog.names() == ("smollm2-135m", "qwen3-4b", "minilm")
 
 
+def test_rerankers_are_folders_and_have_names_of_their_own(tmp_path):
+    catalog = load(tmp_path, '[embedders.e]\npath = "e"\n[rerankers.r]\npath = "r"\n')
+    (tmp_path / "r").mkdir()
+    assert catalog.open(catalog.reranker("r")) == tmp_path / "r"
+    assert (catalog.names(), catalog.entry("r").name) == (("e", "r"), "r")
+    assert [(row.name, row.thing, row.present) for row in catalog.rows()] == [("e", "embedder", False), ("r", "reranker", True)]
+    with pytest.raises(ModelNotFoundError, match="No reranker is named 'e'"):
+        catalog.reranker("e")
+    (tmp_path / "x.gguf").write_bytes(b"")
+    with pytest.raises(ModelNotFoundError, match="a reranker is the folder of a CrossEncoder"):
+        catalog.reranker(str(tmp_path / "x.gguf"))
+    for text, fault in (
+        ('[embedders.e]\npath = "e"\n[rerankers.e]\npath = "r"\n', "an embedder has this name already"),
+        ('[rerankers.r]\nrepo = "a/b"\nfile = "x"\n', "comes from a wheel or a path"),
+        ('[rerankers.llm]\npath = "r"\n', "is reserved"),
+    ):
+        with pytest.raises(ConfigError, match=fault):
+            load(tmp_path, text)
+
+
 def test_every_key_arrives_and_paths_start_at_the_folder_of_the_file(tmp_path):
     (tmp_path / "chat.jinja").write_text("{{ messages }}")
     catalog = load(

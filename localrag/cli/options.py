@@ -128,7 +128,7 @@ class Depth(click.ParamType[TopK]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> TopK:  # noqa: ANN401  # click's signature
         if value == "fit":
             return "fit"
-        if not str(value).lstrip("-").isdecimal():
+        if not str(value).removeprefix("-").isdecimal():
             self.fail(f"{value!r} is neither a number of passages nor fit.", param, ctx)
         return click.IntRange(1, MAX_DEPTH).convert(value, param, ctx)
 

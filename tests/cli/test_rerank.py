@@ -1,0 +1,40 @@
+"""ask with the best passages read again, and what needs a knowledge base."""
+
+import json
+
+import pytest
+
+
+@pytest.fixture
+def notes(localrag, tmp_path):
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    for name, text in {"pla": "PLA is annealed at 90 degrees.", "abs": "ABS is smoothed with acetone.", "nylon": "Nylon is dried."}.items():
+        (folder / f"{name}.md").write_text(f"# {name}\n\n{text}\n")
+    assert localrag("index", folder, "--kb", "notes")[0] == 0
+
+
+def test_the_model_reads_the_best_passages_again(localrag, notes):
+    code, out, err = localrag("ask", "How is PLA annealed?", "--kb", "notes", "--model", "echo", "--rerank", "llm", "--json")
+    assert code == 0, err
+    answer = json.loads(out)
+    assert answer["evidence"]
+    assert all("rerank" in each["contributions"] for each in answer["evidence"])
+    assert all(each["score"] == pytest.approx(sum(each["contributions"].values())) for each in answer["evidence"])
+
+
+def test_a_dry_run_ranks_as_the_ask_does(localrag, notes):
+    words = ["ask", "How is PLA annealed?", "--kb", "notes", "--model", "echo", "--rerank", "llm", "--json"]
+    asked, tried = (json.loads(localrag(*words, *more)[1]) for more in ((), ("--dry-run",)))
+    assert [each["id"] for each in tried["evidence"]] == [each["id"] for each in asked["evidence"]]
+
+
+@pytest.mark.parametrize("option", [("--rerank", "llm"), ("--where", "tag=price")])
+@pytest.mark.parametrize("command", ["ask", "budget"])
+def test_what_is_about_passages_needs_a_knowledge_base(refused, command, option):
+    assert "Name one with --kb." in refused(2, command, "What is PLA?", "--model", "echo", *option)
+
+
+@pytest.mark.parametrize("depth", ["fat", "0", "-3", "1001", "²"])
+def test_a_depth_that_is_none(refused, depth):
+    assert "--top-k" in refused(2, "ask", "What is PLA?", "--model", "echo", "--top-k", depth)
