@@ -7,7 +7,7 @@ import pytest
 from localrag.decoding import SamplingParams
 from localrag.engine.loading import open_model
 from localrag.errors import BudgetExceededError
-from localrag.kb import KnowledgeBase
+from localrag.kb import KnowledgeBase, Where
 from localrag.session import Session
 from localrag.session.exhaustive import _facts, _schema, ask_all
 from tests.gguf_files import write_model
@@ -53,6 +53,15 @@ def test_what_fits_at_once_is_answered_at_once(session):
     answer = ask_all(wide, QUESTION, sampling=SamplingParams(max_tokens=8))
     assert answer.passes == ()
     assert answer.coverage["chunks_read"] == len(answer.hits) == len(wide.retrieve(QUESTION, top_k=100))
+
+
+def test_piped_text_is_read_too_and_conditions_that_nothing_passes_are_said(session):
+    kb, engine = session.knowledge_bases[0], session.engine
+    wide = Session(engine, knowledge_bases=[kb], embedder=HashEmbedder(), n_ctx=4096)
+    both = ask_all(wide, QUESTION, sampling=SamplingParams(max_tokens=8), piped="The kilns of size 9 are new.")
+    assert {hit.label for hit in both.hits} == {hit.label for hit in wide.retrieve(QUESTION, top_k=100)} | {"KB#stdin/1"}
+    none = ask_all(wide, QUESTION, sampling=SamplingParams(max_tokens=8), where=Where.parse(["tag=none"]))
+    assert none.warnings == ("No document passes tag=none. To see what they are: localrag kb show NAME",)
 
 
 def test_a_window_without_room_for_a_passage_is_refused_with_the_numbers(session):

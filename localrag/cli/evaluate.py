@@ -62,17 +62,17 @@ def eval_command(
             sizes = {"num_documents": store.num_documents, "num_chunks": store.num_chunks, "num_queries": len(collection.queries)}
         finally:
             store.close()
-    if plot_file is not None:
-        measuring.plot(results, plot_file, title=f"{name}: {sizes['num_documents']} documents, {sizes['num_queries']} questions")
-        note(f"Drew the measures into {safe(str(plot_file))}.")
     gain = measuring.gain(results)
     if as_json:
         found = [result.to_dict() for result in results]
         emit({"collection": name, **sizes, "num_missing": num_missing, "results": found, "hybrid_gain": gain})
-        return
-    _table(results, gain)
-    if num_missing:
-        note(f"Warning: {num_missing} documents that are judged relevant are not in corpus.jsonl; they count as not found.")
+    else:
+        _table(results, gain)
+        if num_missing:
+            note(f"Warning: {num_missing} documents that are judged relevant are not in corpus.jsonl; they count as not found.")
+    if plot_file is not None:
+        measuring.plot(results, plot_file, title=f"{name}: {sizes['num_documents']} documents, {sizes['num_queries']} questions")
+        note(f"Drew the measures into {safe(str(plot_file))}.")
 
 
 def _check(plot_file: Path | None, rerank: str | None, model: str | None) -> None:

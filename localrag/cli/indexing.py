@@ -62,7 +62,7 @@ def follow(paths: Sequence[Path], kb_dir: Path, index: Index, last: IngestResult
             try:
                 last = index(last)
             except LocalragError as error:
-                if not num_changed and last is None:
+                if not num_changed and last is None and "reasons" in error.numbers:
                     continue  # what there was to say was said a moment ago
                 check_paths(paths)
                 if as_json:
@@ -123,7 +123,8 @@ class IndexingBar:
 
 def indexed(name: str, result: IngestResult, *, as_json: bool, verbose: bool, before: IngestResult | None = None) -> None:
     """What indexing did, and the files that were skipped. What was told of the run `before` is not told again."""
-    skipped = [skip for skip in result.skipped if before is None or skip not in before.skipped]
+    told = set(before.skipped) if before is not None else set()
+    skipped = [skip for skip in result.skipped if skip not in told]
     if before is not None and not (skipped or result.added or result.updated or result.renamed or result.removed):
         return
     if as_json:

@@ -13,14 +13,14 @@ from localrag.settings import Settings
 
 @click.group("models")
 def models_command() -> None:
-    """List, show, fetch, verify and optimize models and embedders."""
+    """List, show, fetch, verify and optimize models, embedders and rerankers."""
 
 
 @models_command.command("list")
 @options.models_file
 @options.as_json
 def list_command(settings: Settings, as_json: bool) -> None:
-    """List the models and embedders of models.toml."""
+    """List the models, embedders and rerankers of models.toml."""
     catalog = Catalog.load(settings)
     rows = catalog.rows()
     if as_json:
@@ -50,7 +50,7 @@ def list_command(settings: Settings, as_json: bool) -> None:
 def show_command(name: str | None, settings: Settings, n_ctx: int | None, as_json: bool) -> None:
     """Show what a model's file says of itself, and the window it would get here. NAME can be a .gguf file."""
     catalog = Catalog.load(settings)
-    if name in catalog.embedders:
+    if name in catalog.embedders or name in catalog.rerankers:
         data = next(row for row in catalog.rows() if row.name == name).to_dict()
     else:
         data = _model_facts(catalog, name, n_ctx)
@@ -76,7 +76,7 @@ def _model_facts(catalog: Catalog, name: str | None, n_ctx: int | None) -> dict[
 @click.argument("names", nargs=-1)
 @options.models_file
 def pull_command(names: tuple[str, ...], settings: Settings) -> None:
-    """Fetch models and embedders by NAME; without one, the defaults. Interrupt it and pull again as you like."""
+    """Fetch models, embedders and rerankers by NAME; without one, the defaults. Interrupt it and pull again as you like."""
     catalog = Catalog.load(settings)
     specs = [catalog.entry(name) for name in names] or [catalog.model(), catalog.embedder()]
     for spec in specs:

@@ -151,13 +151,15 @@ def opener(asking: Asking, *, vocab_only: bool, keep: bool, name: str = "ask") -
     for option, given in (("--where", bool(asking["where"])), ("--rerank", asking["rerank"] is not None)):
         if given and not asking["kbs"]:
             raise UsageError(f"{option} is about the passages of a knowledge base, and none is named.", hint="Name one with --kb.")
+    if vocab_only and asking["rerank"] == "llm":
+        raise UsageError("--rerank llm has the model read, and nothing is evaluated here.", hint="Leave it out, or name a CrossEncoder.")
     return partial(
         Session.open,
         asking["model"],
         kbs=asking["kbs"],
         n_ctx=asking["n_ctx"],
         chat_template=asking["chat_template"],
-        vocab_only=vocab_only and asking["rerank"] != "llm",
+        vocab_only=vocab_only,
         rerank=asking["rerank"],
         budget=asking["budget"],
         name=name,

@@ -77,4 +77,4 @@ def min_similarity(embedder: Embedder) -> float | None:
     unrelated = float(np.median(similarities[~np.eye(len(PAIRS), dtype=bool)]))
     if not answers - unrelated >= MIN_GAP:
         return None
-    return unrelated + SHARE * (answers - unrelated)
+    return max(0.0, unrelated + SHARE * (answers - unrelated))

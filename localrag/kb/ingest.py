@@ -157,6 +157,9 @@ class _Run:
                 store.remove_documents(vanished)
                 for document_id, origin, fields in retagged:
                     store.set_fields(document_id, sorted(fields), origin)
+        if not store.is_local:
+            with store.writing(moves_on=False):
+                store.adopt([document_id for _, document_id in self._kept])
         unread = self.known.unread_before()
         if self._stamps or unread != self._now_unread:
             with store.writing(moves_on=False):

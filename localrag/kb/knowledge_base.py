@@ -155,7 +155,7 @@ class KnowledgeBase:
         """What `ingest` would do, without reading a file or writing anything."""
         if self._store is None:
             return plan(paths, {}, hidden=hidden)
-        sources = {path: source for source, path in self._store.paths().items()}
+        sources = {path: source for source, path in self._store.source_paths()}
         return plan(paths, self._store.documents(), self._store.unread(), sources, hidden=hidden)
 
     def retrieve(

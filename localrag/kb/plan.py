@@ -49,6 +49,7 @@ def plan(
             found.skipped.append(Skipped(file.source, without_text.reason))
         else:
             kinds["changed" if file.path in known else "new"].append(file.source)
-    removed = tuple(sorted(sources.get(path, path) for path in files.vanished()))
-    new, changed, unchanged = (tuple(sources) for sources in kinds.values())
+    new, changed, unchanged = (tuple(each) for each in kinds.values())
+    is_empty = not (new or changed or unchanged)  # a disk that is not mounted looks like this: `ingest` then removes nothing
+    removed = () if is_empty else tuple(sorted(sources.get(path, path) for path in files.vanished()))
     return Plan(new, changed, unchanged, removed, tuple(found.skipped))

@@ -78,8 +78,9 @@ def retrieve(
     it nor an embedder. The score is the reciprocal rank fusion of "semantic" and "keyword" in hybrid mode, the cosine similarity in
     semantic mode, BM25 in keyword mode. With a `reranker`, which looks at the best NUM_RERANKED, it is the fusion of the mode's rankings
     with "rerank". With `learning`, what is known of a chunk's use adds or takes up to a tenth, as "feedback"; `diversity` (0 to 1) takes
-    from what repeats a better hit (see diversity.py). A hit's relevance is its cosine similarity, at least the least that counts where
-    words alone found it, and not known in keyword mode. Of a query, the first MAX_QUERY_CHARS characters and MAX_TERMS words count.
+    from what repeats a better hit (see diversity.py). A hit's relevance is its cosine similarity on a scale that
+    embedders have in common, the least that counts where words alone found it, and not known in keyword mode. Of a query, the first
+    MAX_QUERY_CHARS characters and MAX_TERMS different words count.
     """
     query = query[:MAX_QUERY_CHARS].encode("utf-8", "replace").decode()
     vector = None if mode == "keyword" or embedder is None else _embed(query, embedder)
@@ -101,8 +102,8 @@ def retrieve(
             if mode == "hybrid":
                 similarities = vectors.similarities(vector, [one for one, _ in by_words])
                 by_words = _relevant(store, by_words, wanted, similarities, least)
-                relevance |= {one: max(least, similarities.get(one, 0.0)) for one, _ in by_words}
-            relevance |= dict(by_meaning)
+                relevance |= {one: _relevance(similarities.get(one, 0.0), least) for one, _ in by_words}
+            relevance |= {one: _relevance(score, least) for one, score in by_meaning}
         rankings: dict[str, _Ranking] = {mode: by_meaning or by_words}
         if mode == "hybrid":
             rankings = {"semantic": by_meaning, "keyword": by_words}
@@ -118,6 +119,11 @@ def retrieve(
         if one in chunks
     ]
     return diversify(hits, k, diversity)
+
+
+def _relevance(similarity: float, least: float) -> float:
+    """MIN_SIMILARITY for the least that counts by this embedder, or less, to 1: the tiers of budgets hold for every embedder."""
+    return MIN_SIMILARITY + (max(similarity, least) - least) * (1.0 - MIN_SIMILARITY) / (1.0 - least)
 
 
 def _by_words(store: AnyStore, wanted: Query, limit: int, where: Where | None) -> _Ranking:

@@ -112,9 +112,8 @@ _KNOWN_AGAIN = (
     "ALTER TABLE chunks ADD COLUMN sha256 BLOB NOT NULL DEFAULT x''",  # of what was embedded
     "UPDATE chunks SET sha256 = embedded_sha256(heading, text)",
     "CREATE INDEX chunks_by_sha256 ON chunks (sha256)",
-    "ALTER TABLE state ADD COLUMN min_similarity REAL",  # of a relevant chunk, by this embedder; NULL: not known
 )
-"""What is needed to know an unchanged document or chunk again, where a chunk stands in its file, and how near is near."""
+"""What is needed to know an unchanged document or chunk again, and where a chunk stands in its file."""
 
 _FEEDBACK = (
     """CREATE TABLE feedback (
@@ -174,7 +173,12 @@ def add_fields_places_and_characters(db: sqlite3.Connection) -> None:
         db.execute(statement)
 
 
-MIGRATIONS: tuple[Migration, ...] = (create_tables, add_fields_places_and_characters)
+def add_min_similarity(db: sqlite3.Connection) -> None:
+    """From which similarity with a question on a chunk is relevant, by the embedder of this file; NULL: not known."""
+    db.execute("ALTER TABLE state ADD COLUMN min_similarity REAL")
+
+
+MIGRATIONS: tuple[Migration, ...] = (create_tables, add_fields_places_and_characters, add_min_similarity)
 
 
 def migrate(db: sqlite3.Connection, migrations: tuple[Migration, ...] = MIGRATIONS) -> None:

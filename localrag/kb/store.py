@@ -140,7 +140,7 @@ class Store:
         return found
 
     def paths(self) -> dict[str, str]:
-        """Source to absolute path of every document; of two with one source, one."""
+        """Source to absolute path of every document of this machine; of two with one source, one."""
         return dict(self._file.rows("SELECT source, path FROM documents"))
 
     def stamp(self, generation: int) -> int | None:
@@ -276,6 +276,9 @@ class Store:
     def move_document(self, document_id: int, path: str, source: str) -> None:
         """Gives a document another name; it keeps its chunks and their ids."""
         documents.move_document(self._db, document_id, path, source)
+
+    def adopt(self, ids: Sequence[int]) -> None:
+        """Documents that no machine is noted of become this one's: it has their files. Here all of them are."""
 
     def stamp_documents(self, stamps: Iterable[tuple[int, int | None]]) -> None:
         """(document id, mtime_ns): the files were read, and are what is stored."""

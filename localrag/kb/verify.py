@@ -59,7 +59,8 @@ def verify(store: AnyStore) -> Verified:
         with store.writing():
             sources = store.drop_chunks(list(bad))
         repaired += [f"{reason}: {num} chunks were taken out" for reason, num in _counted(bad)]
-        repaired += [f"{source} is read again by the next: localrag index" for source in sources]
+        there = ", on the machine that has it" if store.elsewhere() else ""
+        repaired += [f"{source} is read again by the next: localrag index{there}" for source in sources]
     repaired += [f"{problem}; it was removed and is made again when it is needed" for problem in store.index_problems()]
     with store.reading():
         changed, missing, not_compared = _against_files(store)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Unpack
 from localrag.decoding import SamplingParams
 from localrag.errors import BudgetExceededError
 from localrag.passages import Hit
+from localrag.session import finding
 from localrag.session.answers import Answer, Pass
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def ask_all(
     """
     sampling = sampling or SamplingParams()
     options["overflow"] = [*options.get("overflow", ()), ("prioritize", "evidence")]  # what a pass has no room for, the next one reads
-    hits = session.retrieve(question, top_k=max(1, session.num_chunks), where=options.get("where"))
+    everything: Options = {**options, "top_k": max(1, session.num_chunks)}
+    hits = finding.offered(session, question, everything)
     reading = _Reading(session, question, sampling, on_step, options)
     shown = hits
     while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -39,33 +40,38 @@ def offered(session: Session, question: str, options: Options) -> list[Hit]:
     return [*piped_hits(piped, question, session.engine.counter), *found]
 
 
-def retrieve(session: Session, question: str, *, top_k: int, where: Where | None = None) -> list[Hit]:
+def retrieve(session: Session, question: str, *, top_k: int, where: Where | None = None, rerank: bool = True) -> list[Hit]:
     """The best chunks of all knowledge bases together, best first. Labels name the knowledge base where there are several."""
     if session.embedder is None:
         return []
+    reranker = session.reranker if rerank else None
     found = [
         replace(hit, chunk=replace(hit.chunk, scope=kb.name if len(session.knowledge_bases) > 1 else ""))
         for kb in session.knowledge_bases
-        for hit in kb.retrieve(question, session.embedder, k=top_k, where=where, learning=session.learning, reranker=session.reranker)
+        for hit in kb.retrieve(question, session.embedder, k=top_k, where=where, learning=session.learning, reranker=reranker)
     ]
     return sorted(found, key=lambda hit: (-hit.score, hit.label))[:top_k]
 
 
 def _as_fit(session: Session, question: str, where: Where | None) -> list[Hit]:
     """As many as a window of chunks of their mean size holds, in tokens of the model that will read them."""
-    found = retrieve(session, question, top_k=MIN_DEPTH, where=where)
-    if len(found) < MIN_DEPTH:
-        return found
+    found = retrieve(session, question, top_k=MIN_DEPTH, where=where, rerank=False)
     num_tokens = sum(session.engine.counter(hit.chunk.text) for hit in found)
     depth = min(MAX_DEPTH, session.slot.n_ctx * len(found) // max(1, num_tokens))
-    return found if depth <= MIN_DEPTH else retrieve(session, question, top_k=depth, where=where)
+    if session.reranker is None and (len(found) < MIN_DEPTH or depth <= MIN_DEPTH):
+        return found
+    return retrieve(session, question, top_k=max(MIN_DEPTH, depth), where=where)
 
 
-def left_unread(session: Session, answer: Answer, question: str, options: Options) -> list[str]:
-    """A warning where no document passes the conditions, or some of many passages were read for a question that needs all."""
-    where = options.get("where")
-    if where and not answer.offered and not any(kb.sources(where) for kb in session.knowledge_bases):
-        return [f"No document passes {where}. To see what they are: localrag kb show NAME"]
+def none_passes(session: Session, where: Where | None, hits: Sequence[Hit]) -> list[str]:
+    """A warning where no document passes the conditions; `hits` is what was found."""
+    if not where or any(hit.chunk.kb for hit in hits) or any(kb.sources(where) for kb in session.knowledge_bases):
+        return []
+    return [f"No document passes {where}. To see what they are: localrag kb show NAME"]
+
+
+def left_unread(answer: Answer, question: str) -> list[str]:
+    """A warning where some of many passages were read for a question that needs all."""
     if not 0 < len(answer.hits) < answer.chunks_in_kb:
         return []
     from localrag.kb.coverage import needs_all  # noqa: PLC0415  # weight

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypedDict, Unpack
@@ -123,24 +124,28 @@ class Session:
         """
         settings = settings or Settings.from_env()
         profile, weights = open_profile(budget, settings=settings)
-        knowledge_bases = [open_knowledge_base(each, settings=settings) for each in dict.fromkeys(kbs)]
-        if len({kb.name for kb in knowledge_bases}) < len(knowledge_bases):
-            raise UsageError(
-                "Two of the knowledge bases have the same name, so citations would not tell them apart.", hint="Ask one at a time."
+        with ExitStack() as opened:
+            knowledge_bases = [opened.enter_context(open_knowledge_base(each, settings=settings)) for each in dict.fromkeys(kbs)]
+            if len({kb.name for kb in knowledge_bases}) < len(knowledge_bases):
+                raise UsageError(
+                    "Two of the knowledge bases have the same name, so citations would not tell them apart.", hint="Ask one at a time."
+                )
+            embedder = open_embedder(settings, for_queries=True) if knowledge_bases else None
+            reranker = None if rerank in (None, "llm") else open_reranker(settings, rerank)
+            engine = open_engine(model, settings=settings, chat_template=chat_template, vocab_only=vocab_only, keep=keep)
+            opened.callback(engine.close)
+            session = cls(
+                engine,
+                knowledge_bases=knowledge_bases,
+                embedder=embedder,
+                n_ctx=n_ctx,
+                profile=profile,
+                weights=weights,
+                name=name,
+                learning=settings.learn,
+                reranker=open_reranker(settings, "llm", engine) if rerank == "llm" else reranker,
             )
-        embedder = open_embedder(settings, for_queries=True) if knowledge_bases else None
-        engine = open_engine(model, settings=settings, chat_template=chat_template, vocab_only=vocab_only, keep=keep)
-        session = cls(
-            engine,
-            knowledge_bases=knowledge_bases,
-            embedder=embedder,
-            n_ctx=n_ctx,
-            profile=profile,
-            weights=weights,
-            name=name,
-            learning=settings.learn,
-            reranker=None if rerank is None else open_reranker(settings, rerank, engine),
-        )
+            opened.pop_all()
         if keep:
             session.journal, warnings = recording.open_journal(settings.home)
             session.warnings += warnings
@@ -160,9 +165,9 @@ class Session:
         """
         begun = options.get("started_at") or time.perf_counter()
         messages = _conversation(question, options.get("system"))
-        started = time.perf_counter()
+        started, loaded_s = time.perf_counter(), self.engine.load_s
         hits = finding.offered(self, search_query(messages), options)
-        retrieve_s = time.perf_counter() - started
+        retrieve_s = time.perf_counter() - started - (self.engine.load_s - loaded_s)  # a reranker may have a context made
         offer = Offer(
             messages=messages,
             hits=hits,
@@ -230,7 +235,9 @@ class Session:
         """What a completion of a prepared prompt says: its citations checked, its ledger kept in the journal."""
         asked = question if isinstance(question, str) else search_query(question)
         answer = self._answer(prepared, completion)
-        warnings = [] if "hits" in options else finding.left_unread(self, answer, asked, options)
+        warnings = finding.none_passes(self, options.get("where"), prepared.offered)
+        if "hits" not in options:
+            warnings += finding.left_unread(answer, asked)
         warnings += recording.keep(self, answer, asked, self._profile(options))
         return replace(answer, warnings=(*self.warnings, *warnings))
 

@@ -210,4 +210,6 @@ def test_it_takes_little_time(apart):
     before = os.times()
     assert apart("--json").returncode == 0
     after = os.times()
-    assert after.children_user + after.children_system - before.children_user - before.children_system < 4  # about 1; PyTorch alone takes more
+    assert (
+        after.children_user + after.children_system - before.children_user - before.children_system < 4
+    )  # about 1; PyTorch alone takes more

@@ -23,10 +23,9 @@ def test_the_model_reads_the_best_passages_again(localrag, notes):
     assert all(each["score"] == pytest.approx(sum(each["contributions"].values())) for each in answer["evidence"])
 
 
-def test_a_dry_run_ranks_as_the_ask_does(localrag, notes):
-    words = ["ask", "How is PLA annealed?", "--kb", "notes", "--model", "echo", "--rerank", "llm", "--json"]
-    asked, tried = (json.loads(localrag(*words, *more)[1]) for more in ((), ("--dry-run",)))
-    assert [each["id"] for each in tried["evidence"]] == [each["id"] for each in asked["evidence"]]
+@pytest.mark.parametrize("command", [("ask", "--dry-run"), ("budget",)])
+def test_where_nothing_is_evaluated_no_model_reads(refused, notes, command):
+    assert "nothing is evaluated here" in refused(2, *command, "What is PLA?", "--kb", "notes", "--model", "echo", "--rerank", "llm")
 
 
 @pytest.mark.parametrize("option", [("--rerank", "llm"), ("--where", "tag=price")])

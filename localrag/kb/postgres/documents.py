@@ -11,11 +11,8 @@ from localrag.kb.filters import folded
 from localrag.kb.postgres.database import Database, vector
 from localrag.kb.postgres.full_text import indexed
 
-# The same bytes under the same path on two machines are one document: a folder that both have, or a machine with another name than before.
-_TAKE_OVER = """UPDATE documents SET machine = %(machine)s WHERE id = (
-        SELECT id FROM documents WHERE path = %(path)s AND (machine IN (%(machine)s, '') OR sha256 = %(sha256)s)
-        ORDER BY machine = %(machine)s DESC, machine = '' DESC, id LIMIT 1
-    )"""
+_ADOPT_PATH = """UPDATE documents SET machine = %(machine)s WHERE machine = '' AND path = %(path)s
+    AND NOT EXISTS (SELECT 1 FROM documents WHERE machine = %(machine)s AND path = %(path)s)"""
 
 _PUT = """INSERT INTO documents (path, machine, source, folded, sha256, num_bytes, title, mtime_ns, cutter)
     VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s)
@@ -36,12 +33,16 @@ def count_generation(db: Database) -> None:
 
 def put_document(db: Database, row: DocumentRow, passages: Sequence[Passage], vectors: Mapping[bytes, bytes]) -> int:
     machine = db.address.machine
-    db.rows(_TAKE_OVER, {"machine": machine, "path": row.path, "sha256": row.sha256})
+    db.rows(_ADOPT_PATH, {"machine": machine, "path": row.path})
     values = (row.path, machine, row.source, folded(row.source), row.sha256, row.num_bytes, _storable(row.title), row.mtime_ns, row.cutter)
     document_id = int(db.one(_PUT, values))
     set_fields(db, document_id, (*(("tag", tag) for tag in row.tags), *row.fields), "file")
     _put_chunks(db, document_id, passages, vectors)
     return document_id
+
+
+def adopt(db: Database, ids: Sequence[int]) -> None:
+    db.rows("UPDATE documents SET machine = %s WHERE machine = '' AND id = ANY(%s::bigint[])", (db.address.machine, list(ids)))
 
 
 def move_document(db: Database, document_id: int, path: str, source: str) -> None:

@@ -123,9 +123,7 @@ class PostgresStore:
         return found
 
     def paths(self) -> dict[str, str]:
-        """Of two with one source, that of this machine."""
-        statement = f"SELECT source, path FROM documents ORDER BY {_OURS}, id"  # noqa: S608  # no values in it
-        return dict(self._db.rows(statement, (self._machine,)))
+        return dict(self.source_paths())
 
     def source_paths(self) -> list[tuple[str, str]]:
         statement = f'SELECT source, path FROM documents WHERE {_OURS} ORDER BY source COLLATE "C", id'  # noqa: S608  # no values in it
@@ -222,6 +220,9 @@ class PostgresStore:
 
     def move_document(self, document_id: int, path: str, source: str) -> None:
         documents.move_document(self._db, document_id, path, source)
+
+    def adopt(self, ids: Sequence[int]) -> None:
+        documents.adopt(self._db, ids)
 
     def stamp_documents(self, stamps: Iterable[tuple[int, int | None]]) -> None:
         self._db.many("UPDATE documents SET mtime_ns = %s WHERE id = %s", [(mtime_ns, one) for one, mtime_ns in stamps])

@@ -21,7 +21,6 @@ _CREATE = (
         generation bigint NOT NULL,             -- grows by one with every writing transaction
         embedder text,                          -- the fingerprint; NULL until something is indexed
         dim integer,
-        min_similarity double precision,        -- of a relevant chunk, by this embedder; NULL: not known
         ef_search integer,                      -- how far the index of vectors is followed; NULL without one
         recall double precision,                -- of the 10 nearest, measured for that
         num_measured bigint                     -- the number of chunks there were then
@@ -98,7 +97,9 @@ _ADD_MACHINES = (
     "ALTER TABLE unread ADD PRIMARY KEY (path, machine)",
 )
 
-MIGRATIONS = (_CREATE, _ADD_MACHINES)
+_ADD_MIN_SIMILARITY = ("ALTER TABLE state ADD COLUMN min_similarity double precision",)  # of a relevant chunk; NULL: not known
+
+MIGRATIONS = (_CREATE, _ADD_MACHINES, _ADD_MIN_SIMILARITY)
 """The statements of each, applied once. One that was released is never edited: a change is a new one."""
 
 
