@@ -15,7 +15,7 @@ from typing import Any
 
 from localrag.decoding import SamplingParams
 from localrag.engine.grammar import grammar_of
-from localrag.engine.library import begin_log, complaint, library
+from localrag.engine.library import begin_log, complaint, give_back, library
 from localrag.engine.sampler import LlamaSampler
 from localrag.errors import EngineError, ModelFileError
 
@@ -53,6 +53,7 @@ class LlamaModel:
         if self.handle:
             self.lib.llama_model_free(self.handle)
             self.handle = None
+            give_back()
 
 
 class Abort:
@@ -269,3 +270,4 @@ class LlamaContext:
             self.lib.llama_batch_free(self._batch)
             self.lib.llama_free(self.handle)
             self.handle = None
+            give_back()
