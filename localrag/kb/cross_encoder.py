@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from localrag.errors import ModelFileError, ModelNotFoundError
+from localrag.kb.embedder import LOADING_ERRORS, load
 
 _BATCH_SIZE = 32
 
@@ -35,20 +35,9 @@ class CrossEncoderReranker:
 
     @cached_property
     def _model(self) -> Any:  # noqa: ANN401  # CrossEncoder, of a package without types
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        from sentence_transformers import CrossEncoder  # noqa: PLC0415  # 5 s
-        from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415
-
-        disable_progress_bar()  # type: ignore[no-untyped-call]  # of loading the weights
         try:
-            return CrossEncoder(
-                str(self.folder),
-                device="cpu",
-                local_files_only=True,
-                trust_remote_code=False,
-                model_kwargs={"use_safetensors": True},
-            )
-        except (OSError, ValueError, RuntimeError, KeyError) as error:
+            return load("CrossEncoder", self.folder)
+        except LOADING_ERRORS as error:
             raise self._broken(error) from error
 
     def _broken(self, why: object) -> ModelFileError:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 BATCH_SIZE = 16
 """Texts that are evaluated together, padded to the longest of them: of texts of mixed lengths 32 took a sixth more time, and 8 did too."""
 _NUM_COUNTED = 1024
+LOADING_ERRORS = (OSError, ValueError, RuntimeError, KeyError)
+"""What sentence-transformers raises for a folder that it cannot load."""
 _WEIGHTS = "model.safetensors"
 _TOKENIZER = "tokenizer.json"
 _CONFIGS = ("config.json", "modules.json", "sentence_bert_config.json")
@@ -125,20 +127,9 @@ class SentenceTransformerEmbedder:
 
     @cached_property
     def _model(self) -> Any:  # noqa: ANN401  # SentenceTransformer, of a package without types
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        from sentence_transformers import SentenceTransformer  # noqa: PLC0415  # 5 s
-        from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415
-
-        disable_progress_bar()  # type: ignore[no-untyped-call]  # of loading the weights, which are there in a moment
         try:
-            model = SentenceTransformer(
-                str(self.folder),
-                device="cpu",
-                local_files_only=True,
-                trust_remote_code=False,
-                model_kwargs={"use_safetensors": True},
-            )
-        except (OSError, ValueError, RuntimeError, KeyError) as error:
+            model = load("SentenceTransformer", self.folder)
+        except LOADING_ERRORS as error:
             raise self._broken(_WEIGHTS, error) from error
         if model.max_seq_length is None or model.max_seq_length < self.max_tokens:
             raise self._broken("sentence_bert_config.json", f"it takes {model.max_seq_length} tokens, not {self.max_tokens}")
@@ -160,6 +151,23 @@ class SentenceTransformerEmbedder:
             f"The embedder in {self.folder} cannot be used ({file}): {str(why).splitlines()[0] if str(why) else why!r}",
             hint="Fetch it again with: localrag models pull",
         )
+
+
+def load(name: str, folder: Path) -> Any:  # noqa: ANN401  # of a package without types
+    """The model in `folder`, as that class of sentence-transformers: no network, no code from it, safetensors only. LOADING_ERRORS."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    import sentence_transformers  # noqa: PLC0415  # 5 s
+    from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415
+
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # of loading the weights, which are there in a moment
+    made = getattr(sentence_transformers, name)
+    return made(
+        str(folder),
+        device="cpu",
+        local_files_only=True,
+        trust_remote_code=False,
+        model_kwargs={"use_safetensors": True},
+    )
 
 
 def _json(file: Path, kind: type[_Json]) -> _Json:
