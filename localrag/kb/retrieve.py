@@ -89,24 +89,15 @@ def retrieve(
     with store.reading():
         if embedder is not None and mode != "keyword":
             store.check_embedder(embedder.fingerprint, embedder.dim)
-        most = max(DEPTH, k)
-        least = store.min_similarity if mode != "keyword" else None
-        least = MIN_SIMILARITY if least is None else least
-        by_words = _by_words(store, wanted, most, where) if mode != "semantic" else []
+        by_words = _by_words(store, wanted, max(DEPTH, k), where) if mode != "semantic" else []
         vectors = index() if vector is not None else None
         by_meaning: _Ranking = []
         relevance: dict[int, float] = {}
         if vectors is not None and vector is not None:
-            among = store.allowed(where)
-            by_meaning = [(one, score) for one, score in vectors.search(vector, most, among=among) if score >= least]
-            if mode == "hybrid":
-                similarities = vectors.similarities(vector, [one for one, _ in by_words])
-                by_words = _relevant(store, by_words, wanted, similarities, least)
-                relevance |= {one: _relevance(similarities.get(one, 0.0), least) for one, _ in by_words}
-            relevance |= {one: _relevance(score, least) for one, score in by_meaning}
-        rankings: dict[str, _Ranking] = {mode: by_meaning or by_words}
-        if mode == "hybrid":
-            rankings = {"semantic": by_meaning, "keyword": by_words}
+            by_meaning, by_words, relevance = _by_meaning(store, vectors, vector, wanted, by_words, max(DEPTH, k), where)
+        rankings: dict[str, _Ranking] = (
+            {"semantic": by_meaning, "keyword": by_words} if mode == "hybrid" else {mode: by_meaning or by_words}
+        )
         scored = _scored(rankings)
         if learning != "off":
             scored = _with_feedback(store, scored, learning)
@@ -119,6 +110,21 @@ def retrieve(
         if one in chunks
     ]
     return diversify(hits, k, diversity)
+
+
+def _by_meaning(
+    store: AnyStore, vectors: AnyIndex, vector: Vectors, wanted: Query, by_words: _Ranking, limit: int, where: Where | None
+) -> tuple[_Ranking, _Ranking, dict[int, float]]:
+    """What is near, those matches of words that count beside it, and how relevant each of both is."""
+    known = store.min_similarity
+    least = MIN_SIMILARITY if known is None else known
+    near = [(one, score) for one, score in vectors.search(vector, limit, among=store.allowed(where)) if score >= least]
+    relevance: dict[int, float] = {}
+    if by_words:
+        similarities = vectors.similarities(vector, [one for one, _ in by_words])
+        by_words = _relevant(store, by_words, wanted, similarities, least)
+        relevance = {one: _relevance(similarities.get(one, 0.0), least) for one, _ in by_words}
+    return near, by_words, relevance | {one: _relevance(score, least) for one, score in near}
 
 
 def _relevance(similarity: float, least: float) -> float:
