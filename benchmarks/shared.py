@@ -57,13 +57,18 @@ def chosen_attention() -> bool:
 
 
 def in_turn(measures: dict[str, Callable[[], dict[str, float]]], num_runs: int) -> dict[str, list[dict[str, float]]]:
-    """Each measure once to warm up, then all of them in turn, so that a drift of the machine hits them alike."""
+    """Each measure once to warm up, then all of them in turn, each round begun by the next one.
+
+    So a drift of the machine hits them alike, and so does what a program leaves behind for the one after it (threads that still spin).
+    """
     for measure in measures.values():
         measure()
-    runs: dict[str, list[dict[str, float]]] = {name: [] for name in measures}
-    for _ in range(num_runs):
-        for name, measure in measures.items():
-            runs[name].append(measure())
+    names = list(measures)
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    for k in range(num_runs):
+        first = k % len(names)
+        for name in names[first:] + names[:first]:
+            runs[name].append(measures[name]())
     return runs
 
 
