@@ -27,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,8 @@ import numpy as np
 
 from benchmarks import shared
 from localrag.kb.store import Store
-from localrag.kb.vectors import Vectors, load_index
+from localrag.kb.vector_layout import Ids
+from localrag.kb.vectors import VectorIndex, Vectors, load_index
 
 DIM = 384
 NUM_QUERIES = 300
@@ -238,32 +240,16 @@ def build(_size: int, file: Path) -> dict[str, float]:
 
 
 def search(size: int, file: Path) -> dict[str, float]:
-    """Latency of the 10 nearest (retrieval asks for 100), of filtered searches, and how many of the true nearest are found."""
+    """Latency of the 100 nearest, as retrieval asks for, of filtered searches, and how many of the true nearest are found."""
     asked = queries(size, NUM_QUERIES)
     rng = np.random.default_rng(3)
-    store = Store(file)
-    with store.reading():
-        index = load_index(store)
-        assert index is not None
-        for query in asked[-20:]:
-            index.search(query, 10)
-        found: dict[str, float] = {}
-        times, answers = [], []
-        for query in asked:
-            start = time.perf_counter()
-            hits = index.search(query, 100)
-            times.append(1000 * (time.perf_counter() - start))
-            answers.append([one for one, _ in hits])
+    found: dict[str, float] = {}
+    with warm_index(file, asked) as index:
+        times, answers = timed(index, asked, 100)
         found["p50 ms"], found["p95 ms"] = statistics.median(times), statistics.quantiles(times, n=20)[-1]
         for name, num in (("in 100 ms", min(size, 100)), ("in 1 % ms", size // 100), ("in 50 % ms", size // 2)):
             among = np.sort(rng.choice(size, num, replace=False)) + 1
-            times = []
-            for query in asked[:15]:
-                start = time.perf_counter()
-                index.search(query, 100, among)
-                times.append(1000 * (time.perf_counter() - start))
-            found[name] = statistics.median(times)
-    store.close()
+            found[name] = statistics.median(timed(index, asked[:15], 100, among)[0])
     memory_now = memory()
     nearest = true_nearest(size, asked[:NUM_EXACT], 100)
     for depth in (10, 100):
@@ -275,20 +261,31 @@ def search(size: int, file: Path) -> dict[str, float]:
 def search_ten(size: int, file: Path) -> dict[str, Any]:
     """As benchmarks/kb_peers.py measures: the milliseconds of each query, the ids it found, and MiB of this process (VmRSS)."""
     asked = queries(size, NUM_QUERIES)
-    store = Store(file)
-    with store.reading():
-        index = load_index(store)
-        assert index is not None
-        for query in asked[-20:]:
-            index.search(query, 10)
-        times, ids = [], []
-        for query in asked:
-            start = time.perf_counter()
-            ids.append([one for one, _ in index.search(query, 10)])
-            times.append(1000 * (time.perf_counter() - start))
-    store.close()
+    with warm_index(file, asked) as index:
+        times, ids = timed(index, asked, 10)
     now = memory()
     return {"times_ms": times, "ids": ids, "rss_mib": now["own_mib"] + now["mapped_mib"]}
+
+
+@contextmanager
+def warm_index(file: Path, asked: Vectors) -> Iterator[VectorIndex]:
+    """The index of a store, after some queries that do not count."""
+    with closing(Store(file)) as store, store.reading():
+        index = load_index(store)
+        assert index is not None
+        timed(index, asked[-20:], 10)
+        yield index
+
+
+def timed(index: VectorIndex, asked: Vectors, num: int, among: Ids | None = None) -> tuple[list[float], list[list[int]]]:
+    """The milliseconds that each query for its `num` nearest takes, one after another, and the ids that it finds."""
+    times, ids = [], []
+    for query in asked:
+        start = time.perf_counter()
+        hits = index.search(query, num, among)
+        times.append(1000 * (time.perf_counter() - start))
+        ids.append([one for one, _ in hits])
+    return times, ids
 
 
 def true_nearest(size: int, asked: Vectors, num: int) -> np.ndarray:

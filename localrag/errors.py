@@ -64,21 +64,29 @@ class TemplateError(ModelError):
 
 
 class BudgetExceededError(LocalragError):
-    """The minimums of the sections add up to more than the window; `sections` maps each name to its minimum in tokens."""
+    """The minimums of the sections add up to more than the window; `sections` maps each name to its minimum in tokens.
+
+    `role` is whose prompt it is, where several have one.
+    """
 
     exit_code = 5
 
-    def __init__(self, window: int, sections: dict[str, int], *, hint: str | None = None) -> None:
+    def __init__(self, window: int, sections: dict[str, int], *, hint: str | None = None, role: str | None = None) -> None:
         needed = sum(sections.values())
         parts = ", ".join(f"{name} {tokens}" for name, tokens in sorted(sections.items()) if tokens)
         super().__init__(
-            f"The prompt needs at least {needed} tokens ({parts}), but the window holds {window}.",
+            f"The prompt{f' of {role}' if role else ''} needs at least {needed} tokens ({parts}), but the window holds {window}.",
             hint=hint or f"Use a window of {needed} tokens or more (--ctx), a model with a longer context, or a shorter text.",
             window=window,
             needed=needed,
             over=needed - window,
             sections=sections,
+            **({"role": role} if role else {}),
         )
+
+    def of(self, role: str) -> BudgetExceededError:
+        """The same, of a role's prompt."""
+        return BudgetExceededError(self.numbers["window"], self.numbers["sections"], hint=self.hint, role=role)  # type: ignore[arg-type]  # as given
 
 
 class TimeLimitError(LocalragError):

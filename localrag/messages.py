@@ -61,6 +61,14 @@ class Attachment:
     """Seconds since the epoch."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """What a member of a council proposes. `label` is the name by which the reader and ledgers know it."""
+
+    label: str
+    text: str
+
+
 def strip_reasoning(text: str) -> str:
     """What a reasoning model said after it had thought: all after the last `</think>`, without leading white space.
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Protocol
 
+from localrag.errors import KnowledgeBaseError
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -112,8 +114,19 @@ class Embedder(Protocol):
         ...
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """float32 array of shape (len(texts), dim), each row of length 1. A text that is too long is an error."""
+        """float32 array of shape (len(texts), dim), each row of length 1. A text that is too long is an error (`check_length`)."""
         ...
+
+
+def check_length(num_tokens: int, max_tokens: int) -> None:
+    """KnowledgeBaseError for a text of more tokens than the `max_tokens` of its embedder, which would cut it off."""
+    if num_tokens > max_tokens:
+        raise KnowledgeBaseError(
+            f"A text of {num_tokens} tokens is longer than the {max_tokens} that the embedder takes.",
+            hint="Cut it into chunks first.",
+            num_tokens=num_tokens,
+            limit_tokens=max_tokens,
+        )
 
 
 class TokenCounter:

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localrag.budget import CUTS, OVERFLOWS, SECTIONS, TIERS, Percent, Profile, Tier
+from localrag.budget.profile import LIMITED
 from localrag.catalog import Catalog
-from localrag.catalog.budgets import BudgetTable, FileTypesTable, RelevanceTable, TiersTable
+from localrag.catalog.budgets import BudgetTable, FileTypesTable, LimitsTable, RelevanceTable, TiersTable
 from localrag.errors import ConfigError
 from localrag.relevance.weights import DEFAULT_FILE_TYPES, FACTORS, MAX_DEPTH_LIMIT, METHODS, Weights
 from localrag.settings import Settings
@@ -70,6 +71,31 @@ def test_a_budget_that_sets_nothing_is_the_one_that_is_built_in(tmp_path):
     catalog = load(tmp_path, "[budgets.plain]")
     assert catalog.budget("plain") == Profile(name="plain")
     assert load(tmp_path, "").budget() == Profile()
+
+
+def test_the_sections_of_a_council_and_the_limits_arrive(tmp_path):
+    text = """
+        [budgets.judge]
+        limits = { system = 4000, question = 0 }
+        cited = { max = 15000, cut = "truncate" }
+        proposals = { max = 25000, shrink = 1 }
+        plan.max = "5%"
+    """
+    made = load(tmp_path, text).budget("judge")
+    assert made.limits == {"system": 4000, "question": 0}
+    assert (made.sections["cited"].max, made.sections["cited"].cut) == (15000, "truncate")
+    assert made.sections["cited"].grow == SECTIONS["cited"].grow
+    assert (made.sections["proposals"].max, made.sections["proposals"].shrink) == (25000, 1)
+    assert made.sections["plan"].max == Percent(5)
+
+
+def test_a_section_that_is_always_sent_whole_is_told_its_limit(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, "[budgets.x.question]\nmax = 5")
+    assert "limits.question" in caught.value.hint
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, "[budgets.x.scaffold]")
+    assert "limits.scaffold" not in caught.value.hint
 
 
 def test_the_default_is_the_table_of_that_name(tmp_path):
@@ -134,8 +160,9 @@ def test_relevance_holds_what_is_set_and_fits_the_weights(tmp_path):
 
 
 def test_the_tables_know_what_the_code_knows():
-    other = {"gap", "overflow", "max_messages", "context_ratio", "tiers"}
+    other = {"gap", "overflow", "max_messages", "context_ratio", "tiers", "limits"}
     assert set(BudgetTable.model_fields) - other == set(SECTIONS)
+    assert tuple(LimitsTable.model_fields) == LIMITED
     assert tuple(TiersTable.model_fields) == tuple(tier.name for tier in TIERS)
     assert set(FileTypesTable.model_fields) == set(DEFAULT_FILE_TYPES)
     assert set(RelevanceTable.model_fields) - {"thresholds"} == {*FACTORS, "half_life_days", "max_depth", "method", "file_types"}
@@ -164,6 +191,10 @@ def test_what_the_weights_take_the_file_takes(tmp_path, text):
         ("[budgets.x.tiers.primry]", ["[budgets.x.tiers], key primry", "did you mean primary?"]),
         ("[budgets.x.tiers.primary]\nshares = 1", ["[budgets.x.tiers.primary], key shares", "did you mean share?"]),
         ("[budgets.x.system]\nmin = 1", ["[budgets.x], key system", "always sent whole"]),
+        ("[budgets.x.proposals]\ncut = 'drop'", ["[budgets.x.proposals], key cut: is one of middle, error, not 'drop'"]),
+        ("[budgets.x]\nlimits.evidence = 1", ["[budgets.x.limits], key evidence", "unknown key"]),
+        ("[budgets.x]\nlimits.system = -1", ["[budgets.x.limits], key system", "greater than or equal to 0"]),
+        ("[budgets.x]\nlimits.system = '5%'", ["[budgets.x.limits], key system", "must be a whole number, not a text"]),
         ("[budgets.x.question]", ["[budgets.x], key question", "always sent whole"]),
         ("[budgets.x]\ngap = -1", ["[budgets.x], key gap", "not -1"]),
         ("[budgets.x]\ngap = 1.5", ["[budgets.x], key gap", "whole number of tokens", "not 1.5"]),
@@ -249,7 +280,7 @@ LEAVES = st.dictionaries(FLEX_KEYS, SCALARS, max_size=3)
 TIERS_TABLES = st.dictionaries(
     st.sampled_from(["primary", "supporting", "reference", "fourth"]), st.dictionaries(st.sampled_from(["share", "threshold"]), SCALARS)
 )
-TOP_KEYS = ["gap", "overflow", "max_messages", "context_ratio", "tiers", "system", *SECTIONS]
+TOP_KEYS = ["gap", "overflow", "max_messages", "context_ratio", "tiers", "limits", "system", *SECTIONS]
 BUDGETS = st.dictionaries(st.sampled_from(TOP_KEYS), st.one_of(SCALARS, LEAVES, TIERS_TABLES), max_size=4)
 SOUND_SECTION = st.fixed_dictionaries(
     {},
@@ -272,6 +303,9 @@ SOUND_BUDGET = st.fixed_dictionaries(
         "history": SOUND_SECTION,
         "attachments": SOUND_SECTION,
         "evidence": SOUND_SECTION,
+        "cited": SOUND_SECTION,
+        "plan": SOUND_SECTION,
+        "limits": st.just({"system": 100}),
     },
 )
 SOUND_RELEVANCE = st.fixed_dictionaries(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from math import floor
 from types import MappingProxyType
 from typing import Literal, get_args
 
@@ -15,8 +16,10 @@ Overflow = Literal["prioritize", "truncate", "summarize", "error"]
 """What becomes of what is too much: keep the best, cut at the border of a sentence, step down to summaries, or refuse."""
 OVERFLOWS: tuple[Overflow, ...] = get_args(Overflow)
 
-PROTECTED = ("scaffold", "system", "question")
+PROTECTED = ("scaffold", "system", "question", "instructions")
 """Sections that are sent whole, or nothing is."""
+LIMITED = ("system", "question", "instructions")
+"""Of those, the ones that people write, and that a budget may bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +60,10 @@ SECTIONS: Mapping[str, Flex] = MappingProxyType(
         "summary": Flex(max=Percent(10), cut="truncate"),
         "history": Flex(basis=Percent(5), grow=1.0, cut="summarize"),
         "attachments": Flex(basis=Percent(30), grow=1.0, cut="truncate"),
+        "cited": Flex(max=Percent(60), grow=1.0, shrink=0.25, cut="drop"),
         "evidence": Flex(basis=Percent(50), max=Percent(50), cut="drop"),
+        "proposals": Flex(basis=Percent(40), grow=1.0, shrink=0.5, cut="middle"),
+        "plan": Flex(max=Percent(10), cut="truncate"),
         "answer": Flex(basis=512, min=32, grow=1.0, cut="never"),
     }
 )
@@ -70,12 +76,15 @@ _CUTS: Mapping[str, tuple[Cut, ...]] = MappingProxyType(
         "summary": ("truncate",),
         "history": ("oldest", "truncate", "summarize", "error"),
         "attachments": ("drop", "truncate", "summarize", "error"),
+        "cited": ("drop", "truncate", "error"),
         "evidence": ("drop", "truncate", "summarize", "error"),
+        "proposals": ("middle", "error"),
+        "plan": ("truncate", "drop", "error"),
         "answer": ("never",),
     }
 )
 _BY_OVERFLOW: Mapping[Overflow, tuple[Cut, ...]] = MappingProxyType(
-    {"prioritize": ("drop", "oldest"), "truncate": ("truncate",), "summarize": ("summarize",), "error": ("error",)}
+    {"prioritize": ("drop", "oldest"), "truncate": ("truncate", "middle"), "summarize": ("summarize",), "error": ("error",)}
 )
 
 
@@ -84,8 +93,9 @@ class Profile:
     """A whole way of sharing a window.
 
     `gap` is a margin that nobody gets: tokens, or a percentage of the window less what is fixed. `max_messages` is the most
-    messages of history (None: as many as fit). ConfigError for shares of tiers that add up to more than 100 %, thresholds that do
-    not fall, a section that is not known, and a `cut` that a section cannot have.
+    messages of history (None: as many as fit). `limits` are the most tokens that a text may have which is always sent whole
+    (`system`, `question`, `instructions`): a longer one is refused. ConfigError for shares of tiers that add up to more than 100 %,
+    thresholds that do not fall, a section or a limit that is not known, and a `cut` that a section cannot have.
     """
 
     name: str = "default"
@@ -93,8 +103,12 @@ class Profile:
     max_messages: int | None = None
     tiers: tuple[Tier, ...] = TIERS
     sections: Mapping[str, Flex] = field(default_factory=lambda: SECTIONS)
+    limits: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "limits", MappingProxyType(dict(self.limits)))
+        if unknown := sorted(self.limits.keys() - set(LIMITED)):
+            raise self._error(f"{unknown[0]!r} has no limit of its own", hint=f"Those that can have one: {', '.join(LIMITED)}.")
         unknown = sorted(self.sections.keys() - SECTIONS.keys())
         if unknown:
             fixed = f"{unknown[0]} is always sent whole" if unknown[0] in PROTECTED else "it is not known"
@@ -109,6 +123,9 @@ class Profile:
 
     def _check_numbers(self) -> None:
         Section(name="gap", basis=self.gap)
+        for name, limit in self.limits.items():
+            if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
+                raise self._error(f"the limit of {name} is a whole number of tokens, 0 or more, not {limit!r}")
         most = self.max_messages
         if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 0):
             raise self._error(f"max_messages is a whole number, 0 or more, not {self.max_messages!r}")
@@ -158,6 +175,12 @@ class Profile:
         evidence = self.sections["evidence"]
         low = evidence.min if not isinstance(evidence.min, Percent) else Percent(min(evidence.min.value, share.value))
         return replace(self, sections={**self.sections, "evidence": replace(evidence, basis=share, min=low, max=share)})
+
+    def allowance(self, section: str, window: int, fixed_tokens: int) -> int:
+        """The most tokens that a section may have in a window of which so many are fixed, however much there is to place."""
+        whole = max(0, window - fixed_tokens)
+        most = self.sections[section].max
+        return whole if most is None else floor(Fraction(str(most.value)) * whole / 100) if isinstance(most, Percent) else min(most, whole)
 
     def tier(self, relevance: float | None) -> str | None:
         """The tier of a hit; the first for one whose relevance is not known, None for one below all thresholds."""

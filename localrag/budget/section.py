@@ -20,9 +20,10 @@ class Percent:
             raise ConfigError(f"A percentage is a number from 0 to 100, not {self.value!r}.", hint="Write a number from 0 to 100.")
 
 
-Cut = Literal["never", "drop", "oldest", "truncate", "summarize", "error"]
+Cut = Literal["never", "drop", "oldest", "truncate", "middle", "summarize", "error"]
 """What becomes of content that is too much: "never" left out; "drop" the lowest score first, or the "oldest" first; "truncate" it at
-the border of a sentence or a line; "summarize" it level by level; or refuse the whole with an "error"."""
+the border of a sentence or a line; take its "middle" out, so that each text keeps its beginning and its end; "summarize" it level by
+level; or refuse the whole with an "error"."""
 CUTS: tuple[Cut, ...] = get_args(Cut)
 
 Length = int | Percent

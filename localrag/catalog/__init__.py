@@ -1,4 +1,4 @@
-"""models.toml → ModelSpec → a file on this machine; and the budgets and weights that it sets.
+"""models.toml → ModelSpec → a file on this machine; and the budgets, councils and weights that it sets.
 
 Nothing here reaches for the network but `Catalog.pull`. pydantic and huggingface_hub are imported when they are needed.
 """
@@ -16,7 +16,9 @@ from typing import Literal
 from localrag.budget import Profile
 from localrag.catalog import sources, wheels
 from localrag.catalog.checksums import Checksums, VerifyResult, hashed_file, sha256_of
+from localrag.catalog.shipped import absent_models, shipped_file, with_shipped
 from localrag.catalog.sources import Progress
+from localrag.council.roles import Council
 from localrag.errors import ConfigError, ModelError, ModelFileError, ModelNotFoundError
 from localrag.model import ModelSpec
 from localrag.settings import Settings
@@ -60,13 +62,15 @@ class Catalog:
     weights: Mapping[str, object]
     tags: Mapping[str, tuple[str, ...]]
     """Pattern of paths to the tags of the documents there."""
+    own_councils: Mapping[str, Council]
+    """Those of this file; `council` knows the ones that ship too."""
 
     @classmethod
     def load(cls, settings: Settings) -> Catalog:
         """Read the models.toml in force, else the one that ships. Raises ConfigError naming file, table and key."""
         from localrag.catalog import schema  # noqa: PLC0415  # weight: pydantic
 
-        file = settings.find_models_file() or _shipped_file()
+        file = settings.find_models_file() or shipped_file()
         tables = schema.read(file)
         return cls(
             file=file,
@@ -80,6 +84,7 @@ class Catalog:
             profiles=MappingProxyType(tables.budgets),
             weights=MappingProxyType(tables.relevance),
             tags=MappingProxyType(tables.tags),
+            own_councils=MappingProxyType(tables.councils),
         )
 
     def model(self, name_or_path: str | None = None) -> ModelSpec:
@@ -117,6 +122,33 @@ class Catalog:
     def budgets(self) -> list[str]:
         """The names that `budget` takes: "default", and the others in the order of the file."""
         return list(self.profiles)
+
+    def council(self, name: str | None = None) -> Council:
+        """The council of that name, or "default": this file's, else the one that ships. ConfigError for an unknown name.
+
+        ConfigError too for one that ships and names a model that this file lacks.
+        """
+        wanted = "default" if name is None else name
+        chosen = self._councils().get(wanted)
+        if chosen is None:
+            known = self.councils()
+            hint, near = _hint(wanted, tuple(known))
+            raise ConfigError(f"No council is named {wanted!r} in {self.file}.", hint=hint, name=wanted, nearest=near, known=known)
+        if absent := absent_models(chosen, self.models):
+            raise ConfigError(
+                f"The council {wanted!r} that ships needs the model {absent[0]!r}, which is not in {self.file}.",
+                hint=f"Copy [models.{absent[0]}] there from {shipped_file()}.",
+                name=wanted,
+                models=absent,
+            )
+        return chosen
+
+    def councils(self) -> list[str]:
+        """The names that `council` takes: this file's in its order, then those that ship and name no model that this file lacks."""
+        return [name for name, council in self._councils().items() if not absent_models(council, self.models)]
+
+    def _councils(self) -> dict[str, Council]:
+        return with_shipped(self.own_councils, self.file)
 
     def relevance(self) -> Mapping[str, object]:
         """What [relevance] sets of a file's relevance, checked, by the names of the weights' fields; defaults are not repeated.
@@ -289,15 +321,6 @@ class Catalog:
             size_bytes=None if path is None else sources.size_bytes(path),
             sha256_ok=None if digest is None else digest == spec.sha256,
         )
-
-
-def _shipped_file() -> Path:
-    """The catalogue that ships: inside the package where it is installed, beside it in a checkout."""
-    package = Path(__file__).parents[1]
-    for candidate in (package / "models.toml", package.parent / "models.toml"):
-        if candidate.is_file():
-            return candidate
-    raise ConfigError("The models.toml that ships with localrag is missing.", hint="Install localrag again, or name a file with --models.")
 
 
 def _looks_like_path(text: str) -> bool:

@@ -49,7 +49,7 @@ Factor = Annotated[float, Field(ge=0)]
 UpToOne = Annotated[float, Field(ge=0, le=1)]
 
 
-class _Table(BaseModel):
+class Table(BaseModel):
     """A table. The defaults below stand for what is not set, and are not looked at: see `given`."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -60,7 +60,7 @@ class _Table(BaseModel):
         return {key: getattr(self, key) for key in type(self).model_fields if key in self.model_fields_set}
 
 
-class FlexTable(_Table):
+class FlexTable(Table):
     """One [budgets.NAME.SECTION]."""
 
     basis: Annotated[Length | None, PlainValidator(_basis)] = None
@@ -77,14 +77,14 @@ class HistoryTable(FlexTable):
     max_messages: Count | None = None
 
 
-class TierTable(_Table):
+class TierTable(Table):
     """One [budgets.NAME.tiers.TIER]; the share is in percent."""
 
     share: float = Field(default=0, ge=0, le=100)
     threshold: UpToOne = 0
 
 
-class TiersTable(_Table):
+class TiersTable(Table):
     """[budgets.NAME.tiers]."""
 
     primary: TierTable = TierTable()
@@ -92,7 +92,15 @@ class TiersTable(_Table):
     reference: TierTable = TierTable()
 
 
-class BudgetTable(_Table):
+class LimitsTable(Table):
+    """[budgets.NAME.limits]: the most tokens of a text that is sent whole or not at all."""
+
+    system: Count = 0
+    question: Count = 0
+    instructions: Count = 0
+
+
+class BudgetTable(Table):
     """One [budgets.NAME]."""
 
     gap: Tokens = 0
@@ -100,16 +108,20 @@ class BudgetTable(_Table):
     max_messages: Count | None = None
     context_ratio: UpToOne | None = None
     tiers: TiersTable = TiersTable()
+    limits: LimitsTable = LimitsTable()
     tools: FlexTable = FlexTable()
     memories: FlexTable = FlexTable()
     summary: FlexTable = FlexTable()
     history: HistoryTable = HistoryTable()
     attachments: FlexTable = FlexTable()
+    cited: FlexTable = FlexTable()
     evidence: FlexTable = FlexTable()
+    proposals: FlexTable = FlexTable()
+    plan: FlexTable = FlexTable()
     answer: FlexTable = FlexTable()
 
 
-class ThresholdsTable(_Table):
+class ThresholdsTable(Table):
     """[relevance.thresholds]: from which relevance a hit belongs to a tier, for every budget that does not say."""
 
     primary: UpToOne = 0
@@ -117,7 +129,7 @@ class ThresholdsTable(_Table):
     reference: UpToOne = 0
 
 
-class FileTypesTable(_Table):
+class FileTypesTable(Table):
     """[relevance.file_types]."""
 
     source_code: UpToOne = 0
@@ -128,7 +140,7 @@ class FileTypesTable(_Table):
     other: UpToOne = 0
 
 
-class RelevanceTable(_Table):
+class RelevanceTable(Table):
     """[relevance]. Only the proportion of the weights matters."""
 
     task_alignment: Factor = 0
@@ -148,7 +160,13 @@ _WEIGHTS = ("task_alignment", "recency", "mention_density", "dependency_depth", 
 
 def profile_of(place: Place, name: str, table: BudgetTable, tiers: tuple[Tier, ...]) -> Profile:
     """One table as a Profile. What it does not set is as in the default, and `tiers` are the tiers that it starts from."""
-    made = Profile(name=name, gap=table.gap, max_messages=_max_messages(place, table), tiers=_tiers(place.inside("tiers"), table, tiers))
+    made = Profile(
+        name=name,
+        gap=table.gap,
+        max_messages=_max_messages(place, table),
+        tiers=_tiers(place.inside("tiers"), table, tiers),
+        limits=table.limits.given,  # type: ignore[arg-type]  # counts
+    )
     if table.context_ratio is not None:
         made = made.with_context_ratio(table.context_ratio)
         if twice := sorted(table.evidence.given.keys() & {"basis", "max"}):

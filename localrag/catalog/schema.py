@@ -1,4 +1,4 @@
-"""models.toml, read and checked: the tables as pydantic sees them, then as ModelSpec and Profile (budgets.py).
+"""models.toml, read and checked: the tables as pydantic sees them, then as ModelSpec, Profile (budgets.py) and Council (councils.py).
 
 Every fault is a ConfigError of one line that names the file, the table and the key.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -14,9 +15,11 @@ from typing import Any, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from localrag.budget import TIERS, Profile, Tier
-from localrag.budget.profile import PROTECTED
+from localrag.budget.profile import LIMITED, PROTECTED
 from localrag.catalog.budgets import LENGTH_FAULT, BudgetTable, RelevanceTable, profile_of, weights_of, with_thresholds
+from localrag.catalog.councils import CouncilTable, council_of
 from localrag.catalog.faults import Place, nearest, quoted, shown, shown_path
+from localrag.council.roles import Council
 from localrag.errors import ConfigError
 from localrag.model import ModelSpec, SourceKind
 
@@ -33,6 +36,8 @@ _REQUIREMENT = re.compile(
 _TOML_NAMES = {str: "a text", bool: "true or false", int: "a whole number", float: "a number", list: "a list", dict: "a table"}
 _EXPECTED = {
     "string_type": "a text",
+    "bool_type": "true or false",
+    "list_type": "a list",
     "int_type": "a whole number",
     "float_type": "a number",
     "finite_number": "a finite number",
@@ -74,6 +79,7 @@ class CatalogTable(BaseModel):
     budgets: dict[str, BudgetTable] = {}
     relevance: RelevanceTable = RelevanceTable()
     tags: dict[str, list[str]] = {}
+    councils: dict[str, CouncilTable] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +97,7 @@ class Tables:
     budgets: dict[str, Profile]
     relevance: dict[str, object]
     tags: dict[str, tuple[str, ...]]
+    councils: dict[str, Council]
 
 
 def read(file: Path) -> Tables:
@@ -102,16 +109,22 @@ def read(file: Path) -> Tables:
     except ValidationError as error:
         raise _explain(top, error) from None
     tiers = with_thresholds(top.inside("relevance", "thresholds"), TIERS, table.relevance)
+    models = {name: _spec(top.inside("models", name), name, entry) for name, entry in table.models.items()}
+    budgets = {"default": Profile(tiers=tiers)}
+    budgets |= {name: _budget(top.inside("budgets", name), name, entry, tiers) for name, entry in table.budgets.items()}
     tables = Tables(
         default_model=table.default_model,
         default_embedder=table.default_embedder,
-        models={name: _spec(top.inside("models", name), name, entry) for name, entry in table.models.items()},
+        models=models,
         embedders={name: _embedder(top.inside("embedders", name), name, entry) for name, entry in table.embedders.items()},
         rerankers={name: _reranker(top.inside("rerankers", name), name, entry) for name, entry in table.rerankers.items()},
-        budgets={"default": Profile(tiers=tiers)}
-        | {name: _budget(top.inside("budgets", name), name, entry, tiers) for name, entry in table.budgets.items()},
+        budgets=budgets,
         relevance=weights_of(top.inside("relevance"), table.relevance),
         tags={pattern: tuple(tags) for pattern, tags in table.tags.items()},
+        councils={
+            name: _council(top.inside("councils", name), name, entry, models=models, budgets=budgets)
+            for name, entry in table.councils.items()
+        },
     )
     for key, name, known in (
         ("default_model", tables.default_model, tables.models),
@@ -155,7 +168,7 @@ def _parse(file: Path) -> dict[str, Any]:
 def _explain(top: Place, error: ValidationError) -> ConfigError:
     """The first fault that pydantic found, in the words of a person who wrote the file."""
     fault = error.errors(include_url=False, include_context=False)[0]
-    *tables, last = (str(part) for part in fault["loc"])
+    *tables, last = (str(part + 1 if isinstance(part, int) else part) for part in fault["loc"])  # people count from 1
     kind = _kind_of(tables)
     fields = getattr(kind, "model_fields", {})
     entry = get_args(kind)[-1:]
@@ -165,7 +178,8 @@ def _explain(top: Place, error: ValidationError) -> ConfigError:
         place, key = top.inside(*tables), last
     if fault["type"] == "extra_forbidden":
         if kind is BudgetTable and last in PROTECTED:
-            return place.error(key, "is always sent whole, so there is nothing to set", hint=f"Known keys: {', '.join(fields)}.")
+            bound = f"The most that it may have is limits.{last}. " if last in LIMITED else ""
+            return place.error(key, "is always sent whole, so there is nothing to set", hint=f"{bound}Known keys: {', '.join(fields)}.")
         return place.error(key, f"unknown key{nearest(last, fields)}", hint=f"Known keys: {', '.join(fields)}.")
     given = fault["input"]
     if fault["type"] == "float_type" and type(given) is int:
@@ -191,9 +205,18 @@ def _toml_name(value: object) -> str:
 
 
 def _budget(place: Place, name: str, entry: BudgetTable, tiers: tuple[Tier, ...]) -> Profile:
+    _check_name(place, name)
+    return profile_of(place, name, entry, tiers)
+
+
+def _council(place: Place, name: str, entry: CouncilTable, *, models: Mapping[str, ModelSpec], budgets: Mapping[str, Profile]) -> Council:
+    _check_name(place, name)
+    return council_of(place, name, entry, models=models, budgets=budgets)
+
+
+def _check_name(place: Place, name: str) -> None:
     if not _NAME.fullmatch(name):
         raise place.error(None, "a name is 1 to 64 letters, digits, dots, dashes or underscores")
-    return profile_of(place, name, entry, tiers)
 
 
 def _embedder(place: Place, name: str, entry: EmbedderTable) -> ModelSpec:

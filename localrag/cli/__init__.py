@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "kb": ("kb", "List, show, verify, export, import and remove knowledge bases."),
     "search": ("kb", "Find passages, each with what its score is made of."),
     "ask": ("ask", "Answer a question, from your documents if --kb is given."),
+    "council": ("council", "Have specialists propose and a judge decide."),
     "budget": ("ask", "Show the budget an ask would have, without generating."),
     "score": ("score", "Score files for a task, factor by factor."),
     "summarize": ("summarize", "Make a file shorter: detailed, summary or stub."),

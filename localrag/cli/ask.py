@@ -124,7 +124,7 @@ def _check_exhaustive(asking: options.Asking, *, exhaustive: bool, dry_run: bool
 def _answered(session: Session, question: str, *, sampling: SamplingParams, asked: Options, as_json: bool, exhaustive: bool) -> Answer:
     """The answer, written as it comes unless it is wanted as JSON."""
     stream = None if as_json else display.AnswerStream()
-    with _first_interrupt(session.engine.cancel_all):
+    with first_interrupt(session.engine.cancel_all):
         if exhaustive:
             answer = _answered_from_all(session, question, stream, sampling=sampling, asked=asked)
         else:
@@ -159,12 +159,12 @@ def _ask_all(source: Path, out: Path, opened: Callable[[], Session], *, sampling
         if job.is_done:
             note(f"Nothing is left to ask: {out} holds every answer.")
             return 0
-        with opened() as session, _first_interrupt(lambda: job.stop(session.engine)):
+        with opened() as session, first_interrupt(lambda: job.stop(session.engine)):
             return job.run(session)
 
 
 @contextmanager
-def _first_interrupt(stop: Callable[[], None]) -> Iterator[None]:
+def first_interrupt(stop: Callable[[], None]) -> Iterator[None]:
     """The first Ctrl-C calls `stop`, which keeps what was written; the second is a KeyboardInterrupt, wherever the program is.
 
     Where Ctrl-C is ignored, as in a shell's background jobs, it stays so.
@@ -184,12 +184,21 @@ def _first_interrupt(stop: Callable[[], None]) -> Iterator[None]:
 
 
 @click.command("budget")
-@click.argument("task", type=options.Text())
+@click.argument("task", type=options.Text(), required=False)
 @options.asking
+@click.option("--council", metavar="NAME", help="Add up the tables of every role of a [councils.NAME] of models.toml; TASK is optional.")
 @click.option("--show-allocation", is_flag=True, help="List tiers and sections with their items, what they take, and what was left out.")
 @options.as_json
-def budget_command(task: str, show_allocation: bool, as_json: bool, **asking: Unpack[options.Asking]) -> None:
+def budget_command(task: str | None, council: str | None, show_allocation: bool, as_json: bool, **asking: Unpack[options.Asking]) -> None:
     """Show the budget that asking TASK would have. No weights are loaded and nothing is generated."""
+    if council is not None:
+        from localrag.cli import council_budget  # noqa: PLC0415  # weight
+
+        settings, model, n_ctx, max_tokens = asking["settings"], asking["model"], asking["n_ctx"], asking["max_tokens"]
+        council_budget.show(council, task, settings=settings, model=model, n_ctx=n_ctx, max_tokens=max_tokens, as_json=as_json)
+        return
+    if task is None:
+        raise UsageError("There is no TASK.", hint="Give one, or a council with --council NAME.")
     asked = options.asked(asking)
     with options.opener(asking, vocab_only=True, keep=False)() as session:
         ready = session.prepare(task, max_tokens=asking["max_tokens"], **asked)

@@ -63,8 +63,12 @@ def _show(facts: Mapping[str, object]) -> None:
     click.echo()
     columns = ("Name", "Size", "Trained", "KV/token", "Window", "Needs", "Free", "State")
     models = [_model_row(name, _mapping(model)) for name, model in _mapping(catalogue["models"]).items()]
-    embedders = [_embedder_row(name, _mapping(found)) for name, found in _mapping(catalogue["embedders"]).items()]
-    display.table(columns, [*models, *embedders], right=columns[1:-1])
+    others = [
+        _other_row(name, _mapping(found), thing)
+        for thing in ("embedder", "reranker")
+        for name, found in _mapping(catalogue[f"{thing}s"]).items()
+    ]
+    display.table(columns, [*models, *others], right=columns[1:-1])
     for name, found in _mapping(catalogue["embedders"]).items():
         if questions := _mapping(found).get("questions"):
             click.echo(f"\n{name} embeds questions by {questions}")
@@ -141,10 +145,10 @@ def _model_row(name: str, found: Mapping[str, object]) -> tuple[str, ...]:
     return (name, *numbers, _size_of(plan["needed"]), _size_of(plan["available"]), state)
 
 
-def _embedder_row(name: str, found: Mapping[str, object]) -> tuple[str, ...]:
+def _other_row(name: str, found: Mapping[str, object], thing: str) -> tuple[str, ...]:
     if "error" in found:
         return (name, *[""] * 6, _unknown(found))
-    return (name, _size_of(found["size_bytes"]), *[""] * 5, "embedder, here")
+    return (name, _size_of(found["size_bytes"]), *[""] * 5, f"{thing}, here")
 
 
 def _unknown(found: Mapping[str, object]) -> str:

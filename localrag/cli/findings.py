@@ -162,7 +162,7 @@ def _size(path: Path) -> dict[str, object]:
 
 
 def catalogue_facts(settings: Settings, *, gpu: bool) -> dict[str, object]:
-    """Each model and embedder of models.toml: whether it is here, and what it would take; and whether two models fit at once."""
+    """Each model, embedder and reranker of models.toml: whether it is here, what it would take; and whether two models fit at once."""
     catalog = Catalog.load(settings)
     flash = told(attention_facts, settings.home).get("kernel") == "flash"
     plans: dict[str, MemoryPlan] = {}
@@ -172,6 +172,7 @@ def catalogue_facts(settings: Settings, *, gpu: bool) -> dict[str, object]:
         "models": models,
         "two_models": told(_two_models, plans, catalog.default_model),
         "embedders": {spec.name: told(_embedder_facts, catalog, spec, settings) for spec in catalog.embedders.values()},
+        "rerankers": {spec.name: told(_reranker_facts, catalog, spec) for spec in catalog.rerankers.values()},
     }
 
 
@@ -227,3 +228,11 @@ def _embedder_facts(catalog: Catalog, spec: ModelSpec, settings: Settings) -> di
     path = catalog.locate(spec)
     questions = OF_GGUF if path.is_file() else query_path(open_embedder(settings, spec.name), settings)  # a file would be loaded
     return {"path": str(path), "size_bytes": _size(path)["bytes"], "questions": questions}
+
+
+def _reranker_facts(catalog: Catalog, spec: ModelSpec) -> dict[str, object]:
+    """Where it is, with all of its files."""
+    from localrag.kb.cross_encoder import CrossEncoderReranker  # noqa: PLC0415  # weight
+
+    folder = CrossEncoderReranker(catalog.locate(spec)).folder
+    return {"path": str(folder), "size_bytes": _size(folder)["bytes"]}

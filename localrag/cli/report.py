@@ -1,4 +1,4 @@
-"""report: what became of the budgets of past asks."""
+"""report: what became of the budgets of past asks, and what councils came to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localrag.cli import display, options, text
+from localrag.cli import council_report, display, options, text
 from localrag.errors import UsageError
 from localrag.settings import Settings
 
@@ -25,13 +25,37 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 @click.command("report")
 @click.option("--session", metavar="NAME", help="Only this session.")
-@click.option("--last", type=click.IntRange(1, 1_000_000), default=20, show_default=True, metavar="N", help="The newest N asks.")
+@click.option(
+    "--last", type=click.IntRange(1, 1_000_000), default=20, show_default=True, metavar="N", help="The newest N asks, or runs of councils."
+)
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a page with every window drawn.")
 @click.option("--force", is_flag=True, help="Overwrite FILE even if it is no localrag report.")
+@click.option("--council", type=council_report.RunId(), metavar="ID|last", help="Show this run of a council again, or the newest.")
+@click.option("--councils", is_flag=True, help="List the runs of councils.")
 @options.models_file
 @options.as_json
-def report_command(session: str | None, last: int, html: Path | None, force: bool, settings: Settings, as_json: bool) -> None:
-    """Show what became of the budgets of past asks: what was used, what was cut, what was supplied and never cited."""
+def report_command(
+    session: str | None,
+    last: int,
+    html: Path | None,
+    force: bool,
+    council: int | str | None,
+    councils: bool,
+    settings: Settings,
+    as_json: bool,
+) -> None:
+    """Show what became of the budgets of past asks: what was used, what was cut, what was supplied and never cited.
+
+    With --council, a run of a council is shown again, budget by budget up to its verdict.
+    """
+    if council is not None or councils:
+        beside = {"--html": html is not None, "--session": session is not None, "--councils": councils and council is not None}
+        _refuse("--councils" if council is None else "--council", beside)
+        if council is None:
+            council_report.show_all(settings.home, last, as_json=as_json)
+        else:
+            council_report.show(settings.home, council, as_json=as_json)
+        return
     from localrag.journal import FILE_NAME, Journal  # noqa: PLC0415  # weight
     from localrag.report import page, report  # noqa: PLC0415  # weight
 
@@ -54,6 +78,13 @@ def report_command(session: str | None, last: int, html: Path | None, force: boo
         text.note(f"Wrote {text.safe(str(html))}")
     elif not as_json:
         _show(found)
+
+
+def _refuse(asked: str, beside: Mapping[str, bool]) -> None:
+    """UsageError for the first option that is given beside one it does not go with."""
+    for option, is_given in beside.items():
+        if is_given:
+            raise UsageError(f"{option} does not go with {asked}.", hint="Leave one of them out.")
 
 
 def _unknown(session: str, sessions: Sequence[str]) -> UsageError:

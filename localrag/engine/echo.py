@@ -8,10 +8,11 @@ from functools import partial
 from pathlib import Path
 
 from localrag.decoding import SamplingParams
+from localrag.engine import echo_json
 from localrag.engine.engine import Engine
 from localrag.engine.speed import Speed
 from localrag.engine.template_tools import to_json_lines
-from localrag.errors import EngineError, UsageError
+from localrag.errors import EngineError
 from localrag.messages import Message, ToolSpec
 from localrag.model import ModelInfo, Slot
 from localrag.passages import CITATION
@@ -84,10 +85,13 @@ class EchoRunner:
 
     def check(self, sampling: SamplingParams) -> None:
         if sampling.json_schema is not None:
-            raise UsageError("The echo engine repeats the question and cannot keep to a JSON schema.", hint="Name a model with weights.")
+            echo_json.write(str(sampling.json_schema), "")
 
-    def begin(self, seq_id: int, prompt_ids: list[int], _sampling: SamplingParams) -> None:
-        self._replies[seq_id] = [*_reply(prompt_ids).encode(), _END]
+    def begin(self, seq_id: int, prompt_ids: list[int], sampling: SamplingParams) -> None:
+        said = _reply(prompt_ids)
+        if sampling.json_schema is not None:
+            said = echo_json.write(str(sampling.json_schema), said)
+        self._replies[seq_id] = [*said.encode(), _END]
 
     def decode(self, entries: list[tuple[int, int, int, bool]]) -> bool:
         self._outputs = {}

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from localrag.engine import gguf, threads, trial
 from localrag.engine.embed_context import EmbeddingContext
 from localrag.engine.llama import LlamaModel
-from localrag.errors import EngineError, KnowledgeBaseError, ModelFileError, UsageError
+from localrag.errors import EngineError, ModelFileError, UsageError
 from localrag.settings import MAX_TEXT_BYTES
+from localrag.tokens import check_length
 
 if TYPE_CHECKING:
     import numpy as np
@@ -91,8 +92,9 @@ class LlamaEmbedder:
         vectors = np.zeros((len(texts), self.dim), dtype=np.float32)
         with self._lock:
             ids = [self._checked_ids(text) for text in texts]
-            for row in ids:
-                self._check_length(row)
+            check_length(max(map(len, ids), default=0) - self._num_special, self.max_tokens)
+            if not all(ids):  # llama.cpp writes before its buffer for it, and aborts later
+                raise UsageError("An empty text has no vector.", hint="Leave empty texts out.")
             # texts of like lengths together: the last, shortest ones fill up batches
             for batch in _batches(sorted(range(len(ids)), key=lambda row: -len(ids[row])), [len(row) for row in ids]):
                 found = np.empty((len(batch), self.dim), dtype=np.float32)
@@ -121,18 +123,6 @@ class LlamaEmbedder:
         if not self._model.handle:
             raise EngineError("The embedder is closed.")
         return self._input_ids(text)
-
-    def _check_length(self, ids: Sequence[int]) -> None:
-        num_tokens = len(ids) - self._num_special
-        if num_tokens > self.max_tokens:
-            raise KnowledgeBaseError(
-                f"A text of {num_tokens} tokens is longer than the {self.max_tokens} that the embedder takes.",
-                hint="Cut it into chunks first.",
-                num_tokens=num_tokens,
-                limit_tokens=self.max_tokens,
-            )
-        if not ids:  # llama.cpp writes before its buffer for it, and aborts later
-            raise UsageError("An empty text has no vector.", hint="Leave empty texts out.")
 
     def _own_input_ids(self, text: str) -> list[int]:
         """By the file's own tokenizer; special strings in the text are text."""

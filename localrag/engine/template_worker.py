@@ -139,9 +139,7 @@ def send(reply: Mapping[str, object]) -> None:
 
 
 def main() -> None:
-    limits.limit_memory(int(sys.argv[1]))
-    limits.limit_files(0)
-    limits.forbid_processes()
+    limits.confine(int(sys.argv[1]))
     send({"ready": True})
     for line in sys.stdin.buffer:
         request = json.loads(line)

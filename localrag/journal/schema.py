@@ -63,7 +63,32 @@ def create_tables(db: sqlite3.Connection) -> None:
         db.execute(statement)
 
 
-MIGRATIONS: tuple[Migration, ...] = (create_tables,)
+def add_councils(db: sqlite3.Connection) -> None:
+    """Runs of councils, and what was told of each."""
+    statements = (
+        """CREATE TABLE councils (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            name TEXT NOT NULL,
+            task TEXT NOT NULL,                     -- the first 10,000 characters
+            about TEXT NOT NULL,                    -- JSON
+            started_at REAL NOT NULL,               -- seconds since the epoch
+            ended_at REAL,
+            state TEXT NOT NULL CHECK (state IN ('running', 'decided', 'cancelled', 'failed')),
+            pid INTEGER NOT NULL,                   -- of the process that holds it
+            pid_started_at REAL NOT NULL
+        )""",
+        """CREATE TABLE council_events (
+            council_id INTEGER NOT NULL REFERENCES councils (id) ON DELETE CASCADE,
+            ordinal INTEGER NOT NULL,               -- in the order of telling, from 1
+            event TEXT NOT NULL,                    -- JSON, as in `council --json`
+            PRIMARY KEY (council_id, ordinal)
+        )""",
+    )
+    for statement in statements:
+        db.execute(statement)
+
+
+MIGRATIONS: tuple[Migration, ...] = (create_tables, add_councils)
 
 
 def migrate(db: sqlite3.Connection, path: Path, migrations: tuple[Migration, ...] = MIGRATIONS) -> None:

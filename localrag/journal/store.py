@@ -1,7 +1,7 @@
-"""The journal: every ask with its ledger, in one SQLite file.
+"""The journal: every ask with its ledger, and every run of a council, in one SQLite file.
 
 Write-ahead log and `synchronous = FULL`, so that what was committed survives a crash of the process and of the machine. An ask is
-one BEGIN IMMEDIATE transaction: it is there whole or not at all, and a second writer waits for the first.
+one BEGIN IMMEDIATE transaction: it is there whole or not at all, and a second writer waits for the first. So is an event of a council.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from localrag.budget import Ledger
+from localrag.journal.councils import CouncilRow, Councils, StoredCouncil
 from localrag.journal.database import connect, explained, legible, transaction
 from localrag.journal.records import Allotment, AskRecord, EvidenceRecord, SessionRow, StoredAsk
 from localrag.journal.summaries import Summaries, storable
@@ -48,6 +49,7 @@ class Journal:
         self.path = path
         self._db = connect(path)
         self.summaries = Summaries(self._db, path)
+        self._councils = Councils(self._db, path)
 
     @classmethod
     def open(cls, home: Path) -> Self:
@@ -83,6 +85,26 @@ class Journal:
         statement = "SELECT session, count(*), min(started_at), max(started_at) FROM asks GROUP BY session ORDER BY max(id)"
         with explained(self.path), legible(self.path):
             return [SessionRow(str(name), int(num), float(first), float(last)) for name, num, first, last in self._db.execute(statement)]
+
+    def begin_council(self, name: str, task: str, about: Mapping[str, Any]) -> int:
+        """A run of a council begins in this process; its id. The first 10,000 characters of the task are kept."""
+        return self._councils.begin(name, task, about)
+
+    def add_council_event(self, council_id: int, event: Mapping[str, Any]) -> None:
+        """Keeps what was told of a run: it is on disk when this returns. A number that is none becomes null."""
+        self._councils.add(council_id, event)
+
+    def end_council(self, council_id: int, state: str) -> None:
+        """A run has ended: "decided", "cancelled" or "failed". Of one that had, nothing changes."""
+        self._councils.end(council_id, state)
+
+    def council(self, council_id: int) -> StoredCouncil | None:
+        """A run with all that was told; None for an id that there is not."""
+        return self._councils.get(council_id)
+
+    def councils(self, last: int) -> list[CouncilRow]:
+        """The last so many runs, the newest last."""
+        return self._councils.last(last)
 
     def close(self) -> None:
         self._db.close()

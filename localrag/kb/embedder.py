@@ -14,7 +14,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from localrag.errors import KnowledgeBaseError, ModelFileError, ModelNotFoundError
+from localrag.errors import ModelFileError, ModelNotFoundError
+from localrag.tokens import check_length
 
 if TYPE_CHECKING:
     import numpy as np
@@ -93,14 +94,7 @@ class SentenceTransformerEmbedder:
 
         if not texts:
             return np.zeros((0, self.dim), dtype=np.float32)
-        longest = max(self.count(text) for text in texts)
-        if longest > self.max_tokens:
-            raise KnowledgeBaseError(
-                f"A text of {longest} tokens is longer than the {self.max_tokens} that the embedder takes.",
-                hint="Cut it into chunks first.",
-                num_tokens=longest,
-                limit_tokens=self.max_tokens,
-            )
+        check_length(max(self.count(text) for text in texts), self.max_tokens)
         vectors = self._model.encode(
             list(texts),
             prompt="",  # the folder may name one that it puts before every text, uncounted

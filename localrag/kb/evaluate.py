@@ -2,6 +2,9 @@
 
 That is a folder with corpus.jsonl (`_id`, `title`, `text`), queries.jsonl (`_id`, `text`) and qrels.tsv or qrels/test.tsv (query id,
 document id, grade). The collection is cut, embedded and indexed as documents are, once, in a folder of its own under `home`.
+
+An `_id` that is there twice, or two grades for one document and question, is an error, as in trec_eval: which of the two was meant is not
+known, and the measures would depend on it.
 """
 
 from __future__ import annotations
@@ -75,7 +78,7 @@ def read_collection(folder: Path, *, max_queries: int | None = None) -> Collecti
     queries = {row["_id"]: str(row.get("text") or "") for row in _rows(folder / "queries.jsonl")}
     file = next((file for file in (folder / "qrels.tsv", folder / "qrels" / "test.tsv") if file.is_file()), folder / "qrels.tsv")
     qrels: dict[str, dict[str, int]] = {}
-    for number, line in enumerate(_lines(file), start=1):
+    for number, line in _lines(file):
         fields = line.split("\t")
         if number == 1 and not fields[-1].strip().lstrip("-").isdigit():
             continue  # the names of the columns
@@ -83,8 +86,8 @@ def read_collection(folder: Path, *, max_queries: int | None = None) -> Collecti
             query, document, grade = fields[0], fields[-2], int(fields[-1])
         except (IndexError, ValueError):
             raise _broken(file, number, "it is not query id, document id and grade, with tabs between them") from None
-        if query in queries:
-            qrels.setdefault(query, {})[document] = grade
+        if query in queries and qrels.setdefault(query, {}).setdefault(document, grade) != grade:
+            raise _broken(file, number, f"it gives {document!r} another grade for {query!r} than a line before it")
     if not any(grade > 0 for grades in qrels.values() for grade in grades.values()):
         raise UsageError(f"{file} names no relevant document for any question of queries.jsonl.", hint="Check that both belong together.")
     judged = [query for query in queries if query in qrels]
@@ -96,9 +99,13 @@ def read_collection(folder: Path, *, max_queries: int | None = None) -> Collecti
 
 
 def open_index(
-    collection: Collection, embedder: Embedder, home: Path, progress: Callable[[int, int | None], None] = lambda _done, _total: None
+    collection: Collection, embedder: Embedder, home: Path, progress: Callable[[int, int], None] = lambda _done, _total: None
 ) -> Store:
-    """The indexed collection, from `home` as far as it is there; the rest is added. `progress` hears of documents done, and of how many."""
+    """The indexed collection, from `home` as far as it is there; the rest is added. `progress` hears of documents done, and of how many.
+
+    UsageError for a corpus that is broken anywhere, before anything is embedded.
+    """
+    total = sum(1 for _ in collection.documents())
     name = f"{collection.sha256[:16]}-{embedder.fingerprint[:16]}"
     store = Store(home / "eval" / name / "kb.sqlite", create=True)
     try:
@@ -108,7 +115,7 @@ def open_index(
         while group := list(islice(documents, _DOCUMENTS_AT_ONCE)):
             _add(store, [each for each in group if each[0] not in known], embedder)
             done += len(group)
-            progress(done, None)
+            progress(done, total)
     except BaseException:
         store.close()
         raise
@@ -227,27 +234,31 @@ def _passages(title: str, text: str, embedder: Embedder) -> list[Passage]:
     return cut(Reading(text, (Section(0, len(text), title),)), embedder)
 
 
-def _lines(file: Path) -> Iterator[str]:
+def _lines(file: Path) -> Iterator[tuple[int, str]]:
+    """Those that are not blank, with their numbers."""
     try:
         with file.open(encoding="utf-8", newline="\n") as lines:
-            for line in lines:
+            for number, line in enumerate(lines, start=1):
                 if line.strip():
-                    yield line.rstrip("\r\n")
+                    yield number, line.rstrip("\r\n")
     except FileNotFoundError:
         raise _missing(file) from None
     except UnicodeDecodeError as error:
-        raise UsageError(f"{file} is not UTF-8 text: {error.reason}.") from None
+        raise UsageError(f"{file} is not UTF-8 text: {error.reason}.", hint="Save it as UTF-8.") from None
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSONL file, each with a text as its `_id`."""
-    for number, line in enumerate(_lines(file), start=1):
+    """The objects of a JSONL file, each with a text of its own as its `_id`."""
+    first_lines: dict[str, int] = {}
+    for number, line in _lines(file):
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise _broken(file, number, f"it is not JSON ({str(error)[:100]})") from None
         if not isinstance(row, dict) or not isinstance(row.get("_id"), str):
             raise _broken(file, number, 'it is not an object with a text as "_id"')
+        if (first := first_lines.setdefault(row["_id"], number)) != number:
+            raise _broken(file, number, f"its _id {row['_id']!r} is that of line {first} as well")
         yield row
 
 

@@ -28,6 +28,7 @@ INDEX_WAIT_S = 30.0
 """How long an indexer waits for another one to end."""
 
 _SERVERS = ("postgresql://", "postgres://")
+_MAX_ID = 2**63 - 1  # what a store takes for a number at all
 
 
 class RetrieveOptions(TypedDict, total=False):
@@ -168,6 +169,13 @@ class KnowledgeBase:
         if self._store is None:
             return []
         return retrieve(self._store, self._place.index, query, embedder, k=k, mode=mode, kb=self.name, **options)
+
+    def around(self, chunk_id: int, *, num_before: int = 1, num_behind: int = 1) -> list[Chunk]:
+        """A chunk with those that stand directly before and behind it in its document, in its order; [] for an id that is not there."""
+        if self._store is None or not 0 < chunk_id <= _MAX_ID:
+            return []
+        with self._store.reading():
+            return self._store.chunks(self._store.around(chunk_id, num_before, num_behind), kb=self.name)
 
     def add_feedback(self, counts: Mapping[int, Feedback]) -> None:
         """Adds to what is known of chunks, by their ids."""

@@ -114,9 +114,7 @@ def main() -> None:
         send(answers, {"error": f"{type(error).__name__}: {error}"})
         return
     send(answers, {"ready": True})
-    limits.limit_memory(memory_bytes)
-    limits.limit_files(0)
-    limits.forbid_processes()
+    limits.confine(memory_bytes)
     most_bytes = limits.size_bytes() + min(GROWN_BYTES, memory_bytes // 3)
     try:
         while message := receive(requests):

@@ -26,6 +26,7 @@ from localrag.kb.filters import Where
 from localrag.kb.prior import prior
 from localrag.kb.query import Query, parse
 from localrag.kb.rerank import NUM_RERANKED, Reranker, rank
+from localrag.kb.schema import embedded
 from localrag.kb.truth import AnyIndex, AnyStore
 from localrag.passages import Chunk, Hit
 from localrag.settings import Learning
@@ -200,7 +201,7 @@ def _reranked(
 ) -> list[Scored]:
     """Everything fused anew with the order that the reranker gives to the best. What was learned weighs as it did."""
     best = [one for one, _, _ in scored if one in chunks][:NUM_RERANKED]
-    places = rank(reranker, query, [_as_read(chunks[one]) for one in best])
+    places = rank(reranker, query, [embedded(chunks[one].heading, chunks[one].text) for one in best])
     orders = {name: [one for one, _ in ranking] for name, ranking in rankings.items()} | {"rerank": [best[place] for place in places]}
     shares = {one: parts["feedback"] / (score - parts["feedback"]) for one, score, parts in scored if "feedback" in parts}
     fused = []
@@ -208,10 +209,6 @@ def _reranked(
         whole = {**parts, "feedback": score * shares[one]} if one in shares else parts
         fused.append((one, sum(whole.values()), whole))
     return in_order(fused)
-
-
-def _as_read(chunk: Chunk) -> str:
-    return f"{chunk.heading}\n{chunk.text}" if chunk.heading else chunk.text
 
 
 def _embed(query: str, embedder: Embedder) -> Vectors | None:

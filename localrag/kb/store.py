@@ -210,6 +210,15 @@ class Store:
             found[chunk_id] = Chunk(chunk_id, document_id, ordinal, text, start, end, source, heading, kb, place=place)
         return [found[one] for one in ids if one in found]
 
+    def around(self, chunk_id: int, before: int, behind: int) -> list[int]:
+        """The ids of a chunk and of so many that stand directly before and behind it in its document, in its order."""
+        rows = self._file.rows(
+            "SELECT n.id FROM chunks c JOIN chunks n USING (document_id) "
+            "WHERE c.id = ? AND n.ordinal BETWEEN c.ordinal - ? AND c.ordinal + ? ORDER BY n.ordinal",
+            (chunk_id, before, behind),
+        )
+        return [row[0] for row in rows]
+
     def feedback(self, ids: Sequence[int] | None = None) -> dict[int, Feedback]:
         """What is known of how these chunks fared, or all; chunks of which nothing is known are left out."""
         statement = "SELECT chunk_id, retrieved, supplied, cited, useful, useless FROM feedback"

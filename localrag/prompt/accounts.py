@@ -4,28 +4,29 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from localrag.budget import Entry, Shortened
-from localrag.conversation import Covered, Exchange
-from localrag.messages import ToolSpec
+from localrag.prompt.drafting import Draft
 from localrag.prompt.measure import FIXED, Wants
-from localrag.prompt.pack import Packed
 
-ORDER = ("scaffold", "system", "tools", "memories", "summary", "history", "attachments", "evidence", "question", "gap", "answer")
+ORDER = (
+    "scaffold",
+    "system",
+    "tools",
+    "memories",
+    "summary",
+    "history",
+    "attachments",
+    "cited",
+    "evidence",
+    "question",
+    "proposals",
+    "plan",
+    "instructions",
+    "gap",
+    "answer",
+)
 """Sections as they stand in a prompt and in a ledger."""
-
-
-@dataclass(slots=True)
-class Draft:
-    """What is chosen so far. `texts` are messages that are sent shorter than they are, by number."""
-
-    tools: list[ToolSpec]
-    packed: dict[str, Packed]
-    kept: tuple[Exchange, ...] = ()
-    dropped: tuple[Exchange, ...] = ()
-    texts: dict[int, str] = field(default_factory=dict)
-    covered: Covered = field(default_factory=Covered)
 
 
 def account(
@@ -33,14 +34,14 @@ def account(
     draft: Draft,
     used: Counter[str],
     rooms: Mapping[str, int],
-    item_tokens: Mapping[str, int],
+    item_tokens: Mapping[tuple[str, str], int],
     *,
     answer: int,
     gap: int,
     slack: int,
 ) -> tuple[Entry, ...]:
     """The entries in the order of the prompt. A section that got all of itself is allotted what it used; of the others' rooms,
-    `slack` tokens can still be shown as allotted and not used.
+    `slack` tokens can still be shown as allotted and not used. `item_tokens` are by section and label.
     """
     entries = []
     for name in ORDER:
@@ -59,7 +60,7 @@ def account(
     return tuple(entries)
 
 
-def _entry(name: str, wants: Wants, draft: Draft, used: int, room: int, item_tokens: Mapping[str, int], slack: int) -> Entry:
+def _entry(name: str, wants: Wants, draft: Draft, used: int, room: int, item_tokens: Mapping[tuple[str, str], int], slack: int) -> Entry:
     omitted = _omitted(name, wants, draft)
     shortened = _shortened(name, wants, draft, item_tokens)
     is_whole = not omitted and not shortened
@@ -78,22 +79,22 @@ def _omitted(name: str, wants: Wants, draft: Draft) -> tuple[str, ...]:
     return tuple(item.label for item in draft.packed[name].omitted)
 
 
-def _shortened(name: str, wants: Wants, draft: Draft, item_tokens: Mapping[str, int]) -> tuple[Shortened, ...]:
+def _shortened(name: str, wants: Wants, draft: Draft, item_tokens: Mapping[tuple[str, str], int]) -> tuple[Shortened, ...]:
     if name in draft.packed:
         shown = [each for each in draft.packed[name].kept if each.level != "full"]
-        return tuple(Shortened(each.label, each.level, item_tokens[each.label], each.item.cost) for each in shown)
+        return tuple(Shortened(each.label, each.level, item_tokens[name, each.label], each.item.cost) for each in shown)
     current = {number for number, message in wants.split.current if message.role != "user"}
     spoken = {number for exchange in draft.kept for number, _ in exchange.messages}
     found = []
     for number, text in sorted(draft.texts.items()):
         if number in (current if name == "tools" else spoken):
-            tokens, whole = item_tokens[f"message {number}"], wants.message_costs[number]
+            tokens, whole = item_tokens[name, f"message {number}"], wants.message_costs[number]
             if len(text) < len(wants.content(number)):
                 found.append(Shortened(f"message {number}", "truncated", tokens, whole))
     return tuple(found)
 
 
-def _tiers(wants: Wants, draft: Draft, item_tokens: Mapping[str, int], slack: int) -> tuple[Entry, ...]:
+def _tiers(wants: Wants, draft: Draft, item_tokens: Mapping[tuple[str, str], int], slack: int) -> tuple[Entry, ...]:
     """Evidence tier by tier; hits below all thresholds come last."""
     packed = draft.packed["evidence"]
     entries = []
@@ -102,7 +103,7 @@ def _tiers(wants: Wants, draft: Draft, item_tokens: Mapping[str, int], slack: in
         if not items:
             continue
         omitted = tuple(item.label for item in packed.omitted if item.tier == tier)
-        used = sum(item_tokens[shown.label] for shown in packed.kept if shown.item.tier == tier)
+        used = sum(item_tokens["evidence", shown.label] for shown in packed.kept if shown.item.tier == tier)
         unused = min(slack, max(0, packed.tier_rooms.get(tier, 0) - used)) if omitted else 0
         slack -= unused
         wanted = max(used, sum(item.cost for item in items)) if omitted else used

@@ -7,30 +7,32 @@ from collections.abc import Sequence
 from localrag.markup import EncodedPart
 
 MIN_APART_TOKENS = 256
-"""Smaller batches than this are slower (measured), so borders are no nearer to each other, but for the one before the question."""
+"""Smaller batches than this are slower (measured), so borders are no nearer to each other, but for the last."""
 MIN_SHARED_TOKENS = 64
 """A shorter beginning is evaluated again as fast."""
 
 
 def borders(parts: Sequence[EncodedPart]) -> tuple[int, ...]:
-    """Positions, in tokens: before messages and passages, far enough apart, and before the question that is asked last.
+    """Positions, in tokens: before messages and passages, far enough apart, before the question that is asked last, and before the
+    instructions behind it.
 
-    Each but the last depends only on what stands before it, so a conversation that goes on, or another choice of passages behind the
+    Each but these two depends only on what stands before it, so a conversation that goes on, or another choice of passages behind the
     same first ones, has the same borders as far as it is the same. They lie a token before the text that may differ: that token can
     reach over into it, as " What" does behind "Question:".
     """
     found: list[int] = []
-    position = last = question = 0
+    position = last = 0
+    ends = {"question": 0, "instructions": 0}
     for index, part in enumerate(parts):
         owner = part.part
         is_start = not owner.is_markup and (index == 0 or parts[index - 1].part.is_markup or owner.item is not None)
-        if owner.section == "question":
-            question = position
+        if owner.section in ends:
+            ends[owner.section] = position
         elif is_start and position - last >= MIN_APART_TOKENS:
             found.append(position)
             last = position
         position += len(part.token_ids)
-    if question > MIN_SHARED_TOKENS:
-        found = [border for border in found if border < question]
-        found.append(question)
+    asked = {end for end in ends.values() if end > MIN_SHARED_TOKENS}
+    if asked:
+        found = sorted(asked.union(border for border in found if border < max(asked)))
     return tuple(border - 1 for border in found)

@@ -1,7 +1,8 @@
 """The order of a prompt lives here and nowhere else.
 
 What changes least comes first: the template's opening, the system text, tools, memories, the summary of what was said long ago, the
-conversation, then files, evidence and the question in the last user message.
+conversation, then files, evidence and the question in the last user message; behind it what others proposed, and what sets those apart who
+are asked the same.
 """
 
 from __future__ import annotations
@@ -43,8 +44,13 @@ class Choice:
     texts: Mapping[int, str] = field(default_factory=dict)
     attachments: Sequence[Shown] = ()
     evidence: Sequence[Shown] = ()
+    """In the order in which it is read, of both sections that hold some; "cited" has the wording around it where it holds any."""
+    sources_intro: str = offer.SOURCES_INTRO
     cite: str = ""
     """What is said about citing, with the label of the best piece of evidence for an example."""
+    proposals: Sequence[Shown] = ()
+    plan: Sequence[Shown] = ()
+    instructions: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,20 +120,27 @@ def _current(split: Split, choice: Choice) -> list[_Said]:
         elif not text:
             raise UsageError("The user text is empty.", hint="Give a text, or leave it out.")
         else:
-            said.append(_Said("user", tuple(_question(text, choice) if number == last_user else [Part("question", text)])))
+            said.append(_Said("user", _question(text, choice) if number == last_user else (Part("question", text),)))
     return said
 
 
-def _question(text: str, choice: Choice) -> list[Part]:
+def _question(text: str, choice: Choice) -> tuple[Part, ...]:
     parts = [Part("attachments", shown.text, item=shown.label) for shown in choice.attachments]
-    cite = []
+    owner, cite = "attachments", []
     if choice.evidence:
-        parts += [Part("evidence", offer.SOURCES_INTRO)]
-        parts += [Part("evidence", shown.text, item=shown.label) for shown in choice.evidence]
-        cite = [Part("evidence", choice.cite)]
+        owner = "cited" if any(shown.item.section == "cited" for shown in choice.evidence) else "evidence"
+        parts += [Part(owner, choice.sources_intro)]
+        parts += [Part(shown.item.section, shown.text, item=shown.label) for shown in choice.evidence]
+        cite = [Part(owner, choice.cite)] if choice.cite else []
     if parts:
-        parts.append(Part(parts[-1].section, offer.QUESTION_INTRO))
-    return [*parts, Part("question", text), *cite]
+        parts.append(Part(owner, offer.QUESTION_INTRO))
+    parts += [Part("question", text), *([] if choice.instructions.strip() else cite)]
+    for section, intro, items in (("proposals", offer.PROPOSALS_INTRO, choice.proposals), ("plan", offer.PLAN_INTRO, choice.plan)):
+        if items:
+            parts += [Part(section, intro), *(Part(section, shown.text, item=shown.label) for shown in items)]
+    if choice.instructions.strip():
+        parts += [Part("instructions", offer.INSTRUCTIONS_INTRO + choice.instructions.strip()), *cite]
+    return _trimmed(parts)
 
 
 def _trimmed(parts: Sequence[Part]) -> tuple[Part, ...]:

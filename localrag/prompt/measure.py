@@ -5,28 +5,36 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import partial
+from math import floor
 
-from localrag.budget import Budget, Section, negotiate
+from localrag.budget import Budget, Percent, Section, container, negotiate
 from localrag.conversation import Exchange, Split, newest, split
-from localrag.errors import UsageError
+from localrag.errors import BudgetExceededError, UsageError
 from localrag.markup import EncodedPart, as_content
 from localrag.messages import Message, ToolSpec, strip_reasoning
+from localrag.passages import Hit
 from localrag.prompt import offer
 from localrag.prompt.layout import Choice, encode_prompt
 from localrag.prompt.offer import Item, Offer
+from localrag.prompt.probing import JOIN_TOKENS, markup_costs, tool_costs
 from localrag.tokens import ChatTemplate, TokenCounter
-from localrag.tool_results import compact
 
-FIXED = ("scaffold", "system", "question")
-JOIN_TOKENS = 2
-"""What joining a text to its neighbours can cost beyond its own tokens (measured: at most 2)."""
+FIXED = ("scaffold", "system", "question", "instructions")
 SUMMARY_TOKENS = 400
 """The longest summary of what was said long ago."""
-MAX_TOOLS_CHARS = 200_000
-"""Schemas beyond this are not even shown to the template."""
+MIN_PROPOSAL_TOKENS = 32
+"""Of each proposal so much is there at least, or the whole is refused: none is left out."""
 
-_PROBE_MESSAGES = 8
+_INTROS = {
+    "attachments": offer.QUESTION_INTRO,
+    "memories": "\n\n" + offer.MEMORIES_INTRO,
+    "proposals": offer.PROPOSALS_INTRO,
+    "plan": offer.PLAN_INTRO,
+}
+_LARGEST = "9,999,999"
+"""A number of tokens that takes as much room as any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,7 +55,13 @@ class Wants:
     tools: tuple[ToolSpec, ...]
     message_costs: dict[int, int]
     recent: tuple[Exchange, ...]
+    reserved: Counter[str] = field(default_factory=Counter)
+    """What is set aside at least for sections that are always sent whole."""
     _wanted: dict[str, int] = field(default_factory=dict)
+
+    def sent(self, text: str) -> int:
+        """Tokens of a content as it is sent."""
+        return self.counter(as_content(text, self.counter.tokenizer))
 
     def content(self, number: int) -> str:
         """What is sent of the message of that number, if it is sent whole."""
@@ -69,20 +83,37 @@ class Wants:
     def num_rigid_tokens(self) -> int:
         """Of those, what is left when every call and result is cut to nothing: the template's text around them."""
         rounds = [number for number, message in self.split.current if message.role != "user"]
-        return sum(self.message_costs[number] - self.counter(as_content(self.content(number), self.counter.tokenizer)) for number in rounds)
+        return sum(self.message_costs[number] - self.sent(self.content(number)) for number in rounds)
+
+    def with_fixed(self, section: str, tokens: int) -> Wants:
+        """The same with at least so many tokens, and what joining can cost, set aside for a section that is always sent whole."""
+        return replace(self, reserved=self.reserved | Counter({section: tokens + JOIN_TOKENS}))
+
+    @property
+    def set_aside(self) -> Counter[str]:
+        """Tokens of what is always sent whole, by section, as the negotiation sees them."""
+        return self.fixed | self.reserved
 
     def frame(self, section: str) -> int:
         """Tokens of the wording that a section brings with it."""
         items = self.items.get(section)
         if not items:
             return 0
-        label = items[0].label if section == "evidence" else ""
-        wording = {
-            "evidence": (offer.SOURCES_INTRO, offer.QUESTION_INTRO, self.offer.cite.format(label=label)),
-            "attachments": (offer.QUESTION_INTRO,),
-            "memories": ("\n\n" + offer.MEMORIES_INTRO,),
-        }
-        return sum(self.counter(text) for text in wording[section])
+        if section in _INTROS:
+            return self.counter(_INTROS[section])
+        found = len(self.offer.hits)  # cited or evidence: one of the two has the wording around both
+        most = offer.PARTIAL_SOURCES_INTRO.format(shown=found, found=found, tokens=_LARGEST, room=_LARGEST)
+        intro = most if self.offer.tells_omitted else offer.SOURCES_INTRO
+        return sum(map(self.counter, (intro, offer.QUESTION_INTRO, self.cite(items[0].label))))
+
+    def cite(self, label: str) -> str:
+        """What is said about citing, with a label for an example."""
+        return self.offer.cite.format(label=label)
+
+    @property
+    def num_proposal_tokens(self) -> int:
+        """The fewest tokens in which all proposals are there, each with its beginning and its end."""
+        return self.frame("proposals") + sum(least_of(item, self.sent) for item in self.items.get("proposals", ()))
 
     def wanted(self, section: str) -> int:
         """The most that a section could use."""
@@ -101,10 +132,11 @@ class Wants:
     def sections(self) -> list[Section]:
         """What goes into the negotiation."""
         profile = self.offer.profile
-        sections = [Section.fixed(name, self.fixed[name]) for name in FIXED if self.fixed[name]]
+        fixed = self.set_aside
+        sections = [Section.fixed(name, fixed[name]) for name in FIXED if fixed[name]]
         if profile.gap:
             sections.append(Section(name="gap", basis=profile.gap, min=profile.gap, max=profile.gap, shrink=0.0))
-        for name in ("tools", "memories", "history", "attachments", "evidence"):
+        for name in ("tools", "memories", "history", "attachments", "cited", "evidence", "proposals", "plan"):
             is_limited = name == "history" and len(self.recent) < len(self.split.history)
             wanted = sum(map(self.cost, self.recent)) if is_limited else self.wanted(name)
             if wanted:
@@ -117,12 +149,26 @@ class Wants:
         return sections
 
     def share(self, window: int) -> Budget:
-        """Negotiate a window; where history has to give way to its summary, with a section for that too."""
-        budget = negotiate(window, self.sections)
+        """Negotiate a window; where history has to give way to its summary, with a section for that too.
+
+        BudgetExceededError also for a text over the profile's limit for it.
+        """
+        for name, most in self.offer.profile.limits.items():
+            if self.fixed[name] > most:
+                raise BudgetExceededError(
+                    most, {name: self.fixed[name]}, hint=f"The budget {self.offer.profile.name!r} gives {name} {most} tokens."
+                )
+        sections = self._with_floor(self.sections, window)
+        budget = negotiate(window, sections)
         if self.offer.profile.sections["history"].cut != "summarize" or self._holds_history(budget):
             return budget
         tokens = min(SUMMARY_TOKENS, max(1, self.num_history_tokens // 2))
-        return negotiate(window, [*self.sections, self.offer.profile.sections["summary"].section("summary", tokens)])
+        return negotiate(window, [*sections, self.offer.profile.sections["summary"].section("summary", tokens)])
+
+    def _with_floor(self, sections: Sequence[Section], window: int) -> list[Section]:
+        """The same with as much for proposals that none is left out."""
+        whole = container(window, sections)
+        return [_at_least(each, self.num_proposal_tokens, whole) if each.name == "proposals" else each for each in sections]
 
     def _holds_history(self, budget: Budget) -> bool:
         return budget.allocations.get("history", 0) >= self.num_history_tokens
@@ -137,11 +183,12 @@ def measure(given: Offer, *, counter: TokenCounter, template: ChatTemplate) -> W
     parts = split(given.messages)
     tokenizer = counter.tokenizer
     bare = Split(parts.system, (), tuple(pair for pair in parts.current if pair[1].role == "user"))
-    encoded = encode_prompt(bare, Choice(), tokenizer=tokenizer, template=template)
-    tools, tool_costs = _tools(given.tools, bare, encoded, counter, template)
+    choice = Choice(instructions=given.instructions)
+    encoded = encode_prompt(bare, choice, tokenizer=tokenizer, template=template)
+    tools, costs = tool_costs(given.tools, bare, choice, encoded, counter=counter, template=template)
     rounds = [pair for pair in parts.current if pair[1].role != "user"]
     spoken = [pair for exchange in parts.history for pair in exchange.messages]
-    markup = _markup_costs(parts, counter, template) if spoken or rounds else {}
+    markup = markup_costs(parts, counter, template) if spoken or rounds else {}
     dearest = max(markup.values(), default=0)
     message_costs = {
         number: counter(as_content(_said(message), tokenizer)) + markup.get(message.role, dearest) + 1
@@ -154,13 +201,26 @@ def measure(given: Offer, *, counter: TokenCounter, template: ChatTemplate) -> W
         split=parts,
         counter=counter,
         template=template,
-        fixed=_used(encoded),
+        fixed=used_by(encoded),
         items=_items(given, counter),
-        tool_costs=tool_costs,
+        tool_costs=costs,
         tools=tools,
         message_costs=message_costs,
         recent=tuple(recent),
     )
+
+
+def alike(measured: Sequence[Wants]) -> list[Wants]:
+    """The same with as much set aside in all for what is always sent whole as the one needs that needs most.
+
+    Offers that differ in their instructions alone thus have room for the same, and their prompts are the same up to those.
+    """
+    found = list(measured)
+    for name in FIXED:
+        tokens = {wants.fixed[name] for wants in measured}
+        if len(tokens) > 1:
+            found = [wants.with_fixed(name, max(tokens)) for wants in found]
+    return found
 
 
 def _check_names(given: Offer) -> None:
@@ -170,6 +230,7 @@ def _check_names(given: Offer) -> None:
         ("attachments", [each.label for each in given.attachments]),
         ("memories", [each.label for each in given.memories]),
         ("tools", [tool.name for tool in given.tools]),
+        ("proposals", [each.label for each in given.proposals]),
     ):
         twice = [label for label, times in Counter(labels).items() if times > 1]
         if twice:
@@ -180,7 +241,7 @@ def _said(message: Message) -> str:
     return (strip_reasoning(message.content) if message.role == "assistant" else message.content).strip()
 
 
-def _used(parts: Iterable[EncodedPart]) -> Counter[str]:
+def used_by(parts: Iterable[EncodedPart]) -> Counter[str]:
     """Tokens by section."""
     used: Counter[str] = Counter()
     for encoded in parts:
@@ -189,70 +250,44 @@ def _used(parts: Iterable[EncodedPart]) -> Counter[str]:
 
 
 def _items(given: Offer, counter: TokenCounter) -> dict[str, list[Item]]:
-    """Hits, files and memories as items, each in the order in which they are kept."""
+    """What can be left out or shortened as items, each kind in the order in which they are kept."""
 
     def item(section: str, label: str, score: float, body: str, dress: Callable[[str], str], **more: object) -> Item:
         cost = counter(as_content(dress(body), counter.tokenizer)) + JOIN_TOKENS
         return Item(section, label, score, body, dress, cost, **more)  # type: ignore[arg-type]  # tier and modified
 
-    tier = given.profile.tier
+    def source(section: str, hit: Hit) -> Item:
+        return item(section, hit.label, hit.score, hit.chunk.text, partial(offer.source, hit), tier=given.profile.tier(hit.relevance))
+
     items = {
         "memories": [item("memories", m.label, m.importance, m.text, partial(offer.fact, m)) for m in given.memories],
         "attachments": [
             item("attachments", a.label, a.relevance, a.text, partial(offer.file, a), modified=a.modified) for a in given.attachments
         ],
-        "evidence": [
-            item("evidence", h.label, h.score, h.chunk.text, partial(offer.source, h), tier=tier(h.relevance)) for h in given.hits
-        ],
+        "cited": [source("cited", hit) for hit in given.hits if hit.label in given.cited],
+        "evidence": [source("evidence", hit) for hit in given.hits if hit.label not in given.cited],
+        "proposals": [item("proposals", p.label, 0.0, p.text, partial(offer.proposal, p)) for p in given.proposals],
+        "plan": [item("plan", "plan", 0.0, given.plan, offer.planned)] if given.plan.strip() else [],
     }
     for name in ("memories", "attachments"):
         items[name].sort(key=lambda each: -each.score)  # stable: equals stay as they were given
     return {name: found for name, found in items.items() if found}
 
 
-def _tools(
-    offered: Sequence[ToolSpec], bare: Split, without: Sequence[EncodedPart], counter: TokenCounter, template: ChatTemplate
-) -> tuple[tuple[ToolSpec, ...], dict[str, int]]:
-    """The tools that a template is shown, and what each costs. The wording around them is spread over them, the first one first."""
-    if not offered:
-        return (), {}
-    costs = {tool.name: counter(compact(tool.to_dict())) + JOIN_TOKENS for tool in offered}
-    shown, num_chars = [], 0
-    for tool in offered[:128]:
-        num_chars += len(compact(tool.to_dict()))
-        if num_chars > MAX_TOOLS_CHARS:
-            break
-        shown.append(tool)
-    if shown:
-        encoded = encode_prompt(bare, Choice(tools=shown[:1]), tokenizer=counter.tokenizer, template=template)
-        real = sum(_used(encoded).values()) - sum(_used(without).values())
-        costs[shown[0].name] = max(costs[shown[0].name], real)  # the wording that introduces tools comes with the first
-        if len(shown) > 1:
-            encoded = encode_prompt(bare, Choice(tools=shown), tokenizer=counter.tokenizer, template=template)
-            excess = sum(_used(encoded).values()) - sum(_used(without).values()) - sum(costs[tool.name] for tool in shown)
-            each = max(0, -(-excess // len(shown)))
-            costs |= {tool.name: costs[tool.name] + each for tool in shown}
-    return tuple(shown), costs
+def frame_of(item: Item, count: Callable[[str], int]) -> int:
+    """Tokens of an item without its body, and of what joins the two."""
+    return count(item.dress("")) + 2 * JOIN_TOKENS
 
 
-def _markup_costs(parts: Split, counter: TokenCounter, template: ChatTemplate) -> dict[str, int]:
-    """Tokens of the template's text that follows a message, by its role, found by rendering some of the conversation without contents."""
-    spoken = [pair for exchange in parts.history for pair in exchange.messages][-_PROBE_MESSAGES:]
-    while len(spoken) > 1 and spoken[0][1].role != "user":
-        spoken.pop(0)
-    probe = [Exchange(tuple(spoken))] if spoken else []
-    empty = dict.fromkeys((number for number, _ in (*spoken, *parts.current)), "")
-    roles = [message.role for _, message in spoken] + [message.role for _, message in parts.current if message.role != "user"]
-    encoded = encode_prompt(
-        Split("", (), parts.current), Choice(history=probe, texts=empty), tokenizer=counter.tokenizer, template=template
-    )
-    costs: dict[str, int] = {}
-    behind = [part for part in encoded if part.part.section in ("history", "tools")]
-    left = iter(roles)
-    role = ""
-    for part in behind:
-        if part.part.is_markup:
-            costs[role] = max(costs.get(role, 0), len(part.token_ids))
-        else:
-            role = next(left)
-    return costs
+def least_of(item: Item, count: Callable[[str], int]) -> int:
+    """The fewest tokens in which a proposal is still there with its beginning and its end."""
+    return min(item.cost, frame_of(item, count) + MIN_PROPOSAL_TOKENS)
+
+
+def _at_least(section: Section, tokens: int, whole: int) -> Section:
+    """The same with a floor, even where the table that a person wrote has a lower maximum. Percentages are of `whole`."""
+    least, most = section.min, section.max
+    if isinstance(least, Percent):
+        least = floor(Fraction(str(least.value)) * whole / 100)
+    least = max(least, tokens)
+    return replace(section, min=least, max=max(most, least) if isinstance(most, int) else most)

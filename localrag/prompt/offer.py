@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from localrag.budget import Profile
-from localrag.messages import Attachment, Memory, Message, ToolSpec
+from localrag.messages import Attachment, Memory, Message, Proposal, ToolSpec
 from localrag.passages import Hit
 
 ANSWER_BASIS = 512
@@ -18,6 +18,10 @@ QUESTION_INTRO = "Question: "
 CITE = "\n\nAnswer in one or two sentences from the sources above. Begin with the tag of the source that you use, like [{label}]."
 MEMORIES_INTRO = "What is known from before:\n"
 SUMMARY_INTRO = "The conversation so far, in short:\n"
+PARTIAL_SOURCES_INTRO = "Sources (showing {shown} of {found}, {tokens} of {room} tokens):\n\n"
+PROPOSALS_INTRO = "\n\nProposals:"
+PLAN_INTRO = "\n\nPlanning:\n"
+INSTRUCTIONS_INTRO = "\n\n"
 
 _FORGED_TAG = re.compile(r"KB#(?=\S)")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]+")
@@ -37,7 +41,15 @@ class Offer:
     memories: Sequence[Memory] = ()
     attachments: Sequence[Attachment] = ()
     cite: str = CITE
-    """What follows the question where there is evidence; `{label}` becomes a source's tag."""
+    """What follows the question, or the instructions if there are any, where there is evidence; `{label}` becomes a source's tag."""
+    cited: frozenset[str] = frozenset()
+    """Labels of those hits that have a section of their own, served before the rest of the evidence: a council's members cite them."""
+    tells_omitted: bool = False
+    """Whether the model is told how many of the sources it is shown, where that is not all."""
+    proposals: Sequence[Proposal] = ()
+    plan: str = ""
+    instructions: str = ""
+    """What stands last, behind the question: who is asked, and for what. What is before it is shared by all who are asked the same."""
     max_tokens: int = ANSWER_BASIS
     profile: Profile = field(default_factory=Profile)
 
@@ -79,6 +91,16 @@ def file(attachment: Attachment, body: str | None = None) -> str:
 def fact(memory: Memory, body: str | None = None) -> str:
     """A memory as the model sees it: a line."""
     return f"- {_one_line(memory.text if body is None else body)}\n"
+
+
+def proposal(given: Proposal, body: str | None = None) -> str:
+    """What a member of a council proposes, as another one sees it. Its tags are left: they were checked."""
+    return f"\n\n{_one_line(given.label)}: {(given.text if body is None else body).strip()}".rstrip()
+
+
+def planned(text: str) -> str:
+    """What was planned, as the reader sees it."""
+    return _untagged(text.strip())
 
 
 def _one_line(text: str) -> str:

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 
 from localrag.budget import Cut, Percent, Section, Tier, negotiate
 from localrag.conversation import Covered, Exchange
+from localrag.passages import CITATION
 from localrag.prompt.layout import Shown
-from localrag.prompt.measure import JOIN_TOKENS
+from localrag.prompt.measure import frame_of, least_of
 from localrag.prompt.offer import Item
-from localrag.summary import LEVELS, LIMITS, Level, truncate
+from localrag.prompt.probing import JOIN_TOKENS
+from localrag.summary import LEVELS, LIMITS, Level, cut_middle, truncate
 
 Count = Callable[[str], int]
 """Tokens of a text as it is sent."""
@@ -52,6 +54,8 @@ def pack(items: Sequence[Item], room: int, cut: Cut, *, count: Count, shortening
         return Packed(tuple(map(_whole, items)), (), rooms)
     if cut == "summarize":
         return replace(_step_down(items, room, count, shortening), tier_rooms=rooms)
+    if cut == "middle":
+        return _evenly(items, room, count)
     kept = _fill(items, room, dict(rooms))
     left = room - sum(item.cost for item in kept)
     shown = {item: _whole(item) for item in kept}
@@ -89,22 +93,22 @@ def _tier_rooms(items: Sequence[Item], room: int, tiers: Sequence[Tier]) -> dict
 
 def _fill(items: Sequence[Item], room: int, tier_rooms: dict[str | None, int]) -> list[Item]:
     """Items that fit, best first, one that is too large passed over: first within their tiers, then in what the tiers left."""
-    kept: list[Item] = []
+    kept: dict[Item, None] = {}
     for item in items:
         if item.cost <= tier_rooms.get(item.tier, 0):
-            kept.append(item)
+            kept[item] = None
             tier_rooms[item.tier] -= item.cost
     left = room - sum(item.cost for item in kept)
     for item in items:
         if item not in kept and item.cost <= left:
-            kept.append(item)
+            kept[item] = None
             left -= item.cost
-    return kept
+    return list(kept)
 
 
 def _truncated(item: Item, room: int, count: Count) -> Shown | None:
     """The beginning of an item, if enough of it fits."""
-    frame = count(item.dress("")) + 2 * JOIN_TOKENS
+    frame = frame_of(item, count)
     if room - frame < MIN_TRUNCATED_TOKENS:
         return None
     body = truncate(item.body, room - frame, count)
@@ -143,6 +147,39 @@ def _at_level(item: Item, level: Level, count: Count, shortening: Shortening) ->
     limit = scaled if most is None else min(most, scaled)
     body = shortening.to_level(item, level, limit) if limit > 0 else ""
     return _shown(item, body, level, count, item.cost) if body else None
+
+
+def _evenly(items: Sequence[Item], room: int, count: Count) -> Packed:
+    """Every item, those without their middle of which there is more than a fair share; one for which even that is too little, not."""
+    frames = [min(item.cost, frame_of(item, count)) for item in items]
+    fair = _fair_share([item.cost - frame for item, frame in zip(items, frames, strict=True)], room - sum(frames))
+    shown: dict[Item, Shown] = {}
+    for item, frame in zip(items, frames, strict=True):
+        each = _whole(item) if item.cost <= frame + fair else _without_middle(item, frame + fair, count)
+        if each is not None:
+            shown[item] = each
+    return _in_order(items, shown)
+
+
+def _without_middle(item: Item, room: int, count: Count) -> Shown | None:
+    limit = room - frame_of(item, count)
+    while limit > 0:
+        body = cut_middle(item.body, limit, count, whole=CITATION)
+        shown = _shown(item, body, "truncated", count, room) if body else None
+        if shown is not None:
+            return shown
+        limit -= 1 + limit // 8  # joined they can take more than apart
+    return None
+
+
+def with_less(packed: Packed, count: Count) -> Packed | None:
+    """The same with a quarter less of the longest of which there is more than the least; None where there is none."""
+    for longest in sorted(packed.kept, key=lambda shown: -shown.cost):
+        room = max(least_of(longest.item, count), longest.cost * 3 // 4)
+        shorter = _without_middle(longest.item, room, count) if room < longest.cost else None
+        if shorter is not None:
+            return replace(packed, kept=tuple(shorter if shown is longest else shown for shown in packed.kept))
+    return None
 
 
 def truncated_texts(texts: dict[int, str], room: int, count: Count) -> dict[int, str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from localrag.errors import ConfigError, ModelNotFoundError, UsageError
 from localrag.settings import MAX_TEXT_BYTES, Settings
 
 if TYPE_CHECKING:
+    from localrag.council import Council
     from localrag.engine.engine import Engine
     from localrag.kb import KnowledgeBase
     from localrag.kb.filters import FolderRule
@@ -67,11 +68,28 @@ def open_profile(name: str | None, *, settings: Settings) -> tuple[Profile, Mapp
     return catalog.budget(name), catalog.relevance()
 
 
+def open_council(name: str, *, settings: Settings) -> Council:
+    """A council by its name in models.toml. ConfigError for one that is not there."""
+    from localrag.catalog import Catalog  # noqa: PLC0415  # weight
+
+    return Catalog.load(settings).council(name)
+
+
 def open_knowledge_base(name: str, *, settings: Settings, create: bool = False) -> KnowledgeBase:
     """A knowledge base of this home by its name. KnowledgeBaseNotFoundError unless it is there or `create` is given."""
     from localrag.kb import KnowledgeBase  # noqa: PLC0415  # weight: an ask without a knowledge base needs none of it
 
     return KnowledgeBase.open(settings.kb_dir, name, create=create)
+
+
+def open_knowledge_bases(names: Sequence[str], *, settings: Settings, opened: ExitStack) -> list[KnowledgeBase]:
+    """Those of these names, each once, left to `opened` to close. UsageError for two whose labels would be the same."""
+    found = [opened.enter_context(open_knowledge_base(each, settings=settings)) for each in dict.fromkeys(names)]
+    if len({kb.name for kb in found}) < len(found):
+        raise UsageError(
+            "Two of the knowledge bases have the same name, so citations would not tell them apart.", hint="Ask one at a time."
+        )
+    return found
 
 
 def folder_rules(settings: Settings) -> tuple[FolderRule, ...]:

@@ -17,12 +17,12 @@ from localrag.decoding import Completion, SamplingParams
 from localrag.errors import UsageError
 from localrag.messages import Attachment, Memory, Message, ToolSpec
 from localrag.passages import Hit
-from localrag.prompt import Offer, Wants
+from localrag.prompt import CITE, Offer, Wants
 from localrag.session import finding, recording
 from localrag.session.answers import Answer, Prepared
 from localrag.session.batch import MAX_SEQUENCES, Batch, Outcome, Request
 from localrag.session.finding import DEFAULT_TOP_K, TopK
-from localrag.session.opening import open_embedder, open_engine, open_knowledge_base, open_profile, open_reranker
+from localrag.session.opening import open_embedder, open_engine, open_knowledge_bases, open_profile, open_reranker
 from localrag.session.shortening import Shortener
 from localrag.session.timing import Plan, plan
 from localrag.settings import Learning, Settings
@@ -125,11 +125,7 @@ class Session:
         settings = settings or Settings.from_env()
         profile, weights = open_profile(budget, settings=settings)
         with ExitStack() as opened:
-            knowledge_bases = [opened.enter_context(open_knowledge_base(each, settings=settings)) for each in dict.fromkeys(kbs)]
-            if len({kb.name for kb in knowledge_bases}) < len(knowledge_bases):
-                raise UsageError(
-                    "Two of the knowledge bases have the same name, so citations would not tell them apart.", hint="Ask one at a time."
-                )
+            knowledge_bases = open_knowledge_bases(kbs, settings=settings, opened=opened)
             embedder = open_embedder(settings, for_queries=True) if knowledge_bases else None
             reranker = None if rerank in (None, "llm") else open_reranker(settings, rerank)
             engine = open_engine(model, settings=settings, chat_template=chat_template, vocab_only=vocab_only, keep=keep)
@@ -175,10 +171,10 @@ class Session:
             memories=options.get("memories", ()),
             attachments=options.get("attachments", ()),
             max_tokens=max_tokens,
-            profile=self._profile(options),
-            **({"cite": options["cite"]} if "cite" in options else {}),
+            profile=self.profile_of(options),
+            cite=options.get("cite", CITE),
         )
-        wants = prompt.measure(offer, counter=self.engine.counter, template=self.engine.template)
+        wants = self.measure(offer)
         shortening = self._shortening(write=write and not options.get("max_seconds"))
         planned = self._plan(wants, options.get("max_seconds"), begun)
         if planned is None:
@@ -195,6 +191,14 @@ class Session:
             retrieve_s=retrieve_s,
             deadline=None if planned is None else begun + planned.time.max_seconds,
         )
+
+    def measure(self, offer: Offer) -> Wants:
+        """What each part of an offer wants, in tokens of this model."""
+        return prompt.measure(offer, counter=self.engine.counter, template=self.engine.template)
+
+    def compose(self, wants: Wants) -> prompt.Prompt:
+        """The prompt that this window allows, without a limit of time; no model writes for it."""
+        return prompt.compose(wants, wants.share(self.slot.n_ctx), self._shortening(write=False))
 
     def ask(
         self,
@@ -234,11 +238,11 @@ class Session:
     def finish(self, prepared: Prepared, completion: Completion, question: str | Sequence[Message], **options: Unpack[Options]) -> Answer:
         """What a completion of a prepared prompt says: its citations checked, its ledger kept in the journal."""
         asked = question if isinstance(question, str) else search_query(question)
-        answer = self._answer(prepared, completion)
+        answer = self.to_answer(prepared, completion)
         warnings = finding.none_passes(self, options.get("where"), prepared.offered)
         if "hits" not in options:
             warnings += finding.left_unread(answer, asked)
-        warnings += recording.keep(self, answer, asked, self._profile(options))
+        warnings += recording.keep(self, answer, asked, self.profile_of(options))
         return replace(answer, warnings=(*self.warnings, *warnings))
 
     def batch(
@@ -257,7 +261,8 @@ class Session:
         """The best chunks of all knowledge bases together, best first. Labels name the knowledge base where there are several."""
         return finding.retrieve(self, question, top_k=top_k, where=where)
 
-    def _profile(self, options: Options) -> Profile:
+    def profile_of(self, options: Options) -> Profile:
+        """How the window is shared with these options."""
         profile = self.profile
         ratio = options.get("context_ratio")
         if ratio is not None:
@@ -283,7 +288,8 @@ class Session:
         left_s = begun + max_seconds - time.perf_counter()
         return plan(wants, self.slot.n_ctx, self.engine.speed, max_seconds=max_seconds, left_s=left_s)
 
-    def _answer(self, prepared: Prepared, completion: Completion) -> Answer:
+    def to_answer(self, prepared: Prepared, completion: Completion) -> Answer:
+        """What a completion of a prepared prompt says, its citations checked; nothing is kept of it."""
         composed = prepared.prompt
         spent = self.engine.load_s + prepared.retrieve_s
         timings = replace(

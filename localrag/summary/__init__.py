@@ -1,7 +1,7 @@
 """A text in fewer tokens, by count: its beginning, its own best sentences, its outline, or what a model writes of it."""
 
 from localrag.summary.extractive import extract
-from localrag.summary.fitting import Count, split, truncate
+from localrag.summary.fitting import Count, cut_middle, split, truncate
 from localrag.summary.hierarchy import ANSWER_TOKENS, Write, usable
 from localrag.summary.levels import LEVELS, LIMITS, Level, Method, Source, Summary, SummaryCache, summarize
 
@@ -16,6 +16,7 @@ __all__ = [
     "Summary",
     "SummaryCache",
     "Write",
+    "cut_middle",
     "extract",
     "split",
     "summarize",

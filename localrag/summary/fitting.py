@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from itertools import chain
 
 Count = Callable[[str], int]
 """Tokens of a text by a model's own tokenizer."""
@@ -12,9 +13,13 @@ MARK = " […]"
 """What stands where the rest of a text was cut off."""
 SENTENCE_END = re.compile(r"[.!?…][\"'”’)\]]*(?=\s)|[。！？][”’」』）]*")
 
+_SENTENCE_BREAK = re.compile(r"[.!?…][\"'”’)\]]*\s+|[。！？][”’」』）]*\s*|\n\s*")
 _SOLID = re.compile(r"\S")
 _CHARS_PER_TOKEN = 4  # only where to begin to look
 _MAX_STEPS = 12
+_MAX_BREAK_CHARS = 8
+_MAX_WHOLE_CHARS = 128
+"""What is never cut in two is not longer."""
 
 
 def truncate(text: str, limit: int, count: Count) -> str:
@@ -29,6 +34,68 @@ def truncate(text: str, limit: int, count: Count) -> str:
         text = text.lstrip()  # more blank lines than fit
         cut = fit(text, limit, count, MARK)
     return text if cut == len(text) else text[:cut].rstrip() + MARK if cut else ""
+
+
+def cut_middle(text: str, limit: int, count: Count, *, whole: re.Pattern[str] | None = None) -> str:
+    """The text if it takes at most `limit` tokens by `count`, else its beginning and its end with " […] " between them.
+
+    Three fifths go to the end, where a conclusion stands. Both are cut as `truncate` cuts, and never inside of what `whole` matches.
+    With too few tokens for both there is only the beginning; empty if not even one character fits with the mark.
+    """
+    if count(text) <= limit:
+        return text
+    solid = text.strip()
+    if solid != text:
+        return cut_middle(solid, limit, count, whole=whole)
+    start = _outside(text, _ending(text, (limit - count(MARK)) * 3 // 5, count), whole, forward=True)
+    mark = f"{MARK} {text[start:]}".rstrip()
+    room = limit - count(mark)
+    while room > 0 and start < len(text):
+        end = _outside(text, fit(text[:start], room, count), whole)
+        cut = text[:end].rstrip() + mark
+        if end and count(cut) <= limit:
+            return cut
+        room -= 1 + room // 10  # joined they can take more than apart
+    end = _outside(text, fit(text, limit, count, MARK), whole)
+    cut = text[:end].rstrip() + MARK
+    return cut if end and count(cut) <= limit else ""
+
+
+def _ending(text: str, limit: int, count: Count) -> int:
+    """Where the longest end of a text starts that takes at most `limit` tokens, within 2 %, mirroring `fit`; its length if none does."""
+
+    def size(length: int) -> int:
+        return count(text[len(text) - length :])
+
+    if limit <= 0:
+        return len(text)
+    low, high, too_many = _gallop(text, limit, size, 0)
+    if too_many is not None:
+        low = _narrow(low, high, too_many, limit, size, 0)
+    while low > 0:
+        start = _opening(text, len(text) - low)
+        if size(len(text) - start) <= limit:
+            return start
+        low = min(len(text) - start - 1, low * 9 // 10)
+    return len(text)
+
+
+def _opening(text: str, start: int) -> int:
+    """The first good place to begin in the first half of `text[start:]`, or `start`."""
+    if start == 0:
+        return 0
+    half = start + (len(text) - start) // 2
+    found = (match.end() for match in _SENTENCE_BREAK.finditer(text, max(0, start - _MAX_BREAK_CHARS), half))
+    sentences = (at for at in found if at >= start and not text[at].isspace())
+    words = (at for at in range(start, half) if text[at - 1].isspace() and not text[at].isspace())
+    return next(chain(sentences, words), start)
+
+
+def _outside(text: str, at: int, whole: re.Pattern[str] | None, *, forward: bool = False) -> int:
+    """The place, or the next one that is not inside of what `whole` matches."""
+    found = whole.finditer(text, max(0, at - _MAX_WHOLE_CHARS), at + _MAX_WHOLE_CHARS) if whole else ()
+    match = next((match for match in found if match.start() < at < match.end()), None)
+    return at if match is None else match.end() if forward else match.start()
 
 
 def fit(text: str, limit: int, count: Count, mark: str = "", *, start: int = 0) -> int:

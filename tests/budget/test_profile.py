@@ -17,7 +17,10 @@ ALLOWED = {
     "summary": {"truncate"},
     "history": {"oldest", "truncate", "summarize", "error"},
     "attachments": {"drop", "truncate", "summarize", "error"},
+    "cited": {"drop", "truncate", "error"},
     "evidence": {"drop", "truncate", "summarize", "error"},
+    "proposals": {"middle", "error"},
+    "plan": {"truncate", "drop", "error"},
     "answer": {"never"},
 }
 """What may become of what is too much, section by section."""
@@ -99,7 +102,9 @@ def test_the_defaults_share_every_window_that_holds_the_question_and_the_least_a
 @settings(max_examples=50, deadline=None)
 @given(profiles(), st.sampled_from(OVERFLOWS))
 def test_an_overflow_for_all_changes_the_cuts_that_can_be_so_and_nothing_else(profile, overflow):
-    wanted = {"prioritize": {"drop", "oldest"}, "truncate": {"truncate"}, "summarize": {"summarize"}, "error": {"error"}}[overflow]
+    wanted = {"prioritize": {"drop", "oldest"}, "truncate": {"truncate", "middle"}, "summarize": {"summarize"}, "error": {"error"}}[
+        overflow
+    ]
     made = profile.with_overflow(overflow)
     assert replace(made, sections=profile.sections) == profile
     for name, flex in made.sections.items():
@@ -117,7 +122,9 @@ def test_an_overflow_for_all_changes_the_cuts_that_can_be_so_and_nothing_else(pr
 @pytest.mark.parametrize("overflow", OVERFLOWS)
 @pytest.mark.parametrize("section", SECTIONS)
 def test_an_overflow_for_one_section_is_taken_or_refused(section, overflow):
-    wanted = {"prioritize": {"drop", "oldest"}, "truncate": {"truncate"}, "summarize": {"summarize"}, "error": {"error"}}[overflow]
+    wanted = {"prioritize": {"drop", "oldest"}, "truncate": {"truncate", "middle"}, "summarize": {"summarize"}, "error": {"error"}}[
+        overflow
+    ]
     if ALLOWED[section] & wanted:
         made = Profile().with_overflow(overflow, section)
         assert made.sections[section].cut in wanted
@@ -261,7 +268,7 @@ def test_shares_of_exactly_100_are_taken(shares):
 @given(st.integers(0, 1000), st.integers(0, 1000), st.integers(0, 1000))
 def test_bases_of_more_than_100_percent_are_refused_when_asked(history, attachments, evidence):
     tenths = {"history": history, "attachments": attachments, "evidence": evidence}
-    profile = Profile(sections={name: replace(SECTIONS[name], basis=Percent(value / 10)) for name, value in tenths.items()})
+    profile = Profile(sections={name: replace(flex, basis=Percent(tenths.get(name, 0) / 10)) for name, flex in SECTIONS.items()})
     if sum(tenths.values()) > 1000:
         with pytest.raises(ConfigError, match=r"bases of the sections add up to .* more than 100"):
             profile.check_bases()

@@ -129,6 +129,24 @@ def test_each_broken_model_is_a_line_and_the_others_are_told(doctor, tmp_path, m
     assert all(name in shown for name in ("sound", "broken.gguf", "There is no file"))
 
 
+def test_rerankers_are_there_or_named_with_what_they_lack(doctor, tmp_path):
+    for name in ("whole", "half"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    for name in ("tokenizer.json", "model.safetensors"):
+        (tmp_path / "whole" / name).write_bytes(bytes(1000))
+    file = tmp_path / "doctor.toml"
+    file.write_text("".join(f'[rerankers.{name}]\npath = "{tmp_path / name}"\n' for name in ("whole", "half", "absent")))
+    found = facts(doctor("--models", file, "--json"))["catalogue"]["rerankers"]
+    assert found["whole"] == {"path": str(tmp_path / "whole"), "size_bytes": 2002}
+    assert "has no model.safetensors" in found["half"]["error"]
+    assert "There is no file" in found["absent"]["error"]
+    rows = {line.split()[0]: line for line in doctor("--models", file).stdout.splitlines() if line.strip()}
+    assert "reranker, here" in rows["whole"]
+    assert "has no model.safetensors" in rows["half"]
+    assert "There is no file" in rows["absent"]
+
+
 @pytest.mark.parametrize("text", ["[models", "unknown = 1", "\0", ""])
 def test_a_damaged_models_toml_is_a_line(doctor, tmp_path, text):
     file = tmp_path / "damaged.toml"

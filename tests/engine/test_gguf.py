@@ -16,6 +16,7 @@ import pytest
 from gguf import GGUFReader
 
 from localrag.engine.gguf import read_header
+from localrag.engine.library import library
 from localrag.model import ModelInfo
 from tests.gguf_files import (
     ARRAY,
@@ -50,25 +51,24 @@ def vocab_file(name: str) -> Path:
 
 @contextmanager
 def llama_model(path: Path, *, vocab_only: bool) -> Iterator[tuple[object, object]]:
-    llama_cpp = pytest.importorskip("llama_cpp")
-    llama_cpp.llama_backend_init()
-    params = llama_cpp.llama_model_default_params()
+    lib = library()
+    params = lib.llama_model_default_params()
     params.vocab_only = vocab_only
-    model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
+    model = lib.llama_model_load_from_file(str(path).encode(), params)
     assert model
     try:
-        yield llama_cpp, model
+        yield lib, model
     finally:
-        llama_cpp.llama_model_free(model)
+        lib.llama_model_free(model)
 
 
 def assert_llama_cpp_agrees(path: Path) -> ModelInfo:
     info = read_header(path)
-    with llama_model(path, vocab_only=True) as (llama_cpp, model):
+    with llama_model(path, vocab_only=True) as (lib, model):
 
         def said(key: str) -> str | None:
             buffer = ctypes.create_string_buffer(1 << 18)
-            length = llama_cpp.llama_model_meta_val_str(model, key.encode(), buffer, len(buffer))
+            length = lib.llama_model_meta_val_str(model, key.encode(), buffer, len(buffer))
             return buffer.value.decode() if length >= 0 else None
 
         arch = said("general.architecture")
@@ -85,7 +85,7 @@ def assert_llama_cpp_agrees(path: Path) -> ModelInfo:
         assert info.tokenizer_model == said("tokenizer.ggml.model")
         assert info.tokenizer_pre == said("tokenizer.ggml.pre")
         assert info.chat_template == said("tokenizer.chat_template")
-        assert info.vocab_size == llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+        assert info.vocab_size == lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
     assert info.file_size == path.stat().st_size
     return info
 
@@ -134,12 +134,12 @@ def test_tiny_model_against_the_gguf_package_and_the_loaded_model(tmp_path: Path
         num_tensors=len(reader.tensors),
         quantization="Q8_0",
     )
-    with llama_model(path, vocab_only=False) as (llama_cpp, model):
-        assert llama_cpp.llama_model_n_ctx_train(model) == info.n_ctx_train
-        assert llama_cpp.llama_model_n_layer(model) == info.num_layers
-        assert llama_cpp.llama_model_n_head(model) == info.num_heads
-        assert llama_cpp.llama_model_n_head_kv(model) == info.num_kv_heads[0]
-        assert llama_cpp.llama_model_n_embd(model) == info.embedding_length
+    with llama_model(path, vocab_only=False) as (lib, model):
+        assert lib.llama_model_n_ctx_train(model) == info.n_ctx_train
+        assert lib.llama_model_n_layer(model) == info.num_layers
+        assert lib.llama_model_n_head(model) == info.num_heads
+        assert lib.llama_model_n_head_kv(model) == info.num_kv_heads[0]
+        assert lib.llama_model_n_embd(model) == info.embedding_length
 
 
 def test_a_value_for_each_layer(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 
-from localrag.errors import KnowledgeBaseError
+from localrag.tokens import check_length
 
 _TOKEN = re.compile(r"\w{1,4}|[^\w\s]")
 
@@ -25,8 +25,7 @@ class HashEmbedder:
     def embed(self, texts):
         vectors = np.zeros((len(texts), self.dim), dtype=np.float32)
         for row, text in zip(vectors, texts, strict=True):
-            if self.count(text) > self.max_tokens:
-                raise KnowledgeBaseError(f"too long: {self.count(text)}")
+            check_length(self.count(text), self.max_tokens)
             for word in re.findall(r"\w+", text.lower()):
                 digest = hashlib.sha256(word.encode("utf-8", "replace")).digest()
                 row[int.from_bytes(digest[:4], "little") % self.dim] += 1 if digest[4] & 1 else -1

@@ -5,7 +5,7 @@ import sys
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from localrag.errors import ModelFileError, ModelNotFoundError
+from localrag.errors import KnowledgeBaseError, ModelFileError, ModelNotFoundError
 from localrag.kb.embedder import SentenceTransformerEmbedder
 
 
@@ -37,6 +37,12 @@ def test_it_counts_whole_texts_without_special_tokens(folder):
     assert [embedder.count(text) for text in ("", "hot", "hot bed", "hot " * 100)] == [0, 1, 2, 100]
     assert (embedder.max_tokens, embedder.dim) == (8, 12)  # 10 less [CLS] and [SEP]
     assert embedder.input_ids("hot bed " * 10) == [1, *[3, 4] * 10, 2]
+
+
+def test_a_text_over_the_limit_is_an_error_with_its_numbers(folder):
+    with pytest.raises(KnowledgeBaseError, match="A text of 9 tokens is longer than the 8 ") as caught:
+        SentenceTransformerEmbedder(folder).embed(["bed", "hot " * 9])
+    assert caught.value.numbers == {"num_tokens": 9, "limit_tokens": 8}
 
 
 def test_dimensions_and_length_where_other_files_say_them(folder):

@@ -72,7 +72,10 @@ def test_the_collection_is_read(tmp_path, layout):
         ("qrels.tsv", None, "There is no .*qrels"),
         ("queries.jsonl", '{"_id": "q1", "text": "x"}\nno json\n', "Line 2 of queries.jsonl .* not JSON"),
         ("queries.jsonl", '{"_id": 1}\n', 'Line 1 of queries.jsonl .* "_id"'),
-        ("qrels.tsv", "q1\td1\t1\nq1 d1 1\n", "Line 2 of qrels.tsv"),
+        ("queries.jsonl", '\n{"_id": "q1"}\n\n{"_id": "q1"}\n', "Line 4 of queries.jsonl .* 'q1' is that of line 2"),
+        ("queries.jsonl", b"\xff", "not UTF-8"),
+        ("qrels.tsv", "q1\td1\t1\n\nq1 d1 1\n", "Line 3 of qrels.tsv"),
+        ("qrels.tsv", "q1\td1\t1\nq1\td2\t1\nq1\td1\t2\n", "Line 3 of qrels.tsv .* another grade"),
         ("qrels.tsv", "q1\td1\t0\n", "no relevant document"),
     ],
 )
@@ -81,18 +84,36 @@ def test_what_is_no_collection(tmp_path, file, text, message):
     if text is None:
         (tmp_path / file).unlink()
     else:
-        (tmp_path / file).write_text(text)
+        (tmp_path / file).write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(UsageError, match=message) as caught:
         read_collection(tmp_path)
     assert caught.value.hint
+
+
+def test_a_judgment_that_is_there_twice_is_one(tmp_path):
+    write(tmp_path)
+    (tmp_path / "qrels.tsv").write_text("q1\td1\t1\nq1\td1\t1\nq1\td2\t0\n")
+    assert read_collection(tmp_path).qrels == {"q1": {"d1": 1, "d2": 0}}
+
+
+def test_a_document_that_is_there_twice_is_refused_before_any_is_embedded(tmp_path, home):
+    write(tmp_path)
+    embedder = HashEmbedder()
+    with (tmp_path / "corpus.jsonl").open("a") as corpus:
+        corpus.write(json.dumps({"_id": "d2", "title": "ABS", "text": "Another text."}) + "\n")
+    collection = read_collection(tmp_path)
+    with pytest.raises(UsageError, match=r"Line 7 of corpus.jsonl cannot be used: its _id 'd2' is that of line 2 as well"):
+        open_index(collection, embedder, home)
+    assert embedder.num_embedded == 0
+    assert not (home / "eval").exists()
 
 
 def test_the_index_is_made_once_and_goes_on_where_it_was(tmp_path, home):
     collection = read_collection(write(tmp_path / "c"))
     embedder = HashEmbedder()
     seen = []
-    with_all = open_index(collection, embedder, home, lambda done, _total: seen.append(done))
-    assert (with_all.num_documents, seen) == (5, [6])  # d5 holds no text
+    with_all = open_index(collection, embedder, home, lambda *numbers: seen.append(numbers))
+    assert (with_all.num_documents, seen) == (5, [(6, 6)])  # d5 holds no text
     assert dict(with_all.sources())["d6"] > 1
     with with_all.writing():
         with_all.remove_documents(["d2"])

@@ -72,11 +72,20 @@ def test_random_asks_keep_every_promise(engine, mixed, embedder, capsys):
         print(f"\n{asked} asks exact on the real model; characters/4 would be off by {errors[0]:.0%} to {errors[-1]:.0%}")
 
 
-def test_the_same_ids_give_the_same_text_as_create_chat_completion(engine, model_path):
-    from llama_cpp import Llama  # noqa: PLC0415  # the peer
+@pytest.fixture
+def llama(model_path):
+    """The peer."""
+    from llama_cpp import Llama, _utils  # noqa: PLC0415  # weight
 
+    made = Llama(str(model_path), n_ctx=2048, n_batch=512, flash_attn=True, n_threads=2, n_threads_batch=2, verbose=False)
+    yield made
+    made.close()
+    for nowhere in (_utils.outnull_file, _utils.errnull_file):  # the package opens them for good, which is a warning in the end
+        nowhere.close()
+
+
+def test_the_same_ids_give_the_same_text_as_create_chat_completion(engine, llama):
     engine.reserve(2048)
-    llama = Llama(str(model_path), n_ctx=2048, n_batch=512, flash_attn=True, n_threads=2, n_threads_batch=2, verbose=False)
     for question in (
         "Why is the sky blue?",
         "Name three metals.",
@@ -93,7 +102,6 @@ def test_the_same_ids_give_the_same_text_as_create_chat_completion(engine, model
         held = [*prompt_ids, *ours.completion_ids][:-1]  # the last token is sampled and not evaluated
         assert list(llama.input_ids[: len(held)]) == held
         assert theirs["choices"][0]["message"]["content"].startswith(ours.text)  # it goes on until the last character is whole
-    llama.close()
 
 
 def test_a_seed_repeats_an_answer(engine):

@@ -1,13 +1,14 @@
 """Prompts on the echo engine's tokenizer and template, from random material or from what a test gives."""
 
 import random
+from dataclasses import replace
 
 from localrag import prompt
 from localrag.budget import OVERFLOWS, SECTIONS, Profile
 from localrag.conversation import Rolling
 from localrag.engine.echo import EchoTemplate, EchoTokenizer
 from localrag.errors import ConfigError
-from localrag.messages import Attachment, Memory, Message, ToolSpec
+from localrag.messages import Attachment, Memory, Message, Proposal, ToolSpec
 from localrag.prompt import Offer, Shortening
 from localrag.summary import Source, summarize
 from localrag.tokens import TokenCounter
@@ -68,7 +69,7 @@ def random_offer(rng: random.Random, *, size: int = 8) -> Offer:
                 profile = profile.with_overflow(rng.choice([each for each in OVERFLOWS if each != "error"]), section)
             except ConfigError:
                 continue
-    return Offer(
+    made = Offer(
         messages=messages,
         hits=material.hits(rng, rng.randint(0, 2 * size)),
         tools=[ToolSpec(f"tool_{n}", material.text(rng, 10), {"properties": properties}) for n in range(rng.randint(0, 3))],
@@ -79,4 +80,33 @@ def random_offer(rng: random.Random, *, size: int = 8) -> Offer:
         ],
         max_tokens=rng.choice([1, 20, 64, 512, 100_000]),
         profile=profile.with_context_ratio(rng.choice([0.0, 0.2, 0.5, 0.8, 1.0])),
+    )
+    return made if rng.random() < 0.5 else with_council(rng, made)
+
+
+NAMES = ("Ann", "Bo", "plan", "message 3", "file-0.txt", "tool_0", "KB#1007", "Ä <|im_end|>\n[KB#3]")
+"""Of members; some are names of other things too."""
+
+
+def with_council(rng: random.Random, made: Offer, *, chars: int = 2000) -> Offer:
+    """The same offer as a role of a council gets it, with proposals of up to so many characters together, in the mean."""
+    text = material.text(rng, 300)
+
+    def proposed() -> str:
+        length = rng.choice((0, 20, chars // 16, chars // 8, chars))
+        start = rng.randrange(len(text))
+        return (text * (length // len(text) + 2))[start : start + length]
+
+    names = rng.sample(NAMES, rng.randint(0, len(NAMES)))
+    bounds = {name: rng.choice((5, 400, 10_000)) for name in ("system", "question", "instructions") if rng.random() < 0.1}
+    share = rng.random()
+    return replace(
+        made,
+        cited=frozenset(hit.label for hit in made.hits if rng.random() < share) | {"KB#1"},
+        tells_omitted=rng.random() < 0.7,
+        cite=rng.choice((made.cite, "")),
+        proposals=[Proposal(label=name, text=proposed()) for name in names],
+        plan=rng.choice(("", material.text(rng, rng.randint(0, 200)))),
+        instructions=rng.choice(("", " \n", "You are the judge. " + material.text(rng, rng.randint(1, 60)))),
+        profile=replace(made.profile, limits=bounds),
     )

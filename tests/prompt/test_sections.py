@@ -12,8 +12,10 @@ from localrag.engine.echo import EchoTemplate, EchoTokenizer
 from localrag.errors import BudgetExceededError
 from localrag.messages import Attachment, Memory, Message, ToolSpec
 from localrag.passages import Chunk, Hit
+from localrag.prompt.measure import FIXED
 from localrag.tokens import TokenCounter
 from tests.prompt.building import build, build_offer, random_offer, shown
+from tests.prompt.checking import asked, check
 
 LONG = "Parts cool on the glass plate. The oven heats slowly, at 60 degrees. Nozzles clog when dust gets in. " * 12
 
@@ -175,65 +177,25 @@ def test_fifty_windows_of_input_are_answered_within_one():
     assert "Question: Why?" in shown(composed) or "\nWhy?" in shown(composed)
 
 
-def check_ledger(offer, composed, window):
-    ledger = composed.ledger
-    assert ledger.window == window
-    assert ledger.prompt_tokens == len(composed.token_ids)
-    assert len(composed.token_ids) + composed.max_tokens <= window
-    assert sum(entry.allotted for entry in ledger.entries) + ledger.spare == window
-    entries = {entry.name: entry for entry in ledger.entries}
-    text = shown(composed)
-
-    def sent(section):
-        return {part.part.item for part in composed.parts if part.part.section == section and part.part.item}
-
-    names = {
-        "evidence": [each.label for each in offer.hits],
-        "attachments": [each.label for each in offer.attachments],
-        "memories": [each.label for each in offer.memories],
-    }
-    for section, labels in names.items():
-        if labels:
-            assert sorted([*sent(section), *entries[section].omitted]) == sorted(labels)
-            assert {each.id for each in entries[section].shortened} <= sent(section)
-    if offer.tools:
-        assert [tool.name for tool in offer.tools if tool.name not in entries["tools"].omitted] == [
-            tool.name for tool in offer.tools if f'"name":"{tool.name}"' in text
-        ]
-    last_answer = max((n for n, m in enumerate(offer.messages) if m.role == "assistant" and n < _asked(offer)), default=-1)
-    spoken = [f"message {n}" for n, m in enumerate(offer.messages, 1) if m.role != "system" and n <= last_answer + 1]
-    if spoken:
-        assert sorted([*sent("history"), *entries["history"].omitted]) == sorted(spoken)
-        if "summary" in entries:
-            assert set(entries["summary"].covered) <= set(entries["history"].omitted)
-    for part in entries["evidence"].parts if "evidence" in entries else ():
-        assert 0 <= part.used <= part.allotted
-    return entries
-
-
-def _asked(offer):
-    return max(n for n, m in enumerate(offer.messages) if m.role == "user")
-
-
 @settings(max_examples=250, deadline=None)
 @given(seed=st.integers(0, 2**32), window=st.integers(64, 12_000))
 def test_whatever_is_offered_the_ledger_is_exact_and_nothing_is_lost(seed, window):
     offer = random_offer(random.Random(seed))
     system = "\n\n".join(m.content for m in offer.messages if m.role == "system").strip()
-    question = offer.messages[_asked(offer)].content.strip()
+    question = offer.messages[asked(offer)].content.strip()
     try:
         composed = build_offer(offer, window)
     except BudgetExceededError as error:
-        assert error.numbers["needed"] > window
+        assert error.numbers["needed"] > error.numbers["window"] == offer.profile.limits.get(next(iter(error.numbers["sections"])), window)
         return
-    entries = check_ledger(offer, composed, window)
+    entries = check(offer, composed, window)
     contents = {part.part.section: part for part in composed.parts if part.part.section in ("system", "question")}
     assert contents["question"].part.text == question  # protected sections are never cut
     assert not system or contents["system"].part.text == system
     assert entries["answer"].allotted >= min(offer.max_tokens, 32)
     evidence = entries.get("evidence")
     if evidence is not None:
-        fixed = sum(entries[name].used for name in ("scaffold", "system", "question") if name in entries)
+        fixed = sum(entries[name].used for name in FIXED if name in entries)
         share = offer.profile.sections["evidence"].max.value
         assert evidence.used <= share * (window - fixed) / 100
 

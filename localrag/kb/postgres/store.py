@@ -177,6 +177,13 @@ class PostgresStore:
             found[chunk_id] = Chunk(chunk_id, document_id, ordinal, text, start, end, source, heading, kb, place=place)
         return [found[one] for one in ids if one in found]
 
+    def around(self, chunk_id: int, before: int, behind: int) -> list[int]:
+        statement = (
+            "SELECT n.id FROM chunks c JOIN chunks n USING (document_id) "
+            "WHERE c.id = %s::bigint AND n.ordinal BETWEEN c.ordinal - %s::integer AND c.ordinal + %s::integer ORDER BY n.ordinal"
+        )
+        return [one for (one,) in self._db.rows(statement, (chunk_id, before, behind))]
+
     def feedback(self, ids: Sequence[int] | None = None) -> dict[int, Feedback]:
         statement = "SELECT chunk_id, retrieved, supplied, cited, useful, useless FROM feedback"
         chosen = "" if ids is None else " WHERE chunk_id = ANY(%s::bigint[])"

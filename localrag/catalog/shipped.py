@@ -1,0 +1,34 @@
+"""What ships with localrag: its models.toml, and the councils in it for those whose own file has none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from localrag.council.roles import Council
+from localrag.errors import ConfigError
+
+
+def shipped_file() -> Path:
+    """The catalogue that ships: inside the package where it is installed, beside it in a checkout."""
+    package = Path(__file__).parents[1]
+    for candidate in (package / "models.toml", package.parent / "models.toml"):
+        if candidate.is_file():
+            return candidate
+    raise ConfigError("The models.toml that ships with localrag is missing.", hint="Install localrag again, or name a file with --models.")
+
+
+def with_shipped(own: Mapping[str, Council], file: Path) -> dict[str, Council]:
+    """The councils of `file`, and behind them those that ship under other names, with the budgets that ship."""
+    from localrag.catalog import schema  # noqa: PLC0415  # weight: pydantic
+
+    shipped = shipped_file()
+    if file.absolute() == shipped.absolute():
+        return dict(own)
+    return {**own, **{name: each for name, each in schema.read(shipped).councils.items() if name not in own}}
+
+
+def absent_models(council: Council, models: Mapping[str, object]) -> list[str]:
+    """The models that a council names and that are not among these; "echo" is always there."""
+    named = dict.fromkeys([*(member.model for member in council.members), council.judge.model])
+    return [name for name in named if name not in (None, "echo") and name not in models]

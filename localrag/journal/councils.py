@@ -1,0 +1,158 @@
+"""Runs of councils, in the journal's file: each event is there as soon as it was told."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sqlite3
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from localrag.journal.database import explained, legible, transaction
+from localrag.journal.summaries import storable
+
+MAX_TASK_CHARS = 10_000
+Ending = Literal["decided", "cancelled", "failed"]
+CouncilState = Literal["running", "interrupted", "decided", "cancelled", "failed"]
+"""A run is "interrupted" if its process ended before it."""
+
+_COLUMNS = "id, name, task, started_at, ended_at, state, pid, pid_started_at"
+_SAME_START_S = 10.0
+"""The clock by which a process began can be set meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CouncilRow:
+    """A run in a list. Times are in seconds since the epoch; `ended_at` is None while it runs, and if it was interrupted."""
+
+    id: int
+    name: str
+    task: str
+    started_at: float
+    ended_at: float | None
+    state: CouncilState
+
+    def to_dict(self) -> dict[str, object]:
+        """The run in `--json` output."""
+        return {name: getattr(self, name) for name in CouncilRow.__dataclass_fields__}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredCouncil(CouncilRow):
+    """A run with what it was about, and all that was told, in order."""
+
+    about: Mapping[str, Any]
+    events: tuple[dict[str, Any], ...]
+
+    def to_dict(self) -> dict[str, object]:
+        head = {name: getattr(self, name) for name in ("id", "name", "task", "about", "state", "started_at", "ended_at")}
+        return {**head, "events": list(self.events)}
+
+
+class Councils:
+    """Runs by id. Failures of the file arrive as ConfigError."""
+
+    def __init__(self, db: sqlite3.Connection, path: Path) -> None:
+        self._db = db
+        self._path = path
+
+    def begin(self, name: str, task: str, about: Mapping[str, Any]) -> int:
+        """A new run of this process; the first 10,000 characters of the task are kept."""
+        pid = os.getpid()
+        values = (storable(name), storable(task[:MAX_TASK_CHARS]), _json(about), time.time(), pid, _began(pid))
+        statement = "INSERT INTO councils (name, task, about, started_at, pid, pid_started_at, state) VALUES (?, ?, ?, ?, ?, ?, 'running')"
+        with transaction(self._db, self._path):
+            return int(self._db.execute(statement, values).lastrowid or 0)
+
+    def add(self, council_id: int, event: Mapping[str, Any]) -> None:
+        """Keeps one more event; it is on disk when this returns. ConfigError for a run that is not there."""
+        statement = (
+            "INSERT INTO council_events (council_id, ordinal, event) "
+            "SELECT ?1, 1 + coalesce(max(ordinal), 0), ?2 FROM council_events WHERE council_id = ?1"
+        )
+        text = _json(event)
+        with transaction(self._db, self._path):
+            self._db.execute(statement, (council_id, text))
+
+    def end(self, council_id: int, state: str) -> None:
+        """A run that has ended stays as it ended. ValueError, our own bug, for what is no ending."""
+        if state not in get_args(Ending):
+            raise ValueError(f"a council does not end {state}")
+        statement = "UPDATE councils SET state = ?, ended_at = ? WHERE id = ? AND state = 'running'"
+        with transaction(self._db, self._path):
+            self._db.execute(statement, (state, time.time(), council_id))
+
+    def get(self, council_id: int) -> StoredCouncil | None:
+        """The run with all its events so far; None for an id that there is not."""
+        told = "SELECT event FROM council_events WHERE council_id = ? ORDER BY ordinal"
+        with transaction(self._db, self._path, "DEFERRED"):
+            row = self._db.execute(f"SELECT {_COLUMNS}, about FROM councils WHERE id = ?", (council_id,)).fetchone()  # noqa: S608  # our own words
+            events = self._db.execute(told, (council_id,)).fetchall() if row else []
+        if row is None:
+            return None
+        with legible(self._path):
+            return StoredCouncil(**_fields(row[:-1]), about=_object(row[-1]), events=tuple(_object(text) for (text,) in events))
+
+    def last(self, num: int) -> list[CouncilRow]:
+        """The last so many runs, the newest last."""
+        statement = f"SELECT {_COLUMNS} FROM councils ORDER BY id DESC LIMIT ?"  # noqa: S608  # our own words
+        with explained(self._path):
+            rows = self._db.execute(statement, (max(0, num),)).fetchall()
+        with legible(self._path):
+            return [CouncilRow(**_fields(row)) for row in reversed(rows)]
+
+
+def _fields(row: tuple[Any, ...]) -> dict[str, Any]:
+    """The cells of a row; TypeError for what a damaged file put there."""
+    council_id, name, task, started_at, ended_at, state, pid, pid_started_at = row
+    if not (isinstance(name, str) and isinstance(task, str)) or state not in get_args(CouncilState):
+        raise TypeError(f"run {council_id} is {name!r:.60}, {state!r:.60}")
+    if state == "running" and not _runs(int(pid), float(pid_started_at)):
+        state = "interrupted"
+    times = {"started_at": float(started_at), "ended_at": None if ended_at is None else float(ended_at)}
+    return {"id": int(council_id), "name": name, "task": task, "state": state, **times}
+
+
+def _began(pid: int) -> float:
+    """When a process began, in seconds since the epoch; 0 where that is not to be known."""
+    import psutil  # noqa: PLC0415  # weight
+
+    try:
+        return float(psutil.Process(pid).create_time())
+    except (psutil.Error, OSError, ValueError, OverflowError):
+        return 0.0
+
+
+def _runs(pid: int, began: float) -> bool:
+    """Whether that process still runs, and is not another one that has its number now."""
+    return bool(now := _began(pid)) and abs(now - began) <= _SAME_START_S
+
+
+def _object(text: str) -> dict[str, Any]:
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise TypeError(f"{text!r:.60} is no object")
+    return found
+
+
+def _json(data: Mapping[str, Any]) -> str:
+    """JSON whatever is in it: numbers that are none become null, what is no JSON its text."""
+    return storable(json.dumps(_plain(data), ensure_ascii=False, separators=(",", ":"), allow_nan=False))
+
+
+def _plain(value: object) -> object:
+    match value:
+        case str() | bool() | int() | None:
+            return value
+        case float():
+            return value if math.isfinite(value) else None
+        case Mapping():
+            return {str(key): _plain(each) for key, each in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [_plain(each) for each in value]
+    item = getattr(value, "item", None)  # a number of numpy
+    return _plain(item()) if callable(item) else str(value)

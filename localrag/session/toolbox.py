@@ -1,0 +1,210 @@
+"""The judge's tools: what each of them gives, in the room that all their results share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from localrag.budget import Ledger
+from localrag.council import Used
+from localrag.council.calculate import calculate
+from localrag.errors import InterruptedRunError, LocalragError, UsageError
+from localrag.markup import as_content
+from localrag.passages import Chunk, Hit
+from localrag.session import finding
+from localrag.tool_results import ToolAccount, ToolResult, compact
+
+if TYPE_CHECKING:
+    from localrag.kb import KnowledgeBase
+    from localrag.session.walk import Session
+
+TOP_K = 8
+"""Passages that one search offers."""
+CALL_SHARE = 0.5
+"""What one call may take at most of the room that is left, unless it is the last."""
+NUM_NAMES = 3
+"""So many of what a section left out are named in a ledger that is read."""
+_MAX_ERROR_CHARS = 240
+_NO_ROOM = compact({"note": "no room left"})
+_ID = re.compile(r"\[?(?:KB#)?(?:([a-z0-9][a-z0-9_-]{0,63})/)?([0-9]{1,18})\]?", re.IGNORECASE)
+_UNKNOWN = "There is no passage of that id. Use the tag of a source."
+
+_Given = tuple[ToolResult, Sequence[Hit]]
+
+
+class Toolbox:
+    """Tools that a model calls by name with texts that are not to be trusted.
+
+    `room_tokens` is for the contents of all tool messages together, as they are sent to the session's model. `ledgers` gives the last
+    ledger of each role, `hits` are those that are known by their labels. The call number `num_calls` is the last and may take all that
+    is left; without it, none is.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        room_tokens: int,
+        *,
+        ledgers: Callable[[], Mapping[str, Ledger]],
+        hits: Mapping[str, Hit],
+        num_calls: int | None = None,
+    ) -> None:
+        self._session = session
+        self._account = ToolAccount(room_tokens, self._count, max_share=1.0 if num_calls == 1 else CALL_SHARE)
+        self._ledgers = ledgers
+        self._hits = hits
+        self._calls_left = num_calls
+        self._tools: dict[str, tuple[str, Callable[[str], _Given]]] = {
+            "kb_search": ("query", self._search),
+            "kb_read": ("id", self._read),
+            "calculate": ("expression", self._calculate),
+            "read_ledger": ("role", self._read_ledger),
+        }
+
+    def use(self, tool: str, arguments: Mapping[str, str]) -> tuple[Used, dict[str, Any]]:
+        """What a tool gives, and the data of the event that tells of it.
+
+        A tool that fails gives a message about that instead. Only KeyboardInterrupt and InterruptedRunError are raised.
+        """
+        is_error = False
+        try:
+            result, hits = self._given(tool, arguments)
+        except InterruptedRunError:
+            raise
+        except Exception as error:  # noqa: BLE001  # whatever a tool meets, the judge goes on without it
+            is_error, hits, result = True, (), self._first_that_fits(tool, [compact({"error": _told(error)})])
+        self._end_call()
+        is_exhausted = result.exhausted or not self._has_room()
+        told = {
+            "tool": tool,
+            "arguments": dict(arguments),
+            "text": result.text,
+            "num_tokens": result.num_tokens,
+            "room_left": result.room_left,
+            "is_error": is_error,
+            "is_exhausted": is_exhausted,
+            **({"omitted": list(result.omitted)} if result.omitted else {}),
+            **({"truncated": True} if result.truncated else {}),
+        }
+        return Used(text=result.text, hits=tuple(hits), is_exhausted=is_exhausted), told
+
+    def _given(self, tool: str, arguments: Mapping[str, str]) -> _Given:
+        if tool not in self._tools:
+            raise UsageError("There is no tool of that name.")
+        name, use = self._tools[tool]
+        text = arguments.get(name, "").strip()
+        if not text and tool != "read_ledger":
+            raise UsageError(f"{tool} needs {name}, a text that is not empty.")
+        return use(text)
+
+    # --- the room ---
+
+    def _count(self, text: str) -> int:
+        """Tokens as they are sent."""
+        counter = self._session.engine.counter
+        return counter(as_content(text, counter.tokenizer))
+
+    def _end_call(self) -> None:
+        if self._calls_left is not None:
+            self._calls_left -= 1
+            self._account.max_share = 1.0 if self._calls_left <= 1 else CALL_SHARE
+
+    def _has_room(self) -> bool:
+        """Whether a call could be told at least that there is no room for what it gives."""
+        return self._account.room >= self._count(_NO_ROOM)
+
+    def _first_that_fits(self, tool: str, texts: Sequence[str]) -> ToolResult:
+        """The first of several forms of one result, the longest first, for which there is room: in part, none would be of use."""
+        for number, text in enumerate(texts):
+            tried = ToolAccount(self._account.room, self._count).charge_text(tool, text)
+            if not tried.truncated:
+                return replace(self._account.charge_text(tool, text), truncated=number > 0)
+        note = _NO_ROOM if self._has_room() else ""
+        return replace(self._account.charge_text(tool, note), exhausted=True)
+
+    def _charged_hits(self, tool: str, hits: Sequence[Hit]) -> _Given:
+        result = self._account.charge_hits(tool, hits)
+        return result, [hit for hit in hits if hit.label in result.used]
+
+    # --- the tools ---
+
+    def _search(self, query: str) -> _Given:
+        return self._charged_hits("kb_search", finding.retrieve(self._session, query, top_k=TOP_K))
+
+    def _read(self, text: str) -> _Given:
+        """In the order of the document, or where not all fit, with the one that was asked for first."""
+        wanted, chunks = self._around(text)
+        hits = [self._hits.get(chunk.label) or Hit(chunk, 0.0) for chunk in chunks]
+        if ToolAccount(self._account.room, self._count).charge_hits("kb_read", hits).omitted:
+            hits.sort(key=lambda hit: hit.label != wanted)
+        return self._charged_hits("kb_read", hits)
+
+    def _around(self, text: str) -> tuple[str, list[Chunk]]:
+        """The label of a passage, and the chunks from the one before it to the one behind it."""
+        match = _ID.fullmatch(text.replace("\u200b", "").strip())  # tags are broken so in a ledger that was read
+        if match is None:
+            raise UsageError(_UNKNOWN)
+        scope, number = (match[1] or "").lower(), int(match[2])
+        known = self._hits.get(f"KB#{scope}/{number}" if scope else f"KB#{number}")
+        if known is not None and not known.chunk.kb:  # what was piped in is in no knowledge base
+            return known.label, _beside(known.chunk, self._hits.values())
+        kb = self._kb(scope)
+        named = kb.name if len(self._session.knowledge_bases) > 1 else ""
+        chunks = [replace(chunk, scope=named) for chunk in kb.around(number)]
+        if not chunks:
+            raise UsageError(_UNKNOWN)
+        return next(chunk.label for chunk in chunks if chunk.id == number), chunks
+
+    def _kb(self, name: str) -> KnowledgeBase:
+        kbs = self._session.knowledge_bases
+        if not name and len(kbs) > 1:
+            raise UsageError("There are several knowledge bases. Use the whole tag of a source, with the name in it.")
+        for kb in kbs:
+            if name in ("", kb.name):
+                return kb
+        raise UsageError(_UNKNOWN)
+
+    def _calculate(self, expression: str) -> _Given:
+        return self._first_that_fits("calculate", [compact({"result": calculate(expression)})]), ()
+
+    def _read_ledger(self, role: str) -> _Given:
+        ledgers = self._ledgers()
+        of = next((name for name in ledgers if name.lower() == role.lower()), None)
+        brief = compact({"roles": {name: _briefly(ledger) for name, ledger in ledgers.items()}})
+        if of is None:
+            return self._first_that_fits("read_ledger", [brief]), ()
+        forms = [compact({"role": of, **_ledger(ledgers[of], num)}) for num in (NUM_NAMES, 0)]
+        return self._first_that_fits("read_ledger", [*forms, compact({"role": of, **_briefly(ledgers[of])})]), ()
+
+
+def _told(error: Exception) -> str:
+    """What the judge is told of an error: what localrag says itself; of others, which hold no text for it, only that there was one."""
+    text = error.message if isinstance(error, LocalragError) else f"The tool failed ({type(error).__name__})."
+    return text if len(text) <= _MAX_ERROR_CHARS else f"{text[:_MAX_ERROR_CHARS]}…"
+
+
+def _beside(chunk: Chunk, hits: Iterable[Hit]) -> list[Chunk]:
+    """A chunk of piped text with those before and behind it."""
+    same = [each.chunk for each in hits if (each.chunk.kb, each.chunk.scope) == (chunk.kb, chunk.scope)]
+    return sorted((each for each in same if abs(each.ordinal - chunk.ordinal) <= 1), key=lambda each: each.ordinal)
+
+
+def _briefly(ledger: Ledger) -> dict[str, int]:
+    return {
+        "window": ledger.window,
+        "used": sum(entry.used for entry in ledger.entries),
+        "num_omitted": sum(len(entry.omitted) for entry in ledger.entries),
+    }
+
+
+def _ledger(ledger: Ledger, num_names: int) -> dict[str, Any]:
+    """Each section that has or wanted something, with the first names of what was left out."""
+    sections = {}
+    for entry in ledger.entries:
+        if entry.wanted or entry.allotted or entry.omitted:
+            omitted = {"num_omitted": len(entry.omitted)} if entry.omitted else {}
+            names = {"omitted": list(entry.omitted[:num_names])} if entry.omitted and num_names else {}
+            sections[entry.name] = {"used": entry.used, "allotted": entry.allotted, **omitted, **names}
+    return {"window": ledger.window, "sections": sections}

@@ -1,0 +1,109 @@
+"""A council with the real model: verdicts at several windows, what is shared, tools under a grammar, and being stopped."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from localrag.catalog import Catalog
+from localrag.council import Council, Judge, Member
+from localrag.decoding import SamplingParams
+from localrag.errors import InterruptedRunError
+from localrag.journal import Journal
+from localrag.kb import KnowledgeBase
+from localrag.session.sitting import sit
+from localrag.settings import Settings
+
+pytestmark = pytest.mark.model
+
+TASK = "What is best for parts at 80 °C: PETG or ABS?"
+HANDBOOK = Path(__file__).parents[2] / "examples" / "handbook"
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory, converted, embedder):
+    """A home with the handbook."""
+    found = Settings(home=tmp_path_factory.mktemp("home"))
+    shutil.copytree(converted[0].embedders_dir, found.embedders_dir)
+    with KnowledgeBase.open(found.kb_dir, "handbook", create=True) as kb:
+        kb.ingest([HANDBOOK], embedder)
+    return found
+
+
+def run(council, settings, **options):
+    events = []
+    result = sit(council, TASK, settings=settings, kbs=["handbook"], on_event=events.append, **options)
+    return result, events
+
+
+def named(events, name):
+    return [event for event in events if event["event"] == name]
+
+
+@pytest.mark.parametrize("n_ctx", [2048, 4096, 8192])
+def test_the_default_council_at_any_window(settings, n_ctx):
+    council = Catalog.load(settings).council("default").changed(n_ctx=n_ctx)
+    result, events = run(council, settings, keep=False)
+    for role, answer in result.answers:
+        assert answer.prompt_tokens == answer.ledger.prompt_tokens == len(answer.prompt.token_ids), role
+        assert answer.prompt_tokens + answer.completion_tokens <= answer.slot.n_ctx == n_ctx
+    assert result.verdict.text
+    assert result.verdict.decision
+    assert any(each.supplied for each in result.verdict.citations), result.verdict
+    members = {member.name for member in council.members}
+    own = sorted(answer.prompt_tokens - answer.cached_tokens for role, answer in result.answers if role in members)
+    assert own[-2] < 100 < own[-1]  # all but one evaluate their own suffix alone
+    assert named(events, "end")[0]["state"] == "decided"
+
+
+def test_a_judge_with_tools_calls_them_in_their_form(settings):
+    judge = Judge(tools=("calculate", "kb_search"), rounds=2, sampling=SamplingParams(max_tokens=256))
+    member = Member(name="reader", persona="You say what the sources state.", sampling=SamplingParams(max_tokens=48))
+    _, events = run(Council(name="test", members=(member,), judge=judge), settings, keep=False)
+    calls = [event for event in named(events, "said") if event["kind"] == "call"]
+    assert calls
+    assert all(event["tool"] in judge.tools and event["text"] for event in named(events, "tool"))
+    assert named(events, "verdict")
+
+
+def test_plan_and_reviews_keep_to_their_forms(settings):
+    sampling = SamplingParams(max_tokens=32)
+    members = tuple(Member(name=name, persona="You answer.", sampling=sampling) for name in ("first", "second", "third"))
+    council = Council(name="test", members=members, judge=Judge(sampling=SamplingParams(max_tokens=200)), plan=True, review=True)
+    _, events = run(council, settings, keep=False)
+    assert named(events, "planned")[0]["strategy"]
+    if len([event for event in named(events, "checked") if event["text"]]) == len(members):
+        rankings = named(events, "ranking")[0]["rankings"]
+        assert all(set(ranking) <= {"first", "second", "third"} - {name} for name, ranking in rankings.items())
+
+
+def test_one_that_repeats_itself_for_ever_is_stopped_by_its_budget(settings):
+    persona = "You write the sentence: The part is too hot. You write it again and again, without end."
+    member = Member(name="parrot", persona=persona, sampling=SamplingParams(max_tokens=200))
+    result, events = run(
+        Council(name="test", members=(member,), judge=Judge(sampling=SamplingParams(max_tokens=200))), settings, keep=False
+    )
+    (_, answer), *_ = result.answers
+    assert answer.completion_tokens <= 200
+    assert len(named(events, "checked")[0]["text"]) <= len(answer.text)
+    assert result.verdict.text
+
+
+def test_it_is_stopped_in_the_middle_of_three_members(settings):
+    written = []
+
+    def stop(role, text):
+        written.append(role)
+        if len(set(written)) == 3 and len(written) > 12:
+            raise KeyboardInterrupt
+
+    council, events = Catalog.load(settings).council("default"), []
+    with pytest.raises(InterruptedRunError):
+        sit(council, TASK, settings=settings, kbs=["handbook"], on_event=events.append, on_text=stop)
+    with Journal.open(settings.home) as journal:
+        kept = journal.council(events[0]["id"])
+    assert kept.state == "cancelled"
+    assert list(kept.events) == events
+    said = {event["role"]: event["finish_reason"] for event in named(events, "said")}
+    assert set(said) == {member.name for member in council.members}
+    assert "cancelled" in said.values()
