@@ -63,15 +63,14 @@ def schema(labels: Sequence[str], members: Sequence[str], max_tokens: int) -> di
     room is for the text, an eighth for the decision, an eighth for the citations and a quarter for the dissent.
     """
     room = _CHARS_PER_TOKEN * max_tokens - _FRAME_CHARS
-    properties: dict[str, Any] = {
-        "text": _text(_within(room // 2, 120, 6000)),
-        "decision": _text(_within(room // 8, 60, 600)),
-        "confidence": {"enum": list(CONFIDENCES)},
-    }
-    if labels:
+    properties: dict[str, Any] = {}
+    if labels:  # first, so that the text is written from them
         named = list(dict.fromkeys(labels))[:_MAX_LABELS]
         dear = 2 * (max(map(len, named)) + 3)  # half as many characters a token as a text has
         properties["citations"] = _list({"enum": named}, _within(room // 8 // dear, 1, len(named)))
+    properties["text"] = _text(_within(room // 2, 120, 6000))
+    properties["decision"] = _text(_within(room // 8, 60, 600))
+    properties["confidence"] = {"enum": list(CONFIDENCES)}
     if members:
         frame = _DISSENT_CHARS + max(map(len, members))
         most = _within(room // 4 // (frame + _MIN_VIEW_CHARS), 1, len(members))

@@ -19,11 +19,11 @@ REVIEW = (
     "ranking: the letter of each proposal, once, the best first."
 )
 JUDGE = (
-    "You are the judge. {persona} Answer the question from the sources and the proposals, and decide. Write JSON with:\n"
-    "text: your answer in a few sentences, with the tags of the sources.\n"
+    "You are the judge. {persona} Answer the question from the sources and the proposals. Write JSON with:\n"
+    "citations: the tags of the sources that answer it.\n"
+    "text: your answer from them in a few sentences.\n"
     "decision: the answer in one sentence.\n"
     "confidence: low, medium or high.\n"
-    "citations: the tags of the sources that decide it.\n"
     "dissent: who proposes something else, and what."
 )
 USE_TOOLS = "\n\nBefore you decide you may call tools, one at a time. Call conclude when you know enough."

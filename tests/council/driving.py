@@ -8,7 +8,7 @@ from localrag.decoding import SamplingParams
 from localrag.passages import Chunk, Hit
 
 TASK = "Which plastic lasts outdoors?"
-VERDICT = {"text": "ASA lasts [KB#1].", "decision": "Take ASA.", "confidence": "high", "citations": ["KB#1"], "dissent": []}
+VERDICT = {"citations": ["KB#1"], "text": "ASA lasts [KB#1].", "decision": "Take ASA.", "confidence": "high", "dissent": []}
 CONCLUDE = '{"name":"conclude","arguments":{}}'
 
 

@@ -18,7 +18,7 @@ from tests import identities, material
 
 pytestmark = pytest.mark.model
 
-NUM_ASKS = int(os.environ.get("LOCALRAG_TEST_ASKS", "15"))  # 50 were exact too
+NUM_ASKS = int(os.environ.get("LOCALRAG_TEST_ASKS", "6"))  # 50 were exact too
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """A council with the real model: verdicts at several windows, what is shared, tools under a grammar, and being stopped."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from localrag.settings import Settings
 
 pytestmark = pytest.mark.model
 
+WINDOWS = [int(each) for each in os.environ.get("LOCALRAG_TEST_WINDOWS", "2048,8192").split(",")]  # 4096 held too
 TASK = "What is best for parts at 80 °C: PETG or ABS?"
 HANDBOOK = Path(__file__).parents[2] / "examples" / "handbook"
 
@@ -40,9 +42,9 @@ def named(events, name):
     return [event for event in events if event["event"] == name]
 
 
-@pytest.mark.parametrize("n_ctx", [2048, 4096, 8192])
+@pytest.mark.parametrize("n_ctx", WINDOWS)
 def test_the_default_council_at_any_window(settings, n_ctx):
-    council = Catalog.load(settings).council("default").changed(n_ctx=n_ctx)
+    council = Catalog.load(settings).council("default").changed(n_ctx=n_ctx, max_tokens=128)
     result, events = run(council, settings, keep=False)
     for role, answer in result.answers:
         assert answer.prompt_tokens == answer.ledger.prompt_tokens == len(answer.prompt.token_ids), role
@@ -57,7 +59,7 @@ def test_the_default_council_at_any_window(settings, n_ctx):
 
 
 def test_a_judge_with_tools_calls_them_in_their_form(settings):
-    judge = Judge(tools=("calculate", "kb_search"), rounds=2, sampling=SamplingParams(max_tokens=256))
+    judge = Judge(tools=("calculate", "kb_search"), rounds=1, sampling=SamplingParams(max_tokens=128))
     member = Member(name="reader", persona="You say what the sources state.", sampling=SamplingParams(max_tokens=48))
     _, events = run(Council(name="test", members=(member,), judge=judge), settings, keep=False)
     calls = [event for event in named(events, "said") if event["kind"] == "call"]
@@ -69,7 +71,7 @@ def test_a_judge_with_tools_calls_them_in_their_form(settings):
 def test_plan_and_reviews_keep_to_their_forms(settings):
     sampling = SamplingParams(max_tokens=32)
     members = tuple(Member(name=name, persona="You answer.", sampling=sampling) for name in ("first", "second", "third"))
-    council = Council(name="test", members=members, judge=Judge(sampling=SamplingParams(max_tokens=200)), plan=True, review=True)
+    council = Council(name="test", members=members, judge=Judge(sampling=SamplingParams(max_tokens=128)), plan=True, review=True)
     _, events = run(council, settings, keep=False)
     assert named(events, "planned")[0]["strategy"]
     if len([event for event in named(events, "checked") if event["text"]]) == len(members):
@@ -80,9 +82,7 @@ def test_plan_and_reviews_keep_to_their_forms(settings):
 def test_one_that_repeats_itself_for_ever_is_stopped_by_its_budget(settings):
     persona = "You write the sentence: The part is too hot. You write it again and again, without end."
     member = Member(name="parrot", persona=persona, sampling=SamplingParams(max_tokens=200))
-    result, events = run(
-        Council(name="test", members=(member,), judge=Judge(sampling=SamplingParams(max_tokens=200))), settings, keep=False
-    )
+    result, events = run(Council(name="test", members=(member,), judge=Judge(sampling=SamplingParams(max_tokens=96))), settings, keep=False)
     (_, answer), *_ = result.answers
     assert answer.completion_tokens <= 200
     assert len(named(events, "checked")[0]["text"]) <= len(answer.text)
