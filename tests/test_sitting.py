@@ -23,7 +23,7 @@ from localrag.session.sitting import sit
 from localrag.settings import Settings
 from tests import material
 
-NUM_COUNCILS = int(os.environ.get("LOCALRAG_TEST_COUNCILS", "12"))  # 300 were exact too
+NUM_COUNCILS = int(os.environ.get("LOCALRAG_TEST_COUNCILS", "12"))
 TASK = "Which material is for parts at 80 degrees: PETG or ABS?"
 PERSONAS = {
     "engineer": "You look at heat and load.",

@@ -101,6 +101,32 @@ class SharedCells:
         self._running[seq_id] = sequence
         return True
 
+    def num_held(self, prefix: Ids[int]) -> int:
+        """How many tokens of a prefix some sequence holds."""
+        found = self.cache.longest(list(prefix))
+        return 0 if found is None else found[1]
+
+    def state(self, prefix: Ids[int]) -> bytes | None:
+        """The state behind a prefix, where a sequence holds all of it and there is an id to copy it to. Nothing may run."""
+        found = self.cache.longest(list(prefix))
+        seq_id = self._free_id()
+        if found is None or found[1] < len(prefix) or seq_id is None or not self._memory.copy(found[0], seq_id, len(prefix)):
+            return None
+        try:
+            return self._memory.save(seq_id)
+        finally:
+            self._memory.cut(seq_id, 0)
+
+    def restore(self, prefix: Ids[int], data: bytes | bytearray) -> bool:
+        """Have a sequence hold a state that `state` gave; False, and it holds nothing, if the memory refuses it. Nothing may run."""
+        while self.kept and (self._free_id() is None or self.num_free < len(prefix)):
+            self.forget(self.cache.oldest(self.kept) or self.kept[0])
+        seq_id = self._free_id()
+        if seq_id is None or self.num_free < len(prefix) or not self._memory.restore(seq_id, data, len(prefix)):
+            return False
+        self.cache.extend(seq_id, prefix)
+        return True
+
     def evaluated(self, sequence: Sequence, token_ids: Ids[int]) -> None:
         """These tokens of a running sequence are in the cells now."""
         if sequence.slot is not None:

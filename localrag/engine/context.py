@@ -44,6 +44,11 @@ class Context:
         return self.cells if isinstance(self.cells, SingleCells) else None
 
     @property
+    def shared(self) -> SharedCells | None:
+        """Its cells, if it is for several."""
+        return self.cells if isinstance(self.cells, SharedCells) else None
+
+    @property
     def is_idle(self) -> bool:
         return not self.scheduler.unfinished
 

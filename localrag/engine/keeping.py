@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localrag.engine import attention, threads
+from localrag.engine.cells import SharedCells
 from localrag.engine.context import BATCH_TOKENS
 from localrag.engine.library import library
 from localrag.engine.single import SingleCells, State
 from localrag.model import ModelInfo
 
 if TYPE_CHECKING:
+    from localrag.engine.engine import Engine
     from localrag.engine.prefix_store import PrefixStore
 
 FOLDER = "prefixes"
@@ -35,18 +38,25 @@ def worth_keeping(num_tokens: int, *, prefill_s: float, payload_bytes: int) -> b
 class Keeper:
     """Moves states between the cells of a context and a store, which is opened when it is first needed."""
 
-    def __init__(self, make_store: Callable[[], PrefixStore], *, bytes_per_token: int) -> None:
+    def __init__(self, make_store: Callable[[bool], PrefixStore], *, bytes_per_token: int) -> None:
         self._make_store = make_store
         self._bytes_per_token = bytes_per_token
 
     @cached_property
     def store(self) -> PrefixStore:
-        return self._make_store()
+        """Of contexts for one sequence, which go on from borders."""
+        return self._make_store(False)
+
+    @cached_property
+    def shared(self) -> PrefixStore:
+        """Of contexts for several, whose sums depend on what was evaluated beside: no context for one may go on from them."""
+        return self._make_store(True)
 
     @property
     def warning(self) -> str | None:
         """One line about what went wrong, if anything did."""
-        return self.store.warning if "store" in self.__dict__ else None
+        opened = [getattr(self, name) for name in ("store", "shared") if name in self.__dict__]
+        return next((each.warning for each in opened if each.warning), None)
 
     def recall(self, cells: SingleCells, prompt_ids: list[int], borders: tuple[int, ...]) -> None:
         """Have the cells hold the longest kept beginning of a prompt, if it is much longer than what they hold of it."""
@@ -67,6 +77,40 @@ class Keeper:
             if state is not None:
                 self.store.save(state.token_ids, state.borders, state.data)
 
+    def recall_shared(self, cells: SharedCells, prefix: list[int]) -> None:
+        """Have the cells hold the longest kept beginning of what several prompts share, if it is much longer than what they hold of it."""
+        found = self.shared.longest(prefix) if len(prefix) >= MIN_TOKENS else None
+        if found is None or found.num_tokens < MIN_TOKENS + cells.num_held(prefix):
+            return
+        loaded = self.shared.load(found)
+        if loaded is not None and not cells.restore(loaded[0], loaded[2]):
+            self.shared.discard(found, "llama.cpp refused its state")
+
+    def remember_shared(self, cells: SharedCells, prefix: list[int], *, prefill_s: float) -> None:
+        """Keep what several prompts shared, if it took long enough to evaluate. Nothing may run."""
+        if worth_keeping(len(prefix), prefill_s=prefill_s, payload_bytes=len(prefix) * self._bytes_per_token):
+            data = cells.state(prefix)
+            if data is not None:
+                self.shared.save(prefix, (), data)
+
+
+@contextmanager
+def sharing(engine: Engine, prefix: list[int]) -> Iterator[None]:
+    """Several prompts that begin with `prefix` are answered inside: it is read from disk if it is kept there, and kept if it took long.
+
+    Nothing may run before, and nothing is kept if something still does after.
+    """
+    cells = None if engine.context is None else engine.context.shared
+    if engine.keeper is None or cells is None:
+        yield
+        return
+    engine.keeper.recall_shared(cells, prefix)
+    num_held = cells.num_held(prefix)
+    yield
+    if engine.is_idle:
+        prefill_s = engine.speed.prefill_s(len(prefix) - num_held, num_held)
+        engine.keeper.remember_shared(cells, prefix, prefill_s=prefill_s)
+
 
 def make_keeper(home: Path, info: ModelInfo, *, sha256: str | None, max_bytes: int) -> Keeper:
     """Keeps prefixes of this model file, evaluated by this build of llama.cpp with the kind of attention that is the faster one here.
@@ -74,7 +118,7 @@ def make_keeper(home: Path, info: ModelInfo, *, sha256: str | None, max_bytes: i
     `sha256` is the file's, where it was compared; else its size, its time of change and its first bytes tell it from others.
     """
 
-    def make_store() -> PrefixStore:
+    def make_store(is_shared: bool) -> PrefixStore:  # noqa: FBT001  # two kinds of one store
         from importlib.metadata import version  # noqa: PLC0415  # weight: most prompts are too short to be kept
 
         from localrag.engine.prefix_file import Identity, model_fingerprint  # noqa: PLC0415
@@ -83,7 +127,8 @@ def make_keeper(home: Path, info: ModelInfo, *, sha256: str | None, max_bytes: i
         flash_attention = attention.flash_attention(home, threads.ThreadGovernor())
         identity = Identity(
             model=sha256 or model_fingerprint(info.path),
-            llama_build=f"{version('llama-cpp-python')} {library().llama_print_system_info().decode()} batches of {BATCH_TOKENS}",
+            llama_build=f"{version('llama-cpp-python')} {library().llama_print_system_info().decode()} "
+            f"{'shared' if is_shared else f'batches of {BATCH_TOKENS}'}",
             architecture=info.architecture,
             type_k="f16",
             type_v="f16",

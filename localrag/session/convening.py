@@ -91,7 +91,14 @@ def seated(
     on_text: Callable[[str, str], None] = lambda _role, _text: None,
 ) -> Iterator[Sitting]:
     """The sitting that a call asks for, before it is held; `council` is what the call opens."""
-    with Sitting(council, call.task, settings=settings, kbs=call.kbs, piped=call.piped, on_event=on_event, on_text=on_text) as sitting:
-        if keep:
-            sitting.keep(call.about)
+    with Sitting(
+        council,
+        call.task,
+        settings=settings,
+        kbs=call.kbs,
+        piped=call.piped,
+        kept=call.about if keep else None,
+        on_event=on_event,
+        on_text=on_text,
+    ) as sitting:
         yield sitting

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from localrag import prompt
 from localrag.council import JUDGE, PLANNER, Council, Turn
 from localrag.decoding import SamplingParams
+from localrag.engine.keeping import sharing
+from localrag.engine.prefix import common_length
 from localrag.errors import BudgetExceededError, EngineError
 from localrag.messages import Message
 from localrag.prompt import Offer, Wants
@@ -136,6 +138,20 @@ def write(
     gaps = [seat.prepared.prompt.budget.allocations.get("gap", 0) for seat in seats]
     largest = max(len(ids) + seat.sampling.max_tokens + gap for ids, seat, gap in zip(prompts, seats, gaps, strict=True))
     engine.reserve(largest, num_sequences=num_sequences)
+    shared = prompts[0][: min((common_length(prompts[0], each) for each in prompts[1:]), default=0)]
+    with sharing(engine, shared):
+        _run(engine, seats, prompts, on_text, on_end)
+    if any(seat.running is not None and seat.running.finish_reason == "cancelled" for seat in seats):
+        raise KeyboardInterrupt
+
+
+def _run(
+    engine: Engine,
+    seats: Sequence[Seat],
+    prompts: Sequence[list[int]],
+    on_text: Callable[[str, str], None],
+    on_end: Callable[[Seat], None],
+) -> None:
     try:
         for seat, ids in zip(seats, prompts, strict=True):
             seat.running = engine.add(ids, seat.sampling, borders=seat.prepared.prompt.borders)
@@ -153,8 +169,6 @@ def write(
         for seat in seats:
             if seat.running is not None and seat.running.finish_reason == "cancelled":
                 on_end(seat)
-    if any(seat.running is not None and seat.running.finish_reason == "cancelled" for seat in seats):
-        raise KeyboardInterrupt
 
 
 def needs(council: Council) -> dict[str, Need]:

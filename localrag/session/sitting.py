@@ -63,14 +63,13 @@ def sit(
     with what is `about` it. Before anything is evaluated, every role's least prompt has to fit: else BudgetExceededError names the role.
     EngineError if the judge gives no verdict. InterruptedRunError if a person stops it; what was said until then is kept.
     """
-    with Sitting(council, task, settings=settings, kbs=kbs, piped=piped, on_event=on_event, on_text=on_text) as sitting:
-        if keep:
-            sitting.keep(about or {})
+    kept = (about or {}) if keep else None
+    with Sitting(council, task, settings=settings, kbs=kbs, piped=piped, kept=kept, on_event=on_event, on_text=on_text) as sitting:
         return sitting.hold()
 
 
 class Sitting:
-    """One run of a council; see `sit`."""
+    """One run of a council; see `sit`. It is kept with what is `kept` beside it, and so are prefixes; None keeps nothing."""
 
     def __init__(
         self,
@@ -80,6 +79,7 @@ class Sitting:
         settings: Settings | None = None,
         kbs: Sequence[str] = (),
         piped: str = "",
+        kept: Mapping[str, Any] | None = None,
         on_event: Callable[[Event], None],
         on_text: Callable[[str, str], None],
     ) -> None:
@@ -108,12 +108,10 @@ class Sitting:
                 learning=self._settings.learn,
             )
             self._needs = needs(council)
-            self._models = opened.enter_context(Residents(self._needs, settings=self._settings))
+            self._models = opened.enter_context(Residents(self._needs, settings=self._settings, keep=kept is not None))
+            if kept is not None:
+                self._minutes.begin(self._settings.home, council.name, self._task, {"digest": council.digest, **kept})
             self._opened = opened.pop_all()
-
-    def keep(self, about: Mapping[str, Any]) -> None:
-        """Have the journal keep this run, with what is `about` it."""
-        self._minutes.begin(self._settings.home, self._council.name, self._task, {"digest": self._council.digest, **about})
 
     def hold(self) -> Sat:
         """All of it, from the task to the verdict."""

@@ -107,3 +107,13 @@ def test_it_is_stopped_in_the_middle_of_three_members(settings):
     said = {event["role"]: event["finish_reason"] for event in named(events, "said")}
     assert set(said) == {member.name for member in council.members}
     assert "cancelled" in said.values()
+
+
+def test_what_members_share_is_read_from_disk_the_next_time(settings):
+    council = Catalog.load(settings).council("default").changed(max_tokens=16)
+    members = {member.name for member in council.members}
+    runs = [run(council, settings)[0] for _ in range(2)]
+    own = [[answer.prompt_tokens - answer.cached_tokens for role, answer in each.answers if role in members] for each in runs]
+    assert max(own[0]) > 500
+    assert max(own[1]) < 100
+    assert [each.warnings for each in runs] == [(), ()]
