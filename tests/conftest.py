@@ -41,6 +41,20 @@ def embedder_path():
 
 
 @pytest.fixture(scope="session")
+def catalogue(model_path, embedder_path, tmp_path_factory):
+    """A models.toml that names the default model and embedder where this machine has them: a fresh home holds neither."""
+    shipped = Catalog.load(Settings.from_env())
+    model, embedder = shipped.model(), shipped.embedder()
+    file = tmp_path_factory.mktemp("catalogue") / "models.toml"
+    file.write_text(
+        f'default_model = "{model.name}"\ndefault_embedder = "{embedder.name}"\n'
+        f'[models.{model.name}]\npath = "{model_path}"\nsha256 = "{model.sha256}"\n'
+        f'[embedders.{embedder.name}]\npath = "{embedder_path}"\nsha256 = "{embedder.sha256}"\n'
+    )
+    return file
+
+
+@pytest.fixture(scope="session")
 def embedder(embedder_path):
     """The default embedder in sentence-transformers."""
     from localrag.kb.embedder import SentenceTransformerEmbedder  # noqa: PLC0415  # heavy

@@ -159,8 +159,8 @@ def test_the_council_that_ships_needs_no_model_of_its_own(shipped):
     assert len(council.members) == 3
     assert (council.plan, council.review, council.judge.tools, council.judge.rounds) == (False, False, (), 0)
     assert {role.model for role in (*council.members, council.judge)} == {None}
-    assert {member.sampling.max_tokens for member in council.members} == {256}
-    assert council.judge.sampling.max_tokens == 384
+    assert {member.sampling.max_tokens for member in council.members} == {160}
+    assert council.judge.sampling.max_tokens == 320
     assert max(len(member.persona) for member in council.members) < 120  # a small model in a window of 2,048 has it in every prompt
 
 

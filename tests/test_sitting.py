@@ -42,7 +42,7 @@ def council(*, tags=None, judge=None, max_tokens=48, **more):
 
 
 @pytest.fixture
-def settings(home_after_indexing, embedder):
+def settings(home_after_indexing, embedder, catalogue):
     """A home with a knowledge base of three short documents, one of them with a tag."""
     from localrag.kb import KnowledgeBase  # noqa: PLC0415  # heavy
 
@@ -51,7 +51,7 @@ def settings(home_after_indexing, embedder):
     (folder / "petg.md").write_text("# PETG\n\nPETG softens at 75 degrees. Parts of PETG fail at 80 degrees.\n")
     (folder / "abs.md").write_text("# ABS\n\nABS holds its shape up to 95 degrees. Parts at 80 degrees are no trouble.\n")
     (folder / "price.md").write_text("---\ntags: [price]\n---\n# Prices of PETG and ABS\n\nPETG costs 20, ABS costs 22 for parts.\n")
-    settings = Settings(home=home_after_indexing)
+    settings = Settings(home=home_after_indexing, models_file=catalogue)
     with KnowledgeBase.open(settings.kb_dir, "plastics", create=True) as kb:
         kb.ingest([folder], embedder)
     return settings

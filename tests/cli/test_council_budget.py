@@ -122,7 +122,7 @@ def test_a_budget_without_maximums_in_tokens_fits_every_window(run, n_ctx):
         assert table["window"] == n_ctx
         assert table["total_tokens"] <= n_ctx
         assert table["unbounded"] == ["system", "question", "instructions"]
-    assert [table["answer"] for table in tables] == [{"min": 256, "max": 256}, {"min": 384, "max": 384}]  # all else gives way
+    assert [table["answer"] for table in tables] == [{"min": 160, "max": 160}, {"min": 320, "max": 320}]  # all else gives way
     assert "proposals" in lines(tables[1])
     assert "proposals" not in lines(tables[0])
 

@@ -23,9 +23,9 @@ HANDBOOK = Path(__file__).parents[2] / "examples" / "handbook"
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory, converted, embedder):
+def settings(tmp_path_factory, converted, embedder, catalogue):
     """A home with the handbook."""
-    found = Settings(home=tmp_path_factory.mktemp("home"))
+    found = Settings(home=tmp_path_factory.mktemp("home"), models_file=catalogue)
     shutil.copytree(converted[0].embedders_dir, found.embedders_dir)
     with KnowledgeBase.open(found.kb_dir, "handbook", create=True) as kb:
         kb.ingest([HANDBOOK], embedder)
@@ -117,3 +117,10 @@ def test_what_members_share_is_read_from_disk_the_next_time(settings):
     assert max(own[0]) > 500
     assert max(own[1]) < 100
     assert [each.warnings for each in runs] == [(), ()]
+
+
+def test_roles_of_different_models(settings):
+    member = Member(name="echo", persona="You repeat the question.", model="echo", sampling=SamplingParams(max_tokens=64))
+    result, events = run(Council(name="test", members=(member,), judge=Judge(sampling=SamplingParams(max_tokens=64))), settings, keep=False)
+    assert [(role, answer.model) for role, answer in result.answers][:2] == [("echo", "echo"), ("judge", "smollm2-135m")]
+    assert {each["model"] for each in named(events, "end")[0]["loads"]} == {"echo", "smollm2-135m"}
