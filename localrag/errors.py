@@ -84,9 +84,9 @@ class BudgetExceededError(LocalragError):
             **({"role": role} if role else {}),
         )
 
-    def of(self, role: str) -> BudgetExceededError:
-        """The same, of a role's prompt."""
-        return BudgetExceededError(self.numbers["window"], self.numbers["sections"], hint=self.hint, role=role)  # type: ignore[arg-type]  # as given
+    def of(self, role: str, *, hint: str | None = None) -> BudgetExceededError:
+        """The same, of a role's prompt; with another way out where a `hint` is given."""
+        return BudgetExceededError(self.numbers["window"], self.numbers["sections"], hint=hint or self.hint, role=role)  # type: ignore[arg-type]  # as given
 
 
 class TimeLimitError(LocalragError):

@@ -17,7 +17,7 @@ from itertools import accumulate
 from weakref import WeakKeyDictionary, ref
 
 from localrag.errors import TemplateError
-from localrag.tokens import Tokenizer
+from localrag.tokens import TokenCounter, Tokenizer
 
 _BREAK = "\u200b"
 """The zero-width space that breaks a special string in content."""
@@ -50,6 +50,11 @@ class EncodedPart:
 def as_content(text: str, tokenizer: Tokenizer) -> str:
     """Text as it is sent: strings that would match as tokens even in plain text are broken by a zero-width space."""
     return _as_content(text, tokenizer, _vocabulary(tokenizer))
+
+
+def count_content(text: str, counter: TokenCounter) -> int:
+    """Tokens of a content as it is sent."""
+    return counter(as_content(text, counter.tokenizer))
 
 
 def _as_content(text: str, tokenizer: Tokenizer, vocabulary: _Vocabulary) -> str:

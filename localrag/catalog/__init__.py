@@ -11,17 +11,19 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from localrag.budget import Profile
 from localrag.catalog import sources, wheels
 from localrag.catalog.checksums import Checksums, VerifyResult, hashed_file, sha256_of
 from localrag.catalog.shipped import absent_models, shipped_file, with_shipped
 from localrag.catalog.sources import Progress
-from localrag.council.roles import Council
 from localrag.errors import ConfigError, ModelError, ModelFileError, ModelNotFoundError
 from localrag.model import ModelSpec
 from localrag.settings import Settings
+
+if TYPE_CHECKING:
+    from localrag.council.roles import Council
 
 __all__ = ["Catalog", "CatalogRow", "Progress", "VerifyResult"]
 

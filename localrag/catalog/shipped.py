@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from localrag.council.roles import Council
 from localrag.errors import ConfigError
+
+if TYPE_CHECKING:
+    from localrag.council.roles import Council
 
 
 def shipped_file() -> Path:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 import click
 
 from localrag.cli import display, options
+from localrag.cli.interrupt import first_interrupt
 from localrag.cli.text import note
 from localrag.decoding import SamplingParams
 from localrag.errors import UsageError
@@ -161,26 +160,6 @@ def _ask_all(source: Path, out: Path, opened: Callable[[], Session], *, sampling
             return 0
         with opened() as session, first_interrupt(lambda: job.stop(session.engine)):
             return job.run(session)
-
-
-@contextmanager
-def first_interrupt(stop: Callable[[], None]) -> Iterator[None]:
-    """The first Ctrl-C calls `stop`, which keeps what was written; the second is a KeyboardInterrupt, wherever the program is.
-
-    Where Ctrl-C is ignored, as in a shell's background jobs, it stays so.
-    """
-
-    def handle(_signal: int, _frame: object) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        stop()
-
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, handle)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @click.command("budget")

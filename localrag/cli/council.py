@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from localrag.cli import display, options
-from localrag.cli.ask import first_interrupt
+from localrag.cli.interrupt import first_interrupt
 from localrag.cli.text import emit, note
 from localrag.errors import UsageError
 from localrag.settings import Settings
@@ -93,9 +93,12 @@ def _run(call: Call, council: Council, settings: Settings, *, keep: bool, as_jso
         note(f"Warning: the council {council.name} was changed since: the verdict can be another one.")
     view = CouncilView(council.name)
     on_event = emit if as_json else view.on_event
-    sitting = seated(call, council, settings=settings, keep=keep, on_event=on_event, on_text=view.on_text)
-    with view, sitting as held, first_interrupt(held.cancel):
-        held.hold()
+    with (
+        view,
+        seated(call, council, settings=settings, keep=keep, on_event=on_event, on_text=view.on_text) as sitting,
+        first_interrupt(sitting.cancel),
+    ):
+        sitting.hold()
 
 
 def _show_list(settings: Settings, *, as_json: bool) -> None:

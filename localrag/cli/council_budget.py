@@ -264,8 +264,9 @@ def _counted(
 def _of(error: BudgetExceededError, role: str, budget: str) -> BudgetExceededError:
     """The same with the way out of a table."""
     needed = error.numbers["needed"]
-    hint = f"Lower the maximums of [budgets.{budget}] in models.toml, or use a window of {needed} tokens or more (--ctx)."
-    return BudgetExceededError(error.numbers["window"], error.numbers["sections"], hint=hint, role=role)  # type: ignore[arg-type]  # as given
+    return error.of(
+        role, hint=f"Lower the maximums of [budgets.{budget}] in models.toml, or use a window of {needed} tokens or more (--ctx)."
+    )
 
 
 def _print(table: RoleTable) -> None:

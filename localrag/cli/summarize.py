@@ -79,9 +79,9 @@ def summarize_command(
 
 def _counter(engine: Engine) -> Callable[[str], int]:
     """Tokens of a text as it would be sent."""
-    from localrag.markup import as_content  # noqa: PLC0415  # weight
+    from localrag.markup import count_content  # noqa: PLC0415  # weight
 
-    return lambda text: engine.counter(as_content(text, engine.tokenizer))
+    return lambda text: count_content(text, engine.counter)
 
 
 def _writer(engine: Engine) -> Writer | None:

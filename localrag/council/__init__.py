@@ -1,10 +1,19 @@
-"""Specialists who propose, and a judge who decides: who they are (roles.py), and the flow of what they are asked (flow.py, turns.py)."""
+"""Specialists who propose, and a judge who decides: who they are (roles.py), and the flow of what they are asked (flow.py, turns.py).
 
-from localrag.council.flow import deliberate
-from localrag.council.roles import JUDGE, PLANNER, Council, Judge, Member
-from localrag.council.steps import Ask, Reply, Search, Step, Tell, Turn, Use, Used
-from localrag.council.turns import first_turns
-from localrag.council.verdict import Dissent, Verdict
+Names are imported when they are first used: every command reads the councils of models.toml, and few hold one.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from localrag.council.flow import deliberate
+    from localrag.council.roles import JUDGE, PLANNER, Council, Judge, Member
+    from localrag.council.steps import Ask, Reply, Search, Step, Tell, Turn, Use, Used
+    from localrag.council.turns import first_turns
+    from localrag.council.verdict import Dissent, Verdict
 
 __all__ = [
     "JUDGE",
@@ -25,3 +34,18 @@ __all__ = [
     "deliberate",
     "first_turns",
 ]
+
+_MODULES = {
+    "flow": ("deliberate",),
+    "roles": ("JUDGE", "PLANNER", "Council", "Judge", "Member"),
+    "steps": ("Ask", "Reply", "Search", "Step", "Tell", "Turn", "Use", "Used"),
+    "turns": ("first_turns",),
+    "verdict": ("Dissent", "Verdict"),
+}
+
+
+def __getattr__(name: str) -> object:
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"localrag.council.{module}"), name)
+    raise AttributeError(f"module 'localrag.council' has no attribute {name!r}")

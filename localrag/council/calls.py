@@ -39,12 +39,12 @@ class Call:
 
 def specs(tools: Sequence[str]) -> tuple[ToolSpec, ...]:
     """The tools of these names as a chat template is shown them, with the one that ends the calls."""
-    return (*(_spec(tool) for tool in tools), ToolSpec(CONCLUDE, "You know enough to decide.", _object({})))
+    return (*(_spec(tool) for tool in tools), ToolSpec(CONCLUDE, "You know enough to decide.", replies.schema({})))
 
 
 def schema(tools: Sequence[str]) -> dict[str, Any]:
     """Of a reply that is a call of one of these tools, or ends the calls."""
-    return {"anyOf": [_call(tool, _arguments(tool)) for tool in tools] + [_call(CONCLUDE, _object({}))]}
+    return {"anyOf": [_call(tool, _arguments(tool)) for tool in tools] + [_call(CONCLUDE, replies.schema({}))]}
 
 
 def parse(reply: str, tools: Sequence[str]) -> Call | None:
@@ -63,12 +63,8 @@ def _spec(tool: str) -> ToolSpec:
 
 def _arguments(tool: str) -> dict[str, Any]:
     _, name, description, most = _TEXTS[tool]
-    return _object({name: {"type": "string", "description": description, "minLength": 1, "maxLength": most}})
-
-
-def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "properties": dict(properties), "required": list(properties), "additionalProperties": False}
+    return replies.schema({name: {"type": "string", "description": description, "minLength": 1, "maxLength": most}})
 
 
 def _call(tool: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    return _object({"name": {"const": tool}, "arguments": arguments})
+    return replies.schema({"name": {"const": tool}, "arguments": arguments})

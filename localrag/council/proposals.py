@@ -56,27 +56,21 @@ def check(member: str, text: str, finish_reason: str, hits: Iterable[Hit]) -> Ch
     said, num_repeated = without_repeats(without_cut_tag(said) if is_cut else said, is_cut=is_cut)
     given = {hit.label for hit in hits}
     labels = list(dict.fromkeys(match[0] for match in CITATION.finditer(said)))
-    invented = tuple(label for label in labels if label not in given)
     return Checked(
         member=member,
-        text=_without(said, invented) if invented else said,
+        text=struck(said, given),
         finish_reason=finish_reason,
         cited=tuple(label for label in labels if label in given),
-        invented=invented,
+        invented=tuple(label for label in labels if label not in given),
         num_repeated=num_repeated,
     )
 
 
 def struck(text: str, given: Collection[str]) -> str:
-    """A text without citations of what is not among the labels `given`."""
-    invented = {match[0] for match in CITATION.finditer(text)}.difference(given)
-    return _without(text, invented) if invented else text
-
-
-def _without(text: str, invented: Collection[str]) -> str:
-    """The text without these labels, closed up where they stood."""
-    struck = frozenset(invented)
-    text = CITATION.sub(lambda match: _STRUCK if match[0] in struck else match[0], text.replace(_STRUCK, " "))
+    """A text without citations of what is not among the labels `given`, closed up where they stood."""
+    if all(match[0] in given for match in CITATION.finditer(text)):
+        return text
+    text = CITATION.sub(lambda match: match[0] if match[0] in given else _STRUCK, text.replace(_STRUCK, " "))
     for _ in range(_MAX_BRACKETS):
         text = _EMPTY_BRACKET.sub(_STRUCK, text)
     return _GAP.sub(_closed_up, text).strip()

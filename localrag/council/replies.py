@@ -40,6 +40,11 @@ class Form:
         return value if isinstance(value, list) else []
 
 
+def schema(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON schema of a form: these values, in this order, and no others."""
+    return {"type": "object", "properties": dict(properties), "required": list(properties), "additionalProperties": False}
+
+
 def read(reply: str) -> Form:
     """The form that a reply begins with. What is no form is an empty one."""
     reply = reply.strip()

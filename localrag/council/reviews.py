@@ -24,7 +24,7 @@ def anonymous(member: str, proposals: Sequence[Checked]) -> tuple[tuple[Proposal
 def schema(letters: Sequence[str]) -> dict[str, Any]:
     """Of a reply that ranks these letters."""
     ranking = {"type": "array", "items": {"enum": list(letters)}, "minItems": len(letters), "maxItems": len(letters)}
-    return {"type": "object", "properties": {"ranking": ranking}, "required": ["ranking"], "additionalProperties": False}
+    return replies.schema({"ranking": ranking})
 
 
 def parse(reply: str, names: Mapping[str, str]) -> tuple[str, ...]:

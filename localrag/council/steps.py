@@ -14,12 +14,9 @@ Kind = Literal["plan", "proposal", "review", "call", "verdict"]
 
 
 class MakeSchema(Protocol):
-    """The JSON schema of a reply, by the `labels` of the passages in its prompt and the `max_tokens` that are left for it.
+    """The JSON schema of a reply, by the `labels` of the passages in its prompt and the `max_tokens` that are left for it."""
 
-    Without `max_tokens` those of the turn are.
-    """
-
-    def __call__(self, labels: Sequence[str], max_tokens: int | None = None) -> Mapping[str, Any]: ...
+    def __call__(self, labels: Sequence[str], max_tokens: int) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

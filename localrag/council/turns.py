@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from localrag.council import calls, proposals, reviews, verdict, words
+from localrag.council import calls, proposals, replies, reviews, verdict, words
 from localrag.council.proposals import Checked
 from localrag.council.roles import JUDGE, PLANNER, Council, Member
 from localrag.council.steps import Turn
@@ -39,11 +39,12 @@ def first_turns(council: Council) -> list[Turn]:
 
 def plan(council: Council) -> Turn:
     search = {"type": "string", "minLength": 3, "maxLength": 100}
-    properties = {
-        "strategy": {"type": "string", "minLength": 1, "maxLength": 240},
-        "searches": {"type": "array", "items": search, "maxItems": MAX_SEARCHES},
-    }
-    schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    schema = replies.schema(
+        {
+            "strategy": {"type": "string", "minLength": 1, "maxLength": 240},
+            "searches": {"type": "array", "items": search, "maxItems": MAX_SEARCHES},
+        }
+    )
     return Turn(role=PLANNER, kind="plan", instructions=words.PLAN, sampling=_of_form(council.judge.sampling, PLAN_TOKENS, schema))
 
 
@@ -94,9 +95,9 @@ def to_decide(judged: Turn, read: Mapping[str, Hit], share: int) -> Turn:
     """The judge gives its verdict, in a form that a `share`-th of its room holds. `read` are the hits that tools gave it."""
     members = [each.label for each in judged.proposals]
 
-    def make_schema(labels: Sequence[str], max_tokens: int | None = None) -> dict[str, Any]:
+    def make_schema(labels: Sequence[str], max_tokens: int) -> dict[str, Any]:
         cited_first = sorted(labels, key=lambda label: label not in judged.cited)
-        return verdict.schema([*read, *cited_first], members, (max_tokens or judged.sampling.max_tokens) // share)
+        return verdict.schema([*read, *cited_first], members, max_tokens // share)
 
     return replace(judged, make_schema=make_schema)
 

@@ -75,8 +75,8 @@ def schema(labels: Sequence[str], members: Sequence[str], max_tokens: int) -> di
         frame = _DISSENT_CHARS + max(map(len, members))
         most = _within(room // 4 // (frame + _MIN_VIEW_CHARS), 1, len(members))
         view = _text(_within(room // 4 // most - frame, _MIN_VIEW_CHARS, 400))
-        properties["dissent"] = _list(_object({"member": {"enum": list(members)}, "view": view}), most)
-    return _object(properties)
+        properties["dissent"] = _list(replies.schema({"member": {"enum": list(members)}, "view": view}), most)
+    return replies.schema(properties)
 
 
 def parse(reply: str, hits: Sequence[Hit], members: Sequence[str]) -> Verdict:
@@ -116,7 +116,3 @@ def _text(most: int) -> dict[str, Any]:
 
 def _list(item: dict[str, Any], most: int) -> dict[str, Any]:
     return {"type": "array", "items": item, "maxItems": most}
-
-
-def _object(properties: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}

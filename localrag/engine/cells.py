@@ -103,12 +103,12 @@ class SharedCells:
 
     def num_held(self, prefix: Ids[int]) -> int:
         """How many tokens of a prefix some sequence holds."""
-        found = self.cache.longest(list(prefix))
+        found = self.cache.longest(prefix)
         return 0 if found is None else found[1]
 
     def state(self, prefix: Ids[int]) -> bytes | None:
         """The state behind a prefix, where a sequence holds all of it and there is an id to copy it to. Nothing may run."""
-        found = self.cache.longest(list(prefix))
+        found = self.cache.longest(prefix)
         seq_id = self._free_id()
         if found is None or found[1] < len(prefix) or seq_id is None or not self._memory.copy(found[0], seq_id, len(prefix)):
             return None

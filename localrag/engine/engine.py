@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Self
@@ -244,6 +245,15 @@ class Engine:
         """End every sequence at once; fit for a signal handler."""
         for sequence in self._unfinished():
             self.cancel(sequence)
+
+    def abandon(self, sequences: Iterable[Sequence]) -> None:
+        """End these at once, so that nothing of them goes on; an engine that broke was what ended them, and is not asked again."""
+        left = [sequence for sequence in sequences if not sequence.is_finished]
+        for sequence in left:
+            self.cancel(sequence)
+        if left:
+            with suppress(EngineError):
+                self.step()
 
     def forget(self) -> None:
         """Hold nothing of what was evaluated before. Nothing may run."""

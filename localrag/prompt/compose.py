@@ -44,6 +44,11 @@ class Prompt:
         return self.ledger.entry("answer").allotted
 
     @property
+    def num_cells(self) -> int:
+        """Cells that it can come to need: itself, the longest answer, and what an engine's counts may be wrong by."""
+        return len(self.token_ids) + self.max_tokens + self.budget.allocations.get("gap", 0)
+
+    @property
     def borders(self) -> tuple[int, ...]:
         """Positions from which another prompt that begins like this one can go on (see borders.py)."""
         return borders(self.parts)

@@ -12,7 +12,7 @@ from math import floor
 from localrag.budget import Budget, Percent, Section, container, negotiate
 from localrag.conversation import Exchange, Split, newest, split
 from localrag.errors import BudgetExceededError, UsageError
-from localrag.markup import EncodedPart, as_content
+from localrag.markup import EncodedPart, count_content
 from localrag.messages import Message, ToolSpec, strip_reasoning
 from localrag.passages import Hit
 from localrag.prompt import offer
@@ -61,7 +61,7 @@ class Wants:
 
     def sent(self, text: str) -> int:
         """Tokens of a content as it is sent."""
-        return self.counter(as_content(text, self.counter.tokenizer))
+        return count_content(text, self.counter)
 
     def content(self, number: int) -> str:
         """What is sent of the message of that number, if it is sent whole."""
@@ -191,8 +191,7 @@ def measure(given: Offer, *, counter: TokenCounter, template: ChatTemplate) -> W
     markup = markup_costs(parts, counter, template) if spoken or rounds else {}
     dearest = max(markup.values(), default=0)
     message_costs = {
-        number: counter(as_content(_said(message), tokenizer)) + markup.get(message.role, dearest) + 1
-        for number, message in (*spoken, *rounds)
+        number: count_content(_said(message), counter) + markup.get(message.role, dearest) + 1 for number, message in (*spoken, *rounds)
     }
     most = given.profile.max_messages
     recent = parts.history if most is None else newest(parts.history, most)[0]
@@ -253,7 +252,7 @@ def _items(given: Offer, counter: TokenCounter) -> dict[str, list[Item]]:
     """What can be left out or shortened as items, each kind in the order in which they are kept."""
 
     def item(section: str, label: str, score: float, body: str, dress: Callable[[str], str], **more: object) -> Item:
-        cost = counter(as_content(dress(body), counter.tokenizer)) + JOIN_TOKENS
+        cost = count_content(dress(body), counter) + JOIN_TOKENS
         return Item(section, label, score, body, dress, cost, **more)  # type: ignore[arg-type]  # tier and modified
 
     def source(section: str, hit: Hit) -> Item:

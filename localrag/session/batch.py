@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -47,9 +46,7 @@ class _Job:
 
     @property
     def num_cells(self) -> int:
-        """Cells that it can come to need: the prompt, the longest answer, and what an engine's counts may be wrong by."""
-        prompt = self.prepared.prompt
-        return len(self.token_ids) + prompt.max_tokens + prompt.budget.allocations.get("gap", 0)
+        return self.prepared.prompt.num_cells
 
 
 class Batch:
@@ -138,10 +135,5 @@ class Batch:
 
     def _cancel(self) -> None:
         """Nothing of this batch goes on when it is left, by an error or because nobody wants the rest."""
-        engine, running, self._running = self._session.engine, self._running, []
-        for job in running:
-            if job.sequence is not None:
-                engine.cancel(job.sequence)
-        if running:
-            with suppress(EngineError):  # an engine that broke was what ended the batch
-                engine.step()
+        running, self._running = self._running, []
+        self._session.engine.abandon(job.sequence for job in running if job.sequence is not None)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
@@ -80,7 +79,6 @@ def convene(
         return sitting.hold()
 
 
-@contextmanager
 def seated(
     call: Call,
     council: Council,
@@ -89,9 +87,9 @@ def seated(
     keep: bool = True,
     on_event: Callable[[Event], None],
     on_text: Callable[[str, str], None] = lambda _role, _text: None,
-) -> Iterator[Sitting]:
-    """The sitting that a call asks for, before it is held; `council` is what the call opens."""
-    with Sitting(
+) -> Sitting:
+    """The sitting that a call asks for, before it is held, to be used in a `with` block; `council` is what the call opens."""
+    return Sitting(
         council,
         call.task,
         settings=settings,
@@ -100,5 +98,4 @@ def seated(
         kept=call.about if keep else None,
         on_event=on_event,
         on_text=on_text,
-    ) as sitting:
-        yield sitting
+    )

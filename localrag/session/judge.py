@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from localrag.decoding import SamplingParams
 from localrag.errors import EngineError, InterruptedRunError
-from localrag.markup import Part, as_content, encode
+from localrag.markup import Part, count_content, encode
 from localrag.messages import Message
 from localrag.summary import truncate
 
@@ -59,7 +58,7 @@ class Judge:
         except KeyboardInterrupt:
             raise InterruptedRunError("Interrupted.") from None
         finally:
-            self._end(running)
+            self._engine.abandon(running)
         return [self._score(each) for each in running]
 
     def _score(self, sequence: Running) -> float:
@@ -68,15 +67,6 @@ class Judge:
         if not sequence.watched_logits:
             raise InterruptedRunError("Interrupted.")
         return _total(sequence.watched_logits[: len(self._yes)]) - _total(sequence.watched_logits[len(self._yes) :])
-
-    def _end(self, running: Iterable[Running]) -> None:
-        """Nothing of it goes on when it is left."""
-        left = [each for each in running if not each.is_finished]
-        for each in left:
-            self._engine.cancel(each)
-        if left:
-            with suppress(EngineError):  # an engine that broke was what ended it
-                self._engine.step()
 
     def _prompt(self, query: str, text: str) -> list[int]:
         count = self._count
@@ -91,7 +81,7 @@ class Judge:
 
     def _count(self, text: str) -> int:
         """Tokens as they are sent."""
-        return self._engine.counter(as_content(text, self._engine.counter.tokenizer))
+        return count_content(text, self._engine.counter)
 
 
 def _first_tokens(engine: Engine, texts: Iterable[str]) -> set[int]:

@@ -135,9 +135,7 @@ def write(
     KeyboardInterrupt ends all of them, with what they had written.
     """
     prompts = [list(seat.prepared.prompt.token_ids) for seat in seats]
-    gaps = [seat.prepared.prompt.budget.allocations.get("gap", 0) for seat in seats]
-    largest = max(len(ids) + seat.sampling.max_tokens + gap for ids, seat, gap in zip(prompts, seats, gaps, strict=True))
-    engine.reserve(largest, num_sequences=num_sequences)
+    engine.reserve(max(seat.prepared.prompt.num_cells for seat in seats), num_sequences=num_sequences)
     shared = prompts[0][: min((common_length(prompts[0], each) for each in prompts[1:]), default=0)]
     with sharing(engine, shared):
         _run(engine, seats, prompts, on_text, on_end)
@@ -163,9 +161,7 @@ def _run(
                 if piece.finish_reason is not None and piece.finish_reason != "cancelled":
                     on_end(by_id.pop(piece.seq_id))
     finally:
-        engine.cancel_all()
-        while not engine.is_idle:
-            engine.step()
+        engine.abandon(seat.running for seat in seats if seat.running is not None)
         for seat in seats:
             if seat.running is not None and seat.running.finish_reason == "cancelled":
                 on_end(seat)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from localrag.conversation import Covered, Exchange, Rolling
 from localrag.errors import LocalragError
-from localrag.markup import as_content
+from localrag.markup import count_content
 from localrag.prompt import Shortening
 from localrag.prompt.offer import Item
 from localrag.summary import Level, Source, Summary, summarize
@@ -66,7 +66,7 @@ class Shortener:
 
     def _count(self, text: str) -> int:
         """Tokens as they are sent."""
-        return self._counter(as_content(text, self._counter.tokenizer))
+        return count_content(text, self._counter)
 
     def _summary(self, source: Source, level: Level, limit: int, write: _Limited | None) -> Summary:
         return summarize(

@@ -160,8 +160,7 @@ class Sitting:
             with self._models.use(seat_of(turn.role)) as engine:
                 session = self._seating.check(engine, turn)
                 roles[turn.role] = {"role": turn.role, "model": engine.name, "slot": session.slot.to_dict()}
-        order = [*(member.name for member in self._council.members), JUDGE]
-        residence = self._models.plan(order).to_dict()
+        residence = self._models.plan().to_dict()
         about = {"id": self._minutes.id, "council": self._council.name, "task": self._task}
         self._minutes.tell("start", {**about, "roles": list(roles.values()), "models": residence})
 
@@ -260,7 +259,7 @@ class Sitting:
         with self._models.use(JUDGE) as engine:
             session = self._seating.session(engine, JUDGE)
             if self._toolbox is None:
-                room, num_calls = self._room_for_tools(session, self._judged), self._council.judge.rounds
+                room, num_calls = self._room_for_tools(session, self._judged), self._council.judge.max_calls
                 self._toolbox = Toolbox(session, room, ledgers=self._ledgers, hits=self._hits, num_calls=num_calls)
             used, told = self._toolbox.use(call.tool, call.arguments)
             more = (*self._judged.rounds, *call.messages(used.text))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from localrag.budget import Ledger
 from localrag.council import Used
 from localrag.council.calculate import calculate
 from localrag.errors import InterruptedRunError, LocalragError, UsageError
-from localrag.markup import as_content
+from localrag.markup import count_content
 from localrag.passages import Chunk, Hit
 from localrag.session import finding
 from localrag.tool_results import ToolAccount, ToolResult, compact
@@ -52,6 +53,7 @@ class Toolbox:
         num_calls: int | None = None,
     ) -> None:
         self._session = session
+        self._count = partial(count_content, counter=session.engine.counter)
         self._account = ToolAccount(room_tokens, self._count, max_share=1.0 if num_calls == 1 else CALL_SHARE)
         self._ledgers = ledgers
         self._hits = hits
@@ -100,11 +102,6 @@ class Toolbox:
         return use(text)
 
     # --- the room ---
-
-    def _count(self, text: str) -> int:
-        """Tokens as they are sent."""
-        counter = self._session.engine.counter
-        return counter(as_content(text, counter.tokenizer))
 
     def _end_call(self) -> None:
         if self._calls_left is not None:

@@ -228,9 +228,7 @@ class Session:
     ) -> Answer:
         """The answer to a prompt as it was prepared, with the question and the options that it was prepared with."""
         sampling = sampling.with_max_tokens(prepared.prompt.max_tokens)
-        gap = prepared.prompt.budget.allocations.get("gap", 0)
-        needed = len(prepared.prompt.token_ids) + sampling.max_tokens + gap
-        self.engine.reserve(min(self.slot.n_ctx, -(-needed // _ROUND_CELLS) * _ROUND_CELLS))
+        self.engine.reserve(min(self.slot.n_ctx, -(-prepared.prompt.num_cells // _ROUND_CELLS) * _ROUND_CELLS))
         prompt_ids, borders = list(prepared.prompt.token_ids), prepared.prompt.borders
         completion = self.engine.generate(prompt_ids, sampling, on_text, deadline=prepared.deadline, borders=borders)
         return self.finish(prepared, completion, question, **options)

@@ -35,8 +35,8 @@ def saying(**by_kind):
     return lambda turn: by_kind.get(turn.kind, plain(turn))
 
 
-def schema_of(turn, labels=("KB#1",), **room):
-    return turn.make_schema(list(labels), **room)
+def schema_of(turn, labels=("KB#1",), max_tokens=None):
+    return turn.make_schema(list(labels), max_tokens or turn.sampling.max_tokens)
 
 
 def test_from_the_task_to_the_verdict():
