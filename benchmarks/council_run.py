@@ -9,15 +9,12 @@ neither search nor check nor hold an answer to a form. The loading of the model 
 from __future__ import annotations
 
 import argparse
-import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from benchmarks import peers, shared
@@ -72,15 +69,8 @@ def main() -> None:
 
 @contextmanager
 def handbook_home() -> Iterator[Settings]:
-    """A home that nothing else uses, with the models of the usual one and the handbook in the knowledge base KB."""
-    usual = Settings.from_env()
-    shared.chosen_attention()  # measured here, so that no run is charged with it
-    with tempfile.TemporaryDirectory() as folder:
-        settings = Settings(home=Path(folder), models_file=usual.find_models_file())
-        if usual.models_dir.is_dir():
-            settings.models_dir.symlink_to(usual.models_dir)
-        if (usual.home / "attention.json").exists():
-            shutil.copy(usual.home / "attention.json", folder)
+    """A home that nothing else uses, with the handbook in the knowledge base KB."""
+    with shared.fresh_home() as settings:
         embedder = open_embedder(settings)
         with KnowledgeBase.open(settings.kb_dir, KB, create=True) as kb:
             kb.ingest([shared.ROOT / "examples" / "handbook"], embedder)

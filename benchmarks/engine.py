@@ -109,7 +109,8 @@ def warm(num_runs: int, num_chars: int, max_tokens: int) -> list[dict[str, objec
 
 def first_byte(command: list[str]) -> dict[str, float]:
     started = time.perf_counter()
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    env = shared.compiled_environment()
+    with subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
         assert process.stdout.read(1), command
         elapsed = time.perf_counter() - started

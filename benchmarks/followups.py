@@ -6,11 +6,9 @@ import argparse
 import json
 import os
 import random
-import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
@@ -25,7 +23,6 @@ from localrag.engine.prefix import common_length
 from localrag.engine.threads import num_cores
 from localrag.messages import Attachment, Message
 from localrag.session import Answer, Request, Session
-from localrag.settings import Settings
 
 OURS = "localrag"
 SYSTEM = "You answer from the evidence of case {number} alone, and briefly."
@@ -190,12 +187,8 @@ def ask_in_new_processes(num_runs: int, evidence_tokens: int) -> None:
 
 
 def two_processes(evidence: str, number: int) -> list[dict[str, float]]:
-    settings = Settings.from_env()
-    with tempfile.TemporaryDirectory() as folder:
-        home, file = Path(folder) / "home", Path(folder) / "evidence.md"
-        home.mkdir()
-        if (settings.home / "attention.json").exists():  # measured before: not by one of the two
-            shutil.copy(settings.home / "attention.json", home)
+    with shared.fresh_home() as settings:
+        home, file = settings.home, settings.home / "evidence.md"
         file.write_text(f"Case {number}.\n\n{evidence}", encoding="utf-8")
         return [child(home, file, QUESTIONS[(number + which) % len(QUESTIONS)]) for which in (0, 1)]
 

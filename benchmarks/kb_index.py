@@ -7,7 +7,6 @@ python -m benchmarks.kb_index --folder DIR    on other documents
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import subprocess
 import sys
@@ -60,11 +59,8 @@ def index(folder: Path, num_runs: int) -> None:
 
 def cold(folder: Path, num_runs: int) -> None:
     """Seconds from process start to the first token of an answer from a knowledge base."""
-    with tempfile.TemporaryDirectory() as home:
-        settings = Settings(home=Path(home))
-        shared_models = Settings.from_env().models_dir
-        if shared_models.is_dir():
-            settings.models_dir.symlink_to(shared_models)
+    with shared.fresh_home() as settings:
+        home = str(settings.home)
         embedder = open_embedder(settings)
         with KnowledgeBase.open(settings.kb_dir, "bench", create=True) as kb:
             kb.ingest([folder], embedder)
@@ -103,8 +99,7 @@ print(json.dumps({"to the hits_s": found - started, "to the first token_s": firs
 def _cold_ask(home: str) -> dict[str, float]:
     import json  # noqa: PLC0415
 
-    env = os.environ | {"LOCALRAG_HOME": home}
-    env.pop("PYTHONDONTWRITEBYTECODE", None)
+    env = shared.compiled_environment(LOCALRAG_HOME=home)
     done = subprocess.run([sys.executable, "-c", _ASK, QUESTION], env=env, cwd=shared.ROOT, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
     found.pop("torch")

@@ -7,9 +7,11 @@ import importlib.metadata
 import json
 import os
 import platform
+import shutil
 import statistics
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -54,6 +56,25 @@ def beginning(text: str, num_tokens: int, count: Callable[[str], int]) -> str:
 def chosen_attention() -> bool:
     """Whether localrag uses flash attention here; measured now if it was not before, so that no run is charged with it."""
     return flash_attention(Settings.from_env().home, ThreadGovernor())
+
+
+@contextmanager
+def fresh_home() -> Iterator[Settings]:
+    """A home that nothing else uses, with the models of the usual one and what was measured there of attention."""
+    usual = Settings.from_env()
+    chosen_attention()
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Settings(home=Path(folder), models_file=usual.find_models_file())
+        if usual.models_dir.is_dir():
+            settings.models_dir.symlink_to(usual.models_dir)
+        if (usual.home / "attention.json").exists():
+            shutil.copy(usual.home / "attention.json", folder)
+        yield settings
+
+
+def compiled_environment(**more: str) -> dict[str, str]:
+    """Variables for a process whose start is measured: our modules are compiled once and kept, as where localrag is installed."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | more
 
 
 def in_turn(measures: dict[str, Callable[[], dict[str, float]]], num_runs: int) -> dict[str, list[dict[str, float]]]:
