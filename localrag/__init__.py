@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from localrag.kb import KnowledgeBase
     from localrag.passages import Chunk, Citation, Hit
     from localrag.session import Answer, Session
+    from localrag.session.chat import Chat
     from localrag.session.convening import convene as council
     from localrag.session.sitting import Sat
     from localrag.settings import Settings
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Answer",
     "Budget",
+    "Chat",
     "Chunk",
     "Citation",
     "Entry",
@@ -57,6 +59,7 @@ _MODULES = {
     "kb": ("KnowledgeBase",),
     "passages": ("Chunk", "Citation", "Hit"),
     "session": ("Answer", "Session"),
+    "session.chat": ("Chat",),
     "session.sitting": ("Sat",),
     "settings": ("Settings",),
 }

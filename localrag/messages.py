@@ -18,6 +18,8 @@ class Message:
 
     role: Role
     content: str
+    sent: str = ""
+    """What was sent for it when it was asked, where that was more than its content: the sources that came with it. It is sent so again."""
 
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")

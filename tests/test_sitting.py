@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import tempfile
 from dataclasses import replace
@@ -41,20 +42,28 @@ def council(*, tags=None, judge=None, max_tokens=48, **more):
     return Council(name="test", members=tuple(members), judge=judge, **more)
 
 
-@pytest.fixture
-def settings(home_after_indexing, embedder, catalogue):
-    """A home with a knowledge base of three short documents, one of them with a tag."""
+@pytest.fixture(scope="module")
+def plastics(tmp_path_factory, embedder):
+    """The folder of a knowledge base of three short documents, one of them with a tag."""
     from localrag.kb import KnowledgeBase  # noqa: PLC0415  # heavy
 
-    folder = home_after_indexing / "documents"
-    folder.mkdir(parents=True)
+    folder = tmp_path_factory.mktemp("plastics") / "documents"
+    folder.mkdir()
     (folder / "petg.md").write_text("# PETG\n\nPETG softens at 75 degrees. Parts of PETG fail at 80 degrees.\n")
     (folder / "abs.md").write_text("# ABS\n\nABS holds its shape up to 95 degrees. Parts at 80 degrees are no trouble.\n")
     (folder / "price.md").write_text("---\ntags: [price]\n---\n# Prices of PETG and ABS\n\nPETG costs 20, ABS costs 22 for parts.\n")
-    settings = Settings(home=home_after_indexing, models_file=catalogue)
-    with KnowledgeBase.open(settings.kb_dir, "plastics", create=True) as kb:
+    made = folder.parent / "kb"
+    with KnowledgeBase.open(made, "plastics", create=True) as kb:
         kb.ingest([folder], embedder)
-    return settings
+    return made
+
+
+@pytest.fixture
+def settings(home_after_indexing, plastics, catalogue):
+    """A home with that knowledge base."""
+    found = Settings(home=home_after_indexing, models_file=catalogue)
+    shutil.copytree(plastics, found.kb_dir)
+    return found
 
 
 def run(council, settings, task=TASK, **options):

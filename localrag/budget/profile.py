@@ -16,7 +16,7 @@ Overflow = Literal["prioritize", "truncate", "summarize", "error"]
 """What becomes of what is too much: keep the best, cut at the border of a sentence, step down to summaries, or refuse."""
 OVERFLOWS: tuple[Overflow, ...] = get_args(Overflow)
 
-PROTECTED = ("scaffold", "system", "question", "instructions")
+PROTECTED = ("scaffold", "system", "pinned", "pointers", "question", "instructions")
 """Sections that are sent whole, or nothing is."""
 LIMITED = ("system", "question", "instructions")
 """Of those, the ones that people write, and that a budget may bound."""

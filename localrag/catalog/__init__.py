@@ -64,6 +64,8 @@ class Catalog:
     weights: Mapping[str, object]
     tags: Mapping[str, tuple[str, ...]]
     """Pattern of paths to the tags of the documents there."""
+    memories: Mapping[str, float]
+    """What [memories] sets, by the names of the fields of session.remembering.Recalling."""
     own_councils: Mapping[str, Council]
     """Those of this file; `council` knows the ones that ship too."""
 
@@ -86,6 +88,7 @@ class Catalog:
             profiles=MappingProxyType(tables.budgets),
             weights=MappingProxyType(tables.relevance),
             tags=MappingProxyType(tables.tags),
+            memories=MappingProxyType(tables.memories),
             own_councils=MappingProxyType(tables.councils),
         )
 

@@ -16,7 +16,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from localrag.budget import TIERS, Profile, Tier
 from localrag.budget.profile import LIMITED, PROTECTED
-from localrag.catalog.budgets import LENGTH_FAULT, BudgetTable, RelevanceTable, profile_of, weights_of, with_thresholds
+from localrag.catalog.budgets import (
+    LENGTH_FAULT,
+    BudgetTable,
+    Factor,
+    RelevanceTable,
+    Table,
+    UpToOne,
+    profile_of,
+    weights_of,
+    with_thresholds,
+)
 from localrag.catalog.councils import CouncilTable, council_of
 from localrag.catalog.faults import Place, nearest, quoted, shown, shown_path
 from localrag.council.roles import Council
@@ -66,6 +76,13 @@ class ModelTable(EmbedderTable):
     chat_template: str | None = None
 
 
+class MemoriesTable(Table):
+    """[memories]: from which importance on, and for how long, a memory is told whatever is asked."""
+
+    min_importance: UpToOne = 0
+    max_age_days: Factor = 0
+
+
 class CatalogTable(BaseModel):
     """The whole file."""
 
@@ -79,6 +96,7 @@ class CatalogTable(BaseModel):
     budgets: dict[str, BudgetTable] = {}
     relevance: RelevanceTable = RelevanceTable()
     tags: dict[str, list[str]] = {}
+    memories: MemoriesTable = MemoriesTable()
     councils: dict[str, CouncilTable] = {}
 
 
@@ -86,7 +104,7 @@ class CatalogTable(BaseModel):
 class Tables:
     """What a models.toml says, with every path made absolute. `budgets` has a "default" always; `relevance` holds what is set.
 
-    `tags` maps a pattern of paths to the tags that documents there get.
+    `memories` holds what is set of session.remembering.Recalling. `tags` maps a pattern of paths to the tags that documents there get.
     """
 
     default_model: str | None
@@ -97,6 +115,7 @@ class Tables:
     budgets: dict[str, Profile]
     relevance: dict[str, object]
     tags: dict[str, tuple[str, ...]]
+    memories: dict[str, float]
     councils: dict[str, Council]
 
 
@@ -120,6 +139,7 @@ def read(file: Path) -> Tables:
         rerankers={name: _reranker(top.inside("rerankers", name), name, entry) for name, entry in table.rerankers.items()},
         budgets=budgets,
         relevance=weights_of(top.inside("relevance"), table.relevance),
+        memories=dict(table.memories.given),  # type: ignore[arg-type]  # numbers
         tags={pattern: tuple(tags) for pattern, tags in table.tags.items()},
         councils={
             name: _council(top.inside("councils", name), name, entry, models=models, budgets=budgets)

@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "kb": ("kb", "List, show, verify, export, import and remove knowledge bases."),
     "search": ("kb", "Find passages, each with what its score is made of."),
     "ask": ("ask", "Answer a question, from your documents if --kb is given."),
+    "chat": ("chat", "Talk with a model, in a conversation that is kept."),
     "council": ("council", "Have specialists propose and a judge decide."),
     "budget": ("ask", "Show the budget an ask would have, without generating."),
     "score": ("score", "Score files for a task, factor by factor."),
@@ -26,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("report", "Show the ledgers that were kept, and what is cut most."),
     "tokens": ("tokens", "Count tokens exactly, with the model's own tokenizer."),
     "models": ("models", "List, show, fetch, verify and optimize models."),
+    "memory": ("memory", "Keep facts that chats are told, list and forget them."),
     "eval": ("evaluate", "Measure retrieval on a collection with relevance judgments."),
     "doctor": ("doctor", "Show what this machine can run, and what localrag keeps."),
 }

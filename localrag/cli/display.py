@@ -57,7 +57,7 @@ def answer(done: Answer, *, tokenizer: Tokenizer, as_json: bool, explain: Explai
     if as_json:
         emit(done.to_dict())
     else:
-        _remarks(done, asked_kbs)
+        remarks(done, asked_kbs)
     if explain == "full":
         views.prompt(done.prompt.parts, tokenizer, err=True)
     if explain:
@@ -65,8 +65,8 @@ def answer(done: Answer, *, tokenizer: Tokenizer, as_json: bool, explain: Explai
         _usage(done)
 
 
-def _remarks(done: Answer, asked_kbs: Sequence[str]) -> None:
-    """What a person should know of an answer without asking for it."""
+def remarks(done: Answer, asked_kbs: Sequence[str], *, tells_history: bool = True) -> None:
+    """What a person should know of an answer without asking for it; `tells_history` where nobody else tells what was left out of it."""
     if done.hits:
         _sources(done)
     elif asked_kbs:
@@ -78,13 +78,13 @@ def _remarks(done: Answer, asked_kbs: Sequence[str]) -> None:
         note(_ENDINGS[done.finish_reason])
     for warning in done.warnings:
         note(f"Warning: {warning}")
-    _left_out(done.ledger)
+    _left_out(done.ledger, ("tools", "memories", *(["history"] if tells_history else []), "attachments"))
 
 
-def _left_out(accounts: Ledger) -> None:
+def _left_out(accounts: Ledger, sections: Sequence[str]) -> None:
     """What a person gave and the model did not get whole. What a search found in too large numbers is in the ledger."""
     for entry in accounts.entries:
-        if entry.name in ("tools", "memories", "history", "attachments"):
+        if entry.name in sections:
             if entry.omitted:
                 named = [*map(safe, entry.omitted[:10]), *(["…"] if len(entry.omitted) > 10 else [])]
                 note(f"Left out of {entry.name} for lack of room: {', '.join(named)}")

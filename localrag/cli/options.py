@@ -172,7 +172,7 @@ def asked(asking: Asking, *, piped: str = "") -> Options:
     """The options of a prompt, the files that came with it read."""
     options = Options(
         system=asking["system"],
-        attachments=[_attachment(path) for path in dict.fromkeys(asking["attached"])],
+        attachments=[attachment(path) for path in dict.fromkeys(asking["attached"])],
         top_k=asking["top_k"],
         where=asking["where"],
         context_ratio=asking["context_ratio"],
@@ -186,7 +186,8 @@ def asked(asking: Asking, *, piped: str = "") -> Options:
     return options
 
 
-def _attachment(path: Path) -> Attachment:
+def attachment(path: Path) -> Attachment:
+    """A file that a person names. UsageError as for files.read_source."""
     source = read_source(path, "attached")
     return Attachment(label=source.label, text=source.text, modified=source.modified)
 

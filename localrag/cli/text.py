@@ -20,8 +20,10 @@ COLOURS = {
     "memories": "bright_magenta",
     "summary": "bright_blue",
     "history": "bright_cyan",
+    "pinned": "bright_yellow",
     "attachments": "bright_green",
     "evidence": "green",
+    "pointers": "green",
     "question": "cyan",
     "answer": "yellow",
 }

@@ -6,7 +6,7 @@ newest part without a gap, so what is dropped is always the oldest part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -53,15 +53,19 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A conversation in its parts: the system text, the exchanges that are over, oldest first, and what is being asked now."""
+    """A conversation in its parts: the system text, the exchanges that are over, oldest first, and what is being asked now.
+
+    Of what is over, `pinned` is what is kept whatever it takes, and `history` the rest.
+    """
 
     system: str
     history: tuple[Exchange, ...]
     current: tuple[Numbered, ...]
+    pinned: tuple[Exchange, ...] = ()
 
 
-def split(messages: Sequence[Message]) -> Split:
-    """Tell what is asked now from what came before.
+def split(messages: Sequence[Message], pinned: Collection[int] = ()) -> Split:
+    """Tell what is asked now from what came before. `pinned` are numbers of messages whose exchanges are kept whatever they take.
 
     `current` begins with the user messages since the last answer and holds the tool round that followed them, if there was
     one. System messages are joined in order, wherever they stand. UsageError if nothing was asked since the last answer.
@@ -81,7 +85,10 @@ def split(messages: Sequence[Message]) -> Split:
     last = runs.pop() if runs else []
     if not any(message.role == "user" for _, message in last) or last[-1].message.role == "assistant":
         raise UsageError("There must be a question since the last answer.", hint="End the conversation with a user message.")
-    return Split("\n\n".join(system), tuple(Exchange(tuple(run)) for run in runs), tuple(last))
+    over = [Exchange(tuple(run)) for run in runs]
+    kept = [exchange for exchange in over if any(number in pinned for number, _ in exchange.messages)]
+    history = tuple(exchange for exchange in over if exchange not in kept) if kept else tuple(over)
+    return Split("\n\n".join(system), history, tuple(last), tuple(kept))
 
 
 def search_query(messages: Sequence[Message]) -> str:

@@ -117,6 +117,13 @@ class SharedCells:
         finally:
             self._memory.cut(seq_id, 0)
 
+    def latest(self) -> tuple[list[int], bytes] | None:
+        """The tokens of the sequence that was used last, and the state behind them; None where nothing is held. Nothing may run."""
+        last = max(self.kept, key=self.cache.last_used, default=None)
+        if last is None:
+            return None
+        return self.cache.tokens(last), self._memory.save(last)
+
     def restore(self, prefix: Ids[int], data: bytes | bytearray) -> bool:
         """Have a sequence hold a state that `state` gave; False, and it holds nothing, if the memory refuses it. Nothing may run."""
         while self.kept and (self._free_id() is None or self.num_free < len(prefix)):

@@ -75,6 +75,9 @@ class Engine:
         self._close = close
         self.context: Context | None = None
         """What `reserve` made."""
+        self.min_sequences = 1
+        """Every context is made for so many sequences at least. From 2 on a prompt goes on from the very token at which it parts from
+        what was evaluated before, answers included: faster in a conversation, and numerically near ties can fall otherwise."""
         self.keeper: Keeper | None = None
         """Keeps on disk what took long to evaluate; None for nothing."""
         self._seq_ids = count()
@@ -122,13 +125,14 @@ class Engine:
 
         One for a single sequence takes over what the last prompt left, from a border that both have, so the same seed gives the same
         text again (single.py); a larger one goes on with what the smaller one held. One for several sequences takes over the longest
-        beginning of any (cells.py).
+        beginning of any (cells.py), and a larger one goes on with the last that the smaller one held.
         """
         if self._make_runner is None:
             raise EngineError(
                 f"{self.info.path.name} holds a vocabulary and no weights; it cannot generate.", hint="Use --dry-run, or a whole model."
             )
-        held = None
+        num_sequences = max(num_sequences, self.min_sequences)
+        held = held_shared = None
         if self.context is not None:
             if self.context.serves(num_cells, num_sequences):
                 return
@@ -136,12 +140,16 @@ class Engine:
                 raise EngineError("The context cannot grow while answers are running.")
             if num_sequences == 1 and self.context.single is not None:
                 held = self.context.single.state()
+            if num_sequences > 1 and self.context.shared is not None:
+                held_shared = self.context.shared.latest()
             self.context.runner.close()
             self.context = None
         started = time.perf_counter()
         self.context = Context.make(self._make_runner, num_cells, num_sequences, prompt_room=self._prompt_room)
         if held is not None and self.context.single is not None:
             self.context.single.restore(held)
+        if held_shared is not None and self.context.shared is not None:
+            self.context.shared.restore(*held_shared)
         self.load_s += time.perf_counter() - started
 
     def _prompt_room(self, depth: int) -> int:

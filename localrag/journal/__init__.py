@@ -1,20 +1,31 @@
 """What was asked or decided, and what became of its budget: one SQLite file in the home."""
 
+from localrag.journal.conversations import ConversationRow, Conversations, Ending, Found, StoredTurn, TurnState
 from localrag.journal.councils import CouncilRow, StoredCouncil
+from localrag.journal.memories import DEFAULT_IMPORTANCE, Memories, StoredMemory
 from localrag.journal.records import Allotment, AskRecord, EvidenceRecord, SessionRow, StoredAsk, allotments
 from localrag.journal.store import FILE_NAME, Journal
 from localrag.journal.summaries import Summaries
 
 __all__ = [
+    "DEFAULT_IMPORTANCE",
     "FILE_NAME",
     "Allotment",
     "AskRecord",
+    "ConversationRow",
+    "Conversations",
     "CouncilRow",
+    "Ending",
     "EvidenceRecord",
+    "Found",
     "Journal",
+    "Memories",
     "SessionRow",
     "StoredAsk",
     "StoredCouncil",
+    "StoredMemory",
+    "StoredTurn",
     "Summaries",
+    "TurnState",
     "allotments",
 ]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from localrag.journal.database import explained, legible, transaction
+from localrag.journal.processes import began, runs
 from localrag.journal.summaries import storable
 
 MAX_TASK_CHARS = 10_000
@@ -21,8 +22,6 @@ CouncilState = Literal["running", "interrupted", "decided", "cancelled", "failed
 """A run is "interrupted" if its process ended before it."""
 
 _COLUMNS = "id, name, task, started_at, ended_at, state, pid, pid_started_at"
-_SAME_START_S = 10.0
-"""The clock by which a process began can be set meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +62,7 @@ class Councils:
     def begin(self, name: str, task: str, about: Mapping[str, Any]) -> int:
         """A new run of this process; the first 10,000 characters of the task are kept."""
         pid = os.getpid()
-        values = (storable(name), storable(task[:MAX_TASK_CHARS]), _json(about), time.time(), pid, _began(pid))
+        values = (storable(name), storable(task[:MAX_TASK_CHARS]), _json(about), time.time(), pid, began(pid))
         statement = "INSERT INTO councils (name, task, about, started_at, pid, pid_started_at, state) VALUES (?, ?, ?, ?, ?, ?, 'running')"
         with transaction(self._db, self._path):
             return int(self._db.execute(statement, values).lastrowid or 0)
@@ -111,25 +110,10 @@ def _fields(row: tuple[Any, ...]) -> dict[str, Any]:
     council_id, name, task, started_at, ended_at, state, pid, pid_started_at = row
     if not (isinstance(name, str) and isinstance(task, str)) or state not in get_args(CouncilState):
         raise TypeError(f"run {council_id} is {name!r:.60}, {state!r:.60}")
-    if state == "running" and not _runs(int(pid), float(pid_started_at)):
+    if state == "running" and not runs(int(pid), float(pid_started_at)):
         state = "interrupted"
     times = {"started_at": float(started_at), "ended_at": None if ended_at is None else float(ended_at)}
     return {"id": int(council_id), "name": name, "task": task, "state": state, **times}
-
-
-def _began(pid: int) -> float:
-    """When a process began, in seconds since the epoch; 0 where that is not to be known."""
-    import psutil  # noqa: PLC0415  # weight
-
-    try:
-        return float(psutil.Process(pid).create_time())
-    except (psutil.Error, OSError, ValueError, OverflowError):
-        return 0.0
-
-
-def _runs(pid: int, began: float) -> bool:
-    """Whether that process still runs, and is not another one that has its number now."""
-    return bool(now := _began(pid)) and abs(now - began) <= _SAME_START_S
 
 
 def _object(text: str) -> dict[str, Any]:

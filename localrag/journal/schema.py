@@ -88,7 +88,44 @@ def add_councils(db: sqlite3.Connection) -> None:
         db.execute(statement)
 
 
-MIGRATIONS: tuple[Migration, ...] = (create_tables, add_councils)
+def add_conversations(db: sqlite3.Connection) -> None:
+    """Conversations turn by turn, with their full text, and memories."""
+    statements = (
+        """CREATE TABLE conversations (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            name TEXT NOT NULL UNIQUE,
+            about TEXT NOT NULL,                    -- JSON: what it was held with
+            created_at REAL NOT NULL,               -- seconds since the epoch, as all times below
+            updated_at REAL NOT NULL
+        )""",
+        """CREATE TABLE turns (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            conversation_id INTEGER NOT NULL REFERENCES conversations (id) ON DELETE CASCADE,
+            question TEXT NOT NULL,
+            answer TEXT NOT NULL,                   -- as far as it was written
+            state TEXT NOT NULL CHECK (state IN ('running', 'done', 'stopped', 'failed')),
+            about TEXT NOT NULL,                    -- JSON: sources, model, seed
+            is_pinned INTEGER NOT NULL DEFAULT 0,
+            is_undone INTEGER NOT NULL DEFAULT 0,   -- taken back: kept, and not part of the conversation any more
+            began_at REAL NOT NULL,
+            pid INTEGER NOT NULL,                   -- of the process that writes the answer
+            pid_started_at REAL NOT NULL
+        )""",
+        "CREATE INDEX turns_by_conversation ON turns (conversation_id, id)",
+        "CREATE VIRTUAL TABLE turns_fts USING fts5 (question, answer, tokenize = 'porter unicode61 remove_diacritics 2')",
+        """CREATE TABLE memories (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            text TEXT NOT NULL,
+            importance REAL NOT NULL CHECK (importance BETWEEN 0 AND 1),
+            created_at REAL NOT NULL,
+            updated_at REAL NOT NULL
+        )""",
+    )
+    for statement in statements:
+        db.execute(statement)
+
+
+MIGRATIONS: tuple[Migration, ...] = (create_tables, add_councils, add_conversations)
 
 
 def migrate(db: sqlite3.Connection, path: Path, migrations: tuple[Migration, ...] = MIGRATIONS) -> None:

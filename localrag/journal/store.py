@@ -1,4 +1,4 @@
-"""The journal: every ask with its ledger, and every run of a council, in one SQLite file.
+"""The journal: every ask with its ledger, every run of a council, conversations and memories, in one SQLite file.
 
 Write-ahead log and `synchronous = FULL`, so that what was committed survives a crash of the process and of the machine. An ask is
 one BEGIN IMMEDIATE transaction: it is there whole or not at all, and a second writer waits for the first. So is an event of a council.
@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from localrag.budget import Ledger
+from localrag.journal.conversations import Conversations
 from localrag.journal.councils import CouncilRow, Councils, StoredCouncil
 from localrag.journal.database import connect, explained, legible, transaction
+from localrag.journal.memories import Memories
 from localrag.journal.records import Allotment, AskRecord, EvidenceRecord, SessionRow, StoredAsk
 from localrag.journal.summaries import Summaries, storable
 
@@ -49,6 +51,8 @@ class Journal:
         self.path = path
         self._db = connect(path)
         self.summaries = Summaries(self._db, path)
+        self.conversations = Conversations(self._db, path)
+        self.memories = Memories(self._db, path)
         self._councils = Councils(self._db, path)
 
     @classmethod

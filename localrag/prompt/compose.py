@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -34,6 +34,8 @@ class Prompt:
     hits: tuple[Hit, ...]
     ledger: Ledger
     budget: Budget
+    earlier: tuple[Hit, ...] = ()
+    """Hits that stand in earlier messages that are in it."""
     levels: dict[str, str] = field(default_factory=dict)
     omitted_costs: dict[str, int] = field(default_factory=dict)
     tiers: dict[str, str | None] = field(default_factory=dict)
@@ -104,6 +106,7 @@ def compose(
         hits=tuple(_hits(wants, draft)),
         ledger=ledger,
         budget=budget,
+        earlier=tuple(_earlier(wants, draft)),
         levels={shown.label: shown.level for packed in packs for shown in packed.kept},
         omitted_costs={item.label: item.cost for packed in packs for item in packed.omitted},
         tiers={item.label: item.tier for name in SOURCES for item in wants.items.get(name, ())},
@@ -117,7 +120,7 @@ def _answer_floor(wants: Wants, budget: Budget) -> int:
 
 def _encode(wants: Wants, draft: Draft) -> list[EncodedPart]:
     shown = {each.label: each for name in SOURCES for each in draft.packed[name].kept}
-    best = next((hit.label for hit in wants.offer.hits if hit.label in shown), "")
+    best = next((hit.label for hit in wants.offer.hits if hit.label in shown), next(iter(wants.offer.again), ""))
     choice = Choice(
         tools=draft.tools,
         memories=draft.packed["memories"].kept,
@@ -127,6 +130,7 @@ def _encode(wants: Wants, draft: Draft) -> list[EncodedPart]:
         attachments=draft.packed["attachments"].kept,
         evidence=[shown[hit.label] for hit in _hits(wants, draft)],
         sources_intro=_sources_intro(wants, draft),
+        again=wants.offer.again,
         cite=wants.cite(best),
         proposals=draft.packed["proposals"].kept,
         plan=draft.packed["plan"].kept,
@@ -157,6 +161,14 @@ def _hits(wants: Wants, draft: Draft) -> list[Hit]:
     """The passages of both sections, as they are read."""
     kept = {shown.label for name in SOURCES for shown in draft.packed[name].kept}
     return _arranged([hit for hit in wants.offer.hits if hit.label in kept])
+
+
+def _earlier(wants: Wants, draft: Draft) -> Iterator[Hit]:
+    """The hits of earlier messages that are sent whole."""
+    for exchange in (*wants.split.pinned, *draft.kept):
+        for number, _ in exchange.messages:
+            if number not in draft.texts:
+                yield from wants.offer.earlier.get(number, ())
 
 
 def _arranged(hits: Sequence[Hit]) -> list[Hit]:

@@ -123,7 +123,7 @@ def _settle_history(room: int, wants: Wants, draft: Draft, count: Callable[[str]
     spent = sum(map(wants.cost, kept))
     if dropped and wants.offer.profile.sections["history"].cut == "truncate":
         last = dropped[-1]
-        texts = {number: message.content.strip() for number, message in last.messages}
+        texts = {number: wants.content(number) for number, _ in last.messages}
         markup = wants.cost(last) - sum(count(text) for text in texts.values())
         left = room - spent - markup
         if left >= MIN_TRUNCATED_TOKENS * len(texts):

@@ -46,6 +46,8 @@ class Choice:
     evidence: Sequence[Shown] = ()
     """In the order in which it is read, of both sections that hold some; "cited" has the wording around it where it holds any."""
     sources_intro: str = offer.SOURCES_INTRO
+    again: Sequence[str] = ()
+    """Labels of evidence that stands in an earlier message."""
     cite: str = ""
     """What is said about citing, with the label of the best piece of evidence for an example."""
     proposals: Sequence[Shown] = ()
@@ -65,10 +67,10 @@ class _Said:
 def encode_prompt(split: Split, choice: Choice, *, tokenizer: Tokenizer, template: ChatTemplate) -> list[EncodedPart]:
     """The whole prompt in parts, each with the tokens that belong to it.
 
-    The template's text belongs to the scaffold, save what follows a message of the history or of a round of tools: that is there
+    The template's text belongs to the scaffold, save what follows a message of what was said before or of a round of tools: that is there
     because of the message.
     """
-    said = [*_system(split, choice), *_history(choice), *_current(split, choice)]
+    said = [*_system(split, choice), *_history(split, choice), *_current(split, choice)]
     messages = [Message(each.role, "".join(part.text for part in each.parts)) for each in said]
     rendered = template.render(messages, choice.tools) if choice.tools else template.render(messages)
     parts: list[Part] = []
@@ -98,14 +100,22 @@ def _system(split: Split, choice: Choice) -> list[_Said]:
     return [_Said("system", _trimmed(parts))] if parts else []
 
 
-def _history(choice: Choice) -> list[_Said]:
+def _history(split: Split, choice: Choice) -> list[_Said]:
+    """What is kept of what was said before, and what is pinned of it, in the order in which it was said."""
+    spoken = [("history", exchange) for exchange in choice.history] + [("pinned", exchange) for exchange in split.pinned]
     said = []
-    for exchange in choice.history:
+    for section, exchange in sorted(spoken, key=lambda pair: pair[1].messages[0].number):
         for number, message in exchange.messages:
-            text = strip_reasoning(message.content) if message.role == "assistant" else message.content
-            part = Part("history", choice.texts.get(number, text).strip(), item=f"message {number}")
-            said.append(_Said(message.role, (part,), "history"))
+            part = Part(section, choice.texts.get(number, as_sent(message)).strip(), item=f"message {number}")
+            said.append(_Said(message.role, (part,), section))
     return said
+
+
+def as_sent(message: Message) -> str:
+    """What is sent of a message of a conversation: of an answer not what was thought before it, of a question also what came with it."""
+    if message.role == "assistant":
+        return strip_reasoning(message.content)
+    return message.sent or message.content
 
 
 def _current(split: Split, choice: Choice) -> list[_Said]:
@@ -132,6 +142,10 @@ def _question(text: str, choice: Choice) -> tuple[Part, ...]:
         parts += [Part(owner, choice.sources_intro)]
         parts += [Part(shown.item.section, shown.text, item=shown.label) for shown in choice.evidence]
         cite = [Part(owner, choice.cite)] if choice.cite else []
+    if choice.again:
+        owner = owner if parts else "pointers"
+        parts.append(Part("pointers", offer.AGAIN.format(labels=", ".join(f"[{label}]" for label in choice.again))))
+        cite = cite or [Part("pointers", choice.cite)]
     if parts:
         parts.append(Part(owner, offer.QUESTION_INTRO))
     parts += [Part("question", text), *([] if choice.instructions.strip() else cite)]

@@ -13,15 +13,15 @@ from localrag.budget import Budget, Percent, Section, container, negotiate
 from localrag.conversation import Exchange, Split, newest, split
 from localrag.errors import BudgetExceededError, UsageError
 from localrag.markup import EncodedPart, count_content
-from localrag.messages import Message, ToolSpec, strip_reasoning
+from localrag.messages import Message, ToolSpec
 from localrag.passages import Hit
 from localrag.prompt import offer
-from localrag.prompt.layout import Choice, encode_prompt
+from localrag.prompt.layout import Choice, as_sent, encode_prompt
 from localrag.prompt.offer import Item, Offer
 from localrag.prompt.probing import JOIN_TOKENS, markup_costs, tool_costs
 from localrag.tokens import ChatTemplate, TokenCounter
 
-FIXED = ("scaffold", "system", "question", "instructions")
+FIXED = ("scaffold", "system", "pinned", "pointers", "question", "instructions")
 SUMMARY_TOKENS = 400
 """The longest summary of what was said long ago."""
 MIN_PROPOSAL_TOKENS = 32
@@ -180,10 +180,10 @@ def measure(given: Offer, *, counter: TokenCounter, template: ChatTemplate) -> W
     UsageError for an empty question and for two things of one name, TemplateError for a template that cannot render the conversation.
     """
     _check_names(given)
-    parts = split(given.messages)
+    parts = split(given.messages, given.pinned)
     tokenizer = counter.tokenizer
-    bare = Split(parts.system, (), tuple(pair for pair in parts.current if pair[1].role == "user"))
-    choice = Choice(instructions=given.instructions)
+    bare = replace(parts, history=(), current=tuple(pair for pair in parts.current if pair[1].role == "user"))
+    choice = Choice(again=given.again, cite=given.cite.format(label=given.again[0]) if given.again else "", instructions=given.instructions)
     encoded = encode_prompt(bare, choice, tokenizer=tokenizer, template=template)
     tools, costs = tool_costs(given.tools, bare, choice, encoded, counter=counter, template=template)
     rounds = [pair for pair in parts.current if pair[1].role != "user"]
@@ -237,7 +237,7 @@ def _check_names(given: Offer) -> None:
 
 
 def _said(message: Message) -> str:
-    return (strip_reasoning(message.content) if message.role == "assistant" else message.content).strip()
+    return as_sent(message).strip()
 
 
 def used_by(parts: Iterable[EncodedPart]) -> Counter[str]:

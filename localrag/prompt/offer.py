@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from localrag.budget import Profile
@@ -16,6 +16,7 @@ ANSWER_BASIS = 512
 SOURCES_INTRO = "Sources:\n\n"
 QUESTION_INTRO = "Question: "
 CITE = "\n\nAnswer in one or two sentences from the sources above. Begin with the tag of the source that you use, like [{label}]."
+AGAIN = "See also {labels} above.\n\n"
 MEMORIES_INTRO = "What is known from before:\n"
 SUMMARY_INTRO = "The conversation so far, in short:\n"
 PARTIAL_SOURCES_INTRO = "Sources (showing {shown} of {found}, {tokens} of {room} tokens):\n\n"
@@ -36,6 +37,12 @@ class Offer:
     """
 
     messages: Sequence[Message]
+    pinned: frozenset[int] = frozenset()
+    """Numbers of messages, from 1, that are sent whole, each with the exchange that it belongs to, or nothing is."""
+    earlier: Mapping[int, Sequence[Hit]] = field(default_factory=dict)
+    """Hits that stand in what was `sent` for earlier messages, by their numbers: they can be cited again."""
+    again: Sequence[str] = ()
+    """Labels of those of them that the question is about: the model is told to look there, in a section of its own, "pointers"."""
     hits: Sequence[Hit] = ()
     tools: Sequence[ToolSpec] = ()
     memories: Sequence[Memory] = ()

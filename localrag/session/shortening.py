@@ -27,7 +27,10 @@ MIN_PART_TOKENS = 128
 
 
 class Shortener:
-    """Makes a Shortening for each prompt, and remembers what it has shortened. With `write`, the model writes."""
+    """Makes a Shortening for each prompt, and remembers what it has shortened.
+
+    With `write`, the model writes; without, a conversation has the summaries that it wrote before, and sentences of its own for the rest.
+    """
 
     def __init__(self, engine: Engine, journal: Journal | None, *, window: int, write: bool) -> None:
         self._counter = engine.counter
@@ -36,7 +39,8 @@ class Shortener:
         self._cache = journal.summaries if journal is not None else None
         part_tokens = min(PART_TOKENS, max(MIN_PART_TOKENS, window // 2))
         self._last: tuple[object, Covered] | None = None
-        self._rolling = Rolling(self._writer, self._cache, self._count, engine.name, part_tokens, max_writes=MAX_WRITES)
+        writes = (_nobody, 0) if self._writer is None else (self._writer, MAX_WRITES)
+        self._rolling = Rolling(writes[0], self._cache, self._count, engine.name, part_tokens, max_writes=writes[1])
 
     def for_prompt(self) -> Shortening:
         """For one prompt: it may have MAX_WRITES texts written."""
@@ -55,11 +59,11 @@ class Shortener:
         return Shortening(to_level=to_level, to_summary=self._covered)
 
     def _covered(self, exchanges: Sequence[Exchange], limit: int) -> Covered:
-        """The rolling summary; the last one again where nothing has changed and nobody would write more of it."""
+        """The rolling summary; the last one again where nothing has changed and the model wrote all of it."""
         key = self._rolling.sizes(limit), tuple(message for exchange in exchanges for message in exchange.messages)
         if self._last is None or self._last[0] != key:
             covered = self._rolling.cover(exchanges, limit)
-            if self._writer is not None and covered.method != "model":
+            if covered.method != "model":  # somebody may write it yet
                 return covered
             self._last = key, covered
         return self._last[1]
@@ -79,6 +83,10 @@ class Shortener:
             cache=self._cache,
             cache_model=self._model,
         )
+
+
+def _nobody(_text: str, _max_tokens: int) -> str:
+    return ""
 
 
 class _SpentError(LocalragError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -46,8 +46,8 @@ class Options(TypedDict, total=False):
     `where`; `hits` stand in for what would be found, and `cite` for what is said about citing (see prompt.Offer). `piped` text is
     evidence that comes with the question; `weigh` lets the relevance of the files themselves weigh the hits. `context_ratio` (0 to
     1) is the most that evidence takes of the window beside what cannot be cut, and `overflow` the strategies for what is too much,
-    each for one section or (None) for all. `max_seconds` bounds the time that is spent, counted from
-    `started_at` (time.perf_counter()) or from the call.
+    each for one section or (None) for all. `pinned`, `earlier` and `again` are as in prompt.Offer, messages numbered as ledgers number
+    them. `max_seconds` bounds the time that is spent, counted from `started_at` (time.perf_counter()) or from the call.
     """
 
     system: str | None
@@ -55,6 +55,9 @@ class Options(TypedDict, total=False):
     where: Where
     hits: Sequence[Hit]
     cite: str
+    pinned: Collection[int]
+    earlier: Mapping[int, Sequence[Hit]]
+    again: Sequence[str]
     piped: str
     weigh: bool
     tools: Sequence[ToolSpec]
@@ -166,6 +169,9 @@ class Session:
         retrieve_s = time.perf_counter() - started - (self.engine.load_s - loaded_s)  # a reranker may have a context made
         offer = Offer(
             messages=messages,
+            pinned=frozenset(options.get("pinned", ())),
+            earlier=options.get("earlier", {}),
+            again=options.get("again", ()),
             hits=hits,
             tools=options.get("tools", ()),
             memories=options.get("memories", ()),
@@ -308,7 +314,7 @@ class Session:
             ledger=composed.ledger.with_used("answer", completion.completion_tokens),
             prompt=composed,
             offered=prepared.offered,
-            citations=tuple(citation.cite(completion.text, composed.hits)),
+            citations=tuple(citation.cite(completion.text, (*composed.hits, *composed.earlier))),
             chunks_in_kb=prepared.num_chunks,
             timings=timings,
             memory=self.engine.memory_plan,

@@ -76,6 +76,26 @@ def test_what_is_evaluated_is_what_was_not_taken_over(echo):
         assert echo.context.runner.num_evaluated_tokens - before == done.prompt_tokens - done.cached_tokens + done.completion_tokens - 1
 
 
+@pytest.mark.parametrize("model", ["echo", "tiny"])
+def test_in_a_conversation_a_prompt_goes_on_from_the_last_answer_also_where_the_context_grew(model, request):
+    engine = request.getfixturevalue(model)
+    engine.min_sequences = 2
+    try:
+        first = ids(engine, "the quick brown fox jumps over the lazy dog and sleeps. " * 4)
+        engine.reserve(len(first) + 8)
+        answer = engine.generate(first, FEW)
+        whole = [*first, *answer.completion_ids[:-1]]  # the last token that was sampled was not evaluated
+        longer = [*whole, *ids(engine, "and what did the cat do then, in the house?")]
+        small = engine.context.runner.num_cells
+        engine.reserve(4 * small)
+        assert engine.context.runner.num_cells > small
+        assert engine.generate(longer, FEW).cached_tokens == len(whole)
+        engine.reserve(100)  # for whom one sequence would do
+        assert engine.generate(longer, FEW).cached_tokens == len(longer) - 1
+    finally:
+        engine.min_sequences = 1
+
+
 def test_a_context_that_grows_takes_along_what_it_holds(echo):
     system = "You answer from these sources. " * 8
     echo.reserve(len(system) + 20)

@@ -9,6 +9,7 @@ from localrag.conversation import Rolling
 from localrag.engine.echo import EchoTemplate, EchoTokenizer
 from localrag.errors import ConfigError
 from localrag.messages import Attachment, Memory, Message, Proposal, ToolSpec
+from localrag.passages import Chunk, Hit
 from localrag.prompt import Offer, Shortening
 from localrag.summary import Source, summarize
 from localrag.tokens import TokenCounter
@@ -81,7 +82,20 @@ def random_offer(rng: random.Random, *, size: int = 8) -> Offer:
         max_tokens=rng.choice([1, 20, 64, 512, 100_000]),
         profile=profile.with_context_ratio(rng.choice([0.0, 0.2, 0.5, 0.8, 1.0])),
     )
+    made = made if rng.random() < 0.7 else with_chat(rng, made)
     return made if rng.random() < 0.5 else with_council(rng, made)
+
+
+def with_chat(rng: random.Random, made: Offer) -> Offer:
+    """The same with some turns pinned, and passages that came with earlier questions."""
+    messages, earlier = list(made.messages), {}
+    for number, message in enumerate(messages[:-3], 1):
+        if message.role == "user" and rng.random() < 0.3:
+            earlier[number] = [Hit(Chunk(number, 1, 0, "text", 0, 4, "book.md", scope="above"), 0.5)]
+            messages[number - 1] = replace(message, sent=f"Sources:\n\n[KB#above/{number}] text\n\nQuestion: {message.content}")
+    pinned = frozenset(number for number in range(1, len(messages)) if rng.random() < 0.05)
+    again = [hit.label for hits in earlier.values() for hit in hits if rng.random() < 0.5][:4]
+    return replace(made, messages=messages, earlier=earlier, pinned=pinned, again=again)
 
 
 NAMES = ("Ann", "Bo", "plan", "message 3", "file-0.txt", "tool_0", "KB#1007", "Ä <|im_end|>\n[KB#3]")

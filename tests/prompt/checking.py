@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from itertools import pairwise
 
+from localrag.conversation import split
 from localrag.engine.echo import EchoTokenizer
 from localrag.markup import as_content
 from localrag.prompt.measure import MIN_PROPOSAL_TOKENS
@@ -68,6 +69,14 @@ def check_talk(offer, composed, entries):
         ]
     last_answer = max((n for n, m in enumerate(offer.messages) if m.role == "assistant" and n < asked(offer)), default=-1)
     spoken = [f"message {n}" for n, m in enumerate(offer.messages, 1) if m.role != "system" and n <= last_answer + 1]
+    pinned = [name for exchange in split(offer.messages, offer.pinned).pinned for name in exchange.names]
+    assert sent(composed, "pinned") == pinned
+    assert ("pinned" in entries) == bool(pinned)
+    spoken = [name for name in spoken if name not in pinned]
+    there = [*pinned, *sent(composed, "history")]
+    assert {hit.label for hit in composed.earlier} <= {
+        hit.label for n, given in offer.earlier.items() if f"message {n}" in there for hit in given
+    }
     if spoken:
         assert sorted([*sent(composed, "history"), *entries["history"].omitted]) == sorted(spoken)
         if "summary" in entries:
@@ -116,7 +125,7 @@ def check_council(offer, composed, entries):
     if "instructions" in entries:
         at = [section for section, _ in texts].index("instructions")
         assert texts[at][1] == "\n\n" + offer.instructions.strip()
-        cite = [text for section, text in texts[at + 1 : at + 2] if section in ("cited", "evidence")]
+        cite = [text for section, text in texts[at + 1 : at + 2] if section in ("cited", "evidence", "pointers")]
         assert not cite or cite[0].startswith(offer.cite.partition("{label}")[0])
         assert texts[at + 1 + len(cite)][1].startswith("<|im_end|>")
     for part, following in pairwise(composed.parts):  # templates drop white space at the end of a message

@@ -1,0 +1,256 @@
+"""What a chat is held with: the model, the knowledge bases, the conversation, and what was set for the next question."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from localrag.cli import options
+from localrag.decoding import SamplingParams
+from localrag.errors import UsageError
+from localrag.journal import ConversationRow, Journal
+from localrag.session import Answer, Options, Prepared, Session
+from localrag.session.chat import Chat, Forgotten
+from localrag.session.opening import open_embedder, open_knowledge_bases
+from localrag.session.remembering import Recall, Recalling
+
+if TYPE_CHECKING:
+    from localrag.session.chat import Turn
+
+RETRY_TEMPERATURE = 0.7
+"""What another answer to the same question is sampled with where nothing else was set: greedy ones are all the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which conversation: one by its name, made if it is not there; the last one with `resumes`; else a new one."""
+
+    name: str | None = None
+    resumes: bool = False
+    keeps: bool = True
+
+
+@dataclass(slots=True)
+class Status:
+    """What is shown of a chat while a person types; read by the thread that draws, written by the one that works."""
+
+    model: str = ""
+    n_ctx: int = 0
+    bound: str = ""
+    used: int = 0
+    cached: int = 0
+    evaluated: int = 0
+    tokens_per_s: float = 0.0
+    kbs: tuple[str, ...] = ()
+    name: str = ""
+    activity: str = "loading"
+    forgotten: Forgotten = field(default_factory=Forgotten)
+
+
+class Room:
+    """A chat with its model, which is opened by `open`. All but `cancel` belongs to one thread."""
+
+    def __init__(self, asking: options.Asking, sampling: SamplingParams, wanted: Wanted) -> None:
+        self.asking = asking.copy()
+        self.sampling = sampling
+        self.settings = asking["settings"]
+        self.status = Status()
+        self.attached = [options.attachment(path) for path in dict.fromkeys(asking["attached"])]
+        self.asking["attached"] = ()
+        self.last: Answer | None = None
+        self._wanted = wanted
+        self._opened = ExitStack()
+        self._session: Session | None = None
+        self._chat: Chat | None = None
+        self._journal: Journal | None = None
+
+    # --- opening and closing ---
+
+    def open(self) -> None:
+        """Find or begin the conversation, and open what it is held with."""
+        home = self.settings.home if self._wanted.keeps else Path(self._opened.enter_context(tempfile.TemporaryDirectory()))
+        self._journal = self._opened.enter_context(Journal.open(home))
+        row = self._row()
+        if row is not None:
+            self._take_over(row)
+        self._open_session()
+        name = row.name if row is not None else self._wanted.name or self._new_name()
+        chat_id = row.id if row is not None else self.journal.conversations.create(name, self._about())
+        self.enter(name, chat_id)
+
+    def enter(self, name: str, chat_id: int) -> None:
+        """Go on with that conversation."""
+        self._chat = Chat(self.session, self.journal, chat_id, system=self.asking["system"] or "")
+        self.session.name = self.status.name = name
+        self._recall = Recall(Recalling(**self._recalling()))
+        self.last = None
+        self.status.forgotten = Forgotten()
+        self.chat.recall(max_tokens=self.sampling.max_tokens, **self.options(""))
+        self.status.activity = ""
+
+    def begin(self, name: str | None) -> None:
+        """A new conversation with what this one is held with."""
+        name = name or self._new_name()
+        self.enter(name, self.journal.conversations.create(name, self._about()))
+
+    def resume(self, name: str) -> None:
+        """Another conversation. UsageError for one that there is not."""
+        row = self.journal.conversations.named(name)
+        if row is None:
+            raise UsageError(f"There is no conversation {name!r}.", hint="To see them: /list")
+        self._take_over(row, is_open=True)
+        self.enter(row.name, row.id)
+
+    def use_kbs(self, names: tuple[str, ...]) -> None:
+        """Have other knowledge bases. If they cannot be opened, all stays as it is."""
+        session = self.session
+        with ExitStack() as opened:
+            found = open_knowledge_bases(names, settings=self.settings, opened=opened)
+            if found and session.embedder is None:
+                session.embedder = open_embedder(self.settings, for_queries=True)
+            opened.pop_all()
+        for kb in session.knowledge_bases:
+            kb.close()
+        session.knowledge_bases = tuple(found)
+        self.asking["kbs"] = names
+        self.status.kbs = tuple(kb.address for kb in found)
+        self.journal.conversations.set_about(self.chat.id, self._about())
+
+    def use_model(self, name: str) -> None:
+        """Have another model. If it cannot be opened, all stays as it is."""
+        before, old = self.asking, self._session
+        self.asking = before.copy()
+        self.asking["model"] = name
+        try:
+            self._open_session()
+        except BaseException:
+            self.asking = before
+            raise
+        if old is not None:
+            old.close()
+        self.journal.conversations.set_about(self.chat.id, self._about())
+        turns = self.chat.turns
+        self._chat = Chat(self.session, self.journal, self.chat.id, system=self.asking["system"] or "")
+        self.chat.turns = turns
+        self.session.name = self.status.name
+
+    def _open_session(self) -> None:
+        self.status.activity = "loading"
+        self._session = options.opener(self.asking, vocab_only=False, keep=self._wanted.keeps, name=self.status.name or "chat")()
+        slot = self.session.slot
+        self.status.model, self.status.n_ctx, self.status.bound = self.session.engine.name, slot.n_ctx, slot.bound
+        self.status.kbs = tuple(kb.address for kb in self.session.knowledge_bases)
+        self.status.activity = ""
+
+    def close(self) -> None:
+        if self._chat is not None:
+            self._chat.remember()
+        if self._session is not None:
+            self._session.close()
+        self._opened.close()
+
+    def cancel(self) -> None:
+        """End what is being written, from any thread."""
+        if self._session is not None:
+            self._session.engine.cancel_all()
+
+    @property
+    def session(self) -> Session:
+        assert self._session is not None, "the room is not open"
+        return self._session
+
+    @property
+    def chat(self) -> Chat:
+        assert self._chat is not None, "the room is not open"
+        return self._chat
+
+    @property
+    def journal(self) -> Journal:
+        assert self._journal is not None, "the room is not open"
+        return self._journal
+
+    def set_system(self, system: str) -> None:
+        """What the model is told before everything; the conversation goes on."""
+        self.asking["system"] = system or None
+        self.chat.system = system
+        self.journal.conversations.set_about(self.chat.id, self._about())
+
+    # --- asking ---
+
+    def options(self, question: str) -> Options:
+        """What shapes the prompt of a question: what the command line said, the files that were attached, and memories."""
+        given = options.asked(self.asking)
+        given["system"] = None
+        given["memories"] = self._recall.memories(self.journal.memories.all(), question)
+        given["attachments"] = list(self.attached)
+        return given
+
+    def say(self, question: str, *, on_text: Callable[[str], None], on_prepared: Callable[[Prepared], None]) -> Answer:
+        """Ask; files that were attached go with this question."""
+        answer = self.chat.say(question, sampling=self.sampling, on_text=on_text, on_prepared=on_prepared, **self.options(question))
+        self.attached.clear()
+        self.last = answer
+        status, timings = self.status, answer.timings
+        status.used, status.cached = answer.prompt_tokens + answer.completion_tokens, answer.cached_tokens
+        status.evaluated = answer.prompt_tokens - answer.cached_tokens
+        status.tokens_per_s = (answer.completion_tokens - 1) / timings.decode_s if timings.decode_s > 0 else 0.0
+        return answer
+
+    def look_ahead(self, *, write: bool) -> Forgotten:
+        """What the next question leaves out of the prompt; with `write` the summaries for it are written."""
+        found = self.chat.forgets(max_tokens=self.sampling.max_tokens, write=write, **self.options(""))
+        self.status.forgotten = found
+        return found
+
+    def retried(self) -> Turn:
+        """Take the last turn back, and sample the next answer otherwise."""
+        turn = self.chat.undo()[0]
+        temperature = self.sampling.temperature or RETRY_TEMPERATURE
+        self.sampling = replace(self.sampling, seed=(self.sampling.seed + 1) % 2**32, temperature=temperature)
+        return turn
+
+    # --- inside ---
+
+    def _row(self) -> ConversationRow | None:
+        kept = self.journal.conversations
+        if self._wanted.name is not None:
+            return kept.named(self._wanted.name)
+        return kept.latest() if self._wanted.resumes else None
+
+    def _take_over(self, row: ConversationRow, *, is_open: bool = False) -> None:
+        """What a conversation was held with holds again, where the command line says nothing else."""
+        about = row.about
+        system = about.get("system")
+        self.asking["system"] = self.asking["system"] or (system if isinstance(system, str) else None)
+        if not is_open:
+            model, kbs = about.get("model"), about.get("kbs", [])
+            self.asking["model"] = self.asking["model"] or (model if isinstance(model, str) else None)
+            self.asking["kbs"] = self.asking["kbs"] or tuple(str(each) for each in kbs)
+
+    def _about(self) -> dict[str, Any]:
+        return {"model": self.asking["model"], "kbs": list(self.asking["kbs"]), "system": self.asking["system"]}
+
+    def _new_name(self) -> str:
+        """The date and time, and a number where there is one of that name."""
+        now = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M")
+        return next(name for name in _numbered(now) if self.journal.conversations.named(name) is None)
+
+    def _recalling(self) -> dict[str, float]:
+        if self.settings.find_models_file() is None:
+            return {}
+        from localrag.catalog import Catalog  # noqa: PLC0415  # weight
+
+        return dict(Catalog.load(self.settings).memories)
+
+
+def _numbered(name: str) -> Iterator[str]:
+    yield name
+    number = 2
+    while True:
+        yield f"{name} ({number})"
+        number += 1

@@ -1,0 +1,81 @@
+"""memory: facts that are kept across conversations."""
+
+from __future__ import annotations
+
+import click
+
+from localrag.cli import display, options
+from localrag.cli.chat_text import when
+from localrag.cli.text import emit, note
+from localrag.errors import UsageError
+from localrag.journal import DEFAULT_IMPORTANCE, Journal
+from localrag.settings import Settings
+
+importance_option = click.option("--importance", type=click.FloatRange(0, 1), metavar="0..1", help="How much it matters.")
+
+
+@click.group("memory")
+def memory_command() -> None:
+    """Facts that chats are told: the important ones for a week, and those that a question shares a word with.
+
+    [memories] of models.toml changes from which importance on (min_importance, 0.6) and for how long (max_age_days, 7).
+    """
+
+
+@memory_command.command("list")
+@options.models_file
+@options.as_json
+def list_command(settings: Settings, as_json: bool) -> None:
+    """List all facts, the oldest first."""
+    with Journal.open(settings.home) as journal:
+        kept = journal.memories.all()
+    if as_json:
+        emit({"memories": [each.to_dict() for each in kept]})
+        return
+    rows = [(each.id, f"{each.importance:g}", when(each.updated_at), each.text) for each in kept]
+    display.table(("ID", "Importance", "Last changed", "Fact"), rows, right=("ID", "Importance"))
+
+
+@memory_command.command("add")
+@click.argument("text", type=options.Text())
+@importance_option
+@options.models_file
+@options.as_json
+def add_command(text: str, importance: float | None, settings: Settings, as_json: bool) -> None:
+    """Keep a fact."""
+    with Journal.open(settings.home) as journal:
+        memory_id = journal.memories.add(text, DEFAULT_IMPORTANCE if importance is None else importance)
+    _told({"id": memory_id}, f"Remembered as {memory_id}.", as_json=as_json)
+
+
+@memory_command.command("edit")
+@click.argument("memory_id", metavar="ID", type=click.IntRange(min=1))
+@click.argument("text", type=options.Text(), required=False)
+@importance_option
+@options.models_file
+@options.as_json
+def edit_command(memory_id: int, text: str | None, importance: float | None, settings: Settings, as_json: bool) -> None:
+    """Change a fact, or how much it matters."""
+    if text is None and importance is None:
+        raise UsageError("There is nothing to change.", hint="Give a TEXT, or --importance.")
+    with Journal.open(settings.home) as journal:
+        journal.memories.edit(memory_id, text=text, importance=importance)
+    _told({"id": memory_id}, f"Changed {memory_id}.", as_json=as_json)
+
+
+@memory_command.command("forget")
+@click.argument("memory_id", metavar="ID", type=click.IntRange(min=1))
+@options.models_file
+@options.as_json
+def forget_command(memory_id: int, settings: Settings, as_json: bool) -> None:
+    """Forget a fact for good."""
+    with Journal.open(settings.home) as journal:
+        journal.memories.forget(memory_id)
+    _told({"id": memory_id, "forgotten": True}, f"Forgot {memory_id}.", as_json=as_json)
+
+
+def _told(data: dict[str, object], text: str, *, as_json: bool) -> None:
+    if as_json:
+        emit(data)
+    else:
+        note(text)

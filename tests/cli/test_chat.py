@@ -1,0 +1,274 @@
+"""chat on a real terminal (its screen emulated by pyte), and with lines piped in; the echo engine answers."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from localrag.cli.chat_commands import COMMANDS
+from localrag.cli.chat_view import MarkdownView
+from localrag.cli.text import console
+from localrag.journal import Journal
+from tests.terminal import Terminal
+
+ROOT = Path(__file__).parents[2]
+ENTER, ALT_ENTER, CTRL_C, CTRL_D, UP = "\r", "\x1b\r", "\x03", "\x04", "\x1b[A"
+
+
+def paste(text):
+    """As a terminal sends what is pasted."""
+    return f"\x1b[200~{text}\x1b[201~"
+
+
+def chat(home, *args, **more):
+    return Terminal("chat", "--model", "echo", *args, home=home, **more)
+
+
+def run(home, *args, text=""):
+    """chat without a terminal: what it wrote."""
+    env = {**os.environ, "LOCALRAG_HOME": str(home)}
+    return subprocess.run(
+        [sys.executable, "-m", "localrag", *args], input=text, capture_output=True, text=True, cwd=ROOT, env=env, check=False
+    )
+
+
+def said(home, name=None):
+    with Journal.open(home) as journal:
+        row = journal.conversations.named(name) if name else journal.conversations.latest()
+        return journal.conversations.turns(row.id)
+
+
+def test_keys(home):
+    """Enter sends, Alt-Enter and an open block do not, a paste does not; history is there in the next run; Ctrl-D leaves."""
+    with chat(home) as terminal:
+        terminal.wait_for("echo · ")
+        terminal.enter("hello")
+        terminal.wait_for("You asked: hello")
+        terminal.send("first" + ALT_ENTER + "second" + ENTER)
+        terminal.wait_for("You asked: first")
+        terminal.send("```" + ENTER + "code" + ENTER + "```" + ENTER)
+        terminal.wait_for("You asked: ```")
+        terminal.send(paste("pasted\nlines"))
+        terminal.wait_for("… lines")
+        assert "You asked: pasted" not in terminal.text
+        terminal.send(ENTER)
+        terminal.wait_for("You asked: pasted")
+        terminal.send("half a line" + CTRL_C)
+        terminal.wait_for("Ctrl-D or /exit leaves.")
+        terminal.send(CTRL_D)
+        assert terminal.end() == 0
+    assert [turn.question for turn in said(home)] == ["hello", "first\nsecond", "```\ncode\n```", "pasted\nlines"]
+    with chat(home) as terminal:
+        terminal.wait_for("echo · ")
+        terminal.send(UP * 12)
+        terminal.wait_for("> hello")
+    assert (home / "chat-history").stat().st_mode & 0o777 == 0o600
+
+
+def test_completion(home, tmp_path):
+    (tmp_path / "a-file-of-mine.txt").write_text("text")
+    with chat(home, columns=200) as terminal:
+        terminal.wait_for("echo · ")
+        terminal.send("/conte\t")
+        terminal.wait_for("> /context-ratio")
+        terminal.send("\x15/model ech\t")
+        terminal.wait_for("> /model echo")
+        terminal.send(f"\x15/attach {tmp_path}/a-fi\t")
+        terminal.wait_for("a-file-of-mine.txt")
+        terminal.enter("")
+        terminal.wait_for("tokens, goes with the next question.")
+
+
+def test_every_command_says_what_it_does(home, tmp_path):
+    """Each command of /help once, on one conversation."""
+    attached = tmp_path / "notes.txt"
+    attached.write_text("The nozzle is blue.")
+    steps = (
+        ("/help", "find turns of all conversations"),
+        ("/model", "echo: window 32,768 tokens, bound by training."),
+        ("/model echo", "echo: window"),
+        ("/kb", "Knowledge bases: none"),
+        ("/kb add nowhere", "nowhere"),
+        ("/system You are terse.", "System text: You are terse."),
+        ("/context-ratio 0.3", "New sources may take 0.3"),
+        ("/seed 7", "Seed 7, temperature 0."),
+        ("/temperature 0.5", "Seed 7, temperature 0.5."),
+        ("/budget", "Nothing was asked yet."),
+        (f"/attach {attached}", "goes with the next question."),
+        ("What colour?", "You asked: What colour?"),
+        ("/sources", "No sources came with it."),
+        ("/explain", "were there already"),
+        ("/explain full", "The nozzle is blue."),
+        ("/budget", "attachments"),
+        ("/tokens", "were evaluated"),
+        ("/tokens abc", "3"),
+        ("/remember I have a blue nozzle", "Remembered as 1"),
+        ("/memory", "I have a blue nozzle  (importance 0.8)"),
+        ("/forget 1", "Forgotten."),
+        ("/memory", "Nothing is remembered."),
+        ("/good", "There is nothing to mark."),
+        ("/bad", "There is nothing to mark."),
+        ("/pin", "Is kept whole whatever comes: What colour?"),
+        ("/history", "1 pinned  What colour?"),
+        ("/unpin 1", "Is no longer pinned"),
+        ("/retry", "Seed 8, temperature 0.5."),
+        ("/edit 1 What size?", "You asked: What size?"),
+        ("/fork 1 side", "This is 'side' now, which begins with 1 turns"),
+        ("Anything else?", "You asked: Anything else?"),
+        ("/undo", "Taken back: Anything else?"),
+        ("/rename aside", "This conversation is 'aside' now."),
+        ("/new other", "A new conversation: 'other'."),
+        ("/resume aside", "1> What size?"),
+        ("/list", "aside  1 turns  What size?"),
+        ("/search size", "aside, turn 1: "),
+        (f"/save {tmp_path}/kept.md", "Written to"),
+        ("/nonsense", "There is no command /nonsense."),
+        ("/pin 99", "There is no turn 99"),
+        ("//slash", "You asked: /slash"),
+    )
+    done = {step[0].split()[0][1:] for step in steps if step[0][0] == "/"}
+    assert done >= set(COMMANDS) - {"exit"}
+    with chat(home, rows=60, columns=200) as terminal:
+        terminal.wait_for("echo · ")
+        for line, answer in steps:
+            before = terminal.text.count(answer)
+            terminal.enter(line)
+            terminal.wait_until(lambda text, before=before, answer=answer: text.count(answer) > before)
+        terminal.enter("/exit")
+        assert terminal.end() == 0
+    assert "What size?" in (tmp_path / "kept.md").read_text()
+
+
+def test_edit_without_a_text_puts_the_question_into_the_line(home):
+    with chat(home) as terminal:
+        terminal.wait_for("echo · ")
+        terminal.enter("What size?")
+        terminal.wait_for("You asked: What size?")
+        terminal.enter("/edit")
+        terminal.wait_until(lambda text: text.count("> What size?") == 2)
+        terminal.send(" Of which" + ENTER)
+        terminal.wait_for("You asked: What size? Of which")
+    assert [turn.question for turn in said(home)] == ["What size? Of which"]
+
+
+def test_a_person_is_told_what_the_model_will_not_see_and_how_to_keep_it(home):
+    with chat(home, "--ctx", "700", "--max-tokens", "60") as terminal:
+        terminal.wait_for("echo · ")
+        for number in range(12):
+            terminal.enter(f"Question {number}, which is not short at all, and says so")
+            terminal.wait_for(f"You asked: Question {number},")
+        terminal.wait_for("From the next question on, the model sees turn", "/pin N keeps a turn whole.")
+        terminal.wait_for("not in full")
+
+
+def test_a_dumb_terminal_has_plain_lines(home):
+    with chat(home, term="dumb") as terminal:
+        terminal.wait_for(">")
+        terminal.enter("hello")
+        terminal.wait_for("You asked: hello")
+        assert b"\x1b" not in terminal.raw
+        terminal.send(CTRL_D)
+        assert terminal.end() == 0
+
+
+def test_a_model_that_cannot_be_opened_ends_it_before_anything_is_typed(home):
+    with Terminal("chat", "--model", "nowhere.gguf", home=home) as terminal:
+        assert terminal.end() == 4
+        assert "nowhere.gguf" in terminal.text
+        assert "Traceback" not in terminal.text
+
+
+# --- without a terminal ---
+
+
+def test_lines_that_are_piped_in_are_asked_one_by_one(home):
+    done = run(home, "chat", "--model", "echo", "--session", "piped", text="one\n```\ntwo\n```\n/tokens abc\n")
+    assert (done.returncode, done.stdout) == (0, "You asked: one\nYou asked: ```\n3\n")
+    more = run(home, "chat", "--model", "echo", "--session", "piped", "--json", text="three\n")
+    answer = json.loads(more.stdout)
+    assert answer["answer"] == "You asked: three"
+    assert sum(each["used"] for each in answer["ledger"]["entries"] if each["name"] != "answer") == answer["usage"]["prompt_tokens"]
+    assert [turn.question for turn in said(home, "piped")] == ["one", "```\ntwo\n```", "three"]
+
+
+def test_an_error_does_not_end_a_pipe_and_is_its_exit_code(home):
+    done = run(home, "chat", "--model", "echo", text="/nope\nhello\n")
+    assert (done.returncode, done.stdout) == (2, "You asked: hello\n")
+    assert "no command /nope" in done.stderr
+
+
+def test_conversations_are_listed_found_renamed_exported_and_deleted(home, tmp_path):
+    run(home, "chat", "--model", "echo", "--session", "garden", text="Which soil?\n")
+    run(home, "chat", "--model", "echo", "--session", "kitchen", text="Which oven?\n")
+    listed = json.loads(run(home, "chat", "--list", "--json").stdout)["conversations"]
+    assert [(each["name"], each["num_turns"]) for each in listed] == [("garden", 1), ("kitchen", 1)]
+    assert json.loads(run(home, "chat", "--search", "ovens", "--json").stdout)["found"][0]["conversation"] == "kitchen"
+    assert run(home, "chat", "--session", "garden", "--rename", "allotment").returncode == 0
+    for name in ("kept.md", "kept.json"):
+        assert run(home, "chat", "--session", "allotment", "--export", str(tmp_path / name)).returncode == 0
+    assert json.loads((tmp_path / "kept.json").read_text())["turns"][0]["answer"] == "You asked: Which soil?"
+    assert "# allotment" in (tmp_path / "kept.md").read_text()
+    again = run(home, "chat", "--session", "allotment", "--export", str(tmp_path / "kept.md"))
+    assert (again.returncode, "there already" in again.stderr) == (2, True)
+    assert run(home, "chat", "--session", "allotment", "--delete", "--yes").returncode == 0
+    assert run(home, "chat", "--session", "allotment", "--export", str(tmp_path / "x.md")).returncode == 2
+    assert "allotment" not in run(home, "chat", "--list").stdout
+
+
+def test_nothing_is_kept_if_that_is_wanted(home):
+    assert run(home, "chat", "--model", "echo", "--no-keep", text="secret\n").stdout == "You asked: secret\n"
+    assert "secret" not in run(home, "chat", "--list").stdout
+    assert not [path for path in home.rglob("*") if path.is_file() and b"secret" in path.read_bytes()]
+
+
+@pytest.mark.parametrize(
+    "args", [["--session", "a", "--continue"], ["--delete"], ["--session", "nowhere", "--delete", "--yes"], ["--max-seconds", "3"]]
+)
+def test_what_does_not_go_together(home, args):
+    done = run(home, "chat", "--model", "echo", *args, text="hello\n")
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: ")
+
+
+def test_memories_are_told(home):
+    run(home, "memory", "add", "The printer of this house is called Bertha.", "--importance", "0.9")
+    done = run(home, "chat", "--model", "echo", "--json", text="hello\n")
+    entries = {each["name"]: each for each in json.loads(done.stdout)["ledger"]["entries"]}
+    assert entries["memories"]["used"] > 20
+    assert run(home, "memory", "edit", "1", "--importance", "0.1").returncode == 0
+    done = run(home, "chat", "--model", "echo", "--json", text="hello\nWho is Bertha?\n")
+    first, second = (json.loads(line)["ledger"]["entries"] for line in done.stdout.splitlines())
+    assert "memories" not in {each["name"] for each in first}
+    assert "memories" in {each["name"] for each in second}
+    assert run(home, "memory", "forget", "1").returncode == 0
+    assert json.loads(run(home, "memory", "list", "--json").stdout) == {"memories": []}
+
+
+def test_markdown_is_drawn_once_and_controls_nothing(capsys):
+    """The blocks of a text come out whole and in order, whatever pieces it came in."""
+    text = "# Title\n\nSome *words*.\n\n- a\n- b\n\n```python\nprint('x')\n```\n\n[link](http://example.com) \x1b[31mred\x07\n"
+    for size in (1, 3, 1000):
+        view = MarkdownView(console())
+        for start in range(0, len(text), size):
+            view(text[start : start + size])
+        view.close()
+        shown = capsys.readouterr().out
+        assert "\x1b]8" not in shown
+        assert "\x07" not in shown
+        words = re.sub(r"\s+", " ", shown)
+        assert [words.count(each) for each in ("Title", "Some words.", "print('x')", "red")] == [1, 1, 1, 1]
+
+
+def test_help_and_first_key_do_not_wait_for_heavy_parts(home):
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "localrag", "chat", "--help"], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert time.monotonic() - started < 60
+    heavy = [name for name in ("numpy", "prompt_toolkit", "llama_cpp", "rich", "pydantic") if f" {name}\n" in done.stderr]
+    assert heavy == []

@@ -1,0 +1,77 @@
+"""A conversation on the handbook with the real model, on a terminal: ten turns, Ctrl-C, and kill -9 in the middle of an answer."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from localrag.journal import Journal
+from localrag.kb import KnowledgeBase
+from localrag.settings import Settings
+from tests.terminal import Terminal
+
+pytestmark = pytest.mark.model
+
+QUESTIONS = (
+    "At what temperature is PLA annealed?",
+    "And for how long?",
+    "Does it shrink when that is done?",
+    "What about PETG?",
+    "Which of the two withstands heat better?",
+    "How is nylon dried?",
+    "What if it is printed wet?",
+    "Which nozzle does carbon fibre need?",
+    "Why does brass not do?",
+    "So which for a car in summer?",
+)
+
+
+@pytest.fixture
+def settings(home_after_indexing, embedder, catalogue):
+    found = Settings(home=home_after_indexing, models_file=catalogue)
+    with KnowledgeBase.open(found.kb_dir, "handbook", create=True) as kb:
+        kb.ingest([Path(__file__).parents[2] / "examples" / "handbook"], embedder)
+    return found
+
+
+def chat(settings, *args):
+    env = {"LOCALRAG_MODELS": str(settings.models_file)}
+    return Terminal("chat", "--kb", "handbook", "--top-k", "2", *args, home=settings.home, env=env, columns=140)
+
+
+def turns(settings):
+    with Journal.open(settings.home) as journal:
+        return journal.conversations.turns(journal.conversations.latest().id)
+
+
+def test_a_conversation_on_the_handbook(settings):
+    with chat(settings, "--max-tokens", "24", "--ctx", "4096") as terminal:
+        terminal.wait_for("smollm2-135m · ")
+        for number, question in enumerate(QUESTIONS, 1):
+            terminal.enter(question)
+            terminal.wait_until(lambda _, number=number: len(turns(settings)) == number and turns(settings)[-1].state != "running")
+        terminal.enter("/sources 1")
+        terminal.wait_for("handbook/guides/annealing.md")
+        terminal.enter("/exit")
+        assert terminal.end() == 0
+    said = turns(settings)
+    evaluated = [turn.about["prompt_tokens"] - turn.about["cached_tokens"] for turn in said]
+    assert all(turn.answer.strip() for turn in said)
+    assert any(turn.about["citations"] for turn in said)
+    assert max(evaluated[1:]) < 700 < said[-1].about["prompt_tokens"]
+    assert sum(evaluated) < 0.5 * sum(turn.about["prompt_tokens"] for turn in said)
+
+    with chat(settings, "--continue", "--max-tokens", "400") as terminal:
+        terminal.wait_for("So which for a car in summer?", "smollm2-135m · ")
+        terminal.enter("Tell me all about PLA in many words, please.")
+        terminal.wait_until(lambda _: len(turns(settings)) == 11 and turns(settings)[-1].answer)
+        terminal.send("\x03")
+        terminal.wait_for("Interrupted.")
+        terminal.enter("And all about nylon?")
+        terminal.wait_until(lambda _: len(turns(settings)) == 12 and turns(settings)[-1].answer)
+        terminal.child.kill(signal.SIGKILL)
+        terminal.child.wait()
+    stopped, killed = turns(settings)[-2:]
+    assert (stopped.state, killed.state) == ("stopped", "interrupted")
+    with chat(settings, "--continue") as terminal:
+        terminal.wait_for("(its program ended before the answer did)", "(stopped)")

@@ -1,0 +1,241 @@
+"""A conversation over a session, with the echo engine: what is kept, what is sent again, what gives way."""
+
+import itertools
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localrag.decoding import SamplingParams
+from localrag.engine.echo import open_echo
+from localrag.errors import BudgetExceededError, UsageError
+from localrag.journal import Journal
+from localrag.passages import Chunk, Hit
+from localrag.session import Session
+from localrag.session.chat import Chat
+
+SHORT = SamplingParams(max_tokens=40)
+
+
+@pytest.fixture
+def journal(tmp_path):
+    with Journal.open(tmp_path) as opened:
+        yield opened
+
+
+def chat_in(journal, name="talk", *, n_ctx=4096, system="Be brief."):
+    kept = journal.conversations
+    row = kept.named(name)
+    session = Session(open_echo(), n_ctx=n_ctx, journal=journal, name=name)
+    return Chat(session, journal, row.id if row else kept.create(name, {}), system=system)
+
+
+def passage(number, text=""):
+    text = text or f"Passage number {number} says that {number} is a number. " * 3
+    return Hit(Chunk(number, 1, number, text, 0, len(text), "book.md", kb="book"), 1.0 / number)
+
+
+def prompt_text(chat, prepared):
+    pieces = chat.session.engine.tokenizer
+    return b"".join(pieces.piece(token) for token in prepared.prompt.token_ids).decode("utf-8", "replace")
+
+
+def check(answer, n_ctx):
+    """The promises of every answer."""
+    assert sum(entry.used for entry in answer.ledger.entries if entry.name != "answer") == answer.prompt_tokens
+    assert answer.prompt_tokens + answer.ledger.entry("answer").allotted <= n_ctx
+
+
+def test_a_turn_goes_on_from_the_very_end_of_the_last_answer(journal):
+    chat = chat_in(journal)
+    before = chat.say("What is PLA made of?", sampling=SHORT)
+    after = chat.say("And what is PETG?", sampling=SHORT)
+    whole = len(before.prompt.token_ids) + before.completion_tokens
+    assert whole - 3 <= after.cached_tokens <= whole
+    assert before.text in prompt_text(chat, chat.prepare("x", max_tokens=10))
+
+
+def test_a_passage_is_given_once_and_named_when_it_matters_again(journal):
+    chat = chat_in(journal)
+    first = chat.say("Which?", sampling=SHORT, hits=[passage(1), passage(2)])
+    again = chat.prepare("And?", max_tokens=40, hits=[passage(2), passage(3)])
+    text = prompt_text(chat, again)
+    assert [hit.label for hit in again.prompt.hits] == ["KB#3"]
+    assert [hit.label for hit in again.prompt.earlier] == ["KB#1", "KB#2"]
+    assert (text.count("[KB#2] Passage number 2"), text.count("[KB#3] Passage")) == (1, 1)
+    assert "See also [KB#2] above." in text
+    assert list(again.prompt.token_ids)[: len(first.prompt.token_ids)] == list(first.prompt.token_ids)
+
+
+def test_a_citation_of_an_earlier_passage_is_supplied(journal):
+    chat = chat_in(journal)
+    chat.say("Which?", sampling=SHORT, hits=[passage(1)])
+    answer = chat.say("[KB#1] or [KB#9]?", sampling=SHORT)  # the echo repeats its question
+    assert [(each.label, each.supplied) for each in answer.citations] == [("KB#1", True), ("KB#9", False)]
+
+
+def test_passages_that_take_too_much_of_the_window_leave_the_prompt_and_are_given_anew(journal):
+    chat = chat_in(journal, n_ctx=2048)
+    for number in range(1, 40):
+        hits = [passage(number), passage(number + 1)]
+        answer = chat.say(f"Question {number}?", sampling=SHORT, hits=hits)
+        check(answer, 2048)
+        shown = {hit.label for hit in (*answer.prompt.hits, *answer.prompt.earlier)}
+        assert {hit.label for hit in hits} <= shown
+        assert sum(chat.session.engine.counter(turn.sent) for turn in chat.turns[:-1]) <= 1024
+
+
+def test_a_tag_that_means_another_passage_now_does_not_stand_for_the_old_one(journal):
+    chat = chat_in(journal)
+    chat.say("Which?", sampling=SHORT, hits=[passage(1), passage(2)])
+    other = passage(1, "Something else altogether, of a knowledge base that was made anew.")
+    answer = chat.say("And?", sampling=SHORT, hits=[other])
+    assert [hit.chunk.text for hit in (*answer.prompt.hits, *answer.prompt.earlier)] == [other.chunk.text]
+    assert "Passage number 1" not in prompt_text(chat, chat.prepare("Then?", max_tokens=40))
+
+
+def test_the_conversation_comes_back_with_its_passages(journal):
+    chat = chat_in(journal)
+    chat.say("Which?", sampling=SHORT, hits=[passage(1)])
+    chat.say("And?", sampling=SHORT)
+    chat.pin(1)
+    back = chat_in(journal)
+    assert [(turn.question, turn.answer, turn.is_pinned, turn.hits) for turn in back.turns] == [
+        (turn.question, turn.answer, turn.is_pinned, turn.hits) for turn in chat.turns
+    ]
+    both = [each.prepare("Then?", max_tokens=40).prompt.token_ids for each in (chat, back)]
+    assert both[0] == both[1]
+
+
+def test_what_was_kept_of_a_turn_and_cannot_be_read_costs_no_conversation(journal):
+    chat = chat_in(journal)
+    chat.say("Which?", sampling=SHORT, hits=[passage(1)])
+    for about in ('{"hits": [{"id": 1}], "sent": "x"}', '{"hits": 3}', '{"hits": [{"score": "much"}]}'):
+        journal._db.execute("UPDATE turns SET about = ?", (about,))
+        (turn,) = chat_in(journal).turns
+        assert (turn.question, turn.hits, turn.sent) == ("Which?", (), "")
+
+
+def test_five_hundred_turns_in_a_small_window(journal):
+    chat = chat_in(journal, n_ctx=2048)
+    pinned = {3: "My name is Ada and I print with a bed of 60 °C.", 250: "Remember the number 4711."}
+    covered_any = False
+    for number in range(1, 501):
+        question = pinned.get(number, f"Question {number}: what about {random.Random(number).choice(['beds', 'nozzles', 'resin'])}? " * 4)
+        answer = chat.say(question, sampling=SHORT)
+        check(answer, 2048)
+        if number in pinned:
+            chat.pin(number)
+        entries = {entry.name: entry for entry in answer.ledger.entries}
+        if "summary" in entries:
+            covered_any = True
+            omitted = set(entries["history"].omitted)
+            assert set(entries["summary"].covered) <= omitted  # it says which messages it stands for
+            assert chat.forgotten(answer.ledger).summarised
+    assert covered_any
+    text = prompt_text(chat, chat.prepare("Who am I?", max_tokens=40))
+    assert all(said in text for said in pinned.values())
+
+
+def test_pinned_turns_that_fill_the_window_are_an_error_with_numbers(journal):
+    chat = chat_in(journal, n_ctx=512)
+    chat.say("word " * 40, sampling=SHORT)
+    chat.pin(1)
+    with pytest.raises(BudgetExceededError, match="pinned"):
+        chat.say("more " * 80, sampling=SHORT)
+    assert [turn.question for turn in chat.turns] == [("word " * 40)]
+    chat.pin(1, is_pinned=False)
+    chat.say("more " * 30, sampling=SHORT)
+
+
+def test_the_program_of_the_docs_runs(home):
+    program = re.search(r"```python\n(.*?)```", (Path(__file__).parents[1] / "docs" / "chat.md").read_text(), re.DOTALL)[1]
+    done = [
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1])
+        for _ in range(2)
+    ]
+    assert [each.stderr for each in done] == ["", ""]
+    assert done[1].stdout.count("Which soil do roses like?") == 3
+
+
+def test_undo_fork_and_turns_that_are_not_there(journal):
+    chat = chat_in(journal)
+    for question in ("one", "two", "three"):
+        chat.say(question, sampling=SHORT)
+    fork = Chat(chat.session, journal, chat.fork(2, "fork"), system="")
+    assert [turn.question for turn in chat.undo(2)] == ["two", "three"]
+    assert [turn.question for turn in fork.turns] == ["one", "two"]
+    assert [turn.question for turn in chat_in(journal).turns] == ["one"]
+    for wrong in (0, 2, -2, 9):
+        with pytest.raises(UsageError, match="no turn"):
+            chat.turn(wrong)
+    with pytest.raises(UsageError, match="take back"):
+        chat.undo(2)
+
+
+def test_an_answer_that_is_stopped_is_kept_as_far_as_it_was_written(journal):
+    chat = chat_in(journal)
+
+    def stop(_):
+        chat.session.engine.cancel_all()
+
+    answer = chat.say("A question that is long enough to be stopped in the middle", sampling=SHORT, on_text=stop)
+    assert answer.finish_reason == "cancelled"
+    (turn,) = chat_in(journal).turns
+    assert (turn.state, turn.answer) == ("stopped", answer.text)
+    chat.say("Go on.", sampling=SHORT)
+
+
+def test_a_question_that_failed_is_asked_again_with_the_next(journal):
+    chat = chat_in(journal)
+
+    def fail(_):
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        chat.say("First?", sampling=SHORT, on_text=fail)
+    assert chat.turns[0].state == "stopped"  # something was written
+    journal._db.execute("UPDATE turns SET answer = '', state = 'failed'")
+    back = chat_in(journal)
+    assert back.say("Second?", sampling=SHORT).prompt_tokens
+    assert "First?" in prompt_text(back, back.prepare("x", max_tokens=5))
+
+
+def test_looking_ahead_names_what_is_left_out(journal):
+    chat = chat_in(journal, n_ctx=1024)
+    for number in itertools.count(1):
+        chat.say(f"Question {number}? " * 8, sampling=SHORT)
+        if forgotten := chat.forgets(max_tokens=40):
+            break
+    numbers = (*forgotten.summarised, *forgotten.left_out)
+    assert 1 in numbers
+    assert max(numbers) < number
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_whatever_is_done_every_prompt_fits(tmp_path_factory, data):
+    with Journal.open(tmp_path_factory.mktemp("any")) as journal:
+        n_ctx = data.draw(st.sampled_from([512, 1024, 3000]))
+        chat = chat_in(journal, n_ctx=n_ctx, system=data.draw(st.sampled_from(["", "Be brief."])))
+        for _ in range(data.draw(st.integers(1, 12))):
+            action = data.draw(st.sampled_from(["say", "say", "say", "pin", "unpin", "undo", "reload"]))
+            if action == "say":
+                question = data.draw(st.text(min_size=1, max_size=60)).strip() or "?"
+                hits = [passage(number) for number in data.draw(st.lists(st.integers(1, 9), max_size=4, unique=True))]
+                try:
+                    check(chat.say(question, sampling=SHORT, hits=hits), n_ctx)
+                except BudgetExceededError:
+                    assert any(turn.is_pinned for turn in chat.turns)
+            elif action == "reload":
+                chat = chat_in(journal, n_ctx=n_ctx, system=chat.system)
+            elif chat.turns:
+                if action == "undo":
+                    chat.undo(data.draw(st.integers(1, len(chat.turns))))
+                else:
+                    chat.pin(data.draw(st.integers(1, len(chat.turns))), is_pinned=action == "pin")
