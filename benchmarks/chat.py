@@ -24,7 +24,7 @@ from localrag.journal import Journal
 from localrag.messages import Message
 from localrag.passages import Hit
 from localrag.prompt.offer import source
-from localrag.session import Session
+from localrag.session import Session, finding
 from localrag.session.chat import Chat
 from localrag.settings import Settings
 
@@ -96,7 +96,8 @@ def ours(settings: Settings, n_ctx: int, max_tokens: int, found: list[list[Hit]]
         conversation = journal.conversations.create(f"bench {len(journal.conversations.all())}", {})
         chat = Chat(session, journal, conversation, system=SYSTEM)
         for question in TURNS:
-            found.append(session.retrieve(question))
+            before = chat.turns[-1].question if chat.turns else ""
+            found.append(finding.retrieve_after(session, before, question, top_k=finding.DEFAULT_TOP_K))
             answer = chat.say(question, sampling=SamplingParams(max_tokens=max_tokens))
             first_s = answer.timings.first_token_s - answer.timings.load_s
             turns.append(Turn(answer.prompt_tokens, answer.prompt_tokens - answer.cached_tokens, first_s))

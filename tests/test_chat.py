@@ -5,6 +5,7 @@ import random
 import re
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,22 @@ def test_a_passage_is_given_once_and_named_when_it_matters_again(journal):
     assert (text.count("[KB#2] Passage number 2"), text.count("[KB#3] Passage")) == (1, 1)
     assert "See also [KB#2] above." in text
     assert list(again.prompt.token_ids)[: len(first.prompt.token_ids)] == list(first.prompt.token_ids)
+
+
+def test_a_follow_up_is_searched_for_with_the_question_before_it(journal, handbook, embedder):
+    with closing(open_echo()) as engine:
+        session = Session(engine, knowledge_bases=[handbook], embedder=embedder, journal=journal)
+        session.engine.min_sequences = 2
+        chat = Chat.of(session, "talk")
+        chat.say("Is polycarbonate safe for food?", sampling=SHORT)
+        prepared = chat.prepare("What is it made from?", max_tokens=40)
+        texts = [hit.chunk.text for hit in (*prepared.prompt.hits, *prepared.prompt.earlier)]
+        assert any("bisphenol A" in text for text in texts)
+        for hit in prepared.prompt.hits:
+            assert hit.score == sum(hit.contributions.values())
+            assert hit.contributions.keys() <= {"question", "with the one before"}
+        alone = chat.prepare("At which nozzle temperature is ASA printed on a heated bed?", max_tokens=40)
+        assert all(hit.contributions.keys() <= {"semantic", "keyword", "votes"} for hit in alone.prompt.hits)
 
 
 def test_a_citation_of_an_earlier_passage_is_supplied(journal):

@@ -140,7 +140,9 @@ class Chat:
 
     def prepare(self, question: str, *, max_tokens: int, write: bool = False, **options: Unpack[Options]) -> Prepared:
         """The prompt of the next turn. Passages that stand in it already are not given again, but named."""
-        hits = finding.offered(self.session, search_query(self._messages(question, self.turns)), options)
+        query = search_query(self._messages(question, self.turns))
+        before = next((turn.question for turn in reversed(self.turns) if turn.is_told), "")
+        hits = finding.offered(self.session, query, options, before=before)
         self._let_go_of_strangers(hits)
         while True:
             above = {hit.label for turn in self.turns if turn.sent for hit in turn.hits}

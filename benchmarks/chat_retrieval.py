@@ -1,0 +1,83 @@
+"""What a follow-up question is searched for with: recall@5 on conversations about the handbook.
+
+A follow-up ("And for how many hours?") needs what was said before it; a question of its own after another one does not. Both are measured,
+as what helps the first can harm the second.
+
+    python -m benchmarks.chat_retrieval --rewrite
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import shared
+from benchmarks.council_quality import is_met, load_questions
+from benchmarks.council_run import KB, handbook_home
+from localrag.decoding import SamplingParams
+from localrag.messages import Message
+from localrag.passages import Hit
+from localrag.session import Session, finding
+
+FOLLOW_UPS = Path(__file__).with_name("handbook_followups.jsonl")
+K = 5
+REWRITE = "Write the last question anew so that it can be understood without what was said before. Answer with the question alone."
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What was said before, a question, and what a passage has to hold that answers it."""
+
+    question: str
+    answer: str
+    asked: str
+    answers: Sequence[Sequence[str]]
+    sources: Sequence[str]
+
+    def is_found(self, hits: Sequence[Hit]) -> bool:
+        return any(hit.chunk.source.removeprefix("handbook/") in self.sources and is_met(self.answers, hit.chunk.text) for hit in hits[:K])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rewrite", action="store_true", help="also have the default model rewrite each question (minutes)")
+    given = parser.parse_args()
+    with handbook_home() as settings, Session.open(kbs=[KB], keep=False, settings=settings) as session:
+        ways: dict[str, Callable[[Case], list[Hit]]] = {
+            "last message only": lambda case: session.retrieve(case.asked, top_k=K),
+            "joined with the one before": lambda case: session.retrieve(f"{case.question}\n\n{case.asked}", top_k=K),
+            "as chat does it": lambda case: finding.retrieve_after(session, case.question, case.asked, top_k=K),
+        }
+        if given.rewrite:
+            ways["rewritten by the model"] = lambda case: session.retrieve(rewritten(session, case), top_k=K)
+        kinds = {"follow-ups": follow_ups(), "questions of their own": strangers()}
+        rows: list[dict[str, object]] = []
+        for name, way in ways.items():
+            found = {kind: [case.is_found(way(case)) for case in cases] for kind, cases in kinds.items()}
+            rows.append({"searched for": name} | {f"recall@{K}, {len(each)} {kind}": sum(each) / len(each) for kind, each in found.items()})
+    shared.report_table("chat_retrieval", rows)
+
+
+def follow_ups() -> list[Case]:
+    rows = [json.loads(line) for line in FOLLOW_UPS.read_text(encoding="utf-8").splitlines()]
+    return [Case(row["question"], row["answer"], row["follow_up"], row["answers"], row["sources"]) for row in rows]
+
+
+def strangers() -> list[Case]:
+    """Each question of the handbook behind another one, about something else."""
+    questions = load_questions()
+    before = [*questions[17:], *questions[:17]]
+    return [Case(b.question, "", q.question, q.answers, q.sources) for q, b in zip(questions, before, strict=True)]
+
+
+def rewritten(session: Session, case: Case) -> str:
+    said = f"Question: {case.question}\nAnswer: {case.answer or 'It depends.'}\nLast question: {case.asked}\n\n{REWRITE}"
+    answer = session.ask([Message("user", said)], sampling=SamplingParams(max_tokens=48), hits=())
+    return answer.text.strip().splitlines()[0] if answer.text.strip() else case.asked
+
+
+if __name__ == "__main__":
+    main()
