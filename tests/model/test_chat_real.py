@@ -58,7 +58,6 @@ def test_a_conversation_on_the_handbook(settings):
     evaluated = [turn.about["prompt_tokens"] - turn.about["cached_tokens"] for turn in said]
     assert all(turn.answer.strip() for turn in said)
     assert any(turn.about["citations"] for turn in said)
-    assert max(evaluated[1:]) < 700 < said[-1].about["prompt_tokens"]
     assert sum(evaluated) < 0.5 * sum(turn.about["prompt_tokens"] for turn in said)
 
     with chat(settings, "--continue", "--max-tokens", "400") as terminal:
