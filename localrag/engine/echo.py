@@ -18,7 +18,7 @@ from localrag.model import ModelInfo, Slot
 from localrag.passages import CITATION
 from localrag.tokens import Segment
 
-N_CTX_TRAIN = 32_768
+N_CTX_TRAIN = 131_072
 PREFILL_TOKENS_PER_S, DECODE_TOKENS_PER_S = 1000.0, 100.0
 """What it says of its speed, so that plans in seconds are the same everywhere. It takes far less."""
 _START, _END = 256, 257

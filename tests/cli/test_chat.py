@@ -90,7 +90,7 @@ def test_every_command_says_what_it_does(home, tmp_path):
     attached.write_text("The nozzle is blue.")
     steps = (
         ("/help", "find turns of all conversations"),
-        ("/model", "echo: window 32,768 tokens, bound by training."),
+        ("/model", "echo: window 131,072 tokens, bound by training."),
         ("/model echo", "echo: window"),
         ("/kb", "Knowledge bases: none"),
         ("/kb add nowhere", "nowhere"),

@@ -74,7 +74,7 @@ def test_explain_shows_who_got_what(run):
     code, out, err = run("ask", "Why?", "--model", "echo", "--explain", "--ctx", "400", "--max-tokens", "100")
     assert (code, out) == (0, "You asked: Why?\n")
     assert [line.split()[0] for line in err.strip().splitlines()[:6]] == ["Section", "scaffold", "question", "answer", "spare", "window"]
-    assert "window 400 of 32768 trained, bound by requested" in err
+    assert "window 400 of 131072 trained, bound by requested" in err
 
 
 def test_json_is_one_object_and_keeps_its_promises(run):
