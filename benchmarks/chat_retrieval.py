@@ -10,24 +10,25 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import shared
 from benchmarks.council_quality import is_met, load_questions
 from benchmarks.council_run import KB, handbook_home
-from localrag.decoding import SamplingParams
 from localrag.messages import Message
 from localrag.passages import Hit
 from localrag.session import Session, finding
+from localrag.session.chat import MIN_SEQUENCES
+from localrag.session.rewriting import Rewriter, Rewriting
 
 FOLLOW_UPS = Path(__file__).with_name("handbook_followups.jsonl")
 K = 5
-REWRITE = "Write the last question anew so that it can be understood without what was said before. Answer with the question alone."
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Case:
     """What was said before, a question, and what a passage has to hold that answers it."""
 
@@ -43,7 +44,9 @@ class Case:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rewrite", action="store_true", help="also have the default model rewrite each question (minutes)")
+    parser.add_argument(
+        "--rewrite", action="store_true", help="also have the default model rewrite short ones, as chat --rewrite does (minutes)"
+    )
     given = parser.parse_args()
     with handbook_home() as settings, Session.open(kbs=[KB], keep=False, settings=settings) as session:
         ways: dict[str, Callable[[Case], list[Hit]]] = {
@@ -51,14 +54,20 @@ def main() -> None:
             "joined with the one before": lambda case: session.retrieve(f"{case.question}\n\n{case.asked}", top_k=K),
             "as chat does it": lambda case: finding.retrieve_after(session, case.question, case.asked, top_k=K),
         }
-        if given.rewrite:
-            ways["rewritten by the model"] = lambda case: session.retrieve(rewritten(session, case), top_k=K)
         kinds = {"follow-ups": follow_ups(), "questions of their own": strangers()}
+        made = {case: rewriting for cases in kinds.values() for case, rewriting in rewritten(session, cases)} if given.rewrite else {}
+        if made:
+            ways["rewritten by the model"] = lambda case: session.retrieve(text_of(made, case) or case.asked, top_k=K)
+            ways["as chat --rewrite does it"] = lambda case: finding.retrieve_after(
+                session, case.question, case.asked, top_k=K, rewritten=text_of(made, case)
+            )
         rows: list[dict[str, object]] = []
         for name, way in ways.items():
             found = {kind: [case.is_found(way(case)) for case in cases] for kind, cases in kinds.items()}
             rows.append({"searched for": name} | {f"recall@{K}, {len(each)} {kind}": sum(each) / len(each) for kind, each in found.items()})
     shared.report_table("chat_retrieval", rows)
+    if made:
+        shared.report_table("chat_retrieval_rewriting", [cost(made)])
 
 
 def follow_ups() -> list[Case]:
@@ -73,10 +82,33 @@ def strangers() -> list[Case]:
     return [Case(b.question, "", q.question, q.answers, q.sources) for q, b in zip(questions, before, strict=True)]
 
 
-def rewritten(session: Session, case: Case) -> str:
-    said = f"Question: {case.question}\nAnswer: {case.answer or 'It depends.'}\nLast question: {case.asked}\n\n{REWRITE}"
-    answer = session.ask([Message("user", said)], sampling=SamplingParams(max_tokens=48), hits=())
-    return answer.text.strip().splitlines()[0] if answer.text.strip() else case.asked
+def rewritten(session: Session, cases: Sequence[Case]) -> Iterator[tuple[Case, Rewriting]]:
+    """Those that are short, as the session's model rewrites them."""
+    session.engine.min_sequences = MIN_SEQUENCES
+    rewriter = Rewriter(session.engine, n_ctx=session.slot.n_ctx)
+    for case in cases:
+        said = [Message("user", case.question), Message("assistant", case.answer or "It depends."), Message("user", case.asked)]
+        rewriting = rewriter(said) if finding.is_follow_up(case.asked, case.question) else None
+        if rewriting is not None:
+            print(f"{case.question} | {case.asked} -> {rewriting.text}")
+            yield case, rewriting
+
+
+def text_of(made: Mapping[Case, Rewriting], case: Case) -> str:
+    return made[case].text if case in made else ""
+
+
+def cost(made: Mapping[Case, Rewriting]) -> dict[str, object]:
+    """Of one rewriting: medians, and how many of them were of use."""
+    each = list(made.values())
+    return {
+        "rewritten": len(each),
+        "of use": sum(bool(rewriting.text) for rewriting in each),
+        "tokens in": statistics.median(rewriting.prompt_tokens for rewriting in each),
+        "evaluated": statistics.median(rewriting.prompt_tokens - rewriting.cached_tokens for rewriting in each),
+        "tokens out": statistics.median(rewriting.completion_tokens for rewriting in each),
+        "s": round(statistics.median(rewriting.seconds for rewriting in each), 2),
+    }
 
 
 if __name__ == "__main__":

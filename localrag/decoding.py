@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from localrag.errors import UsageError
+from localrag.thinking import DEFAULT_TOKENS, MIN_TOKENS
 
 FinishReason = Literal["stop", "length", "time", "cancelled", "error"]
 """The model ended it; its `max_tokens` did; its deadline did; somebody stopped it; it could not go on."""
@@ -37,7 +38,8 @@ def schema_text(schema: Mapping[str, Any] | str) -> str:
 class SamplingParams:
     """What llama.cpp's sampler chain is built from. `temperature` 0 is greedy; then nothing else but penalties matters.
 
-    `seed` makes a run repeatable; `max_tokens` bounds the answer; `stop` are strings at which it ends (and which are left out).
+    `seed` makes a run repeatable; `max_tokens` bounds the answer, and `think_tokens` what a reasoning model thinks before it (0: it is
+    kept from thinking); `stop` are strings at which it ends (and which are left out).
     `json_schema` makes the answer JSON that is valid under a schema (the part of JSON Schema that engine/json_schema.py reads); it is
     given as a mapping or its JSON text, and held as text. An answer that reaches `max_tokens` before it is closed is not valid JSON.
     """
@@ -48,8 +50,11 @@ class SamplingParams:
     min_p: float = 0.05
     repeat_penalty: float = 1.0
     repeat_last_n: int = 64
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     seed: int = 0
     max_tokens: int = 512
+    think_tokens: int = DEFAULT_TOKENS
     stop: tuple[str, ...] = ()
     json_schema: Mapping[str, Any] | str | None = None
 
@@ -63,8 +68,15 @@ class SamplingParams:
             ("min_p", 0.0 <= self.min_p <= 1.0, "0 to 1"),
             ("repeat_penalty", 0.0 < self.repeat_penalty <= 100.0, "above 0, up to 100"),
             ("repeat_last_n", 0 <= self.repeat_last_n <= 1_000_000, "0 to 1000000"),
+            ("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "-2 to 2"),
+            ("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "-2 to 2"),
             ("seed", 0 <= self.seed < 2**32, "0 to 4294967295"),
             ("max_tokens", 1 <= self.max_tokens < 2**31, "1 to 2147483647"),
+            (
+                "think_tokens",
+                self.think_tokens == 0 or MIN_TOKENS <= self.think_tokens < 2**31,
+                f"0, or {MIN_TOKENS} to 2147483647",
+            ),
             ("stop", len(self.stop) <= 64 and all(0 < len(s) <= 1024 for s in self.stop), "up to 64 strings of 1 to 1024 characters"),
         )
         for name, ok, allowed in checks:
@@ -74,15 +86,22 @@ class SamplingParams:
     def with_max_tokens(self, max_tokens: int) -> SamplingParams:
         return replace(self, max_tokens=max_tokens)
 
+    @property
+    def room_to_think(self) -> int:
+        """Tokens for thoughts: none before an answer that must keep to a schema from its first token on."""
+        return 0 if self.json_schema is not None else self.think_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one step of the engine added to one sequence: `text` holds whole characters only and can be empty."""
+    """What one step of the engine added to one sequence: `text` holds whole characters only and can be empty, as can `thought`, which
+    comes before it and is no part of the answer."""
 
     seq_id: int
     token_id: int | None
     text: str
     finish_reason: FinishReason | None = None
+    thought: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +119,8 @@ class Timings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """A finished sequence. `prompt_tokens` is what the model was given, of which `cached_tokens` were not evaluated again;
-    `completion_ids` are the sampled tokens, the one that ended the answer included.
+    `completion_ids` are the tokens behind it, the one that ended the answer included; of them, `reasoning_tokens` are thoughts:
+    `reasoning`.
     """
 
     text: str
@@ -109,6 +129,8 @@ class Completion:
     prompt_tokens: int
     cached_tokens: int = 0
     timings: Timings = Timings()
+    reasoning: str = ""
+    reasoning_tokens: int = 0
 
     @property
     def completion_tokens(self) -> int:

@@ -10,7 +10,8 @@
     ├── BudgetExceededError         5   the parts that cannot be cut do not fit
     ├── TimeLimitError              5   nor does the shortest answer fit a limit of time
     ├── KnowledgeBaseError          6   a knowledge base cannot be used
-    │   └── KnowledgeBaseNotFoundError
+    │   ├── KnowledgeBaseNotFoundError
+    │   └── KnowledgeBaseBusyError      another process is indexing
     ├── EngineError                 7   llama.cpp refused, or ran out
     └── InterruptedRunError       130   the person stopped it
 
@@ -108,6 +109,10 @@ class KnowledgeBaseError(LocalragError):
 
 
 class KnowledgeBaseNotFoundError(KnowledgeBaseError):
+    pass
+
+
+class KnowledgeBaseBusyError(KnowledgeBaseError):
     pass
 
 

@@ -38,13 +38,15 @@ class Chunk:
 class Hit:
     """A chunk that a search returned. `score` is the sum of `contributions`; both are higher for better.
 
-    `relevance` is how near it is to the question in itself, 0 to 1, whatever else was found; None where that is not known.
+    `relevance` is how near it is to the question in itself, 0 to 1, whatever else was found; None where that is not known. `scores` are
+    those of the rankings that hold it, each on its own scale: of "semantic" the cosine similarity, of "keyword" BM25.
     """
 
     chunk: Chunk
     score: float
     contributions: Mapping[str, float] = field(default_factory=dict)
     relevance: float | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def label(self) -> str:

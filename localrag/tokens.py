@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from localrag.messages import Message, ToolSpec
+    from localrag.thinking import ThinkingForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +89,16 @@ class Tokenizer(Protocol):
 class ChatTemplate(Protocol):
     """A model's chat template, which sees message roles and the structure of tools, but never contents or what tools say."""
 
-    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[Segment]:
+    @property
+    def thinking(self) -> ThinkingForm | None:
+        """How models of this template mark what they think; None for those that do not think."""
+        ...
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, thinks: bool = True) -> list[Segment]:
         """The rendered prompt up to where the answer begins: template text and contents in order, each content once.
 
         With `tools` every tool is named in it; what else is said of them is up to the template. UsageError for tools that are
-        too many, too long, nested too deep or not JSON.
+        too many, too long, nested too deep or not JSON. Without `thinks` a model that can think begins with its answer.
         """
         ...
 

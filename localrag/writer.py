@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Protocol
 
 from localrag.decoding import Completion, SamplingParams
@@ -57,19 +58,21 @@ class Writer:
         if completion.finish_reason == "cancelled":
             raise InterruptedRunError("Interrupted.")
         written = strip_reasoning(completion.text).strip()
-        if written.startswith("<think>"):  # it was still thinking when its tokens were used up
-            return ""
         if completion.finish_reason == "length" and (whole := _SENTENCE.match(written)):
             written = whole[0]
         return usable(written, text)
 
     def _encode(self, text: str) -> list[int]:
-        content = (text.strip() + _INSTRUCTION).lstrip()
-        segments = self._engine.template.render([Message("user", content)])
-        parts = [Part("text" if segment.is_content else "scaffold", segment.text, is_markup=not segment.is_content) for segment in segments]
-        return [token for part in encode(parts, self._engine.counter.tokenizer) for token in part.token_ids]
+        return prompt_of(self._engine, [Message("user", (text.strip() + _INSTRUCTION).lstrip())])
 
 
 def make_writer(engine: Engine, *, n_ctx: int | None = None) -> Writer:
     """A writer over an open engine; it is the engine that must be closed. TemplateError for a model without a chat template."""
     return Writer(engine, n_ctx=n_ctx)
+
+
+def prompt_of(engine: Engine, messages: Sequence[Message]) -> list[int]:
+    """A prompt that holds these messages and nothing else, in tokens; a model that can think does not before it answers."""
+    segments = engine.template.render(messages, thinks=False)
+    parts = [Part("text" if segment.is_content else "scaffold", segment.text, is_markup=not segment.is_content) for segment in segments]
+    return [token for part in encode(parts, engine.counter.tokenizer) for token in part.token_ids]

@@ -20,6 +20,9 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+THINKING = CHATML.replace("assistant\n{% endif", "assistant\n{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}{% endif")
+THINKING_OPEN = CHATML.replace("assistant\n{% endif", "assistant\n<think>\n{% endif")
+"""Of models that think: one that can be told not to, and one that opens the thoughts itself."""
 ECHO = "{% for m in messages %}{{ m.content }}{% endfor %}"
 ROLES = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
 HEAVY = {

@@ -5,12 +5,15 @@ def check(answer: dict, retrieved: list[str]) -> None:
     """Every identity, on the object that `--json` prints; `retrieved` are the labels of all hits that were offered."""
     slot, usage, ledger = answer["slot"], answer["usage"], answer["ledger"]
     entries = {entry["name"]: entry for entry in ledger["entries"]}
-    assert sum(entry["used"] for name, entry in entries.items() if name != "answer") == usage["prompt_tokens"]
-    assert usage["prompt_tokens"] + entries["answer"]["allotted"] <= slot["n_ctx"] <= slot["n_ctx_train"]
+    written = [entries[name] for name in ("thinking", "answer") if name in entries]
+    assert sum(entry["used"] for entry in entries.values() if entry not in written) == usage["prompt_tokens"]
+    assert usage["prompt_tokens"] + sum(entry["allotted"] for entry in written) <= slot["n_ctx"] <= slot["n_ctx_train"]
     assert ledger["window"] == slot["n_ctx"]
     assert sum(entry["allotted"] for entry in entries.values()) + ledger["spare"] == ledger["window"]
     assert all(0 <= entry["used"] <= entry["allotted"] for entry in entries.values())
-    assert entries["answer"]["used"] == usage["completion_tokens"]
+    assert sum(entry["used"] for entry in written) == usage["completion_tokens"]
+    assert sum(entry["used"] for entry in written[:-1]) == usage.get("reasoning_tokens", 0)
+    assert bool(answer.get("reasoning", "")) <= bool(usage.get("reasoning_tokens", 0))
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     kept = [each["id"] for each in answer["evidence"]]
     omitted = entries.get("evidence", {"omitted": []})["omitted"]

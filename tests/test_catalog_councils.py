@@ -44,6 +44,7 @@ persona = "You know prices."
 model = "echo"
 budget = "default"
 max_tokens = 64
+think_tokens = 48
 temperature = 1
 top_p = 0.9
 top_k = 20
@@ -95,7 +96,7 @@ def test_every_key_arrives(tmp_path):
                 name="buyer",
                 persona="You know prices.",
                 model="echo",
-                sampling=SamplingParams(max_tokens=64, temperature=1, top_p=0.9, top_k=20, min_p=0.1, repeat_penalty=1.1),
+                sampling=SamplingParams(max_tokens=64, think_tokens=48, temperature=1, top_p=0.9, top_k=20, min_p=0.1, repeat_penalty=1.1),
             ),
         ),
         judge=Judge(
@@ -246,6 +247,7 @@ def test_an_unknown_council_is_answered_with_the_nearest_and_with_all(tmp_path):
         (f"{ONE}tags = ['']", ["[councils.x.specialists.1], key tags"]),
         (f"{ONE}tags = ['{'*a' * 7}']", ["[councils.x.specialists.1], key tags", "6 wildcards at most"]),
         (f"{ONE}temperature = 101", ["[councils.x.specialists.1], key temperature", "must be 0 to 100"]),
+        (f"{ONE}think_tokens = 31", ["[councils.x.specialists.1], key think_tokens", "must be 0, or 32 to"]),
         (f"{ONE}temperature = nan", ["[councils.x.specialists.1], key temperature", "finite"]),
         (f"{ONE}temperature = '1'", ["[councils.x.specialists.1], key temperature", "must be a number, not a text"]),
         (f"{ONE}seed = -1", ["[councils.x.specialists.1], key seed", "must be 0 to 4294967295"]),

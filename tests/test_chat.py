@@ -19,6 +19,7 @@ from localrag.journal import Journal
 from localrag.passages import Chunk, Hit
 from localrag.session import Session
 from localrag.session.chat import Chat
+from localrag.session.standing import Standing
 
 SHORT = SamplingParams(max_tokens=40)
 
@@ -58,13 +59,13 @@ def test_a_turn_goes_on_from_the_very_end_of_the_last_answer(journal):
     after = chat.say("And what is PETG?", sampling=SHORT)
     whole = len(before.prompt.token_ids) + before.completion_tokens
     assert whole - 3 <= after.cached_tokens <= whole
-    assert before.text in prompt_text(chat, chat.prepare("x", max_tokens=10))
+    assert before.text in prompt_text(chat, chat.prepare("x", sampling=SamplingParams(max_tokens=10)))
 
 
 def test_a_passage_is_given_once_and_named_when_it_matters_again(journal):
     chat = chat_in(journal)
     first = chat.say("Which?", sampling=SHORT, hits=[passage(1), passage(2)])
-    again = chat.prepare("And?", max_tokens=40, hits=[passage(2), passage(3)])
+    again = chat.prepare("And?", sampling=SHORT, hits=[passage(2), passage(3)])
     text = prompt_text(chat, again)
     assert [hit.label for hit in again.prompt.hits] == ["KB#3"]
     assert [hit.label for hit in again.prompt.earlier] == ["KB#1", "KB#2"]
@@ -79,13 +80,13 @@ def test_a_follow_up_is_searched_for_with_the_question_before_it(journal, handbo
         session.engine.min_sequences = 2
         chat = Chat.of(session, "talk")
         chat.say("Is polycarbonate safe for food?", sampling=SHORT)
-        prepared = chat.prepare("What is it made from?", max_tokens=40)
+        prepared = chat.prepare("What is it made from?", sampling=SHORT)
         texts = [hit.chunk.text for hit in (*prepared.prompt.hits, *prepared.prompt.earlier)]
         assert any("bisphenol A" in text for text in texts)
         for hit in prepared.prompt.hits:
             assert hit.score == sum(hit.contributions.values())
             assert hit.contributions.keys() <= {"question", "with the one before"}
-        alone = chat.prepare("At which nozzle temperature is ASA printed on a heated bed?", max_tokens=40)
+        alone = chat.prepare("At which nozzle temperature is ASA printed on a heated bed?", sampling=SHORT)
         assert all(hit.contributions.keys() <= {"semantic", "keyword", "votes"} for hit in alone.prompt.hits)
 
 
@@ -104,7 +105,8 @@ def test_passages_that_take_too_much_of_the_window_leave_the_prompt_and_are_give
         check(answer, 2048)
         shown = {hit.label for hit in (*answer.prompt.hits, *answer.prompt.earlier)}
         assert {hit.label for hit in hits} <= shown
-        assert sum(chat.session.engine.counter(turn.sent) for turn in chat.turns[:-1]) <= 1024
+        carried = Standing.of(chat.turns).carrying(chat.turns[:-1])
+        assert sum(chat.session.engine.counter(chat.turns[at].sent) for at in carried) <= 1024
 
 
 def test_a_tag_that_means_another_passage_now_does_not_stand_for_the_old_one(journal):
@@ -113,7 +115,7 @@ def test_a_tag_that_means_another_passage_now_does_not_stand_for_the_old_one(jou
     other = passage(1, "Something else altogether, of a knowledge base that was made anew.")
     answer = chat.say("And?", sampling=SHORT, hits=[other])
     assert [hit.chunk.text for hit in (*answer.prompt.hits, *answer.prompt.earlier)] == [other.chunk.text]
-    assert "Passage number 1" not in prompt_text(chat, chat.prepare("Then?", max_tokens=40))
+    assert "Passage number 1" not in prompt_text(chat, chat.prepare("Then?", sampling=SHORT))
 
 
 def test_the_conversation_comes_back_with_its_passages(journal):
@@ -125,7 +127,7 @@ def test_the_conversation_comes_back_with_its_passages(journal):
     assert [(turn.question, turn.answer, turn.is_pinned, turn.hits) for turn in back.turns] == [
         (turn.question, turn.answer, turn.is_pinned, turn.hits) for turn in chat.turns
     ]
-    both = [each.prepare("Then?", max_tokens=40).prompt.token_ids for each in (chat, back)]
+    both = [each.prepare("Then?", sampling=SHORT).prompt.token_ids for each in (chat, back)]
     assert both[0] == both[1]
 
 
@@ -155,7 +157,7 @@ def test_five_hundred_turns_in_a_small_window(journal):
             assert set(entries["summary"].covered) <= omitted  # it says which messages it stands for
             assert chat.forgotten(answer.ledger).summarised
     assert covered_any
-    text = prompt_text(chat, chat.prepare("Who am I?", max_tokens=40))
+    text = prompt_text(chat, chat.prepare("Who am I?", sampling=SHORT))
     assert all(said in text for said in pinned.values())
 
 
@@ -220,14 +222,14 @@ def test_a_question_that_failed_is_asked_again_with_the_next(journal):
     journal._db.execute("UPDATE turns SET answer = '', state = 'failed'")
     back = chat_in(journal)
     assert back.say("Second?", sampling=SHORT).prompt_tokens
-    assert "First?" in prompt_text(back, back.prepare("x", max_tokens=5))
+    assert "First?" in prompt_text(back, back.prepare("x", sampling=SamplingParams(max_tokens=5)))
 
 
 def test_looking_ahead_names_what_is_left_out(journal):
     chat = chat_in(journal, n_ctx=1024)
     for number in itertools.count(1):
         chat.say(f"Question {number}? " * 8, sampling=SHORT)
-        if forgotten := chat.forgets(max_tokens=40):
+        if forgotten := chat.forgets(sampling=SHORT):
             break
     numbers = (*forgotten.summarised, *forgotten.left_out)
     assert 1 in numbers

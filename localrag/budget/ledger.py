@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 ANSWER = "answer"
-"""The one section that the model writes; all others are the prompt."""
+WRITTEN = ("thinking", ANSWER)
+"""The sections that the model writes; all others are the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,9 @@ class Entry:
 
     def to_dict(self) -> dict[str, Any]:
         """The entry in `--json` output; what is seldom there is left out where it is empty."""
-        data = asdict(self) | {"omitted": list(self.omitted), "parts": [part.to_dict() for part in self.parts]}
+        data = {field.name: getattr(self, field.name) for field in fields(self)}  # asdict would copy each of thousands of names
+        data |= {name: list(data[name]) for name in ("omitted", "covered")}
+        data |= {"shortened": [asdict(each) for each in self.shortened], "parts": [part.to_dict() for part in self.parts]}
         return {key: value for key, value in data.items() if value or key not in ("shortened", "covered", "parts")}
 
     @classmethod
@@ -93,7 +96,7 @@ class Ledger:
     @property
     def prompt_tokens(self) -> int:
         """The number of tokens that the model is given."""
-        return sum(entry.used for entry in self.entries if entry.name != ANSWER)
+        return sum(entry.used for entry in self.entries if entry.name not in WRITTEN)
 
     def entry(self, name: str) -> Entry:
         """The entry of that name; KeyError if there is none."""

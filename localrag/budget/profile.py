@@ -64,6 +64,7 @@ SECTIONS: Mapping[str, Flex] = MappingProxyType(
         "evidence": Flex(basis=Percent(50), max=Percent(50), cut="drop"),
         "proposals": Flex(basis=Percent(40), grow=1.0, shrink=0.5, cut="middle"),
         "plan": Flex(max=Percent(10), cut="truncate"),
+        "thinking": Flex(basis=1024, min=32, grow=1.0, cut="never"),
         "answer": Flex(basis=512, min=32, grow=1.0, cut="never"),
     }
 )
@@ -80,6 +81,7 @@ _CUTS: Mapping[str, tuple[Cut, ...]] = MappingProxyType(
         "evidence": ("drop", "truncate", "summarize", "error"),
         "proposals": ("middle", "error"),
         "plan": ("truncate", "drop", "error"),
+        "thinking": ("never",),
         "answer": ("never",),
     }
 )
@@ -157,7 +159,7 @@ class Profile:
         """The same with one strategy for a section, or for all that can have it; ConfigError if that section cannot."""
         if overflow not in OVERFLOWS:
             raise self._error(f"overflow is one of {', '.join(OVERFLOWS)}, not {overflow!r}")
-        names = [section] if section is not None else [name for name in self.sections if name not in ("answer", "summary")]
+        names = [section] if section is not None else [name for name in self.sections if name not in ("thinking", "answer", "summary")]
         changed = dict(self.sections)
         for name in names:
             if name not in changed:

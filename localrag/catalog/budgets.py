@@ -118,6 +118,7 @@ class BudgetTable(Table):
     evidence: FlexTable = FlexTable()
     proposals: FlexTable = FlexTable()
     plan: FlexTable = FlexTable()
+    thinking: FlexTable = FlexTable()
     answer: FlexTable = FlexTable()
 
 

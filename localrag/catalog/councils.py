@@ -26,7 +26,18 @@ _MAX_TOP_K = 1000
 _MAX_NAME_CHARS = 64
 _MAX_TAG_CHARS = 255
 _MAX_WILDCARDS = 6
-_SAMPLING = ("max_tokens", "temperature", "seed", "top_p", "top_k", "min_p", "repeat_penalty")
+_SAMPLING = (
+    "max_tokens",
+    "think_tokens",
+    "temperature",
+    "seed",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
 
 
 def _top_k(value: object) -> int | Literal["fit"]:
@@ -45,12 +56,15 @@ class RoleTable(Table):
     n_ctx: int | None = Field(default=None, ge=1, le=2**31 - 1)
     budget: str | None = None
     max_tokens: int = 0
+    think_tokens: int = 0
     temperature: float = 0
     seed: int = 0
     top_p: float = 0
     top_k: int = 0
     min_p: float = 0
     repeat_penalty: float = 0
+    presence_penalty: float = 0
+    frequency_penalty: float = 0
 
 
 class SpecialistTable(RoleTable):

@@ -1,18 +1,17 @@
-"""models.toml, read and checked: the tables as pydantic sees them, then as ModelSpec, Profile (budgets.py) and Council (councils.py).
+"""models.toml, read and checked: as pydantic sees it, then as ModelSpec (entries.py), Profile (budgets.py), Council (councils.py).
 
 Every fault is a ConfigError of one line that names the file, the table and the key.
 """
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from localrag.budget import TIERS, Profile, Tier
 from localrag.budget.profile import LIMITED, PROTECTED
@@ -28,21 +27,13 @@ from localrag.catalog.budgets import (
     with_thresholds,
 )
 from localrag.catalog.councils import CouncilTable, council_of
+from localrag.catalog.entries import NAME, EmbedderTable, ModelTable, embedder_of, reranker_of, spec_of
 from localrag.catalog.faults import Place, nearest, quoted, shown, shown_path
 from localrag.council.roles import Council
 from localrag.errors import ConfigError
-from localrag.model import ModelSpec, SourceKind
+from localrag.model import ModelSpec
 
-RESERVED_NAMES = ("echo", "llm")
 _MAX_FILE_BYTES = 1024 * 1024
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
-_REPO = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9._-]{0,95}/)?[A-Za-z0-9_][A-Za-z0-9._-]{0,95}")
-# A name and one exact version as PEP 440 spells it: neither an option, a path nor an address of pip's can look like this.
-_REQUIREMENT = re.compile(
-    r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?=="
-    r"(?:[0-9]+!)?[0-9]+(?:\.[0-9]+)*(?:(?:a|b|rc)[0-9]+)?(?:\.post[0-9]+)?(?:\.dev[0-9]+)?(?:\+[a-z0-9]+(?:\.[a-z0-9]+)*)?"
-)
 _TOML_NAMES = {str: "a text", bool: "true or false", int: "a whole number", float: "a number", list: "a list", dict: "a table"}
 _EXPECTED = {
     "string_type": "a text",
@@ -54,26 +45,6 @@ _EXPECTED = {
     "dict_type": "a table",
     "model_type": "a table",
 }
-
-
-class EmbedderTable(BaseModel):
-    """One [embedders.NAME] or [rerankers.NAME]."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    wheel: str | None = None
-    repo: str | None = None
-    path: str | None = None
-    file: str | None = None
-    revision: str | None = None
-    sha256: str | None = None
-
-
-class ModelTable(EmbedderTable):
-    """One [models.NAME]."""
-
-    n_ctx: int | None = Field(default=None, ge=1, le=2**31 - 1)
-    chat_template: str | None = None
 
 
 class MemoriesTable(Table):
@@ -128,15 +99,15 @@ def read(file: Path) -> Tables:
     except ValidationError as error:
         raise _explain(top, error) from None
     tiers = with_thresholds(top.inside("relevance", "thresholds"), TIERS, table.relevance)
-    models = {name: _spec(top.inside("models", name), name, entry) for name, entry in table.models.items()}
+    models = {name: spec_of(top.inside("models", name), name, entry) for name, entry in table.models.items()}
     budgets = {"default": Profile(tiers=tiers)}
     budgets |= {name: _budget(top.inside("budgets", name), name, entry, tiers) for name, entry in table.budgets.items()}
     tables = Tables(
         default_model=table.default_model,
         default_embedder=table.default_embedder,
         models=models,
-        embedders={name: _embedder(top.inside("embedders", name), name, entry) for name, entry in table.embedders.items()},
-        rerankers={name: _reranker(top.inside("rerankers", name), name, entry) for name, entry in table.rerankers.items()},
+        embedders={name: embedder_of(top.inside("embedders", name), name, entry) for name, entry in table.embedders.items()},
+        rerankers={name: reranker_of(top.inside("rerankers", name), name, entry) for name, entry in table.rerankers.items()},
         budgets=budgets,
         relevance=weights_of(top.inside("relevance"), table.relevance),
         memories=dict(table.memories.given),  # type: ignore[arg-type]  # numbers
@@ -235,97 +206,5 @@ def _council(place: Place, name: str, entry: CouncilTable, *, models: Mapping[st
 
 
 def _check_name(place: Place, name: str) -> None:
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise place.error(None, "a name is 1 to 64 letters, digits, dots, dashes or underscores")
-
-
-def _embedder(place: Place, name: str, entry: EmbedderTable) -> ModelSpec:
-    if entry.repo is not None and entry.file is not None and not entry.file.endswith(".gguf"):
-        raise place.error("file", "an embedder from a hub repository is one .gguf file; a folder comes from a wheel or a path")
-    return _spec(place, name, entry)
-
-
-def _reranker(place: Place, name: str, entry: EmbedderTable) -> ModelSpec:
-    if entry.repo is not None:
-        raise place.error("repo", "a reranker is the folder of a CrossEncoder, which comes from a wheel or a path")
-    return _spec(place, name, entry)
-
-
-def _spec(place: Place, name: str, entry: EmbedderTable) -> ModelSpec:
-    """One table as a ModelSpec, with what pydantic's types cannot say checked."""
-    if name in RESERVED_NAMES:
-        raise place.error(None, f"the name {shown(name)} is reserved for an engine that is built in")
-    if not _NAME.fullmatch(name) or name.endswith(".gguf"):
-        raise place.error(None, "a name is 1 to 64 letters, digits, dots, dashes or underscores, and does not end with .gguf")
-    kind, source = _source(place, entry)
-    if kind == "path" and entry.file is not None:
-        raise place.error("file", 'goes with "wheel" or "repo"; a "path" names the file itself')
-    if kind != "path":
-        if entry.file is None:
-            raise place.error("file", f"is missing: which file of the {'wheel' if kind == 'wheel' else 'repository'}?")
-        _check_inside(place, "file", entry.file)
-    if entry.revision is not None:
-        if kind != "repo":
-            raise place.error("revision", 'goes with "repo" only')
-        _check_inside(place, "revision", entry.revision)
-    if entry.sha256 is not None and not _SHA256.fullmatch(entry.sha256):
-        raise place.error("sha256", "must be 64 hexadecimal digits")
-    return ModelSpec(
-        name=name,
-        kind=kind,
-        source=source,
-        file=entry.file or "",
-        revision=entry.revision,
-        sha256=entry.sha256.lower() if entry.sha256 else None,
-        n_ctx=entry.n_ctx if isinstance(entry, ModelTable) else None,
-        chat_template=_chat_template(place, entry) if isinstance(entry, ModelTable) else None,
-    )
-
-
-def _source(place: Place, entry: EmbedderTable) -> tuple[SourceKind, str]:
-    """The one source of an entry, checked for its form."""
-    given: list[tuple[SourceKind, str]] = []
-    for kind, text in (("wheel", entry.wheel), ("repo", entry.repo), ("path", entry.path)):
-        if text is not None:
-            given.append((kind, text))  # type: ignore[arg-type]  # the three are SourceKind's own
-    if not given:
-        raise place.error(None, "has no source; one of the keys wheel, repo and path is needed")
-    if len(given) > 1:
-        raise place.error(given[1][0], f"is a second source beside {shown(given[0][0])}; an entry has one")
-    kind, text = given[0]
-    if kind == "wheel" and not _REQUIREMENT.fullmatch(text):
-        raise place.error("wheel", f'must be "name==version" with one exact version, not {shown(text)}')
-    if kind == "repo" and (not _REPO.fullmatch(text) or ".." in text or "--" in text):
-        raise place.error("repo", f'must be "owner/name", not {shown(text)}')
-    if kind == "path":
-        text = str(_absolute(place, "path", text))
-    return kind, text
-
-
-def _chat_template(place: Place, entry: ModelTable) -> Path | None:
-    if entry.chat_template is None:
-        return None
-    path = _absolute(place, "chat_template", entry.chat_template)
-    try:
-        found = path.is_file()
-    except OSError:
-        found = False
-    if not found:
-        raise place.error("chat_template", f"there is no such file: {shown_path(path)}")
-    return path
-
-
-def _absolute(place: Place, key: str, text: str) -> Path:
-    """A path of the file: `~` is the person's home, a relative one starts at the folder of models.toml."""
-    if not text or not text.isprintable():
-        raise place.error(key, f"is not a path: {shown(text)}")
-    try:
-        return place.file.absolute().parent / Path(text).expanduser()
-    except RuntimeError:
-        raise place.error(key, f"whose home is this? {shown(text)}") from None
-
-
-def _check_inside(place: Place, key: str, text: str) -> None:
-    """A relative path with `/` that cannot leave the folder it starts in, on any system."""
-    if not text.isprintable() or "\\" in text or ":" in text or any(part in {"", ".", ".."} for part in text.split("/")):
-        raise place.error(key, f'must be a relative path without "..", backslash or drive, not {shown(text)}')

@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "tokens": ("tokens", "Count tokens exactly, with the model's own tokenizer."),
     "models": ("models", "List, show, fetch, verify and optimize models."),
     "memory": ("memory", "Keep facts that chats are told, list and forget them."),
+    "serve": ("serve", "Serve the HTTP API to programs of this machine."),
     "eval": ("evaluate", "Measure retrieval on a collection with relevance judgments."),
     "doctor": ("doctor", "Show what this machine can run, and what localrag keeps."),
 }

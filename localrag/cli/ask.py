@@ -73,7 +73,7 @@ def ask_command(
     _check_exhaustive(asking, exhaustive=exhaustive, dry_run=dry_run)
     question = _checked(question, source, out, force=force, others=[name for name, given in others.items() if given])
     asked = options.asked(asking, piped=options.read_piped())
-    sampling = SamplingParams(seed=seed, temperature=temperature, max_tokens=asking["max_tokens"])
+    sampling = SamplingParams(seed=seed, temperature=temperature, max_tokens=asking["max_tokens"], think_tokens=asking["think_tokens"])
     opened = options.opener(asking, vocab_only=dry_run, keep=not (no_keep or dry_run), name=name)
     if source is not None and out is not None:
         return _ask_all(source, out, opened, sampling=sampling, asked=asked, force=force)
@@ -81,7 +81,7 @@ def ask_command(
     with opened() as session:
         model, tokenizer = session.engine.name, session.engine.tokenizer
         if dry_run:
-            ready = session.prepare(question, max_tokens=sampling.max_tokens, **asked)
+            ready = session.prepare(question, max_tokens=sampling.max_tokens, think_tokens=sampling.think_tokens, **asked)
             display.prepared(ready, model, task=question, tokenizer=tokenizer, as_json=as_json, explain=explained)
             return 0
         answer = _answered(session, question, sampling=sampling, asked=asked, as_json=as_json, exhaustive=exhaustive)
@@ -127,14 +127,20 @@ def _answered(session: Session, question: str, *, sampling: SamplingParams, aske
         if exhaustive:
             answer = _answered_from_all(session, question, stream, sampling=sampling, asked=asked)
         else:
-            answer = session.ask(question, sampling=sampling, on_text=stream, **asked)
+            on_thought = None if stream is None else stream.think
+            answer = session.ask(question, sampling=sampling, on_text=stream, on_thought=on_thought, **asked)
     if stream is not None:
         stream.close()
     return answer
 
 
 def _answered_from_all(
-    session: Session, question: str, stream: display.AnswerStream | None, *, sampling: SamplingParams, asked: Options
+    session: Session,
+    question: str,
+    stream: display.AnswerStream | None,
+    *,
+    sampling: SamplingParams,
+    asked: Options,
 ) -> Answer:
     from localrag.session.exhaustive import ask_all  # noqa: PLC0415  # weight: few asks read everything
 
@@ -148,7 +154,12 @@ def _answered_from_all(
         def on_step(at: Step) -> None:
             progress(f"pass {at.num_passes + 1}, {at.num_facts} facts noted", at.num_read, at.num_matching)
 
-        return ask_all(session, question, sampling=sampling, on_text=on_text, on_step=on_step, **asked)
+        def on_thought(text: str) -> None:
+            progress.stop()
+            if stream is not None:
+                stream.think(text)
+
+        return ask_all(session, question, sampling=sampling, on_text=on_text, on_thought=on_thought, on_step=on_step, **asked)
 
 
 def _ask_all(source: Path, out: Path, opened: Callable[[], Session], *, sampling: SamplingParams, asked: Options, force: bool) -> int:
@@ -180,6 +191,6 @@ def budget_command(task: str | None, council: str | None, show_allocation: bool,
         raise UsageError("There is no TASK.", hint="Give one, or a council with --council NAME.")
     asked = options.asked(asking)
     with options.opener(asking, vocab_only=True, keep=False)() as session:
-        ready = session.prepare(task, max_tokens=asking["max_tokens"], **asked)
+        ready = session.prepare(task, max_tokens=asking["max_tokens"], think_tokens=asking["think_tokens"], **asked)
         name, tokenizer = session.engine.name, session.engine.tokenizer
         display.prepared(ready, name, task=task, tokenizer=tokenizer, as_json=as_json, with_allocation=show_allocation)

@@ -18,7 +18,8 @@ from localrag.errors import UsageError
 if TYPE_CHECKING:
     from localrag.cli.chat_room import Room
     from localrag.journal import ConversationRow, Conversations
-    from localrag.session.chat import Turn
+    from localrag.session import Prepared
+    from localrag.session.turns import Turn
     from localrag.settings import Settings
 
 HISTORY_FILE = "chat-history"
@@ -31,6 +32,7 @@ _NOTED_TURNS = 3
 @click.option("--continue", "resumes", is_flag=True, help="Go on with the last conversation.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Makes sampling repeatable.")
 @click.option("--temperature", type=click.FloatRange(0, 100), default=0.0, show_default=True, help="0 takes the likeliest token.")
+@click.option("--rewrite", "rewrites", is_flag=True, help="Have the model rewrite short follow-ups before they are searched for.")
 @click.option("--no-keep", is_flag=True, help="Keep nothing of this.")
 @click.option("--list", "lists", is_flag=True, help="List the conversations.")
 @click.option("--search", "words", metavar="WORDS", help="Find turns of all conversations.")
@@ -46,6 +48,7 @@ def chat_command(
     resumes: bool,
     seed: int,
     temperature: float,
+    rewrites: bool,
     no_keep: bool,
     lists: bool,
     words: str | None,
@@ -78,18 +81,18 @@ def chat_command(
         raise UsageError("--max-seconds has no meaning in a conversation.", hint="Leave it out; Ctrl-C ends an answer and keeps it.")
     from localrag.cli.chat_room import Room, Wanted  # noqa: PLC0415  # weight
 
-    sampling = SamplingParams(seed=seed, temperature=temperature, max_tokens=asking["max_tokens"])
-    return _talk(Room(asking, sampling, Wanted(name=name, resumes=resumes, keeps=not no_keep)), as_json=as_json)
+    sampling = SamplingParams(seed=seed, temperature=temperature, max_tokens=asking["max_tokens"], think_tokens=asking["think_tokens"])
+    return _talk(Room(asking, sampling, Wanted(name=name, resumes=resumes, keeps=not no_keep), rewrites=rewrites), as_json=as_json)
 
 
 def _talk(room: Room, *, as_json: bool) -> int:
     """The model is opened while the person types."""
-    from localrag.cli import chat_commands, chat_editor, chat_loop  # noqa: PLC0415  # weight
+    from localrag.cli import chat_commands, chat_desk, chat_editor, chat_loop  # noqa: PLC0415  # weight
 
     draws = chat_editor.is_terminal() and not as_json
     worker = chat_loop.Worker(room.cancel)
     opening = worker.start(lambda: _open(room, tells=draws or sys.stdin.isatty()))
-    desk = chat_commands.Desk(room, partial(_ask, room, draws=draws, as_json=as_json))
+    desk = chat_desk.Desk(room, partial(_ask, room, draws=draws, as_json=as_json), chat_commands.COMMANDS)
     editor: chat_editor.Editor = chat_editor.PlainEditor()
     if draws:
         editor = chat_editor.LineEditor(
@@ -121,7 +124,7 @@ def _ask(room: Room, question: str, *, draws: bool, as_json: bool) -> None:
     from localrag.cli import chat_text, chat_view  # noqa: PLC0415  # weight
 
     if as_json:
-        emit(room.say(question, on_text=lambda _: None, on_prepared=lambda _: None).to_dict())
+        emit(room.say(question).to_dict())
         return
     room.status.activity = "reading"
     view = chat_view.make_view(draws=draws)
@@ -130,9 +133,18 @@ def _ask(room: Room, question: str, *, draws: bool, as_json: bool) -> None:
         room.status.activity = "writing"
         view(piece)
 
+    def on_thought(piece: str) -> None:
+        room.status.activity = "thinking"
+        view.think(piece)
+
+    def on_prepared(ready: Prepared) -> None:
+        if ready.rewriting is not None and ready.rewriting.text:
+            view.remark(chat_text.searched(ready.rewriting))
+        view.wait(f"reading {len(ready.prompt.token_ids):,} tokens")
+
     try:
         view.wait("searching" if room.session.knowledge_bases else "reading")
-        answer = room.say(question, on_text=on_text, on_prepared=lambda ready: view.wait(f"reading {len(ready.prompt.token_ids):,} tokens"))
+        answer = room.say(question, on_text=on_text, on_thought=on_thought, on_prepared=on_prepared)
     finally:
         view.close()
         room.status.activity = ""
@@ -181,7 +193,9 @@ def _find(settings: Settings, words: str | None, *, as_json: bool) -> None:
     if as_json:
         emit({"conversations": [each.to_dict() for each in kept]})
     else:
-        rows = [(each.name, each.num_turns, chat_text.when(each.updated_at), chat_text.short(each.first_question)) for each in kept]
+        from localrag.report import when  # noqa: PLC0415  # weight
+
+        rows = [(each.name, each.num_turns, when(each.updated_at), chat_text.short(each.first_question)) for each in kept]
         display.table(("Conversation", "Turns", "Last", "First question"), rows, right=("Turns",))
 
 
@@ -218,6 +232,6 @@ def _one(kept: Conversations, name: str | None, *, resumes: bool) -> Conversatio
 
 
 def _turns(kept: Conversations, row: ConversationRow) -> list[Turn]:
-    from localrag.session.chat import restored  # noqa: PLC0415  # weight
+    from localrag.session.turns import restored  # noqa: PLC0415  # weight
 
     return [restored(each) for each in kept.turns(row.id)]

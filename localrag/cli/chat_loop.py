@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as StillRunningError
 from typing import TypeVar
 
-from localrag.cli.chat_commands import Desk
+from localrag.cli.chat_desk import Desk
 from localrag.cli.chat_editor import Editor
 from localrag.cli.chat_room import Room
 from localrag.cli.interrupt import first_interrupt
@@ -77,7 +77,7 @@ class Idle:
             time.sleep(_POLL_S)
         try:
             found = self._room.look_ahead(write=False)
-            if found.summarised and self._is_wanted:
+            if (found.summarised or found.coming) and self._is_wanted:
                 self._room.status.activity = "summarising"
                 self._room.look_ahead(write=True)
         except InterruptedRunError:

@@ -15,12 +15,13 @@ from localrag.decoding import SamplingParams
 from localrag.errors import UsageError
 from localrag.journal import ConversationRow, Journal
 from localrag.session import Answer, Options, Prepared, Session
-from localrag.session.chat import Chat, Forgotten
+from localrag.session.chat import Chat
 from localrag.session.opening import open_embedder, open_knowledge_bases
 from localrag.session.remembering import Recall, Recalling
+from localrag.session.turns import Forgotten
 
 if TYPE_CHECKING:
-    from localrag.session.chat import Turn
+    from localrag.session.turns import Turn
 
 RETRY_TEMPERATURE = 0.7
 """What another answer to the same question is sampled with where nothing else was set: greedy ones are all the same."""
@@ -55,14 +56,16 @@ class Status:
 class Room:
     """A chat with its model, which is opened by `open`. All but `cancel` belongs to one thread."""
 
-    def __init__(self, asking: options.Asking, sampling: SamplingParams, wanted: Wanted) -> None:
+    def __init__(self, asking: options.Asking, sampling: SamplingParams, wanted: Wanted, *, rewrites: bool = False) -> None:
         self.asking = asking.copy()
         self.sampling = sampling
+        self._rewrites = rewrites
         self.settings = asking["settings"]
         self.status = Status()
         self.attached = [options.attachment(path) for path in dict.fromkeys(asking["attached"])]
         self.asking["attached"] = ()
         self.last: Answer | None = None
+        self.proposed: list[str] = []
         self._wanted = wanted
         self._opened = ExitStack()
         self._session: Session | None = None
@@ -85,12 +88,12 @@ class Room:
 
     def enter(self, name: str, chat_id: int) -> None:
         """Go on with that conversation."""
-        self._chat = Chat(self.session, self.journal, chat_id, system=self.asking["system"] or "")
+        self._begin_chat(chat_id)
         self.session.name = self.status.name = name
         self._recall = Recall(Recalling(**self._recalling()))
         self.last = None
         self.status.forgotten = Forgotten()
-        self.chat.recall(max_tokens=self.sampling.max_tokens, **self.options(""))
+        self.chat.recall(sampling=self.sampling, **self.options(""))
         self.status.activity = ""
 
     def begin(self, name: str | None) -> None:
@@ -135,7 +138,7 @@ class Room:
             old.close()
         self.journal.conversations.set_about(self.chat.id, self._about())
         turns = self.chat.turns
-        self._chat = Chat(self.session, self.journal, self.chat.id, system=self.asking["system"] or "")
+        self._begin_chat(self.chat.id)
         self.chat.turns = turns
         self.session.name = self.status.name
 
@@ -174,6 +177,18 @@ class Room:
         assert self._journal is not None, "the room is not open"
         return self._journal
 
+    def _begin_chat(self, chat_id: int) -> None:
+        self._chat = Chat(self.session, self.journal, chat_id, system=self.asking["system"] or "")
+        self._chat.rewrites = self._rewrites
+
+    @property
+    def rewrites(self) -> bool:
+        return self._rewrites
+
+    def set_rewrites(self, *, rewrites: bool) -> None:
+        """Whether follow-ups are rewritten from now on, in this conversation and those that come after it."""
+        self._rewrites = self.chat.rewrites = rewrites
+
     def set_system(self, system: str) -> None:
         """What the model is told before everything; the conversation goes on."""
         self.asking["system"] = system or None
@@ -190,9 +205,23 @@ class Room:
         given["attachments"] = list(self.attached)
         return given
 
-    def say(self, question: str, *, on_text: Callable[[str], None], on_prepared: Callable[[Prepared], None]) -> Answer:
+    def say(
+        self,
+        question: str,
+        *,
+        on_text: Callable[[str], None] = lambda _: None,
+        on_thought: Callable[[str], None] = lambda _: None,
+        on_prepared: Callable[[Prepared], None] = lambda _: None,
+    ) -> Answer:
         """Ask; files that were attached go with this question."""
-        answer = self.chat.say(question, sampling=self.sampling, on_text=on_text, on_prepared=on_prepared, **self.options(question))
+        answer = self.chat.say(
+            question,
+            sampling=self.sampling,
+            on_text=on_text,
+            on_thought=on_thought,
+            on_prepared=on_prepared,
+            **self.options(question),
+        )
         self.attached.clear()
         self.last = answer
         status, timings = self.status, answer.timings
@@ -203,7 +232,7 @@ class Room:
 
     def look_ahead(self, *, write: bool) -> Forgotten:
         """What the next question leaves out of the prompt; with `write` the summaries for it are written."""
-        found = self.chat.forgets(max_tokens=self.sampling.max_tokens, write=write, **self.options(""))
+        found = self.chat.forgets(sampling=self.sampling, write=write, **self.options(""))
         self.status.forgotten = found
         return found
 

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localrag.cli import views
+from localrag.cli.files import write_whole
 from localrag.cli.markdown import inline, prose
-from localrag.cli.text import note, safe
+from localrag.cli.text import note, one_line, safe
 from localrag.errors import UsageError
 from localrag.session import Answer
-from localrag.session.chat import Forgotten, Turn
+from localrag.session.turns import Forgotten, Turn
 
 if TYPE_CHECKING:
-    from localrag.passages import Hit
+    from localrag.session.rewriting import Rewriting
 
 _SHORT_CHARS = 70
 _STATES = {
@@ -32,13 +30,7 @@ _STATES = {
 
 def short(text: str) -> str:
     """The beginning of a text as one line."""
-    line = " ".join(safe(text).split())
-    return line if len(line) <= _SHORT_CHARS else line[: _SHORT_CHARS - 1] + "…"
-
-
-def when(seconds: float) -> str:
-    """A time in seconds since the epoch, as a person reads it."""
-    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")
+    return one_line(text, _SHORT_CHARS)
 
 
 def state_of(turn: Turn) -> str:
@@ -46,12 +38,19 @@ def state_of(turn: Turn) -> str:
     return _STATES.get(turn.state, "")
 
 
+def searched(rewriting: Rewriting) -> str:
+    """What was searched for in place of a follow-up."""
+    return f"Searched for: {one_line(rewriting.text)}"
+
+
 def usage(answer: Answer) -> str:
     """What a turn took, in tokens."""
     evaluated = answer.prompt_tokens - answer.cached_tokens
+    rewriting = answer.rewriting
+    more = "" if rewriting is None else f" Rewriting: {rewriting.prompt_tokens:,} in, {rewriting.completion_tokens:,} out."
     return (
         f"{answer.prompt_tokens:,} tokens in, of which {answer.cached_tokens:,} were there already and {evaluated:,} were evaluated; "
-        f"{answer.completion_tokens:,} out; first after {answer.timings.first_token_s:.2f} s; window {answer.slot.n_ctx:,}."
+        f"{answer.completion_tokens:,} out; first after {answer.timings.first_token_s:.2f} s; window {answer.slot.n_ctx:,}.{more}"
     )
 
 
@@ -72,21 +71,6 @@ def _turns(numbers: Sequence[int]) -> str:
     if numbers[-1] - numbers[0] == len(numbers) - 1:
         return f"turns {numbers[0]}–{numbers[-1]}"
     return f"turns {', '.join(map(str, numbers))}"
-
-
-def sources(turn: Turn, turns: Sequence[Turn]) -> str:
-    """What a turn cites, and what else came with it, each with its place and its text."""
-    cited = set(turn.about.get("citations", ()))
-    before = [each for each in turns if each.id <= turn.id]  # a tag can mean another passage in a later turn
-    known: dict[str, Hit] = {hit.label: hit for each in before for hit in each.hits}
-    shown = [known[label] for label in known if label in cited or any(hit.label == label for hit in turn.hits)]
-    if not shown:
-        return "No sources came with it."
-    lines = []
-    for hit in shown:
-        lines.append(f"{'*' if hit.label in cited else ' '} {views.place(hit)}")
-        lines += [f"    {line}" for line in safe(hit.chunk.text.strip()).splitlines()]
-    return "\n".join([*lines, "  * cited in the answer"] if cited else lines)
 
 
 def transcript(turns: Sequence[Turn], *, last: int) -> None:
@@ -147,13 +131,6 @@ def save(path: Path, name: str, turns: Sequence[Turn]) -> None:
     if path.exists():
         raise UsageError(f"{safe(str(path))} is there already.", hint="Name another file.")
     try:
-        handle, made = tempfile.mkstemp(dir=path.parent, prefix=".localrag-")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
-                file.write(text)
-            os.link(made, path)  # fails where somebody made it meanwhile
-        finally:
-            with suppress(OSError):
-                Path(made).unlink()
+        write_whole(path, text, replace=False)
     except OSError as error:
         raise UsageError(f"{safe(str(path))} cannot be written: {error.strerror or error}.", hint="Name another file.") from None

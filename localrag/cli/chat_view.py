@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
 from localrag.cli import display
-from localrag.cli.text import console, safe
+from localrag.cli.live import Area
+from localrag.cli.text import console, dim, safe
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.live import Live
 
-REFRESHES_PER_S = 8
 _MARGIN_LINES = 2
 
 
 class View(Protocol):
-    """Is told what is waited for, called with each piece of an answer, and closed in the end."""
+    """Is told what is waited for, remarked and thought, called with each piece of an answer, and closed in the end."""
 
     def wait(self, text: str, /) -> None: ...
+    def remark(self, text: str, /) -> None: ...
+    def think(self, piece: str, /) -> None: ...
     def __call__(self, piece: str, /) -> None: ...
     def close(self) -> None: ...
 
@@ -35,6 +35,13 @@ class _PlainView(display.AnswerStream):
     def wait(self, text: str) -> None:
         """A pipe is not told what is waited for."""
 
+    def remark(self, text: str) -> None:
+        """It goes where talk goes."""
+        dim(text)
+
+    def think(self, piece: str) -> None:
+        """Nor what is thought."""
+
 
 class MarkdownView:
     """Blocks of Markdown (paragraphs, lists, code) are printed for good once the next one has begun; the last is drawn anew until then."""
@@ -43,42 +50,48 @@ class MarkdownView:
         self._out = out
         self._text = ""
         self._waiting = ""
-        self._live: Live | None = None
+        self._has_thought = False
+        self._area = Area(out, self._tail)
 
     def wait(self, text: str) -> None:
         """Say what is being done until the first piece comes."""
         self._waiting = text
-        self._draw()
+        self._area.open()
+
+    def remark(self, text: str) -> None:
+        """A line that stays, above the answer."""
+        self._area.close()
+        dim(text)
+
+    def think(self, piece: str) -> None:
+        """Thoughts are printed as they come, dimmed, above the answer."""
+        self._area.close()
+        self._has_thought = True
+        self._out.print(safe(piece), style="dim", end="", markup=False, highlight=False, soft_wrap=True)
+
+    def _begin(self) -> None:
+        """The answer stands apart from the thoughts."""
+        if self._has_thought:
+            self._has_thought = False
+            self._out.print("\n")
 
     def __call__(self, piece: str) -> None:
+        self._begin()
         self._text = (self._text + safe(piece)).lstrip("\n") if not self._text else self._text + safe(piece)
         done = _complete(self._text)
         if done:
             finished, self._text = self._text[:done], self._text[done:].lstrip("\n")
-            self._stop()
+            self._area.close()
             self._print(finished)
         if self._text.strip():
-            self._draw()
+            self._area.open()
 
     def close(self) -> None:
-        self._stop()
+        self._area.close()
+        self._begin()
         if self._text.strip():
             self._print(self._text)
         self._text = ""
-
-    def _draw(self) -> None:
-        from rich.live import Live  # noqa: PLC0415  # weight
-
-        if self._live is None:
-            self._live = Live(
-                console=self._out,
-                get_renderable=self._tail,
-                refresh_per_second=REFRESHES_PER_S,
-                transient=True,
-                redirect_stdout=False,
-                redirect_stderr=False,
-            )
-            self._live.start()
 
     def _tail(self) -> Any:  # noqa: ANN401  # rich's
         """The last block, or as many of its last lines as the terminal shows: what scrolled away cannot be drawn anew."""
@@ -93,11 +106,6 @@ class MarkdownView:
                 break
             fits.insert(0, line)
         return _markdown(self._text) if len(fits) == len(lines) else "\n".join(fits)
-
-    def _stop(self) -> None:
-        live, self._live = self._live, None
-        if live is not None:
-            live.stop()
 
     def _print(self, text: str) -> None:
         self._out.print(_markdown(text.strip("\n")))
@@ -120,10 +128,3 @@ def _complete(text: str) -> int:
     if len(starts) < 2:
         return 0
     return sum(len(line) + 1 for line in text.split("\n")[: starts[-1]])
-
-
-def draws() -> bool:
-    """Whether stdout is a terminal that can move its cursor."""
-    import os  # noqa: PLC0415
-
-    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", "")

@@ -62,14 +62,16 @@ def show_all(home: Path, last: int, *, as_json: bool) -> None:
     rows = []
     if _path(home).exists():
         with _opened(home) as journal:
-            rows = journal.councils(last)
+            rows = journal.councils.last(last)
     if as_json:
         text.emit({"councils": [row.to_dict() for row in rows]})
     elif not rows:
         text.note(_EMPTY)
     else:
-        shown = ((row.id, _when(row.started_at), row.name, council_text.one_line(row.task, _MOST_TASK_CHARS), row.state) for row in rows)
-        printed = ([council_text.printable(council_text.one_line(cell)) for cell in row] for row in shown)
+        from localrag.report import when  # noqa: PLC0415  # weight
+
+        shown = ((row.id, when(row.started_at), row.name, text.one_line(row.task, _MOST_TASK_CHARS), row.state) for row in rows)
+        printed = ([council_text.printable(text.one_line(cell)) for cell in row] for row in shown)
         display.table(("ID", "When", "Council", "Task", "State"), printed, right=("ID",))
 
 
@@ -88,10 +90,10 @@ def _opened(home: Path) -> Journal:
 
 
 def _found(journal: Journal, run: int | str) -> StoredCouncil:
-    newest = [row.id for row in reversed(journal.councils(_MOST_NAMED))]
+    newest = [row.id for row in reversed(journal.councils.last(_MOST_NAMED))]
     if not newest:
         raise UsageError("There is no run of a council in the journal.", hint=_EMPTY)
-    found = journal.council(newest[0] if isinstance(run, str) else run)
+    found = journal.councils.get(newest[0] if isinstance(run, str) else run)
     if found is None:
         raise UsageError(f"There is no run {run} of a council in the journal.", hint=f"The newest: {', '.join(map(str, newest))}.")
     return found
@@ -99,9 +101,10 @@ def _found(journal: Journal, run: int | str) -> StoredCouncil:
 
 def _transcript(run: StoredCouncil) -> Iterator[str]:
     """A run as it was told, a blank line before each step."""
-    one_line = council_text.one_line
-    yield f"Council {one_line(run.name)}, run {run.id}: {run.state}"
-    yield _when(run.started_at)
+    from localrag.report import when  # noqa: PLC0415  # weight
+
+    yield f"Council {text.one_line(run.name)}, run {run.id}: {run.state}"
+    yield when(run.started_at)
     yield ""
     yield from council_text.paragraphs(run.task)
     roles = [line for event in run.events if event.get("event") == "start" for line in council_text.start_lines(event)]
@@ -137,9 +140,3 @@ def _steps(events: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
             if name in _LINES:
                 yield _LINES[name](event)
     yield from map(council_text.said_lines, waiting.values())
-
-
-def _when(at: float) -> str:
-    from localrag.report.page import when  # noqa: PLC0415  # weight
-
-    return when(at)

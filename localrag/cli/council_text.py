@@ -5,18 +5,17 @@ Texts of models, documents and tasks control nothing: no cursor, no direction of
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from localrag.budget.ledger import WRITTEN
 from localrag.cli.markdown import inline, prose
-from localrag.cli.text import safe
+from localrag.cli.text import HIDDEN, one_line, safe
 
 Told = Mapping[str, Any]
 """An event, or a part of one. What an event lacks is not shown."""
 
-_HIDDEN = re.compile("[\u061c\u200b\u2028\u2029\u2060-\u206f\ufeff\ud800-\udfff\U000e0000-\U000e007f]")
 _MARKS = {"✓": "+", "–": "-", "…": "...", "→": "->"}
 _MAX_NAMED = 8
 _MAX_NAME_CHARS = 60
@@ -40,13 +39,7 @@ def printable(text: str, encoding: str | None = None) -> str:
 
 def paragraphs(text: object) -> list[str]:
     """The lines of a text, each safe for a terminal."""
-    return _HIDDEN.sub("", safe(str(text).strip())).expandtabs(4).split("\n")
-
-
-def one_line(text: object, max_chars: int = 0) -> str:
-    """A text as one line, safe for a terminal, with its beginning only where it is longer than `max_chars` (0: whatever it is)."""
-    line = " ".join(_HIDDEN.sub(" ", safe(str(text).replace("\r", " "))).split())
-    return line if not max_chars or len(line) <= max_chars else line[: max_chars - 1] + "…"
+    return HIDDEN.sub("", safe(str(text).strip())).expandtabs(4).split("\n")
 
 
 def start_lines(event: Told) -> list[str]:
@@ -75,12 +68,13 @@ def budget_lines(event: Told, width: int = 100) -> list[str]:
     """A prompt's budget: for each section the tokens used of those it may have, and what is not there whole; then the total."""
     ledger = _part(event, "ledger")
     entries = _parts(ledger, "entries")
-    used = sum(_num(each, "used") for each in entries if each.get("name") != "answer")
+    used = sum(_num(each, "used") for each in entries if each.get("name") not in WRITTEN)
     lines = [f"=== {_who(event)}, {used:,} of {_count(ledger, 'window')} tokens ==="]
     allowances = _part(event, "allowances")
     lines += [_section(each, max(_num(each, "allotted"), _num(allowances, str(each.get("name")))), width) for each in entries]
-    room = sum(_num(each, "allotted") for each in entries if each.get("name") == "answer")
-    return _written([*lines, f"  Total: {used:,} tokens in, {room:,} for the answer, {_count(ledger, 'spare')} spare"])
+    rooms = {name: sum(_num(each, "allotted") for each in entries if each.get("name") == name) for name in WRITTEN}
+    thoughts = f"{rooms['thinking']:,} to think, " if rooms["thinking"] else ""
+    return _written([*lines, f"  Total: {used:,} tokens in, {thoughts}{rooms['answer']:,} for the answer, {_count(ledger, 'spare')} spare"])
 
 
 def _section(entry: Told, allotted: int, width: int) -> str:
@@ -88,8 +82,8 @@ def _section(entry: Told, allotted: int, width: int) -> str:
     name, used, wanted = one_line(entry.get("name", "?")), _num(entry, "used"), _num(entry, "wanted")
     if name == "gap":
         return f"    gap: {allotted:,} kept free"
-    if name == "answer":
-        return f"  ✓ answer: room for {allotted:,}" if allotted >= wanted else f"  – answer: room for {allotted:,} of {wanted:,} wanted"
+    if name in WRITTEN:
+        return f"  ✓ {name}: room for {allotted:,}" if allotted >= wanted else f"  – {name}: room for {allotted:,} of {wanted:,} wanted"
     omitted, shortened, covered = _texts(entry, "omitted"), _parts(entry, "shortened"), _texts(entry, "covered")
     is_whole = not omitted and not shortened and used >= wanted
     percent = f" ({100 * used / allotted:.1f} %)" if allotted else ""

@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING, Any, Self
 import click
 
 from localrag.cli import council_text
-from localrag.cli.text import console, note
+from localrag.cli.live import Area
+from localrag.cli.text import console, note, one_line
 from localrag.council.roles import RESERVED_ROLES
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
-    from rich.live import Live
     from rich.text import Text
 
 Event = Mapping[str, Any]
 
-REFRESHES_PER_S = 8
 _MIN_COLUMN_CELLS = 28
 _MAX_LINES = 8
 _BLOCK_CHARS = 1024
@@ -54,7 +53,7 @@ class _Column:
     @property
     def heading(self) -> str:
         known = {"reading": f"reading, {time.monotonic() - self.since:.0f} s", "writing": f"writing, {self.num_pieces} tokens"}
-        return council_text.one_line(f"{self.role}: {known.get(self.state, self.state)}")
+        return one_line(f"{self.role}: {known.get(self.state, self.state)}")
 
     @property
     def tail(self) -> str:
@@ -68,37 +67,25 @@ class _Column:
 
 
 class _Board:
-    """The part of a terminal that is drawn anew while models read and write. It leaves nothing behind."""
+    """Who reads and writes just now, each with the end of its text."""
 
     def __init__(self, out: Console) -> None:
         self._out = out
-        self._live: Live | None = None
+        self._area = Area(out, self._draw)
         self._columns: dict[str, _Column] = {}
 
     def open(self, roles: Sequence[str]) -> None:
         """Draw these roles, all of them waiting."""
-        from rich.live import Live  # noqa: PLC0415  # weight
-
         self.close()
         self._columns = {role: _Column(role) for role in roles}
-        self._live = Live(
-            console=self._out,
-            get_renderable=self._draw,
-            refresh_per_second=REFRESHES_PER_S,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-        self._live.start()
+        self._area.open()
 
     def column(self, role: str) -> _Column:
         """That of a role; one that is not drawn is drawn nowhere."""
         return self._columns.get(role) or _Column(role)
 
     def close(self) -> None:
-        live, self._live = self._live, None
-        if live is not None:
-            live.stop()
+        self._area.close()
 
     def _draw(self) -> RenderableType:
         """Side by side where the terminal is wide enough for all, else one below the other."""
@@ -199,7 +186,7 @@ class CouncilView:
         match name:
             case "start":
                 self._members = [each["role"] for each in event["roles"] if each["role"] not in RESERVED_ROLES]
-                note(f"Council {council_text.one_line(self._council)}")
+                note(f"Council {one_line(self._council)}")
                 _note(council_text.start_lines(event))
             case "planned":
                 _note(council_text.planned_lines(event))

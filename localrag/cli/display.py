@@ -28,15 +28,32 @@ _ENDINGS = {
 
 
 class AnswerStream:
-    """Prints an answer as it comes: on a terminal without control characters, into a pipe as it is."""
+    """Prints an answer as it comes: on a terminal without control characters, into a pipe as it is.
+
+    What is thought before it goes to stderr, dimmed, where a person watches both; else it is left out.
+    """
 
     def __init__(self, out: IO[str] | None = None) -> None:
         self._out = sys.stdout if out is None else out
         self._safe = self._out.isatty()
+        self._shows_thoughts = self._safe and sys.stderr.isatty()
+        self._has_thought = False
         self._started = False
         self._at_line_start = True
 
+    def think(self, text: str) -> None:
+        if self._shows_thoughts:
+            click.secho(safe(text), dim=True, nl=False, err=True)
+            self._has_thought = True
+
+    def _end_thoughts(self) -> None:
+        """What comes now stands apart from them."""
+        if self._has_thought:
+            click.echo("\n", err=True)
+            self._has_thought = False
+
     def __call__(self, text: str) -> None:
+        self._end_thoughts()
         if not self._started:
             text = text.lstrip()
         if not text:
@@ -47,6 +64,7 @@ class AnswerStream:
         self._out.flush()
 
     def close(self) -> None:
+        self._end_thoughts()
         if not self._at_line_start or not self._started:
             self._out.write("\n")
             self._out.flush()
@@ -69,8 +87,8 @@ def remarks(done: Answer, asked_kbs: Sequence[str], *, tells_history: bool = Tru
     """What a person should know of an answer without asking for it; `tells_history` where nobody else tells what was left out of it."""
     if done.hits:
         _sources(done)
-    elif asked_kbs:
-        note(f"\nNo passage of {', '.join(asked_kbs)} is relevant to this: the model answered without sources.")
+    if done.bypass is not None and (told := done.bypass.told(asked_kbs)):
+        note(f"\n{told}")
     wanted, allotted = done.ledger.entry("answer").wanted, done.ledger.entry("answer").allotted
     if allotted < wanted and (done.ledger.time is None or not done.ledger.time.is_bound):
         note(f"The answer could have {allotted} tokens of the {wanted} asked for: the window holds {done.ledger.window}.")

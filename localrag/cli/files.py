@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from localrag.errors import UsageError
@@ -27,6 +29,23 @@ def read_source(path: Path, verb: str) -> Source:
         raise UsageError(f"{label} cannot be {verb}: {error}.", hint="Give one text file.") from None
     except OSError as error:
         raise UsageError(f"{label} cannot be {verb}: {error.strerror or error}.", hint="Check the path and its permissions.") from None
+
+
+def write_whole(path: Path, text: str, *, replace: bool) -> None:
+    """Writes a file whole or not at all, for the eyes of its owner. FileExistsError for one that is there and is not to be replaced."""
+    number, made = tempfile.mkstemp(dir=path.parent, prefix=".localrag-")
+    try:
+        with os.fdopen(number, "w", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        if replace:
+            Path(made).replace(path)
+        else:
+            os.link(made, path)  # fails where somebody made it meanwhile
+    finally:
+        with suppress(OSError):
+            Path(made).unlink()
 
 
 def _document(name: str, data: bytes) -> str:

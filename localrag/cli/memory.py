@@ -5,10 +5,10 @@ from __future__ import annotations
 import click
 
 from localrag.cli import display, options
-from localrag.cli.chat_text import when
 from localrag.cli.text import emit, note
 from localrag.errors import UsageError
 from localrag.journal import DEFAULT_IMPORTANCE, Journal
+from localrag.report import when
 from localrag.settings import Settings
 
 importance_option = click.option("--importance", type=click.FloatRange(0, 1), metavar="0..1", help="How much it matters.")

@@ -21,6 +21,7 @@ from localrag.prompt import ANSWER_BASIS
 from localrag.session import DEFAULT_TOP_K, Options, Session, TopK
 from localrag.session.finding import MAX_DEPTH
 from localrag.settings import MAX_TEXT_BYTES, Settings
+from localrag.thinking import DEFAULT_TOKENS, MIN_TOKENS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -109,6 +110,7 @@ class Asking(TypedDict):
     kbs: tuple[str, ...]
     budget: str | None
     max_tokens: int
+    think_tokens: int
     system: str | None
     attached: tuple[Path, ...]
     top_k: TopK
@@ -131,6 +133,18 @@ class Depth(click.ParamType[TopK]):
         if not str(value).removeprefix("-").isdecimal():
             self.fail(f"{value!r} is neither a number of passages nor fit.", param, ctx)
         return click.IntRange(1, MAX_DEPTH).convert(value, param, ctx)
+
+
+class ThinkTokens(click.ParamType[int]):
+    """A number of tokens for thoughts, or 0."""
+
+    name = "tokens"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401  # click's signature
+        number = click.INT.convert(value, param, ctx)
+        if number != 0 and not MIN_TOKENS <= number < 2**31:
+            self.fail(f"{number} is neither 0 nor {MIN_TOKENS} or more.", param, ctx)
+        return number
 
 
 class Strategy(click.ParamType[tuple[Overflow, str | None]]):
@@ -226,6 +240,14 @@ _ASKING = (
         show_default=True,
         metavar="N",
         help="The longest answer, in tokens.",
+    ),
+    click.option(
+        "--think-tokens",
+        type=ThinkTokens(),
+        default=DEFAULT_TOKENS,
+        show_default=True,
+        metavar="N",
+        help="The most that a reasoning model thinks before it answers, in tokens; 0: nothing.",
     ),
     click.option(
         "--top-k",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from localrag.cli import council_report, display, options, text
+from localrag.cli.files import write_whole
 from localrag.errors import UsageError
 from localrag.settings import Settings
 
@@ -74,7 +73,7 @@ def report_command(
     if not asks:
         text.note("The journal is empty: each ask leaves its budget there.")
     elif html is not None:
-        _write(html, page(found))
+        write_whole(html, page(found), replace=True)
         text.note(f"Wrote {text.safe(str(html))}")
     elif not as_json:
         _show(found)
@@ -112,20 +111,6 @@ def _checked(path: Path, *, force: bool) -> Path:
             if MARK.encode() not in file.read(500):
                 raise UsageError(f"{path} exists and is no report of localrag.", hint="Give another name, or --force to overwrite it.")
     return path
-
-
-def _write(path: Path, html: str) -> None:
-    """Whole or not at all, for the eyes of its owner: there are questions in it."""
-    number, name = tempfile.mkstemp(dir=path.parent, prefix=".report-")
-    try:
-        with os.fdopen(number, "w", encoding="utf-8") as file:
-            file.write(html)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _show(found: Report) -> None:

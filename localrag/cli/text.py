@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+HIDDEN = re.compile("[\u061c\u200b\u2028\u2029\u2060-\u206f\ufeff\ud800-\udfff\U000e0000-\U000e007f]")
 COLOURS = {
     "scaffold": "bright_black",
     "system": "magenta",
@@ -39,9 +40,20 @@ def note(text: str) -> None:
     click.echo(text, err=True)
 
 
+def dim(text: str) -> None:
+    """A line of talk that a person may pass over."""
+    console(err=True).print(safe(text), style="dim", soft_wrap=True)
+
+
 def safe(text: str) -> str:
     """Text without what moves a cursor, colours a terminal or turns the direction of writing."""
     return CONTROL.sub("", text)
+
+
+def one_line(text: object, max_chars: int = 0) -> str:
+    """A text as one line, safe for a terminal, with its beginning only where it is longer than `max_chars` (0: whatever it is)."""
+    line = " ".join(HIDDEN.sub(" ", safe(str(text).replace("\r", " "))).split())
+    return line if not max_chars or len(line) <= max_chars else line[: max_chars - 1] + "…"
 
 
 def console(*, err: bool = False) -> Console:

@@ -96,7 +96,7 @@ def _bar(accounts: Ledger, width: int) -> Any:  # noqa: ANN401  # rich's Text, i
 def allocation(ready: Prepared, task: str, model: str) -> None:
     """The budget of a task as a table: what is reserved, then each tier and section with its items, subtotals, and the whole."""
     accounts, out = ready.prompt.ledger, console()
-    reserved = [entry for entry in accounts.entries if entry.name in ("scaffold", "system", "question", "gap", "answer")]
+    reserved = [entry for entry in accounts.entries if entry.name in ("scaffold", "system", "question", "gap", "thinking", "answer")]
     available = accounts.window - sum(entry.allotted for entry in reserved)
     shown = " ".join(safe(task).split())
     out.print(f"Task    {shown if len(shown) <= 100 else shown[:99] + '…'}")

@@ -86,9 +86,12 @@ def split(messages: Sequence[Message], pinned: Collection[int] = ()) -> Split:
     if not any(message.role == "user" for _, message in last) or last[-1].message.role == "assistant":
         raise UsageError("There must be a question since the last answer.", hint="End the conversation with a user message.")
     over = [Exchange(tuple(run)) for run in runs]
-    kept = [exchange for exchange in over if any(number in pinned for number, _ in exchange.messages)]
-    history = tuple(exchange for exchange in over if exchange not in kept) if kept else tuple(over)
-    return Split("\n\n".join(system), history, tuple(last), tuple(kept))
+    history: list[Exchange] = []
+    kept: list[Exchange] = []
+    for exchange in over:
+        is_pinned = any(number in pinned for number, _ in exchange.messages)
+        (kept if is_pinned else history).append(exchange)
+    return Split("\n\n".join(system), tuple(history), tuple(last), tuple(kept))
 
 
 def search_query(messages: Sequence[Message]) -> str:

@@ -54,9 +54,10 @@ class Rolling:
     or group ends depends only on what stands before that end. One more exchange therefore changes the last summary of a level
     and no other, but for the group that is merged to make room for it; all others are found in the cache.
 
-    `write(text, limit)` has a model write at most `limit` tokens; None extracts sentences instead, and so does a text that
-    it cannot do. `part_tokens` is the most that it is given. At most `max_writes` texts are written for one `cover`; those
-    after them are extracted, and a later `cover` goes on. `count` is tokens as they are sent, `model` names who writes.
+    `write(text, limit)` has a model write at most `limit` tokens; None extracts sentences where nothing was written before, and
+    so does a text that it cannot do. `part_tokens` is the most that it is given. At most `max_writes` texts are written for one
+    `cover`; those after them are extracted, and a later `cover` goes on. `count` is tokens as they are sent, `model` names who
+    writes.
     """
 
     write: Callable[[str, int], str] | None
@@ -157,22 +158,20 @@ class Rolling:
         """At most `cap` tokens that say what `text` says, and who chose them. A text that is short enough stands as it is."""
         if self.count(text) <= cap:
             return text, None
-        if self.write is None:
-            return self._extract(text, cap), "extractive"
         kinds: tuple[Method, ...] = ("model", "extractive")
         for kind in kinds:
             known = self.cache.get(self._key(kind, cap, text), None) if self.cache is not None else None
             if known and self.count(known) <= cap:
                 return known, kind
-        return self._written(self.write, text, cap)
+        return self._written(text, cap)
 
-    def _written(self, write: Callable[[str, int], str], text: str, cap: int) -> tuple[str, Method]:
+    def _written(self, text: str, cap: int) -> tuple[str, Method]:
         """By the model if it can: what it fails at once, it may do later, but a text of no use will not get better."""
-        if self.max_writes is not None and self._num_writes >= self.max_writes:
+        if self.write is None or (self.max_writes is not None and self._num_writes >= self.max_writes):
             return self._extract(text, cap), "extractive"
         self._num_writes += 1
         try:
-            summary = write(text, cap).strip()
+            summary = self.write(text, cap).strip()
         except InterruptedRunError:
             raise
         except LocalragError:

@@ -95,6 +95,7 @@ def without_repeats(text: str, *, is_cut: bool = False) -> tuple[str, int]:
     Code between ``` stays as it is. Of a text that `is_cut` off the end goes too, where it begins a sentence that was said before.
     """
     sentences = list(_sentences(text))
+    num_said = len(sentences)
     plain = [" ".join(sentence.split()).casefold() for sentence in sentences]
     if is_cut and any(each != plain[-1] and each.startswith(plain[-1]) for each in plain):
         sentences.pop()
@@ -107,7 +108,7 @@ def without_repeats(text: str, *, is_cut: bool = False) -> tuple[str, int]:
         seen.add(each)
         if is_code or not is_again or not any(map(str.isalpha, each)) or _goes_on(sentences, plain, number, seen):
             kept.append(sentences[number])
-    num_repeated = len(sentences) - len(kept)
+    num_repeated = num_said - len(kept)
     return ("".join(kept).strip(), num_repeated) if num_repeated else (text, 0)
 
 

@@ -104,4 +104,4 @@ def to_decide(judged: Turn, read: Mapping[str, Hit], share: int) -> Turn:
 
 def _of_form(sampling: SamplingParams, max_tokens: int, schema: Mapping[str, Any] | None) -> SamplingParams:
     """For a form, which no stop string may end."""
-    return replace(sampling, max_tokens=max_tokens, json_schema=schema, stop=())
+    return replace(sampling, max_tokens=max_tokens, think_tokens=0, json_schema=schema, stop=())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Ids
 
 from localrag.engine.prefix import PrefixCache, common_length
-from localrag.engine.runner import Memory
+from localrag.engine.runner import Memory, State
 from localrag.engine.sequence import Sequence
 
 MIN_SHARED_TOKENS = 16
@@ -117,22 +117,27 @@ class SharedCells:
         finally:
             self._memory.cut(seq_id, 0)
 
-    def latest(self) -> tuple[list[int], bytes] | None:
-        """The tokens of the sequence that was used last, and the state behind them; None where nothing is held. Nothing may run."""
+    def latest(self) -> State | None:
+        """What the sequence that was used last holds; None where nothing is held. Nothing may run."""
         last = max(self.kept, key=self.cache.last_used, default=None)
-        if last is None:
-            return None
-        return self.cache.tokens(last), self._memory.save(last)
+        return None if last is None else State(tuple(self.cache.tokens(last)), (), self._memory.save(last))
 
-    def restore(self, prefix: Ids[int], data: bytes | bytearray) -> bool:
-        """Have a sequence hold a state that `state` gave; False, and it holds nothing, if the memory refuses it. Nothing may run."""
-        while self.kept and (self._free_id() is None or self.num_free < len(prefix)):
+    def restore(self, state: State) -> bool:
+        """Have a sequence hold what was kept; False, and it holds nothing, if the memory refuses it. Nothing may run."""
+        num_tokens = len(state.token_ids)
+        while self.kept and (self._free_id() is None or self.num_free < num_tokens):
             self.forget(self.cache.oldest(self.kept) or self.kept[0])
         seq_id = self._free_id()
-        if seq_id is None or self.num_free < len(prefix) or not self._memory.restore(seq_id, data, len(prefix)):
+        if seq_id is None or self.num_free < num_tokens or not self._memory.restore(seq_id, state.data, num_tokens):
             return False
-        self.cache.extend(seq_id, prefix)
+        self.cache.extend(seq_id, state.token_ids)
         return True
+
+    def touch(self, prefix: Ids[int]) -> None:
+        """What holds the most of a prefix counts as used just now."""
+        found = self.cache.longest(prefix)
+        if found is not None:
+            self.cache.touch(found[0])
 
     def evaluated(self, sequence: Sequence, token_ids: Ids[int]) -> None:
         """These tokens of a running sequence are in the cells now."""

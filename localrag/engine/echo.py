@@ -1,9 +1,15 @@
-"""The engine that needs no model: a byte is a token, and the answer repeats the question. It ships, and most tests use it."""
+"""The engine that needs no model: a byte is a token, and the answer repeats the question, as often as it is asked to.
+
+It ships, and most tests use it.
+"""
 
 from __future__ import annotations
 
 import json
+import re
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,13 +22,16 @@ from localrag.errors import EngineError
 from localrag.messages import Message, ToolSpec
 from localrag.model import ModelInfo, Slot
 from localrag.passages import CITATION
-from localrag.tokens import Segment
+from localrag.thinking import ThinkingForm
+from localrag.tokens import ChatTemplate, Segment
 
 N_CTX_TRAIN = 131_072
 PREFILL_TOKENS_PER_S, DECODE_TOKENS_PER_S = 1000.0, 100.0
 """What it says of its speed, so that plans in seconds are the same everywhere. It takes far less."""
 _START, _END = 256, 257
 _SPECIAL = (("<|im_start|>", _START), ("<|im_end|>", _END))
+_TIMES = re.compile(r"\bSay it ([1-9][0-9]{0,5}) times\b")
+"""What makes an answer long where it stands behind the question, as a persona does."""
 
 
 class EchoTokenizer:
@@ -57,7 +66,9 @@ class EchoTokenizer:
 class EchoTemplate:
     """ChatML without Jinja. Tools come first, one line of JSON each."""
 
-    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[Segment]:
+    thinking = None
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, thinks: bool = True) -> list[Segment]:  # noqa: ARG002
         segments, text = [], ""
         if tools:
             listed = "\n".join(to_json_lines(tools))
@@ -69,17 +80,29 @@ class EchoTemplate:
         return [*segments, Segment(f"{text}<|im_start|>assistant\n")]
 
 
+@dataclass(slots=True, eq=False)
+class _Cell:
+    """A token that was evaluated. Sequences that share a beginning hold the same cells."""
+
+    token: int
+    num_holders: int = 1
+
+
 class EchoRunner:
     """A Runner whose KV cache is a list of tokens. It checks what llama.cpp would abort on: positions, ids, sizes.
 
-    With `uncounted_space` a space really takes two tokens, which its tokenizer does not know: then counts are estimates.
+    With `uncounted_space` a space really takes two tokens, which its tokenizer does not know: then counts are estimates. With `thinking`
+    it thinks before it answers, between the marks of that form.
     """
 
-    def __init__(self, num_cells: int, num_sequences: int, *, uncounted_space: bool = False) -> None:
+    def __init__(self, num_cells: int, num_sequences: int, *, uncounted_space: bool = False, thinking: ThinkingForm | None = None) -> None:
         self.num_cells = num_cells
+        self._thinking = thinking
         self._uncounted = ord(" ") if uncounted_space else None
-        self._held: list[list[list[int]]] = [[] for _ in range(num_sequences)]
-        self._replies: dict[int, list[int]] = {}
+        self._held: list[list[_Cell]] = [[] for _ in range(num_sequences)]
+        self._num_used = 0
+        self._replies: dict[int, deque[int]] = {}
+        self._answers: dict[int, tuple[int, ...]] = {}
         self._outputs: dict[int, int] = {}
         self.num_evaluated_tokens = 0
 
@@ -88,33 +111,43 @@ class EchoRunner:
             echo_json.write(str(sampling.json_schema), "")
 
     def begin(self, seq_id: int, prompt_ids: list[int], sampling: SamplingParams) -> None:
-        said = _reply(prompt_ids)
+        answer, thought = _reply(prompt_ids, sampling.max_tokens), ""
         if sampling.json_schema is not None:
-            said = echo_json.write(str(sampling.json_schema), said)
-        self._replies[seq_id] = [*said.encode(), _END]
+            answer = echo_json.write(str(sampling.json_schema), answer)
+        elif self._thinking is not None:
+            thought = _thought(prompt_ids, self._thinking, answer)
+        self._answers[seq_id] = (*answer.encode(), _END)
+        self._replies[seq_id] = deque((*thought.encode(), *self._answers[seq_id]))
 
     def decode(self, entries: list[tuple[int, int, int, bool]]) -> bool:
         self._outputs = {}
         for index, (token, position, seq_id, wanted) in enumerate(entries):
             if position != len(self._held[seq_id]) or not 0 <= token <= _END:
                 raise EngineError(f"Token {token} at position {position} of sequence {seq_id} is out of order.")
-            self._held[seq_id].append([token])
+            self._held[seq_id].append(_Cell(token))
+            self._num_used += self._size(token)
             if wanted:
                 self._outputs[index] = seq_id
         self.num_evaluated_tokens += len(entries)
-        if sum(map(self.num_tokens, range(len(self._held)))) > self.num_cells and self._num_used() > self.num_cells:
+        if self._num_used > self.num_cells:
             raise EngineError("The KV cache is full.")
         return True
 
-    def _num_used(self) -> int:
-        """Cells in use: a cell that sequences share is one list, and counts once."""
-        cells = {id(cell): cell[0] for held in self._held for cell in held}
-        return len(cells) + sum(token == self._uncounted for token in cells.values())
+    def _size(self, token: int) -> int:
+        return 2 if token == self._uncounted else 1
 
     def sample(self, seq_id: int, index: int) -> int:
         if self._outputs.get(index) != seq_id:
             raise EngineError(f"Entry {index} of the last batch has no logits for sequence {seq_id}.")
-        return self._replies[seq_id].pop(0)
+        reply = self._replies[seq_id]
+        if self._thinking is not None and self._ends(seq_id, self._thinking.end):  # it may not have ended them itself
+            self._replies[seq_id] = reply = deque(self._answers[seq_id])
+        return reply.popleft()
+
+    def _ends(self, seq_id: int, text: str) -> bool:
+        """Whether what a sequence holds ends so."""
+        wanted = text.encode()
+        return bytes(cell.token for cell in self._held[seq_id][-len(wanted) :] if cell.token < _START) == wanted
 
     def logits(self, index: int, token_ids: tuple[int, ...]) -> tuple[float, ...]:
         """The next token of its reply is all but certain."""
@@ -122,27 +155,36 @@ class EchoRunner:
         return tuple(10.0 if token == coming else 0.0 for token in token_ids)
 
     def num_tokens(self, seq_id: int) -> int:
-        held = self._held[seq_id]
-        return len(held) + (held.count([self._uncounted]) if self._uncounted is not None else 0)
+        return sum(self._size(cell.token) for cell in self._held[seq_id])
 
     def end(self, seq_id: int) -> None:
         self._replies.pop(seq_id)
+        self._answers.pop(seq_id)
 
     def copy(self, source: int, seq_id: int, num_tokens: int) -> bool:
+        self.cut(seq_id, 0)
         self._held[seq_id] = self._held[source][:num_tokens]
+        for cell in self._held[seq_id]:
+            cell.num_holders += 1
         return True
 
     def cut(self, seq_id: int, num_tokens: int) -> bool:
-        del self._held[seq_id][num_tokens:]
+        held = self._held[seq_id]
+        for cell in held[num_tokens:]:
+            cell.num_holders -= 1
+            self._num_used -= 0 if cell.num_holders else self._size(cell.token)
+        del held[num_tokens:]
         return True
 
     moves_cells = False
 
     def save(self, seq_id: int) -> bytes:
-        return json.dumps([cell[0] for cell in self._held[seq_id]]).encode()
+        return json.dumps([cell.token for cell in self._held[seq_id]]).encode()
 
     def restore(self, seq_id: int, state: bytes | bytearray, num_tokens: int) -> bool:
-        self._held[seq_id] = [[token] for token in json.loads(state)]
+        self.cut(seq_id, 0)
+        self._held[seq_id] = [_Cell(token) for token in json.loads(state)]
+        self._num_used += self.num_tokens(seq_id)
         return len(self._held[seq_id]) == num_tokens
 
     def prepare(self) -> None:
@@ -155,19 +197,40 @@ class EchoRunner:
         self._held = []
 
 
-def _reply(prompt_ids: Sequence[int]) -> str:
-    """The last question of the last user message, and the first source that the prompt offers."""
+def _reply(prompt_ids: Sequence[int], max_tokens: int) -> str:
+    """The last question of the last user message, and the first source that the prompt offers.
+
+    Where it is asked for, the question comes again, each time on a line of its own and with the next source: as often as was asked for,
+    or until there is more than `max_tokens`.
+    """
     end = max((i for i, token in enumerate(prompt_ids) if token == _END), default=len(prompt_ids))
     start = max((i for i in range(end) if prompt_ids[i] == _START), default=-1) + 1
     said = bytes(token for token in prompt_ids[start:end] if token < 256).decode("utf-8", "replace").removeprefix("user\n")
-    cited = CITATION.search(said)
-    _, found, asked = said.rpartition("\nQuestion: ")
-    question = (asked if found else said).strip().partition("\n")[0][:400]
-    return f"You asked: {question}" + (f" [{cited[0]}]" if cited else "")
+    tags = [f" [{label}]" for label in dict.fromkeys(match[0] for match in CITATION.finditer(said))] or [""]
+    _, found, rest = said.rpartition("\nQuestion: ")
+    asked = (rest if found else said).strip()
+    question = asked.partition("\n")[0][:400]
+    times = _TIMES.search(asked)
+    most = min(int(times[1]), 1 + max_tokens // len(f"2 times: {question}")) if times else 1
+    more = (f"{number} times{tags[(number - 1) % len(tags)]}: {question}" for number in range(2, most + 1))
+    return "\n".join((f"You asked: {question}{tags[0]}", *more))
 
 
-def open_echo(n_ctx_train: int = N_CTX_TRAIN, *, counts_are_exact: bool = True) -> Engine:
-    """An Engine that behaves like one with a model of so long a training context; if wanted, with a tokenizer that only estimates."""
+def _thought(prompt_ids: Sequence[int], form: ThinkingForm, answer: str) -> str:
+    """What it thinks before an answer, with the marks that the prompt leaves to it."""
+    start = max((i for i, token in enumerate(prompt_ids) if token == _START), default=-1) + 1
+    tail = bytes(token for token in prompt_ids[start:] if token < _START).decode("utf-8", "replace")
+    if not form.closes or form.has_ended(tail):
+        return ""
+    return f"{'' if form.is_open(tail) else form.opens}\nI shall say this. {answer}{form.end}"
+
+
+def open_echo(n_ctx_train: int = N_CTX_TRAIN, *, counts_are_exact: bool = True, template: ChatTemplate | None = None) -> Engine:
+    """An Engine that behaves like one with a model of so long a training context; if wanted, with a tokenizer that only estimates.
+
+    With a `template` of ChatML it thinks as models of that template do.
+    """
+    template = template or EchoTemplate()
     info = ModelInfo(
         path=Path("echo"),
         file_size=0,
@@ -201,9 +264,9 @@ def open_echo(n_ctx_train: int = N_CTX_TRAIN, *, counts_are_exact: bool = True) 
         name="echo",
         info=info,
         tokenizer=EchoTokenizer(),
-        template=EchoTemplate(),
+        template=template,
         make_slot=make_slot,
-        make_runner=partial(EchoRunner, uncounted_space=not counts_are_exact),
+        make_runner=partial(EchoRunner, uncounted_space=not counts_are_exact, thinking=template.thinking),
         counts_are_exact=counts_are_exact,
         make_speed=lambda: Speed.fixed(prefill_tokens_per_s=PREFILL_TOKENS_PER_S, decode_tokens_per_s=DECODE_TOKENS_PER_S),
     )

@@ -17,6 +17,7 @@ from localrag.engine.sequence import Sequence
 from localrag.engine.speed import Speed
 from localrag.errors import EngineError, TemplateError
 from localrag.model import ModelInfo, Slot
+from localrag.thinking import Thinking
 from localrag.tokens import ChatTemplate, TokenCounter, Tokenizer
 
 if TYPE_CHECKING:
@@ -124,32 +125,28 @@ class Engine:
         """Have a context of at least so many cells; a smaller one is replaced.
 
         One for a single sequence takes over what the last prompt left, from a border that both have, so the same seed gives the same
-        text again (single.py); a larger one goes on with what the smaller one held. One for several sequences takes over the longest
-        beginning of any (cells.py), and a larger one goes on with the last that the smaller one held.
+        text again (single.py); one for several takes over the longest beginning of any (cells.py). A larger one of the same kind goes
+        on with what the smaller one held last.
         """
         if self._make_runner is None:
             raise EngineError(
                 f"{self.info.path.name} holds a vocabulary and no weights; it cannot generate.", hint="Use --dry-run, or a whole model."
             )
         num_sequences = max(num_sequences, self.min_sequences)
-        held = held_shared = None
+        held = None
         if self.context is not None:
             if self.context.serves(num_cells, num_sequences):
                 return
             if not self.is_idle:
                 raise EngineError("The context cannot grow while answers are running.")
-            if num_sequences == 1 and self.context.single is not None:
-                held = self.context.single.state()
-            if num_sequences > 1 and self.context.shared is not None:
-                held_shared = self.context.shared.latest()
+            if (num_sequences == 1) == (self.context.single is not None):
+                held = self.context.cells.latest()
             self.context.runner.close()
             self.context = None
         started = time.perf_counter()
         self.context = Context.make(self._make_runner, num_cells, num_sequences, prompt_room=self._prompt_room)
-        if held is not None and self.context.single is not None:
-            self.context.single.restore(held)
-        if held_shared is not None and self.context.shared is not None:
-            self.context.shared.restore(*held_shared)
+        if held is not None:
+            self.context.cells.restore(held)
         self.load_s += time.perf_counter() - started
 
     def _prompt_room(self, depth: int) -> int:
@@ -167,6 +164,7 @@ class Engine:
         deadline: float | None = None,
         borders: tuple[int, ...] = (),
         watched: tuple[int, ...] = (),
+        thinking: Thinking | None = None,
     ) -> Sequence:
         """Queue a prompt. The context must have been reserved; EngineError if the prompt could never fit it.
 
@@ -175,14 +173,17 @@ class Engine:
         `deadline` is on the clock of time.perf_counter, in seconds. An answer ends with `finish_reason` "time" when its next token
         is expected after it. A prompt is evaluated whole and gives at least one token, unless it would take twice the time that
         there was when it was added: then the sequence ends with no text. One whose deadline has passed is not begun.
-        `watched` are tokens whose logits behind the prompt the sequence keeps.
+        `watched` are tokens whose logits behind the prompt the sequence keeps. `thinking` says how the model thinks before it answers,
+        and for how many tokens, which come on top of `max_tokens`; without it, all that it writes is the answer.
         UsageError for a JSON schema that is not supported, or an engine that cannot keep to one.
         """
         context = self._running()
         context.runner.check(sampling)
         if list(borders) != sorted({border for border in borders if 0 < border < len(prompt_ids)}):
             raise EngineError(f"The borders of a prompt of {len(prompt_ids)} tokens are not positions within it, in order.")
-        sequence = Sequence(next(self._seq_ids), prompt_ids, sampling, deadline=deadline, borders=borders, watched=watched)
+        sequence = Sequence(
+            next(self._seq_ids), prompt_ids, sampling, deadline=deadline, borders=borders, watched=watched, thinking=thinking
+        )
         context.add(sequence)
         return sequence
 
@@ -221,8 +222,9 @@ class Engine:
                 sequence.error = error
                 pieces.append(self._end(sequence, "error"))
                 continue
-            text = sequence.append(token, tokenizer.piece(token, special=False), is_end=tokenizer.is_end(token))
-            pieces.append(Piece(sequence.seq_id, token, text, sequence.finish_reason))
+            piece = tokenizer.piece(token, special=sequence.thinking is not None and token in sequence.thinking.mark_ids)
+            text = sequence.append(token, piece, is_end=tokenizer.is_end(token))
+            pieces.append(Piece(sequence.seq_id, token, text, sequence.finish_reason, sequence.take_thought()))
             if sequence.is_finished:
                 self._release(sequence)
         return pieces
@@ -234,7 +236,7 @@ class Engine:
             depth = sequence.num_evaluated - num_tokens
             if depth < len(sequence.prompt_ids):
                 self.speed.observe_prefill(num_tokens, depth, seconds)
-            else:
+            elif num_tokens == 1:
                 self.speed.observe_decode(depth, seconds)
             self._has_learned = True
         if self._has_learned and self.is_idle:
@@ -289,7 +291,7 @@ class Engine:
         return expect(num_tokens, sequence.num_evaluated)
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> Piece:
-        piece = Piece(sequence.seq_id, None, sequence.finish(reason), reason)
+        piece = Piece(sequence.seq_id, None, sequence.finish(reason), reason, sequence.take_thought())
         self._release(sequence)
         return piece
 
@@ -311,22 +313,26 @@ class Engine:
         *,
         deadline: float | None = None,
         borders: tuple[int, ...] = (),
+        thinking: Thinking | None = None,
+        on_thought: Callable[[str], None] | None = None,
     ) -> Completion:
         """One prompt to its end: a batch of one. Ctrl-C ends it with what was written, as `finish_reason` "cancelled".
 
-        `deadline` and `borders` are as in `add`.
+        `on_text` is called with each piece of the answer and `on_thought` with what was thought before it; `deadline`, `borders` and
+        `thinking` are as in `add`.
         """
         begun = time.perf_counter()
         cells = self.context.single if self.context is not None and self.is_idle else None
         if self.keeper is not None and cells is not None:
             self.keeper.recall(cells, prompt_ids, borders)
-        sequence = self.add(prompt_ids, sampling, deadline=deadline, borders=borders)
+        sequence = self.add(prompt_ids, sampling, deadline=deadline, borders=borders, thinking=thinking)
         sequence.added_at = begun  # reading from disk is part of what it took
         try:
             while not sequence.is_finished:
                 for piece in self.step():
-                    if piece.seq_id == sequence.seq_id and piece.text and on_text is not None:
-                        on_text(piece.text)
+                    if piece.seq_id == sequence.seq_id:
+                        _tell(on_thought, piece.thought)
+                        _tell(on_text, piece.text)
         except KeyboardInterrupt:
             pass
         finally:
@@ -356,3 +362,8 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _tell(hear: Callable[[str], None] | None, text: str) -> None:
+    if hear is not None and text:
+        hear(text)

@@ -12,7 +12,8 @@ from localrag.engine import attention, threads
 from localrag.engine.cells import SharedCells
 from localrag.engine.context import BATCH_TOKENS
 from localrag.engine.library import library
-from localrag.engine.single import SingleCells, State
+from localrag.engine.runner import State
+from localrag.engine.single import SingleCells
 from localrag.model import ModelInfo
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Keeper:
         """Keep what the cells hold up to its last border, if it took long enough to evaluate. Nothing may run."""
         num_tokens = cells.borders[-1] if cells.borders else 0
         if worth_keeping(num_tokens, prefill_s=prefill_s, payload_bytes=num_tokens * self._bytes_per_token):
-            state = cells.state()
+            state = cells.latest()
             if state is not None:
                 self.store.save(state.token_ids, state.borders, state.data)
 
@@ -83,7 +84,7 @@ class Keeper:
         if found is None or found.num_tokens < MIN_TOKENS + cells.num_held(prefix):
             return
         loaded = self.shared.load(found)
-        if loaded is not None and not cells.restore(loaded[0], loaded[2]):
+        if loaded is not None and not cells.restore(State(*loaded)):
             self.shared.discard(found, "llama.cpp refused its state")
 
     def remember_shared(self, cells: SharedCells, prefix: list[int], *, prefill_s: float) -> None:

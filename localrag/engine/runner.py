@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from localrag.decoding import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What evaluating `token_ids` left behind. The last of its `borders` is their end; in a context for several sequences it has none."""
+
+    token_ids: tuple[int, ...]
+    borders: tuple[int, ...]
+    data: bytes | bytearray
 
 
 class Memory(Protocol):

@@ -23,11 +23,12 @@ class LlamaSampler:
         self.handle = self._chain()
         self._penalties: Any = None
         self._constrained: ConstrainedSampler | None = None
-        if params.repeat_penalty != 1.0 and params.repeat_last_n > 0:
+        penalties = params.repeat_penalty, params.frequency_penalty, params.presence_penalty
+        if penalties != (1.0, 0.0, 0.0) and params.repeat_last_n > 0:
             self._penalties = self.handle if grammar is None else self._chain()  # under a grammar it comes before, on all tokens
             self._add(
                 self._penalties,
-                lib.llama_sampler_init_penalties(model.num_vocab_tokens, params.repeat_last_n, params.repeat_penalty, 0.0, 0.0),
+                lib.llama_sampler_init_penalties(model.num_vocab_tokens, params.repeat_last_n, *penalties),
             )
         if params.temperature == 0.0:
             self._add(self.handle, lib.llama_sampler_init_greedy())

@@ -36,6 +36,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self._place = place
+        self._is_refused = False
         self._prompt_room = prompt_room
 
     @property
@@ -59,7 +60,7 @@ class Scheduler:
 
     def schedule(self) -> list[Share]:
         """The next batch: at most `batch_tokens` tokens, a share a sequence."""
-        while self.waiting and len(self.running) < self.num_slots and self._place(self.waiting[0]):
+        while self.waiting and len(self.running) < self.num_slots and self._lets_in():
             self.running.append(self.waiting.popleft())
         answers = [sequence for sequence in self.running if sequence.is_answering]
         prompts = [sequence for sequence in self.running if not sequence.is_answering]
@@ -68,6 +69,15 @@ class Scheduler:
         if answers and prompts:
             room = min(room, self._prompt_room(prompts[0].num_evaluated))
         return shares + self._shares(prompts, room)
+
+    def _lets_in(self) -> bool:
+        """Whether the first that waits gets in. To ask takes as long as its prompt, and while answers alone run nothing changes."""
+        only_answers = all(sequence.is_answering for sequence in self.running)
+        if only_answers and self._is_refused:
+            return False
+        is_placed = self._place(self.waiting[0])
+        self._is_refused = only_answers and not is_placed
+        return is_placed
 
     @staticmethod
     def _shares(sequences: list[Sequence], room: int) -> list[Share]:
@@ -82,6 +92,7 @@ class Scheduler:
 
     def release(self, sequence: Sequence) -> None:
         """A sequence is finished, or will never run."""
+        self._is_refused = False
         if sequence in self.running:
             self.running.remove(sequence)
         elif sequence in self.waiting:

@@ -8,11 +8,15 @@ from dataclasses import dataclass, field
 
 from localrag.decoding import Completion, FinishReason, SamplingParams, Timings
 from localrag.errors import EngineError
+from localrag.thinking import Splitter, Thinking
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
     """Prompt ids, what was sampled so far, and how much of both the KV cache holds. Everything else is derived.
+
+    Of a model that thinks, `text` is the answer and `reasoning` what was thought before it. Thoughts that have taken all their tokens, or
+    after which the model wrote no answer, are ended: the tokens for that follow as if they had been sampled.
 
     `borders` are positions in the prompt, in order, at which a batch ends in any case (see single.py). Of the `watched` tokens, the
     logits behind the prompt are kept.
@@ -31,6 +35,9 @@ class Sequence:
     borders: tuple[int, ...] = ()
     watched: tuple[int, ...] = ()
     watched_logits: tuple[float, ...] = ()
+    thinking: Thinking | None = None
+    reasoning: str = ""
+    num_thought: int = 0
     slot: int | None = None
     added_at: float = field(default_factory=time.perf_counter)
     started_at: float | None = None
@@ -38,6 +45,12 @@ class Sequence:
     finished_at: float | None = None
     _decoder: codecs.IncrementalDecoder = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
     _held: str = ""
+    _thought: str = ""
+    _splitter: Splitter | None = None
+
+    def __post_init__(self) -> None:
+        if self.thinking is not None:
+            self._splitter = self.thinking.form.splitter(is_open=self.thinking.is_open)
 
     @property
     def num_tokens(self) -> int:
@@ -46,7 +59,8 @@ class Sequence:
     @property
     def num_reserved(self) -> int:
         """Cells of the KV cache that it can come to need. The last sampled token is never evaluated."""
-        return len(self.prompt_ids) + self.sampling.max_tokens - 1
+        thoughts = self.thinking.max_tokens if self.thinking is not None else 0
+        return len(self.prompt_ids) + thoughts + self.sampling.max_tokens - 1
 
     @property
     def is_finished(self) -> bool:
@@ -76,29 +90,75 @@ class Sequence:
         return self.prompt_ids[self.num_evaluated : min(end, self.num_evaluated + most)]
 
     def append(self, token_id: int, piece: bytes, *, is_end: bool) -> str:
-        """Take in a sampled token; returns the text that is now certain: whole characters, and nothing that may begin a stop string."""
+        """Take in a sampled token; returns the text that is now certain: whole characters, and nothing that may begin a stop string.
+
+        What is certain of the thoughts is there for `take_thought`.
+        """
         now = time.perf_counter()
         self.first_token_at = self.first_token_at or now
         self.completion_ids.append(token_id)
-        if not is_end:
-            self._held += self._decoder.decode(piece)
+        if is_end and self._splitter is not None and self._splitter.is_thinking:
+            self.completion_ids.pop()  # thoughts alone are no answer
+            self._end_thoughts()
+            return ""
         if is_end:
             return self.finish("stop")
+        self._read(self._decoder.decode(piece))
+        self._count_thought()
         stop = self._stop_at()
         if stop is not None:
             self._held = self._held[:stop]
             self._decoder.reset()
+            self._splitter = None  # nor is anything of what it holds back shown
             return self.finish("stop")
-        if len(self.completion_ids) >= self.sampling.max_tokens:
+        if self._splitter is not None and self._splitter.is_over:
+            return self.finish("stop")
+        if len(self.completion_ids) - self.num_thought >= self.sampling.max_tokens:
             return self.finish("length")
         return self._release(len(self._held) - self._may_begin_stop())
+
+    def _read(self, text: str) -> None:
+        """Take in text, told apart where the model thinks."""
+        if self._splitter is None:
+            self._held += text
+        else:
+            self._hear(*self._splitter.feed(text))
+
+    def _count_thought(self) -> None:
+        """The last token belongs to the thoughts until the answer begins; thoughts that have taken all their tokens are ended."""
+        if self.thinking is None or self._splitter is None or self._splitter.is_answering:
+            return
+        most = self.thinking.max_tokens - len(self.thinking.end_ids)
+        self.num_thought += self.num_thought < most
+        if self._splitter.is_thinking and self.num_thought >= most:
+            self._end_thoughts()
+
+    def _end_thoughts(self) -> None:
+        """Have the tokens that end thoughts follow, and then the answer."""
+        if self.thinking is not None and self._splitter is not None:
+            self.completion_ids += self.thinking.end_ids
+            self.num_thought += len(self.thinking.end_ids)
+            self._decoder.reset()
+            self._splitter.end()
+
+    def _hear(self, thought: str, answer: str) -> None:
+        self._thought += thought
+        self.reasoning += thought
+        self._held += answer
+
+    def take_thought(self) -> str:
+        """What was thought since the last call."""
+        thought, self._thought = self._thought, ""
+        return thought
 
     def finish(self, reason: FinishReason) -> str:
         """End here; returns the text that was held back. Of a character that was cut off, nothing is shown."""
         self.finish_reason = reason
         self.finished_at = time.perf_counter()
         if reason == "stop":
-            self._held += self._decoder.decode(b"", final=True)
+            self._read(self._decoder.decode(b"", final=True))
+        if self._splitter is not None:
+            self._hear(*self._splitter.finish())
         return self._release(len(self._held))
 
     def _release(self, length: int) -> str:
@@ -131,6 +191,8 @@ class Sequence:
             finish_reason=self.finish_reason or "cancelled",
             prompt_tokens=len(self.prompt_ids),
             cached_tokens=self.num_cached_tokens,
+            reasoning=self.reasoning,
+            reasoning_tokens=self.num_thought,
             timings=Timings(
                 prefill_s=first - started, first_token_s=first - self.added_at, decode_s=end - first, total_s=end - self.added_at
             ),

@@ -9,21 +9,11 @@ whatever was asked before, in this process or in another.
 from __future__ import annotations
 
 from collections.abc import Sequence as Ids
-from dataclasses import dataclass
 
 from localrag.engine.prefix import common_length
-from localrag.engine.runner import Memory
+from localrag.engine.runner import Memory, State
 from localrag.engine.sequence import Sequence
 from localrag.errors import EngineError
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """What evaluating `token_ids` left behind; the last of its `borders` is their end."""
-
-    token_ids: tuple[int, ...]
-    borders: tuple[int, ...]
-    data: bytes | bytearray
 
 
 def common_border(held: Ids[int], held_borders: Ids[int], prompt_ids: Ids[int], borders: Ids[int], *, last_only: bool = False) -> int:
@@ -98,7 +88,7 @@ class SingleCells:
         """Hold nothing. Nothing may run."""
         self._keep(0)
 
-    def state(self) -> State | None:
+    def latest(self) -> State | None:
         """What can be gone on from, up to the last border; the rest is dropped. Nothing may run."""
         if self._running is not None or not self.borders:
             return None

@@ -34,6 +34,7 @@ from localrag.engine.template_process import RenderProcess
 from localrag.engine.template_tools import Disguise, ToolForm, hide_placeholders, tool_form
 from localrag.errors import TemplateError
 from localrag.messages import Message, ToolSpec, strip_reasoning
+from localrag.thinking import ThinkingForm, form_of
 from localrag.tokens import Segment
 
 MAX_SOURCE_BYTES = 128 << 10
@@ -79,6 +80,8 @@ class JinjaChatTemplate:
         """How the roles of the conversation rendered last were adapted; None where the template took them as they are."""
         self.tools_adaptation: str | None = None
         """Likewise, where its tools went; None where the template put them where it wants them, or where there were none."""
+        self._thinking = form_of(source)
+        self._thinks = True
         self._clock = clock
         self._worker: RenderProcess | None = None
         self._lock = threading.Lock()
@@ -105,15 +108,22 @@ class JinjaChatTemplate:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[Segment]:
+    @property
+    def thinking(self) -> ThinkingForm | None:
+        """As the template shows it."""
+        return self._thinking
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, thinks: bool = True) -> list[Segment]:
         """Scaffold and contents in the order of the prompt, up to where the answer begins.
 
         Each content comes once and as it was given, save that an assistant's loses its reasoning (`strip_reasoning`). What tools
         say comes as the template has it, escaped as inside a JSON string; the name of each is there, and a description that the
-        template has no place for is not. UsageError as of `tool_form`.
+        template has no place for is not. Without `thinks` the template is told so in the way that most know (`enable_thinking`), and
+        where it opens thoughts all the same they are closed. UsageError as of `tool_form`.
         """
         form = tool_form(tools) if tools else None
         with self._lock:
+            self._thinks = thinks or self._thinking is None
             layout = self._layout(tuple(message.role for message in messages), form, self._clock())
             self.adaptation, self.tools_adaptation = layout.adaptation, layout.tools_adaptation
         contents = [strip_reasoning(message.content) if message.role == "assistant" else message.content for message in messages]
@@ -122,11 +132,15 @@ class JinjaChatTemplate:
             texts = (form.listing,) if layout.tools_adaptation else form.texts
             if sum(len(texts[part.index].text) for part in layout.parts if isinstance(part, ToolText)) > MAX_TOOL_CHARS:
                 raise self._error(TOO_MUCH_TEXT)
-        return [_segment(part, contents, texts) for part in layout.parts]
+        segments = [_segment(part, contents, texts) for part in layout.parts]
+        if thinks or self._thinking is None:
+            return segments
+        ends = self._thinking.without("" if segments[-1].is_content else segments[-1].text)
+        return [*segments, Segment(ends)] if ends else segments
 
     def _layout(self, roles: tuple[str, ...], form: ToolForm | None, now: datetime) -> Layout:
         """The layout for these roles and tools. Contents and what tools say play no part in it."""
-        key = (now.date(), roles, form and form.key)
+        key = (now.date(), roles, form and form.key, self._thinks)
         if key not in self._layouts:
             given = [Turn(role, (index,)) for index, role in enumerate(roles)]
             layout = self._lay_out_tools(roles, form, now) if form else self._lay_out(given, now)
@@ -190,7 +204,9 @@ class JinjaChatTemplate:
 
     def _render_text(self, turns: Sequence[Turn], nonce: str, now: datetime, disguise: Disguise | None) -> str | Refusal:
         messages = [{"role": turn.role, "content": "\n\n".join(placeholder(nonce, i) for i in turn.messages)} for turn in turns]
-        given = {"tools": disguise.tools} if disguise else {}
+        given: dict[str, object] = {"tools": disguise.tools} if disguise else {}
+        if not self._thinks:
+            given["enable_thinking"] = False
         reply = self._ask({"messages": messages, "bos_token": self.bos_text, "eos_token": self.eos_text, "now": now.isoformat(), **given})
         if "text" in reply:
             if re.search("[\ud800-\udfff]", reply["text"]):

@@ -8,10 +8,10 @@ It speaks one JSON object a line: `{"ready": true}` once, then for each request 
 
     {"source": template, "time_limit_s": seconds, "messages": [{"role", "content"}], "bos_token": …, "eos_token": …, "now": ISO time}
 
-and perhaps "tools" in the form of OpenAI's API, either `{"text": …}` or `{"error": kind, "message": …}`, kind being syntax,
-security, memory, size or refused. A request without messages gets no answer: it has the template compiled ahead of time. The
-process ends with its standard input. The parent keeps the time and kills it; the limits set here hold even when the parent is
-gone.
+and perhaps "tools" in the form of OpenAI's API and "enable_thinking", either `{"text": …}` or `{"error": kind, "message": …}`, kind
+being syntax, security, memory, size or refused. A request without messages gets no answer: it has the template compiled ahead of
+time. The process ends with its standard input. The parent keeps the time and kills it; the limits set here hold even when the parent
+is gone.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def render(template: jinja2.Template, request: Mapping[str, Any]) -> str:
     pieces: list[str] = []
     num_chars = 0
     # `tools`, where there are none, and the like stay undefined: templates ask `is defined`, and some loop over what is not.
-    given = {"tools": request["tools"]} if "tools" in request else {}
+    given = {name: request[name] for name in ("tools", "enable_thinking") if name in request}
     for piece in template.generate(
         messages=request["messages"],
         bos_token=request["bos_token"],

@@ -1,7 +1,7 @@
 """What was asked or decided, and what became of its budget: one SQLite file in the home."""
 
 from localrag.journal.conversations import ConversationRow, Conversations, Ending, Found, StoredTurn, TurnState
-from localrag.journal.councils import CouncilRow, StoredCouncil
+from localrag.journal.councils import CouncilRow, Councils, StoredCouncil
 from localrag.journal.memories import DEFAULT_IMPORTANCE, Memories, StoredMemory
 from localrag.journal.records import Allotment, AskRecord, EvidenceRecord, SessionRow, StoredAsk, allotments
 from localrag.journal.store import FILE_NAME, Journal
@@ -15,6 +15,7 @@ __all__ = [
     "ConversationRow",
     "Conversations",
     "CouncilRow",
+    "Councils",
     "Ending",
     "EvidenceRecord",
     "Found",

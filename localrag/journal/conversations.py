@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from localrag.errors import UsageError
 from localrag.journal.database import explained, legible, transaction
 from localrag.journal.processes import began, runs
-from localrag.journal.summaries import storable
+from localrag.journal.rows import json_of, object_of, storable
 from localrag.terms import words
 
 MAX_NAME_CHARS = 80
@@ -41,7 +40,7 @@ class ConversationRow:
     first_question: str
 
     def to_dict(self) -> dict[str, object]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +55,6 @@ class StoredTurn:
     is_pinned: bool
     began_at: float
 
-    def to_dict(self) -> dict[str, object]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
@@ -70,7 +66,7 @@ class Found:
     snippet: str
 
     def to_dict(self) -> dict[str, object]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return asdict(self)
 
 
 class Conversations:
@@ -88,7 +84,7 @@ class Conversations:
         statement = "INSERT INTO conversations (name, about, created_at, updated_at) VALUES (?, ?, ?, ?)"
         with transaction(self._db, self._path):
             self._check_free(name)
-            return int(self._db.execute(statement, (name, _json(about), now, now)).lastrowid or 0)
+            return int(self._db.execute(statement, (name, json_of(about), now, now)).lastrowid or 0)
 
     def named(self, name: str) -> ConversationRow | None:
         return next(iter(self._rows("WHERE name = ?", (storable(name),))), None)
@@ -118,7 +114,7 @@ class Conversations:
     def set_about(self, conversation_id: int, about: Mapping[str, Any]) -> None:
         """What it is held with from now on."""
         with transaction(self._db, self._path):
-            self._db.execute("UPDATE conversations SET about = ? WHERE id = ?", (_json(about), conversation_id))
+            self._db.execute("UPDATE conversations SET about = ? WHERE id = ?", (json_of(about), conversation_id))
 
     def fork(self, conversation_id: int, last_turn_id: int, name: str) -> int:
         """A new conversation that begins as this one does, up to and with that turn."""
@@ -158,7 +154,7 @@ class Conversations:
             "VALUES (?, ?, '', 'running', ?, ?, ?, ?)"
         )
         with transaction(self._db, self._path):
-            values = (conversation_id, storable(question), _json(about), now, pid, began(pid))
+            values = (conversation_id, storable(question), json_of(about), now, pid, began(pid))
             turn_id = int(self._db.execute(statement, values).lastrowid or 0)
             self._db.execute("INSERT INTO turns_fts (rowid, question, answer) VALUES (?, ?, '')", (turn_id, storable(question)))
             self._db.execute("UPDATE conversations SET updated_at = ? WHERE id = ?", (now, conversation_id))
@@ -174,7 +170,7 @@ class Conversations:
         text = storable(answer)
         with transaction(self._db, self._path):
             statement = "UPDATE turns SET state = ?, answer = ?, about = ? WHERE id = ? AND state = 'running'"
-            self._db.execute(statement, (state, text, _json(about), turn_id))
+            self._db.execute(statement, (state, text, json_of(about), turn_id))
             self._db.execute("UPDATE turns_fts SET answer = ? WHERE rowid = ?", (text, turn_id))
 
     def undo(self, turn_ids: Iterable[int]) -> None:
@@ -222,7 +218,7 @@ class Conversations:
                 ConversationRow(
                     id=int(row[0]),
                     name=str(row[1]),
-                    about=_object(row[2]),
+                    about=object_of(row[2]),
                     created_at=float(row[3]),
                     updated_at=float(row[4]),
                     num_turns=int(row[5]),
@@ -257,18 +253,7 @@ def _turn(row: tuple[Any, ...]) -> StoredTurn:
         question=question,
         answer=answer,
         state=state,
-        about=_object(about),
+        about=object_of(about),
         is_pinned=bool(is_pinned),
         began_at=float(began_at),
     )
-
-
-def _object(text: str) -> dict[str, Any]:
-    found = json.loads(text)
-    if not isinstance(found, dict):
-        raise TypeError(f"{text!r:.60} is no object")
-    return found
-
-
-def _json(data: Mapping[str, Any]) -> str:
-    return storable(json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False))

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sqlite3
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from localrag.journal.database import explained, legible, transaction
 from localrag.journal.processes import began, runs
-from localrag.journal.summaries import storable
+from localrag.journal.rows import json_of, object_of, storable
 
 MAX_TASK_CHARS = 10_000
 Ending = Literal["decided", "cancelled", "failed"]
@@ -37,7 +36,7 @@ class CouncilRow:
 
     def to_dict(self) -> dict[str, object]:
         """The run in `--json` output."""
-        return {name: getattr(self, name) for name in CouncilRow.__dataclass_fields__}
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,23 +61,23 @@ class Councils:
     def begin(self, name: str, task: str, about: Mapping[str, Any]) -> int:
         """A new run of this process; the first 10,000 characters of the task are kept."""
         pid = os.getpid()
-        values = (storable(name), storable(task[:MAX_TASK_CHARS]), _json(about), time.time(), pid, began(pid))
+        values = (storable(name), storable(task[:MAX_TASK_CHARS]), json_of(_plain(about)), time.time(), pid, began(pid))
         statement = "INSERT INTO councils (name, task, about, started_at, pid, pid_started_at, state) VALUES (?, ?, ?, ?, ?, ?, 'running')"
         with transaction(self._db, self._path):
             return int(self._db.execute(statement, values).lastrowid or 0)
 
     def add(self, council_id: int, event: Mapping[str, Any]) -> None:
-        """Keeps one more event; it is on disk when this returns. ConfigError for a run that is not there."""
+        """Keeps one more event, a number that is none as null; it is on disk when this returns. ConfigError for a run that is not there."""
         statement = (
             "INSERT INTO council_events (council_id, ordinal, event) "
             "SELECT ?1, 1 + coalesce(max(ordinal), 0), ?2 FROM council_events WHERE council_id = ?1"
         )
-        text = _json(event)
+        text = json_of(_plain(event))
         with transaction(self._db, self._path):
             self._db.execute(statement, (council_id, text))
 
     def end(self, council_id: int, state: str) -> None:
-        """A run that has ended stays as it ended. ValueError, our own bug, for what is no ending."""
+        """A run that has ended stays as it ended. ValueError, our own bug, for a state that is no Ending."""
         if state not in get_args(Ending):
             raise ValueError(f"a council does not end {state}")
         statement = "UPDATE councils SET state = ?, ended_at = ? WHERE id = ? AND state = 'running'"
@@ -94,7 +93,7 @@ class Councils:
         if row is None:
             return None
         with legible(self._path):
-            return StoredCouncil(**_fields(row[:-1]), about=_object(row[-1]), events=tuple(_object(text) for (text,) in events))
+            return StoredCouncil(**_fields(row[:-1]), about=object_of(row[-1]), events=tuple(object_of(text) for (text,) in events))
 
     def last(self, num: int) -> list[CouncilRow]:
         """The last so many runs, the newest last."""
@@ -116,19 +115,8 @@ def _fields(row: tuple[Any, ...]) -> dict[str, Any]:
     return {"id": int(council_id), "name": name, "task": task, "state": state, **times}
 
 
-def _object(text: str) -> dict[str, Any]:
-    found = json.loads(text)
-    if not isinstance(found, dict):
-        raise TypeError(f"{text!r:.60} is no object")
-    return found
-
-
-def _json(data: Mapping[str, Any]) -> str:
-    """JSON whatever is in it: numbers that are none become null, what is no JSON its text."""
-    return storable(json.dumps(_plain(data), ensure_ascii=False, separators=(",", ":"), allow_nan=False))
-
-
 def _plain(value: object) -> object:
+    """What can be JSON, whatever is told: numbers that are none become null, what is no JSON its text."""
     match value:
         case str() | bool() | int() | None:
             return value

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from localrag.errors import UsageError
 from localrag.journal.database import explained, legible, transaction
-from localrag.journal.summaries import storable
+from localrag.journal.rows import storable
 
 MAX_CHARS = 2000
 DEFAULT_IMPORTANCE = 0.8
@@ -26,7 +26,7 @@ class StoredMemory:
     updated_at: float
 
     def to_dict(self) -> dict[str, object]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return asdict(self)
 
 
 class Memories:

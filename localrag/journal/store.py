@@ -15,11 +15,12 @@ from typing import Any, Self
 
 from localrag.budget import Ledger
 from localrag.journal.conversations import Conversations
-from localrag.journal.councils import CouncilRow, Councils, StoredCouncil
+from localrag.journal.councils import Councils
 from localrag.journal.database import connect, explained, legible, transaction
 from localrag.journal.memories import Memories
 from localrag.journal.records import Allotment, AskRecord, EvidenceRecord, SessionRow, StoredAsk
-from localrag.journal.summaries import Summaries, storable
+from localrag.journal.rows import json_of, storable
+from localrag.journal.summaries import Summaries
 
 FILE_NAME = "journal.sqlite"
 MAX_QUESTION_CHARS = 10_000
@@ -53,7 +54,7 @@ class Journal:
         self.summaries = Summaries(self._db, path)
         self.conversations = Conversations(self._db, path)
         self.memories = Memories(self._db, path)
-        self._councils = Councils(self._db, path)
+        self.councils = Councils(self._db, path)
 
     @classmethod
     def open(cls, home: Path) -> Self:
@@ -67,7 +68,7 @@ class Journal:
         kept = (entry.ledger.to_dict(), [asdict(each) for each in entry.sections], {name: float(s) for name, s in entry.timings.items()})
         evidence = [[_cell(kind, getattr(each, name)) for name, kind in _EVIDENCE.items()] for each in entry.evidence]
         with transaction(self._db, self.path):
-            ask_id = int(self._db.execute(_INSERT_ASK, [*plain, *map(_json, kept)]).lastrowid or 0)
+            ask_id = int(self._db.execute(_INSERT_ASK, [*plain, *map(json_of, kept)]).lastrowid or 0)
             self._db.executemany(_INSERT_EVIDENCE, ((ask_id, at, *row) for at, row in enumerate(evidence)))
         return ask_id
 
@@ -90,26 +91,6 @@ class Journal:
         with explained(self.path), legible(self.path):
             return [SessionRow(str(name), int(num), float(first), float(last)) for name, num, first, last in self._db.execute(statement)]
 
-    def begin_council(self, name: str, task: str, about: Mapping[str, Any]) -> int:
-        """A run of a council begins in this process; its id. The first 10,000 characters of the task are kept."""
-        return self._councils.begin(name, task, about)
-
-    def add_council_event(self, council_id: int, event: Mapping[str, Any]) -> None:
-        """Keeps what was told of a run: it is on disk when this returns. A number that is none becomes null."""
-        self._councils.add(council_id, event)
-
-    def end_council(self, council_id: int, state: str) -> None:
-        """A run has ended: "decided", "cancelled" or "failed". Of one that had, nothing changes."""
-        self._councils.end(council_id, state)
-
-    def council(self, council_id: int) -> StoredCouncil | None:
-        """A run with all that was told; None for an id that there is not."""
-        return self._councils.get(council_id)
-
-    def councils(self, last: int) -> list[CouncilRow]:
-        """The last so many runs, the newest last."""
-        return self._councils.last(last)
-
     def close(self) -> None:
         self._db.close()
 
@@ -118,10 +99,6 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _json(data: object) -> str:
-    return storable(json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
 
 
 def _cell(kind: type, value: Any) -> object:  # noqa: ANN401  # a field of a record

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from localrag.journal.database import explained, legible, transaction
+from localrag.journal.rows import storable
 
 MAX_BYTES = 64 * 1024 * 1024
 """How much text is kept; beyond it, the oldest goes first."""
@@ -43,8 +44,3 @@ class Summaries:
                     "(SELECT id, sum(num_bytes) OVER (ORDER BY id DESC) AS total FROM summaries) WHERE total > ?)",
                     (self._max_bytes,),
                 )
-
-
-def storable(text: str) -> str:
-    """Text as SQLite takes it. A file name that is no UTF-8 brings in half characters; each becomes a question mark."""
-    return text.encode("utf-8", "replace").decode()

@@ -21,11 +21,21 @@ Origin = str
 
 
 @dataclass(frozen=True, slots=True)
+class GivenText:
+    """What is kept of a document that was given as text: all of it, its metadata as JSON, and the digests that this is found by."""
+
+    id: str
+    text: str
+    metadata: str
+    entries: frozenset[bytes]
+
+
+@dataclass(frozen=True, slots=True)
 class DocumentRow:
     """A document as it is to be stored. `path` is absolute and identifies it; `sha256` is of the file's `num_bytes` bytes.
 
     `mtime_ns` is None if the file may have changed since without that showing; `cutter` is the version of what read and cut it.
-    `fields` and `tags` are what the file says of itself.
+    `fields` and `tags` are what the file says of itself. With `given` it is no file: localrag/kb/texts.py says what stands for what.
     """
 
     path: str
@@ -37,6 +47,7 @@ class DocumentRow:
     fields: tuple[tuple[str, str], ...] = ()
     mtime_ns: int | None = None
     cutter: int = 0
+    given: GivenText | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +81,8 @@ def count_generation(db: sqlite3.Connection) -> None:
 def put_document(db: sqlite3.Connection, row: DocumentRow, passages: Sequence[Passage], vectors: Mapping[bytes, bytes]) -> int:
     """Stores a document with its chunks, in place of what was known of the same path; gives its id.
 
-    `vectors` are by the sha256 of the passages; of those that the document has already, none is needed. `source` stays as it was first.
+    `vectors` are by the sha256 of the passages; of those that the document has already, none is needed. The `source` of a file stays as
+    it was first.
     """
     old = db.execute("SELECT id FROM documents WHERE path = ?", (row.path,)).fetchone()
     values = (row.sha256, row.num_bytes, row.title, row.mtime_ns, row.cutter)
@@ -86,6 +98,8 @@ def put_document(db: sqlite3.Connection, row: DocumentRow, passages: Sequence[Pa
             "UPDATE documents SET sha256 = ?, num_bytes = ?, title = ?, mtime_ns = ?, cutter = ? WHERE id = ?", (*values, document_id)
         )
     set_fields(db, document_id, (*(("tag", tag) for tag in row.tags), *row.fields), "file")
+    if row.given is not None:
+        _put_given(db, document_id, row.source, row.given)
     _put_chunks(db, document_id, passages, vectors)
     return document_id
 
@@ -139,6 +153,14 @@ def kept_of(present: Iterable[tuple[int, bytes, str]], passages: Sequence[Passag
         ids[sha256, heading].append(chunk_id)
     kept = [same.pop() if (same := ids[passage.sha256, passage.heading]) else None for passage in passages]
     return kept, [one for left in ids.values() for one in left]
+
+
+def _put_given(db: sqlite3.Connection, document_id: int, source: str, given: GivenText) -> None:
+    db.execute("UPDATE documents SET source = ? WHERE id = ?", (source, document_id))
+    values = (document_id, given.id, given.metadata, given.text)
+    db.execute("INSERT OR REPLACE INTO texts (document_id, id, metadata, text) VALUES (?, ?, ?, ?)", values)
+    db.execute("DELETE FROM entries WHERE document_id = ?", (document_id,))
+    db.executemany("INSERT INTO entries (document_id, entry) VALUES (?, ?)", [(document_id, entry) for entry in sorted(given.entries)])
 
 
 def _put_chunks(db: sqlite3.Connection, document_id: int, passages: Sequence[Passage], vectors: Mapping[bytes, bytes]) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
 from localrag.errors import UsageError
+from localrag.kb.metadata import canonical, check_depth, entry_of
 
 _CONDITION = re.compile(r"\s*([A-Za-z][\w.-]{0,63})\s*=\s*(.*?)\s*", re.DOTALL)
 _NEXT = re.compile(r",(?=\s*[A-Za-z][\w.-]{0,63}\s*=)")
@@ -16,6 +17,8 @@ _NEXT = re.compile(r",(?=\s*[A-Za-z][\w.-]{0,63}\s*=)")
 MAX_WILDCARDS = 6
 MAX_PATTERN_CHARS = 255
 
+MAX_EQUAL = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Where:
@@ -23,9 +26,11 @@ class Where:
 
     `source` is the name that a document is shown by, or a folder it lies in; `format` the ending of that name; `tag` a tag; any other key
     a field that its file has (author, date …). In a pattern `*` stands for any characters, also "/", and `?` for one. Case does not matter.
+    `equal` are keys of the metadata of a text and their values as JSON: each has to be just that.
     """
 
     conditions: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    equal: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def parse(cls, texts: Iterable[str]) -> Where:
@@ -44,11 +49,24 @@ class Where:
                     found[key].append(pattern)
         return cls(tuple((key, tuple(patterns)) for key, patterns in found.items()))
 
+    @classmethod
+    def equals(cls, metadata: Mapping[str, object]) -> Where:
+        """All of this has to stand in the metadata of a document. UsageError for too many keys, or what is no metadata."""
+        if len(metadata) > MAX_EQUAL:
+            raise UsageError(f"A filter of {len(metadata)} keys is too long; the limit is {MAX_EQUAL}.", num_keys=len(metadata))
+        check_depth(metadata)
+        return cls(equal=tuple((key, canonical(value)) for key, value in metadata.items()))
+
     def __bool__(self) -> bool:
-        return bool(self.conditions)
+        return bool(self.conditions or self.equal)
 
     def __str__(self) -> str:
-        return ", ".join(f"{key}={pattern}" for key, patterns in self.conditions for pattern in patterns)
+        patterns = [f"{key}={pattern}" for key, patterns in self.conditions for pattern in patterns]
+        return ", ".join([*patterns, *(f"{key}={value}" for key, value in self.equal)])
+
+    def entries(self) -> list[bytes]:
+        """What each of `equal` is found by."""
+        return [entry_of(key, value) for key, value in self.equal]
 
     def globs(self) -> list[tuple[str, list[str]]]:
         """Each condition as ("source" or the key of a field, patterns): one of them has to match what is `folded` of that value."""
@@ -63,9 +81,9 @@ class Where:
                 found.append((key, each))
         return found
 
-    def to_sql(self) -> tuple[str, list[str]]:
+    def to_sql(self) -> tuple[str, list[str | bytes]]:
         """A SELECT of the ids of the documents that pass, for a SQLite connection that knows `folded`, and its values."""
-        parts, values = [], []
+        parts, values = list[str](), list[str | bytes]()
         for key, globs in self.globs():
             if key == "source":
                 parts.append(f"({' OR '.join(['folded(d.source) GLOB ?'] * len(globs))})")
@@ -74,6 +92,13 @@ class Where:
                 parts.append(f"d.id IN (SELECT document_id FROM fields WHERE key = ? AND ({matches}))")  # noqa: S608  # no values in it
                 values.append(key)
             values += [glob.replace("[", "[[]") for glob in globs]  # in SQLite's GLOB a bracket opens a set; here it is a character
+        if self.equal:
+            marks = ", ".join("?" * len(self.equal))
+            parts.append(
+                f"d.id IN (SELECT document_id FROM entries WHERE entry IN ({marks}) "  # noqa: S608  # no values in it
+                f"GROUP BY document_id HAVING count(*) = {len(self.equal)})"
+            )
+            values += self.entries()
         return f"SELECT d.id FROM documents d WHERE {' AND '.join(parts) or '1'}", values  # noqa: S608  # the parts above
 
 

@@ -18,7 +18,7 @@ from localrag.errors import KnowledgeBaseError
 from localrag.kb.calibration import min_similarity
 from localrag.kb.chunking import CUTTER, Passage, cut
 from localrag.kb.documents import DocumentRow, Known, Unread
-from localrag.kb.embedding import vectors_for
+from localrag.kb.embedding import EMBED_AT_ONCE, vectors_for
 from localrag.kb.filters import FolderRule
 from localrag.kb.known_files import KnownFiles, is_same
 from localrag.kb.readers import UnreadableError
@@ -26,10 +26,6 @@ from localrag.kb.reading import Readers
 from localrag.kb.truth import AnyStore
 from localrag.kb.walk import Found, Skipped, read_file, walk
 from localrag.tokens import Embedder
-
-EMBED_AT_ONCE = 128
-"""Chunks that are embedded in one call, of as many documents as it takes: short documents one by one took 1.7 times the CPU time. Those
-of similar length are evaluated together. What is waiting is lost with a process that is killed."""
 
 
 @dataclass(frozen=True, slots=True)

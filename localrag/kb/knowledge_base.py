@@ -10,22 +10,21 @@ from typing import Self, TypedDict, Unpack
 from localrag.errors import KnowledgeBaseError
 from localrag.kb.filters import Where
 from localrag.kb.ingest import IngestResult, Progress, Tagging, ingest
-from localrag.kb.location import Folder, check_name, list_kbs
+from localrag.kb.location import Folder, list_kbs
 from localrag.kb.plan import Plan, plan
 from localrag.kb.rerank import Reranker
 from localrag.kb.retrieve import Mode, retrieve
 from localrag.kb.store import Feedback
+from localrag.kb.texts import Texts, renew
 from localrag.kb.transfer import import_from, read_name
 from localrag.kb.truth import AnyStore, Place
+from localrag.kb.turn import INDEX_WAIT_S
 from localrag.kb.verify import Verified, verify
 from localrag.passages import Chunk, Hit
 from localrag.settings import Learning
 from localrag.tokens import Embedder
 
 __all__ = ["INDEX_WAIT_S", "KnowledgeBase", "RetrieveOptions", "import_kb", "list_kbs", "shown"]
-
-INDEX_WAIT_S = 30.0
-"""How long an indexer waits for another one to end."""
 
 _SERVERS = ("postgresql://", "postgres://")
 _MAX_ID = 2**63 - 1  # what a store takes for a number at all
@@ -112,6 +111,11 @@ class KnowledgeBase:
         """(fingerprint, dimensions) of the embedder it was indexed with; None as long as it is empty."""
         return None if self._store is None else self._store.embedder
 
+    @property
+    def texts(self) -> Texts:
+        """Its documents that were given as texts, to be read and changed. See localrag/kb/texts.py."""
+        return Texts(self._place)
+
     def sources(self, where: Where | None = None) -> list[tuple[str, int]]:
         """(source, number of chunks) of every document that passes, by source."""
         return [] if self._store is None else self._store.sources(where)
@@ -121,7 +125,7 @@ class KnowledgeBase:
         return {} if self._store is None else self._store.fields(where)
 
     def paths(self) -> dict[str, Path]:
-        """Where each source was read from."""
+        """Where each source that is a file was read from."""
         return {} if self._store is None else {source: Path(path) for source, path in self._store.paths().items()}
 
     def ingest(
@@ -135,7 +139,8 @@ class KnowledgeBase:
         wait_s: float = INDEX_WAIT_S,
         on_wait: Callable[[], None] | None = None,
     ) -> IngestResult:
-        """Adds and updates the documents below `paths`, and removes those whose files are gone. See localrag/kb/ingest.py.
+        """Adds and updates the documents below `paths`, and removes those whose files are gone. See localrag/kb/ingest.py. Documents that
+        were given as texts stay, and are cut anew where another version cut them.
 
         One at a time: `on_wait` is called if another process is at it, and KnowledgeBaseError says so if it still is after `wait_s`.
         """
@@ -148,6 +153,7 @@ class KnowledgeBase:
             if self._store is not None:
                 self._store.check_embedder(embedder.fingerprint, embedder.dim)
                 turn.enter_context(self._place.taken(wait_s=wait_s, on_wait=on_wait))
+                renew(self._store, embedder)
             result = ingest(paths, embedder, store=self._store, make_store=made, progress=progress, tagging=tagging, hidden=hidden)
             self._place.tend()
             return result
@@ -236,9 +242,12 @@ def shown(name: str) -> str:
         return "a PostgreSQL server"
 
 
-def import_kb(kb_dir: Path, file: Path, name: str | None = None) -> str:
-    """Makes a knowledge base of an exported file, by the name it had or another; gives its name. KnowledgeBaseError if there is one."""
+def import_kb(kb_dir: Path, file: Path, name: str | None = None, *, replace: bool = False) -> str:
+    """Makes a knowledge base of an exported file, by the name it had or another; gives its name.
+
+    KnowledgeBaseError if there is one, unless it is to be replaced; it is when the file was found whole.
+    """
     name = read_name(file) if name is None else name
-    check_name(name)
-    import_from(file, kb_dir, name)
+    place = Folder(kb_dir, name)
+    import_from(file, kb_dir, name, make_room=place.remove if replace else None)
     return name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import secrets
 import shutil
@@ -63,13 +64,23 @@ class Folder:
         self.path = kb_dir / name / _FILE
         self.store: Store | None = None
         self._index: VectorIndex | None = None
+        self._opened: os.stat_result
 
     def open(self) -> None:
         if self.path.is_file():
             self.store = Store(self.path)
+            self._opened = self.path.stat()
+
+    def follow(self) -> None:
+        if self.store is not None and not (self.path.is_file() and os.path.samestat(self.path.stat(), self._opened)):
+            self.store.close()
+            self.store = self._index = None
+        if self.store is None:
+            self.open()
 
     def make(self) -> Store:
         self.store = Store(self.path, create=True)
+        self._opened = self.path.stat()
         return self.store
 
     def close(self) -> None:

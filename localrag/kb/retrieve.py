@@ -105,12 +105,22 @@ def retrieve(
         chunks = _distinct(store, [one for one, _, _ in scored], num_looked_at, kb)
     if reranker is not None:
         scored = _reranked(scored, rankings, chunks, query, reranker)
-    hits = [
-        Hit(chunks[one], score, parts, min(1.0, relevance[one]) if one in relevance else None)
+    return diversify(_hits(scored, chunks, relevance, rankings), k, diversity)
+
+
+def _hits(scored: list[Scored], chunks: Mapping[int, Chunk], relevance: Mapping[int, float], rankings: Mapping[str, _Ranking]) -> list[Hit]:
+    own = {name: dict(ranking) for name, ranking in rankings.items()}
+    return [
+        Hit(
+            chunks[one],
+            score,
+            parts,
+            min(1.0, relevance[one]) if one in relevance else None,
+            {name: found[one] for name, found in own.items() if one in found},
+        )
         for one, score, parts in scored
         if one in chunks
     ]
-    return diversify(hits, k, diversity)
 
 
 def _by_meaning(

@@ -178,7 +178,29 @@ def add_min_similarity(db: sqlite3.Connection) -> None:
     db.execute("ALTER TABLE state ADD COLUMN min_similarity REAL")
 
 
-MIGRATIONS: tuple[Migration, ...] = (create_tables, add_fields_places_and_characters, add_min_similarity)
+_TEXTS = (
+    """CREATE TABLE texts (
+        document_id INTEGER PRIMARY KEY REFERENCES documents (id) ON DELETE CASCADE,
+        id TEXT NOT NULL UNIQUE,                -- as whoever gave it knows it
+        metadata TEXT NOT NULL,                 -- a JSON object
+        text TEXT NOT NULL                      -- whole, as it was given
+    )""",
+    """CREATE TABLE entries (
+        document_id INTEGER NOT NULL REFERENCES documents (id) ON DELETE CASCADE,
+        entry BLOB NOT NULL,                    -- sha256 of one key of the metadata and its value
+        PRIMARY KEY (document_id, entry)
+    ) WITHOUT ROWID""",
+    "CREATE INDEX entries_by_entry ON entries (entry)",
+)
+
+
+def add_texts(db: sqlite3.Connection) -> None:
+    """Documents that are no files: their `path` is "text:" and their id, their `sha256` is of text and metadata."""
+    for statement in _TEXTS:
+        db.execute(statement)
+
+
+MIGRATIONS: tuple[Migration, ...] = (create_tables, add_fields_places_and_characters, add_min_similarity, add_texts)
 
 
 def migrate(db: sqlite3.Connection, migrations: tuple[Migration, ...] = MIGRATIONS) -> None:

@@ -14,7 +14,7 @@ import sqlite3
 import time
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from localrag.errors import KnowledgeBaseError
 from localrag.kb.failures import explained, make_folder
 from localrag.kb.schema import MIGRATIONS, migrate
 from localrag.kb.store import Store
-from localrag.kb.verify import bad_chunks
+from localrag.kb.verify import bad_chunks, bad_texts
 
 _MANIFEST, _DATABASE = "manifest.json", "kb.sqlite"
 _FORMAT, _VERSION = "localrag knowledge base", 1
@@ -63,8 +63,11 @@ def read_name(file: Path) -> str:
         return str(_manifest(file, packed).get("name", ""))
 
 
-def import_from(file: Path, kb_dir: Path, name: str) -> None:
-    """Unpacks a file into `kb_dir/name`, which must not be there: all of it, or nothing. KnowledgeBaseError says what is wrong with it."""
+def import_from(file: Path, kb_dir: Path, name: str, *, make_room: Callable[[], None] | None = None) -> None:
+    """Unpacks a file into `kb_dir/name`: all of it, or nothing. KnowledgeBaseError says what is wrong with it.
+
+    Nothing may be there of that name, unless `make_room` removes it: that is called when the file was found whole.
+    """
     make_folder(kb_dir)
     _remove_stale(kb_dir)
     folder = kb_dir / f"{_IMPORTING}{secrets.token_hex(8)}"
@@ -74,7 +77,9 @@ def import_from(file: Path, kb_dir: Path, name: str) -> None:
             _unpack(file, folder / _DATABASE)
             _check_database(file, folder / _DATABASE)
             _sync(folder)
-            if (kb_dir / name).exists():
+            if (kb_dir / name).exists() and make_room is not None:
+                make_room()
+            elif (kb_dir / name).exists():
                 raise KnowledgeBaseError(
                     f"There is a knowledge base {name!r} already.", hint="Choose another name (--name), or remove that one.", kb=name
                 )
@@ -124,7 +129,7 @@ def _check_database(file: Path, database: Path) -> None:
                 with store.writing(moves_on=False):
                     for name in store.full_texts:
                         store.rebuild_full_text(name)
-                problems = [reason for _, reason in bad_chunks(store)]
+                problems = [*(reason for _, reason in bad_chunks(store)), *bad_texts(store)]
             if problems:
                 raise _refused(file, problems[0])
     except sqlite3.Error as error:

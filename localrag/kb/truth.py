@@ -16,10 +16,23 @@ from localrag.kb.documents import DocumentRow, Known, Origin, Unread
 from localrag.kb.filters import Where
 from localrag.kb.query import Term
 from localrag.kb.store import Feedback
+from localrag.kb.text_rows import TextRow
 from localrag.passages import Chunk
 
 if TYPE_CHECKING:
     from localrag.kb.vectors import Vectors
+
+
+class AnyTexts(Protocol):
+    """The documents that were given as texts. localrag/kb/text_rows.py says what each of these does."""
+
+    def known(self, ids: Sequence[str]) -> dict[str, Known]: ...
+    def outdated(self, cutter: int) -> list[str]: ...
+    def whole(self, ids: Sequence[str]) -> dict[str, TextRow]: ...
+    def page(self, where: Where, *, offset: int, limit: int, max_chars: int) -> list[TextRow]: ...
+    def count(self, where: Where) -> int: ...
+    def names(self, document_ids: Sequence[int]) -> dict[int, tuple[str, str | None, str | None]]: ...
+    def all(self) -> Iterator[tuple[TextRow, frozenset[bytes]]]: ...
 
 
 class AnyStore(Protocol):
@@ -32,6 +45,8 @@ class AnyStore(Protocol):
     def is_local(self) -> bool: ...
     @property
     def full_texts(self) -> tuple[str, ...]: ...
+    @property
+    def texts(self) -> AnyTexts: ...
 
     def close(self) -> None: ...
     def reading(self) -> AbstractContextManager[None]: ...
@@ -113,6 +128,9 @@ class Place(Protocol):
 
     def open(self) -> None:
         """Opens the store if the knowledge base is there."""
+
+    def follow(self) -> None:
+        """Opens what is there by now: others may have made, removed or replaced the knowledge base since. Call it while it is taken."""
 
     def make(self) -> AnyStore:
         """Opens the store, and makes the knowledge base if it is not there."""

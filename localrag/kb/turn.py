@@ -9,11 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from localrag.errors import KnowledgeBaseError
+from localrag.errors import KnowledgeBaseBusyError, KnowledgeBaseError
 from localrag.kb.failures import make_folder
 from localrag.locking import try_lock
 
 T = TypeVar("T")
+
+INDEX_WAIT_S = 30.0
+"""How long an indexer waits for another one to end."""
 
 _FILE = "index.lock"
 _LOOK_AGAIN_S = 0.05
@@ -23,11 +26,11 @@ _LOOK_AGAIN_S = 0.05
 def taken(folder: Path, *, wait_s: float, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
     """The turn to write to the knowledge base in `folder`, which is made if need be; a killed holder gives it back.
 
-    `on_wait` is called once if another process has it. KnowledgeBaseError if it still has it after `wait_s` seconds.
+    `on_wait` is called once if another process has it. KnowledgeBaseBusyError if it still has it after `wait_s` seconds.
     """
     handle = waited(lambda: _try(folder), wait_s=wait_s, on_wait=on_wait)
     if handle is None:
-        raise KnowledgeBaseError(
+        raise KnowledgeBaseBusyError(
             f"Another localrag is indexing into knowledge base {folder.name!r}.",
             hint="Wait for that one to end, then run the same command again.",
             kb=folder.name,

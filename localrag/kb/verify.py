@@ -15,8 +15,11 @@ from itertools import islice
 from os.path import lexists
 from pathlib import PurePath
 
+from localrag.errors import LocalragError
+from localrag.kb.metadata import entries_of
 from localrag.kb.readers import UnreadableError
 from localrag.kb.schema import embedded_sha256
+from localrag.kb.texts import Text
 from localrag.kb.truth import AnyStore
 from localrag.kb.walk import is_unchanged, read_file
 
@@ -64,7 +67,8 @@ def verify(store: AnyStore) -> Verified:
     repaired += [f"{problem}; it was removed and is made again when it is needed" for problem in store.index_problems()]
     with store.reading():
         changed, missing, not_compared = _against_files(store)
-        return Verified(store.num_documents, store.num_chunks, (), tuple(repaired), changed, missing, not_compared)
+        texts = tuple(bad_texts(store))
+        return Verified(store.num_documents, store.num_chunks, texts, tuple(repaired), changed, missing, not_compared)
 
 
 def bad_chunks(store: AnyStore) -> Iterator[tuple[int, str]]:
@@ -86,6 +90,18 @@ def bad_chunks(store: AnyStore) -> Iterator[tuple[int, str]]:
         with np.errstate(invalid="ignore"):
             wrong = ~(np.abs(lengths - 1) <= _MAX_LENGTH_ERROR)  # also what is not a number
         yield from ((whole[at][0], "a vector that is not of length 1") for at in np.flatnonzero(wrong))
+
+
+def bad_texts(store: AnyStore) -> Iterator[str]:
+    """What is wrong with documents that were given as texts."""
+    for row, entries in store.texts.all():
+        try:
+            text = Text.of(row.text, row.metadata, text_id=row.id)
+            is_right = text.sha256 == row.sha256 and entries == entries_of(text.metadata)
+        except LocalragError:
+            is_right = False
+        if not is_right:
+            yield f"the text {row.id[:80]!r} is not what was given"
 
 
 def _rebuilt(store: AnyStore, name: str) -> bool:

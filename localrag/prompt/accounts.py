@@ -26,6 +26,7 @@ ORDER = (
     "plan",
     "instructions",
     "gap",
+    "thinking",
     "answer",
 )
 """Sections as they stand in a prompt and in a ledger."""
@@ -40,6 +41,7 @@ def account(
     *,
     answer: int,
     gap: int,
+    thinking: int,
     slack: int,
 ) -> tuple[Entry, ...]:
     """The entries in the order of the prompt. A section that got all of itself is allotted what it used; of the others' rooms,
@@ -49,6 +51,8 @@ def account(
     for name in ORDER:
         if name == "answer":
             entries.append(Entry(name, wants.offer.max_tokens, answer, 0))
+        elif name == "thinking" and thinking:
+            entries.append(Entry(name, wants.offer.think_tokens, thinking, 0))
         elif name == "gap" and gap:
             entries.append(Entry(name, gap, gap, 0))
         elif name == "summary" and used[name]:

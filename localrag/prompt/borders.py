@@ -32,7 +32,8 @@ def borders(parts: Sequence[EncodedPart]) -> tuple[int, ...]:
             found.append(position)
             last = position
         position += len(part.token_ids)
-    asked = {end for end in ends.values() if end > MIN_SHARED_TOKENS}
+    asked = max(ends.values())
     if asked:
-        found = sorted(asked.union(border for border in found if border < max(asked)))
+        shared = {end for end in ends.values() if end > MIN_SHARED_TOKENS}
+        found = sorted(shared.union(border for border in found if border < asked))
     return tuple(border - 1 for border in found)

@@ -19,6 +19,8 @@ from localrag.prompt.layout import Choice, encode_prompt
 from localrag.prompt.measure import Wants, used_by
 from localrag.prompt.pack import Shortening
 from localrag.prompt.probing import JOIN_TOKENS
+from localrag.prompt.thoughts import thinking_of
+from localrag.thinking import Thinking
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,6 +36,8 @@ class Prompt:
     hits: tuple[Hit, ...]
     ledger: Ledger
     budget: Budget
+    thinking: Thinking | None = None
+    """How the model thinks before it answers, if it does."""
     earlier: tuple[Hit, ...] = ()
     """Hits that stand in earlier messages that are in it."""
     levels: dict[str, str] = field(default_factory=dict)
@@ -48,7 +52,8 @@ class Prompt:
     @property
     def num_cells(self) -> int:
         """Cells that it can come to need: itself, the longest answer, and what an engine's counts may be wrong by."""
-        return len(self.token_ids) + self.max_tokens + self.budget.allocations.get("gap", 0)
+        thoughts = self.thinking.max_tokens if self.thinking is not None else 0
+        return len(self.token_ids) + thoughts + self.max_tokens + self.budget.allocations.get("gap", 0)
 
     @property
     def borders(self) -> tuple[int, ...]:
@@ -80,12 +85,12 @@ def compose(
     `window` is the slot's, where a limit of time made the budget smaller; `answer_limit` is what such a limit leaves to an answer
     after a prompt of so many tokens. BudgetExceededError if what cannot be cut does not fit.
     """
-    gap, floor = budget.allocations.get("gap", 0), min(wants.offer.max_tokens, _answer_floor(wants, budget))
+    gap, floor, think = budget.allocations.get("gap", 0), _floor(wants, budget), wants.num_thinking_tokens
     draft, rooms = fill(wants, budget, shortening)
     while True:
         parts = _encode(wants, draft)
         used = used_by(parts)
-        held = used | wants.reserved | Counter({"gap": gap, "answer": floor})
+        held = used | wants.reserved | Counter({"gap": gap, "thinking": think, "answer": floor})
         over = [name for name in GIVING if used[name] > rooms[name]]
         if not over and held.total() <= budget.window:
             break
@@ -93,11 +98,18 @@ def compose(
             raise BudgetExceededError(budget.window, {name: held[name] for name in ORDER if held[name]})
     total = used.total()
     whole = budget.window if window is None else window
-    answer = min(wants.offer.max_tokens, whole - total - gap)
+    left = whole - total - gap
+    think = min(budget.allocations.get("thinking", 0), left - floor)
+    answer = min(wants.offer.max_tokens, left - think)
+    if wants.thinks:
+        most = wants.offer.profile.allowance("thinking", budget.window, wants.set_aside.total())
+        think = max(think, min(wants.offer.think_tokens, most, left - answer))
     if answer_limit is not None:
         answer = max(floor, min(answer, answer_limit(total)))
     tokens = _tokens_by_item(parts)
-    ledger = Ledger(whole, account(wants, draft, used, rooms, tokens, answer=answer, gap=gap, slack=whole - total - gap - answer), time)
+    ledger = Ledger(
+        whole, account(wants, draft, used, rooms, tokens, answer=answer, gap=gap, thinking=think, slack=left - think - answer), time
+    )
     ids = tuple(chain.from_iterable(part.token_ids for part in parts))
     packs = [draft.packed[name] for name in ("attachments", *SOURCES)]
     return Prompt(
@@ -106,6 +118,7 @@ def compose(
         hits=tuple(_hits(wants, draft)),
         ledger=ledger,
         budget=budget,
+        thinking=thinking_of(parts, think, wants.end_ids, template=wants.template, tokenizer=wants.counter.tokenizer),
         earlier=tuple(_earlier(wants, draft)),
         levels={shown.label: shown.level for packed in packs for shown in packed.kept},
         omitted_costs={item.label: item.cost for packed in packs for item in packed.omitted},
@@ -113,9 +126,10 @@ def compose(
     )
 
 
-def _answer_floor(wants: Wants, budget: Budget) -> int:
+def _floor(wants: Wants, budget: Budget) -> int:
+    """The fewest tokens for an answer."""
     least = wants.offer.profile.sections["answer"].min
-    return least if isinstance(least, int) else budget.allocations["answer"]
+    return min(wants.offer.max_tokens, least if isinstance(least, int) else budget.allocations["answer"])
 
 
 def _encode(wants: Wants, draft: Draft) -> list[EncodedPart]:
@@ -135,6 +149,7 @@ def _encode(wants: Wants, draft: Draft) -> list[EncodedPart]:
         proposals=draft.packed["proposals"].kept,
         plan=draft.packed["plan"].kept,
         instructions=wants.offer.instructions,
+        thinks=wants.thinks,
     )
     return encode_prompt(wants.split, choice, tokenizer=wants.counter.tokenizer, template=wants.template)
 

@@ -53,7 +53,7 @@ def fill(wants: Wants, budget: Budget, shortening: Shortening) -> tuple[Draft, d
             rooms[name] = room
             settle(name)
 
-    spent = wants.set_aside.total() + budget.allocations.get("gap", 0) + budget.allocations["answer"] + rooms["summary"]
+    spent = wants.set_aside.total() + rooms["summary"] + sum(budget.allocations.get(name, 0) for name in ("gap", "thinking", "answer"))
     for name in ("tools", "history", *(name for name in ITEMS if name != "evidence")):
         settle(name)
     if "cited" in wants.items:  # goes before the rest of the evidence, up to its maximum

@@ -53,6 +53,7 @@ class Choice:
     proposals: Sequence[Shown] = ()
     plan: Sequence[Shown] = ()
     instructions: str = ""
+    thinks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ def encode_prompt(split: Split, choice: Choice, *, tokenizer: Tokenizer, templat
     """
     said = [*_system(split, choice), *_history(split, choice), *_current(split, choice)]
     messages = [Message(each.role, "".join(part.text for part in each.parts)) for each in said]
-    rendered = template.render(messages, choice.tools) if choice.tools else template.render(messages)
+    rendered = template.render(messages, choice.tools, thinks=choice.thinks)
     parts: list[Part] = []
     owner = "scaffold"
     for segment in rendered:

@@ -19,6 +19,8 @@ from localrag.prompt import offer
 from localrag.prompt.layout import Choice, as_sent, encode_prompt
 from localrag.prompt.offer import Item, Offer
 from localrag.prompt.probing import JOIN_TOKENS, markup_costs, tool_costs
+from localrag.prompt.thoughts import end_ids
+from localrag.thinking import MIN_TOKENS
 from localrag.tokens import ChatTemplate, TokenCounter
 
 FIXED = ("scaffold", "system", "pinned", "pointers", "question", "instructions")
@@ -39,7 +41,7 @@ _LARGEST = "9,999,999"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Wants:
-    """An offer, counted. `history` is all that was said before; of it, `recent` is what the limit of messages lets in.
+    """An offer, counted. `history` is all that was said before; of it, `recent` is what is not settled and the limit of messages lets in.
 
     Costs are upper bounds of what each thing takes in the prompt, by section and label or number; `fixed` and `rounds`, the
     messages of a round of tools, are what they take now.
@@ -55,6 +57,8 @@ class Wants:
     tools: tuple[ToolSpec, ...]
     message_costs: dict[int, int]
     recent: tuple[Exchange, ...]
+    end_ids: tuple[int, ...] = ()
+    """The tokens that end thoughts; none if the model does not think before it answers."""
     reserved: Counter[str] = field(default_factory=Counter)
     """What is set aside at least for sections that are always sent whole."""
     _wanted: dict[str, int] = field(default_factory=dict)
@@ -88,6 +92,18 @@ class Wants:
     def with_fixed(self, section: str, tokens: int) -> Wants:
         """The same with at least so many tokens, and what joining can cost, set aside for a section that is always sent whole."""
         return replace(self, reserved=self.reserved | Counter({section: tokens + JOIN_TOKENS}))
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the model thinks before it answers."""
+        return bool(self.end_ids)
+
+    @property
+    def num_thinking_tokens(self) -> int:
+        """The fewest tokens for thoughts, those that end them included; 0 if there are none."""
+        least = self.offer.profile.sections["thinking"].min
+        least = max(MIN_TOKENS, len(self.end_ids) + 1, least if isinstance(least, int) else 0)
+        return min(self.offer.think_tokens, least) if self.thinks else 0
 
     @property
     def set_aside(self) -> Counter[str]:
@@ -143,6 +159,10 @@ class Wants:
                 sections.append(profile.sections[name].section(name, wanted))
             if name == "tools" and self.num_rigid_tokens:
                 sections[-1] = replace(sections[-1], min=self.num_rigid_tokens)
+        if self.thinks:
+            thinking = profile.sections["thinking"]
+            basis = min(thinking.basis, self.offer.think_tokens) if isinstance(thinking.basis, int) else thinking.basis
+            sections.append(replace(thinking, basis=basis).section("thinking", self.offer.think_tokens))
         answer = profile.sections["answer"]
         basis = min(answer.basis, self.offer.max_tokens) if isinstance(answer.basis, int) else answer.basis
         sections.append(replace(answer, basis=basis).section("answer", self.offer.max_tokens))
@@ -166,9 +186,10 @@ class Wants:
         return negotiate(window, [*sections, self.offer.profile.sections["summary"].section("summary", tokens)])
 
     def _with_floor(self, sections: Sequence[Section], window: int) -> list[Section]:
-        """The same with as much for proposals that none is left out."""
+        """The same with as much for proposals that none is left out, and for thoughts that they can be ended."""
         whole = container(window, sections)
-        return [_at_least(each, self.num_proposal_tokens, whole) if each.name == "proposals" else each for each in sections]
+        least = {"proposals": self.num_proposal_tokens, "thinking": self.num_thinking_tokens}
+        return [_at_least(each, least[each.name], whole) if each.name in least else each for each in sections]
 
     def _holds_history(self, budget: Budget) -> bool:
         return budget.allocations.get("history", 0) >= self.num_history_tokens
@@ -183,7 +204,9 @@ def measure(given: Offer, *, counter: TokenCounter, template: ChatTemplate) -> W
     parts = split(given.messages, given.pinned)
     tokenizer = counter.tokenizer
     bare = replace(parts, history=(), current=tuple(pair for pair in parts.current if pair[1].role == "user"))
-    choice = Choice(again=given.again, cite=given.cite.format(label=given.again[0]) if given.again else "", instructions=given.instructions)
+    cite = given.cite.format(label=given.again[0]) if given.again else ""
+    ends = end_ids(given.think_tokens, template, tokenizer)
+    choice = Choice(again=given.again, cite=cite, instructions=given.instructions, thinks=bool(ends))
     encoded = encode_prompt(bare, choice, tokenizer=tokenizer, template=template)
     tools, costs = tool_costs(given.tools, bare, choice, encoded, counter=counter, template=template)
     rounds = [pair for pair in parts.current if pair[1].role != "user"]
@@ -195,6 +218,7 @@ def measure(given: Offer, *, counter: TokenCounter, template: ChatTemplate) -> W
     }
     most = given.profile.max_messages
     recent = parts.history if most is None else newest(parts.history, most)[0]
+    settled = 0 if given.profile.sections["history"].cut == "error" else given.settled
     return Wants(
         offer=given,
         split=parts,
@@ -205,7 +229,8 @@ def measure(given: Offer, *, counter: TokenCounter, template: ChatTemplate) -> W
         tool_costs=costs,
         tools=tools,
         message_costs=message_costs,
-        recent=tuple(recent),
+        recent=tuple(each for each in recent if each.messages[0].number > settled),
+        end_ids=ends,
     )
 
 

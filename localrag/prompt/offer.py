@@ -39,6 +39,9 @@ class Offer:
     messages: Sequence[Message]
     pinned: frozenset[int] = frozenset()
     """Numbers of messages, from 1, that are sent whole, each with the exchange that it belongs to, or nothing is."""
+    settled: int = 0
+    """Up to the message of this number, what is not pinned is left to the summary, also where there would be room for it, unless history
+    must be sent whole (its cut is "error")."""
     earlier: Mapping[int, Sequence[Hit]] = field(default_factory=dict)
     """Hits that stand in what was `sent` for earlier messages, by their numbers: they can be cited again."""
     again: Sequence[str] = ()
@@ -58,6 +61,8 @@ class Offer:
     instructions: str = ""
     """What stands last, behind the question: who is asked, and for what. What is before it is shared by all who are asked the same."""
     max_tokens: int = ANSWER_BASIS
+    think_tokens: int = 0
+    """The most that a reasoning model thinks before it answers; with 0 it is kept from thinking."""
     profile: Profile = field(default_factory=Profile)
 
 

@@ -13,7 +13,8 @@ from localrag.session.opening import (
     opened_reranker,
     prepare_queries,
 )
-from localrag.session.walk import Options, Session
+from localrag.session.options import Options
+from localrag.session.walk import Session
 
 __all__ = [
     "DEFAULT_TOP_K",

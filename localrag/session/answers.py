@@ -10,6 +10,8 @@ from localrag.decoding import Timings
 from localrag.model import Slot
 from localrag.passages import Citation, Hit
 from localrag.prompt import Prompt
+from localrag.session.bypass import Bypass
+from localrag.session.rewriting import Rewriting
 
 if TYPE_CHECKING:
     from localrag.engine.memory import MemoryPlan
@@ -26,6 +28,10 @@ class Prepared:
     retrieve_s: float
     deadline: float | None = None
     """By time.perf_counter(); None where time is not limited."""
+    bypass: Bypass | None = None
+    """Why there are no sources; None where there are some."""
+    rewriting: Rewriting | None = None
+    """What was searched for in place of a follow-up; None where none was to be rewritten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,13 @@ class Answer:
     """Passages that were read before the answer was written; None where that is those in its prompt."""
     memory: MemoryPlan | None = None
     """Of the context in which it was written; None where nothing was planned, as for the echo."""
+    reasoning: str = ""
+    """What was thought before the answer; it is no part of the text."""
+    reasoning_tokens: int = 0
+    """Of the completion's tokens, those that were thoughts."""
+    bypass: Bypass | None = None
+    rewriting: Rewriting | None = None
+    """Both as in Prepared; what the rewriting took is not in the numbers of the answer."""
 
     @property
     def hits(self) -> tuple[Hit, ...]:
@@ -78,8 +91,11 @@ class Answer:
         return [each.label for each in self.citations if not each.supplied]
 
     def to_dict(self) -> dict[str, object]:
+        bypass = None if self.bypass is Bypass.NO_KNOWLEDGE_BASE else self.bypass  # nobody wanted sources
+        thoughts = {"reasoning_tokens": self.reasoning_tokens} if self.reasoning_tokens else {}
         return {
             "answer": self.text,
+            **({"reasoning": self.reasoning} if self.reasoning else {}),
             "finish_reason": self.finish_reason,
             "model": self.model,
             "slot": self.slot.to_dict(),
@@ -88,6 +104,7 @@ class Answer:
                 "completion_tokens": self.completion_tokens,
                 "total_tokens": self.prompt_tokens + self.completion_tokens,
                 "cached_tokens": self.cached_tokens,
+                **thoughts,
             },
             "ledger": self.ledger.to_dict(),
             "evidence": supplied(self.prompt),
@@ -96,6 +113,8 @@ class Answer:
             "coverage": self.coverage,
             "timings": {name: round(getattr(self.timings, name), 4) for name in Timings.__slots__},
             **({"memory": self.memory.to_summary()} if self.memory is not None else {}),
+            **({"bypass": bypass.value} if bypass is not None else {}),
+            **({"rewriting": self.rewriting.to_dict()} if self.rewriting is not None else {}),
             **({"warnings": list(self.warnings)} if self.warnings else {}),
         }
 

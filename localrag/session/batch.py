@@ -14,7 +14,8 @@ from localrag.session.answers import Answer, Prepared
 
 if TYPE_CHECKING:
     from localrag.engine.sequence import Sequence
-    from localrag.session.walk import Options, Session
+    from localrag.session.options import Options
+    from localrag.session.walk import Session
 
 MAX_SEQUENCES = 8
 """Answers that are written at once: more of them decode hardly faster on a CPU (measured), and each takes its cells."""
@@ -80,7 +81,13 @@ class Batch:
             try:
                 if request.options.get("max_seconds") is not None:
                     raise UsageError("An answer of a batch has no limit of time: it shares the machine.", hint="Leave max_seconds out.")
-                prepared = self._session.prepare(request.question, max_tokens=request.sampling.max_tokens, write=True, **request.options)
+                prepared = self._session.prepare(
+                    request.question,
+                    max_tokens=request.sampling.max_tokens,
+                    think_tokens=request.sampling.room_to_think,
+                    write=True,
+                    **request.options,
+                )
             except LocalragError as error:
                 if isinstance(error, InterruptedRunError):
                     raise
@@ -121,7 +128,9 @@ class Batch:
         while waiting and len(self._running) < self._num_sequences and waiting[0].num_cells <= num_free:
             job = waiting.popleft()
             sampling = job.request.sampling.with_max_tokens(job.prepared.prompt.max_tokens)
-            job.sequence = self._session.engine.add(job.token_ids, sampling, borders=job.prepared.prompt.borders)
+            job.sequence = self._session.engine.add(
+                job.token_ids, sampling, borders=job.prepared.prompt.borders, thinking=job.prepared.prompt.thinking
+            )
             self._running.append(job)
             num_free -= job.num_cells
 

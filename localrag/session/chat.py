@@ -5,78 +5,37 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from itertools import accumulate, groupby
+from dataclasses import replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from localrag.conversation import search_query
 from localrag.decoding import SamplingParams
 from localrag.errors import LocalragError, UsageError
 from localrag.messages import Message
-from localrag.passages import Chunk, Hit
-from localrag.prompt.offer import AGAIN
+from localrag.passages import Hit
 from localrag.session import finding
 from localrag.session.answers import Answer, Prepared
+from localrag.session.bypass import outcome
+from localrag.session.proposing import propose
+from localrag.session.rewriting import Rewriter, Rewriting
+from localrag.session.standing import Giving, Standing
+from localrag.session.turns import Forgotten, Turn, let_go_of_strangers, restored, sent_message, to_keep
 
 if TYPE_CHECKING:
     from localrag.budget import Ledger
-    from localrag.journal import Ending, Journal, StoredTurn, TurnState
-    from localrag.session.walk import Options, Session
+    from localrag.journal import Ending, Journal
+    from localrag.session.options import Options
+    from localrag.session.walk import Session
 
 WRITE_EVERY_S = 0.5
 """An answer is put on disk so often while it is written: what is killed loses no more than that."""
-CARRIED_SHARE = 0.5
-"""Sources of earlier turns stay in the prompt where they were given until they take this share of the window."""
 MIN_SEQUENCES = 2
 """See Engine.min_sequences."""
 MAX_AGAIN = 4
 """Of the passages that stand in the prompt already, so many are named as those that the question is about."""
-_POINTER = AGAIN.partition("{")[0]
-_SOURCES = ("attachments", "cited", "evidence", "pointers")
-
-
-@dataclass(slots=True, kw_only=True)
-class Turn:
-    """A question with its answer. `sent` is the whole message that the model was sent for it, if sources came with it: `hits`."""
-
-    id: int
-    question: str
-    answer: str = ""
-    state: TurnState = "running"
-    about: Mapping[str, Any] = field(default_factory=dict)
-    is_pinned: bool = False
-    began_at: float = 0.0
-    sent: str = ""
-    hits: tuple[Hit, ...] = ()
-
-    @property
-    def points(self) -> bool:
-        """Whether the message names passages that stand above it."""
-        return _POINTER in self.sent
-
-    @property
-    def is_told(self) -> bool:
-        """Whether there is an answer, if only its beginning."""
-        return bool(self.answer.strip())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forgotten:
-    """What the model will see less of: turns, by their numbers from 1, of which it is sent a summary, and those of which it is sent
-    nothing."""
-
-    summarised: tuple[int, ...] = ()
-    left_out: tuple[int, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.summarised or self.left_out)
-
-    def beyond(self, before: Forgotten) -> Forgotten:
-        """What was not so before."""
-        return Forgotten(
-            summarised=tuple(each for each in self.summarised if each not in before.summarised),
-            left_out=tuple(each for each in self.left_out if each not in before.left_out),
-        )
+WRITING_CELLS = 1536
+"""A summary is written in so many cells of the KV cache beside the conversation's, if the window has them: more than it can need."""
 
 
 class Chat:
@@ -90,10 +49,13 @@ class Chat:
         self.session = session
         self.id = conversation_id
         self.system = system
-        self._journal = journal
         self._kept = journal.conversations
         self.warnings: list[str] = []
+        self.rewrites = False
+        """Whether the model rewrites short follow-ups before they are searched for."""
         self._last_ids: list[int] = []
+        self._standing = Standing()
+        """Of the prompt that was prepared last."""
         self.turns = [restored(stored) for stored in self._kept.turns(conversation_id)]
         session.engine.min_sequences = MIN_SEQUENCES
 
@@ -114,6 +76,7 @@ class Chat:
         *,
         sampling: SamplingParams,
         on_text: Callable[[str], None] = lambda _: None,
+        on_thought: Callable[[str], None] = lambda _: None,
         on_prepared: Callable[[Prepared], None] = lambda _: None,
         **options: Unpack[Options],
     ) -> Answer:
@@ -121,85 +84,100 @@ class Chat:
 
         `on_prepared` is told what is about to be sent. Errors as those of Session.ask.
         """
-        prepared = self.prepare(question, max_tokens=sampling.max_tokens, **options)
+        prepared = self.prepare(question, sampling=sampling, **options)
         on_prepared(prepared)
-        about = {"model": self.session.engine.name, "seed": sampling.seed, "temperature": sampling.temperature}
+        about: dict[str, Any] = {"model": self.session.engine.name, "seed": sampling.seed, "temperature": sampling.temperature}
+        if prepared.rewriting is not None:
+            about["rewriting"] = prepared.rewriting.to_dict()
+        messages = self._messages(question)
         turn = Turn(id=self._kept.begin_turn(self.id, question, about), question=question, began_at=time.time())
         self.turns.append(turn)
         writer = _Writer(lambda text: self._kept.write(turn.id, text), on_text)
         try:
-            messages = self._messages(question, self.turns[:-1])
-            answer = self.session.answer(prepared, messages, sampling=sampling, on_text=writer, **options)
+            answer = self.session.answer(prepared, messages, sampling=sampling, on_text=writer, on_thought=on_thought, **options)
         except BaseException:
             self._end(turn, "stopped" if writer.text.strip() else "failed", writer.text, about)
             raise
         self._last_ids = list(prepared.prompt.token_ids)
-        turn.sent, turn.hits = _sent(prepared), answer.hits
-        self._end(turn, "stopped" if answer.finish_reason in ("cancelled", "time") else "done", answer.text, about | _about(turn, answer))
+        turn.sent, turn.hits = sent_message(prepared), answer.hits
+        state: Ending = "stopped" if answer.finish_reason in ("cancelled", "time") else "done"
+        self._end(turn, state, answer.text, about | to_keep(turn, answer) | {"standing": self._standing.to_keep()})
         return answer
 
-    def prepare(self, question: str, *, max_tokens: int, write: bool = False, **options: Unpack[Options]) -> Prepared:
+    def prepare(self, question: str, *, sampling: SamplingParams, **options: Unpack[Options]) -> Prepared:
         """The prompt of the next turn. Passages that stand in it already are not given again, but named."""
-        query = search_query(self._messages(question, self.turns))
+        said = self._messages(question)
         before = next((turn.question for turn in reversed(self.turns) if turn.is_told), "")
-        hits = finding.offered(self.session, query, options, before=before)
-        self._let_go_of_strangers(hits)
-        while True:
-            above = {hit.label for turn in self.turns if turn.sent for hit in turn.hits}
-            messages, asked = self._asked(question, options)
-            asked["hits"] = [hit for hit in hits if hit.label not in above]
-            asked["again"] = [hit.label for hit in hits if hit.label in above][:MAX_AGAIN]
-            prepared = self.session.prepare(messages, max_tokens=max_tokens, write=write, **asked)
-            kept = {hit.label for hit in prepared.prompt.earlier}
-            if above <= kept and not self._carries_too_much():
-                return prepared
-            self._let_go(kept)
+        unsearched = finding.unsearched(self.session, said, options)
+        rewriting = None if unsearched or "hits" in options else self._rewriting(question, before, sampling, options)
+        rewritten = "" if rewriting is None else rewriting.text
+        hits = finding.offered(self.session, search_query(said), options, before=before, rewritten=rewritten, searches=unsearched is None)
+        let_go_of_strangers(self.turns, hits, {kb.name for kb in self.session.knowledge_bases})
+        prepared, self._standing = self._fitting(question, hits, sampling, options)
+        sources = (*prepared.prompt.hits, *self._above(hits, self._standing))
+        return replace(prepared, bypass=outcome(unsearched, hits, sources), rewriting=rewriting)
 
-    def _messages(self, question: str, turns: Sequence[Turn]) -> list[Message]:
+    def _fitting(self, question: str, hits: Sequence[Hit], sampling: SamplingParams, options: Options) -> tuple[Prepared, Standing]:
+        """The prompt of a question with what was found for it, and what had to give way."""
+        giving, standing = self._giving(options), Standing.of(self.turns)
+        while True:
+            messages, asked = self._asked(question, options, standing)
+            again = self._above(hits, standing)
+            asked["hits"] = [hit for hit in hits if hit.label not in again]
+            asked["again"] = again[:MAX_AGAIN]
+            prepared = self._prepared(messages, sampling, asked)
+            forgotten = self.forgotten(prepared.prompt.ledger)
+            reached = max((*forgotten.summarised, *forgotten.left_out), default=0)
+            found = giving.after(standing, prepared.prompt, reached=reached)
+            if found == standing:
+                return prepared, standing
+            standing = found
+
+    def _giving(self, options: Options) -> Giving:
+        session = self.session
+        most = session.profile_of(options).max_messages
+        return Giving(turns=self.turns, count=session.engine.counter, n_ctx=session.slot.n_ctx, max_messages=most)
+
+    def _above(self, hits: Iterable[Hit], standing: Standing) -> list[str]:
+        """Labels of those hits that stand in earlier messages."""
+        above = {hit.label for at in standing.carrying(self.turns) for hit in self.turns[at].hits}
+        return [hit.label for hit in hits if hit.label in above]
+
+    def _rewriting(self, question: str, before: str, sampling: SamplingParams, options: Options) -> Rewriting | None:
+        """A follow-up as a question that is understood alone, if that is wanted."""
+        if not self.rewrites or not finding.is_follow_up(search_query(self._messages(question)), before):
+            return None
+        messages, asked = self._asked(question, options, Standing.of(self.turns))
+        coming = self._prepared(messages, sampling, asked).prompt.token_ids
+        return Rewriter(self.session.engine, n_ctx=self.session.slot.n_ctx)(messages, beside=coming)
+
+    def _prepared(self, messages: list[Message], sampling: SamplingParams, asked: Options, *, write: bool = False) -> Prepared:
+        max_tokens, think_tokens = sampling.max_tokens, sampling.room_to_think
+        return self.session.prepare(messages, max_tokens=max_tokens, think_tokens=think_tokens, write=write, **asked)
+
+    def _messages(self, question: str, *, bare: int = 0) -> list[Message]:
+        """The conversation with a question, the first `bare` turns without their sources."""
         messages = [Message("system", self.system)] if self.system.strip() else []
-        for turn in turns:
-            messages.append(Message("user", turn.question, sent=turn.sent))
+        for at, turn in enumerate(self.turns):
+            messages.append(Message("user", turn.question, sent=turn.sent if at >= bare else ""))
             if turn.is_told:
                 messages.append(Message("assistant", turn.answer))
         return [*messages, Message("user", question)]
 
-    def _asked(self, question: str, options: Options) -> tuple[list[Message], Options]:
-        """The conversation with a question, and the options, with what is pinned and given in its messages, and no hits."""
-        numbers = dict(zip((turn.id for turn in self.turns), self._question_numbers(), strict=True))
+    def _asked(self, question: str, options: Options, standing: Standing) -> tuple[list[Message], Options]:
+        """The conversation with a question, and the options, with what is pinned, summarised and given in its messages, and no hits."""
+        numbers = self._question_numbers()
         asked = options.copy()
         asked["hits"] = ()
-        asked["pinned"] = [numbers[turn.id] for turn in self.turns if turn.is_pinned]
-        asked["earlier"] = {numbers[turn.id]: turn.hits for turn in self.turns if turn.sent}
-        return self._messages(question, self.turns), asked
+        asked["pinned"] = [numbers[at] for at, turn in enumerate(self.turns) if turn.is_pinned]
+        asked["settled"] = numbers[standing.settled] - 1
+        asked["earlier"] = {numbers[at]: self.turns[at].hits for at in standing.carrying(self.turns)}
+        return self._messages(question, bare=standing.bare), asked
 
     def _question_numbers(self) -> list[int]:
-        """The number of each turn's question among the messages."""
+        """The number of each turn's question among the messages, and that of the next one's."""
         lengths = (1 + turn.is_told for turn in self.turns)
-        first = 1 + bool(self.system.strip())
-        return list(accumulate(lengths, initial=first))[: len(self.turns)]
-
-    def _carries_too_much(self) -> bool:
-        tokens = sum(self.session.engine.counter(turn.sent) for turn in self.turns if turn.sent)
-        return tokens > CARRIED_SHARE * self.session.slot.n_ctx
-
-    def _let_go(self, kept: set[str]) -> None:
-        """Sources of turns that are too far back leave the prompt; all but the last turn's go at once, as each time costs an evaluation."""
-        carrying = [turn for turn in self.turns if turn.sent]
-        last = carrying[-1]
-        is_last_kept = len(carrying) > 1 and not last.points and all(hit.label in kept for hit in last.hits)
-        for turn in carrying[: -1 if is_last_kept else None]:
-            turn.sent = ""
-
-    def _let_go_of_strangers(self, hits: Iterable[Hit]) -> None:
-        """Sources whose tags mean something else now leave the prompt: of knowledge bases that are not asked any more, or made anew."""
-        names = {kb.name for kb in self.session.knowledge_bases}
-        texts = {hit.label: hit.chunk.text for hit in hits}
-        for turn in self.turns:
-            for hit in turn.hits:
-                chunk = hit.chunk
-                is_asked = not chunk.kb or not names or (chunk.kb in names and chunk.scope == (chunk.kb if len(names) > 1 else ""))
-                if not is_asked or texts.get(hit.label, chunk.text) != chunk.text:
-                    turn.sent = ""
+        return list(accumulate(lengths, initial=1 + bool(self.system.strip())))
 
     def _end(self, turn: Turn, state: Ending, answer: str, about: Mapping[str, Any]) -> None:
         turn.answer, turn.state, turn.about = answer, state, about
@@ -210,23 +188,29 @@ class Chat:
 
     # --- between turns ---
 
-    def forgets(self, *, max_tokens: int, write: bool = False, **options: Unpack[Options]) -> Forgotten:
-        """What the model would not see in full of this conversation if something short were asked now.
+    def forgets(self, *, sampling: SamplingParams, write: bool = False, **options: Unpack[Options]) -> Forgotten:
+        """What the model would not see in full of this conversation if something short were asked now, and what is summarised next.
 
         With `write` it writes the summaries that this takes, so that nobody waits for them later; `cancel_all` stops it.
         """
         if not self.turns:
             return Forgotten()
-        messages, asked = self._asked("?", options)
-        return self.forgotten(self.session.prepare(messages, max_tokens=max_tokens, write=write, **asked).prompt.ledger)
+        prepared, standing = self._fitting("?", (), sampling, options)
+        planned = self._giving(options).planned(standing)
+        if write and self.session.engine.can_generate:
+            self.session.engine.reserve(min(self.session.slot.n_ctx, prepared.prompt.num_cells + WRITING_CELLS))
+            for settled in dict.fromkeys((standing.settled, planned)):
+                messages, asked = self._asked("?", options, replace(standing, settled=settled))
+                self._prepared(messages, sampling, asked, write=True)
+        coming = tuple(at + 1 for at in range(standing.settled, planned) if not self.turns[at].is_pinned)
+        return replace(self.forgotten(prepared.prompt.ledger), coming=coming)
 
     def forgotten(self, ledger: Ledger) -> Forgotten:
         """Which turns the prompt of a ledger does not hold in full."""
         entries = {entry.name: entry for entry in ledger.entries}
         omitted = set(entries["history"].omitted) if "history" in entries else set()
         covered = set(entries["summary"].covered) if "summary" in entries else set()
-        firsts = self._question_numbers()
-        numbers = {f"message {first + each}": turn for turn, first in enumerate(firsts, 1) for each in (0, 1)}
+        numbers = {f"message {first + each}": turn for turn, first in enumerate(self._question_numbers(), 1) for each in (0, 1)}
         return Forgotten(summarised=_numbers(numbers, covered), left_out=_numbers(numbers, omitted - covered))
 
     # --- what was said ---
@@ -258,15 +242,20 @@ class Chat:
         """A new conversation that begins with the turns up to this one; its id. UsageError for a name that is taken."""
         return self._kept.fork(self.id, self.turn(number).id, name)
 
+    def facts(self) -> list[str]:
+        """What the model proposes to remember of what the person said last. None is kept: that is for the person to say."""
+        messages = self._messages("?")[:-1]
+        return propose(self.session.engine, messages, n_ctx=self.session.slot.n_ctx, beside=self._last_ids)
+
     # --- across processes ---
 
-    def recall(self, *, max_tokens: int, **options: Unpack[Options]) -> None:
+    def recall(self, *, sampling: SamplingParams, **options: Unpack[Options]) -> None:
         """Have the engine hold what it evaluated of this conversation in an earlier process, if that was kept."""
         engine = self.session.engine
         if not self.turns or engine.keeper is None or not engine.can_generate:
             return
-        messages, asked = self._asked("?", options)
-        found = self.session.prepare(messages, max_tokens=max_tokens, **asked)
+        messages, asked = self._asked("?", options, Standing.of(self.turns))
+        found = self._prepared(messages, sampling, asked)
         engine.reserve(found.prompt.num_cells)
         if engine.context is not None and engine.context.shared is not None:
             engine.keeper.recall_shared(engine.context.shared, list(found.prompt.token_ids))
@@ -297,54 +286,6 @@ class _Writer:
             with suppress(LocalragError):  # the end of the turn says it
                 self._write(self.text)
         self._on_text(piece)
-
-
-def _sent(prepared: Prepared) -> str:
-    """The last message as it was sent, if sources came with it."""
-    contents = [list(parts) for is_markup, parts in groupby(prepared.prompt.parts, key=lambda each: each.part.is_markup) if not is_markup]
-    asked = next((parts for parts in reversed(contents) if any(each.part.section == "question" for each in parts)), [])
-    has_sources = any(each.part.section in _SOURCES for each in asked)
-    return "".join(each.part.text for each in asked) if has_sources else ""
-
-
-def _about(turn: Turn, answer: Answer) -> dict[str, Any]:
-    cited = {each.label for each in answer.citations if each.supplied}
-    return {
-        "finish_reason": answer.finish_reason,
-        "sent": turn.sent,
-        "hits": [asdict(hit.chunk) | {"score": hit.score} for hit in turn.hits],
-        "citations": sorted(cited),
-        "unsupported_citations": answer.unsupported_citations,
-        "prompt_tokens": answer.prompt_tokens,
-        "cached_tokens": answer.cached_tokens,
-        "completion_tokens": answer.completion_tokens,
-    }
-
-
-def restored(stored: StoredTurn) -> Turn:
-    """A turn as it was kept. What cannot be read of its sources is left out: its question and answer stand."""
-    try:
-        hits = tuple(_hit(each) for each in stored.about.get("hits", ()))
-        sent = str(stored.about.get("sent", ""))
-    except (TypeError, ValueError, KeyError):
-        hits, sent = (), ""
-    return Turn(
-        id=stored.id,
-        question=stored.question,
-        answer=stored.answer,
-        state=stored.state,
-        about=stored.about,
-        is_pinned=stored.is_pinned,
-        began_at=stored.began_at,
-        sent=sent,
-        hits=hits,
-    )
-
-
-def _hit(kept: Mapping[str, Any]) -> Hit:
-    fields = dict(kept)
-    score = float(fields.pop("score"))
-    return Hit(Chunk(**fields), score)
 
 
 def _numbers(numbers: Mapping[str, int], names: Iterable[str]) -> tuple[int, ...]:

@@ -45,7 +45,7 @@ class Call:
         run = None
         if (settings.home / FILE_NAME).exists():
             with Journal.open(settings.home) as journal:
-                run = journal.council(run_id)
+                run = journal.councils.get(run_id)
         if run is None:
             raise UsageError(f"There is no council run {run_id} in the journal.", hint="See localrag report --councils.")
         if not {"task", "council"} <= run.about.keys():

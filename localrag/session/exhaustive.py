@@ -19,7 +19,8 @@ from localrag.session import finding
 from localrag.session.answers import Answer, Pass
 
 if TYPE_CHECKING:
-    from localrag.session.walk import Options, Session
+    from localrag.session.options import Options
+    from localrag.session.walk import Session
 
 NOTES_SHARE = 0.3
 """Of the window, for the notes of one pass; passages have the rest. Where they come to no end in it, the pass is read again in halves."""
@@ -48,6 +49,7 @@ def ask_all(
     *,
     sampling: SamplingParams | None = None,
     on_text: Callable[[str], None] | None = None,
+    on_thought: Callable[[str], None] | None = None,
     on_step: Callable[[Step], None] = lambda _: None,
     **options: Unpack[Options],
 ) -> Answer:
@@ -65,7 +67,7 @@ def ask_all(
     shown = hits
     while True:
         with_hits: Options = {**options, "hits": shown}
-        prepared = session.prepare(question, max_tokens=sampling.max_tokens, write=True, **with_hits)
+        prepared = session.prepare(question, max_tokens=sampling.max_tokens, think_tokens=sampling.room_to_think, write=True, **with_hits)
         if len(prepared.prompt.hits) == len(shown):
             break
         facts = reading.facts(shown)
@@ -74,7 +76,7 @@ def ask_all(
         if _size(facts) >= _size(shown):
             break  # what there is no room for is named in the ledger
         shown = facts
-    answer = session.answer(prepared, question, sampling=sampling, on_text=on_text, **with_hits)
+    answer = session.answer(prepared, question, sampling=sampling, on_text=on_text, on_thought=on_thought, **with_hits)
     num_read = len(hits) - len(reading.unread)
     warnings = list(answer.warnings)
     if reading.unread:

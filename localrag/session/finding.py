@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from localrag.fusion import fuse
+from localrag.messages import Message
 from localrag.passages import Hit
+from localrag.session.bypass import Bypass, bypass
 from localrag.terms import terms
 
 if TYPE_CHECKING:
     from localrag.kb.filters import Where
     from localrag.session.answers import Answer
-    from localrag.session.walk import Options, Session
+    from localrag.session.options import Options
+    from localrag.session.walk import Session
 
 DEFAULT_TOP_K = 4
 MIN_DEPTH = 100
@@ -29,12 +32,27 @@ TopK = int | Literal["fit"]
 """How many passages are offered; "fit" is as many as the window may hold, of which the prompt takes those that fit."""
 
 
-def offered(session: Session, question: str, options: Options, *, before: str = "") -> list[Hit]:
-    """All that is offered as evidence: what was piped in comes before what was found. `before` is the question that this one follows."""
+def unsearched(session: Session, messages: Sequence[Message], options: Options) -> Bypass | None:
+    """Why nothing is searched for in a conversation, if so."""
+    return bypass(messages, has_kb=bool(session.knowledge_bases), has_tools=bool(options.get("tools")))
+
+
+def offered(
+    session: Session, question: str, options: Options, *, before: str = "", rewritten: str = "", searches: bool = True
+) -> list[Hit]:
+    """All that is offered as evidence: what was piped in comes before what was found, unless nothing is searched for.
+
+    `before` and `rewritten` are as in `retrieve_after`.
+    """
     if "hits" in options:
         return list(options["hits"])
     top_k, where = options.get("top_k", DEFAULT_TOP_K), options.get("where")
-    found = _as_fit(session, question, where) if top_k == "fit" else retrieve_after(session, before, question, top_k=top_k, where=where)
+    if not searches:
+        found = []
+    elif top_k == "fit":
+        found = _as_fit(session, rewritten or question, where)
+    else:
+        found = retrieve_after(session, before, question, top_k=top_k, where=where, rewritten=rewritten)
     if options.get("weigh") and found:
         from localrag.session.weighing import weighed  # noqa: PLC0415  # weight: few asks read files
 
@@ -60,15 +78,28 @@ def retrieve(session: Session, question: str, *, top_k: int, where: Where | None
     return sorted(found, key=lambda hit: (-hit.score, hit.label))[:top_k]
 
 
-def retrieve_after(session: Session, before: str, question: str, *, top_k: int, where: Where | None = None) -> list[Hit]:
+def is_follow_up(question: str, before: str) -> bool:
+    """Whether a question is taken for one that needs `before`, the one that it follows if there is one."""
+    return bool(before) and len(terms(question)) <= MAX_FOLLOW_UP_TERMS
+
+
+def retrieve_after(
+    session: Session, before: str, question: str, *, top_k: int, where: Where | None = None, rewritten: str = ""
+) -> list[Hit]:
     """The best chunks for a question that follows another one ("and its price?"); with an empty `before` as `retrieve`.
 
-    A short question is looked for by itself and together with the one before it, and the two orders are fused.
+    A short question is looked for by itself and together with the one before it, or as it was `rewritten`, and the two orders are fused.
     """
-    if not before or len(terms(question)) > MAX_FOLLOW_UP_TERMS:
+    if not is_follow_up(question, before):
         return retrieve(session, question, top_k=top_k, where=where)
-    depth = max(top_k, FOLLOW_UP_DEPTH)
     queries = {"question": question, "with the one before": f"{before}\n\n{question}"}
+    if rewritten:
+        queries = {"question": question, "rewritten": rewritten}
+    return _fused(session, queries, top_k=top_k, where=where)
+
+
+def _fused(session: Session, queries: Mapping[str, str], *, top_k: int, where: Where | None) -> list[Hit]:
+    depth = max(top_k, FOLLOW_UP_DEPTH)
     found = {name: retrieve(session, query, top_k=depth, where=where) for name, query in queries.items()}
     hits = [hit for each in found.values() for hit in each]
     best = {hit.label: hit for hit in sorted(hits, key=lambda hit: hit.relevance or 0.0)}  # of a hit in both, the more relevant

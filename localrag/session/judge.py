@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from localrag.decoding import SamplingParams
 from localrag.errors import EngineError, InterruptedRunError
-from localrag.markup import Part, count_content, encode
+from localrag.markup import count_content
 from localrag.messages import Message
 from localrag.summary import truncate
+from localrag.writer import prompt_of
 
 if TYPE_CHECKING:
     from localrag.engine.engine import Engine
@@ -73,11 +74,7 @@ class Judge:
         question = truncate(" ".join(query.split()), MAX_QUESTION_TOKENS, count)
         passage = truncate(text.strip(), MAX_PASSAGE_TOKENS, count)
         content = f"{_BEFORE}{question}{_BETWEEN}{passage}{_BEHIND}"
-        parts = [
-            Part("text" if segment.is_content else "scaffold", segment.text, is_markup=not segment.is_content)
-            for segment in self._engine.template.render([Message("user", content)])
-        ]
-        return [token for part in encode(parts, self._engine.counter.tokenizer) for token in part.token_ids]
+        return prompt_of(self._engine, [Message("user", content)])
 
     def _count(self, text: str) -> int:
         """Tokens as they are sent."""

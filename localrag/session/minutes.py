@@ -30,19 +30,19 @@ class Minutes:
         """Keep the run from now on."""
         self._journal, warnings = open_journal(home)
         self.warnings += warnings
-        self.id = self._kept(lambda journal: journal.begin_council(council, task, about))
+        self.id = self._kept(lambda journal: journal.councils.begin(council, task, about))
 
     def tell(self, event: str, data: Mapping[str, Any]) -> None:
         told: Event = {"event": event, **data}
         number = self.id
         if number is not None:
-            self._kept(lambda journal: journal.add_council_event(number, told))
+            self._kept(lambda journal: journal.councils.add(number, told))
         self._on_event(told)
 
     def end(self, state: str) -> None:
         number = self.id
         if number is not None:
-            self._kept(lambda journal: journal.end_council(number, state))
+            self._kept(lambda journal: journal.councils.end(number, state))
 
     def close(self) -> None:
         if self._journal is not None:

@@ -28,9 +28,14 @@ def open_engine(
     With `keep`, what took long to evaluate is kept in the home, for the next process whose prompt begins with it.
     """
     if model == "echo":
-        from localrag.engine.echo import open_echo  # noqa: PLC0415  # weight
+        from localrag.engine.echo import EchoTokenizer, open_echo  # noqa: PLC0415  # weight
 
-        return open_echo()
+        if chat_template is None:
+            return open_echo()
+        from localrag.engine.template import JinjaChatTemplate  # noqa: PLC0415  # weight
+
+        origin = chat_template.name
+        return open_echo(template=JinjaChatTemplate(read_template(chat_template), eos_text=EchoTokenizer.eos_text, origin=origin))
     from localrag.catalog import Catalog  # noqa: PLC0415  # weight
     from localrag.engine.loading import open_model  # noqa: PLC0415  # weight
 

@@ -93,6 +93,7 @@ class Seating:
             plan=turn.plan,
             instructions=turn.instructions,
             max_tokens=turn.sampling.max_tokens,
+            think_tokens=turn.sampling.room_to_think,
             profile=session.profile_of({}),
         )
 
@@ -152,7 +153,8 @@ def _run(
 ) -> None:
     try:
         for seat, ids in zip(seats, prompts, strict=True):
-            seat.running = engine.add(ids, seat.sampling, borders=seat.prepared.prompt.borders)
+            composed = seat.prepared.prompt
+            seat.running = engine.add(ids, seat.sampling, borders=composed.borders, thinking=composed.thinking)
         by_id = {seat.running.seq_id: seat for seat in seats if seat.running is not None}
         while not engine.is_idle:
             for piece in engine.step():

@@ -33,14 +33,15 @@ class Shortener:
     """
 
     def __init__(self, engine: Engine, journal: Journal | None, *, window: int, write: bool) -> None:
+        self._engine = engine
         self._counter = engine.counter
         self._model = f"{engine.name} {engine.tokenizer.name}"
         self._writer = Writer(engine, n_ctx=window) if write and engine.can_generate else None
         self._cache = journal.summaries if journal is not None else None
         part_tokens = min(PART_TOKENS, max(MIN_PART_TOKENS, window // 2))
-        self._last: tuple[object, Covered] | None = None
-        writes = (_nobody, 0) if self._writer is None else (self._writer, MAX_WRITES)
-        self._rolling = Rolling(writes[0], self._cache, self._count, engine.name, part_tokens, max_writes=writes[1])
+        self._last: tuple[object, Covered] = (None, Covered())
+        write_beside = None if self._writer is None else self._write_beside
+        self._rolling = Rolling(write_beside, self._cache, self._count, engine.name, part_tokens, max_writes=MAX_WRITES)
 
     def for_prompt(self) -> Shortening:
         """For one prompt: it may have MAX_WRITES texts written."""
@@ -59,14 +60,35 @@ class Shortener:
         return Shortening(to_level=to_level, to_summary=self._covered)
 
     def _covered(self, exchanges: Sequence[Exchange], limit: int) -> Covered:
-        """The rolling summary; the last one again where nothing has changed and the model wrote all of it."""
+        """The rolling summary. Without a writer it stays as it is until the model has written all of it: each change of it is a prompt
+        that is evaluated anew."""
         key = self._rolling.sizes(limit), tuple(message for exchange in exchanges for message in exchange.messages)
-        if self._last is None or self._last[0] != key:
+        is_new = self._last[0] != key
+        if is_new or self._last[1].method != "model":  # somebody may have written it since
             covered = self._rolling.cover(exchanges, limit)
-            if covered.method != "model":  # somebody may write it yet
-                return covered
-            self._last = key, covered
+            if is_new or covered.method == "model" or self._writer is not None:
+                self._last = key, covered
         return self._last[1]
+
+    def _write_beside(self, text: str, limit: int) -> str:
+        """What the model read for it is not held any longer: its cells are wanted for the conversation."""
+        assert self._writer is not None
+        before = self._latest()
+        try:
+            return self._writer(text, limit)
+        finally:
+            latest = self._latest()
+            context = self._engine.context
+            if latest is not None and latest != before and context is not None and context.shared is not None:
+                context.shared.forget(latest[1])
+
+    def _latest(self) -> tuple[int, int] | None:
+        """When a sequence that is held was used last, on the cache's clock, and its id; None where none is shared."""
+        context = self._engine.context
+        if context is None or context.shared is None:
+            return None
+        cells = context.shared
+        return max(((cells.cache.last_used(each), each) for each in cells.kept), default=None)
 
     def _count(self, text: str) -> int:
         """Tokens as they are sent."""
@@ -83,10 +105,6 @@ class Shortener:
             cache=self._cache,
             cache_model=self._model,
         )
-
-
-def _nobody(_text: str, _max_tokens: int) -> str:
-    return ""
 
 
 class _SpentError(LocalragError):

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 from localrag import citation, prompt
-from localrag.budget import Overflow, Profile
+from localrag.budget import Profile
 from localrag.conversation import search_query
 from localrag.decoding import Completion, SamplingParams
 from localrag.errors import UsageError
-from localrag.messages import Attachment, Memory, Message, ToolSpec
+from localrag.messages import Message
 from localrag.passages import Hit
 from localrag.prompt import CITE, Offer, Wants
 from localrag.session import finding, recording
 from localrag.session.answers import Answer, Prepared
 from localrag.session.batch import MAX_SEQUENCES, Batch, Outcome, Request
-from localrag.session.finding import DEFAULT_TOP_K, TopK
+from localrag.session.bypass import outcome
+from localrag.session.finding import DEFAULT_TOP_K
 from localrag.session.opening import open_embedder, open_engine, open_knowledge_bases, open_profile, open_reranker
+from localrag.session.options import Options
 from localrag.session.shortening import Shortener
 from localrag.session.timing import Plan, plan
 from localrag.settings import Learning, Settings
@@ -37,36 +39,6 @@ if TYPE_CHECKING:
 
 _ROUND_CELLS = 1024
 """A context is made a little too large, so that it need not grow with every turn of a conversation."""
-
-
-class Options(TypedDict, total=False):
-    """What shapes a prompt besides the question.
-
-    `system` is a system text. `top_k` chunks are retrieved ("fit": as many as the window may hold), of documents that pass
-    `where`; `hits` stand in for what would be found, and `cite` for what is said about citing (see prompt.Offer). `piped` text is
-    evidence that comes with the question; `weigh` lets the relevance of the files themselves weigh the hits. `context_ratio` (0 to
-    1) is the most that evidence takes of the window beside what cannot be cut, and `overflow` the strategies for what is too much,
-    each for one section or (None) for all. `pinned`, `earlier` and `again` are as in prompt.Offer, messages numbered as ledgers number
-    them. `max_seconds` bounds the time that is spent, counted from `started_at` (time.perf_counter()) or from the call.
-    """
-
-    system: str | None
-    top_k: TopK
-    where: Where
-    hits: Sequence[Hit]
-    cite: str
-    pinned: Collection[int]
-    earlier: Mapping[int, Sequence[Hit]]
-    again: Sequence[str]
-    piped: str
-    weigh: bool
-    tools: Sequence[ToolSpec]
-    memories: Sequence[Memory]
-    attachments: Sequence[Attachment]
-    context_ratio: float | None
-    overflow: Sequence[tuple[Overflow, str | None]]
-    max_seconds: float | None
-    started_at: float | None
 
 
 class Session:
@@ -156,20 +128,29 @@ class Session:
         return sum(kb.num_chunks for kb in self.knowledge_bases)
 
     def prepare(
-        self, question: str | Sequence[Message], *, max_tokens: int = prompt.ANSWER_BASIS, write: bool = False, **options: Unpack[Options]
+        self,
+        question: str | Sequence[Message],
+        *,
+        max_tokens: int = prompt.ANSWER_BASIS,
+        think_tokens: int = 0,
+        write: bool = False,
+        **options: Unpack[Options],
     ) -> Prepared:
         """Retrieve, measure, share and compose; nothing is evaluated, save that with `write` the model may write summaries.
 
-        `question` is a text, or a whole conversation that ends with one.
+        `question` is a text, or a whole conversation that ends with one. A model that can think has room for `think_tokens`, but none
+        where time is limited: thoughts alone answer nothing.
         """
         begun = options.get("started_at") or time.perf_counter()
         messages = _conversation(question, options.get("system"))
         started, loaded_s = time.perf_counter(), self.engine.load_s
-        hits = finding.offered(self, search_query(messages), options)
+        unsearched = finding.unsearched(self, messages, options)
+        hits = finding.offered(self, search_query(messages), options, searches=unsearched is None)
         retrieve_s = time.perf_counter() - started - (self.engine.load_s - loaded_s)  # a reranker may have a context made
         offer = Offer(
             messages=messages,
             pinned=frozenset(options.get("pinned", ())),
+            settled=options.get("settled", 0),
             earlier=options.get("earlier", {}),
             again=options.get("again", ()),
             hits=hits,
@@ -177,6 +158,7 @@ class Session:
             memories=options.get("memories", ()),
             attachments=options.get("attachments", ()),
             max_tokens=max_tokens,
+            think_tokens=0 if options.get("max_seconds") else think_tokens,
             profile=self.profile_of(options),
             cite=options.get("cite", CITE),
         )
@@ -196,6 +178,7 @@ class Session:
             num_chunks=self.num_chunks,
             retrieve_s=retrieve_s,
             deadline=None if planned is None else begun + planned.time.max_seconds,
+            bypass=outcome(unsearched, hits, composed.hits),
         )
 
     def measure(self, offer: Offer) -> Wants:
@@ -212,16 +195,17 @@ class Session:
         *,
         sampling: SamplingParams | None = None,
         on_text: Callable[[str], None] | None = None,
+        on_thought: Callable[[str], None] | None = None,
         **options: Unpack[Options],
     ) -> Answer:
-        """Answer a question. `on_text` is called with each piece of the answer as it comes.
+        """Answer a question. `on_text` is called with each piece of the answer as it comes, `on_thought` with what was thought before.
 
         Raises BudgetExceededError if the parts that cannot be cut do not fit, TimeLimitError if `max_seconds` are too few. Ctrl-C
         ends the answer with `finish_reason` "cancelled", the limit of time ends it with "time".
         """
         sampling = sampling or SamplingParams()
-        prepared = self.prepare(question, max_tokens=sampling.max_tokens, write=True, **options)
-        return self.answer(prepared, question, sampling=sampling, on_text=on_text, **options)
+        prepared = self.prepare(question, max_tokens=sampling.max_tokens, think_tokens=sampling.room_to_think, write=True, **options)
+        return self.answer(prepared, question, sampling=sampling, on_text=on_text, on_thought=on_thought, **options)
 
     def answer(
         self,
@@ -230,13 +214,21 @@ class Session:
         *,
         sampling: SamplingParams,
         on_text: Callable[[str], None] | None = None,
+        on_thought: Callable[[str], None] | None = None,
         **options: Unpack[Options],
     ) -> Answer:
         """The answer to a prompt as it was prepared, with the question and the options that it was prepared with."""
         sampling = sampling.with_max_tokens(prepared.prompt.max_tokens)
         self.engine.reserve(min(self.slot.n_ctx, -(-prepared.prompt.num_cells // _ROUND_CELLS) * _ROUND_CELLS))
-        prompt_ids, borders = list(prepared.prompt.token_ids), prepared.prompt.borders
-        completion = self.engine.generate(prompt_ids, sampling, on_text, deadline=prepared.deadline, borders=borders)
+        completion = self.engine.generate(
+            list(prepared.prompt.token_ids),
+            sampling,
+            on_text,
+            deadline=prepared.deadline,
+            borders=prepared.prompt.borders,
+            thinking=prepared.prompt.thinking,
+            on_thought=on_thought,
+        )
         return self.finish(prepared, completion, question, **options)
 
     def finish(self, prepared: Prepared, completion: Completion, question: str | Sequence[Message], **options: Unpack[Options]) -> Answer:
@@ -295,6 +287,9 @@ class Session:
     def to_answer(self, prepared: Prepared, completion: Completion) -> Answer:
         """What a completion of a prepared prompt says, its citations checked; nothing is kept of it."""
         composed = prepared.prompt
+        ledger = composed.ledger.with_used("answer", completion.completion_tokens - completion.reasoning_tokens)
+        if composed.thinking is not None:
+            ledger = ledger.with_used("thinking", completion.reasoning_tokens)
         spent = self.engine.load_s + prepared.retrieve_s
         timings = replace(
             completion.timings,
@@ -311,13 +306,17 @@ class Session:
             prompt_tokens=completion.prompt_tokens,
             completion_tokens=completion.completion_tokens,
             cached_tokens=completion.cached_tokens,
-            ledger=composed.ledger.with_used("answer", completion.completion_tokens),
+            ledger=ledger,
             prompt=composed,
             offered=prepared.offered,
             citations=tuple(citation.cite(completion.text, (*composed.hits, *composed.earlier))),
             chunks_in_kb=prepared.num_chunks,
             timings=timings,
             memory=self.engine.memory_plan,
+            reasoning=completion.reasoning.strip(),
+            reasoning_tokens=completion.reasoning_tokens,
+            bypass=prepared.bypass,
+            rewriting=prepared.rewriting,
         )
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ ALLOWED = {
     "evidence": {"drop", "truncate", "summarize", "error"},
     "proposals": {"middle", "error"},
     "plan": {"truncate", "drop", "error"},
+    "thinking": {"never"},
     "answer": {"never"},
 }
 """What may become of what is too much, section by section."""
@@ -90,9 +91,9 @@ def test_any_profile_shares_any_window_or_is_refused_with_the_numbers(profile, c
 
 @settings(max_examples=100, deadline=None)
 @given(CONTENTS, st.integers(0, 9000))
-def test_the_defaults_share_every_window_that_holds_the_question_and_the_least_answer(contents, window):
+def test_the_defaults_share_every_window_that_holds_the_question_and_the_least_that_is_written(contents, window):
     contents = contents | {"answer": 512}
-    assume(window >= 20 + 32)
+    assume(window >= 20 + 32 + min(32, contents.get("thinking", 0)))
     budget = negotiate(window, offered(Profile(), contents))
     assert 32 <= budget.allocations["answer"] <= 512
     half = (window - 20) // 2

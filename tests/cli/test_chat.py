@@ -98,10 +98,16 @@ def test_every_command_says_what_it_does(home, tmp_path):
         ("/context-ratio 0.3", "New sources may take 0.3"),
         ("/seed 7", "Seed 7, temperature 0."),
         ("/temperature 0.5", "Seed 7, temperature 0.5."),
+        ("/rewrite", "Short follow-ups are not rewritten"),
+        ("/rewrite on", "Short follow-ups are rewritten by the model"),
+        ("/rewrite perhaps", "/rewrite takes on or off"),
         ("/budget", "Nothing was asked yet."),
         (f"/attach {attached}", "goes with the next question."),
         ("What colour?", "You asked: What colour?"),
         ("/sources", "No sources came with it."),
+        ("/sources 1", "There is no source 1: the answer was given 0."),
+        ("/sources KB#1", "Nothing in this conversation has the tag KB#1."),
+        ("/sources open", "shows what an answer was given"),
         ("/explain", "were there already"),
         ("/explain full", "The nozzle is blue."),
         ("/budget", "attachments"),
@@ -111,6 +117,11 @@ def test_every_command_says_what_it_does(home, tmp_path):
         ("/memory", "I have a blue nozzle  (importance 0.8)"),
         ("/forget 1", "Forgotten."),
         ("/memory", "Nothing is remembered."),
+        ("/remember #1", "Nothing was proposed."),
+        ("/remember", "#1  You asked: User: What colour?"),
+        ("/memory", "Nothing is remembered."),
+        ("/remember #9", "takes a whole number from 1 to 1"),
+        ("/remember #1", "Remembered as"),
         ("/good", "There is nothing to mark."),
         ("/bad", "There is nothing to mark."),
         ("/pin", "Is kept whole whatever comes: What colour?"),
@@ -142,6 +153,85 @@ def test_every_command_says_what_it_does(home, tmp_path):
         terminal.enter("/exit")
         assert terminal.end() == 0
     assert "What size?" in (tmp_path / "kept.md").read_text()
+
+
+@pytest.fixture
+def pets(home, tiny_catalogue, monkeypatch, tmp_path):
+    """A knowledge base of that name, and where its file is."""
+    monkeypatch.setenv("LOCALRAG_MODELS", str(tiny_catalogue))
+    page = tmp_path / "documents" / "-pets $(touch gone).md"
+    page.parent.mkdir()
+    page.write_text("# Pets\n\nPets are many.\n\n## Hamsters\n\nHamsters sleep by day and run by night.\n\n## Cats\n\nCats sleep.\n")
+    assert run(home, "index", str(page.parent), "--kb", "pets").returncode == 0
+    return page
+
+
+def test_sources_are_shown_one_by_one_and_opened_at_their_place(home, pets, monkeypatch, tmp_path):
+    """The editor is a script that writes what it was given; the name of the file is one that a shell or an option would take amiss."""
+    for name in ("vim", "other"):
+        script = tmp_path / name
+        script.write_text(f'#!/bin/sh\nprintf "%s|" "$0" "$@" > "{tmp_path}/opened"\n')
+        script.chmod(0o700)
+    monkeypatch.setenv("VISUAL", f"{tmp_path}/vim -n")
+    with chat(home, "--kb", "pets", rows=60, columns=250) as terminal:
+        terminal.wait_for("echo · ")
+        terminal.enter("When do hamsters sleep?")
+        terminal.wait_for("Sources")
+        terminal.enter("/sources")
+        terminal.wait_for("  1 * [KB#", "Hamsters sleep by day and run by night.", "* cited in the answer")
+        tag, lines = re.search(r"  1 \* \[(KB#\d+)\].*\((line.*?)\)", terminal.text).groups()
+        terminal.enter("/sources 1")
+        terminal.wait_for(
+            f"[{tag}], cited in the answer", "  Heading  Pets", f"  Place    {lines}, characters", "  From     knowledge base pets"
+        )
+        assert f"({pets})" in terminal.text
+        terminal.enter(f"/sources {tag.lower()} open")
+        terminal.wait_for(f"Opened {pets}, {lines}.")
+        number = re.search(r"\d+", lines)[0]
+        assert (tmp_path / "opened").read_text() == f"{tmp_path}/vim|-n|+{number}|{pets}|"
+        terminal.enter("/sources 99")
+        terminal.wait_for("There is no source 99")
+        terminal.enter("/kb drop pets")
+        terminal.wait_for("Knowledge bases: none")
+        terminal.enter("/sources turn 1 1 open")
+        terminal.wait_for("It is not known here which file")
+        terminal.enter("/exit")
+        assert terminal.end() == 0
+    assert not list(tmp_path.rglob("gone"))
+    monkeypatch.setenv("VISUAL", "")
+    monkeypatch.setenv("EDITOR", f"{tmp_path}/other")
+    with chat(home, "--kb", "pets", "--continue") as terminal:
+        terminal.wait_for("echo · ")
+        terminal.enter("/sources 1 open")
+        terminal.wait_for("Opened ")
+        assert (tmp_path / "opened").read_text() == f"{tmp_path}/other|{pets}|"
+        pets.unlink()
+        terminal.enter("/sources 1 open")
+        terminal.wait_for("is not there")
+
+
+def test_what_was_searched_for_is_shown_and_so_is_that_nothing_was_found(home, pets):
+    with chat(home, "--kb", "pets", "--rewrite", columns=150) as terminal:
+        terminal.wait_for("echo · ")
+        terminal.enter("When do hamsters sleep?")
+        terminal.wait_for("Sources")
+        terminal.enter("And cats?")
+        terminal.wait_for("Searched for: You asked: User: When do hamsters sleep?", "You asked: And cats?")
+        terminal.enter("/tokens")
+        terminal.wait_for("Rewriting: ")
+        terminal.enter("/rewrite off")
+        terminal.wait_for("are not rewritten")
+        terminal.enter("And hamsters?")
+        terminal.wait_for("You asked: And hamsters?")
+    assert ["rewriting" in turn.about for turn in said(home)] == [False, True, False]
+    answers = run(home, "chat", "--model", "echo", "--kb", "pets", "--rewrite", "--json", text="When do hamsters sleep?\nxyzzy?\n").stdout
+    first, second = map(json.loads, answers.splitlines())
+    assert ("rewriting" in first, second["rewriting"]["text"]) == (False, "You asked: User: When do hamsters sleep?")
+    with chat(home, "--kb", "pets", "--where", "source=nowhere/*") as terminal:
+        terminal.wait_for("echo · ")
+        terminal.enter("When do hamsters sleep?")
+        terminal.wait_for("Nothing relevant was found in pets: answered without sources.")
+        assert "Sources\n" not in terminal.text
 
 
 def test_edit_without_a_text_puts_the_question_into_the_line(home):

@@ -17,7 +17,7 @@ from rich.console import Console
 
 import localrag as package
 from localrag.catalog import Catalog
-from localrag.cli import council_view, main
+from localrag.cli import council_view, live, main
 from localrag.cli.council import council_command
 from localrag.engine import attention, threads
 from localrag.engine.library import library
@@ -359,7 +359,7 @@ def test_ctrl_c_clears_what_is_drawn(notes, models):
     terminal.process.send_signal(signal.SIGINT)
     code, out = terminal.end()
     assert (code, out) == (130, "")
-    assert 2 <= per_s <= council_view.REFRESHES_PER_S + 1
+    assert 2 <= per_s <= live.REFRESHES_PER_S + 1
     assert terminal.shows_cursor
     shown = [line for line in terminal.screen if line]
     assert not any(re.match(r"(chemist|buyer|clerk|judge): ", line) for line in shown)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from localrag.cli import council_text
+from localrag.cli.text import one_line
 from localrag.journal import Journal
 
 ROOT = Path(__file__).parents[2]
@@ -79,11 +80,11 @@ def held(home):
 
     def hold(events=EVENTS, *, state="decided", task="PETG or ABS?", name="board"):
         with Journal.open(home) as journal:
-            council_id = journal.begin_council(name, task, {"seed": 7})
+            council_id = journal.councils.begin(name, task, {"seed": 7})
             for event in events:
-                journal.add_council_event(council_id, event)
+                journal.councils.add(council_id, event)
             if state:
-                journal.end_council(council_id, state)
+                journal.councils.end(council_id, state)
         return council_id
 
     return hold
@@ -193,7 +194,7 @@ def test_a_decision_reads_as_it_was_written(text):
     assert tokens[0].type == "paragraph_open"
     inner = tokens[1].children
     assert [child.type for child in inner if child.type != "text"] == ["strong_open", "strong_close"]
-    assert "".join(child.content for child in inner) == council_text.one_line(decision)
+    assert "".join(child.content for child in inner) == one_line(decision)
 
 
 def test_names_stay_readable():
@@ -327,7 +328,7 @@ def test_runs_that_did_not_end(localrag, held, home):
     assert out.endswith("=== chemist: proposal, as far as it came ===\n  ABS [KB#1] [KB#4].\n\nIt still runs.\n")
     code = (
         "import sys; from pathlib import Path; from localrag.journal import Journal\n"
-        "journal = Journal.open(Path(sys.argv[1])); journal.add_council_event(journal.begin_council('b', 'T?', {}), {'event': 'start'})"
+        "journal = Journal.open(Path(sys.argv[1])); journal.councils.add(journal.councils.begin('b', 'T?', {}), {'event': 'start'})"
     )
     subprocess.run([sys.executable, "-c", code, str(home)], cwd=ROOT, check=True)
     out = localrag("report", "--council", "last")[1]

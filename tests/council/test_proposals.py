@@ -183,3 +183,8 @@ def test_a_long_text_takes_as_long_as_its_length_says(piece):
     started = time.perf_counter()
     check("m", text, "length", GIVEN)
     assert time.perf_counter() - started < 10  # under 1 s; what grows with the square takes hours
+
+
+def test_the_end_of_a_cut_text_goes_where_it_begins_what_was_said_before():
+    assert without_repeats("Parts cool on the glass. Parts cool", is_cut=True) == ("Parts cool on the glass.", 1)
+    assert without_repeats("Parts cool on the glass. Glass cools", is_cut=True) == ("Parts cool on the glass. Glass cools", 0)

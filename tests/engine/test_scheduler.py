@@ -45,3 +45,26 @@ def test_what_was_lost_is_evaluated_again_before_anything_new_is_sampled():
     assert shares(scheduler(), sequence(0, num_completion=3, num_evaluated=4)) == [(0, 3, True)]
     assert shares(scheduler(batch_tokens=2), sequence(0, num_completion=3, num_evaluated=4)) == [(0, 2, False)]
     assert shares(scheduler(), sequence(0, num_completion=3)) == [(0, 4, False)]
+
+
+def test_one_that_has_to_wait_is_asked_about_again_where_something_may_have_changed():
+    """To ask takes as long as its prompt: beside answers that only go on, it is not asked at every step."""
+    asked = []
+    first, second = sequence(0, num_prompt=20), sequence(1)
+    made = Scheduler(
+        num_cells=1000,
+        num_slots=8,
+        batch_tokens=8,
+        place=lambda each: asked.append(each.seq_id) or each is first,
+        prompt_room=lambda _: 100,
+    )
+    shares(made, first, second)
+    made.schedule()
+    assert asked == [0, 1, 1]  # a prompt that is evaluated may come to hold what the other begins with
+    first.num_evaluated, first.completion_ids = 20, [100]
+    for _ in range(3):
+        made.schedule()
+    assert asked == [0, 1, 1, 1]
+    made.release(first)
+    made.schedule()
+    assert asked == [0, 1, 1, 1, 1]

@@ -37,16 +37,16 @@ def die_at_the_last(_):
         os.kill(os.getpid(), signal.SIGKILL)
 
 with Journal.open(home) as journal:
-    council_id = journal.begin_council("board", "A task?", {"digest": "x"})
+    council_id = journal.councils.begin("board", "A task?", {"digest": "x"})
     print(council_id, flush=True)
     if last_statement:
         journal._db.set_trace_callback(die_at_the_last)
     print("ready", flush=True)
     sys.stdin.readline()
     for number in range(num):
-        journal.add_council_event(council_id, {"event": "said", "number": number, "text": "x" * 5000})
+        journal.councils.add(council_id, {"event": "said", "number": number, "text": "x" * 5000})
         print(number, flush=True)
-    journal.end_council(council_id, "decided")
+    journal.councils.end(council_id, "decided")
 """
 
 
@@ -73,7 +73,7 @@ def go(child):
 def check(home, council_id, acknowledged):
     """Every event that was acknowledged is there, whole and in order; the one that was being written may be."""
     with Journal.open(home) as journal:
-        run = journal.council(council_id)
+        run = journal.councils.get(council_id)
         assert [line for (line,) in journal._db.execute("PRAGMA integrity_check")] == ["ok"]
     numbers = [event["number"] for event in run.events]
     assert numbers == list(range(len(numbers)))
@@ -84,14 +84,14 @@ def check(home, council_id, acknowledged):
 
 def test_a_run_comes_back_whole(journal, tmp_path):
     before = time.time()
-    council_id = journal.begin_council("board", "Which one?", {"kbs": ["notes"], "seed": 7})
+    council_id = journal.councils.begin("board", "Which one?", {"kbs": ["notes"], "seed": 7})
     events = [{"event": "start", "roles": [{"role": "judge"}]}, {"event": "verdict", "decision": "Ärger 🧢"}, {"event": "end"}]
     for event in events:
-        journal.add_council_event(council_id, event)
-    assert journal.council(council_id).state == "running"
-    journal.end_council(council_id, "decided")
+        journal.councils.add(council_id, event)
+    assert journal.councils.get(council_id).state == "running"
+    journal.councils.end(council_id, "decided")
     with Journal.open(tmp_path) as again:
-        run = again.council(council_id)
+        run = again.councils.get(council_id)
     assert (run.id, run.name, run.task, run.about, run.state) == (
         council_id,
         "board",
@@ -108,43 +108,43 @@ def test_a_run_comes_back_whole(journal, tmp_path):
 
 
 def test_the_newest_runs_the_newest_last(journal):
-    assert journal.councils(5) == []
-    ids = [journal.begin_council(f"board {number}", "A task?", {}) for number in range(4)]
-    journal.end_council(ids[1], "failed")
-    assert [(row.id, row.name, row.state) for row in journal.councils(3)] == [
+    assert journal.councils.last(5) == []
+    ids = [journal.councils.begin(f"board {number}", "A task?", {}) for number in range(4)]
+    journal.councils.end(ids[1], "failed")
+    assert [(row.id, row.name, row.state) for row in journal.councils.last(3)] == [
         (ids[1], "board 1", "failed"),
         (ids[2], "board 2", "running"),
         (ids[3], "board 3", "running"),
     ]
-    assert journal.councils(0) == []
-    assert [row.id for row in journal.councils(100)] == ids
-    assert journal.council(ids[-1] + 1) is None
+    assert journal.councils.last(0) == []
+    assert [row.id for row in journal.councils.last(100)] == ids
+    assert journal.councils.get(ids[-1] + 1) is None
 
 
 def test_a_run_ends_once_and_in_one_of_three_ways(journal):
-    council_id = journal.begin_council("board", "A task?", {})
+    council_id = journal.councils.begin("board", "A task?", {})
     for bad in ("running", "interrupted", "", "DECIDED"):
         with pytest.raises(ValueError, match="does not end"):
-            journal.end_council(council_id, bad)
-    journal.end_council(council_id, "cancelled")
-    ended = journal.council(council_id)
-    journal.end_council(council_id, "decided")
-    assert journal.council(council_id) == ended
+            journal.councils.end(council_id, bad)
+    journal.councils.end(council_id, "cancelled")
+    ended = journal.councils.get(council_id)
+    journal.councils.end(council_id, "decided")
+    assert journal.councils.get(council_id) == ended
     assert ended.state == "cancelled"
 
 
 def test_events_of_no_run_are_refused(journal):
     with pytest.raises(ConfigError, match="FOREIGN KEY"):
-        journal.add_council_event(99, {"event": "said"})
-    assert journal.councils(5) == []
+        journal.councils.add(99, {"event": "said"})
+    assert journal.councils.last(5) == []
 
 
 def test_what_is_no_json_cannot_break_it(journal):
     half = b"caf\xe9".decode("utf-8", "surrogateescape")
-    council_id = journal.begin_council(half, half + "x" * 20_000, {"top": math.inf, half: half})
+    council_id = journal.councils.begin(half, half + "x" * 20_000, {"top": math.inf, half: half})
     told = {"event": "said", "nan": math.nan, "deep": [{"x": -math.inf}], half: half, "path": Path("a"), "np": np.float32(0.5), 7: (1, 2)}
-    journal.add_council_event(council_id, told)
-    run = journal.council(council_id)
+    journal.councils.add(council_id, told)
+    run = journal.councils.get(council_id)
     assert (run.name, run.task[:6], len(run.task), run.about) == ("caf?", "caf?xx", 10_000, {"top": None, "caf?": "caf?"})
     assert run.events == ({"event": "said", "nan": None, "deep": [{"x": None}], "caf?": "caf?", "path": "a", "np": 0.5, "7": [1, 2]},)
 
@@ -160,10 +160,10 @@ TOLD = st.recursive(
 @given(st.lists(st.dictionaries(st.text(st.characters(codec=None)), TOLD, max_size=4), max_size=4))
 def test_whatever_is_told_is_kept_as_near_as_json_comes(tmp_path_factory, events):
     with Journal.open(tmp_path_factory.getbasetemp() / "told") as journal:
-        council_id = journal.begin_council("board", "A task?", {})
+        council_id = journal.councils.begin("board", "A task?", {})
         for event in events:
-            journal.add_council_event(council_id, event)
-        assert list(journal.council(council_id).events) == [as_kept(event) for event in events]
+            journal.councils.add(council_id, event)
+        assert list(journal.councils.get(council_id).events) == [as_kept(event) for event in events]
 
 
 def as_kept(value):
@@ -210,7 +210,7 @@ def test_runs_of_several_processes_at_once(tmp_path):
     Journal.open(tmp_path).close()
     children = [start(tmp_path) for _ in range(3)]
     with Journal.open(tmp_path) as journal:
-        assert [row.state for row in journal.councils(9)] == ["running"] * 3  # seen from another process
+        assert [row.state for row in journal.councils.last(9)] == ["running"] * 3  # seen from another process
     for child, _ in children:
         go(child)
     for child, council_id in children:
@@ -220,11 +220,11 @@ def test_runs_of_several_processes_at_once(tmp_path):
 
 
 def test_a_number_that_another_process_has_now_is_no_sign_of_life(journal):
-    council_id = journal.begin_council("board", "A task?", {})
+    council_id = journal.councils.begin("board", "A task?", {})
     journal._db.execute("UPDATE councils SET pid_started_at = pid_started_at - 3600")
-    assert journal.council(council_id).state == "interrupted"
+    assert journal.councils.get(council_id).state == "interrupted"
     journal._db.execute("UPDATE councils SET pid = 0, pid_started_at = 0")
-    assert journal.councils(1)[0].state == "interrupted"
+    assert journal.councils.last(1)[0].state == "interrupted"
 
 
 def test_a_journal_of_asks_learns_to_keep_councils(tmp_path):
@@ -234,8 +234,8 @@ def test_a_journal_of_asks_learns_to_keep_councils(tmp_path):
         assert version(db) == 1
     with Journal.open(tmp_path) as journal:
         journal.record(made_up())
-        council_id = journal.begin_council("board", "A task?", {})
-        assert journal.council(council_id).task == "A task?"
+        council_id = journal.councils.begin("board", "A task?", {})
+        assert journal.councils.get(council_id).task == "A task?"
         assert len(journal.asks()) == 1
         assert version(journal._db) == len(MIGRATIONS)
 
@@ -253,8 +253,8 @@ def test_a_journal_of_asks_learns_to_keep_councils(tmp_path):
     ],
 )
 def test_damage_is_one_clear_error(journal, damage):
-    council_id = journal.begin_council("board", "A task?", {})
-    journal.add_council_event(council_id, {"event": "start"})
+    council_id = journal.councils.begin("board", "A task?", {})
+    journal.councils.add(council_id, {"event": "start"})
     journal._db.execute(damage)
     with pytest.raises(ConfigError, match="holds a row that cannot be read"):
-        journal.council(council_id)
+        journal.councils.get(council_id)

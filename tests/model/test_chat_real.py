@@ -5,8 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from localrag.decoding import SamplingParams
+from localrag.engine.prefix import common_length
 from localrag.journal import Journal
 from localrag.kb import KnowledgeBase
+from localrag.session import Session
+from localrag.session.chat import Chat
+from localrag.session.rewriting import ANSWER_TOKENS, SAID_TOKENS
 from localrag.settings import Settings
 from tests.terminal import Terminal
 
@@ -50,7 +55,7 @@ def test_a_conversation_on_the_handbook(settings):
         for number, question in enumerate(QUESTIONS, 1):
             terminal.enter(question)
             terminal.wait_until(lambda _, number=number: len(turns(settings)) == number and turns(settings)[-1].state != "running")
-        terminal.enter("/sources 1")
+        terminal.enter("/sources turn 1")
         terminal.wait_for("handbook/guides/annealing.md")
         terminal.enter("/exit")
         assert terminal.end() == 0
@@ -74,3 +79,17 @@ def test_a_conversation_on_the_handbook(settings):
     assert (stopped.state, killed.state) == ("stopped", "interrupted")
     with chat(settings, "--continue") as terminal:
         terminal.wait_for("(its program ended before the answer did)", "(stopped)")
+
+
+def test_a_follow_up_is_rewritten_beside_the_conversation(settings):
+    """What was evaluated of the conversation is not evaluated again for it."""
+    short = SamplingParams(max_tokens=24)
+    with Session.open(kbs=["handbook"], n_ctx=4096, name="talk", settings=settings) as session:
+        chat = Chat.of(session, "talk")
+        chat.rewrites = True
+        before = chat.say("At which temperature is PETG dried?", sampling=short, top_k=2)
+        answer = chat.say("And for how many hours?", sampling=short, top_k=2)
+    rewriting = answer.rewriting
+    assert 0 < rewriting.completion_tokens <= ANSWER_TOKENS < rewriting.prompt_tokens <= 300 + SAID_TOKENS
+    assert "\n" not in rewriting.text
+    assert answer.cached_tokens >= common_length(list(before.prompt.token_ids), list(answer.prompt.token_ids))

@@ -101,7 +101,7 @@ def test_it_is_stopped_in_the_middle_of_three_members(settings):
     with pytest.raises(InterruptedRunError):
         sit(council, TASK, settings=settings, kbs=["handbook"], on_event=events.append, on_text=stop)
     with Journal.open(settings.home) as journal:
-        kept = journal.council(events[0]["id"])
+        kept = journal.councils.get(events[0]["id"])
     assert kept.state == "cancelled"
     assert list(kept.events) == events
     said = {event["role"]: event["finish_reason"] for event in named(events, "said")}

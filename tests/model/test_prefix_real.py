@@ -40,7 +40,7 @@ def test_at_any_cut_the_text_is_that_of_a_fresh_context(model_path, tmp_path_fac
             fresh = engine.generate(prompt, sampling, borders=borders)
             engine.forget()
             engine.generate(ids[start : start + cut] + ids[7:20], sampling, borders=borders)
-            state = engine.context.single.state()
+            state = engine.context.single.latest()
             taken = engine.generate(prompt, sampling, borders=borders)
             engine.forget()
             assert engine.context.single.restore(state)

@@ -87,7 +87,7 @@ def random_offer(rng: random.Random, *, size: int = 8) -> Offer:
 
 
 def with_chat(rng: random.Random, made: Offer) -> Offer:
-    """The same with some turns pinned, and passages that came with earlier questions."""
+    """The same with some turns pinned or left to the summary, and passages that came with earlier questions."""
     messages, earlier = list(made.messages), {}
     for number, message in enumerate(messages[:-3], 1):
         if message.role == "user" and rng.random() < 0.3:
@@ -95,7 +95,8 @@ def with_chat(rng: random.Random, made: Offer) -> Offer:
             messages[number - 1] = replace(message, sent=f"Sources:\n\n[KB#above/{number}] text\n\nQuestion: {message.content}")
     pinned = frozenset(number for number in range(1, len(messages)) if rng.random() < 0.05)
     again = [hit.label for hits in earlier.values() for hit in hits if rng.random() < 0.5][:4]
-    return replace(made, messages=messages, earlier=earlier, pinned=pinned, again=again)
+    settled = rng.choice((0, 0, 1, rng.randrange(len(messages)), len(messages)))
+    return replace(made, messages=messages, earlier=earlier, pinned=pinned, again=again, settled=settled)
 
 
 NAMES = ("Ann", "Bo", "plan", "message 3", "file-0.txt", "tool_0", "KB#1007", "Ä <|im_end|>\n[KB#3]")

@@ -26,7 +26,8 @@ def check(offer, composed, window):
     entries = {entry.name: entry for entry in ledger.entries}
     assert ledger.window == window
     assert ledger.prompt_tokens == len(composed.token_ids)
-    assert len(composed.token_ids) + composed.max_tokens + (entries["gap"].allotted if "gap" in entries else 0) <= window
+    beside = sum(entries[name].allotted for name in ("gap", "thinking") if name in entries)
+    assert len(composed.token_ids) + composed.max_tokens + beside <= window
     assert sum(entry.allotted for entry in ledger.entries) + ledger.spare == window
     used = Counter()
     for part in composed.parts:
@@ -74,6 +75,8 @@ def check_talk(offer, composed, entries):
     assert ("pinned" in entries) == bool(pinned)
     spoken = [name for name in spoken if name not in pinned]
     there = [*pinned, *sent(composed, "history")]
+    if offer.profile.sections["history"].cut != "error":
+        assert not {f"message {n}" for n in range(1, offer.settled + 1)} & set(sent(composed, "history"))
     assert {hit.label for hit in composed.earlier} <= {
         hit.label for n, given in offer.earlier.items() if f"message {n}" in there for hit in given
     }

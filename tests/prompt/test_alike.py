@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from localrag import prompt
@@ -60,6 +60,7 @@ def council_offer(rng, **options):
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), window=st.integers(800, 12_000))
+@example(seed=319, window=894)  # the beginning is too short to be shared, the instructions are long
 def test_who_sees_the_same_is_sent_the_same(seed, window):
     rng = random.Random(seed)
     personas = [material.text(rng, rng.randint(1, 80)) for _ in range(3)]

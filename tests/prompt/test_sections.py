@@ -71,6 +71,16 @@ def test_what_history_has_no_room_for_becomes_a_summary_that_names_what_it_cover
     assert "answered 40" in shown(composed)  # the newest stays as it is
 
 
+def test_what_is_settled_stays_in_the_summary_where_there_is_room_for_it():
+    history = list(exchanges(6, LONG[:100]))
+    composed = build("Why?", history=history, settled=4, pinned=frozenset({1}))
+    assert composed.ledger.entry("history").omitted == composed.ledger.entry("summary").covered == ("message 3", "message 4")
+    assert composed.ledger.entry("pinned").used
+    whole = build("Why?", history=history, settled=4, overflow=[("error", "history")])
+    assert not whole.ledger.entry("history").omitted
+    assert "summary" not in used(whole)
+
+
 def test_the_strategy_prioritize_drops_the_oldest_exchanges_whole():
     composed = build("Why?", history=list(exchanges(40, LONG[:100])), window=3000, overflow=[("prioritize", None)])
     names = composed.ledger.entry("history").omitted
@@ -195,7 +205,7 @@ def test_whatever_is_offered_the_ledger_is_exact_and_nothing_is_lost(seed, windo
     assert entries["answer"].allotted >= min(offer.max_tokens, 32)
     evidence = entries.get("evidence")
     if evidence is not None:
-        fixed = sum(entries[name].used for name in FIXED if name in entries)
+        fixed = sum(item.max for item in composed.budget.items if item.name in FIXED)  # memories can bring a system message with them
         share = offer.profile.sections["evidence"].max.value
         assert evidence.used <= share * (window - fixed) / 100
 

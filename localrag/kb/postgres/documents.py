@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 
 from localrag.kb.chunking import Passage
-from localrag.kb.documents import NUM_STAMPS, DocumentRow, Origin, Unread, kept_of
+from localrag.kb.documents import NUM_STAMPS, DocumentRow, GivenText, Origin, Unread, kept_of
 from localrag.kb.filters import folded
 from localrag.kb.postgres.database import Database, vector
 from localrag.kb.postgres.full_text import indexed
@@ -18,6 +18,9 @@ _PUT = """INSERT INTO documents (path, machine, source, folded, sha256, num_byte
     VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s)
     ON CONFLICT (path, machine) DO UPDATE SET sha256 = excluded.sha256, num_bytes = excluded.num_bytes, title = excluded.title,
     mtime_ns = excluded.mtime_ns, cutter = excluded.cutter RETURNING id"""
+
+_PUT_TEXT = """INSERT INTO texts (document_id, id, metadata, text) VALUES (%s, %s, %s, %s)
+    ON CONFLICT (document_id) DO UPDATE SET metadata = excluded.metadata, text = excluded.text"""
 
 _ADD_CHUNK = """WITH added AS (
         INSERT INTO chunks (document_id, ordinal, "start", "end", place, heading, text, sha256, words, characters)
@@ -32,11 +35,14 @@ def count_generation(db: Database) -> None:
 
 
 def put_document(db: Database, row: DocumentRow, passages: Sequence[Passage], vectors: Mapping[bytes, bytes]) -> int:
-    machine = db.address.machine
-    db.rows(_ADOPT_PATH, {"machine": machine, "path": row.path})
+    machine = db.address.machine if row.given is None else ""
+    if machine:
+        db.rows(_ADOPT_PATH, {"machine": machine, "path": row.path})
     values = (row.path, machine, row.source, folded(row.source), row.sha256, row.num_bytes, _storable(row.title), row.mtime_ns, row.cutter)
     document_id = int(db.one(_PUT, values))
     set_fields(db, document_id, (*(("tag", tag) for tag in row.tags), *row.fields), "file")
+    if row.given is not None:
+        _put_given(db, document_id, row.source, row.given)
     _put_chunks(db, document_id, passages, vectors)
     return document_id
 
@@ -83,6 +89,13 @@ def set_fields(db: Database, document_id: int, fields: Sequence[tuple[str, str]]
         [(document_id, key, value, folded(value), origin) for key, value in sorted(wanted)],
     )
     return True
+
+
+def _put_given(db: Database, document_id: int, source: str, given: GivenText) -> None:
+    db.rows("UPDATE documents SET source = %s, folded = %s WHERE id = %s", (source, folded(source), document_id))
+    db.rows(_PUT_TEXT, (document_id, given.id, given.metadata, given.text))
+    db.rows("DELETE FROM entries WHERE document_id = %s", (document_id,))
+    db.many("INSERT INTO entries (document_id, entry) VALUES (%s, %s)", [(document_id, entry) for entry in sorted(given.entries)])
 
 
 def _put_chunks(db: Database, document_id: int, passages: Sequence[Passage], vectors: Mapping[bytes, bytes]) -> None:

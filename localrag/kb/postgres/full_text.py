@@ -66,6 +66,11 @@ def passing(where: Where) -> tuple[str, list[object]]:
         else:
             parts.append("id IN (SELECT document_id FROM fields WHERE key = %s AND folded LIKE ANY (%s))")
             values += [key, patterns]
+    if where.equal:
+        parts.append(
+            "id IN (SELECT document_id FROM entries WHERE entry = ANY(%s::bytea[]) GROUP BY document_id HAVING count(*) = %s)",
+        )
+        values += [where.entries(), len(where.equal)]
     return f"SELECT id FROM documents WHERE {' AND '.join(parts) or 'true'}", values  # noqa: S608  # the parts above
 
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from localrag.errors import KnowledgeBaseError, KnowledgeBaseNotFoundError
+from localrag.errors import KnowledgeBaseBusyError, KnowledgeBaseError, KnowledgeBaseNotFoundError
 from localrag.kb.location import not_found
 from localrag.kb.postgres import tables
 from localrag.kb.postgres.address import parse
@@ -44,6 +44,12 @@ class ServerPlace:
         if tables.enter(self._db, self.name):
             self.store = PostgresStore(self._db, self._schema)
 
+    def follow(self) -> None:
+        if not tables.enter(self._db, self.name):
+            self.store = None
+        elif self.store is None:
+            self.store = PostgresStore(self._db, self._schema)
+
     def make(self) -> PostgresStore:
         tables.enter(self._db, self.name, create=True)
         self.store = PostgresStore(self._db, self._schema)
@@ -55,7 +61,7 @@ class ServerPlace:
 
     def taken(self, *, wait_s: float, on_wait: Callable[[], None] | None = None) -> AbstractContextManager[None]:
         def refused() -> KnowledgeBaseError:
-            return KnowledgeBaseError(
+            return KnowledgeBaseBusyError(
                 f"Another localrag is indexing into knowledge base {self.address!r}.",
                 hint="Wait for that one to end, then run the same command again.",
                 kb=self.address,

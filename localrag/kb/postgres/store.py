@@ -19,6 +19,7 @@ from localrag.kb.filters import Where
 from localrag.kb.postgres import documents, search
 from localrag.kb.postgres.database import Database, raw
 from localrag.kb.postgres.full_text import FULL_TEXTS, FullText, passing
+from localrag.kb.postgres.texts import PostgresTexts
 from localrag.kb.query import Term
 from localrag.kb.store import Feedback
 from localrag.passages import Chunk
@@ -29,6 +30,7 @@ _CHUNK = (
     "FROM chunks c JOIN documents d ON d.id = document_id WHERE c.id = ANY(%s::bigint[])"
 )
 _OURS = "machine IN (%s, '')"  # '' is any machine: see localrag/kb/postgres/tables.py
+_OUR_FILES = f"{_OURS} AND id NOT IN (SELECT document_id FROM texts)"  # noqa: S608  # no values in it
 _ADD_FEEDBACK = """INSERT INTO feedback SELECT id, %s, %s, %s, %s, %s FROM chunks WHERE id = %s ON CONFLICT (chunk_id) DO UPDATE SET
     retrieved = feedback.retrieved + excluded.retrieved, supplied = feedback.supplied + excluded.supplied,
     cited = feedback.cited + excluded.cited, useful = feedback.useful + excluded.useful, useless = feedback.useless + excluded.useless"""
@@ -43,6 +45,7 @@ class PostgresStore:
     def __init__(self, db: Database, schema: str) -> None:
         self._db = db
         self._schema = schema
+        self.texts = PostgresTexts(db)
 
     @property
     def _machine(self) -> str:
@@ -96,7 +99,7 @@ class PostgresStore:
 
     def documents(self) -> dict[str, Known]:
         rows = self._db.rows(
-            f"SELECT path, id, sha256, num_bytes, mtime_ns, cutter FROM documents WHERE {_OURS} ORDER BY machine",  # noqa: S608  # no values in it
+            f"SELECT path, id, sha256, num_bytes, mtime_ns, cutter FROM documents WHERE {_OUR_FILES} ORDER BY machine",  # noqa: S608  # no values in it
             (self._machine,),
         )
         return {path: Known(*rest) for path, *rest in rows}
@@ -126,7 +129,7 @@ class PostgresStore:
         return dict(self.source_paths())
 
     def source_paths(self) -> list[tuple[str, str]]:
-        statement = f'SELECT source, path FROM documents WHERE {_OURS} ORDER BY source COLLATE "C", id'  # noqa: S608  # no values in it
+        statement = f'SELECT source, path FROM documents WHERE {_OUR_FILES} ORDER BY source COLLATE "C", id'  # noqa: S608  # no values in it
         return [(source, path) for source, path in self._db.rows(statement, (self._machine,))]
 
     def elsewhere(self) -> dict[str, int]:

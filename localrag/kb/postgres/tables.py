@@ -99,7 +99,23 @@ _ADD_MACHINES = (
 
 _ADD_MIN_SIMILARITY = ("ALTER TABLE state ADD COLUMN min_similarity double precision",)  # of a relevant chunk; NULL: not known
 
-MIGRATIONS = (_CREATE, _ADD_MACHINES, _ADD_MIN_SIMILARITY)
+# Documents that are no files. Their machine is '', which is any.
+_ADD_TEXTS = (
+    """CREATE TABLE texts (
+        document_id bigint PRIMARY KEY REFERENCES documents (id) ON DELETE CASCADE,
+        id text NOT NULL UNIQUE,                -- as whoever gave it knows it
+        metadata text NOT NULL,                 -- a JSON object
+        text text NOT NULL                      -- whole, as it was given
+    )""",
+    """CREATE TABLE entries (
+        document_id bigint NOT NULL REFERENCES documents (id) ON DELETE CASCADE,
+        entry bytea NOT NULL,                   -- sha256 of one key of the metadata and its value
+        PRIMARY KEY (document_id, entry)
+    )""",
+    "CREATE INDEX entries_by_entry ON entries (entry)",
+)
+
+MIGRATIONS = (_CREATE, _ADD_MACHINES, _ADD_MIN_SIMILARITY, _ADD_TEXTS)
 """The statements of each, applied once. One that was released is never edited: a change is a new one."""
 
 

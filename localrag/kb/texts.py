@@ -1,0 +1,248 @@
+"""Documents that are given as texts, by somebody who knows them by ids. They are no files, and `localrag index` leaves them alone.
+
+A text is kept whole, as it was given, with its metadata. Its chunks are cut from what is left of it without characters that nobody can
+see, as those of files are. Each document is one transaction, and an unchanged chunk keeps its id. What another version cut, or `verify`
+took out, is made again from what is kept (`renew`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from localrag.errors import UsageError
+from localrag.kb.calibration import min_similarity
+from localrag.kb.chunking import CUTTER, Passage, cut
+from localrag.kb.documents import DocumentRow, GivenText
+from localrag.kb.embedding import EMBED_AT_ONCE, vectors_for
+from localrag.kb.filters import Where
+from localrag.kb.known_files import is_same
+from localrag.kb.metadata import canonical, dumped, entries_of
+from localrag.kb.readers.base import Reading, Section
+from localrag.kb.readers.draft import MAX_TEXT_CHARS, clean, one_line
+from localrag.kb.text_rows import TextRow, loaded
+from localrag.kb.truth import AnyStore, Place
+from localrag.kb.turn import INDEX_WAIT_S
+from localrag.tokens import Embedder
+
+MAX_ID_CHARS = 256
+
+Outcome = Literal["updated", "unchanged", "not_found"]
+_Prepared = tuple[DocumentRow, list[Passage]]
+
+_AT_ONCE = 16  # whole texts
+_FIELD = re.compile(r"[a-z][\w.-]{0,63}")  # as in a condition of filters.py
+_NAMES = ("source", "file_name", "filename", "title")
+"""The keys of metadata that may say what a document is called, the first that does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A document: its id, its text, and the JSON object that is its metadata. Made by `of`, which checks them."""
+
+    id: str
+    text: str
+    metadata: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, text: str, metadata: Mapping[str, Any] | None = None, *, text_id: str = "") -> Text:
+        """Without an id, that is the sha256 of the text. UsageError for what cannot be stored as it is, and for a text without any."""
+        if "\0" in text or not _is_unicode(text):
+            raise UsageError("The text holds a NUL character or half of a surrogate pair.", hint="Give text, not bytes of a file.")
+        if len(text) > MAX_TEXT_CHARS:
+            raise UsageError(f"The text has {len(text)} characters, and the limit is {MAX_TEXT_CHARS}.", num_chars=len(text))
+        if not clean(text).strip():
+            raise UsageError("The text is empty.", hint="Leave it out.")
+        if len(text_id) > MAX_ID_CHARS or not text_id.isprintable():
+            raise UsageError(f"An id has 1 to {MAX_ID_CHARS} characters that can be printed.")
+        dumped(metadata or {})
+        return cls(text_id or hashlib.sha256(text.encode()).hexdigest(), text, metadata or {})
+
+    @property
+    def sha256(self) -> str:
+        """Of text and metadata."""
+        return hashlib.sha256(canonical([self.text, self.metadata]).encode()).hexdigest()
+
+    def reading(self) -> Reading:
+        """What is cut."""
+        text = clean(self.text)
+        return Reading(text, (Section(0, len(text)),), own_lines=True)
+
+    def row(self) -> DocumentRow:
+        """What is stored of it beside its chunks."""
+        return DocumentRow(
+            _path(self.id),
+            _source(self),
+            self.sha256,
+            len(self.text.encode()),
+            fields=_fields(self.metadata),
+            cutter=CUTTER,
+            given=GivenText(self.id, self.text, dumped(self.metadata), entries_of(self.metadata)),
+        )
+
+
+class Texts:
+    """The documents of the knowledge base in `place` that were given as texts.
+
+    Who writes waits for his turn: `on_wait` is called if another indexes, and KnowledgeBaseBusyError says so if it still does after
+    `wait_s`. KnowledgeBaseNotFoundError if the knowledge base was removed meanwhile.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def put(
+        self, texts: Sequence[Text], embedder: Embedder, *, wait_s: float = INDEX_WAIT_S, on_wait: Callable[[], None] | None = None
+    ) -> None:
+        """Stores texts, each in place of the one with its id. The knowledge base is made with the first, if it is not there."""
+        if not texts:
+            return
+        with self._turn(wait_s, on_wait):
+            wanted = {text.id: text for text in texts}
+            if (store := self._place.store) is not None:
+                wanted = _changed(store, wanted)
+            self._write(wanted.values(), embedder)
+
+    def update(
+        self, texts: Sequence[Text], embedder: Embedder, *, wait_s: float = INDEX_WAIT_S, on_wait: Callable[[], None] | None = None
+    ) -> list[Outcome]:
+        """Stores those of which there is one with their id, and says what became of each."""
+        with self._turn(wait_s, on_wait):
+            known = {text_id: one.sha256 for text_id, one in self._there().texts.known([text.id for text in texts]).items()}
+            wanted: dict[str, Text] = {}
+            outcomes: list[Outcome] = []
+            for text in texts:
+                before, now = known.get(text.id), text.sha256
+                outcomes.append("not_found" if before is None else "unchanged" if before == now else "updated")
+                if before is not None:
+                    known[text.id], wanted[text.id] = now, text
+            self._write(_changed(self._there(), wanted).values(), embedder)
+            return outcomes
+
+    def remove(self, ids: Sequence[str], *, wait_s: float = INDEX_WAIT_S, on_wait: Callable[[], None] | None = None) -> set[str]:
+        """Deletes those that are there, all in one transaction, and gives their ids."""
+        with self._turn(wait_s, on_wait):
+            store = self._there()
+            found = set(store.texts.known([one for one in ids if one.isprintable()]))
+            if found:
+                with store.writing():
+                    store.remove_documents([_path(one) for one in sorted(found)])
+            return found
+
+    def get(self, text_id: str) -> TextRow | None:
+        """The text of this id, whole; None if there is none."""
+        if self._place.store is None or not text_id.isprintable():
+            return None
+        return self._place.store.texts.whole([text_id]).get(text_id)
+
+    def page(
+        self, *, offset: int = 0, limit: int = 10, max_chars: int = MAX_TEXT_CHARS, where: Where | None = None
+    ) -> tuple[list[TextRow], int]:
+        """`limit` of those that pass, from the one at `offset` on, the first given first; and how many pass. See text_rows.py."""
+        if (store := self._place.store) is None:
+            return [], 0
+        where = where or Where()
+        with store.reading():
+            found = store.texts.page(where, offset=offset, limit=limit, max_chars=min(max_chars, MAX_TEXT_CHARS))
+            return found, store.texts.count(where)
+
+    def names(self, document_ids: Sequence[int]) -> dict[int, tuple[str, dict[str, Any]]]:
+        """(id, metadata) of documents by the numbers that chunks name them by; a file's are its source. One that is gone is left out."""
+        if (store := self._place.store) is None:
+            return {}
+        return {
+            number: (source, {"source": source}) if text_id is None else (text_id, loaded(metadata or ""))
+            for number, (source, text_id, metadata) in store.texts.names(list(set(document_ids))).items()
+        }
+
+    @contextmanager
+    def _turn(self, wait_s: float, on_wait: Callable[[], None] | None) -> Iterator[None]:
+        with self._place.taken(wait_s=wait_s, on_wait=on_wait):
+            self._place.follow()
+            yield
+
+    def _there(self) -> AnyStore:
+        if self._place.store is None:
+            raise self._place.not_found()
+        return self._place.store
+
+    def _write(self, texts: Iterable[Text], embedder: Embedder) -> None:
+        for some in _prepared(texts, embedder):
+            _store(self._place.store or self._place.make(), some, embedder)
+        self._place.tend()
+
+
+def renew(store: AnyStore, embedder: Embedder) -> None:
+    """Cuts and embeds anew what another version cut, or what lost chunks. Nobody else may index meanwhile."""
+    ids = store.texts.outdated(CUTTER)
+    for at in range(0, len(ids), _AT_ONCE):
+        rows = store.texts.whole(ids[at : at + _AT_ONCE]).values()
+        for some in _prepared((Text(row.id, row.text, row.metadata) for row in rows), embedder):
+            _store(store, some, embedder)
+
+
+def _changed(store: AnyStore, texts: Mapping[str, Text]) -> dict[str, Text]:
+    known = store.texts.known(list(texts))
+    return {one: text for one, text in texts.items() if one not in known or not is_same(known[one], text.sha256)}
+
+
+def _prepared(texts: Iterable[Text], embedder: Embedder) -> Iterator[list[_Prepared]]:
+    """What is to be stored of texts, so many at once as are embedded together."""
+    some: list[_Prepared] = []
+    for text in texts:
+        some.append((text.row(), cut(text.reading(), embedder)))
+        if sum(len(passages) for _, passages in some) >= EMBED_AT_ONCE:
+            yield some
+            some = []
+    if some:
+        yield some
+
+
+def _store(store: AnyStore, prepared: list[_Prepared], embedder: Embedder) -> None:
+    store.check_embedder(embedder.fingerprint, embedder.dim)  # before the work, and again in the transaction
+    threshold = min_similarity(embedder) if store.embedder is None else None
+    vectors = vectors_for(store, (passage for _, passages in prepared for passage in passages), embedder)
+    for row, passages in prepared:
+        with store.writing():
+            store.claim_embedder(embedder.fingerprint, embedder.dim, threshold)
+            store.put_document(row, passages, vectors)
+
+
+def _path(text_id: str) -> str:
+    """In the place of a file's path; no absolute path is like it."""
+    return f"text:{text_id}"
+
+
+def _source(text: Text) -> str:
+    """The name that a person knows it by: what its metadata calls it, else its id."""
+    return next((name for key in _NAMES if (name := next(_lines(text.metadata.get(key)), ""))), text.id)
+
+
+def _fields(metadata: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """What it can be filtered by: each text, number and truth value of its own, or in a list, under a key that a condition can name."""
+    found: dict[tuple[str, str], None] = {}
+    for key, value in metadata.items():
+        name = "tag" if key.lower() == "tags" else key.lower()
+        if _FIELD.fullmatch(name):
+            found |= {(name, line): None for line in _lines(value) if line}
+    return tuple(found)
+
+
+def _lines(value: object) -> Iterator[str]:
+    for each in value if isinstance(value, list) else [value]:
+        if isinstance(each, (str, bool, int, float)):
+            yield one_line(each if isinstance(each, str) else json.dumps(each))
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether no half of a surrogate pair stands alone, which cannot be stored as UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,94 @@
+"""The application: its routes, its gate, and what they share."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import InitVar, dataclass, field
+from functools import partial
+from importlib.metadata import version
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from fastapi.routing import APIRoute
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
+
+from localrag.errors import LocalragError
+from localrag.kb import list_kbs
+from localrag.server import completions, indexes, metrics, state
+from localrag.server.embedders import Embedders
+from localrag.server.engine_process import EngineProcess
+from localrag.server.gate import Gate, Guard
+from localrag.server.problems import LOG, Problem, problem_of
+from localrag.server.responses import CompactResponse
+from localrag.settings import Settings
+from localrag.tokens import Embedder
+
+
+@dataclass(slots=True, kw_only=True)
+class Shared:
+    """What all routes work with, as `request.app.state.shared`."""
+
+    settings: Settings
+    engine: EngineProcess | None = None
+    """None for a server of indexes alone."""
+    guard: Guard = field(default_factory=Guard)
+    metrics: metrics.Metrics = field(default_factory=metrics.Metrics)
+    embedder: InitVar[Embedder | None] = None
+    """In place of the one of models.toml."""
+    embedders: Embedders = field(init=False)
+
+    def __post_init__(self, embedder: Embedder | None) -> None:
+        self.embedders = Embedders(self.settings, embedder)
+
+    def has_index(self, name: str) -> bool:
+        return name in list_kbs(self.settings.kb_dir)
+
+
+def make_app(shared: Shared) -> FastAPI:
+    """The whole API behind its gate."""
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        if shared.engine is not None:
+            shared.engine.start()
+        yield
+        if shared.engine is not None:
+            await shared.engine.close()
+
+    app = FastAPI(title="localrag", version=version("localrag"), default_response_class=CompactResponse, lifespan=lifespan)
+    app.state.shared = shared
+    for routes in (state, metrics, indexes, completions):
+        app.include_router(routes.router)
+    app.add_exception_handler(Problem, _problem)
+    app.add_exception_handler(LocalragError, _error)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_middleware(BaseHTTPMiddleware, dispatch=partial(_counted, shared))
+    app.add_middleware(Gate, guard=shared.guard)
+    return app
+
+
+async def _counted(shared: Shared, request: Request, call_next: RequestResponseEndpoint) -> Response:
+    response = await call_next(request)
+    route = request.scope.get("route")
+    if isinstance(route, APIRoute):
+        shared.metrics.requested(request.method, route.path, response.status_code)
+    return response
+
+
+def _problem(_request: Request, error: Exception) -> CompactResponse:
+    assert isinstance(error, Problem)
+    return CompactResponse({"detail": error.detail}, error.status, error.headers)
+
+
+def _invalid(_request: Request, error: Exception) -> CompactResponse:
+    """What was sent is not repeated: it may be long, and no JSON."""
+    assert isinstance(error, RequestValidationError)
+    return CompactResponse({"detail": [{key: each[key] for key in ("type", "loc", "msg")} for each in error.errors()]}, 422)
+
+
+def _error(request: Request, error: Exception) -> CompactResponse:
+    assert isinstance(error, LocalragError)
+    LOG.info("%s %s: %s", request.method, request.url.path, type(error).__name__)
+    return _problem(request, problem_of(error))

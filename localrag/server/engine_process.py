@@ -1,0 +1,254 @@
+"""The process that holds the engine, seen from the server: started, fed in fair order, heard, and started again when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections import OrderedDict, deque
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from localrag.server.problems import LOG, Problem
+from localrag.server.wire import MAX_LINE_BYTES, line_of
+from localrag.session.serving import MAX_AT_ONCE
+from localrag.settings import Settings
+
+MAX_WAITING = 16
+MAX_WAITING_OF_ONE = 4
+"""Requests that wait for a place, in all and of one client. More are told to come again."""
+RETRY_AFTER_S = 5
+STOP_S = 10.0
+"""How long running answers may go on when the server ends."""
+PAUSE_S, MAX_PAUSE_S = 0.5, 10.0
+"""Between starts of a process that does not come up."""
+_ENDED = "The engine ended while it answered this request; it is started again."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What the engine's process opens: see Session.open."""
+
+    settings: Settings
+    model: str | None = None
+    n_ctx: int | None = None
+    chat_template: Path | None = None
+    budget: str | None = None
+    keep: bool = True
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "home": str(self.settings.home),
+            "models_file": str(self.settings.models_file) if self.settings.models_file else None,
+            "model": self.model,
+            "n_ctx": self.n_ctx,
+            "chat_template": str(self.chat_template) if self.chat_template else None,
+            "budget": self.budget,
+            "keep": self.keep,
+        }
+
+
+@dataclass(slots=True, eq=False)
+class _Task:
+    """A request and what came back of it so far."""
+
+    id: int
+    client: str
+    message: dict[str, Any]
+    replies: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)
+
+
+class EngineProcess:
+    """Runs questions in the engine's process. Belongs to one event loop.
+
+    At most MAX_AT_ONCE are there at once; others wait here, and clients take turns. When the process dies, those that it held are
+    answered by a Problem, those that wait are not touched, and another one is started.
+    """
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.about: dict[str, Any] = {}
+        """Of the model, once it is open."""
+        self.failure: dict[str, Any] | None = None
+        """Why it cannot be opened."""
+        self.num_starts = 0
+        self._wanted = wanted
+        self._ids = count(1)
+        self._running: dict[int, _Task] = {}
+        self._waiting: OrderedDict[str, deque[_Task]] = OrderedDict()
+        self._process: asyncio.subprocess.Process | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._ready = asyncio.Event()
+        self._has_changed = asyncio.Event()
+        self._is_up = False
+        self._ends = False
+
+    # --- its life ---
+
+    def start(self) -> None:
+        """Begin to open the model, without waiting for it."""
+        self._supervisor = asyncio.get_running_loop().create_task(self._supervise())
+
+    async def opened(self) -> None:
+        """Wait until the model is open, or cannot be."""
+        await self._ready.wait()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be asked at this instant."""
+        return self._is_up
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    async def close(self) -> None:
+        """Let what runs come to its end for STOP_S, and end the process."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                while self._running or self._waiting:
+                    self._has_changed.clear()
+                    await self._has_changed.wait()
+        self._ends = True
+        process = self._process
+        if process is not None and process.stdin is not None:
+            with suppress(OSError):
+                process.stdin.close()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STOP_S):
+                    await process.wait()
+            if process.returncode is None:
+                process.kill()
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._supervisor
+
+    async def _supervise(self) -> None:
+        """Start it, and start it again when it dies: at once if it had come up, else a little later each time."""
+        num_failed = 0
+        while not self._ends and self.failure is None:
+            self.num_starts += 1
+            self._process = process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "localrag.server.engine_worker",
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=MAX_LINE_BYTES,
+                env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+            )
+            self._tell(self._wanted.to_dict())
+            try:
+                await self._hear(process)
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                code = await process.wait()
+            num_failed = 0 if self._is_up else num_failed + 1
+            self._is_up = False
+            self._drop_running()
+            if not self._ends and self.failure is None:
+                LOG.error("The engine's process ended (%s); it is started again.", code)
+                await asyncio.sleep(min(MAX_PAUSE_S, num_failed * PAUSE_S))
+
+    async def _hear(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        while line := await process.stdout.readline():
+            message = json.loads(line)
+            if "ready" in message:
+                self.about, self._is_up = message["ready"], True
+                self._ready.set()
+                self._feed()
+            elif "failed" in message:
+                self.failure = message["failed"]
+                self._ready.set()
+            else:
+                self._hand_on(message)
+
+    def _hand_on(self, message: dict[str, Any]) -> None:
+        task = self._running.get(message["id"])
+        if task is None:
+            return
+        task.replies.put_nowait(message)
+        if "done" in message or "problem" in message:
+            del self._running[task.id]
+            self._feed()
+            self._has_changed.set()
+
+    def _drop_running(self) -> None:
+        """The process died: nobody can say what of those it held did it, so none is asked again."""
+        running, self._running = self._running, {}
+        for task in running.values():
+            task.replies.put_nowait({"id": task.id, "problem": [503, _ENDED]})
+        if self.failure is not None:
+            waiting, self._waiting = self._waiting, OrderedDict()
+            for task in (each for tasks in waiting.values() for each in tasks):
+                task.replies.put_nowait({"id": task.id, "problem": [503, "There is no model."]})
+
+    def _tell(self, message: Mapping[str, Any]) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.write(line_of(message))
+
+    # --- requests ---
+
+    async def run(self, client: str, message: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """The replies to one message, the last of which holds "done". What has no place yet waits.
+
+        Problem for one that the engine refuses, 429 where too many wait, 503 where there is no model. Leaving it cancels what runs.
+        """
+        task = self._queued(client, message)
+        try:
+            while True:
+                reply = await task.replies.get()
+                if "problem" in reply:
+                    raise Problem(*reply["problem"])
+                yield reply
+                if "done" in reply:
+                    return
+        finally:
+            self._leave(task)
+
+    def _queued(self, client: str, message: Mapping[str, Any]) -> _Task:
+        if self.failure is not None:
+            raise Problem(503, "There is no model.")
+        mine = self._waiting.get(client, ())
+        if self.num_waiting >= MAX_WAITING or len(mine) >= MAX_WAITING_OF_ONE:
+            raise Problem(429, "Too many requests wait.", headers={"Retry-After": str(RETRY_AFTER_S)})
+        number = next(self._ids)
+        task = _Task(number, client, {**message, "id": number})
+        self._waiting.setdefault(client, deque()).append(task)
+        self._feed()
+        return task
+
+    def _feed(self) -> None:
+        """Hand on what waits, clients in turn, while there is a place."""
+        while self.is_open and self._waiting and len(self._running) < MAX_AT_ONCE:
+            client, tasks = self._waiting.popitem(last=False)
+            task = tasks.popleft()
+            if tasks:
+                self._waiting[client] = tasks
+            self._running[task.id] = task
+            self._tell(task.message)
+
+    def _leave(self, task: _Task) -> None:
+        """Nobody hears a request any more."""
+        self._has_changed.set()
+        if task.id in self._running:
+            del self._running[task.id]
+            self._tell({"op": "cancel", "id": task.id})
+            self._feed()
+            return
+        mine = self._waiting.get(task.client)
+        if mine is not None and task in mine:
+            mine.remove(task)
+            if not mine:
+                del self._waiting[task.client]

@@ -1,0 +1,162 @@
+"""The process that holds the engine, so that what ends llama.cpp does not end the server. engine_process.py starts and hears it."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from localrag.decoding import SamplingParams
+from localrag.errors import LocalragError
+from localrag.messages import Message
+from localrag.server.problems import problem_of
+from localrag.server.wire import line_of
+from localrag.session import Answer, Options, Session, supplied
+from localrag.session.serving import Event, Question, Service
+from localrag.settings import Settings
+
+
+def main() -> None:
+    """Open what the first line asks for, and answer until standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends this one
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody else writes to the pipe
+    wanted = json.loads(sys.stdin.buffer.readline())
+    try:
+        worker = _Worker(wanted, lambda message: _send(out, message))
+    except LocalragError as error:
+        _send(out, {"failed": error.to_dict()})
+        return
+    worker.run(sys.stdin.buffer)
+
+
+def _send(out: BinaryIO, message: Mapping[str, Any]) -> None:
+    out.write(line_of(message))
+    out.flush()
+
+
+class _Worker:
+    """Hears in one thread and works in another; `send` takes what the server is told."""
+
+    def __init__(self, wanted: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None]) -> None:
+        models_file = wanted["models_file"]
+        settings = Settings(home=Path(wanted["home"]), models_file=Path(models_file) if models_file else None)
+        session = Session.open(
+            wanted["model"],
+            n_ctx=wanted["n_ctx"],
+            chat_template=Path(wanted["chat_template"]) if wanted["chat_template"] else None,
+            budget=wanted["budget"],
+            name="serve",
+            keep=wanted["keep"],
+            settings=settings,
+        )
+        self._session = session
+        self._send = send
+        self._service = Service(session, settings).open()
+        self._heard: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        engine = session.engine
+        about = {
+            "model": engine.name,
+            "slot": session.slot.to_dict(),
+            "num_cells": engine.context.runner.num_cells if engine.context else 0,
+        }
+        send({"ready": about})
+
+    def run(self, source: BinaryIO) -> None:
+        threading.Thread(target=self._hear, args=(source,), daemon=True).start()
+        while True:
+            try:
+                message = self._heard.get(block=not self._service.num_running)
+            except queue.Empty:
+                for event in self._service.step():
+                    self._tell(event)
+                continue
+            if message is None:
+                self._service.close()
+                return
+            self._take(message)
+
+    def _hear(self, source: BinaryIO) -> None:
+        for line in source:
+            self._heard.put(json.loads(line))
+        self._heard.put(None)
+
+    def _take(self, message: dict[str, Any]) -> None:
+        number = message["id"]
+        try:
+            if message["op"] == "ask":
+                self._service.add(question_of(message))
+            elif message["op"] == "cancel":
+                self._service.cancel(number)
+            elif message["op"] == "budget":
+                self._send({"id": number, "done": self._budget(question_of(message))})
+            else:
+                self._send({"id": number, "done": {"token_ids": self._session.engine.tokenizer.encode(message["text"])}})
+        except LocalragError as error:
+            self._refuse(number, error)
+
+    def _budget(self, question: Question) -> dict[str, Any]:
+        _, prepared, opened = self._service.prepare(question)
+        with opened:
+            composed = prepared.prompt
+            return {
+                "prompt_tokens": len(composed.token_ids),
+                "slot": prepared.slot.to_dict(),
+                "ledger": composed.ledger.to_dict(),
+                "evidence": supplied(composed),
+            }
+
+    def _tell(self, event: Event) -> None:
+        if event.answer is not None:
+            self._send({"id": event.id, "done": told(event, event.answer)})
+        elif event.error is not None:
+            self._refuse(event.id, event.error)
+        else:
+            self._send({"id": event.id, "text": event.text, "thought": event.thought})
+
+    def _refuse(self, number: int, error: LocalragError) -> None:
+        problem = problem_of(error)
+        self._send({"id": number, "problem": [problem.status, problem.detail]})
+
+
+def question_of(message: Mapping[str, Any]) -> Question:
+    """UsageError for numbers that cannot be."""
+    given = message["options"]
+    options = Options()
+    if given.get("context_ratio") is not None:
+        options["context_ratio"] = given["context_ratio"]
+    if given.get("top_k") is not None:
+        options["top_k"] = given["top_k"]
+    return Question(
+        id=message["id"],
+        messages=[Message(each["role"], each["content"]) for each in message["messages"]],
+        kbs=tuple(message["kbs"]),
+        sampling=SamplingParams(**{**message["sampling"], "stop": tuple(message["sampling"].get("stop", ()))}),
+        options=options,
+    )
+
+
+def told(event: Event, answer: Answer) -> dict[str, Any]:
+    """The answer object, and its sources as nodes."""
+    nodes = [
+        {
+            "doc_id": event.documents[hit.label][0],
+            "node_id": hit.label,
+            "text": hit.chunk.text,
+            "score": hit.score,
+            "metadata": event.documents[hit.label][1],
+        }
+        for hit in answer.hits
+        if hit.label in event.documents
+    ]
+    return {**answer.to_dict(), "nodes": nodes}
+
+
+if __name__ == "__main__":
+    main()

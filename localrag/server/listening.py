@@ -1,0 +1,57 @@
+"""uvicorn, with a deadline for the headers of a request, which it has none for itself."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEADERS_S = 10.0
+MAX_CONNECTIONS = 64
+KEEP_ALIVE_S = 15
+STOP_S = 15
+
+
+class TimedProtocol(H11Protocol):
+    """Closes a connection whose first request does not come within HEADERS_S."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:  # noqa: ANN401  # asyncio's
+        super().connection_made(transport)
+        self._timer = self.loop.call_later(HEADERS_S, transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None:
+            self._stop_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def make_server(app: FastAPI, *, host: str, port: int) -> uvicorn.Server:
+    """A server of this app. Its log has neither paths nor contents, and nothing tells which server it is."""
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        http=TimedProtocol,
+        ws="none",
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=STOP_S,
+    )
+    return uvicorn.Server(config)

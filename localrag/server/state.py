@@ -1,0 +1,57 @@
+"""How the server is: health, the model, and what a prompt would take without one being answered."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, Request
+
+from localrag.server.completions import body_of, client_of, heard_out, opened
+from localrag.server.problems import Problem
+from localrag.server.questions import read
+
+if TYPE_CHECKING:
+    from localrag.server.app import Shared
+
+router = APIRouter(tags=["state"])
+_STARTED = int(time.time())
+
+
+@router.get("/health")
+async def health() -> dict[str, Any]:
+    """Whether the server answers."""
+    return {"status": "Healthy", "detail": None}
+
+
+@router.get("/v1/models")
+async def list_models(request: Request) -> dict[str, Any]:
+    """The one model, once it is open."""
+    shared: Shared = request.app.state.shared
+    engine = await opened(shared)
+    about = engine.about
+    model = {"id": about["model"], "object": "model", "created": _STARTED, "owned_by": "localrag", "slot": about["slot"]}
+    return {"object": "list", "data": [model]}
+
+
+@router.post("/tokenize")
+async def tokenize(request: Request) -> dict[str, Any]:
+    """The tokens of a plain text, by the model's own tokenizer, without a BOS."""
+    shared: Shared = request.app.state.shared
+    engine = await opened(shared)
+    body = await body_of(request)
+    text = body.get("text") if isinstance(body, dict) else None
+    if not isinstance(text, str):
+        raise Problem(400, "text is a text.")
+    done = await heard_out(request, engine.run(client_of(request), {"op": "tokenize", "text": text}))
+    return {"num_tokens": len(done["token_ids"]), "token_ids": done["token_ids"]}
+
+
+@router.post("/budget")
+async def budget(request: Request) -> dict[str, Any]:
+    """The ledger that a chat completion of this body would have. Nothing is generated."""
+    shared: Shared = request.app.state.shared
+    engine = await opened(shared)
+    asked = read(await body_of(request), has_index=shared.has_index)
+    message = {**asked.to_message(engine.about["slot"]["n_ctx"]), "op": "budget"}
+    return await heard_out(request, engine.run(client_of(request), message))

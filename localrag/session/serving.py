@@ -1,0 +1,173 @@
+"""Requests that come at any time, answered side by side in one context: what a server runs beside its routes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+from localrag.decoding import Piece, SamplingParams
+from localrag.errors import LocalragError
+from localrag.session.answers import Answer, Prepared
+from localrag.session.opening import open_embedder, open_knowledge_bases
+
+if TYPE_CHECKING:
+    from localrag.engine.sequence import Sequence as Running
+    from localrag.messages import Message
+    from localrag.session.options import Options
+    from localrag.session.walk import Session
+    from localrag.settings import Settings
+    from localrag.tokens import Embedder
+
+MAX_AT_ONCE = 8
+CELLS_PER_FURTHER = 2048
+"""Cells beside the first whole window for each further request at once, as far as memory holds them: most requests are short."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What `Session.ask` would be called with, and the knowledge bases that are asked. `id` tells it from others."""
+
+    id: int
+    messages: Sequence[Message]
+    kbs: tuple[str, ...] = ()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    options: Options = field(default_factory=dict)  # type: ignore[assignment]  # a TypedDict of which no key is required
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """What became of a question: a piece of its answer or of what is thought before it, or its end with an answer or an error."""
+
+    id: int
+    text: str = ""
+    thought: str = ""
+    answer: Answer | None = None
+    documents: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
+    """Of each source in the answer's prompt, by its label: the id and the metadata of its document."""
+    error: LocalragError | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    question: Question
+    session: Session
+    prepared: Prepared
+    running: Running
+    opened: ExitStack
+
+
+class Service:
+    """Answers questions as they come. Used by one thread: `add`, `cancel` and `step` in turn.
+
+    Knowledge bases are opened for each question, so what others index meanwhile is found. No model writes summaries here: what a
+    question has no room for is cut or left out, as its ledger says.
+    """
+
+    def __init__(self, session: Session, settings: Settings) -> None:
+        self._session = session
+        self._settings = settings
+        self._embedder: Embedder | None = None
+        self._jobs: dict[int, _Job] = {}
+
+    def open(self) -> Self:
+        """Make the context. EngineError if memory holds none."""
+        self._session.engine.reserve(self._num_cells(), num_sequences=MAX_AT_ONCE)
+        return self
+
+    def _num_cells(self) -> int:
+        """A whole window, and as much beside it as fits."""
+        from localrag.engine.memory import Situation, plan  # noqa: PLC0415  # weight
+
+        engine, n_ctx = self._session.engine, self._session.slot.n_ctx
+        further = (MAX_AT_ONCE - 1) * min(n_ctx, CELLS_PER_FURTHER)
+        while further and not plan(engine.info, n_ctx + further, MAX_AT_ONCE, situation=Situation(is_loaded=True)).fits:
+            further //= 2
+        return n_ctx + further
+
+    @property
+    def num_running(self) -> int:
+        return len(self._jobs)
+
+    def prepare(self, question: Question) -> tuple[Session, Prepared, ExitStack]:
+        """The prompt of a question, what it is asked with, and what is to be closed in the end. Errors as of Session.prepare."""
+        with ExitStack() as opened:
+            session = self._asked(question.kbs, opened)
+            prepared = session.prepare(
+                question.messages,
+                max_tokens=question.sampling.max_tokens,
+                think_tokens=question.sampling.room_to_think,
+                **question.options,
+            )
+            return session, prepared, opened.pop_all()
+
+    def _asked(self, kbs: tuple[str, ...], opened: ExitStack) -> Session:
+        """The session over these knowledge bases."""
+        session = copy.copy(self._session)
+        session.knowledge_bases = tuple(open_knowledge_bases(kbs, settings=self._settings, opened=opened))
+        if kbs and self._embedder is None:
+            self._embedder = open_embedder(self._settings, for_queries=True)
+        session.embedder = self._embedder if kbs else None
+        return session
+
+    def add(self, question: Question) -> None:
+        """Begin a question; errors as of Session.prepare and Engine.add."""
+        session, prepared, opened = self.prepare(question)
+        with ExitStack() as failed:
+            failed.push(opened)
+            composed = prepared.prompt
+            sampling = question.sampling.with_max_tokens(composed.max_tokens)
+            running = session.engine.add(
+                list(composed.token_ids), sampling, deadline=prepared.deadline, borders=composed.borders, thinking=composed.thinking
+            )
+            self._jobs[running.seq_id] = _Job(question, session, prepared, running, failed.pop_all())
+
+    def cancel(self, question_id: int) -> None:
+        """End a question at once; it has no more events. One that is not there was finished before."""
+        for seq_id, job in list(self._jobs.items()):
+            if job.question.id == question_id:
+                self._session.engine.cancel(job.running)
+                self._jobs.pop(seq_id).opened.close()
+
+    def step(self) -> list[Event]:
+        """Evaluate one batch of all that run."""
+        return list(self._heard(self._session.engine.step()))
+
+    def _heard(self, pieces: Iterable[Piece]) -> Iterable[Event]:
+        for piece in pieces:
+            job = self._jobs.get(piece.seq_id)
+            if job is None:
+                continue
+            if piece.text or piece.thought:
+                yield Event(id=job.question.id, text=piece.text, thought=piece.thought)
+            if piece.finish_reason is not None:
+                del self._jobs[piece.seq_id]
+                yield self._end(job)
+
+    def _end(self, job: _Job) -> Event:
+        question, running = job.question, job.running
+        with job.opened:
+            if running.error is not None:
+                return Event(id=question.id, error=running.error)
+            answer = job.session.finish(job.prepared, running.completion(), question.messages, **question.options)
+            return Event(id=question.id, answer=answer, documents=_documents(answer, job.session))
+
+    def close(self) -> None:
+        """End all that runs."""
+        for job in self._jobs.values():
+            self._session.engine.cancel(job.running)
+            job.opened.close()
+        self._jobs.clear()
+        self._session.close()
+
+
+def _documents(answer: Answer, session: Session) -> dict[str, tuple[str, Mapping[str, Any]]]:
+    """What was deleted since it was found is left out."""
+    found: dict[str, tuple[str, Mapping[str, Any]]] = {}
+    for kb in session.knowledge_bases:
+        own = [hit for hit in answer.hits if hit.chunk.kb == kb.name]
+        names = kb.texts.names([hit.chunk.document_id for hit in own])
+        found |= {hit.label: names[hit.chunk.document_id] for hit in own if hit.chunk.document_id in names}
+    return found

@@ -1,0 +1,89 @@
+"""Thoughts in llama.cpp, in vocabularies whose marks are tokens."""
+
+import pytest
+
+from localrag.decoding import SamplingParams
+from localrag.engine.loading import open_model
+from localrag.session import Session
+from tests import identities
+from tests.reciting import BRACKETS, BRACKETS_TEMPLATE, CHANNELS, CHANNELS_TEMPLATE, HM_YES, write_reciting
+
+SAMPLING = SamplingParams(max_tokens=3, think_tokens=40)
+
+
+@pytest.fixture
+def session(tmp_path):
+    """Opens a session with such a model."""
+    opened = []
+
+    def make(chain, **model):
+        opened.append(open_model(write_reciting(tmp_path / "model.gguf", chain, **model), name="reciting"))
+        return Session(opened[0], n_ctx=512)
+
+    yield make
+    for engine in opened:
+        engine.close()
+
+
+def pieces(session, ids):
+    return "".join(session.engine.tokenizer.piece(token).decode() for token in ids)
+
+
+def test_marks_that_are_control_tokens_are_seen_and_not_shown(session):
+    opened = session(HM_YES, controls=BRACKETS, template=BRACKETS_TEMPLATE)
+    answer = opened.ask("Why?", sampling=SAMPLING)
+    identities.check(answer.to_dict(), [])
+    assert (answer.text, answer.reasoning, answer.finish_reason) == ("Yes", "Hm", "stop")
+    assert (answer.reasoning_tokens, answer.completion_tokens) == (3, 5)
+    vocabulary = dict(opened.engine.tokenizer.special_texts)
+    assert answer.prompt.thinking.mark_ids == {vocabulary["[THINK]"], vocabulary["[/THINK]"]}
+    assert answer.prompt.thinking.max_tokens == 40
+
+
+def test_thoughts_without_end_are_ended_and_the_next_prompt_goes_on_from_there(session):
+    opened = session({"Ċ": "[THINK]", "[THINK]": "Hm", "Hm": "Ġso", "Ġso": "Hm"}, controls=BRACKETS, template=BRACKETS_TEMPLATE)
+    engine, told = opened.engine, []
+    engine.min_sequences = 2
+    answer = opened.ask("Why?", sampling=SAMPLING, on_thought=told.append)
+    identities.check(answer.to_dict(), [])
+    assert (answer.reasoning_tokens, answer.finish_reason) == (40, "length")
+    assert "".join(told) == answer.reasoning == ("Hm so" * 40)[: len(answer.reasoning)]
+    ids, thinking = list(answer.prompt.token_ids), answer.prompt.thinking
+    written = list(engine.generate(ids, SAMPLING, thinking=thinking).completion_ids)
+    assert tuple(written[40 - len(thinking.end_ids) : 40]) == thinking.end_ids
+    again = engine.generate([*ids, *written, *ids], SAMPLING, thinking=thinking)
+    assert again.cached_tokens == len(ids) + len(written) - 1
+    assert (list(again.completion_ids), again.reasoning) == (written, answer.reasoning)
+
+
+def test_the_end_of_thoughts_is_the_templates_own_tokens(session):
+    chain = {"t": "<|channel|>", "<|channel|>": "analysis", "analysis": "<|message|>", "<|message|>": "Hm", "Hm": "Ġso", "Ġso": "Ġso"}
+    opened = session(chain, controls=CHANNELS, template=CHANNELS_TEMPLATE, changes={"tokenizer.ggml.add_bos_token": True})
+    answer = opened.ask("Why?", sampling=SAMPLING)
+    identities.check(answer.to_dict(), [])
+    thinking = answer.prompt.thinking
+    assert answer.prompt.token_ids[0] == opened.engine.tokenizer.bos_id
+    assert pieces(opened, thinking.end_ids) == "<|end|><|start|>assistant<|channel|>final<|message|>"
+    assert not thinking.mark_ids  # llama.cpp makes them tokens whose text is shown in any case
+    num_said = 40 - len(thinking.end_ids) - 4
+    assert (answer.reasoning, answer.text) == ("Hm" + " so" * num_said, "Hm so so")
+    assert (answer.reasoning_tokens, answer.completion_tokens, answer.finish_reason) == (40, 43, "length")
+
+
+def test_a_message_that_ends_is_the_end(session):
+    chain = {"t": "<|message|>", "<|message|>": "Yes", "Yes": "<|end|>", "<|end|>": "Hm"}
+    opened = session(chain, controls=CHANNELS, template=CHANNELS_TEMPLATE)
+    assert not opened.engine.tokenizer.is_end(dict(opened.engine.tokenizer.tag_texts)["<|end|>"])
+    answer = opened.ask("Why?", sampling=SAMPLING)
+    identities.check(answer.to_dict(), [])
+    assert (answer.text, answer.reasoning, answer.finish_reason) == ("Yes", "", "stop")
+
+
+def test_kept_from_thinking_it_answers_at_once(session):
+    chain = {"<|message|>": "Yes", "Yes": "<|return|>", "t": "<|channel|>"}
+    opened = session(chain, controls=CHANNELS, template=CHANNELS_TEMPLATE)
+    for options in ({"sampling": SamplingParams(max_tokens=3, think_tokens=0)}, {"sampling": SAMPLING, "max_seconds": 1000.0}):
+        answer = opened.ask("Why?", **options)
+        identities.check(answer.to_dict(), [])
+        assert (answer.text, answer.reasoning_tokens, answer.finish_reason) == ("Yes", 0, "stop")
+        assert pieces(opened, answer.prompt.token_ids).endswith("<|start|>assistant<|channel|>final<|message|>")

@@ -1,0 +1,33 @@
+"""An index of a server with the real default embedder."""
+
+import pytest
+from fastapi.testclient import TestClient
+
+from localrag.server.app import Shared, make_app
+from localrag.settings import Settings
+
+pytestmark = pytest.mark.model
+
+TEXTS = (
+    "PLA softens at 60 degrees, so a printed cup does not survive the dishwasher.",
+    "The tenant may terminate the lease by giving three months' written notice.",
+    "Sailors without fresh fruit fell ill with scurvy, for they lacked vitamin C. " * 60,
+)
+
+
+def test_texts_are_found_by_what_they_mean(home_after_indexing, catalogue):
+    shared = Shared(settings=Settings(home=home_after_indexing, models_file=catalogue))
+    client = TestClient(make_app(shared), base_url="http://127.0.0.1")
+    stored = client.post("/index", json={"index_name": "book", "documents": [{"text": text} for text in TEXTS]}).json()
+    assert [each["is_truncated"] for each in stored] == [False] * 3
+    for query, number in (("Can I wash a cup?", 0), ("How do I end a rental agreement?", 1), ("Which disease comes of a bad diet?", 2)):
+        found = client.post("/retrieve", json={"index_name": "book", "query": query, "max_node_count": 1}).json()["results"]
+        assert [(node["doc_id"], node["dense_score"] > 0.3) for node in found] == [(stored[number]["doc_id"], True)]
+    assert client.post("/retrieve", json={"index_name": "book", "query": "Who painted the Mona Lisa?"}).json()["results"] == []
+    assert type(shared.embedders.for_queries()._embedder).__name__ == "LlamaEmbedder"
+    assert type(shared.embedders.for_texts()._embedder).__name__ == "SentenceTransformerEmbedder"
+
+
+def test_one_embedder_does_where_there_is_no_copy_for_questions(tmp_path, catalogue):
+    embedders = Shared(settings=Settings(home=tmp_path, models_file=catalogue)).embedders
+    assert embedders.for_texts() is embedders.for_queries()

@@ -1,0 +1,122 @@
+"""What the gate lets through, on the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from fastapi import FastAPI, Request
+from fastapi.testclient import TestClient
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localrag.server.gate import MAX_DEPTH, Gate, Guard, depth_of, host_of
+
+
+def client(guard: Guard | None = None, **options) -> TestClient:
+    app = FastAPI()
+
+    @app.post("/echo")
+    async def echo(request: Request) -> dict[str, int]:
+        return {"length": len(await request.body())}
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "Healthy"}
+
+    app.add_middleware(Gate, guard=guard or Guard(**options))
+    return TestClient(app, base_url="http://127.0.0.1:8642")
+
+
+def test_a_foreign_host():
+    answer = client().post("/echo", json={}, headers={"Host": "attacker.example"})
+    assert (answer.status_code, answer.json()) == (421, {"detail": "This server does not answer to that Host."})
+
+
+def test_hosts_of_this_machine():
+    for host in ("127.0.0.1:8642", "localhost", "LOCALHOST:1", "[::1]:8642"):
+        assert client().post("/echo", json={}, headers={"Host": host}).status_code == 200
+    assert host_of("[::1]:8642") == "[::1]"
+
+
+def test_a_foreign_origin():
+    answer = client().post("/echo", json={}, headers={"Origin": "http://attacker.example"})
+    assert answer.status_code == 403
+    assert "access-control-allow-origin" not in answer.headers
+
+
+def test_an_origin_that_was_allowed_may_read_the_answer():
+    answer = client(origins=frozenset({"http://localhost:3000"})).post("/echo", json={}, headers={"Origin": "http://localhost:3000"})
+    assert answer.headers["access-control-allow-origin"] == "http://localhost:3000"
+
+
+def test_a_page_of_its_own():
+    assert client().post("/echo", json={}, headers={"Origin": "http://127.0.0.1:8642"}).status_code == 200
+    assert client().post("/echo", json={}, headers={"Origin": "null"}).status_code == 403
+
+
+def test_a_missing_token():
+    kept = client(api_key="s3cret")
+    assert kept.post("/echo", json={}).status_code == 401
+    assert kept.post("/echo", json={}, headers={"Authorization": "Bearer wrong"}).status_code == 401
+    assert kept.post("/echo", json={}, headers={"Authorization": "Bearer s3cret"}).status_code == 200
+    assert kept.get("/health").status_code == 200
+
+
+def test_a_form_of_a_page():
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
+        assert client().post("/echo", content=b"{}", headers={"Content-Type": kind}).status_code == 415
+
+
+def test_a_body_that_is_too_long():
+    kept = client(max_body_bytes=100)
+    assert kept.post("/echo", json={"a": "x" * 200}).status_code == 413
+
+    def pieces():
+        yield b'{"a": "'
+        yield b"x" * 200
+
+    assert kept.post("/echo", content=pieces(), headers={"Content-Type": "application/json"}).status_code == 413
+    assert kept.post("/echo", content=b"{}", headers={"Content-Type": "application/json", "Content-Length": "9" * 30}).status_code in (
+        200,
+        400,
+    )
+
+
+def test_a_body_that_is_nested_too_deep():
+    deep = b"[" * 10_000 + b"]" * 10_000
+    answer = client().post("/echo", content=deep, headers={"Content-Type": "application/json"})
+    assert (answer.status_code, answer.json()) == (400, {"detail": f"The body is nested deeper than {MAX_DEPTH} levels."})
+
+
+def test_a_body_that_does_not_come():
+    sent: list[dict[str, object]] = []
+
+    async def receive():
+        await asyncio.sleep(60)
+
+    async def send(message):
+        sent.append(message)
+
+    headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json"), (b"content-length", b"9")]
+    gate = Gate(FastAPI(), guard=Guard(body_s=0.05))
+    asyncio.run(gate({"type": "http", "path": "/echo", "headers": headers}, receive, send))
+    assert sent[0]["status"] == 408
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.text(alphabet='"\\[]{}a\n', max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(alphabet='"\\[]{}', max_size=3), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+def depth(value: object) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + max(map(depth, inner), default=0)
+
+
+@given(JSON)
+def test_the_depth_of_json_is_what_its_values_say(value):
+    for text in (json.dumps(value), json.dumps(value, ensure_ascii=False, indent=1)):
+        assert depth_of(text.encode()) == depth(value)

@@ -1,0 +1,133 @@
+"""The server as programs meet it: OpenAI's own client, raw sockets, and a process that dies."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+
+import httpx
+import openai
+import pytest
+
+from tests.server.live import Live, served
+
+QUESTION = [{"role": "user", "content": "What is PLA?"}]
+LONG = [{"role": "system", "content": "Say it 100000 times"}, {"role": "user", "content": "What is PLA? Say it 90000 times"}]
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory):
+    with served(tmp_path_factory.mktemp("home"), "--no-keep", "--ctx", "8192") as running:
+        yield running
+
+
+@pytest.fixture
+def client(live: Live) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0)
+
+
+def test_a_completion(client):
+    answer = client.chat.completions.create(model="echo", messages=QUESTION)
+    assert answer.choices[0].message.content == "You asked: What is PLA?"
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert answer.model_extra["source_nodes"] is None
+    ledger = answer.model_extra["localrag"]["ledger"]
+    assert sum(each["used"] for each in ledger["entries"] if each["name"] != "answer") == answer.usage.prompt_tokens
+    assert answer.model_extra["localrag"]["slot"]["n_ctx"] == 8192
+
+
+def test_max_tokens_end_an_answer_and_are_told_so(client):
+    answer = client.chat.completions.create(model="echo", messages=QUESTION, max_tokens=5)
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("You a", "length")
+
+
+def test_a_stream(client):
+    chunks = list(client.chat.completions.create(model="echo", messages=QUESTION, stream=True, stream_options={"include_usage": True}))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "You asked: What is PLA?"
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "stop"
+    assert chunks[-1].usage.completion_tokens == 24
+    assert chunks[-1].model_extra["localrag"]["ledger"]["window"] == 8192
+
+
+def test_a_form_of_its_own(client):
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    answer = client.chat.completions.create(model="echo", messages=QUESTION, response_format=form)
+    assert list(json.loads(answer.choices[0].message.content)) == ["n"]
+
+
+def test_a_prompt_that_is_longer_than_the_slot(client):
+    with pytest.raises(openai.BadRequestError) as raised:
+        client.chat.completions.create(model="echo", messages=[{"role": "user", "content": "x" * 9000}])
+    assert "but the window holds 8192" in raised.value.response.json()["detail"]
+
+
+def test_an_unknown_index(client):
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="echo", messages=QUESTION, extra_body={"index_name": "nowhere"})
+
+
+def test_the_model_is_listed(client):
+    assert [model.id for model in client.models.list()] == ["echo"]
+
+
+def test_tokens_and_budget_without_an_answer(live):
+    counted = httpx.post(f"{live.url}/tokenize", json={"text": "PLA"}).json()
+    assert counted == {"num_tokens": 3, "token_ids": [80, 76, 65]}
+    body = httpx.post(f"{live.url}/budget", json={"messages": QUESTION}).json()
+    answered = httpx.post(f"{live.url}/v1/chat/completions", json={"messages": QUESTION}).json()
+    assert body["prompt_tokens"] == answered["usage"]["prompt_tokens"]
+    assert body["ledger"]["window"] == 8192
+
+
+def test_many_at_once(client):
+    answers: dict[int, str] = {}
+
+    def ask(number: int) -> None:
+        said = [{"role": "user", "content": f"Question {number}?"}]
+        answers[number] = client.chat.completions.create(model="echo", messages=said).choices[0].message.content
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == {number: f"You asked: Question {number}?" for number in range(4)}
+
+
+def test_a_client_that_goes_away_frees_its_place(live):
+    with socket.create_connection(("127.0.0.1", live.port)) as connection:
+        body = json.dumps({"messages": LONG, "stream": True}).encode()
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(body)}\r\n\r\n"
+        connection.sendall(head.encode() + body)
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
+    end = time.monotonic() + 20
+    while time.monotonic() < end and _state(live)["running"]:
+        time.sleep(0.05)
+    assert _state(live)["running"] == 0
+
+
+def _state(live: Live) -> dict[str, float]:
+    lines = httpx.get(f"{live.url}/metrics").text.splitlines()
+    found = dict(line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
+    return {"running": float(found["localrag_requests_running"]), "waiting": float(found["localrag_requests_waiting"])}
+
+
+def test_an_engine_that_dies_is_back_and_the_request_is_told(live, client):
+    stream = client.chat.completions.create(model="echo", messages=LONG, stream=True)
+    next(iter(stream))
+    live.engine.kill()
+    said = "".join(str(chunk) for chunk in _rest(stream))
+    assert "started again" in said
+    assert client.chat.completions.create(model="echo", messages=QUESTION).choices[0].message.content == "You asked: What is PLA?"
+
+
+def _rest(stream):
+    try:
+        yield from stream
+    except openai.APIError as error:
+        yield error

@@ -1,0 +1,156 @@
+"""The bypass and validation cases of the chat completion algorithm, by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from localrag.server.problems import Problem
+from localrag.server.questions import NO_QUESTION, Asked, read
+from localrag.session.bypass import Bypass
+
+PLAIN = [{"role": "user", "content": "Hello, how are you?"}]
+
+
+def asked(**body) -> Asked:
+    return read({"model": "any", **body}, has_index=lambda name: name == "docs_index")
+
+
+def refused(**body) -> tuple[int, str]:
+    with pytest.raises(Problem) as raised:
+        asked(**body)
+    return raised.value.status, raised.value.detail
+
+
+# --- the bypass conditions ---
+
+
+def test_1_no_index_specified():
+    given = asked(messages=PLAIN)
+    assert given.bypass is Bypass.NO_KNOWLEDGE_BASE
+    assert given.to_message(2048)["kbs"] == []
+
+
+def test_2_tools_are_refused_as_long_as_none_can_be_called():
+    tools = [{"type": "function", "function": {"name": "get_weather"}}]
+    for index in (None, "docs_index"):
+        assert refused(messages=PLAIN, index_name=index, tools=tools) == (400, "tools and functions are not supported.")
+
+
+def test_3_unsupported_message_roles():
+    messages = [{"role": "function", "content": "Weather data: 75°F"}, {"role": "user", "content": "Thanks!"}]
+    assert asked(messages=messages, index_name="docs_index").bypass is Bypass.ROLE
+
+
+def test_4_content_that_is_not_text_is_for_the_plain_model_which_reads_text_alone():
+    parts = [{"type": "text", "text": "What's in this image?"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}]
+    assert refused(messages=[{"role": "user", "content": parts}], index_name="docs_index") == (400, "This model reads text alone.")
+
+
+def test_parts_that_are_text_can_be_searched_for():
+    given = asked(messages=[{"role": "user", "content": [{"type": "text", "text": "What is KAITO?"}]}], index_name="docs_index")
+    assert given.bypass is None
+    assert given.messages[0].content == "What is KAITO?"
+
+
+# --- what is searched for ---
+
+
+def test_example_1_simple_user_query():
+    messages = [{"role": "system", "content": "You are a helpful assistant."}, {"role": "user", "content": "What is KAITO?"}]
+    given = asked(messages=messages, index_name="docs_index")
+    assert given.bypass is None
+    assert given.to_message(2048)["kbs"] == ["docs_index"]
+    assert [(each.role, each.content) for each in given.messages] == [(each["role"], each["content"]) for each in messages]
+
+
+def test_example_4_no_user_messages_after_assistant():
+    messages = [{"role": "user", "content": "What is KAITO?"}, {"role": "assistant", "content": "KAITO is a Kubernetes operator."}]
+    assert refused(messages=messages, index_name="docs_index") == (400, NO_QUESTION)
+    assert refused(messages=messages) == (400, NO_QUESTION)
+
+
+# --- the checks, in their order ---
+
+
+def test_more_than_one_answer_comes_first():
+    assert refused(n=2, index_name="nowhere", context_token_ratio=7, messages=[])[1].startswith("n must be 1")
+
+
+def test_then_an_index_that_is_not_there():
+    assert refused(index_name="nowhere", context_token_ratio=7, messages=[])[0] == 404
+
+
+@pytest.mark.parametrize("ratio", [0.19, 0.81, 0, 1, -1, "0.5", True])
+def test_then_a_ratio_out_of_range(ratio):
+    assert refused(index_name="docs_index", context_token_ratio=ratio, messages=[])[1].startswith("context_token_ratio")
+
+
+@pytest.mark.parametrize("ratio", [0.2, 0.5, 0.8])
+def test_ratios_that_are_taken(ratio):
+    message = asked(index_name="docs_index", context_token_ratio=ratio, messages=PLAIN).to_message(2048)
+    assert message["options"]["context_ratio"] == ratio
+
+
+@pytest.mark.parametrize("messages", [None, [], "hello", {"role": "user"}, [1], [[]]])
+def test_then_what_is_malformed(messages):
+    assert refused(messages=messages)[0] == 400
+
+
+def test_a_body_that_is_no_object():
+    with pytest.raises(Problem, match="not a JSON object"):
+        read([], has_index=lambda _: True)
+
+
+def test_then_a_message_without_role_or_content():
+    assert refused(messages=[{"content": "x"}]) == (400, "Message 1 has no role.")
+    assert refused(messages=[*PLAIN, {"role": "user"}]) == (400, "Message 2 has no content.")
+    assert refused(messages=[{"role": "user", "content": None}]) == (400, "Message 1 has no content.")
+
+
+def test_an_unknown_role_is_refused():
+    assert "known are system" in refused(messages=[{"role": "wizard", "content": "x"}])[1]
+
+
+# --- what shapes the answer ---
+
+
+def test_max_tokens_limits_the_answer_and_not_the_evidence():
+    with_limit = asked(messages=PLAIN, index_name="docs_index", max_tokens=7).to_message(2048)
+    without = asked(messages=PLAIN, index_name="docs_index").to_message(2048)
+    assert with_limit["sampling"]["max_tokens"] == 7
+    assert without["sampling"]["max_tokens"] == 2048
+    assert with_limit["options"] == without["options"]
+
+
+def test_all_that_can_be_honoured_arrives():
+    sampling = asked(
+        messages=PLAIN, temperature=0.5, top_p=0.9, presence_penalty=1, frequency_penalty=-1, seed=7, stop="END", reasoning_effort="low"
+    ).sampling
+    assert sampling == {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "presence_penalty": 1,
+        "frequency_penalty": -1,
+        "seed": 7,
+        "stop": ["END"],
+        "repeat_last_n": 1_000_000,
+        "think_tokens": 512,
+    }
+
+
+@pytest.mark.parametrize("given", [{"logprobs": True}, {"logit_bias": {"50256": -100}}, {"grammar": "root ::= x"}, {"audio": {}}])
+def test_what_cannot_be_honoured_is_refused(given):
+    assert "cannot be honoured" in refused(messages=PLAIN, **given)[1]
+
+
+@pytest.mark.parametrize("given", [{"logprobs": False}, {"logit_bias": {}}, {"user": "me"}, {"logprobs": None}, {"n": None}])
+def test_what_asks_for_nothing_is_taken(given):
+    assert asked(messages=PLAIN, **given).sampling == {}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"temperature": "hot"}, {"seed": 1.5}, {"max_tokens": True}, {"stop": 7}, {"stream": "yes"}, {"response_format": {"type": "x"}}],
+)
+def test_what_is_of_the_wrong_kind_is_refused(given):
+    assert refused(messages=PLAIN, **given)[0] == 400
