@@ -13,6 +13,8 @@ from localrag.thinking import DEFAULT_TOKENS, MIN_TOKENS
 FinishReason = Literal["stop", "length", "time", "cancelled", "error"]
 """The model ended it; its `max_tokens` did; its deadline did; somebody stopped it; it could not go on."""
 
+MAX_LOGPROBS = 20
+"""Of the likeliest tokens in the place of each, as OpenAI's API has it."""
 _MAX_SCHEMA_CHARS = 128 * 1024
 
 
@@ -42,6 +44,8 @@ class SamplingParams:
     kept from thinking); `stop` are strings at which it ends (and which are left out).
     `json_schema` makes the answer JSON that is valid under a schema (the part of JSON Schema that engine/json_schema.py reads); it is
     given as a mapping or its JSON text, and held as text. An answer that reaches `max_tokens` before it is closed is not valid JSON.
+    With `or_text` it may also be any text that does not begin as such JSON does (see engine/grammar.py). `logprobs` asks for how likely
+    each token of the answer was, and so many of the likeliest in its place; then nothing is thought before.
     """
 
     temperature: float = 0.0
@@ -57,6 +61,8 @@ class SamplingParams:
     think_tokens: int = DEFAULT_TOKENS
     stop: tuple[str, ...] = ()
     json_schema: Mapping[str, Any] | str | None = None
+    or_text: bool = False
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         if self.json_schema is not None:
@@ -77,6 +83,7 @@ class SamplingParams:
                 self.think_tokens == 0 or MIN_TOKENS <= self.think_tokens < 2**31,
                 f"0, or {MIN_TOKENS} to 2147483647",
             ),
+            ("logprobs", self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}"),
             ("stop", len(self.stop) <= 64 and all(0 < len(s) <= 1024 for s in self.stop), "up to 64 strings of 1 to 1024 characters"),
         )
         for name, ok, allowed in checks:
@@ -88,8 +95,20 @@ class SamplingParams:
 
     @property
     def room_to_think(self) -> int:
-        """Tokens for thoughts: none before an answer that must keep to a schema from its first token on."""
-        return 0 if self.json_schema is not None else self.think_tokens
+        """Tokens for thoughts: none before an answer that must keep to a schema from its first token on, or whose tokens are wanted."""
+        return 0 if self.json_schema is not None or self.logprobs is not None else self.think_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token of an answer: its bytes, the logarithm of how likely the model held it, and the same of the likeliest in its place.
+
+    It is the model's own distribution, before temperature, penalties, grammar and what else chooses.
+    """
+
+    piece: bytes
+    logprob: float
+    top: tuple[tuple[bytes, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +150,7 @@ class Completion:
     timings: Timings = Timings()
     reasoning: str = ""
     reasoning_tokens: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
 
     @property
     def completion_tokens(self) -> int:

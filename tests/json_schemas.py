@@ -15,7 +15,7 @@ SCALARS = ("x", 'say "hi"', "line\nbreak", "nul\x00", "🔥é", 0, -7, 3.25, 1e2
 def random_schema(rng: random.Random, depth: int = 3) -> dict:  # noqa: PLR0911  # one for each kind
     """A schema that is supported, of small bounds."""
     kinds = ["string", "integer", "number", "boolean", "null", "enum", "const", "bounded"]
-    kind = rng.choice([*kinds, "object", "object", "array", "anyOf", "oneOf"] if depth else kinds)
+    kind = rng.choice([*kinds, "object", "object", "map", "array", "anyOf", "oneOf"] if depth else kinds)
     match kind:
         case "string":
             low = rng.randint(0, 4)
@@ -38,6 +38,8 @@ def random_schema(rng: random.Random, depth: int = 3) -> dict:  # noqa: PLR0911 
                 "required": [name for name in names if rng.random() < 0.6],
                 "additionalProperties": False,
             }
+        case "map":
+            return {"type": "object", "additionalProperties": random_schema(rng, 0)}
         case "array":
             low = rng.randint(0, 2)
             return {"type": "array", "items": random_schema(rng, depth - 1), "minItems": low, "maxItems": low + rng.randint(0, 2)}
@@ -80,7 +82,7 @@ def _equal(a, b) -> bool:
     return isinstance(a, bool) == isinstance(b, bool) and a == b
 
 
-def _is_of(value, kind, schema, root) -> bool:
+def _is_of(value, kind, schema, root) -> bool:  # noqa: PLR0911  # one for each kind
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     match kind:
         case "string":
@@ -96,6 +98,8 @@ def _is_of(value, kind, schema, root) -> bool:
         case "array":
             sized = isinstance(value, list) and schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", 256)
             return sized and all(is_valid(each, schema["items"], root) for each in value)
+    if "properties" not in schema:
+        return isinstance(value, dict) and all(is_valid(each, schema["additionalProperties"], root) for each in value.values())
     known = schema["properties"]
     return (
         isinstance(value, dict)

@@ -6,6 +6,7 @@ It ships, and most tests use it.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import deque
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 from localrag.decoding import SamplingParams
 from localrag.engine import echo_json
 from localrag.engine.engine import Engine
+from localrag.engine.runner import Logprobs
 from localrag.engine.speed import Speed
 from localrag.engine.template_tools import to_json_lines
 from localrag.errors import EngineError
@@ -29,7 +31,11 @@ N_CTX_TRAIN = 131_072
 PREFILL_TOKENS_PER_S, DECODE_TOKENS_PER_S = 1000.0, 100.0
 """What it says of its speed, so that plans in seconds are the same everywhere. It takes far less."""
 _START, _END = 256, 257
+_SURE = 10.0
+"""The logit of the token that it will say, where that of all others is 0."""
 _SPECIAL = (("<|im_start|>", _START), ("<|im_end|>", _END))
+_CALL = re.compile(r"\bcall\b", re.IGNORECASE)
+"""What it takes in a question to have a tool called where a text would do too."""
 _TIMES = re.compile(r"\bSay it ([1-9][0-9]{0,5}) times\b")
 """What makes an answer long where it stands behind the question, as a persona does."""
 
@@ -112,7 +118,7 @@ class EchoRunner:
 
     def begin(self, seq_id: int, prompt_ids: list[int], sampling: SamplingParams) -> None:
         answer, thought = _reply(prompt_ids, sampling.max_tokens), ""
-        if sampling.json_schema is not None:
+        if sampling.json_schema is not None and not (sampling.or_text and _CALL.search(answer) is None):
             answer = echo_json.write(str(sampling.json_schema), answer)
         elif self._thinking is not None:
             thought = _thought(prompt_ids, self._thinking, answer)
@@ -152,7 +158,13 @@ class EchoRunner:
     def logits(self, index: int, token_ids: tuple[int, ...]) -> tuple[float, ...]:
         """The next token of its reply is all but certain."""
         coming = self._replies[self._outputs[index]][0]
-        return tuple(10.0 if token == coming else 0.0 for token in token_ids)
+        return tuple(_SURE if token == coming else 0.0 for token in token_ids)
+
+    def logprobs(self, index: int, num_top: int) -> Logprobs:
+        others = [token for token in range(_END + 1) if token != self._replies[self._outputs[index]][0]]
+        coming = self._replies[self._outputs[index]][0]
+        total = math.log(math.exp(_SURE) + len(others))
+        return Logprobs(lambda token: (_SURE if token == coming else 0.0) - total, tuple([coming, *others][:num_top]))
 
     def num_tokens(self, seq_id: int) -> int:
         return sum(self._size(cell.token) for cell in self._held[seq_id])

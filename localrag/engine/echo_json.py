@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from localrag.engine import json_schema
-from localrag.engine.json_tree import Array, Integer, Literals, Node, Number, Object, Text, Union
+from localrag.engine.json_tree import Array, Integer, Literals, Map, Node, Number, Object, Text, Union
 
 
 def write(schema: str, said: str) -> str:
@@ -13,7 +13,7 @@ def write(schema: str, said: str) -> str:
     return _write(json_schema.parse(json.loads(schema)), said)
 
 
-def _write(node: Node, said: str) -> str:
+def _write(node: Node, said: str) -> str:  # noqa: PLR0911  # one for each kind
     match node:
         case Literals(texts):
             return texts[0]
@@ -25,5 +25,7 @@ def _write(node: Node, said: str) -> str:
             return f"[{', '.join([_write(item, said)] * max(fewest, min(1, most)))}]"
         case Object(properties):
             return f"{{{', '.join(f'{json.dumps(each.name)}: {_write(each.value, said)}' for each in properties)}}}"
+        case Map(value, _):
+            return f'{{"text": {_write(value, said)}}}'
         case Union(options):
             return _write(options[0], said)

@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Self
 
-from localrag.decoding import Completion, FinishReason, Piece, SamplingParams
+from localrag.decoding import Completion, FinishReason, Piece, SamplingParams, TokenLogprob
 from localrag.engine.context import BATCH_TOKENS, Context, slot_of
 from localrag.engine.runner import Runner
 from localrag.engine.scheduler import Share
@@ -217,12 +217,17 @@ class Engine:
             try:
                 if sequence.watched and not sequence.completion_ids:
                     sequence.watched_logits = runner.logits(index, sequence.watched)
+                wanted = sequence.sampling.logprobs
+                known = None if wanted is None else runner.logprobs(index, wanted)
                 token = runner.sample(slot_of(sequence), index)
             except EngineError as error:  # the others go on
                 sequence.error = error
                 pieces.append(self._end(sequence, "error"))
                 continue
             piece = tokenizer.piece(token, special=sequence.thinking is not None and token in sequence.thinking.mark_ids)
+            if known is not None and not tokenizer.is_end(token):
+                top = tuple((tokenizer.piece(each), known.of(each)) for each in known.likeliest)
+                sequence.logprobs.append(TokenLogprob(piece, known.of(token), top))
             text = sequence.append(token, piece, is_end=tokenizer.is_end(token))
             pieces.append(Piece(sequence.seq_id, token, text, sequence.finish_reason, sequence.take_thought()))
             if sequence.is_finished:

@@ -14,23 +14,35 @@ from typing import Any
 
 from localrag.decoding import schema_text
 from localrag.engine.json_schema import parse, refused
-from localrag.engine.json_tree import Array, Integer, Literals, Node, Number, Object, Text, Union
+from localrag.engine.json_tree import Array, Integer, Literals, Map, Node, Number, Object, Text, Union
 
 MAX_GRAMMAR_BYTES = 64 * 1024
 MAX_REPEATS = 65_536
 """llama.cpp unrolls a repetition into as many rules."""
+MAX_NAME_LENGTH = 64
+"""Of a property that no schema names."""
 MAX_ALTERNATIVES = 512
 """Open at once: each costs a pass over the candidates at every token."""
 
 _BLOCK = 1000  # llama.cpp refuses repetitions of 2,000 and more
 _CHAR = r'[\x20-\x21\x23-\x5B\x5D-\uD7FF\uE000-\U0010FFFF] | "\\" ["\\/bfnrt]'
 _NUMBER = '"-"? ("0" | [1-9] [0-9]{0,14}) ("." [0-9]{1,15})? ([eE] [+-]? [0-9]{1,2})?'
+CALL_OPENS, CALL_CLOSES = "<tool_call>", "</tool_call>"
+_ANY = r"[\x09-\uD7FF\uE000-\U0010FFFF]"
+_OTHER_TEXT = " | ".join((
+    rf"[\x09-\x3B\x3D-\x7A\x7C-\uD7FF\uE000-\U0010FFFF] {_ANY}*",  # neither < nor {
+    *(f'"{CALL_OPENS[:at]}" ([^{CALL_OPENS[at]}] {_ANY}*)?' for at in range(1, len(CALL_OPENS))),
+))  # fmt: skip
 _NUMBER_CHARS = 1 + 15 + 16 + 4
 
 
-def grammar_of(schema: Mapping[str, Any] | str) -> str:
-    """The grammar of a JSON schema (or its text), ASCII, its start symbol `root`. UsageError if the schema is not supported."""
-    return _grammar(schema_text(schema))
+def grammar_of(schema: Mapping[str, Any] | str, *, or_text: bool = False) -> str:
+    """The grammar of a JSON schema (or its text), ASCII, its start symbol `root`. UsageError if the schema is not supported.
+
+    With `or_text` what it allows may also be any other text: one that does not begin as JSON does, nor with CALL_OPENS. Between that
+    and CALL_CLOSES the JSON may stand too: many models are trained to call tools so.
+    """
+    return _grammar(schema_text(schema), or_text)
 
 
 def longest_chars(schema: Mapping[str, Any] | str) -> int:
@@ -42,12 +54,14 @@ def longest_chars(schema: Mapping[str, Any] | str) -> int:
 
 
 @functools.lru_cache(maxsize=64)
-def _grammar(text: str) -> str:
+def _grammar(text: str, or_text: bool) -> str:  # noqa: FBT001  # private
     tree = parse(json.loads(text))
     if _num_alternatives(tree) > MAX_ALTERNATIVES:
         raise refused(f"more than {MAX_ALTERNATIVES} alternatives can be open at once", "#")
     writer = _Writer()
     root = writer.node(tree)
+    if or_text:
+        root = f'{root} | "{CALL_OPENS}" "\\n"? {root} "\\n"? "{CALL_CLOSES}" | {writer.rule(_OTHER_TEXT)}?'
     lines = [f"root ::= {root}", *(f"{name} ::= {body}" for body, name in writer.rules.items())]
     return "\n".join(lines) + "\n"
 
@@ -95,6 +109,8 @@ class _Writer:
                 return self._array(node)
             case Object():
                 return self._object(node)
+            case Map():
+                return self._map(node)
             case Union():
                 return self.rule(" | ".join(map(self.node, node.options)))
 
@@ -115,11 +131,17 @@ class _Writer:
     def _array(self, node: Array) -> str:
         if node.most == 0:
             return self.rule('"[]"')
-        item = self.node(node.item)
-        more = self.rule(f'"," " "? {item}')
-        fewest = max(0, node.fewest - 1)
-        items = self.rule(f"{item} {more}{{{fewest},{node.most - 1}}}" if node.most > 1 else item, repeats=node.most)
+        items = self._listed(self.node(node.item), node.fewest, node.most)
         return self.rule(f'"[" {items}{"" if node.fewest else "?"} "]"')
+
+    def _map(self, node: Map) -> str:
+        pair = self.rule(f'{self._text(Text(1, MAX_NAME_LENGTH))} ":" " "? {self.node(node.value)}')
+        return self.rule(f'"{{" {self._listed(pair, 0, node.most)}? "}}"')
+
+    def _listed(self, item: str, fewest: int, most: int) -> str:
+        """At least one of these, commas between them."""
+        more = self.rule(f'"," " "? {item}')
+        return self.rule(f"{item} {more}{{{max(0, fewest - 1)},{most - 1}}}" if most > 1 else item, repeats=most)
 
     def _object(self, node: Object) -> str:
         """What may follow is built from the last property back; the first one present has no comma before it."""
@@ -233,6 +255,8 @@ def _longest(node: Node) -> int:  # noqa: PLR0911  # one for each kind
         case Object():
             pairs = [len(json.dumps(each.name, ensure_ascii=False)) + 2 + _longest(each.value) for each in node.properties]
             return 2 + sum(pairs) + 2 * max(0, len(pairs) - 1)
+        case Map():
+            return 2 + node.most * (2 + 2 * MAX_NAME_LENGTH + 2 + _longest(node.value)) + 2 * max(0, node.most - 1)
         case Union():
             return max(map(_longest, node.options))
 
@@ -246,6 +270,8 @@ def _num_alternatives(node: Node) -> int:
             return 2 + _num_alternatives(node.item)
         case Object():
             return max([1 + len(node.properties), *(_num_alternatives(each.value) for each in node.properties)])
+        case Map():
+            return 6 + _num_alternatives(node.value)
         case Union():
             return sum(map(_num_alternatives, node.options))
         case _:

@@ -1,8 +1,8 @@
 """JSON Schema → the tree of what may be written (json_tree.py), all of it bounded.
 
 A subset of the language that is understood exactly. Every text that the tree stands for is valid under the schema; not every valid
-text is in the tree (no further properties, bounded lengths and digits). A keyword that changes validity and is not understood is an
-error and never passed over; annotations are.
+text is in the tree (no further properties beside named ones, bounded lengths and digits, bounded depth where anything goes).
+A keyword that changes validity and is not understood is an error and never passed over; annotations are.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
-from localrag.engine.json_tree import Array, Integer, Literals, Node, Number, Object, Property, Text, exclude, type_of, union_of
+from localrag.engine.json_tree import Array, Integer, Literals, Map, Node, Number, Object, Property, Text, exclude, type_of, union_of
 from localrag.errors import UsageError
 
 MAX_DEPTH = 16
@@ -24,6 +24,9 @@ MAX_VALUES = 256
 MAX_ITEMS = 256
 MAX_LENGTH = 8000
 DEFAULT_LENGTH = 2000
+MAX_ANY_PROPERTIES = 64
+MAX_ANY_DEPTH = 3
+"""Of objects and arrays within a value of which a schema says nothing."""
 MAX_NODES = 2000
 """Of the tree, after every $ref was replaced by what it refers to."""
 MAX_INTEGER = 10**15 - 1
@@ -71,6 +74,8 @@ class _Parser:
         used = schema.keys() - _ANNOTATIONS
         for unknown in sorted(used - _KNOWN):
             raise _unsupported(unknown, path)
+        if not used:
+            return _any(MAX_ANY_DEPTH)
         choice = sorted(used & _CHOICES)
         if not choice:
             return self._typed(schema, used, path, depth, refs)
@@ -129,17 +134,18 @@ class _Parser:
         return union_of([builders[each]() for each in types])
 
     def _array(self, schema: dict[str, Any], path: str, depth: int, refs: frozenset[str]) -> Array:
-        if "items" not in schema:
-            raise refused("an array needs items", path, keyword="items")
         fewest, most = _range(schema, ("minItems", "maxItems"), MAX_ITEMS, MAX_ITEMS, path)
-        return Array(self.node(schema["items"], f"{path}/items", depth + 1, refs), fewest, most)
+        return Array(self.node(schema.get("items", {}), f"{path}/items", depth + 1, refs), fewest, most)
 
-    def _object(self, schema: dict[str, Any], path: str, depth: int, refs: frozenset[str]) -> Object:
-        given, required = schema.get("properties"), schema.get("required", [])
+    def _object(self, schema: dict[str, Any], path: str, depth: int, refs: frozenset[str]) -> Object | Map:
+        if "properties" not in schema and "required" not in schema and schema.get("additionalProperties") is not False:
+            value = schema.get("additionalProperties", {})
+            return Map(self.node({} if value is True else value, f"{path}/additionalProperties", depth + 1, refs), MAX_ANY_PROPERTIES)
+        given, required = schema.get("properties", {}), schema.get("required", [])
         if not isinstance(given, dict) or len(given) > MAX_PROPERTIES:
-            raise refused(f"an object needs properties, at most {MAX_PROPERTIES}", path, keyword="properties")
+            raise refused(f"properties must be an object of at most {MAX_PROPERTIES} schemas", path, keyword="properties")
         if schema.get("additionalProperties", False) is not False:
-            raise refused("additionalProperties other than false is not supported", path, keyword="additionalProperties")
+            raise refused("additionalProperties beside properties must be false", path, keyword="additionalProperties")
         if not isinstance(required, list) or not all(isinstance(each, str) and each in given for each in required):
             raise refused("required must be a list of names of properties", path, keyword="required")
         return Object(
@@ -148,6 +154,15 @@ class _Parser:
                 for name, each in given.items()
             )
         )
+
+
+def _any(depth: int) -> Node:
+    """Any value, of so many levels of objects and arrays."""
+    scalars: list[Node] = [Text(0, DEFAULT_LENGTH), Number(), Literals(("true", "false", "null"))]
+    if not depth:
+        return union_of(scalars)
+    inner = _any(depth - 1)
+    return union_of([*scalars, Map(inner, MAX_ANY_PROPERTIES), Array(inner, 0, MAX_ITEMS)])
 
 
 def _unsupported(keyword: str, path: str) -> UsageError:

@@ -61,11 +61,19 @@ class Object:
 
 
 @dataclass(frozen=True, slots=True)
+class Map:
+    """At most so many properties of any names, each with such a value. A name can come twice."""
+
+    value: Node
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
 class Union:
     options: tuple[Node, ...]
 
 
-Node = Literals | Text | Integer | Number | Array | Object | Union
+Node = Literals | Text | Integer | Number | Array | Object | Map | Union
 
 
 def union_of(nodes: list[Node]) -> Node:
@@ -105,7 +113,7 @@ def _kinds(node: Node) -> set[str]:
     if isinstance(node, Literals):
         kinds = {type_of(json.loads(text)) for text in node.texts}
         return {"number" if kind == "integer" else str(kind) for kind in kinds}
-    names: dict[type, str] = {Text: "string", Integer: "number", Number: "number", Array: "array", Object: "object"}
+    names: dict[type, str] = {Text: "string", Integer: "number", Number: "number", Array: "array", Object: "object", Map: "object"}
     return {names[type(node)]}
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from localrag.decoding import SamplingParams
 from localrag.engine.grammar import grammar_of
 from localrag.engine.library import begin_log, complaint, give_back, library
+from localrag.engine.runner import Logprobs
 from localrag.engine.sampler import LlamaSampler
 from localrag.errors import EngineError, ModelFileError
 
@@ -198,6 +199,14 @@ class LlamaContext:
             raise EngineError(f"Entry {index} of the last batch has no logits of these tokens.")
         row = self.lib.llama_get_logits_ith(self.handle, index)
         return tuple(row[token] for token in token_ids)
+
+    def logprobs(self, index: int, num_top: int) -> Logprobs:
+        """Of the whole vocabulary, behind the `index`-th entry of the last batch; see runner.Runner."""
+        if index not in self._outputs:
+            raise EngineError(f"Entry {index} of the last batch has no logits.")
+        from localrag.engine.likely import logprobs_of  # noqa: PLC0415  # weight: numpy
+
+        return logprobs_of(self.lib.llama_get_logits_ith(self.handle, index), self.model.num_vocab_tokens, num_top)
 
     def all_logits(self) -> Any:  # noqa: ANN401  # a pointer of C
         """The logits that the last batch asked for, row after row, once they are computed; they hold until the next batch."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,6 +43,14 @@ class Memory(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """The logarithms of how likely tokens are in one place: `of` each by its id, and the ids of the likeliest, the first before all."""
+
+    of: Callable[[int], float]
+    likeliest: tuple[int, ...]
+
+
 class Runner(Memory, Protocol):
     """What evaluates tokens: llama.cpp's context, or the echo. Sequence ids count from 0 to the number of sequences."""
 
@@ -57,6 +66,10 @@ class Runner(Memory, Protocol):
     def sample(self, seq_id: int, index: int, /) -> int: ...
     def logits(self, index: int, token_ids: tuple[int, ...], /) -> tuple[float, ...]:
         """Of these tokens, behind the `index`-th entry of the last batch, which must have asked for logits."""
+        ...
+
+    def logprobs(self, index: int, num_top: int, /) -> Logprobs:
+        """Of the whole vocabulary, behind that entry; `num_top` of its likeliest tokens. To be read before the next batch."""
         ...
 
     def num_tokens(self, seq_id: int, /) -> int: ...

@@ -18,7 +18,7 @@ class LlamaSampler:
     """A chain of llama.cpp's samplers for one sequence. Temperature 0 takes the likeliest token."""
 
     def __init__(self, params: SamplingParams, model: LlamaModel) -> None:
-        grammar = None if params.json_schema is None else grammar_of(params.json_schema)
+        grammar = None if params.json_schema is None else grammar_of(params.json_schema, or_text=params.or_text)
         self.lib = lib = library()
         self.handle = self._chain()
         self._penalties: Any = None

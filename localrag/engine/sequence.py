@@ -6,7 +6,7 @@ import codecs
 import time
 from dataclasses import dataclass, field
 
-from localrag.decoding import Completion, FinishReason, SamplingParams, Timings
+from localrag.decoding import Completion, FinishReason, SamplingParams, Timings, TokenLogprob
 from localrag.errors import EngineError
 from localrag.thinking import Splitter, Thinking
 
@@ -35,6 +35,7 @@ class Sequence:
     borders: tuple[int, ...] = ()
     watched: tuple[int, ...] = ()
     watched_logits: tuple[float, ...] = ()
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     thinking: Thinking | None = None
     reasoning: str = ""
     num_thought: int = 0
@@ -193,6 +194,7 @@ class Sequence:
             cached_tokens=self.num_cached_tokens,
             reasoning=self.reasoning,
             reasoning_tokens=self.num_thought,
+            logprobs=tuple(self.logprobs),
             timings=Timings(
                 prefill_s=first - started, first_token_s=first - self.added_at, decode_s=end - first, total_s=end - self.added_at
             ),

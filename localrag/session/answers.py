@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from localrag.budget import Ledger
-from localrag.decoding import Timings
+from localrag.decoding import Timings, TokenLogprob
 from localrag.model import Slot
 from localrag.passages import Citation, Hit
 from localrag.prompt import Prompt
@@ -71,6 +71,8 @@ class Answer:
     """What was thought before the answer; it is no part of the text."""
     reasoning_tokens: int = 0
     """Of the completion's tokens, those that were thoughts."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """Of the answer's tokens, if they were asked for."""
     bypass: Bypass | None = None
     rewriting: Rewriting | None = None
     """Both as in Prepared; what the rewriting took is not in the numbers of the answer."""

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from localrag.kb import KnowledgeBase
     from localrag.kb.filters import Where
     from localrag.kb.rerank import Reranker
-    from localrag.tokens import Embedder
+    from localrag.tokens import ChatTemplate, Embedder
 
 _ROUND_CELLS = 1024
 """A context is made a little too large, so that it need not grow with every turn of a conversation."""
@@ -75,6 +75,8 @@ class Session:
         self.learning = learning
         self.reranker = reranker
         self.warnings: list[str] = []
+        self.template: ChatTemplate | None = None
+        """In place of the model's own."""
         self._shorteners: dict[bool, Shortener] = {}
 
     @classmethod
@@ -183,7 +185,7 @@ class Session:
 
     def measure(self, offer: Offer) -> Wants:
         """What each part of an offer wants, in tokens of this model."""
-        return prompt.measure(offer, counter=self.engine.counter, template=self.engine.template)
+        return prompt.measure(offer, counter=self.engine.counter, template=self.template or self.engine.template)
 
     def compose(self, wants: Wants) -> prompt.Prompt:
         """The prompt that this window allows, without a limit of time; no model writes for it."""
@@ -315,6 +317,7 @@ class Session:
             memory=self.engine.memory_plan,
             reasoning=completion.reasoning.strip(),
             reasoning_tokens=completion.reasoning_tokens,
+            logprobs=completion.logprobs,
             bypass=prepared.bypass,
             rewriting=prepared.rewriting,
         )

@@ -14,9 +14,11 @@ import pytest
 from localrag.decoding import SamplingParams
 from localrag.engine.constrained import WINDOW, ConstrainedSampler
 from localrag.engine.grammar import longest_chars
+from localrag.engine.json_schema import MAX_ANY_DEPTH
 from localrag.engine.library import library
 from localrag.engine.llama import LlamaContext, LlamaModel
 from localrag.engine.sampler import LlamaSampler
+from localrag.engine.vocab import LlamaTokenizer
 from localrag.errors import EngineError, UsageError
 from tests.gguf_files import write_model, write_vocab
 from tests.json_schemas import is_valid, random_schema
@@ -44,6 +46,77 @@ def written(model, schema, *, seed=0, max_tokens=4000, bonus=None, temperature=0
             return text.decode(), count
         text += constrained._piece(token, special=False)
     raise AssertionError((schema, text))
+
+
+def says(model, text, schema, *, or_text=False):
+    """Whether the model may say exactly this, and then end."""
+    sampler = LlamaSampler(SamplingParams(json_schema=schema, or_text=or_text), model)
+    constrained = sampler._constrained
+    try:
+        for token in [*LlamaTokenizer(model).encode(text), None]:
+            logits = np.zeros(model.num_vocab_tokens, np.float32)
+            wanted = [each for each in range(len(logits)) if constrained._is_end(each)] if token is None else [token]
+            logits[wanted] = 100.0
+            if constrained.sample(logits.ctypes.data_as(ctypes.POINTER(ctypes.c_float))) not in wanted:
+                return False
+        return True
+    finally:
+        sampler.close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        '{"a":1}',
+        '{"a": {"b":[1,"x",null,{"c":[]}]},"":true}',
+        '{"a":1,"a":2}',
+        '{"a":{"b":{"c":{"d":1}}}}',
+        "[1]",
+        '{"a":}',
+        "{",
+        "{} x",
+    ],
+)
+def test_any_object_is_json_of_bounded_depth(vocabulary, text):
+    try:
+        is_object = isinstance(json.loads(text), dict) and '""' not in text
+    except ValueError:
+        is_object = False
+    assert says(vocabulary, text, {"type": "object"}) == is_object
+
+
+def test_deeper_than_the_limit_an_object_holds_scalars(vocabulary):
+    deepest = '{"a":' * (MAX_ANY_DEPTH + 1) + "1" + "}" * (MAX_ANY_DEPTH + 1)
+    assert says(vocabulary, deepest, {"type": "object"})
+    assert not says(vocabulary, f'{{"a":{deepest}}}', {"type": "object"})
+
+
+CALL = {"type": "object", "properties": {"name": {"const": "look"}, "arguments": {"type": "object"}}, "required": ["name", "arguments"]}
+LOOK = '{"name":"look","arguments":{"at":"it"}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "may"),
+    [
+        (LOOK, True),
+        (f"<tool_call>\n{LOOK}\n</tool_call>", True),
+        (f"<tool_call>{LOOK}</tool_call>", True),
+        ("Plain words, {braces} and <b>tags</b>.\nMore.", True),
+        ("", True),
+        ("<", True),
+        ("<tool", True),
+        ("<tool box>", True),
+        ("температура 🔥", True),
+        ("{", False),
+        ('{"name":"other","arguments":{}}', False),
+        ("<tool_call>", False),
+        ("<tool_call> words", False),
+        (f"{LOOK} and words", False),
+    ],
+)
+def test_a_call_or_a_text(vocabulary, text, may):
+    assert says(vocabulary, text, CALL, or_text=True) == may
 
 
 def text_is_valid(text, schema):

@@ -4,6 +4,7 @@ import random
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from localrag.decoding import SamplingParams
@@ -247,6 +248,32 @@ def test_batched_and_alone_are_the_same_on_llama_cpp(tiny):
     alone = [tiny.generate(prompt, sampling).completion_ids for prompt in prompts]
     same = sum(tuple(sequence.completion_ids) == ids for sequence, ids in zip(sequences, alone, strict=True))
     assert same >= 8  # the order of summation differs in a batch, which can decide a near tie
+
+
+def test_the_logprobs_of_a_token_are_those_of_all_logits(tiny):
+    tiny.reserve(64)
+    vocabulary = tuple(range(tiny.info.vocab_size))
+    sampling = SamplingParams(max_tokens=6, logprobs=5, temperature=1.5, seed=3)
+    running = tiny.add(list(b"hello"), sampling, watched=vocabulary)
+    while not running.is_finished:
+        tiny.step()
+    found = running.completion().logprobs
+    logits = np.array(running.watched_logits, np.float64)
+    expected = logits - np.log(np.exp(logits).sum())
+    assert found[0].logprob == pytest.approx(expected[running.completion_ids[0]], abs=1e-6)
+    assert [value for _, value in found[0].top] == pytest.approx(sorted(expected, reverse=True)[:5], abs=1e-6)
+    assert b"".join(each.piece for each in found).decode(errors="replace") == running.text
+    assert len(found) == len(running.completion_ids) - (running.finish_reason == "stop")
+
+
+def test_without_top_there_is_the_token_alone_and_the_echo_is_sure(echo):
+    echo.reserve(64)
+    found = echo.generate([256, *b"user\nHi", 257], SamplingParams(max_tokens=8, logprobs=0)).logprobs
+    assert b"".join(each.piece for each in found) == b"You aske"
+    assert all(each.top == () and -0.1 < each.logprob < 0 for each in found)
+    best = echo.generate([256, *b"user\nHi", 257], SamplingParams(max_tokens=2, logprobs=2)).logprobs[0]
+    assert [best.top[0][0], best.top[0][1]] == [b"Y", best.logprob]
+    assert len(best.top) == 2
 
 
 def test_a_fixed_seed_gives_the_same_again_and_another_seed_does_not(tiny):

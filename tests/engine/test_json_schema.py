@@ -16,10 +16,12 @@ UNSUPPORTED = [
     ({"type": "object", "properties": {"a": {"not": {}}}}, "not is not supported", "#/properties/a"),
     ({"type": "array", "items": {"type": "null"}, "uniqueItems": True}, "uniqueItems is not supported", "#"),
     ({"type": "array", "items": {"type": "null"}, "maxItems": 257}, "maxItems must be", "#"),
-    ({"type": "array"}, "an array needs items", "#"),
-    ({"type": "object"}, "an object needs properties", "#"),
-    ({**SIMPLE, "additionalProperties": True}, "additionalProperties other than false", "#"),
-    ({**SIMPLE, "additionalProperties": {"type": "null"}}, "additionalProperties other than false", "#"),
+    ({"type": "array", "items": 3}, "a schema must be a JSON object", "#/items"),
+    ({"type": "object", "properties": []}, "properties must be an object", "#"),
+    ({"type": "object", "required": ["a"]}, "required must be a list of names", "#"),
+    ({"type": "object", "additionalProperties": 3}, "a schema must be a JSON object", "#/additionalProperties"),
+    ({**SIMPLE, "additionalProperties": True}, "additionalProperties beside properties must be false", "#"),
+    ({**SIMPLE, "additionalProperties": {"type": "null"}}, "additionalProperties beside properties must be false", "#"),
     ({**SIMPLE, "required": ["b"]}, "required must be a list of names", "#"),
     ({"type": "object", "properties": {str(i): {"type": "null"} for i in range(65)}}, "at most 64", "#"),
     ({"type": "string", "minLength": 5, "maxLength": 4}, "minLength 5 is above maxLength 4", "#"),
@@ -48,7 +50,7 @@ UNSUPPORTED = [
     ({"$ref": "#/$defs/x", "$defs": {"x": {"$ref": "#/$defs/x"}}}, "recursive", "#/$defs/x"),
     ({"$ref": "#/$defs/x", "$defs": {"x": {"type": "array", "items": {"$ref": "#/$defs/x"}}}}, "recursive", "#/$defs/x/items"),
     ({"$ref": "#/$defs/x", "minLength": 3, "$defs": {"x": {"type": "string"}}}, "minLength beside $ref", "#"),
-    ({}, "needs a type", "#"),
+    ({"minimum": 3}, "needs a type", "#"),
 ]
 
 
