@@ -110,11 +110,11 @@ class _Answered:
         return {**self._head, "object": "chat.completion", "choices": [choice], **self._accounts(done)}
 
     async def chunks(self, first: dict[str, Any], replies: AsyncGenerator[dict[str, Any], None]) -> AsyncIterator[dict[str, str]]:
-        """Server-sent events; the last one but the end carries the usage if that was asked for."""
-        yield self._chunk({"role": "assistant", "content": ""})
+        """Server-sent events. If the usage was asked for, the last one but the end carries it, and the first one the prompt's ledger."""
+        yield self._event({"choices": [_choice({"role": "assistant", "content": ""})], **self._begun(first["begun"])})
         async with aclosing(replies):
             try:
-                reply = first
+                reply = await anext(replies)
                 while "done" not in reply:
                     yield self._chunk({**({"content": reply["text"]} if reply["text"] else {}), **_reasoning(reply["thought"])})
                     reply = await anext(replies)
@@ -129,16 +129,26 @@ class _Answered:
         yield {"data": "[DONE]"}
 
     def _chunk(self, delta: Mapping[str, Any], finish: str | None = None) -> dict[str, str]:
-        return self._event({"choices": [{"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}]})
+        return self._event({"choices": [_choice(delta, finish)]})
 
     def _event(self, more: Mapping[str, Any]) -> dict[str, str]:
         chunk = {**self._head, "object": "chat.completion.chunk", **more}
         return {"data": json.dumps(chunk, ensure_ascii=False, separators=(",", ":"))}
 
+    def _begun(self, begun: Mapping[str, Any]) -> dict[str, Any]:
+        """The prompt before it is evaluated."""
+        if not self._asked.includes_usage:
+            return {}
+        local = {name: begun[name] for name in ("slot", "sections", "ledger", "evidence")}
+        return {"source_nodes": begun["nodes"] if self._searched else None, "localrag": local}
+
+    @property
+    def _searched(self) -> bool:
+        return self._asked.index is not None and self._asked.bypass is None
+
     def _accounts(self, done: Mapping[str, Any]) -> dict[str, Any]:
         """Usage, sources and ledger; `source_nodes` is null where nothing was searched."""
         asked, usage = self._asked, done["usage"]
-        searched = asked.index is not None and asked.bypass is None
         kept = ("slot", "ledger", "evidence", "citations", "unsupported_citations", "coverage", "timings", "warnings", "bypass")
         local = {name: done[name] for name in kept if name in done}
         if asked.index is not None and asked.bypass is not None:
@@ -151,9 +161,13 @@ class _Answered:
                 "prompt_tokens_details": {"cached_tokens": usage["cached_tokens"]},
                 "completion_tokens_details": {"reasoning_tokens": usage.get("reasoning_tokens", 0)},
             },
-            "source_nodes": done["nodes"] if searched else None,
+            "source_nodes": done["nodes"] if self._searched else None,
             "localrag": local,
         }
+
+
+def _choice(delta: Mapping[str, Any], finish: str | None = None) -> dict[str, Any]:
+    return {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
 
 
 def _reasoning(thought: str) -> dict[str, str]:

@@ -8,16 +8,20 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from localrag.decoding import SamplingParams
 from localrag.errors import LocalragError
+from localrag.journal import allotments
 from localrag.messages import Message
+from localrag.passages import Hit
+from localrag.report.flexbox import item_style, shrink_multiple
 from localrag.server.problems import problem_of
 from localrag.server.wire import line_of
-from localrag.session import Answer, Options, Session, supplied
+from localrag.session import Answer, Options, Prepared, Session, supplied
 from localrag.session.serving import Event, Question, Service
 from localrag.settings import Settings
 
@@ -91,7 +95,7 @@ class _Worker:
         number = message["id"]
         try:
             if message["op"] == "ask":
-                self._service.add(question_of(message))
+                self._tell(self._service.add(question_of(message)))
             elif message["op"] == "cancel":
                 self._service.cancel(number)
             elif message["op"] == "budget":
@@ -104,16 +108,13 @@ class _Worker:
     def _budget(self, question: Question) -> dict[str, Any]:
         _, prepared, opened = self._service.prepare(question)
         with opened:
-            composed = prepared.prompt
-            return {
-                "prompt_tokens": len(composed.token_ids),
-                "slot": prepared.slot.to_dict(),
-                "ledger": composed.ledger.to_dict(),
-                "evidence": supplied(composed),
-            }
+            return {"prompt_tokens": len(prepared.prompt.token_ids), **composed(prepared)}
 
     def _tell(self, event: Event) -> None:
-        if event.answer is not None:
+        if event.begun is not None:
+            begun = {**composed(event.begun), "nodes": nodes(event, event.begun.prompt.hits)}
+            self._send({"id": event.id, "begun": begun})
+        elif event.answer is not None:
             self._send({"id": event.id, "done": told(event, event.answer)})
         elif event.error is not None:
             self._refuse(event.id, event.error)
@@ -142,9 +143,27 @@ def question_of(message: Mapping[str, Any]) -> Question:
     )
 
 
+def composed(prepared: Prepared) -> dict[str, Any]:
+    """A prompt before it is evaluated: how its window was negotiated, each section as a CSS flex item too, and what came of it."""
+    budget = prepared.prompt.budget
+    sections = allotments(budget)
+    multiple = shrink_multiple(budget.window, sections)
+    return {
+        "slot": prepared.slot.to_dict(),
+        "sections": [{**asdict(each), "css": item_style(each, multiple)} for each in sections],
+        "ledger": prepared.prompt.ledger.to_dict(),
+        "evidence": supplied(prepared.prompt),
+    }
+
+
 def told(event: Event, answer: Answer) -> dict[str, Any]:
     """The answer object, and its sources as nodes."""
-    nodes = [
+    return {**answer.to_dict(), "nodes": nodes(event, answer.hits)}
+
+
+def nodes(event: Event, hits: Sequence[Hit]) -> list[dict[str, Any]]:
+    """Sources as OpenAI's clients of the KAITO RAG engine know them."""
+    return [
         {
             "doc_id": event.documents[hit.label][0],
             "node_id": hit.label,
@@ -152,10 +171,9 @@ def told(event: Event, answer: Answer) -> dict[str, Any]:
             "score": hit.score,
             "metadata": event.documents[hit.label][1],
         }
-        for hit in answer.hits
+        for hit in hits
         if hit.label in event.documents
     ]
-    return {**answer.to_dict(), "nodes": nodes}
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from localrag.session.opening import open_embedder, open_knowledge_bases
 if TYPE_CHECKING:
     from localrag.engine.sequence import Sequence as Running
     from localrag.messages import Message
+    from localrag.passages import Hit
     from localrag.session.options import Options
     from localrag.session.walk import Session
     from localrag.settings import Settings
@@ -39,14 +40,15 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """What became of a question: a piece of its answer or of what is thought before it, or its end with an answer or an error."""
+    """What became of a question: its prompt, a piece of its answer or of what is thought first, or its end with an answer or an error."""
 
     id: int
+    begun: Prepared | None = None
     text: str = ""
     thought: str = ""
     answer: Answer | None = None
     documents: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
-    """Of each source in the answer's prompt, by its label: the id and the metadata of its document."""
+    """Of each source in the prompt, by its label: the id and the metadata of its document."""
     error: LocalragError | None = None
 
 
@@ -112,17 +114,19 @@ class Service:
         session.embedder = self._embedder if kbs else None
         return session
 
-    def add(self, question: Question) -> None:
-        """Begin a question; errors as of Session.prepare and Engine.add."""
+    def add(self, question: Question) -> Event:
+        """Begin a question: its prompt is composed, and nothing evaluated yet. Errors as of Session.prepare and Engine.add."""
         session, prepared, opened = self.prepare(question)
         with ExitStack() as failed:
             failed.push(opened)
             composed = prepared.prompt
+            begun = Event(id=question.id, begun=prepared, documents=_documents(composed.hits, session))
             sampling = question.sampling.with_max_tokens(composed.max_tokens)
             running = session.engine.add(
                 list(composed.token_ids), sampling, deadline=prepared.deadline, borders=composed.borders, thinking=composed.thinking
             )
             self._jobs[running.seq_id] = _Job(question, session, prepared, running, failed.pop_all())
+            return begun
 
     def cancel(self, question_id: int) -> None:
         """End a question at once; it has no more events. One that is not there was finished before."""
@@ -152,7 +156,7 @@ class Service:
             if running.error is not None:
                 return Event(id=question.id, error=running.error)
             answer = job.session.finish(job.prepared, running.completion(), question.messages, **question.options)
-            return Event(id=question.id, answer=answer, documents=_documents(answer, job.session))
+            return Event(id=question.id, answer=answer, documents=_documents(answer.hits, job.session))
 
     def close(self) -> None:
         """End all that runs."""
@@ -163,11 +167,11 @@ class Service:
         self._session.close()
 
 
-def _documents(answer: Answer, session: Session) -> dict[str, tuple[str, Mapping[str, Any]]]:
+def _documents(hits: Sequence[Hit], session: Session) -> dict[str, tuple[str, Mapping[str, Any]]]:
     """What was deleted since it was found is left out."""
     found: dict[str, tuple[str, Mapping[str, Any]]] = {}
     for kb in session.knowledge_bases:
-        own = [hit for hit in answer.hits if hit.chunk.kb == kb.name]
+        own = [hit for hit in hits if hit.chunk.kb == kb.name]
         names = kb.texts.names([hit.chunk.document_id for hit in own])
         found |= {hit.label: names[hit.chunk.document_id] for hit in own if hit.chunk.document_id in names}
     return found

@@ -52,6 +52,23 @@ def test_a_stream(client):
     assert chunks[-1].model_extra["localrag"]["ledger"]["window"] == 8192
 
 
+def test_a_stream_begins_with_the_ledger_of_its_prompt(client):
+    chunks = list(client.chat.completions.create(model="echo", messages=QUESTION, stream=True, stream_options={"include_usage": True}))
+    begun, done = (chunks[at].model_extra["localrag"] for at in (0, -1))
+    used = {each["name"]: each["used"] for each in done["ledger"]["entries"]}
+    assert {each["name"]: each["used"] for each in begun["ledger"]["entries"]} == {**used, "answer": 0}
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert (begun["slot"], begun["evidence"], chunks[0].model_extra["source_nodes"]) == (done["slot"], [], None)
+    answer = next(each for each in begun["sections"] if each["name"] == "answer")
+    assert answer["css"].startswith(f"flex:{answer['grow']:g} {answer['shrink']:g} {answer['basis']}px;")
+    assert sum(each["allotted"] for each in begun["sections"]) <= begun["ledger"]["window"]
+
+
+def test_a_stream_that_asks_for_no_usage_has_no_ledger(client):
+    chunks = list(client.chat.completions.create(model="echo", messages=QUESTION, stream=True))
+    assert not any(chunk.model_extra.get("localrag") for chunk in chunks)
+
+
 def test_a_form_of_its_own(client):
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
