@@ -116,7 +116,8 @@ class _Answered:
             try:
                 reply = await anext(replies)
                 while "done" not in reply:
-                    yield self._chunk({**({"content": reply["text"]} if reply["text"] else {}), **_reasoning(reply["thought"])})
+                    delta = {**({"content": reply["text"]} if reply["text"] else {}), **_reasoning(reply["thought"])}
+                    yield self._event({"choices": [_choice(delta)], **self._counted(reply["num_tokens"])})
                     reply = await anext(replies)
             except Problem as problem:
                 yield {"data": json.dumps({"error": {"message": problem.detail, "code": problem.status}})}
@@ -141,6 +142,10 @@ class _Answered:
             return {}
         local = {name: begun[name] for name in ("slot", "sections", "ledger", "evidence")}
         return {"source_nodes": begun["nodes"] if self._searched else None, "localrag": local}
+
+    def _counted(self, num_tokens: int) -> dict[str, Any]:
+        """What was written so far."""
+        return {"localrag": {"completion_tokens": num_tokens}} if self._asked.includes_usage else {}
 
     @property
     def _searched(self) -> bool:

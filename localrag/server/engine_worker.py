@@ -119,7 +119,7 @@ class _Worker:
         elif event.error is not None:
             self._refuse(event.id, event.error)
         else:
-            self._send({"id": event.id, "text": event.text, "thought": event.thought})
+            self._send({"id": event.id, "text": event.text, "thought": event.thought, "num_tokens": event.num_tokens})
 
     def _refuse(self, number: int, error: LocalragError) -> None:
         problem = problem_of(error)

@@ -46,6 +46,8 @@ class Event:
     begun: Prepared | None = None
     text: str = ""
     thought: str = ""
+    num_tokens: int = 0
+    """How many were written so far."""
     answer: Answer | None = None
     documents: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
     """Of each source in the prompt, by its label: the id and the metadata of its document."""
@@ -145,7 +147,7 @@ class Service:
             if job is None:
                 continue
             if piece.text or piece.thought:
-                yield Event(id=job.question.id, text=piece.text, thought=piece.thought)
+                yield Event(id=job.question.id, text=piece.text, thought=piece.thought, num_tokens=len(job.running.completion_ids))
             if piece.finish_reason is not None:
                 del self._jobs[piece.seq_id]
                 yield self._end(job)

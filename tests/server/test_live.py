@@ -64,6 +64,12 @@ def test_a_stream_begins_with_the_ledger_of_its_prompt(client):
     assert sum(each["allotted"] for each in begun["sections"]) <= begun["ledger"]["window"]
 
 
+def test_a_stream_counts_its_tokens_as_they_come(client):
+    chunks = list(client.chat.completions.create(model="echo", messages=QUESTION, stream=True, stream_options={"include_usage": True}))
+    counted = [chunk.model_extra["localrag"]["completion_tokens"] for chunk in chunks[1:-2]]
+    assert counted == list(range(1, 24))  # the 24th token is the end
+
+
 def test_a_stream_that_asks_for_no_usage_has_no_ledger(client):
     chunks = list(client.chat.completions.create(model="echo", messages=QUESTION, stream=True))
     assert not any(chunk.model_extra.get("localrag") for chunk in chunks)
