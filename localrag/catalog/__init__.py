@@ -66,6 +66,8 @@ class Catalog:
     """Pattern of paths to the tags of the documents there."""
     memories: Mapping[str, float]
     """What [memories] sets, by the names of the fields of session.remembering.Recalling."""
+    rejects_tools: bool
+    """Whether the server refuses tools beside an index, by [server] tools_with_index."""
     own_councils: Mapping[str, Council]
     """Those of this file; `council` knows the ones that ship too."""
 
@@ -89,6 +91,7 @@ class Catalog:
             weights=MappingProxyType(tables.relevance),
             tags=MappingProxyType(tables.tags),
             memories=MappingProxyType(tables.memories),
+            rejects_tools=tables.rejects_tools,
             own_councils=MappingProxyType(tables.councils),
         )
 

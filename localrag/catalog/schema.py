@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -54,6 +54,12 @@ class MemoriesTable(Table):
     max_age_days: Factor = 0
 
 
+class ServerTable(Table):
+    """[server]: what a request with tools and an index gets, an answer of the plain model or a refusal."""
+
+    tools_with_index: Literal["plain", "reject"] = "plain"
+
+
 class CatalogTable(BaseModel):
     """The whole file."""
 
@@ -68,6 +74,7 @@ class CatalogTable(BaseModel):
     relevance: RelevanceTable = RelevanceTable()
     tags: dict[str, list[str]] = {}
     memories: MemoriesTable = MemoriesTable()
+    server: ServerTable = ServerTable()
     councils: dict[str, CouncilTable] = {}
 
 
@@ -87,6 +94,7 @@ class Tables:
     relevance: dict[str, object]
     tags: dict[str, tuple[str, ...]]
     memories: dict[str, float]
+    rejects_tools: bool
     councils: dict[str, Council]
 
 
@@ -111,6 +119,7 @@ def read(file: Path) -> Tables:
         budgets=budgets,
         relevance=weights_of(top.inside("relevance"), table.relevance),
         memories=dict(table.memories.given),  # type: ignore[arg-type]  # numbers
+        rejects_tools=table.server.tools_with_index == "reject",
         tags={pattern: tuple(tags) for pattern, tags in table.tags.items()},
         councils={
             name: _council(top.inside("councils", name), name, entry, models=models, budgets=budgets)

@@ -52,6 +52,7 @@ def serve_command(
         -d '{"messages": [{"role": "user", "content": "What is PLA?"}], "index_name": "handbook"}'
     """
     try:
+        from localrag.catalog import Catalog  # noqa: PLC0415  # weight
         from localrag.server.app import Shared, make_app  # noqa: PLC0415  # an extra
         from localrag.server.engine_process import EngineProcess, Wanted  # noqa: PLC0415  # an extra
         from localrag.server.gate import LOOPBACK, Guard  # noqa: PLC0415  # an extra
@@ -68,6 +69,7 @@ def serve_command(
     known = None if not is_local and not hosts else LOOPBACK | {each.lower() for each in hosts}
     wanted = Wanted(settings=settings, model=model, n_ctx=n_ctx, chat_template=chat_template, budget=budget, keep=not no_keep)
     guard = Guard(hosts=known, origins=frozenset(origins), api_key=key)
-    app = make_app(Shared(settings=settings, engine=EngineProcess(wanted), guard=guard))
+    rejects_tools = Catalog.load(settings).rejects_tools
+    app = make_app(Shared(settings=settings, engine=EngineProcess(wanted), guard=guard, rejects_tools=rejects_tools))
     note(f"Serving on http://{f'[{host}]' if ':' in host else host}:{port} (Ctrl-C ends it)")
     make_server(app, host=host, port=port).run()

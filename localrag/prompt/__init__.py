@@ -4,5 +4,6 @@ from localrag.prompt.compose import Prompt, compose
 from localrag.prompt.measure import Wants, alike, measure
 from localrag.prompt.offer import ANSWER_BASIS, CITE, Offer
 from localrag.prompt.pack import Shortening
+from localrag.prompt.plain import PLAIN
 
-__all__ = ["ANSWER_BASIS", "CITE", "Offer", "Prompt", "Shortening", "Wants", "alike", "compose", "measure"]
+__all__ = ["ANSWER_BASIS", "CITE", "PLAIN", "Offer", "Prompt", "Shortening", "Wants", "alike", "compose", "measure"]

@@ -16,7 +16,7 @@ from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoin
 
 from localrag.errors import LocalragError
 from localrag.kb import list_kbs
-from localrag.server import completions, indexes, metrics, state
+from localrag.server import completions, embeddings, indexes, metrics, openai_responses, state, text_completions
 from localrag.server.embedders import Embedders
 from localrag.server.engine_process import EngineProcess
 from localrag.server.gate import Gate, Guard
@@ -34,6 +34,8 @@ class Shared:
     engine: EngineProcess | None = None
     """None for a server of indexes alone."""
     guard: Guard = field(default_factory=Guard)
+    rejects_tools: bool = False
+    """Whether tools beside an index are refused, rather than answered without the index."""
     metrics: metrics.Metrics = field(default_factory=metrics.Metrics)
     embedder: InitVar[Embedder | None] = None
     """In place of the one of models.toml."""
@@ -59,7 +61,7 @@ def make_app(shared: Shared) -> FastAPI:
 
     app = FastAPI(title="localrag", version=version("localrag"), default_response_class=CompactResponse, lifespan=lifespan)
     app.state.shared = shared
-    for routes in (state, metrics, indexes, completions):
+    for routes in (state, metrics, indexes, completions, text_completions, openai_responses, embeddings):
         app.include_router(routes.router)
     app.add_exception_handler(Problem, _problem)
     app.add_exception_handler(LocalragError, _error)

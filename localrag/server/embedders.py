@@ -23,7 +23,17 @@ class Embedders:
         self._settings = settings
         self._lock = threading.Lock()
         shared = None if given is None else _InTurn(given)
+        self._name = None if given is None else given.fingerprint
         self._opened: dict[bool, _InTurn | None] = {False: shared, True: shared}
+
+    @property
+    def name(self) -> str:
+        """Errors as of Catalog.load."""
+        if self._name is None:
+            from localrag.catalog import Catalog  # noqa: PLC0415  # weight
+
+            self._name = Catalog.load(self._settings).embedder().name
+        return self._name
 
     def for_texts(self) -> Embedder:
         """The one that vectors are stored of. Errors as of open_embedder."""

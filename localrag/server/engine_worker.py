@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from localrag.decoding import SamplingParams
 from localrag.errors import LocalragError
 from localrag.journal import allotments
-from localrag.messages import Message
+from localrag.messages import Message, ToolSpec
 from localrag.passages import Hit
 from localrag.report.flexbox import item_style, shrink_multiple
 from localrag.server.problems import problem_of
@@ -119,7 +119,8 @@ class _Worker:
         elif event.error is not None:
             self._refuse(event.id, event.error)
         else:
-            self._send({"id": event.id, "text": event.text, "thought": event.thought, "num_tokens": event.num_tokens})
+            logprobs = [[list(each.piece), each.logprob, [[list(piece), value] for piece, value in each.top]] for each in event.logprobs]
+            self._send({"id": event.id, "text": event.text, "thought": event.thought, "num_tokens": event.num_tokens, "logprobs": logprobs})
 
     def _refuse(self, number: int, error: LocalragError) -> None:
         problem = problem_of(error)
@@ -134,12 +135,15 @@ def question_of(message: Mapping[str, Any]) -> Question:
         options["context_ratio"] = given["context_ratio"]
     if given.get("top_k") is not None:
         options["top_k"] = given["top_k"]
+    if message["tools"]:
+        options["tools"] = [ToolSpec(**each) for each in message["tools"]]
     return Question(
         id=message["id"],
         messages=[Message(each["role"], each["content"]) for each in message["messages"]],
         kbs=tuple(message["kbs"]),
         sampling=SamplingParams(**{**message["sampling"], "stop": tuple(message["sampling"].get("stop", ()))}),
         options=options,
+        is_plain=message["is_plain"],
     )
 
 

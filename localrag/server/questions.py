@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from localrag.messages import Message
 from localrag.server.problems import Problem
+from localrag.server.sampling import NUMBERS, flag, given, read_sampling
+from localrag.server.tools import Tools, called, is_offered, read_tools
 from localrag.session.bypass import Bypass, bypass
 
 MIN_RATIO, MAX_RATIO, DEFAULT_RATIO = 0.2, 0.8, 0.5
@@ -16,18 +17,16 @@ MAX_MESSAGES = 2048
 NO_QUESTION = "There must be a user prompt since the latest assistant message."
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-_THINK_TOKENS = {"none": 0, "minimal": 128, "low": 512, "medium": 1024, "high": 4096}
-"""What `reasoning_effort` comes to."""
-_NUMBERS = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 _WITHOUT_EFFECT = frozenset(
     {"model", "user", "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier", "prompt_cache_key"}
 )
 """Taken as they are: they change nothing of an answer."""
 _READ = frozenset({
     "messages", "n", "index_name", "context_token_ratio", "tools", "functions", "tool_choice", "function_call", "max_tokens",
-    "max_completion_tokens", "stop", "seed", "stream", "stream_options", "response_format", "reasoning_effort", *_NUMBERS,
+    "max_completion_tokens", "stop", "seed", "stream", "stream_options", "response_format", "reasoning_effort", "logprobs", "top_logprobs",
+    *NUMBERS,
 })  # fmt: skip
-_NEUTRAL: Mapping[str, tuple[object, ...]] = {"logprobs": (False,), "top_logprobs": (0,), "logit_bias": ({},), "modalities": (["text"],)}
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {"logit_bias": ({},), "modalities": (["text"],)}
 """Values that ask for nothing, of parameters that cannot be honoured."""
 
 
@@ -42,61 +41,78 @@ class Asked:
     ratio: float
     streams: bool
     includes_usage: bool
+    tools: Tools | None = None
+    is_plain: bool = False
+    """Whether there is one message, which is sent as it stands, without the model's template."""
+
+    @property
+    def searches(self) -> bool:
+        return self.index is not None and self.bypass is None
 
     def to_message(self, n_ctx: int) -> dict[str, Any]:
         """For the engine's process, whose window has `n_ctx` tokens. Without a limit of its own an answer may have all that is left."""
-        searches = self.index is not None and self.bypass is None
+        forms = {} if self.tools is None else {"json_schema": self.tools.schema, "or_text": self.tools.or_text}
         return {
             "op": "ask",
+            "is_plain": self.is_plain,
+            "tools": [] if self.tools is None else [spec.to_dict()["function"] for spec in self.tools.specs],
             "messages": [{"role": each.role, "content": each.content} for each in self.messages],
-            "kbs": [self.index] if searches else [],
-            "sampling": {"max_tokens": n_ctx, **self.sampling},
-            "options": {"context_ratio": self.ratio, "top_k": "fit"} if searches else {},
+            "kbs": [self.index] if self.searches else [],
+            "sampling": {"max_tokens": n_ctx, **self.sampling, **forms},
+            "options": {"context_ratio": self.ratio, "top_k": "fit"} if self.searches else {},
         }
 
 
-def read(body: object, *, has_index: Callable[[str], bool]) -> Asked:
+def read(body: object, *, has_index: Callable[[str], bool], rejects_tools: bool = False, is_plain: bool = False) -> Asked:
     """Problem, in the order of the checks: more than one answer, an unknown index, a ratio out of range, what is malformed, a message
-    without role or content, tools, a conversation without a question."""
+    without role or content, tools with an index where that is refused, a conversation without a question."""
     if not isinstance(body, dict):
         raise Problem(400, "The body is not a JSON object.")
-    if _given(body, "n", 1) != 1:
+    if given(body, "n", 1) != 1:
         raise Problem(400, "n must be 1: one answer is written for a request.")
     index = _index(body, has_index)
     ratio = _ratio(body)
     _check_names(body)
     said = _messages(body)
-    tools = [*_list(body, "tools"), *_list(body, "functions")]
-    reason = bypass(said, has_kb=index is not None, has_tools=bool(tools))
-    if tools:
+    has_tools = is_offered(body)
+    reason = bypass(said, has_kb=index is not None, has_tools=has_tools)
+    if has_tools and index is not None and rejects_tools:
         raise Problem(400, "tools and functions are not supported.")
+    tools = read_tools(body)
     messages = [Message(_role(each.role), _text(each.content)) for each in said]
-    answered = max((at for at, each in enumerate(messages) if each.role == "assistant"), default=-1)
-    if not any(each.role == "user" and each.content.strip() for each in messages[answered + 1 :]):
-        raise Problem(400, NO_QUESTION)
-    options = _given(body, "stream_options", {})
+    _check_question(messages)
+    sampling = read_sampling(body)
+    if tools is not None and "json_schema" in sampling:
+        raise Problem(400, "An answer that may be a call has no other form: leave response_format out, or the tools.")
+    options = given(body, "stream_options", {})
     if not isinstance(options, dict):
         raise Problem(400, "stream_options is an object.")
     return Asked(
         messages=messages,
         index=index,
         bypass=reason,
-        sampling=_sampling(body),
+        sampling=sampling,
         ratio=ratio,
-        streams=_flag(body, "stream"),
-        includes_usage=_flag(options, "include_usage"),
+        streams=flag(body, "stream"),
+        includes_usage=flag(options, "include_usage"),
+        tools=tools,
+        is_plain=is_plain,
     )
+
+
+def _check_question(messages: Sequence[Message]) -> None:
+    """There is one since the last answer, or what a tool gave for it."""
+    if messages[-1].role == "tool" and any(each.role == "user" and each.content.strip() for each in messages):
+        return
+    answered = max((at for at, each in enumerate(messages) if each.role == "assistant"), default=-1)
+    if not any(each.role == "user" and each.content.strip() for each in messages[answered + 1 :]):
+        raise Problem(400, NO_QUESTION)
 
 
 @dataclass(frozen=True, slots=True)
 class _Said:
     role: str
     content: object
-
-
-def _given(body: Mapping[str, Any], name: str, default: object) -> Any:  # noqa: ANN401  # JSON
-    value = body.get(name)
-    return default if value is None else value
 
 
 def _index(body: Mapping[str, Any], has_index: Callable[[str], bool]) -> str | None:
@@ -109,7 +125,7 @@ def _index(body: Mapping[str, Any], has_index: Callable[[str], bool]) -> str | N
 
 
 def _ratio(body: Mapping[str, Any]) -> float:
-    ratio = _given(body, "context_token_ratio", DEFAULT_RATIO)
+    ratio = given(body, "context_token_ratio", DEFAULT_RATIO)
     if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not MIN_RATIO <= ratio <= MAX_RATIO:
         raise Problem(400, f"context_token_ratio must be between {MIN_RATIO} and {MAX_RATIO}.")
     return float(ratio)
@@ -137,13 +153,16 @@ def _message(number: int, message: object) -> _Said:
     role, content = message.get("role"), message.get("content")
     if not role:
         raise Problem(400, f"Message {number} has no role.")
-    if content is None and not (role == "assistant" and message.get("tool_calls")):
+    calls = called(message) if role == "assistant" else ""
+    if content is None and not calls:
         raise Problem(400, f"Message {number} has no content.")
     if role not in _ROLES:
         raise Problem(400, f"Message {number} has the role {str(role)[:80]!r}; known are {', '.join(_ROLES)}.")
     if content is not None and not isinstance(content, str | list):
         raise Problem(400, f"The content of message {number} is neither text nor a list of parts.")
-    return _Said(role, "" if content is None else content)
+    if not calls:
+        return _Said(role, content)
+    return _Said(role, "\n".join(filter(None, ("" if content is None else _text(content), calls))))
 
 
 def _role(role: str) -> Any:  # noqa: ANN401  # one of messages.Role
@@ -158,67 +177,3 @@ def _text(content: object) -> str:
     if len(texts) != len(parts) or not all(isinstance(text, str) for text in texts):
         raise Problem(400, "This model reads text alone.")
     return "\n\n".join(str(text) for text in texts)
-
-
-def _list(body: Mapping[str, Any], name: str) -> list[Any]:
-    found = _given(body, name, [])
-    if not isinstance(found, list):
-        raise Problem(400, f"{name} is a list.")
-    return found
-
-
-def _flag(body: Mapping[str, Any], name: str) -> bool:
-    found = _given(body, name, default=False)
-    if not isinstance(found, bool):
-        raise Problem(400, f"{name} is true or false.")
-    return found
-
-
-def _sampling(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of SamplingParams that the body names; their ranges are checked there."""
-    found: dict[str, Any] = {}
-    for name in _NUMBERS:
-        value = body.get(name)
-        if value is not None:
-            found[name] = _number(name, value, int | float)
-    seed, most = body.get("seed"), _given(body, "max_completion_tokens", body.get("max_tokens"))
-    if seed is not None:
-        found["seed"] = _number("seed", seed, int) % 2**32
-    if most is not None:
-        found["max_tokens"] = _number("max_tokens", most, int)
-    stop = _given(body, "stop", [])
-    stops = [stop] if isinstance(stop, str) else stop
-    if not isinstance(stops, list) or not all(isinstance(each, str) for each in stops):
-        raise Problem(400, "stop is a text or a list of texts.")
-    if stops:
-        found["stop"] = stops
-    if found.get("presence_penalty") or found.get("frequency_penalty"):
-        found["repeat_last_n"] = 1_000_000  # all that was written
-    effort = body.get("reasoning_effort")
-    if effort is not None:
-        if effort not in _THINK_TOKENS:
-            raise Problem(400, f"reasoning_effort is one of {', '.join(_THINK_TOKENS)}.")
-        found["think_tokens"] = _THINK_TOKENS[effort]
-    schema = _schema(body)
-    return found if schema is None else {**found, "json_schema": schema}
-
-
-def _number(name: str, value: object, kind: Any) -> Any:  # noqa: ANN401  # a number of that kind
-    if isinstance(value, bool) or not isinstance(value, kind):
-        raise Problem(400, f"{name} is {'a whole number' if kind is int else 'a number'}.")
-    return value
-
-
-def _schema(body: Mapping[str, Any]) -> str | None:
-    """The JSON schema that an answer must keep to."""
-    wanted = _given(body, "response_format", {"type": "text"})
-    kind = wanted.get("type") if isinstance(wanted, dict) else None
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return json.dumps({"type": "object"})
-    given = wanted.get("json_schema") if kind == "json_schema" else None
-    schema = given.get("schema") if isinstance(given, dict) else None
-    if not isinstance(schema, dict):
-        raise Problem(400, "response_format is text, json_object, or json_schema with a schema.")
-    return json.dumps(schema)

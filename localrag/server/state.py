@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
 
-from localrag.server.completions import body_of, client_of, heard_out, opened
+from localrag.server.asking import body_of, client_of, heard_out, opened
 from localrag.server.problems import Problem
 from localrag.server.questions import read
 
@@ -52,6 +52,6 @@ async def budget(request: Request) -> dict[str, Any]:
     """The ledger that a chat completion of this body would have. Nothing is generated."""
     shared: Shared = request.app.state.shared
     engine = await opened(shared)
-    asked = read(await body_of(request), has_index=shared.has_index)
+    asked = read(await body_of(request), has_index=shared.has_index, rejects_tools=shared.rejects_tools)
     message = {**asked.to_message(engine.about["slot"]["n_ctx"]), "op": "budget"}
     return await heard_out(request, engine.run(client_of(request), message))

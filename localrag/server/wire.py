@@ -7,8 +7,8 @@ To the engine, after a first line with what to open:
     {"op": "cancel", "id"}
 
 From it: `{"ready": {…}}` once, or `{"failed": {…}}` where it cannot open. Then for an id `{"id", "begun": {…}}`, the prompt of what is
-asked, any number of `{"id", "text", "thought", "num_tokens"}`, and one of `{"id", "done": {…}}` and `{"id", "problem": [status, detail]}`.
-A line of stderr is talk.
+asked, any number of `{"id", "text", "thought", "num_tokens", "logprobs"}`, and one of `{"id", "done": {…}}` and
+`{"id", "problem": [status, detail]}`. A line of stderr is talk.
 """
 
 from __future__ import annotations

@@ -6,10 +6,12 @@ import copy
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Self
 
-from localrag.decoding import Piece, SamplingParams
+from localrag.decoding import Piece, SamplingParams, TokenLogprob
 from localrag.errors import LocalragError
+from localrag.prompt import PLAIN
 from localrag.session.answers import Answer, Prepared
 from localrag.session.opening import open_embedder, open_knowledge_bases
 
@@ -36,6 +38,8 @@ class Question:
     kbs: tuple[str, ...] = ()
     sampling: SamplingParams = field(default_factory=SamplingParams)
     options: Options = field(default_factory=dict)  # type: ignore[assignment]  # a TypedDict of which no key is required
+    is_plain: bool = False
+    """Whether its one message is sent as it stands, without the model's template."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +52,8 @@ class Event:
     thought: str = ""
     num_tokens: int = 0
     """How many were written so far."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """Of the tokens of the answer since the last event, if they were asked for."""
     answer: Answer | None = None
     documents: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
     """Of each source in the prompt, by its label: the id and the metadata of its document."""
@@ -61,6 +67,8 @@ class _Job:
     prepared: Prepared
     running: Running
     opened: ExitStack
+    num_told: int = 0
+    """Logprobs that were in events."""
 
 
 class Service:
@@ -99,6 +107,7 @@ class Service:
         """The prompt of a question, what it is asked with, and what is to be closed in the end. Errors as of Session.prepare."""
         with ExitStack() as opened:
             session = self._asked(question.kbs, opened)
+            session.template = PLAIN if question.is_plain else None
             prepared = session.prepare(
                 question.messages,
                 max_tokens=question.sampling.max_tokens,
@@ -146,8 +155,16 @@ class Service:
             job = self._jobs.get(piece.seq_id)
             if job is None:
                 continue
-            if piece.text or piece.thought:
-                yield Event(id=job.question.id, text=piece.text, thought=piece.thought, num_tokens=len(job.running.completion_ids))
+            logprobs = _new_logprobs(job)
+            if piece.text or piece.thought or (logprobs and piece.finish_reason is not None):
+                job.num_told += len(logprobs)
+                yield Event(
+                    id=job.question.id,
+                    text=piece.text,
+                    thought=piece.thought,
+                    num_tokens=len(job.running.completion_ids),
+                    logprobs=logprobs,
+                )
             if piece.finish_reason is not None:
                 del self._jobs[piece.seq_id]
                 yield self._end(job)
@@ -167,6 +184,13 @@ class Service:
             job.opened.close()
         self._jobs.clear()
         self._session.close()
+
+
+def _new_logprobs(job: _Job) -> tuple[TokenLogprob, ...]:
+    """Those that no event told, of tokens whose text is told now: a stop string that was cut off has none."""
+    known, end = job.running.logprobs, len(job.running.text.encode())
+    starts = accumulate((len(each.piece) for each in known[:-1]), initial=0) if known else ()
+    return tuple(each for at, (each, start) in enumerate(zip(known, starts, strict=True)) if at >= job.num_told and start < end)
 
 
 def _documents(hits: Sequence[Hit], session: Session) -> dict[str, tuple[str, Mapping[str, Any]]]:

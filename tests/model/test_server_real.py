@@ -1,5 +1,7 @@
 """The server with the real model and embedder, asked by the clients that people have."""
 
+import json
+import math
 import shutil
 
 import httpx
@@ -63,3 +65,84 @@ def test_an_answer_in_a_form(live):
     form = {"type": "json_schema", "json_schema": {"name": "hot", "schema": schema}}
     answer = client.chat.completions.create(model="any", messages=QUESTION, response_format=form)
     assert answer.choices[0].message.content.replace(" ", "") in ('{"hot":true}', '{"hot":false}')
+
+
+@pytest.fixture
+def client(live):
+    return openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0, timeout=300)
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 30}, "unit": {"enum": ["C", "F"]}},
+            "required": ["city", "unit"],
+        },
+    },
+}
+
+
+def test_a_tool_is_called_and_its_result_answered(client):
+    asked = [{"role": "user", "content": "What is the weather in Paris, in C?"}]
+    choice = client.chat.completions.create(model="any", messages=asked, tools=[WEATHER], tool_choice="required").choices[0]
+    (call,) = choice.message.tool_calls
+    arguments = json.loads(call.function.arguments)
+    assert (choice.finish_reason, call.function.name, set(arguments)) == ("tool_calls", "get_weather", {"city", "unit"})
+    said = [
+        *asked,
+        choice.message.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": call.id, "content": '{"temperature": 21}'},
+    ]
+    answer = client.chat.completions.create(model="any", messages=said, tools=[WEATHER], tool_choice="none", max_tokens=24)
+    assert answer.choices[0].message.content.strip()
+
+
+def test_by_itself_the_model_says_a_text_or_calls(client):
+    said = [{"role": "user", "content": "Say hello."}]
+    for chunks in (False, True):
+        answer = client.chat.completions.create(model="any", messages=said, tools=[WEATHER], max_tokens=40, stream=chunks)
+        choices = [chunk.choices[0] for chunk in answer] if chunks else answer.choices
+        assert choices[-1].finish_reason in ("stop", "length", "tool_calls")
+
+
+def test_logprobs_are_a_distribution(client):
+    choice = client.chat.completions.create(
+        model="any", messages=QUESTION, max_tokens=12, logprobs=True, top_logprobs=20, temperature=0
+    ).choices[0]
+    assert "".join(each.token for each in choice.logprobs.content) == choice.message.content
+    for each in choice.logprobs.content:
+        values = [top.logprob for top in each.top_logprobs]
+        assert values == sorted(values, reverse=True)
+        assert each.logprob == values[0]  # greedy
+        assert 0.3 < sum(map(math.exp, values)) <= 1.0 + 1e-6
+
+
+def test_any_object(client):
+    said = [{"role": "user", "content": 'Give the colour and the size of an apple as JSON, such as {"colour": "green"}.'}]
+    answer = client.chat.completions.create(model="any", messages=said, response_format={"type": "json_object"}, max_tokens=200)
+    if answer.choices[0].finish_reason == "stop":
+        assert isinstance(json.loads(answer.choices[0].message.content), dict)
+    assert answer.choices[0].message.content.startswith("{")
+
+
+def test_a_text_goes_on_without_a_template(client):
+    answer = client.completions.create(model="any", prompt="One, two, three, four, five, six,", max_tokens=8)
+    assert " seven" in answer.choices[0].text
+    chunks = list(client.completions.create(model="any", prompt="One, two, three, four, five, six,", max_tokens=8, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == answer.choices[0].text
+
+
+def test_a_response(client):
+    answer = client.responses.create(model="any", input=QUESTION, max_output_tokens=24, extra_body={"index_name": "facts"})
+    assert answer.output_text.strip()
+    assert answer.model_extra["source_nodes"][0]["text"] == TEXTS[0]
+
+
+def test_embeddings_are_those_of_the_indexes(client):
+    first, other = (each.embedding for each in client.embeddings.create(model="any", input=list(TEXTS)).data)
+    asked = client.embeddings.create(model="any", input=QUESTION[0]["content"]).data[0].embedding
+    assert sum(map(float.__mul__, asked, first)) > sum(map(float.__mul__, asked, other)) + 0.2

@@ -30,10 +30,20 @@ def test_1_no_index_specified():
     assert given.to_message(2048)["kbs"] == []
 
 
-def test_2_tools_are_refused_as_long_as_none_can_be_called():
-    tools = [{"type": "function", "function": {"name": "get_weather"}}]
-    for index in (None, "docs_index"):
-        assert refused(messages=PLAIN, index_name=index, tools=tools) == (400, "tools and functions are not supported.")
+def test_2_tools_or_functions_present():
+    messages = [{"role": "user", "content": "What's the weather?"}]
+    for offered in ({"tools": [{"type": "function", "function": {"name": "get_weather"}}]}, {"functions": [{"name": "get_weather"}]}):
+        given = asked(messages=messages, index_name="docs_index", **offered)
+        assert given.bypass is Bypass.TOOLS
+        assert given.to_message(2048)["kbs"] == []
+        assert [each["name"] for each in given.to_message(2048)["tools"]] == ["get_weather"]
+
+
+def test_2_tools_with_an_index_are_refused_where_the_setting_says_so():
+    body = {"messages": PLAIN, "tools": [{"type": "function", "function": {"name": "get_weather"}}]}
+    with pytest.raises(Problem, match=r"tools and functions are not supported\."):
+        read({**body, "index_name": "docs_index"}, has_index=lambda _: True, rejects_tools=True)
+    assert read(body, has_index=lambda _: True, rejects_tools=True).tools is not None
 
 
 def test_3_unsupported_message_roles():
@@ -138,7 +148,7 @@ def test_all_that_can_be_honoured_arrives():
     }
 
 
-@pytest.mark.parametrize("given", [{"logprobs": True}, {"logit_bias": {"50256": -100}}, {"grammar": "root ::= x"}, {"audio": {}}])
+@pytest.mark.parametrize("given", [{"logit_bias": {"50256": -100}}, {"grammar": "root ::= x"}, {"audio": {}}])
 def test_what_cannot_be_honoured_is_refused(given):
     assert "cannot be honoured" in refused(messages=PLAIN, **given)[1]
 

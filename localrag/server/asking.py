@@ -1,0 +1,102 @@
+"""What all routes that ask the model have in common: it is open, the body is JSON, a client that goes away ends its request."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Any
+
+from fastapi import Request
+
+from localrag.server.problems import Problem
+from localrag.server.questions import Asked
+
+if TYPE_CHECKING:
+    from localrag.server.app import Shared
+    from localrag.server.engine_process import EngineProcess
+
+FINISHES = {"stop": "stop", "length": "length", "time": "length", "cancelled": "stop"}
+"""Ours to OpenAI's."""
+_LOOK_S = 0.2
+"""How often it is looked whether a client is still there."""
+_KEPT = ("slot", "ledger", "evidence", "citations", "unsupported_citations", "coverage", "timings", "warnings", "bypass")
+
+
+async def opened(shared: Shared) -> EngineProcess:
+    """The engine, once its model is open. Problem 503 if there is none."""
+    if shared.engine is None:
+        raise Problem(503, "There is no model.")
+    await shared.engine.opened()
+    if shared.engine.failure is not None:
+        raise Problem(503, "There is no model.")
+    return shared.engine
+
+
+async def body_of(request: Request) -> Any:  # noqa: ANN401  # JSON
+    """Problem 400 for what is not JSON."""
+    try:
+        return json.loads(await request.body(), parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        raise Problem(400, "The body is not JSON.") from None
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(text)
+
+
+def client_of(request: Request) -> str:
+    """Whose share of the engine a request takes."""
+    return request.client.host if request.client is not None else ""
+
+
+async def heard_out(request: Request, replies: AsyncGenerator[dict[str, Any], None]) -> dict[str, Any]:
+    """What was done in the end. A client that goes away ends it at once."""
+    task = asyncio.ensure_future(_last(replies))
+    try:
+        while not task.done():
+            await asyncio.wait({task}, timeout=_LOOK_S)
+            if not task.done() and await request.is_disconnected():
+                raise Problem(499, "The client went away.")
+        return task.result()
+    finally:
+        if not task.done():
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+async def _last(replies: AsyncGenerator[dict[str, Any], None]) -> dict[str, Any]:
+    logprobs: list[Any] = []
+    async with aclosing(replies):
+        async for reply in replies:
+            logprobs += reply.get("logprobs", ())
+            if "done" in reply:
+                return {**reply["done"], "logprobs": logprobs}
+    raise Problem(503, "The model could not answer.")
+
+
+def accounts(asked: Asked, done: Mapping[str, Any]) -> dict[str, Any]:
+    """Of an answer object: its sources, null where nothing was searched, and under `localrag` all that OpenAI's form has no place for."""
+    local = {name: done[name] for name in _KEPT if name in done}
+    if asked.index is not None and asked.bypass is not None:
+        local["bypass"] = asked.bypass.value
+    return {"source_nodes": done["nodes"] if asked.searches else None, "localrag": local}
+
+
+def usage(done: Mapping[str, Any]) -> dict[str, Any]:
+    """In the form of completions."""
+    counted = done["usage"]
+    return {
+        "prompt_tokens": counted["prompt_tokens"],
+        "completion_tokens": counted["completion_tokens"],
+        "total_tokens": counted["total_tokens"],
+        "prompt_tokens_details": {"cached_tokens": counted["cached_tokens"]},
+        "completion_tokens_details": {"reasoning_tokens": counted.get("reasoning_tokens", 0)},
+    }
+
+
+def data_of(event: Mapping[str, Any]) -> str:
+    """JSON as it goes into a server-sent event."""
+    return json.dumps(event, ensure_ascii=False, separators=(",", ":"))
