@@ -144,7 +144,7 @@ def test_so_many_sit_and_who_comes_again_has_another_seed(tmp_path, size):
 
 
 def test_the_tables_know_what_the_code_knows():
-    sampling = {field.name for field in fields(SamplingParams)} - {"stop", "json_schema", "repeat_last_n"}
+    sampling = {field.name for field in fields(SamplingParams)} - {"stop", "json_schema", "or_text", "logprobs", "repeat_last_n"}
     common = {"persona", "model", "n_ctx", "budget"} | sampling
     assert set(RoleTable.model_fields) == common
     assert set(SpecialistTable.model_fields) - common == {"name", "tags"}
