@@ -22,7 +22,7 @@ def main(path: str, n_ctx: int, num_slots: int, num_threads: int, flash_attentio
             print(json.dumps(answers), file=out, flush=True)
 
 
-def make_server(path: str, n_ctx: int, num_slots: int, num_threads: int, *, flash_attention: bool) -> Any:  # noqa: ANN401  # without types
+def make_server(path: str, n_ctx: int, num_slots: int, num_threads: int, *, flash_attention: bool, port: int = 0) -> Any:  # noqa: ANN401  # without types
     xllamacpp: Any = importlib.import_module("xllamacpp")
     params = xllamacpp.CommonParams()
     params.model.path = path
@@ -32,6 +32,8 @@ def make_server(path: str, n_ctx: int, num_slots: int, num_threads: int, *, flas
     params.flash_attn_type = kinds.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash_attention else kinds.LLAMA_FLASH_ATTN_TYPE_DISABLED
     params.cache_ram_mib = 0  # nothing here comes back to a slot that has lost it, and saving it takes time
     params.verbosity = -1
+    if port:
+        params.hostname, params.port = "127.0.0.1", port
     return xllamacpp.Server(params)
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 FINISHES = {"stop": "stop", "length": "length", "time": "length", "cancelled": "stop"}
 """Ours to OpenAI's."""
+_THIS_MACHINE = ("127.0.0.1", "::1")
 _LOOK_S = 0.2
 """How often it is looked whether a client is still there."""
 _KEPT = ("slot", "ledger", "evidence", "citations", "unsupported_citations", "coverage", "timings", "warnings", "bypass")
@@ -47,8 +48,11 @@ def _no_number(text: str) -> float:
 
 
 def client_of(request: Request) -> str:
-    """Whose share of the engine a request takes."""
-    return request.client.host if request.client is not None else ""
+    """Whose share of the engine a request takes: an address, or of this machine, which is one address for all programs, a connection."""
+    client = request.client
+    if client is None:
+        return ""
+    return f"{client.host}:{client.port}" if client.host in _THIS_MACHINE else client.host
 
 
 async def heard_out(request: Request, replies: AsyncGenerator[dict[str, Any], None]) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from localrag.server.wire import MAX_LINE_BYTES, line_of
 from localrag.session.serving import MAX_AT_ONCE
 from localrag.settings import Settings
 
-MAX_WAITING = 16
-MAX_WAITING_OF_ONE = 4
+MAX_WAITING = 32
+MAX_WAITING_OF_ONE = 8
 """Requests that wait for a place, in all and of one client. More are told to come again."""
 RETRY_AFTER_S = 5
 STOP_S = 10.0

@@ -1,0 +1,121 @@
+"""1, 4 and 16 clients at once, each with questions of its own: localrag serve beside the servers of its peers.
+
+    python -m benchmarks.serve_load --rounds 3
+
+All servers are there at once, and one is asked at a time. Each client asks one question after another, streamed, greedy; every question
+is another one, behind the same system message and a passage of the handbook. Tokens per second are those of all answers together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import itertools
+import statistics
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import httpx
+
+from benchmarks import servers, shared
+from benchmarks.servers import Served
+from localrag.engine.threads import num_cores
+
+CLIENTS = (1, 4, 16)
+WINDOW = 4096
+CELLS = WINDOW + 7 * 2048
+"""What localrag serve gives its context: a window, and 2,048 tokens for each of the others at once."""
+MAX_TOKENS = 48
+PASSAGE_CHARS = 700
+SYSTEM = "You answer questions about printing in one or two sentences."
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--each", type=int, default=2, help="questions of each client")
+    wanted = parser.parse_args()
+    with ExitStack() as opened:
+        addresses, missing = start_all(opened)
+        rows = measure(addresses, wanted.rounds, wanted.each)
+    shared.report_table("serve_load", rows, rounds=wanted.rounds, questions_of_each=wanted.each, window=WINDOW, max_tokens=MAX_TOKENS,
+                        missing=missing)  # fmt: skip
+
+
+def start_all(opened: ExitStack) -> tuple[dict[str, str], list[str]]:
+    """The addresses of the servers that are installed, and the names of those that are not."""
+    model, attention = shared.default_model(), shared.chosen_attention()
+    settings = opened.enter_context(shared.fresh_home())
+    found = {"localrag serve": servers.localrag("--ctx", str(WINDOW), model=model)}
+    missing = []
+    if importlib.util.find_spec("starlette_context") is None:
+        missing.append("llama-cpp-python's server (pip install 'llama-cpp-python[server]')")
+    else:
+        found["llama-cpp-python's server"] = servers.llama_cpp_python(model, n_ctx=WINDOW)
+    if importlib.util.find_spec("xllamacpp") is None:
+        missing.append("xllamacpp")
+    else:
+        found["xllamacpp's server, 8 slots"] = servers.xllamacpp(
+            model, n_ctx=CELLS, num_slots=8, num_threads=num_cores(), flash_attention=attention
+        )
+    env = {"LOCALRAG_HOME": str(settings.home)}
+    return {name: opened.enter_context(servers.started(command, env=env))[0] for name, command in found.items()}, missing
+
+
+def measure(addresses: dict[str, str], rounds: int, each: int) -> list[dict[str, object]]:
+    for url in addresses.values():
+        with httpx.Client() as client:
+            servers.ask(client, url, question(0), 8)  # warms up
+    numbers = itertools.count(1)
+    seen: dict[tuple[int, str], list[tuple[float, list[Served]]]] = {}
+    for turn in range(rounds):
+        for clients in CLIENTS:
+            first = next(numbers)
+            names = list(addresses)
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                print(f"round {turn + 1}: {clients} clients, {name}", file=sys.stderr, flush=True)
+                seen.setdefault((clients, name), []).append(load(addresses[name], clients, each, first * 1000))
+    return [row(clients, name, runs) for (clients, name), runs in seen.items()]
+
+
+def load(url: str, clients: int, each: int, first: int) -> tuple[float, list[Served]]:
+    """Seconds until all clients had all answers, and what each of these took. All servers are asked the same."""
+
+    def client(number: int) -> list[Served]:
+        with httpx.Client() as http:
+            return [servers.ask(http, url, question(first + number * each + turn), MAX_TOKENS) for turn in range(each)]
+
+    started = time.perf_counter()
+    with ThreadPoolExecutor(clients) as pool:
+        answers = list(itertools.chain.from_iterable(pool.map(client, range(clients))))
+    return time.perf_counter() - started, answers
+
+
+def question(number: int) -> list[dict[str, str]]:
+    """Another passage of the handbook for each number, and a number that no other question has."""
+    text = shared.handbook()
+    at = number * 397 % (len(text) - PASSAGE_CHARS)
+    asked = f"{text[at : at + PASSAGE_CHARS].strip()}\n\nQuestion {number}: what does this passage say about materials?"
+    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": asked}]
+
+
+def row(clients: int, name: str, runs: list[tuple[float, list[Served]]]) -> dict[str, object]:
+    rates = [sum(each.num_tokens for each in answers) / seconds for seconds, answers in runs]
+    firsts = sorted(each.first_s for _, answers in runs for each in answers)
+    return {
+        "clients": clients,
+        "server": name,
+        "tokens/s": statistics.median(rates),
+        "min": min(rates),
+        "max": max(rates),
+        "first p50 s": statistics.median(firsts),
+        "first p95 s": firsts[min(len(firsts) - 1, int(len(firsts) * 0.95))],
+        "answers": len(firsts),
+        "tokens": sum(each.num_tokens for _, answers in runs for each in answers),
+    }
+
+
+if __name__ == "__main__":
+    main()
