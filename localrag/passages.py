@@ -63,3 +63,11 @@ class Citation:
 
 CITATION = re.compile(r"\bKB#(?:[a-z0-9][a-z0-9_-]{0,63}/)?\d{1,18}\b")
 """How a model cites a chunk in running text; the brackets around it, which small models forget, do not matter."""
+
+_LABEL = re.compile(r"\[?(?:KB#)?(?:([a-z0-9][a-z0-9_-]{0,63})/)?([0-9]{1,18})\]?", re.IGNORECASE)
+
+
+def parse_label(text: str) -> tuple[str, int] | None:
+    """The scope and the id that a label names: of `KB#pets/12`, `[KB#12]` or `12`. None for any other text."""
+    match = _LABEL.fullmatch(text.strip())
+    return None if match is None else ((match[1] or "").lower(), int(match[2]))

@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "models": ("models", "List, show, fetch, verify and optimize models."),
     "memory": ("memory", "Keep facts that chats are told, list and forget them."),
     "serve": ("serve", "Serve the HTTP API to programs of this machine."),
+    "mcp": ("mcp", "Serve MCP tools to the program that starts this."),
     "eval": ("evaluate", "Measure retrieval on a collection with relevance judgments."),
     "doctor": ("doctor", "Show what this machine can run, and what localrag keeps."),
 }

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from localrag.kb.filters import FolderRule, Where
     from localrag.kb.ingest import IngestResult, Progress, Tagging
-    from localrag.kb.knowledge_base import KnowledgeBase, import_kb, list_kbs, shown
+    from localrag.kb.knowledge_base import KnowledgeBase, import_kb, list_kbs, name_of, shown
     from localrag.kb.plan import Plan
     from localrag.kb.retrieve import MODES, Mode
     from localrag.kb.verify import Verified
@@ -31,13 +31,14 @@ __all__ = [
     "Where",
     "import_kb",
     "list_kbs",
+    "name_of",
     "shown",
 ]
 
 _MODULES = {
     "filters": ("FolderRule", "Where"),
     "ingest": ("IngestResult", "Progress", "Tagging"),
-    "knowledge_base": ("KnowledgeBase", "import_kb", "list_kbs", "shown"),
+    "knowledge_base": ("KnowledgeBase", "import_kb", "list_kbs", "name_of", "shown"),
     "plan": ("Plan",),
     "retrieve": ("MODES", "Mode"),
     "verify": ("Verified",),

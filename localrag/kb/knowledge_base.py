@@ -10,7 +10,7 @@ from typing import Self, TypedDict, Unpack
 from localrag.errors import KnowledgeBaseError
 from localrag.kb.filters import Where
 from localrag.kb.ingest import IngestResult, Progress, Tagging, ingest
-from localrag.kb.location import Folder, list_kbs
+from localrag.kb.location import Folder, check_name, list_kbs
 from localrag.kb.plan import Plan, plan
 from localrag.kb.rerank import Reranker
 from localrag.kb.retrieve import Mode, retrieve
@@ -24,7 +24,7 @@ from localrag.passages import Chunk, Hit
 from localrag.settings import Learning
 from localrag.tokens import Embedder
 
-__all__ = ["INDEX_WAIT_S", "KnowledgeBase", "RetrieveOptions", "import_kb", "list_kbs", "shown"]
+__all__ = ["INDEX_WAIT_S", "KnowledgeBase", "RetrieveOptions", "import_kb", "list_kbs", "name_of", "shown"]
 
 _SERVERS = ("postgresql://", "postgres://")
 _MAX_ID = 2**63 - 1  # what a store takes for a number at all
@@ -240,6 +240,16 @@ def shown(name: str) -> str:
         return parse(name).shown
     except KnowledgeBaseError:
         return "a PostgreSQL server"
+
+
+def name_of(address: str) -> str:
+    """The name of a knowledge base, as it stands in labels, by what opens it. KnowledgeBaseError for what cannot open one."""
+    if address.startswith(_SERVERS):
+        from localrag.kb.postgres.address import parse  # noqa: PLC0415  # few need it
+
+        return parse(address).name
+    check_name(address)
+    return address
 
 
 def import_kb(kb_dir: Path, file: Path, name: str | None = None, *, replace: bool = False) -> str:

@@ -75,13 +75,14 @@ class Service:
     """Answers questions as they come. Used by one thread: `add`, `cancel` and `step` in turn.
 
     Knowledge bases are opened for each question, so what others index meanwhile is found. No model writes summaries here: what a
-    question has no room for is cut or left out, as its ledger says.
+    question has no room for is cut or left out, as its ledger says. Without an `embedder`, that of the settings is opened when it is
+    first needed.
     """
 
-    def __init__(self, session: Session, settings: Settings) -> None:
+    def __init__(self, session: Session, settings: Settings, embedder: Embedder | None = None) -> None:
         self._session = session
         self._settings = settings
-        self._embedder: Embedder | None = None
+        self._embedder = embedder
         self._jobs: dict[int, _Job] = {}
 
     def open(self) -> Self:
@@ -145,6 +146,10 @@ class Service:
             if job.question.id == question_id:
                 self._session.engine.cancel(job.running)
                 self._jobs.pop(seq_id).opened.close()
+
+    def stop(self) -> None:
+        """End all that is being written, from any thread; it comes to its end with `finish_reason` "cancelled"."""
+        self._session.engine.cancel_all()
 
     def step(self) -> list[Event]:
         """Evaluate one batch of all that run."""

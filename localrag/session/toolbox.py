@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,7 +12,7 @@ from localrag.council import Used
 from localrag.council.calculate import calculate
 from localrag.errors import InterruptedRunError, LocalragError, UsageError
 from localrag.markup import count_content
-from localrag.passages import Chunk, Hit
+from localrag.passages import Chunk, Hit, parse_label
 from localrag.session import finding
 from localrag.tool_results import ToolAccount, ToolResult, compact
 
@@ -29,7 +28,6 @@ NUM_NAMES = 3
 """So many of what a section left out are named in a ledger that is read."""
 _MAX_ERROR_CHARS = 240
 _NO_ROOM = compact({"note": "no room left"})
-_ID = re.compile(r"\[?(?:KB#)?(?:([a-z0-9][a-z0-9_-]{0,63})/)?([0-9]{1,18})\]?", re.IGNORECASE)
 _UNKNOWN = "There is no passage of that id. Use the tag of a source."
 
 _Given = tuple[ToolResult, Sequence[Hit]]
@@ -140,10 +138,10 @@ class Toolbox:
 
     def _around(self, text: str) -> tuple[str, list[Chunk]]:
         """The label of a passage, and the chunks from the one before it to the one behind it."""
-        match = _ID.fullmatch(text.replace("\u200b", "").strip())  # tags are broken so in a ledger that was read
-        if match is None:
+        label = parse_label(text.replace("\u200b", ""))  # tags are broken so in a ledger that was read
+        if label is None:
             raise UsageError(_UNKNOWN)
-        scope, number = (match[1] or "").lower(), int(match[2])
+        scope, number = label
         known = self._hits.get(f"KB#{scope}/{number}" if scope else f"KB#{number}")
         if known is not None and not known.chunk.kb:  # what was piped in is in no knowledge base
             return known.label, _beside(known.chunk, self._hits.values())
