@@ -1,5 +1,6 @@
 """Fixtures for every test: a home of its own, and the real model where it is on this machine."""
 
+import hashlib
 import shutil
 import signal
 from pathlib import Path
@@ -50,6 +51,24 @@ def catalogue(model_path, embedder_path, tmp_path_factory):
         f'default_model = "{model.name}"\ndefault_embedder = "{embedder.name}"\n'
         f'[models.{model.name}]\npath = "{model_path}"\nsha256 = "{model.sha256}"\n'
         f'[embedders.{embedder.name}]\npath = "{embedder_path}"\nsha256 = "{embedder.sha256}"\n'
+    )
+    return file
+
+
+@pytest.fixture(scope="session")
+def tiny_catalogue(tmp_path_factory):
+    """A models.toml with nothing but an embedder that loads in milliseconds, a tiny BERT of random weights that runs in llama.cpp, and a
+    rule that tags what lies in a folder "prices".
+    """
+    from localrag.engine.convert import convert  # noqa: PLC0415  # heavy
+    from tests.bert_folders import write_folder  # noqa: PLC0415  # heavy
+
+    folder = tmp_path_factory.mktemp("tiny")
+    convert(write_folder(folder / "tiny"), folder / "tiny.gguf")
+    sha256 = hashlib.sha256((folder / "tiny.gguf").read_bytes()).hexdigest()
+    file = folder / "models.toml"
+    file.write_text(
+        f'default_embedder = "tiny"\n[embedders.tiny]\npath = "{folder}/tiny.gguf"\nsha256 = "{sha256}"\n[tags]\n"*/prices" = ["price"]\n'
     )
     return file
 

@@ -1,25 +1,8 @@
-"""An embedder that the command line loads in milliseconds: a tiny BERT of random weights that runs in llama.cpp."""
-
-import hashlib
+"""Command lines run in this process, with an embedder that loads in milliseconds."""
 
 import pytest
 
 from localrag.cli import main
-from localrag.engine.convert import convert
-from tests.bert_folders import write_folder
-
-
-@pytest.fixture(scope="session")
-def tiny_catalogue(tmp_path_factory):
-    """A models.toml with nothing but that embedder, and a rule that tags what lies in a folder "prices"."""
-    folder = tmp_path_factory.mktemp("tiny")
-    convert(write_folder(folder / "tiny"), folder / "tiny.gguf")
-    sha256 = hashlib.sha256((folder / "tiny.gguf").read_bytes()).hexdigest()
-    file = folder / "models.toml"
-    file.write_text(
-        f'default_embedder = "tiny"\n[embedders.tiny]\npath = "{folder}/tiny.gguf"\nsha256 = "{sha256}"\n[tags]\n"*/prices" = ["price"]\n'
-    )
-    return file
 
 
 @pytest.fixture

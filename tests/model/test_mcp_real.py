@@ -1,0 +1,62 @@
+"""localrag mcp with the real model and embedder, asked by the official SDK's client."""
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from localrag.kb import KnowledgeBase
+from localrag.settings import Settings
+from tests.mcp_server.live import connected, text_of
+
+pytestmark = pytest.mark.model
+
+ROOT = Path(__file__).parents[2]
+QUESTION = "At what temperature is PLA annealed?"
+
+
+@pytest.fixture(scope="module")
+def live(converted, catalogue, embedder, tmp_path_factory):
+    home = tmp_path_factory.mktemp("home")
+    shutil.copytree(converted[0].embedders_dir, home / "embedders")
+    with KnowledgeBase.open(Settings(home=home).kb_dir, "handbook", create=True) as kb:
+        kb.ingest([ROOT / "examples" / "handbook"], embedder)
+    log = tmp_path_factory.mktemp("log") / "log"
+    with connected(home, "--models", str(catalogue), "--ctx", "4096", log=log) as connection:
+        yield connection
+    assert "Traceback" not in log.read_text(encoding="utf-8")
+
+
+def test_a_question_is_answered_from_the_handbook(live):
+    asked = {"question": QUESTION, "max_tokens": 48}
+    budget, given = live.given("budget", **asked), live.given("ask", **asked, seed=3)
+    assert given["answer"].strip()
+    assert given["model"] == "smollm2-135m"
+    assert any("annealing" in each["source"] for each in given["sources"])
+    assert given["prompt_tokens"] == budget["prompt_tokens"]
+    assert sum(each["used"] for each in given["ledger"]["sections"] if each["name"] != "answer") == given["prompt_tokens"]
+    assert live.given("ask", **asked, seed=3)["answer"] == given["answer"]
+
+
+def test_what_is_found_is_read(live):
+    hit = live.given("search", query=QUESTION, k=3)["hits"][0]
+    assert "anneal" in hit["text"].lower()
+    chunks = live.given("read_chunk", tag=hit["id"])["chunks"]
+    assert [each["text"] for each in chunks if each["is_wanted"]] == [hit["text"]]
+    assert "quoted from documents" in text_of(live.use("read_chunk", tag=hit["id"]))
+
+
+def test_a_question_that_is_too_long(live):
+    assert "but the window holds 4096." in live.refused("ask", question="anneal " * 5000)
+
+
+def test_cancelling_ends_an_answer_at_once(live):
+    live.abandoned("ask", 2.0, question="Tell a long story about PLA.", max_tokens=3000)
+    started = time.monotonic()
+    assert live.given("search", query="PLA", k=1)["hits"]  # it waits for the thread of the answer
+    assert time.monotonic() - started < 2
+    live.abandoned("ask", 0.2, question=f"{'PLA melts. ' * 800} Why?", max_tokens=16)  # while the prompt is evaluated
+    started = time.monotonic()
+    assert live.given("search", query="PLA", k=1)["hits"]
+    assert time.monotonic() - started < 2
