@@ -48,7 +48,8 @@ def serve(wanted: Wanted) -> None:
     """Serve until standard input ends. Errors as of Desk."""
     hush = Hush(_folders(wanted))
     desk = Desk(wanted, hush)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # standard input is read in a thread that nothing else ends; what is kept is committed
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # standard input is read in a thread that nothing else ends; what is kept is committed
     out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody else writes to the client, not even in the end
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -412,6 +413,17 @@ def test_a_client_that_goes_away_leaves_no_traceback(raw):
     process.stdin.close()
     assert process.wait(20) == 0
     assert "Traceback" not in process.stderr.read()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_ctrl_c_ends_it_at_once(raw):
+    process = raw()
+    process.stdin.write(_messages())
+    process.stdin.flush()
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == -signal.SIGINT
+    assert process.stderr.read() == ""
 
 
 def test_options_that_cannot_be_are_refused_before_it_serves(home, capsys):
