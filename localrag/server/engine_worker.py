@@ -66,7 +66,7 @@ class _Worker:
         self._heard: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         engine = session.engine
         about = {
-            "model": engine.name,
+            "model": Path(engine.name).name,  # of one that is named by its path, no more than its file
             "slot": session.slot.to_dict(),
             "num_cells": engine.context.runner.num_cells if engine.context else 0,
         }
