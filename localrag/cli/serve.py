@@ -30,6 +30,13 @@ DEFAULT_PORT = 8642
 @click.option("--api-key", metavar="KEY", help=f"The bearer token to ask for; better given as {KEY_VARIABLE}.")
 @click.option("--allow-origin", "origins", multiple=True, metavar="ORIGIN", help="A web page that may ask, such as http://localhost:3000.")
 @click.option("--allow-host", "hosts", multiple=True, metavar="NAME", help="A name by which this server may be called.")
+@click.option(
+    "--max-seconds",
+    type=click.FloatRange(1, 86_400),
+    default=600,
+    show_default=True,
+    help="The longest that a request may take, waiting included; its answer ends then with what was written.",
+)
 @click.option("--no-keep", is_flag=True, help="Keep nothing of the answers in the journal.")
 def serve_command(
     settings: Settings,
@@ -42,6 +49,7 @@ def serve_command(
     api_key: str | None,
     origins: tuple[str, ...],
     hosts: tuple[str, ...],
+    max_seconds: float,
     no_keep: bool,
 ) -> None:
     """Serve the API of OpenAI, with indexes, to programs of this machine.
@@ -70,6 +78,8 @@ def serve_command(
     wanted = Wanted(settings=settings, model=model, n_ctx=n_ctx, chat_template=chat_template, budget=budget, keep=not no_keep)
     guard = Guard(hosts=known, origins=frozenset(origins), api_key=key)
     rejects_tools = Catalog.load(settings).rejects_tools
-    app = make_app(Shared(settings=settings, engine=EngineProcess(wanted), guard=guard, rejects_tools=rejects_tools))
+    app = make_app(
+        Shared(settings=settings, engine=EngineProcess(wanted, max_seconds=max_seconds), guard=guard, rejects_tools=rejects_tools)
+    )
     note(f"Serving on http://{f'[{host}]' if ':' in host else host}:{port} (Ctrl-C ends it)")
     make_server(app, host=host, port=port).run()

@@ -22,7 +22,7 @@ FINISHES = {"stop": "stop", "length": "length", "time": "length", "cancelled": "
 _THIS_MACHINE = ("127.0.0.1", "::1")
 _LOOK_S = 0.2
 """How often it is looked whether a client is still there."""
-_KEPT = ("slot", "ledger", "evidence", "citations", "unsupported_citations", "coverage", "timings", "warnings", "bypass")
+_KEPT = ("finish_reason", "slot", "ledger", "evidence", "citations", "unsupported_citations", "coverage", "timings", "warnings", "bypass")
 
 
 async def opened(shared: Shared) -> EngineProcess:

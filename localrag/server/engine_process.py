@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
@@ -23,6 +24,8 @@ MAX_WAITING = 32
 MAX_WAITING_OF_ONE = 8
 """Requests that wait for a place, in all and of one client. More are told to come again."""
 RETRY_AFTER_S = 5
+MAX_SECONDS = 600.0
+"""What a request may take, waiting included."""
 STOP_S = 10.0
 """How long running answers may go on when the server ends."""
 PAUSE_S, MAX_PAUSE_S = 0.5, 10.0
@@ -60,6 +63,8 @@ class _Task:
     id: int
     client: str
     message: dict[str, Any]
+    ends_at: float
+    """On the clock of time.monotonic()."""
     replies: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)
 
 
@@ -70,13 +75,14 @@ class EngineProcess:
     answered by a Problem, those that wait are not touched, and another one is started.
     """
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: Wanted, *, max_seconds: float = MAX_SECONDS) -> None:
         self.about: dict[str, Any] = {}
         """Of the model, once it is open."""
         self.failure: dict[str, Any] | None = None
         """Why it cannot be opened."""
         self.num_starts = 0
         self._wanted = wanted
+        self._max_seconds = max_seconds
         self._ids = count(1)
         self._running: dict[int, _Task] = {}
         self._waiting: OrderedDict[str, deque[_Task]] = OrderedDict()
@@ -203,12 +209,13 @@ class EngineProcess:
     async def run(self, client: str, message: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """The replies to one message, the last of which holds "done". What has no place yet waits.
 
-        Problem for one that the engine refuses, 429 where too many wait, 503 where there is no model. Leaving it cancels what runs.
+        An answer ends with `finish_reason` "time" where its time is over. Problem for one that the engine refuses, 429 where too many
+        wait, 503 where there is no model or no place in time. Leaving it cancels what runs.
         """
         task = self._queued(client, message)
         try:
             while True:
-                reply = await task.replies.get()
+                reply = await self._reply(task)
                 if "problem" in reply:
                     raise Problem(*reply["problem"])
                 yield reply
@@ -217,6 +224,16 @@ class EngineProcess:
         finally:
             self._leave(task)
 
+    async def _reply(self, task: _Task) -> dict[str, Any]:
+        """The next one. One that waits for a place waits no longer than it may; the engine ends what runs."""
+        while task.id not in self._running and task.replies.empty():
+            left = task.ends_at - time.monotonic()
+            if left <= 0:
+                raise Problem(503, "The model had no time for this request.", headers={"Retry-After": str(RETRY_AFTER_S)})
+            with suppress(TimeoutError):
+                return await asyncio.wait_for(task.replies.get(), left)
+        return await task.replies.get()
+
     def _queued(self, client: str, message: Mapping[str, Any]) -> _Task:
         if self.failure is not None:
             raise Problem(503, "There is no model.")
@@ -224,7 +241,7 @@ class EngineProcess:
         if self.num_waiting >= MAX_WAITING or len(mine) >= MAX_WAITING_OF_ONE:
             raise Problem(429, "Too many requests wait.", headers={"Retry-After": str(RETRY_AFTER_S)})
         number = next(self._ids)
-        task = _Task(number, client, {**message, "id": number})
+        task = _Task(number, client, {**message, "id": number}, time.monotonic() + self._max_seconds)
         self._waiting.setdefault(client, deque()).append(task)
         self._feed()
         return task
@@ -237,7 +254,7 @@ class EngineProcess:
             if tasks:
                 self._waiting[client] = tasks
             self._running[task.id] = task
-            self._tell(task.message)
+            self._tell({**task.message, "max_seconds": max(0.1, task.ends_at - time.monotonic())})
 
     def _leave(self, task: _Task) -> None:
         """Nobody hears a request any more."""

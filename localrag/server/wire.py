@@ -2,7 +2,8 @@
 
 To the engine, after a first line with what to open:
 
-    {"op": "ask" | "budget", "id", "messages": [{"role", "content"}], "kbs", "sampling", "options"}
+    {"op": "ask" | "budget", "id", "messages": [{"role", "content"}], "kbs", "tools", "is_plain", "sampling", "options",
+     "max_seconds"}
     {"op": "tokenize", "id", "text"}
     {"op": "cancel", "id"}
 

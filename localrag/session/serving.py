@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -40,6 +41,8 @@ class Question:
     options: Options = field(default_factory=dict)  # type: ignore[assignment]  # a TypedDict of which no key is required
     is_plain: bool = False
     """Whether its one message is sent as it stands, without the model's template."""
+    max_seconds: float | None = None
+    """How long its answer may take, from when it is added on; the prompt is not made shorter for it, as that of Options is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,14 +131,16 @@ class Service:
 
     def add(self, question: Question) -> Event:
         """Begin a question: its prompt is composed, and nothing evaluated yet. Errors as of Session.prepare and Engine.add."""
+        started = time.perf_counter()
         session, prepared, opened = self.prepare(question)
         with ExitStack() as failed:
             failed.push(opened)
             composed = prepared.prompt
             begun = Event(id=question.id, begun=prepared, documents=_documents(composed.hits, session))
             sampling = question.sampling.with_max_tokens(composed.max_tokens)
+            deadline = prepared.deadline if question.max_seconds is None else started + question.max_seconds
             running = session.engine.add(
-                list(composed.token_ids), sampling, deadline=prepared.deadline, borders=composed.borders, thinking=composed.thinking
+                list(composed.token_ids), sampling, deadline=deadline, borders=composed.borders, thinking=composed.thinking
             )
             self._jobs[running.seq_id] = _Job(question, session, prepared, running, failed.pop_all())
             return begun

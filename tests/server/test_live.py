@@ -93,6 +93,15 @@ def test_an_unknown_index(client):
         client.chat.completions.create(model="echo", messages=QUESTION, extra_body={"index_name": "nowhere"})
 
 
+def test_an_answer_ends_when_its_time_is_over(tmp_path):
+    with served(tmp_path, "--no-keep", "--ctx", "131072", "--max-seconds", "1") as live:
+        client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0)
+        answer = client.chat.completions.create(model="echo", messages=LONG)
+        assert answer.choices[0].finish_reason == "length"
+        assert answer.model_extra["localrag"]["finish_reason"] == "time"
+        assert answer.choices[0].message.content.startswith("You asked: What is PLA?")
+
+
 def test_the_model_is_listed(client):
     assert [model.id for model in client.models.list()] == ["echo"]
 
