@@ -16,7 +16,8 @@ from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoin
 
 from localrag.errors import LocalragError
 from localrag.kb import list_kbs
-from localrag.server import completions, embeddings, indexes, metrics, openai_responses, state, text_completions
+from localrag.server import completions, docs_page, embeddings, indexes, metrics, openai_responses, state, text_completions
+from localrag.server.documenting import DocumentedApi
 from localrag.server.embedders import Embedders
 from localrag.server.engine_process import EngineProcess
 from localrag.server.gate import Gate, Guard
@@ -48,6 +49,17 @@ class Shared:
         return name in list_kbs(self.settings.kb_dir)
 
 
+_DESCRIPTION = (
+    "Answers from your own documents, by a model of this machine: OpenAI's API, and the routes of the KAITO RAG engine for indexes. "
+    'Every answer that is not a success is `{"detail": …}`.'
+)
+_TAGS = [
+    {"name": "completions", "description": "Conversations are answered, from an index or by the model alone."},
+    {"name": "Index", "description": "Knowledge bases that other programs fill with texts, and search."},
+    {"name": "state", "description": "How the server is, and what a prompt would take."},
+]
+
+
 def make_app(shared: Shared) -> FastAPI:
     """The whole API behind its gate."""
 
@@ -59,9 +71,19 @@ def make_app(shared: Shared) -> FastAPI:
         if shared.engine is not None:
             await shared.engine.close()
 
-    app = FastAPI(title="localrag", version=version("localrag"), default_response_class=CompactResponse, lifespan=lifespan)
+    app = DocumentedApi(
+        title="localrag",
+        version=version("localrag"),
+        description=_DESCRIPTION,
+        openapi_tags=_TAGS,
+        default_response_class=CompactResponse,
+        lifespan=lifespan,
+        docs_url=None,  # its pages are made of what other servers give: docs_page.py has ours
+        redoc_url=None,
+        redirect_slashes=False,  # an address is right or it is none
+    )
     app.state.shared = shared
-    for routes in (state, metrics, indexes, completions, text_completions, openai_responses, embeddings):
+    for routes in (completions, text_completions, openai_responses, embeddings, indexes, state, metrics, docs_page):
         app.include_router(routes.router)
     app.add_exception_handler(Problem, _problem)
     app.add_exception_handler(LocalragError, _error)

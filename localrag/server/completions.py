@@ -13,6 +13,8 @@ from fastapi.responses import Response
 from sse_starlette import EventSourceResponse
 
 from localrag.server.asking import FINISHES, accounts, body_of, client_of, data_of, heard_out, opened, usage
+from localrag.server.chat_schemas import ChatChunk, ChatCompletion, ChatRequest
+from localrag.server.documenting import ENGINE_FAILS, described
 from localrag.server.problems import Problem
 from localrag.server.questions import Asked, read
 from localrag.server.responses import CompactResponse
@@ -24,7 +26,11 @@ if TYPE_CHECKING:
 router = APIRouter(tags=["completions"])
 
 
-@router.post("/v1/chat/completions")
+@router.post(
+    "/v1/chat/completions",
+    operation_id="create_chat_completion",
+    **described(ChatCompletion, body=ChatRequest, stream=ChatChunk, fails=(*ENGINE_FAILS, 404, 409)),
+)
 async def complete_chat(request: Request) -> Response:
     """Answer a conversation; with `index_name` from what is found there. See docs/server.md for the order of the checks."""
     shared: Shared = request.app.state.shared

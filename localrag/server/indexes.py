@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request
 
@@ -23,16 +23,19 @@ from localrag.kb.readers.draft import MAX_TEXT_CHARS
 from localrag.kb.text_rows import TextRow
 from localrag.kb.texts import Text
 from localrag.passages import Hit
+from localrag.server.documenting import INDEX_FAILS, failures, shown
 from localrag.server.index_schemas import (
     DEFAULT_PATH,
+    DOCUMENT,
     DeleteDocumentRequest,
     DeleteDocumentResponse,
     Document,
-    Failure,
     IndexName,
     IndexRequest,
+    KeptAt,
     Limit,
     ListDocumentsResponse,
+    LoadedFrom,
     MaxTextLength,
     Message,
     MetadataFilter,
@@ -51,19 +54,17 @@ from localrag.session.opening import open_knowledge_base
 if TYPE_CHECKING:
     from localrag.server.app import Shared
 
-_FAILURES: dict[int | str, dict[str, Any]] = {
-    400: {"model": Failure, "description": "What was asked cannot be done."},
-    404: {"model": Failure, "description": "There is no such index."},
-    409: {"model": Failure, "description": "The index cannot be used."},
-    503: {"model": Failure, "description": "Another program is indexing, or there is no embedder."},
-}
-router = APIRouter(tags=["Index"], responses=_FAILURES)
+router = APIRouter(tags=["Index"])
 
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _MAX_PARTS = 4
 
 
-@router.post("/index", operation_id="create_index")
+@router.post(
+    "/index",
+    operation_id="create_index",
+    responses={**shown([DOCUMENT], "The documents as they are stored."), **failures(400, 409, 422, 503)},
+)
 def create_index(body: IndexRequest, request: Request) -> list[Document]:
     """Store documents in an index, each in place of the one with its id; an index that is not there is made."""
     shared = _shared(request)
@@ -75,13 +76,13 @@ def create_index(body: IndexRequest, request: Request) -> list[Document]:
     return [_document(text) for text in texts]
 
 
-@router.get("/indexes", operation_id="list_indexes")
+@router.get("/indexes", operation_id="list_indexes", responses=shown(["example_index"], "Names, sorted."))
 def list_indexes(request: Request) -> list[str]:
     """The names of all indexes."""
     return list_kbs(_shared(request).settings.kb_dir)
 
 
-@router.get("/indexes/{index_name}/documents", operation_id="list_documents_in_index")
+@router.get("/indexes/{index_name}/documents", operation_id="list_documents_in_index", responses=failures(400, *INDEX_FAILS))
 def list_documents(
     index_name: IndexName,
     request: Request,
@@ -97,7 +98,7 @@ def list_documents(
     return ListDocumentsResponse(documents=[_listed(row) for row in found], count=len(found), total_items=total)
 
 
-@router.post("/indexes/{index_name}/documents", operation_id="update_documents_in_index")
+@router.post("/indexes/{index_name}/documents", operation_id="update_documents_in_index", responses=failures(400, *INDEX_FAILS))
 def update_documents(index_name: IndexName, body: UpdateDocumentRequest, request: Request) -> UpdateDocumentResponse:
     """Store documents in place of those with their ids."""
     found = UpdateDocumentResponse(updated_documents=[], unchanged_documents=[], not_found_documents=[])
@@ -111,7 +112,7 @@ def update_documents(index_name: IndexName, body: UpdateDocumentRequest, request
     return found
 
 
-@router.post("/indexes/{index_name}/documents/delete", operation_id="delete_documents_in_index")
+@router.post("/indexes/{index_name}/documents/delete", operation_id="delete_documents_in_index", responses=failures(*INDEX_FAILS))
 def delete_documents(index_name: IndexName, body: DeleteDocumentRequest, request: Request) -> DeleteDocumentResponse:
     """Delete documents by their ids."""
     with _opened(request, index_name) as kb:
@@ -122,7 +123,7 @@ def delete_documents(index_name: IndexName, body: DeleteDocumentRequest, request
     )
 
 
-@router.delete("/indexes/{index_name}", operation_id="delete_index")
+@router.delete("/indexes/{index_name}", operation_id="delete_index", responses=failures(*INDEX_FAILS))
 def delete_index(index_name: IndexName, request: Request) -> Message:
     """Delete an index with all that is in it, also one that is damaged."""
     settings = _shared(request).settings
@@ -132,8 +133,8 @@ def delete_index(index_name: IndexName, request: Request) -> Message:
     return Message(message=f"Successfully deleted index {index_name}.")
 
 
-@router.post("/persist/{index_name}", operation_id="persist_index")
-def persist_index(index_name: IndexName, request: Request, path: str = DEFAULT_PATH) -> Message:
+@router.post("/persist/{index_name}", operation_id="persist_index", responses=failures(400, *INDEX_FAILS))
+def persist_index(index_name: IndexName, request: Request, path: KeptAt = DEFAULT_PATH) -> Message:
     """Write an index into a file of the server's own folder, from which it can be loaded."""
     with _opened(request, index_name) as kb:
         shown, file = _place(request, index_name, path)
@@ -142,8 +143,8 @@ def persist_index(index_name: IndexName, request: Request, path: str = DEFAULT_P
     return Message(message=f"Successfully persisted index {index_name} to {shown}.")
 
 
-@router.post("/load/{index_name}", operation_id="load_index")
-def load_index(index_name: NewIndexName, request: Request, path: str | None = None, overwrite: Overwrite = False) -> Message:  # noqa: FBT002  # by name in the address
+@router.post("/load/{index_name}", operation_id="load_index", responses=failures(400, *INDEX_FAILS))
+def load_index(index_name: NewIndexName, request: Request, path: LoadedFrom = None, overwrite: Overwrite = False) -> Message:  # noqa: FBT002  # by name in the address
     """Make an index of a file that was written by `/persist`."""
     kb_dir = _shared(request).settings.kb_dir
     shown, file = _place(request, index_name, DEFAULT_PATH if path is None else path)
@@ -155,7 +156,7 @@ def load_index(index_name: NewIndexName, request: Request, path: str | None = No
     return Message(message=f"Successfully loaded index {index_name} from {shown}.")
 
 
-@router.post("/retrieve", operation_id="retrieve_index")
+@router.post("/retrieve", operation_id="retrieve_index", responses=failures(400, *INDEX_FAILS))
 def retrieve(body: RetrieveRequest, request: Request) -> RetrieveResponse:
     """The passages of an index that fit a query best, by meaning and by words. Fewer, or none, if no more are relevant."""
     shared = _shared(request)

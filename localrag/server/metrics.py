@@ -9,6 +9,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from localrag.server.documenting import shown
+
 if TYPE_CHECKING:
     from localrag.server.app import Shared
     from localrag.server.engine_process import EngineProcess
@@ -29,6 +31,10 @@ _ROUTES = {
 """The names by which KAITO's RAG engine counts its routes."""
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _SHARES = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+_EXAMPLE = """# HELP localrag_requests_running Requests that the engine works on.
+# TYPE localrag_requests_running gauge
+localrag_requests_running 1.0
+"""
 
 
 class Metrics:
@@ -84,7 +90,7 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-@router.get("/metrics", response_class=Response)
+@router.get("/metrics", operation_id="metrics", response_class=Response, responses=shown(_EXAMPLE, "All counters."))
 async def metrics(request: Request) -> Response:
     """Counters of requests and tokens, in the format of Prometheus."""
     shared: Shared = request.app.state.shared

@@ -14,6 +14,8 @@ from fastapi.responses import Response
 from sse_starlette import EventSourceResponse
 
 from localrag.server.asking import accounts, body_of, client_of, data_of, heard_out, opened
+from localrag.server.documenting import ENGINE_FAILS, described
+from localrag.server.openai_schemas import ResponsesAnswer, ResponsesEvent, ResponsesRequest
 from localrag.server.problems import Problem
 from localrag.server.questions import Asked, read
 from localrag.server.responses import CompactResponse
@@ -34,7 +36,11 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
-@router.post("/v1/responses")
+@router.post(
+    "/v1/responses",
+    operation_id="create_response",
+    **described(ResponsesAnswer, body=ResponsesRequest, stream=ResponsesEvent, fails=(*ENGINE_FAILS, 404, 409)),
+)
 async def respond(request: Request) -> Response:
     """Answer a text or a conversation; with `index_name` from what is found there."""
     shared: Shared = request.app.state.shared

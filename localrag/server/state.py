@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request
 
 from localrag.server.asking import body_of, client_of, heard_out, opened
+from localrag.server.chat_schemas import ChatRequest
+from localrag.server.documenting import ENGINE_FAILS, described
 from localrag.server.problems import Problem
 from localrag.server.questions import read
+from localrag.server.schemas import BudgetResponse, Health, ModelList, TokenizeRequest, TokenizeResponse
 
 if TYPE_CHECKING:
     from localrag.server.app import Shared
@@ -18,13 +21,13 @@ router = APIRouter(tags=["state"])
 _STARTED = int(time.time())
 
 
-@router.get("/health")
+@router.get("/health", operation_id="health", **described(Health))
 async def health() -> dict[str, Any]:
     """Whether the server answers."""
     return {"status": "Healthy", "detail": None}
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", operation_id="list_models", **described(ModelList, fails=(503,)))
 async def list_models(request: Request) -> dict[str, Any]:
     """The one model, once it is open."""
     shared: Shared = request.app.state.shared
@@ -34,7 +37,7 @@ async def list_models(request: Request) -> dict[str, Any]:
     return {"object": "list", "data": [model]}
 
 
-@router.post("/tokenize")
+@router.post("/tokenize", operation_id="tokenize", **described(TokenizeResponse, body=TokenizeRequest, fails=ENGINE_FAILS))
 async def tokenize(request: Request) -> dict[str, Any]:
     """The tokens of a plain text, by the model's own tokenizer, without a BOS."""
     shared: Shared = request.app.state.shared
@@ -47,7 +50,7 @@ async def tokenize(request: Request) -> dict[str, Any]:
     return {"num_tokens": len(done["token_ids"]), "token_ids": done["token_ids"]}
 
 
-@router.post("/budget")
+@router.post("/budget", operation_id="budget", **described(BudgetResponse, body=ChatRequest, fails=(*ENGINE_FAILS, 404, 409)))
 async def budget(request: Request) -> dict[str, Any]:
     """The ledger that a chat completion of this body would have. Nothing is generated."""
     shared: Shared = request.app.state.shared

@@ -13,6 +13,8 @@ from fastapi.responses import Response
 from sse_starlette import EventSourceResponse
 
 from localrag.server.asking import FINISHES, accounts, body_of, client_of, data_of, heard_out, opened, usage
+from localrag.server.documenting import ENGINE_FAILS, described
+from localrag.server.openai_schemas import CompletionRequest, TextCompletion
 from localrag.server.problems import Problem
 from localrag.server.questions import Asked, read
 from localrag.server.responses import CompactResponse
@@ -29,7 +31,11 @@ _NOT_HERE = ("messages", "index_name", "context_token_ratio", "tools", "function
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {"suffix": ("",), "echo": (False,), "best_of": (1,), "logit_bias": ({},)}
 
 
-@router.post("/v1/completions")
+@router.post(
+    "/v1/completions",
+    operation_id="create_completion",
+    **described(TextCompletion, body=CompletionRequest, stream=TextCompletion, fails=ENGINE_FAILS),
+)
 async def complete_text(request: Request) -> Response:
     """Go on with a text. Special strings in it are text."""
     shared: Shared = request.app.state.shared

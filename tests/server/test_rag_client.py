@@ -1,9 +1,5 @@
 """The client of the KAITO RAG engine, as it comes from PyPI, with a server that it believes to be one."""
 
-import threading
-import time
-from contextlib import contextmanager
-
 import pytest
 from kaito_rag_engine_client import Client
 from kaito_rag_engine_client.api.index import (
@@ -31,34 +27,17 @@ from kaito_rag_engine_client.models import (
 )
 
 from localrag.server.app import Shared, make_app
-from localrag.server.listening import make_server
 from localrag.settings import Settings
 from tests.kb.hash_embedder import HashEmbedder
+from tests.server.in_thread import served_in_thread
 
-START_S = 30.0
 LONG = "\n\n".join(f"Part {at} tells of zebra{at}. " + " ".join(f"It is number {at}{n}." for n in range(40)) for at in range(12))
-
-
-@contextmanager
-def _served(app):
-    """The address of a server in a thread of its own."""
-    server = make_server(app, host="127.0.0.1", port=0)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        end = time.monotonic() + START_S
-        while not server.started and thread.is_alive() and time.monotonic() < end:
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
     app = make_app(Shared(settings=Settings(home=tmp_path_factory.mktemp("home")), embedder=HashEmbedder()))
-    with _served(app) as url, Client(base_url=url, raise_on_unexpected_status=True) as client:
+    with served_in_thread(app) as url, Client(base_url=url, raise_on_unexpected_status=True) as client:
         yield client
 
 
