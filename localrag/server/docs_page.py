@@ -122,7 +122,7 @@ def _media(document: Mapping[str, Any], content: Mapping[str, Any]) -> str:
     for media_type, media in content.items():
         example = example_of(document, media)
         text = example if isinstance(example, str) else json.dumps(example, ensure_ascii=False, indent=2)
-        parts.append(f'<p class="soft"><code>{plain(media_type)}</code> {_type(media.get("schema", {}))}</p>')
+        parts.append(f'<p class="soft"><code>{plain(media_type)}</code> {_type(media["schema"])}</p>')
         parts.append(f'<pre tabindex="0">{plain(text)}</pre>')
     return "".join(parts)
 
@@ -142,6 +142,9 @@ def _type(schema: Mapping[str, Any]) -> str:
     if "$ref" in schema:
         name = plain(schema["$ref"].rpartition("/")[2])
         return f'<a href="#form-{name}">{name}</a>'
+    schema = schema.get("contentSchema", schema)
+    if "data" in schema.get("properties", {}):
+        return f"events of {_type(schema['properties']['data'])}"
     if "anyOf" in schema:
         return " or ".join(map(_type, schema["anyOf"]))
     if "const" in schema or "enum" in schema:

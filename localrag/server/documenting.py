@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from localrag.server import chat_schemas, index_schemas, openai_schemas, schemas
 from localrag.server.gate import OPEN_PATHS
-from localrag.server.schemas import Failure, Invalid
+from localrag.server.schemas import Failure, Invalid, StreamFailure
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -89,8 +89,10 @@ def shown(value: list[Any] | str, description: str) -> Responses:
 
 
 def _events(model: type[BaseModel]) -> dict[str, Any]:
-    text = f"Server-sent events. The data of each is a `{model.__name__}`, or an error; what ends them is `[DONE]`, where OpenAI has it."
-    schema = {"type": "string", "description": text, "contentMediaType": "application/json", "contentSchema": _ref(model)}
+    """A stream: before OpenAPI 3.2 the schema is that of each event."""
+    item = {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": [_ref(model), _ref(StreamFailure)]}}
+    end = {"const": "[DONE]", "description": "The last event, where OpenAI has it."}
+    schema = {"type": "object", "required": ["data"], "properties": {"data": {"anyOf": [item, end]}}}
     value = json.dumps(model.model_json_schema()["examples"][0], separators=(",", ":"))
     return {"schema": schema, "example": f"data: {value}\n\ndata: [DONE]\n\n"}
 

@@ -38,6 +38,21 @@ class Failure(BaseModel):
     detail: str
 
 
+class StreamError(BaseModel):
+    """What is said, and the status that it would have had."""
+
+    message: str
+    code: int
+
+
+class StreamFailure(BaseModel):
+    """What went wrong in the middle of a stream, which it ends."""
+
+    model_config = example({"error": {"message": "The model could not answer.", "code": 503}})
+
+    error: StreamError
+
+
 class Fault(BaseModel):
     """A place in a request, and what is wrong with it."""
 
