@@ -77,7 +77,7 @@ async def _last(replies: AsyncGenerator[dict[str, Any], None]) -> dict[str, Any]
         async for reply in replies:
             logprobs += reply.get("logprobs", ())
             if "done" in reply:
-                return {**reply["done"], "logprobs": logprobs}
+                return {**reply["done"], **({"logprobs": logprobs} if "answer" in reply["done"] else {})}
     raise Problem(503, "The model could not answer.")
 
 

@@ -105,7 +105,9 @@ class SchemaForm(BaseModel):
 class StreamOptions(BaseModel):
     """What a stream has beside the text."""
 
-    include_usage: bool | None = Field(default=None, description="Whether the first chunk has the ledger of the prompt, and the last one usage, sources and ledger.")
+    include_usage: bool | None = Field(
+        default=None, description="Whether the first chunk has the ledger of the prompt, and the last one usage, sources and ledger."
+    )
 
 
 class ChatRequest(BaseModel):

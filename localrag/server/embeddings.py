@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 router = APIRouter(tags=["completions"])
 
+
 @router.post("/v1/embeddings", operation_id="create_embeddings", responses=failures(400, 422, 503))
 def create_embeddings(body: EmbeddingRequest, request: Request) -> EmbeddingList:
     """The vectors of one text or several. A text that is longer than the embedder reads is refused with the numbers, never cut."""
@@ -29,7 +30,9 @@ def create_embeddings(body: EmbeddingRequest, request: Request) -> EmbeddingList
         if count > embedder.max_tokens:
             raise Problem(400, f"Text {number} has {count} tokens, but the embedder reads {embedder.max_tokens} at most.")
     vectors = embedder.embed(texts).astype("<f4")
-    data = [EmbeddingVector(object="embedding", index=at, embedding=_encoded(vector, body.encoding_format)) for at, vector in enumerate(vectors)]
+    data = [
+        EmbeddingVector(object="embedding", index=at, embedding=_encoded(vector, body.encoding_format)) for at, vector in enumerate(vectors)
+    ]
     used = EmbeddingUsage(prompt_tokens=sum(counts), total_tokens=sum(counts))
     return EmbeddingList(object="list", model=shared.embedders.name, data=data, usage=used)
 

@@ -6,7 +6,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from localrag.server.chat_schemas import ACCOUNT, USAGE, ChatUsage, LocalAccount, NumTokens, Penalty, Ratio, Stop, StreamOptions, Temperature, TopP
+from localrag.server.chat_schemas import (
+    ACCOUNT,
+    USAGE,
+    ChatUsage,
+    LocalAccount,
+    NumTokens,
+    Penalty,
+    Ratio,
+    Stop,
+    StreamOptions,
+    Temperature,
+    TopP,
+)
 from localrag.server.index_schemas import NodeWithScore
 from localrag.server.schemas import example
 
@@ -72,6 +84,7 @@ class TextCompletion(BaseModel):
     model: str
     choices: list[CompletionChoice]
     usage: ChatUsage | None = None
+    source_nodes: None = Field(default=None, description="Nothing is searched.")
     localrag: LocalAccount | None = None
 
 
@@ -203,6 +216,7 @@ class OutputText(BaseModel):
     type: Literal["output_text"]
     text: str
     annotations: list[dict[str, Any]]
+    logprobs: list[dict[str, Any]] = Field(default_factory=list)
 
 
 class OutputMessage(BaseModel):
@@ -293,6 +307,11 @@ class ResponsesAnswer(BaseModel):
     tools: list[dict[str, Any]] = Field(default_factory=list)
     tool_choice: str = "auto"
     parallel_tool_calls: bool = True
+    previous_response_id: None = None
+    reasoning: dict[str, Any] | None = None
+    store: Literal[False] = False
+    truncation: Literal["disabled"] = "disabled"
+    user: str | None = None
     metadata: dict[str, Any] | None = None
     source_nodes: list[NodeWithScore] | None = None
     localrag: LocalAccount | None = None

@@ -205,5 +205,6 @@ class BudgetResponse(BaseModel):
 
     prompt_tokens: int
     slot: SlotInfo
+    sections: list[dict[str, Any]] = Field(default_factory=list, description="How the window was negotiated: each section as a flex item.")
     ledger: LedgerInfo
     evidence: list[Evidence]
