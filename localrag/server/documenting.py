@@ -26,7 +26,7 @@ INDEX_FAILS = (404, 409, 422, 503)
 
 _SAID = {
     400: "What was asked cannot be done; `detail` says why.",
-    404: "There is no such index.",
+    404: "There is none of that name.",
     409: "The index cannot be used: it is damaged, of another embedder, or in the way.",
     422: "The request is not of its form; `detail` says where.",
     429: "Too many requests wait.",

@@ -5,8 +5,9 @@ Bodies that are read by hand, in an order of their own (questions.py), are descr
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from fastapi import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 
@@ -157,8 +158,13 @@ class Health(BaseModel):
     detail: str | None
 
 
+ModelName = Annotated[str, Path(min_length=1, max_length=200, description="As /v1/models has it.", examples=["echo"])]
+
+
 class ModelCard(BaseModel):
     """A model, with the window that an answer has."""
+
+    model_config = example({"id": "echo", "object": "model", "created": 1795395674, "owned_by": "localrag", "slot": SLOT})
 
     id: str
     object: Literal["model"]

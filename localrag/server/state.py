@@ -12,7 +12,7 @@ from localrag.server.chat_schemas import ChatRequest
 from localrag.server.documenting import ENGINE_FAILS, described
 from localrag.server.problems import Problem
 from localrag.server.questions import read
-from localrag.server.schemas import BudgetResponse, Health, ModelList, TokenizeRequest, TokenizeResponse
+from localrag.server.schemas import BudgetResponse, Health, ModelCard, ModelList, ModelName, TokenizeRequest, TokenizeResponse
 
 if TYPE_CHECKING:
     from localrag.server.app import Shared
@@ -30,11 +30,22 @@ async def health() -> dict[str, Any]:
 @router.get("/v1/models", operation_id="list_models", **described(ModelList, fails=(503,)))
 async def list_models(request: Request) -> dict[str, Any]:
     """The one model, once it is open."""
+    return {"object": "list", "data": [await _model(request)]}
+
+
+@router.get("/v1/models/{model}", operation_id="get_model", **described(ModelCard, fails=(404, 503)))
+async def get_model(model: ModelName, request: Request) -> dict[str, Any]:
+    """The model of that name, once it is open."""
+    found = await _model(request)
+    if found["id"] != model:
+        raise Problem(404, "There is no such model.")
+    return found
+
+
+async def _model(request: Request) -> dict[str, Any]:
     shared: Shared = request.app.state.shared
-    engine = await opened(shared)
-    about = engine.about
-    model = {"id": about["model"], "object": "model", "created": _STARTED, "owned_by": "localrag", "slot": about["slot"]}
-    return {"object": "list", "data": [model]}
+    about = (await opened(shared)).about
+    return {"id": about["model"], "object": "model", "created": _STARTED, "owned_by": "localrag", "slot": about["slot"]}
 
 
 @router.post("/tokenize", operation_id="tokenize", **described(TokenizeResponse, body=TokenizeRequest, fails=ENGINE_FAILS))
