@@ -19,12 +19,20 @@ START_S = 120.0
 
 
 class Live:
-    """A running server; `url` is its address."""
+    """A running server; `url` is its address, and `token` what it asks for."""
 
-    def __init__(self, process: subprocess.Popen[str], port: int) -> None:
+    def __init__(self, process: subprocess.Popen[str], port: int, token: str | None = None) -> None:
         self.process = process
+        self.token = token
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
+
+    def read_token(self) -> None:
+        """The one that the server made and shows."""
+        assert self.process.stdout is not None
+        while "token: " not in (line := self.process.stdout.readline()):
+            assert line
+        self.token = line.split()[-1]
 
     @property
     def engine(self) -> psutil.Process:
@@ -36,7 +44,8 @@ class Live:
         end = time.monotonic() + START_S
         while time.monotonic() < end and self.process.poll() is None:
             with suppress(httpx.TransportError):
-                if httpx.get(f"{self.url}/v1/models", timeout=START_S).status_code == 200:
+                headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+                if httpx.get(f"{self.url}/v1/models", timeout=START_S, headers=headers).status_code == 200:
                     return
             time.sleep(0.1)
         raise AssertionError(
@@ -45,19 +54,22 @@ class Live:
 
 
 @contextmanager
-def served(home: Path, *args: str, model: str = "echo", env: dict[str, str] | None = None) -> Iterator[Live]:
+def served(home: Path, *args: str, model: str = "echo", env: dict[str, str] | None = None, api_key: str | None = None) -> Iterator[Live]:
+    """A server with these options; one that is to make its own `api_key` is given an empty one."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     process = subprocess.Popen(
         [sys.executable, "-m", "localrag", "serve", "--model", model, "--port", str(port), *args],
-        env={**os.environ, "LOCALRAG_HOME": str(home), **(env or {})},
+        env={**os.environ, "LOCALRAG_HOME": str(home), **({"LOCALRAG_API_KEY": api_key} if api_key else {}), **(env or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
-    live = Live(process, port)
+    live = Live(process, port, api_key)
     try:
+        if api_key == "":
+            live.read_token()
         live.wait()
         yield live
     finally:
