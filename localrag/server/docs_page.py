@@ -24,7 +24,7 @@ _STYLE = (
     + """
 pre { overflow-x: auto; background: var(--spare); border-radius: 6px; padding: .7rem .9rem; font-size: .85rem; }
 code, pre { font-family: ui-monospace, monospace; }
-nav ul { columns: 18rem; padding-left: 1.1rem; }
+nav ul { columns: 20rem; padding-left: 1.1rem; overflow-wrap: anywhere; }
 a { color: inherit; }
 h4 { margin: 1rem 0 .3rem; }
 """

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from localrag.server import chat_schemas, index_schemas, openai_schemas, schemas
 from localrag.server.gate import OPEN_PATHS
-from localrag.server.schemas import Failure, Invalid, StreamFailure
+from localrag.server.schemas import Failure, Invalid, StreamFailure, shown_by
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -93,7 +93,7 @@ def _events(model: type[BaseModel]) -> dict[str, Any]:
     item = {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": [_ref(model), _ref(StreamFailure)]}}
     end = {"const": "[DONE]", "description": "The last event, where OpenAI has it."}
     schema = {"type": "object", "required": ["data"], "properties": {"data": {"anyOf": [item, end]}}}
-    value = json.dumps(model.model_json_schema()["examples"][0], separators=(",", ":"))
+    value = json.dumps(shown_by(model), separators=(",", ":"))
     return {"schema": schema, "example": f"data: {value}\n\ndata: [DONE]\n\n"}
 
 
@@ -148,8 +148,8 @@ def _add_models(document: dict[str, Any]) -> None:
             schema = _MODELS[name].model_json_schema(ref_template="#/components/schemas/{model}")
             models |= {**schema.pop("$defs", {}), name: schema}
     for name in set(models) & set(_MODELS):
-        examples = _MODELS[name].model_json_schema().get("examples")
-        models[name] |= {"examples": examples} if examples else {}  # FastAPI drops what is null in them
+        value = shown_by(_MODELS[name])
+        models[name] |= {"examples": [value]} if value else {}  # FastAPI drops what is null in it, and pydantic sorts it
     document["components"]["schemas"] = dict(sorted(models.items()))
 
 

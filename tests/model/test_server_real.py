@@ -5,6 +5,7 @@ import math
 import shutil
 
 import httpx
+import jsonschema
 import openai
 import pytest
 from kaito_rag_engine_client import Client
@@ -13,6 +14,7 @@ from kaito_rag_engine_client.api.index import create_index
 from kaito_rag_engine_client.models import ChatRequest, Document, IndexRequest
 
 from tests.server.live import served
+from tests.server.openapi_forms import closed
 
 pytestmark = pytest.mark.model
 
@@ -44,6 +46,16 @@ def test_a_question_is_answered_from_an_index(live):
     ledger = answer.additional_properties["localrag"]["ledger"]
     assert sum(each["used"] for each in ledger["entries"] if each["name"] != "answer") == answer.usage.prompt_tokens
     assert ledger["window"] == 2048
+
+
+def test_an_answer_with_sources_is_what_the_document_tells(live):
+    """Down to each field of the account, and a ledger too."""
+    document = closed(httpx.get(f"{live.url}/openapi.json").json())
+    body = {"messages": QUESTION, "index_name": "facts", "max_tokens": 8}
+    for path, form in (("/v1/chat/completions", "ChatCompletion"), ("/budget", "BudgetResponse")):
+        answer = httpx.post(f"{live.url}{path}", json=body, timeout=300).json()
+        assert answer.get("evidence") or answer["source_nodes"]
+        jsonschema.validate(answer, {"$ref": f"#/components/schemas/{form}", "components": document["components"]})
 
 
 def test_a_stream_and_the_plain_model(live):

@@ -88,6 +88,17 @@ def test_a_prompt_that_is_longer_than_the_slot(client):
     assert "but the window holds 8192" in raised.value.response.json()["detail"]
 
 
+def test_max_tokens_are_made_smaller_where_the_window_has_less_room(live):
+    """The third example of the algorithm: 8,192 - 500 leave 7,692 of 8,000."""
+    asked = {"messages": [{"role": "user", "content": "x" * 481}], "max_tokens": 8000}
+    for path in ("/budget", "/v1/chat/completions"):
+        answer = httpx.post(f"{live.url}{path}", json=asked).json()
+        entries = {each["name"]: each for each in answer.get("localrag", answer)["ledger"]["entries"]}
+        assert sum(each["used"] for name, each in entries.items() if name != "answer") == 500
+        assert (entries["answer"]["wanted"], entries["answer"]["allotted"]) == (8000, 7692)
+    assert answer["choices"][0]["finish_reason"] == "stop"
+
+
 def test_an_unknown_index(client):
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(model="echo", messages=QUESTION, extra_body={"index_name": "nowhere"})

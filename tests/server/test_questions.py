@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from localrag.conversation import search_query, split
 from localrag.server.problems import Problem
 from localrag.server.questions import NO_QUESTION, Asked, read
 from localrag.session.bypass import Bypass
@@ -51,6 +52,15 @@ def test_3_unsupported_message_roles():
     assert asked(messages=messages, index_name="docs_index").bypass is Bypass.ROLE
 
 
+@pytest.mark.parametrize("role", ["tool", "function", "developer"])
+def test_3_each_role_that_is_not_supported(role):
+    messages = [{"role": role, "content": "Weather data: 75°F"}, {"role": "user", "content": "Thanks!"}]
+    given = asked(messages=messages, index_name="docs_index")
+    assert given.bypass is Bypass.ROLE
+    assert given.to_message(2048)["kbs"] == []
+    assert given.to_message(2048)["options"] == {}
+
+
 def test_4_content_that_is_not_text_is_for_the_plain_model_which_reads_text_alone():
     parts = [{"type": "text", "text": "What's in this image?"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}]
     assert refused(messages=[{"role": "user", "content": parts}], index_name="docs_index") == (400, "This model reads text alone.")
@@ -71,6 +81,32 @@ def test_example_1_simple_user_query():
     assert given.bypass is None
     assert given.to_message(2048)["kbs"] == ["docs_index"]
     assert [(each.role, each.content) for each in given.messages] == [(each["role"], each["content"]) for each in messages]
+
+
+SYSTEM = {"role": "system", "content": "You are a helpful assistant."}
+
+
+def processed(given: Asked) -> tuple[str, str, list[tuple[str, str]]]:
+    """(user_prompt, system text, chat_history) as the document calls them."""
+    parts = split(given.messages)
+    return search_query(given.messages), parts.system, [(m.role, m.content) for each in parts.history for _, m in each.messages]
+
+
+def test_example_2_multi_turn_conversation():
+    history = [("user", "What is KAITO?"), ("assistant", "KAITO is a Kubernetes operator for AI workloads.")]
+    messages = [SYSTEM, *({"role": role, "content": text} for role, text in history), {"role": "user", "content": "How do I install it?"}]
+    given = asked(messages=messages, index_name="docs_index")
+    assert given.bypass is None
+    assert processed(given) == ("How do I install it?", SYSTEM["content"], history)
+
+
+def test_example_3_multiple_consecutive_user_messages():
+    history = [("user", "What is KAITO?"), ("assistant", "KAITO is a Kubernetes operator.")]
+    asks = ["Tell me more about it.", "Specifically about GPU support."]
+    messages = [SYSTEM, *({"role": role, "content": text} for role, text in history), *({"role": "user", "content": text} for text in asks)]
+    given = asked(messages=messages, index_name="docs_index")
+    assert given.bypass is None
+    assert processed(given) == ("Tell me more about it.\n\nSpecifically about GPU support.", SYSTEM["content"], history)
 
 
 def test_example_4_no_user_messages_after_assistant():

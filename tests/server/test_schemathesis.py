@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
 import httpx
@@ -25,6 +24,7 @@ from localrag.server.engine_process import EngineProcess, Wanted
 from localrag.settings import Settings
 from tests.kb.hash_embedder import HashEmbedder
 from tests.server.in_thread import served_in_thread
+from tests.server.openapi_forms import closed
 
 CHECKS = (
     not_a_server_error,
@@ -33,15 +33,6 @@ CHECKS = (
     response_schema_conformance,
     response_headers_conformance,
 )
-
-
-def closed(document):
-    """The document with an end to each form, so that no answer has a field that is not told."""
-    document = copy.deepcopy(document)
-    for form in document["components"]["schemas"].values():
-        if "properties" in form:
-            form.setdefault("additionalProperties", False)
-    return document
 
 
 def narrowed(document):
@@ -94,7 +85,7 @@ def book(url):
 def test_no_request_is_a_fault_and_no_answer_is_outside_its_form(operation, mode, url, book):
     @given(case=operation.as_strategy(generation_mode=mode))
     @settings(
-        max_examples=12,
+        max_examples=20,
         phases=(Phase.explicit, Phase.generate),
         deadline=None,
         derandomize=True,
