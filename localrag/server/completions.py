@@ -13,7 +13,8 @@ from fastapi.responses import Response
 from sse_starlette import EventSourceResponse
 
 from localrag.server.asking import FINISHES, accounts, body_of, client_of, data_of, heard_out, opened, usage
-from localrag.server.chat_schemas import ChatChunk, ChatCompletion, ChatRequest
+from localrag.server.chat_answer_schemas import ChatChunk, ChatCompletion
+from localrag.server.chat_schemas import ChatRequest
 from localrag.server.documenting import ENGINE_FAILS, described
 from localrag.server.problems import Problem
 from localrag.server.questions import Asked, read

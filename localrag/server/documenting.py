@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from localrag.server import chat_schemas, index_schemas, openai_schemas, schemas
+from localrag.server import chat_answer_schemas, chat_schemas, index_schemas, openai_schemas, schemas
 from localrag.server.gate import OPEN_PATHS
 from localrag.server.schemas import Failure, Invalid, StreamFailure, shown_by
 
@@ -46,7 +46,7 @@ _NO_TOKEN = (401, "NoToken", "A bearer token is needed.")
 
 _MODELS = {
     model.__name__: model
-    for module in (schemas, index_schemas, chat_schemas, openai_schemas)
+    for module in (schemas, index_schemas, chat_schemas, chat_answer_schemas, openai_schemas)
     for model in vars(module).values()
     if isinstance(model, type) and issubclass(model, BaseModel)
 }

@@ -6,19 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from localrag.server.chat_schemas import (
-    ACCOUNT,
-    USAGE,
-    ChatUsage,
-    LocalAccount,
-    NumTokens,
-    Penalty,
-    Ratio,
-    Stop,
-    StreamOptions,
-    Temperature,
-    TopP,
-)
+from localrag.server.chat_answer_schemas import ACCOUNT, USAGE, ChatUsage, LocalAccount
+from localrag.server.chat_schemas import NumTokens, Penalty, Ratio, Stop, StreamOptions, Temperature, TopP
 from localrag.server.index_schemas import NodeWithScore
 from localrag.server.schemas import example
 

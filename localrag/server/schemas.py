@@ -19,7 +19,7 @@ def example(value: dict[str, Any], extra: Literal["ignore", "forbid", "allow"] =
 def shown_by(model: type[BaseModel]) -> Any:  # noqa: ANN401  # JSON
     """The value that a model is shown by, its fields in the order in which it was written; None if there is none."""
     extra = model.model_config.get("json_schema_extra")
-    return extra["examples"][0] if isinstance(extra, dict) else None  # type: ignore[index, call-overload]  # `example` wrote it
+    return extra["examples"][0] if isinstance(extra, dict) else None  # type: ignore[index]  # `example` wrote it
 
 
 SLOT = {"n_ctx": 8192, "n_ctx_train": 131072, "requested": 8192, "bound": "requested"}

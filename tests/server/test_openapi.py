@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from types import SimpleNamespace
 
 import jsonschema
 import pytest
+from fastapi import Response
 from fastapi.testclient import TestClient
 from openapi_spec_validator import validate
 from pydantic import BaseModel
 
-from localrag.server import chat_schemas, index_schemas, openai_schemas, schemas
+from localrag.server import chat_answer_schemas, chat_schemas, index_schemas, openai_schemas, schemas
 from localrag.server.app import Shared, make_app
-from localrag.server.docs_page import example_of
-from localrag.server.documenting import operations
+from localrag.server.docs_page import example_of, page
+from localrag.server.documenting import ENGINE_FAILS, DocumentedApi, described, operations
 from localrag.server.gate import OPEN_PATHS, Guard
 from localrag.settings import Settings
 
@@ -27,7 +29,7 @@ DOCUMENT = app().openapi()
 OPERATIONS = [pytest.param(operation, id=f"{method.upper()} {path}") for path, method, operation in operations(DOCUMENT)]
 MODELS = [
     pytest.param(model, id=name)
-    for module in (schemas, index_schemas, chat_schemas, openai_schemas)
+    for module in (schemas, index_schemas, chat_schemas, chat_answer_schemas, openai_schemas)
     for name, model in vars(module).items()
     if isinstance(model, type) and issubclass(model, BaseModel) and model.model_config.get("json_schema_extra")
 ]
@@ -102,6 +104,25 @@ def test_a_token_that_is_needed_is_told():
         assert (operation.get("security") == []) == (path in OPEN_PATHS)
         assert ("401" in operation["responses"]) == (path not in OPEN_PATHS)
     assert "securitySchemes" not in DOCUMENT["components"]
+
+
+def test_a_route_that_reads_its_body_by_hand_is_told_like_the_others():
+    async def answered() -> Response:
+        return Response()
+
+    api = DocumentedApi(title="x", openapi_tags=[{"name": "x", "description": "x"}], description="x")
+    api.state.shared = SimpleNamespace(guard=Guard())
+    for path, answer, body, stream in (
+        ("/v1/completions", openai_schemas.TextCompletion, openai_schemas.CompletionRequest, openai_schemas.TextCompletion),
+        ("/v1/embeddings", openai_schemas.EmbeddingList, openai_schemas.EmbeddingRequest, None),
+        ("/v1/responses", openai_schemas.ResponsesAnswer, openai_schemas.ResponsesRequest, openai_schemas.ResponsesEvent),
+    ):
+        told = described(answer, body=body, stream=stream, fails=ENGINE_FAILS)
+        api.post(path, operation_id=path.rpartition("/")[2], tags=["x"], description="x", **told)(answered)
+    document = api.openapi()
+    validate(document)
+    assert {"CompletionRequest", "EmbeddingRequest", "ResponsesRequest", "ResponsesEvent"} <= set(document["components"]["schemas"])
+    assert "ResponsesRequest" in page(document)
 
 
 # --- the page ---
