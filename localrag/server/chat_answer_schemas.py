@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from localrag.server.chat_schemas import ToolCall
+from localrag.server.chat_schemas import FunctionCall, ToolCall
 from localrag.server.index_schemas import NodeWithScore
 from localrag.server.schemas import LEDGER, SLOT, CitationInfo, Evidence, LedgerInfo, SlotInfo, example
 

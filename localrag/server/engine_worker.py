@@ -144,7 +144,7 @@ def question_of(message: Mapping[str, Any]) -> Question:
         sampling=SamplingParams(**{**message["sampling"], "stop": tuple(message["sampling"].get("stop", ()))}),
         options=options,
         is_plain=message["is_plain"],
-        max_seconds=message["max_seconds"],
+        max_seconds=message.get("max_seconds"),
     )
 
 

@@ -33,7 +33,7 @@ async def list_models(request: Request) -> dict[str, Any]:
     return {"object": "list", "data": [await _model(request)]}
 
 
-@router.get("/v1/models/{model}", operation_id="get_model", **described(ModelCard, fails=(404, 503)))
+@router.get("/v1/models/{model}", operation_id="get_model", **described(ModelCard, fails=(404, 422, 503)))
 async def get_model(model: ModelName, request: Request) -> dict[str, Any]:
     """The model of that name, once it is open."""
     found = await _model(request)
