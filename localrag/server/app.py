@@ -16,7 +16,7 @@ from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoin
 
 from localrag.errors import LocalragError
 from localrag.kb import list_kbs
-from localrag.server import completions, docs_page, embeddings, indexes, metrics, openai_responses, state, text_completions
+from localrag.server import completions, docs_page, embeddings, indexes, metrics, openai_responses, page, state, text_completions
 from localrag.server.documenting import DocumentedApi
 from localrag.server.embedders import Embedders
 from localrag.server.engine_process import EngineProcess
@@ -83,7 +83,7 @@ def make_app(shared: Shared) -> FastAPI:
         redirect_slashes=False,  # an address is right or it is none
     )
     app.state.shared = shared
-    for routes in (completions, text_completions, openai_responses, embeddings, indexes, state, metrics, docs_page):
+    for routes in (page, completions, text_completions, openai_responses, embeddings, indexes, state, metrics, docs_page):
         app.include_router(routes.router)
     app.add_exception_handler(Problem, _problem)
     app.add_exception_handler(LocalragError, _error)

@@ -24,8 +24,8 @@ LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 MAX_BODY_BYTES = 16 << 20
 MAX_DEPTH = 64
 BODY_S = 30.0
-OPEN_PATHS = frozenset({"/health"})
-"""What is told without a token: that the server is there."""
+OPEN = frozenset({("GET", "/health"), ("GET", "/")})
+"""What is told without a token: that the server is there, and the page, which then asks for one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class Gate:
             raise Problem(421, "This server does not answer to that Host.")
         if origin is not None and origin not in guard.origins and not _is_own(origin, headers.get("host", "")):
             raise Problem(403, "Requests from that Origin are not allowed.")
-        if guard.api_key is not None and scope["path"] not in OPEN_PATHS and not _has_token(headers, guard.api_key):
+        if guard.api_key is not None and (scope["method"], scope["path"]) not in OPEN and not _has_token(headers, guard.api_key):
             raise Problem(401, "A bearer token is needed.", headers={"WWW-Authenticate": "Bearer"})
         has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
         if has_body and headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":

@@ -12,9 +12,11 @@ from kaito_rag_engine_client import Client
 from kaito_rag_engine_client.api.chat import chat
 from kaito_rag_engine_client.api.index import create_index
 from kaito_rag_engine_client.models import ChatRequest, Document, IndexRequest
+from selenium.webdriver.common.keys import Keys
 
 from tests.server.live import served
 from tests.server.openapi_forms import closed
+from tests.server.test_page import MEASURE, Page, browsing
 
 pytestmark = pytest.mark.model
 
@@ -158,3 +160,29 @@ def test_embeddings_are_those_of_the_indexes(client):
     first, other = (each.embedding for each in client.embeddings.create(model="any", input=list(TEXTS)).data)
     asked = client.embeddings.create(model="any", input=QUESTION[0]["content"]).data[0].embedding
     assert sum(map(float.__mul__, asked, first)) > sum(map(float.__mul__, asked, other)) + 0.2
+
+
+def test_the_page_draws_the_ledger_of_an_answer_as_it_comes(live):
+    with browsing() as browser:
+        browser.get(f"{live.url}/")
+        page = Page(browser)
+        page.until(lambda: page.text("#model") == "smollm2-135m", 120)
+        page.until(lambda: "facts" in page.text("#kb"))
+        page.choose("facts")
+        page.at_most("24")
+        page.write(QUESTION[0]["content"] + Keys.ENTER)
+        page.until(lambda: page.all('#used [data-section="evidence"]'), 120)  # before a token is evaluated
+        page.until(lambda: page.text("#send") == "Send", 120)
+        turn = page.kept()
+        drawn = page.script(MEASURE)
+        scale = drawn["frame"] / 2048
+        entries = {each["name"]: each for each in turn["ledger"]["entries"]}
+        assert turn["usage"]["completion_tokens"] == entries["answer"]["used"]
+        for name, width, used in drawn["used"]:
+            assert abs(width - scale * entries[name]["allotted"]) < 1
+            assert abs(used - scale * entries[name]["used"]) < 1
+        sections = {each["name"]: each["allotted"] for each in turn["sections"]}
+        for name, width, _ in drawn["given"]:
+            assert abs(width - scale * sections[name]) < 1
+        assert TEXTS[0] in page.text("#sources")
+        assert page.text("#speed") != "–"
