@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from localrag.server import chat_answer_schemas, chat_schemas, index_schemas, openai_schemas, schemas
-from localrag.server.gate import OPEN_PATHS
+from localrag.server.gate import OPEN
 from localrag.server.schemas import Failure, Invalid, StreamFailure, shown_by
 
 Responses = dict[int | str, dict[str, Any]]
@@ -130,12 +130,13 @@ def _describe_gate(document: dict[str, Any], *, asks_for_token: bool) -> None:
     if asks_for_token:
         components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"token": []}]
-    for path, _, operation in operations(document):
+    for path, method, operation in operations(document):
         responses = operation["responses"]
-        if path in OPEN_PATHS and asks_for_token:
+        is_open = (method.upper(), path) in OPEN
+        if is_open and asks_for_token:
             operation["security"] = []
         for status, name, _ in refusals:
-            if status != _NO_TOKEN[0] or path not in OPEN_PATHS:
+            if status != _NO_TOKEN[0] or not is_open:
                 responses.setdefault(str(status), {"$ref": f"#/components/responses/{name}"})
         operation["responses"] = dict(sorted(responses.items()))
 

@@ -17,7 +17,7 @@ from localrag.server import chat_answer_schemas, chat_schemas, index_schemas, op
 from localrag.server.app import Shared, make_app
 from localrag.server.docs_page import example_of, page
 from localrag.server.documenting import ENGINE_FAILS, DocumentedApi, described, operations
-from localrag.server.gate import OPEN_PATHS, Guard
+from localrag.server.gate import OPEN, Guard
 from localrag.settings import Settings
 
 
@@ -100,9 +100,9 @@ def test_a_token_that_is_needed_is_told():
     document = app(api_key="s3cret").openapi()
     assert document["components"]["securitySchemes"] == {"token": {"type": "http", "scheme": "bearer"}}
     assert document["security"] == [{"token": []}]
-    for path, _, operation in operations(document):
-        assert (operation.get("security") == []) == (path in OPEN_PATHS)
-        assert ("401" in operation["responses"]) == (path not in OPEN_PATHS)
+    for path, method, operation in operations(document):
+        assert (operation.get("security") == []) == ((method.upper(), path) in OPEN)
+        assert ("401" in operation["responses"]) == ((method.upper(), path) not in OPEN)
     assert "securitySchemes" not in DOCUMENT["components"]
 
 

@@ -18,10 +18,11 @@ import pytest
 from fastapi.routing import iter_route_contexts
 from fastapi.testclient import TestClient
 
+from localrag.server import gate
 from localrag.server.app import Shared, make_app
 from localrag.server.documenting import operations
 from localrag.server.engine_process import EngineProcess, Wanted
-from localrag.server.gate import MAX_BODY_BYTES, OPEN_PATHS, Guard
+from localrag.server.gate import MAX_BODY_BYTES, Guard
 from localrag.server.questions import MAX_MESSAGES
 from localrag.settings import Settings
 from tests.kb.hash_embedder import HashEmbedder
@@ -29,7 +30,7 @@ from tests.server.in_thread import served_in_thread
 from tests.server.live import Live, served
 
 TOKEN = {"Authorization": "Bearer s3cret"}
-OPEN = {"/health"}
+OPEN = {("GET", "/health"), ("GET", "/")}
 """All that is told without a token."""
 QUESTION = [{"role": "user", "content": "What is PLA?"}]
 
@@ -59,7 +60,7 @@ def asked(method, path, *, headers=None, content=None, **guard):
 def test_the_list_has_every_route_that_is_told_of():
     told = {(method.upper(), re.sub(r"\{\w+\}", "book", path)) for path, method, _ in operations(app().openapi())}
     assert told < set(ROUTES)
-    assert set(ROUTES) - told == {("GET", "/docs"), ("GET", "/openapi.json"), ("HEAD", "/openapi.json")}
+    assert set(ROUTES) - told == {("GET", "/"), ("GET", "/docs"), ("GET", "/openapi.json"), ("HEAD", "/openapi.json")}
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
@@ -80,12 +81,12 @@ def test_a_foreign_origin(method, path):
 def test_a_missing_token(method, path):
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic s3cret"}, {"Authorization": "Bearer s3cret "[:-2]}):
         refused = asked(method, path, headers=headers, api_key="s3cret").status_code == 401
-        assert refused == (path not in OPEN)
+        assert refused == ((method, path) not in OPEN)
     assert asked(method, path, headers=TOKEN, api_key="s3cret").status_code not in (401, 403, 421)
 
 
 def test_what_is_open_is_little():
-    assert OPEN_PATHS == OPEN
+    assert gate.OPEN == OPEN
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES)
