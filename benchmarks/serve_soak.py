@@ -109,7 +109,7 @@ def cancellations(url: str, pid: int, num_requests: int, seed: int) -> list[tupl
     return [
         ("every ledger is exact, and nothing but 200 and 429 was answered", "; ".join(seen.faults[:3]) or None),
         ("nothing runs or waits in the end", None if idle else "something does"),
-        ("a prompt that takes the whole window fits, eight times side by side as far as cells allow", whole_window(url)),
+        ("prompts of a whole window fit, asked four at once", whole_window(url)),
         ("memory is flat", f"{(after - before) / MIB:.1f} MiB more" if grew else None),
     ]
 

@@ -9,10 +9,12 @@ model saw in training, and one with them has no control token that the template 
 from __future__ import annotations
 
 import re
+from array import array
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from itertools import accumulate
 from weakref import WeakKeyDictionary, ref
 
@@ -23,8 +25,8 @@ _BREAK = "\u200b"
 """The zero-width space that breaks a special string in content."""
 _LOWER_BAR = "▁".encode()
 """How SentencePiece writes a space: a document's own U+2581 comes back as one."""
-_MAX_RUNS = 1024
-"""Runs whose tokens are remembered: the messages of some conversations."""
+_MAX_RUN_TOKENS = 1 << 20
+"""Tokens of runs that are remembered, 12 bytes each: the messages of some conversations."""
 _SPACE = b" \t\n\v\f\r"
 """What C's isspace() strips beside a token that swallows white space."""
 
@@ -107,8 +109,8 @@ class _Pieces(dict[int, bytes]):
 class _Run:
     """Plain text in tokens: `starts` are the byte offsets at which they start."""
 
-    token_ids: list[int]
-    starts: list[int]
+    token_ids: array[int]
+    starts: array[int]
     has_control: bool
     has_tag: bool
 
@@ -124,18 +126,22 @@ class _Vocabulary:
         self.tag_pattern = _alternation(text for text, _ in tokenizer.tag_texts)
         self._pieces = _Pieces(tokenizer)
         self._runs: OrderedDict[bytes, _Run] = OrderedDict()
+        self._num_run_tokens = 0
 
     def tokenised(self, run: bytes, tokenizer: Tokenizer) -> _Run:
         """A run of plain text in tokens; kept, for a conversation says most of it again."""
-        known = self._runs.get(run)
+        key = blake2b(run, digest_size=16).digest()
+        known = self._runs.get(key)
         if known is None:
             token_ids = tokenizer.encode(run.decode("utf-8"))
             has_control, has_tag = (not ids.isdisjoint(token_ids) for ids in (self.control_ids, self.tag_ids))
-            known = self._runs[run] = _Run(token_ids, _starts(run, token_ids, self._pieces), has_control, has_tag)
-            if len(self._runs) > _MAX_RUNS:
-                self._runs.popitem(last=False)
+            starts = array("Q", _starts(run, token_ids, self._pieces))
+            known = self._runs[key] = _Run(array("i", token_ids), starts, has_control, has_tag)
+            self._num_run_tokens += len(token_ids)
+            while self._num_run_tokens > _MAX_RUN_TOKENS:
+                self._num_run_tokens -= len(self._runs.popitem(last=False)[1].token_ids)
         else:
-            self._runs.move_to_end(run)
+            self._runs.move_to_end(key)
         return known
 
 
