@@ -2,7 +2,8 @@
 
     python -m benchmarks.serve_load --rounds 3
 
-All servers are there at once, and one is asked at a time. Each client asks one question after another, streamed, greedy; every question
+Each server is started for its turn and is alone then: threads of llama.cpp spin on for a while, and localrag makes room for neighbours
+that are busy. Each client asks one question after another, streamed, greedy; every question
 is another one, behind the same system message and a passage of the handbook. Tokens per second are those of all answers together.
 """
 
@@ -15,7 +16,6 @@ import statistics
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 
 import httpx
 
@@ -37,17 +37,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--each", type=int, default=2, help="questions of each client")
     wanted = parser.parse_args()
-    with ExitStack() as opened:
-        addresses, missing = start_all(opened)
-        rows = measure(addresses, wanted.rounds, wanted.each)
+    with shared.fresh_home() as settings:
+        commands, missing = commands_of()
+        rows = measure(commands, {"LOCALRAG_HOME": str(settings.home)}, wanted.rounds, wanted.each)
     shared.report_table("serve_load", rows, rounds=wanted.rounds, questions_of_each=wanted.each, window=WINDOW, max_tokens=MAX_TOKENS,
                         missing=missing)  # fmt: skip
 
 
-def start_all(opened: ExitStack) -> tuple[dict[str, str], list[str]]:
-    """The addresses of the servers that are installed, and the names of those that are not."""
+def commands_of() -> tuple[dict[str, list[str]], list[str]]:
+    """What starts the servers that are installed, and the names of those that are not."""
     model, attention = shared.default_model(), shared.chosen_attention()
-    settings = opened.enter_context(shared.fresh_home())
     found = {"localrag serve": servers.localrag("--ctx", str(WINDOW), model=model)}
     missing = []
     if importlib.util.find_spec("starlette_context") is None:
@@ -60,23 +59,19 @@ def start_all(opened: ExitStack) -> tuple[dict[str, str], list[str]]:
         found["xllamacpp's server, 8 slots"] = servers.xllamacpp(
             model, n_ctx=CELLS, num_slots=8, num_threads=num_cores(), flash_attention=attention
         )
-    env = {"LOCALRAG_HOME": str(settings.home)}
-    return {name: opened.enter_context(servers.started(command, env=env))[0] for name, command in found.items()}, missing
+    return found, missing
 
 
-def measure(addresses: dict[str, str], rounds: int, each: int) -> list[dict[str, object]]:
-    for url in addresses.values():
-        with httpx.Client() as client:
-            servers.ask(client, url, question(0), 8)  # warms up
-    numbers = itertools.count(1)
-    seen: dict[tuple[int, str], list[tuple[float, list[Served]]]] = {}
+def measure(commands: dict[str, list[str]], env: dict[str, str], rounds: int, each: int) -> list[dict[str, object]]:
+    seen: dict[tuple[int, str], list[tuple[float, list[Served]]]] = {(clients, name): [] for clients in CLIENTS for name in commands}
     for turn in range(rounds):
-        for clients in CLIENTS:
-            first = next(numbers)
-            names = list(addresses)
-            for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                print(f"round {turn + 1}: {clients} clients, {name}", file=sys.stderr, flush=True)
-                seen.setdefault((clients, name), []).append(load(addresses[name], clients, each, first * 1000))
+        names = list(commands)
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            with servers.started(commands[name], env=env) as (url, _), httpx.Client() as client:
+                servers.ask(client, url, question(0), 8)  # warms up
+                for at, clients in enumerate(CLIENTS):
+                    print(f"round {turn + 1}: {name}, {clients} clients", file=sys.stderr, flush=True)
+                    seen[clients, name].append(load(url, clients, each, 1000 * (1 + at + turn * len(CLIENTS))))
     return [row(clients, name, runs) for (clients, name), runs in seen.items()]
 
 
