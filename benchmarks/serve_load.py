@@ -79,8 +79,11 @@ def load(url: str, clients: int, each: int, first: int) -> tuple[float, list[Ser
     """Seconds until all clients had all answers, and what each of these took. All servers are asked the same."""
 
     def client(number: int) -> list[Served]:
-        with httpx.Client() as http:
-            return [servers.ask(http, url, question(first + number * each + turn), MAX_TOKENS) for turn in range(each)]
+        found = []
+        for turn in range(each):
+            with httpx.Client() as http:  # a connection each: some servers close one that was used before
+                found.append(servers.ask(http, url, question(first + number * each + turn), MAX_TOKENS))
+        return found
 
     started = time.perf_counter()
     with ThreadPoolExecutor(clients) as pool:

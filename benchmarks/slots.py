@@ -33,7 +33,7 @@ def make_server(path: str, n_ctx: int, num_slots: int, num_threads: int, *, flas
     params.cache_ram_mib = 0  # nothing here comes back to a slot that has lost it, and saving it takes time
     params.verbosity = -1
     if port:
-        params.hostnames, params.port = ["127.0.0.1"], port
+        params.hostnames, params.port, params.n_threads_http = ["127.0.0.1"], port, 32
     return xllamacpp.Server(params)
 
 
