@@ -64,11 +64,14 @@ def serve_command(
         from localrag.server.app import Shared, make_app  # noqa: PLC0415  # an extra
         from localrag.server.engine_process import EngineProcess, Wanted  # noqa: PLC0415  # an extra
         from localrag.server.gate import LOOPBACK, Guard  # noqa: PLC0415  # an extra
-        from localrag.server.listening import make_server  # noqa: PLC0415  # an extra
+        from localrag.server.listening import listener, make_server  # noqa: PLC0415  # an extra
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("localrag"):
             raise
         raise UsageError(f"The server needs the package {error.name}.", hint="pip install 'localrag[server]'") from None
+    catalog = Catalog.load(settings)
+    if model != "echo":
+        catalog.open(catalog.model(model))  # what is not there is said now, and not by each answer
     is_local = host in ("127.0.0.1", "::1", "localhost")
     key = api_key or os.environ.get(KEY_VARIABLE)
     if key is None and not is_local:
@@ -77,9 +80,8 @@ def serve_command(
     known = None if not is_local and not hosts else LOOPBACK | {each.lower() for each in hosts}
     wanted = Wanted(settings=settings, model=model, n_ctx=n_ctx, chat_template=chat_template, budget=budget, keep=not no_keep)
     guard = Guard(hosts=known, origins=frozenset(origins), api_key=key)
-    rejects_tools = Catalog.load(settings).rejects_tools
-    app = make_app(
-        Shared(settings=settings, engine=EngineProcess(wanted, max_seconds=max_seconds), guard=guard, rejects_tools=rejects_tools)
-    )
+    engine = EngineProcess(wanted, max_seconds=max_seconds)
+    app = make_app(Shared(settings=settings, engine=engine, guard=guard, rejects_tools=catalog.rejects_tools))
+    opened = listener(host, port)
     note(f"Serving on http://{f'[{host}]' if ':' in host else host}:{port} (Ctrl-C ends it)")
-    make_server(app, host=host, port=port).run()
+    make_server(app, host=host, port=port).run([opened])

@@ -176,6 +176,7 @@ class EngineProcess:
                 self._feed()
             elif "failed" in message:
                 self.failure = message["failed"]
+                LOG.error("The model cannot be opened: %s", self.failure.get("message"))
                 self._ready.set()
             else:
                 self._hand_on(message)

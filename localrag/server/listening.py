@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from localrag.errors import UsageError
 
 HEADERS_S = 10.0
 MAX_CONNECTIONS = 64
@@ -37,6 +41,17 @@ class TimedProtocol(H11Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def listener(host: str, port: int) -> socket.socket:
+    """A socket that listens there. UsageError if none can."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        number = error.errno or 0
+        reason = os.strerror(number) if number > 0 else error.strerror  # what resolves names has numbers of its own
+        raise UsageError(f"Nothing can listen on {host}, port {port}: {reason}.", hint="Use another --port, or another --host.") from None
 
 
 def make_server(app: FastAPI, *, host: str, port: int) -> uvicorn.Server:

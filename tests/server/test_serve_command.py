@@ -1,0 +1,38 @@
+"""What `localrag serve` says when it cannot serve: one line, with a way out, and the exit code of its kind."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+
+def serve(home, *args):
+    env = {**os.environ, "LOCALRAG_HOME": str(home)}
+    command = [sys.executable, "-m", "localrag", "serve", *args]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == ""
+    return done.returncode, done.stderr
+
+
+def test_a_port_that_is_taken(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, said = serve(tmp_path, "--model", "echo", "--port", str(port))
+    assert code == 2
+    assert said.startswith(f"Error: Nothing can listen on 127.0.0.1, port {port}: Address already in use.")
+    assert "--port" in said
+    assert "Serving" not in said
+
+
+def test_an_address_that_is_not_of_this_machine(tmp_path):
+    code, said = serve(tmp_path, "--model", "echo", "--host", "192.0.2.1", "--api-key", "s3cret")
+    assert (code, said.count("Error: ")) == (2, 1)
+
+
+def test_a_model_that_is_not_there(tmp_path):
+    code, said = serve(tmp_path, "--model", "nope")
+    assert code == 4
+    assert "nope" in said
+    assert "Serving" not in said
