@@ -83,7 +83,8 @@ def test_an_answer_in_a_form(live):
 
 @pytest.fixture
 def client(live):
-    return openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0, timeout=300)
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0, timeout=300) as opened:
+        yield opened
 
 
 WEATHER = {

@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Iterator
 
 import httpx
 import openai
@@ -24,8 +25,9 @@ def live(tmp_path_factory):
 
 
 @pytest.fixture
-def client(live: Live) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0)
+def client(live: Live) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0) as opened:
+        yield opened
 
 
 def test_a_completion(client):
@@ -106,8 +108,8 @@ def test_an_unknown_index(client):
 
 def test_an_answer_ends_when_its_time_is_over(tmp_path):
     with served(tmp_path, "--no-keep", "--ctx", "131072", "--max-seconds", "1") as live:
-        client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0)
-        answer = client.chat.completions.create(model="echo", messages=LONG)
+        with openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0) as client:
+            answer = client.chat.completions.create(model="echo", messages=LONG)
         assert answer.choices[0].finish_reason == "length"
         assert answer.model_extra["localrag"]["finish_reason"] == "time"
         assert answer.choices[0].message.content.startswith("You asked: What is PLA?")

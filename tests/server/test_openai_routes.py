@@ -23,7 +23,8 @@ def live(tmp_path_factory):
 
 @pytest.fixture
 def client(live):
-    return openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0)
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0) as opened:
+        yield opened
 
 
 def refused(live, route, body):

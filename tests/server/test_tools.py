@@ -35,12 +35,12 @@ def live(tmp_path_factory):
 
 @pytest.fixture
 def create(live):
-    client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0)
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0) as client:
 
-    def _create(messages=ASKED, **more):
-        return client.chat.completions.create(model="echo", messages=messages, **{"tools": [WEATHER, TIME], **more})
+        def _create(messages=ASKED, **more):
+            return client.chat.completions.create(model="echo", messages=messages, **{"tools": [WEATHER, TIME], **more})
 
-    return _create
+        yield _create
 
 
 def test_a_call(create):
@@ -91,9 +91,9 @@ def test_a_call_that_is_cut_off_is_told_as_the_text_that_it_is(create):
 
 
 def test_the_older_form(live):
-    client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0)
     body = {"model": "echo", "messages": ASKED, "functions": [WEATHER["function"]], "function_call": {"name": "get_weather"}}
-    choice = client.chat.completions.create(**body).choices[0]
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0) as client:
+        choice = client.chat.completions.create(**body).choices[0]
     assert (choice.finish_reason, choice.message.function_call.name) == ("function_call", "get_weather")
 
 
