@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fastapi import Request
+from fastapi.responses import Response
+from sse_starlette import EventSourceResponse
 
 from localrag.server.problems import Problem
 from localrag.server.questions import Asked
+from localrag.server.responses import CompactResponse
 
 if TYPE_CHECKING:
     from localrag.server.app import Shared
@@ -23,6 +26,22 @@ _THIS_MACHINE = ("127.0.0.1", "::1")
 _LOOK_S = 0.2
 """How often it is looked whether a client is still there."""
 _KEPT = ("finish_reason", "slot", "ledger", "evidence", "citations", "unsupported_citations", "coverage", "timings", "warnings", "bypass")
+
+
+class Form(Protocol):
+    """How one route writes an answer: whole, or as server-sent events, `first` being the prompt before it is evaluated."""
+
+    def whole(self, done: Mapping[str, Any]) -> dict[str, Any]: ...
+    def chunks(self, first: dict[str, Any], replies: AsyncGenerator[dict[str, Any], None]) -> AsyncIterator[dict[str, str]]: ...
+
+
+async def answered(request: Request, engine: EngineProcess, asked: Asked, form: Form) -> Response:
+    """What is asked, answered in this form: streamed if it asks for that. Problem as of EngineProcess.run."""
+    replies = engine.run(client_of(request), asked.to_message(engine.about["slot"]["n_ctx"]))
+    if not asked.streams:
+        return CompactResponse(form.whole(await heard_out(request, replies)))
+    first = await anext(replies)  # what cannot be answered is no stream
+    return EventSourceResponse(form.chunks(first, replies), sep="\n", ping=15)
 
 
 async def opened(shared: Shared) -> EngineProcess:

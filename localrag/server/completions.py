@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from sse_starlette import EventSourceResponse
 
-from localrag.server.asking import FINISHES, accounts, body_of, client_of, data_of, heard_out, opened, usage
+from localrag.server.asking import FINISHES, accounts, answered, body_of, data_of, opened, usage
 from localrag.server.chat_answer_schemas import ChatChunk, ChatCompletion
 from localrag.server.chat_schemas import ChatRequest
 from localrag.server.documenting import ENGINE_FAILS, described
 from localrag.server.problems import Problem
 from localrag.server.questions import Asked, read
-from localrag.server.responses import CompactResponse
 from localrag.server.tools import Call, may_be_call
 
 if TYPE_CHECKING:
@@ -37,13 +35,7 @@ async def complete_chat(request: Request) -> Response:
     shared: Shared = request.app.state.shared
     engine = await opened(shared)
     asked = read(await body_of(request), has_index=shared.has_index, rejects_tools=shared.rejects_tools)
-    answered = _Answered(asked, engine.about["model"], shared.metrics.answered)
-    replies = engine.run(client_of(request), asked.to_message(engine.about["slot"]["n_ctx"]))
-    if not asked.streams:
-        done = await heard_out(request, replies)
-        return CompactResponse(answered.whole(done))
-    first = await anext(replies)  # what cannot be answered is no stream
-    return EventSourceResponse(answered.chunks(first, replies), sep="\n", ping=15)
+    return await answered(request, engine, asked, _Answered(asked, engine.about["model"], shared.metrics.answered))
 
 
 class _Answered:

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from sse_starlette import EventSourceResponse
 
-from localrag.server.asking import accounts, body_of, client_of, data_of, heard_out, opened
+from localrag.server.asking import accounts, answered, body_of, data_of, opened
 from localrag.server.documenting import ENGINE_FAILS, described
 from localrag.server.openai_schemas import ResponsesAnswer, ResponsesEvent, ResponsesRequest
 from localrag.server.problems import Problem
 from localrag.server.questions import Asked, read
-from localrag.server.responses import CompactResponse
 
 if TYPE_CHECKING:
     from localrag.server.app import Shared
@@ -47,12 +45,7 @@ async def respond(request: Request) -> Response:
     engine = await opened(shared)
     body = await body_of(request)
     asked = read(chat_body(body), has_index=shared.has_index)
-    answered = _Answered(asked, body, engine.about["model"], shared.metrics.answered)
-    replies = engine.run(client_of(request), asked.to_message(engine.about["slot"]["n_ctx"]))
-    if not asked.streams:
-        return CompactResponse(answered.whole(await heard_out(request, replies)))
-    await anext(replies)  # what cannot be answered is no stream
-    return EventSourceResponse(answered.events(replies), sep="\n", ping=15)
+    return await answered(request, engine, asked, _Answered(asked, body, engine.about["model"], shared.metrics.answered))
 
 
 def chat_body(body: object) -> dict[str, Any]:
@@ -162,7 +155,7 @@ class _Answered:
     def _message(self, content: list[dict[str, Any]], status: str) -> dict[str, Any]:
         return {"type": "message", "id": self._message_id, "status": status, "role": "assistant", "content": content}
 
-    async def events(self, replies: AsyncGenerator[dict[str, Any], None]) -> AsyncIterator[dict[str, str]]:
+    async def chunks(self, _first: dict[str, Any], replies: AsyncGenerator[dict[str, Any], None]) -> AsyncIterator[dict[str, str]]:
         """Server-sent events in OpenAI's order; thoughts come with the last one alone."""
         begun = {**self._head, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
         place = {"item_id": self._message_id, "output_index": 0, "content_index": 0}

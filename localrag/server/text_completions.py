@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from sse_starlette import EventSourceResponse
 
-from localrag.server.asking import FINISHES, accounts, body_of, client_of, data_of, heard_out, opened, usage
+from localrag.server.asking import FINISHES, accounts, answered, body_of, data_of, opened, usage
 from localrag.server.documenting import ENGINE_FAILS, described
 from localrag.server.openai_schemas import CompletionRequest, TextCompletion
 from localrag.server.problems import Problem
 from localrag.server.questions import Asked, read
-from localrag.server.responses import CompactResponse
 
 if TYPE_CHECKING:
     from localrag.server.app import Shared
@@ -41,12 +39,7 @@ async def complete_text(request: Request) -> Response:
     shared: Shared = request.app.state.shared
     engine = await opened(shared)
     asked = read_text(await body_of(request))
-    answered = _Answered(asked, engine.about["model"], shared.metrics.answered)
-    replies = engine.run(client_of(request), asked.to_message(engine.about["slot"]["n_ctx"]))
-    if not asked.streams:
-        return CompactResponse(answered.whole(await heard_out(request, replies)))
-    await anext(replies)  # what cannot be answered is no stream
-    return EventSourceResponse(answered.chunks(replies), sep="\n", ping=15)
+    return await answered(request, engine, asked, _Answered(asked, engine.about["model"], shared.metrics.answered))
 
 
 def read_text(body: object) -> Asked:
@@ -86,7 +79,7 @@ class _Answered:
         choice = self._choice(done["answer"], done["logprobs"], FINISHES[done["finish_reason"]])
         return {**self._head, "choices": [choice], "usage": usage(done), **accounts(self._asked, done)}
 
-    async def chunks(self, replies: AsyncGenerator[dict[str, Any], None]) -> AsyncIterator[dict[str, str]]:
+    async def chunks(self, _first: dict[str, Any], replies: AsyncGenerator[dict[str, Any], None]) -> AsyncIterator[dict[str, str]]:
         """Server-sent events; the last one but the end carries the usage, if it was asked for."""
         async with aclosing(replies):
             try:
