@@ -125,7 +125,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """Wall-clock seconds. `first_token_s` counts from the call to the first sampled token."""
+    """Wall-clock seconds. `first_token_s` counts from the call to the first sampled token.
+
+    `load_s` is what loading the model and making its context took, in the answer that waited for it.
+    """
 
     load_s: float = 0.0
     retrieve_s: float = 0.0

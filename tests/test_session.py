@@ -148,6 +148,14 @@ def test_an_engine_that_only_estimates_gets_a_gap_from_its_own_error():
         assert all(entry.name != "gap" for entry in Session(engine).ask("a b c").ledger.entries)
 
 
+def test_loading_is_charged_to_the_answer_that_waited_for_it():
+    with Session(open_echo()) as session:
+        first, second = (session.ask("A question?", sampling=SamplingParams(max_tokens=4)).timings for _ in range(2))
+    assert first.load_s > 0.0
+    assert second.load_s == 0.0
+    assert first.total_s > first.first_token_s > first.load_s
+
+
 def test_the_relevance_of_files_can_weigh_their_passages(knowledge_bases):
     with open_echo() as engine:
         session = Session(engine, knowledge_bases=knowledge_bases[:1], embedder=HashEmbedder())

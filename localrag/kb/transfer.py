@@ -161,7 +161,7 @@ def _opened(file: Path) -> Iterator[zipfile.ZipFile]:
             if sorted(packed.namelist()) != sorted((_MANIFEST, _DATABASE)):
                 raise _refused(file, "it is not one that localrag exported")
             yield packed
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, ValueError) as error:
+    except (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, ValueError) as error:
         raise _refused(file, f"it is not one that localrag exported ({error})") from error
 
 

@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 
 from localrag.errors import LocalragError
@@ -21,7 +22,7 @@ from localrag.server.documenting import DocumentedApi
 from localrag.server.embedders import Embedders
 from localrag.server.engine_process import EngineProcess
 from localrag.server.gate import Gate, Guard
-from localrag.server.problems import LOG, Problem, problem_of
+from localrag.server.problems import LOG, Problem, failure, problem_of
 from localrag.server.responses import CompactResponse
 from localrag.settings import Settings
 from localrag.tokens import Embedder
@@ -51,7 +52,7 @@ class Shared:
 
 _DESCRIPTION = (
     "Answers from your own documents, by a model of this machine: OpenAI's API, and the routes of the KAITO RAG engine for indexes. "
-    'Every answer that is not a success is `{"detail": …}`.'
+    'Every answer that is not a success is `{"detail": …, "error": {"message", "code"}}`.'
 )
 _TAGS = [
     {"name": "completions", "description": "Conversations are answered, from an index or by the model alone."},
@@ -86,6 +87,7 @@ def make_app(shared: Shared) -> FastAPI:
     for routes in (page, completions, text_completions, openai_responses, embeddings, indexes, state, metrics, docs_page):
         app.include_router(routes.router)
     app.add_exception_handler(Problem, _problem)
+    app.add_exception_handler(HTTPException, _no_route)
     app.add_exception_handler(LocalragError, _error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_middleware(BaseHTTPMiddleware, dispatch=partial(_counted, shared))
@@ -103,13 +105,19 @@ async def _counted(shared: Shared, request: Request, call_next: RequestResponseE
 
 def _problem(_request: Request, error: Exception) -> CompactResponse:
     assert isinstance(error, Problem)
-    return CompactResponse({"detail": error.detail}, error.status, error.headers)
+    return CompactResponse(failure(error.status, error.detail), error.status, error.headers)
+
+
+def _no_route(_request: Request, error: Exception) -> CompactResponse:
+    """What no route takes: an address that is none, or a method that it does not have."""
+    assert isinstance(error, HTTPException)
+    return CompactResponse(failure(error.status_code, str(error.detail)), error.status_code, error.headers)
 
 
 def _invalid(_request: Request, error: Exception) -> CompactResponse:
     """What was sent is not repeated: it may be long, and no JSON."""
     assert isinstance(error, RequestValidationError)
-    return CompactResponse({"detail": [{key: each[key] for key in ("type", "loc", "msg")} for each in error.errors()]}, 422)
+    return CompactResponse(failure(422, [{key: each[key] for key in ("type", "loc", "msg")} for each in error.errors()]), 422)
 
 
 def _error(request: Request, error: Exception) -> CompactResponse:

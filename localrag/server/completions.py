@@ -15,7 +15,7 @@ from localrag.server.asking import FINISHES, accounts, answered, body_of, data_o
 from localrag.server.chat_answer_schemas import ChatChunk, ChatCompletion
 from localrag.server.chat_schemas import ChatRequest
 from localrag.server.documenting import ENGINE_FAILS, described
-from localrag.server.problems import Problem
+from localrag.server.problems import Problem, stream_failure
 from localrag.server.questions import Asked, read
 from localrag.server.tools import Call, may_be_call
 
@@ -72,7 +72,7 @@ class _Answered:
                         yield chunk
                     reply = await anext(replies)
             except Problem as problem:
-                yield {"data": data_of({"error": {"message": problem.detail, "code": problem.status}})}
+                yield {"data": data_of(stream_failure(problem.status, problem.detail))}
                 return
         done = reply["done"]
         self._on_done(done)

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
-from localrag.server.problems import Problem
+from localrag.server.problems import Problem, failure
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -153,7 +153,7 @@ def _allowing(send: Send, origin: str | None) -> Send:
 
 
 async def _refuse(send: Send, problem: Problem) -> None:
-    body = json.dumps({"detail": problem.detail}, separators=(",", ":")).encode()
+    body = json.dumps(failure(problem.status, problem.detail), separators=(",", ":")).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), (b"connection", b"close")]
     headers += [(name.lower().encode(), value.encode()) for name, value in problem.headers.items()]
     await send({"type": "http.response.start", "status": problem.status, "headers": headers})

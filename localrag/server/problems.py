@@ -1,4 +1,4 @@
-"""What goes wrong, as HTTP says it: one table from errors to statuses. Every answer that is not a success is `{"detail": …}`.
+"""What goes wrong, as HTTP says it: one table from errors to statuses. Every answer that is not a success is what `failure` makes.
 
 No answer names a path of this machine: of errors that may, only the kind is told, and the rest goes to the log.
 """
@@ -6,7 +6,8 @@ No answer names a path of this machine: of errors that may, only the kind is tol
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from localrag.errors import (
     BudgetExceededError,
@@ -44,6 +45,19 @@ class Problem(Exception):  # noqa: N818  # what HTTP calls it (RFC 9457)
         self.status = status
         self.detail = detail
         self.headers = dict(headers or {})
+
+
+def failure(status: int, detail: str | Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The body of an answer that is not a success: `detail`, a text or the faults of a form, as FastAPI and the KAITO RAG engine have it,
+    and the same as an `error` with a message, which OpenAI's clients show.
+    """
+    message = detail if isinstance(detail, str) else "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in detail)
+    return {"detail": detail, **stream_failure(status, message)}
+
+
+def stream_failure(status: int, message: str) -> dict[str, Any]:
+    """The data of the event that ends a stream which went wrong: the status that it would have had, too."""
+    return {"error": {"message": message, "code": status}}
 
 
 def problem_of(error: LocalragError) -> Problem:

@@ -37,19 +37,22 @@ LEDGER = {
 # --- what went wrong ---
 
 
-class Failure(BaseModel):
-    """What went wrong."""
-
-    model_config = example({"detail": "No such index: 'nowhere' exists."})
-
-    detail: str
-
-
-class StreamError(BaseModel):
-    """What is said, and the status that it would have had."""
+class Error(BaseModel):
+    """What is said, and the status, which a stream cannot have any more."""
 
     message: str
     code: int
+
+
+class Failure(BaseModel):
+    """What went wrong."""
+
+    model_config = example(
+        {"detail": "No such index: 'nowhere' exists.", "error": {"message": "No such index: 'nowhere' exists.", "code": 404}}
+    )
+
+    detail: str
+    error: Error
 
 
 class StreamFailure(BaseModel):
@@ -57,7 +60,7 @@ class StreamFailure(BaseModel):
 
     model_config = example({"error": {"message": "The model could not answer.", "code": 503}})
 
-    error: StreamError
+    error: Error
 
 
 class Fault(BaseModel):
@@ -71,9 +74,15 @@ class Fault(BaseModel):
 class Invalid(BaseModel):
     """A request that is not of its form."""
 
-    model_config = example({"detail": [{"type": "missing", "loc": ["body", "documents"], "msg": "Field required"}]})
+    model_config = example(
+        {
+            "detail": [{"type": "missing", "loc": ["body", "documents"], "msg": "Field required"}],
+            "error": {"message": "body.documents: Field required", "code": 422},
+        }
+    )
 
     detail: list[Fault]
+    error: Error
 
 
 # --- the account of a prompt ---

@@ -14,7 +14,7 @@ from fastapi.responses import Response
 from localrag.server.asking import FINISHES, accounts, answered, body_of, data_of, opened, usage
 from localrag.server.documenting import ENGINE_FAILS, described
 from localrag.server.openai_schemas import CompletionRequest, TextCompletion
-from localrag.server.problems import Problem
+from localrag.server.problems import Problem, stream_failure
 from localrag.server.questions import Asked, read
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class _Answered:
                     yield self._event([self._choice(reply["text"], reply["logprobs"])])
                     reply = await anext(replies)
             except Problem as problem:
-                yield {"data": data_of({"error": {"message": problem.detail, "code": problem.status}})}
+                yield {"data": data_of(stream_failure(problem.status, problem.detail))}
                 return
         done = reply["done"]
         self._on_done(done)

@@ -292,10 +292,11 @@ class Session:
         ledger = composed.ledger.with_used("answer", completion.completion_tokens - completion.reasoning_tokens)
         if composed.thinking is not None:
             ledger = ledger.with_used("thinking", completion.reasoning_tokens)
-        spent = self.engine.load_s + prepared.retrieve_s
+        load_s = self.engine.take_load_s()
+        spent = load_s + prepared.retrieve_s
         timings = replace(
             completion.timings,
-            load_s=self.engine.load_s,
+            load_s=load_s,
             retrieve_s=prepared.retrieve_s,
             first_token_s=completion.timings.first_token_s + spent,
             total_s=completion.timings.total_s + spent,

@@ -30,7 +30,7 @@ def client(guard: Guard | None = None, **options) -> TestClient:
 
 def test_a_foreign_host():
     answer = client().post("/echo", json={}, headers={"Host": "attacker.example"})
-    assert (answer.status_code, answer.json()) == (421, {"detail": "This server does not answer to that Host."})
+    assert (answer.status_code, answer.json()["detail"]) == (421, "This server does not answer to that Host.")
 
 
 def test_hosts_of_this_machine():
@@ -88,7 +88,7 @@ def test_a_body_that_is_too_long():
 def test_a_body_that_is_nested_too_deep():
     deep = b"[" * 10_000 + b"]" * 10_000
     answer = client().post("/echo", content=deep, headers={"Content-Type": "application/json"})
-    assert (answer.status_code, answer.json()) == (400, {"detail": f"The body is nested deeper than {MAX_DEPTH} levels."})
+    assert (answer.status_code, answer.json()["detail"]) == (400, f"The body is nested deeper than {MAX_DEPTH} levels.")
 
 
 def test_a_body_that_does_not_come():

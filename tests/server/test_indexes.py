@@ -57,7 +57,7 @@ def _listed(client, **params):
 
 
 def _detail(response, status):
-    assert (response.status_code, list(response.json())) == (status, ["detail"])
+    assert (response.status_code, list(response.json())) == (status, ["detail", "error"])
     return response.json()["detail"]
 
 

@@ -88,6 +88,17 @@ def test_a_prompt_that_is_longer_than_the_slot(client):
     with pytest.raises(openai.BadRequestError) as raised:
         client.chat.completions.create(model="echo", messages=[{"role": "user", "content": "x" * 9000}])
     assert "but the window holds 8192" in raised.value.response.json()["detail"]
+    assert "but the window holds 8192" in str(raised.value)
+
+
+def test_a_form_that_is_wrong_is_told_by_the_clients_error(client):
+    with pytest.raises(openai.BadRequestError, match="messages must be a list"):
+        client.chat.completions.create(model="echo", messages="what?")
+
+
+def test_an_address_that_is_none(live):
+    answer = httpx.get(f"{live.url}/v1/nowhere")
+    assert answer.json() == {"detail": "Not Found", "error": {"message": "Not Found", "code": 404}}
 
 
 def test_max_tokens_are_made_smaller_where_the_window_has_less_room(live):

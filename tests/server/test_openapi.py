@@ -76,11 +76,11 @@ def test_its_body_and_its_answers_have_a_form_and_an_example_that_fits(operation
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_what_is_no_success_is_a_detail(operation):
+def test_what_is_no_success_is_a_detail_and_an_error(operation):
     for status, answer in operation["responses"].items():
         if status != "200":
             form = resolved(resolved(answer)["content"]["application/json"]["schema"])
-            assert list(form["properties"]) == ["detail"]
+            assert list(form["properties"]) == ["detail", "error"]
 
 
 @pytest.mark.parametrize("model", MODELS)

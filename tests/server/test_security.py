@@ -100,7 +100,7 @@ def test_metadata_with_nested_depth_10000(method, path):
     body = b'{"index_name":"book","documents":[{"text":"x","metadata":' + b'{"a":' * 10_000 + b"1" + b"}" * 10_000 + b"}]}"
     answer = asked(method, path, headers={"Content-Type": "application/json"}, content=body)
     assert answer.status_code == 400
-    assert method == "HEAD" or answer.json() == {"detail": "The body is nested deeper than 64 levels."}
+    assert method == "HEAD" or answer.json()["detail"] == "The body is nested deeper than 64 levels."
 
 
 # --- a server as it is started ---
@@ -244,7 +244,7 @@ def test_10000_messages(live):
     for path in ("/v1/chat/completions", "/budget"):
         answer = httpx.post(f"{live.url}{path}", json={"messages": messages})
         assert answer.status_code == 400
-        assert answer.json() == {"detail": f"10000 messages are too many; the limit is {MAX_MESSAGES}."}
+        assert answer.json()["detail"] == f"10000 messages are too many; the limit is {MAX_MESSAGES}."
 
 
 def test_a_slow_body():

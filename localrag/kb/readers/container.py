@@ -21,10 +21,8 @@ _BOMB = "it unpacks to far more than its size (a zip bomb)"
 _OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _ENCRYPTED_STREAM = "EncryptedPackage".encode("utf-16-le")
 
-# What zipfile was seen to raise for damaged containers.
-_ZIP_ERRORS = (
-    zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, KeyError, IndexError, OverflowError, NotImplementedError, RuntimeError,
-)  # fmt: skip
+# What zipfile was seen to raise for damaged containers; for methods it does not know it is a kind of RuntimeError.
+_ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, KeyError, IndexError, OverflowError, RuntimeError)
 
 
 class Container:
