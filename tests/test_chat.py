@@ -173,7 +173,7 @@ def test_pinned_turns_that_fill_the_window_are_an_error_with_numbers(journal):
 
 
 def test_the_program_of_the_docs_runs(home):
-    program = re.search(r"```python\n(.*?)```", (Path(__file__).parents[1] / "docs" / "chat.md").read_text(), re.DOTALL)[1]
+    program = re.search(r"```python\n(.*?)```", (Path(__file__).parents[1] / "docs" / "how-to" / "chat.md").read_text(), re.DOTALL)[1]
     done = [
         subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1])
         for _ in range(2)

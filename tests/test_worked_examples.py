@@ -1,4 +1,4 @@
-"""docs/budget.md holds what the code of examples/worked gives, and the documents' own numbers come out."""
+"""docs/explanation/budget.md holds what the code of examples/worked gives, and the documents' own numbers come out."""
 
 import importlib.util
 import re
@@ -13,7 +13,7 @@ from localrag.catalog import Catalog
 from localrag.settings import Settings
 
 ROOT = Path(__file__).parents[1]
-TEXT = (ROOT / "docs" / "budget.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "explanation" / "budget.md").read_text(encoding="utf-8")
 
 
 def _page():

@@ -1,7 +1,7 @@
-"""Budgets that can be checked by hand: the worked examples of docs/budget.md, computed by `negotiate`.
+"""Budgets that can be checked by hand: the worked examples of docs/explanation/budget.md, computed by `negotiate`.
 
 Run it to print the tables:  python examples/worked/budgets.py
-With --write, the tables of all worked examples are put into docs/budget.md instead.
+With --write, the tables of all worked examples are put into docs/explanation/budget.md instead.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def tiered() -> Budget:
 
 
 def tables() -> dict[str, str]:
-    """Every table of this module, by the name of its place in docs/budget.md."""
+    """Every table of this module, by the name of its place in docs/explanation/budget.md."""
     rows = {
         "sections": defaults(),
         "hundred": hundred_rows(),

@@ -173,7 +173,7 @@ def _chunks(article: Article, count: Count) -> Iterator[Chunk]:
 
 
 def tables(model: str | None = None) -> dict[str, str]:
-    """The table by the name of its place in docs/budget.md."""
+    """The table by the name of its place in docs/explanation/budget.md."""
     from localrag.session import open_engine
     from localrag.settings import Settings
 

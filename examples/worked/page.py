@@ -1,4 +1,4 @@
-"""The tables of all worked examples, and their places in docs/budget.md.
+"""The tables of all worked examples, and their places in docs/explanation/budget.md.
 
 A worked example is a module of this folder with `tables() -> dict[str, str]`: Markdown by the name of its place in the page. One that
 needs the default model to count with says so: `NEEDS_MODEL = True`.
@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 FOLDER = Path(__file__).parent
-PAGE = FOLDER.parents[1] / "docs" / "budget.md"
+PAGE = FOLDER.parents[1] / "docs" / "explanation" / "budget.md"
 
 
 def examples() -> dict[str, Path]:

@@ -43,7 +43,7 @@ def _basis(value: object) -> Length | None:
         raise PydanticCustomError(LENGTH_FAULT, f'{_LENGTH}, or "{_CONTENT}"') from None
 
 
-Tokens = Annotated[Length, PlainValidator(_length)]
+Tokens = Annotated[Length, PlainValidator(_length, json_schema_input_type=int | str)]
 Count = Annotated[int, Field(ge=0, le=_MAX_COUNT)]
 Factor = Annotated[float, Field(ge=0)]
 UpToOne = Annotated[float, Field(ge=0, le=1)]
@@ -63,97 +63,148 @@ class Table(BaseModel):
 class FlexTable(Table):
     """One [budgets.NAME.SECTION]."""
 
-    basis: Annotated[Length | None, PlainValidator(_basis)] = None
+    basis: Annotated[Length | None, PlainValidator(_basis, json_schema_input_type=int | str)] = None
+    """Where it starts: tokens, a percentage such as "30%", or "content", which is what there is to place."""
     min: Tokens = 0
+    """The least that it is given: tokens, or a percentage."""
     max: Tokens = 0
+    """The most that it is given: tokens, or a percentage."""
     grow: Factor = 0
+    """Its part of the room that is left over; 0 takes none."""
     shrink: Factor = 0
+    """How much it gives where there is too little, in the ratio of shrink × basis; 0 gives nothing."""
     cut: Cut = "drop"
+    """What becomes of content that does not fit; which of these a section can have stands in the explanation of the budget."""
 
 
 class HistoryTable(FlexTable):
     """[budgets.NAME.history]."""
 
     max_messages: Count | None = None
+    """The most messages; the newest stay. The same as `max_messages` of the budget."""
 
 
 class TierTable(Table):
     """One [budgets.NAME.tiers.TIER]; the share is in percent."""
 
     share: float = Field(default=0, ge=0, le=100)
+    """Its part of the evidence, in percent of what all tiers have together."""
     threshold: UpToOne = 0
+    """The relevance from which a hit belongs to it."""
 
 
 class TiersTable(Table):
     """[budgets.NAME.tiers]."""
 
     primary: TierTable = TierTable()
+    """The most relevant."""
     supporting: TierTable = TierTable()
+    """The next."""
     reference: TierTable = TierTable()
+    """The rest."""
 
 
 class LimitsTable(Table):
     """[budgets.NAME.limits]: the most tokens of a text that is sent whole or not at all."""
 
     system: Count = 0
+    """Of the system text, in tokens."""
     question: Count = 0
+    """Of the question, in tokens."""
     instructions: Count = 0
+    """Of a council role's instructions, in tokens."""
 
 
 class BudgetTable(Table):
     """One [budgets.NAME]."""
 
     gap: Tokens = 0
+    """A margin that nobody gets: tokens, or a percentage."""
     overflow: Overflow | None = None
+    """What becomes of what is too much, for all sections that can."""
     max_messages: Count | None = None
+    """The most messages of history; the newest stay."""
     context_ratio: UpToOne | None = None
+    """Basis and max of the evidence, as a share (0 to 1) of the window less what is fixed."""
     tiers: TiersTable = TiersTable()
+    """How the evidence is shared by relevance."""
     limits: LimitsTable = LimitsTable()
+    """The most tokens of texts that are always sent whole."""
     tools: FlexTable = FlexTable()
+    """Descriptions of tools."""
     memories: FlexTable = FlexTable()
+    """Facts that are kept across conversations."""
     summary: FlexTable = FlexTable()
+    """What stands for messages that were too long ago."""
     history: HistoryTable = HistoryTable()
+    """Earlier messages of the conversation."""
     attachments: FlexTable = FlexTable()
+    """Files that come with the question."""
     cited: FlexTable = FlexTable()
+    """In a council: passages that proposals cite."""
     evidence: FlexTable = FlexTable()
+    """Passages that were found."""
     proposals: FlexTable = FlexTable()
+    """In a council: what the specialists propose."""
     plan: FlexTable = FlexTable()
+    """In a council: the strategy, the searches and the rankings."""
     thinking: FlexTable = FlexTable()
+    """What a reasoning model thinks before it answers."""
     answer: FlexTable = FlexTable()
+    """What the model answers."""
 
 
 class ThresholdsTable(Table):
     """[relevance.thresholds]: from which relevance a hit belongs to a tier, for every budget that does not say."""
 
     primary: UpToOne = 0
+    """Of the tier `primary`."""
     supporting: UpToOne = 0
+    """Of the tier `supporting`."""
     reference: UpToOne = 0
+    """Of the tier `reference`."""
 
 
 class FileTypesTable(Table):
-    """[relevance.file_types]."""
+    """[relevance.file_types]: what the factor file_type is for each kind of file."""
 
     source_code: UpToOne = 0
+    """Programs."""
     test_code: UpToOne = 0
+    """Their tests."""
     requirements: UpToOne = 0
+    """Requirements, specifications, user stories."""
     documentation: UpToOne = 0
+    """Text for readers."""
     config: UpToOne = 0
+    """Settings and build files."""
     other: UpToOne = 0
+    """All others."""
 
 
 class RelevanceTable(Table):
     """[relevance]. Only the proportion of the weights matters."""
 
     task_alignment: Factor = 0
+    """The weight of: how directly it is about the task, by its words, its meaning, or both."""
     recency: Factor = 0
+    """The weight of: how lately it was changed."""
     mention_density: Factor = 0
+    """The weight of: how often other files and the task refer to it."""
     dependency_depth: Factor = 0
+    """The weight of: how near it is, import by import, to the files that the task is about."""
     file_type: Factor = 0
+    """The weight of: what kind of file it is."""
     half_life_days: float = Field(default=1, gt=0)
+    """The age at which recency is one half."""
     max_depth: int = Field(default=0, ge=0, le=_MAX_DEPTH)
+    """The imports that are followed."""
     method: Literal["keyword", "semantic", "hybrid"] = "hybrid"
+    """How the fit to the task is found."""
     file_types: FileTypesTable = FileTypesTable()
+    """What each kind of file is worth."""
     thresholds: ThresholdsTable = ThresholdsTable()
+    """From which relevance on a hit belongs to a tier."""
 
 
 _WEIGHTS = ("task_alignment", "recency", "mention_density", "dependency_depth", "file_type")

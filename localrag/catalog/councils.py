@@ -52,47 +52,74 @@ class RoleTable(Table):
     """What a specialist and a judge have in common. The fields of SamplingParams are checked by it."""
 
     persona: str = ""
+    """Who it is, in your words; a specialist needs one."""
     model: str | None = None
+    """A table `[models.NAME]` of this file, or `echo`; otherwise the default model."""
     n_ctx: int | None = Field(default=None, ge=1, le=2**31 - 1)
+    """Its window, in tokens."""
     budget: str | None = None
+    """A table `[budgets.NAME]` of this file."""
     max_tokens: int = 0
+    """The most that it writes, in tokens."""
     think_tokens: int = 0
+    """The most that a reasoning model thinks before, in tokens; 0: nothing."""
     temperature: float = 0
+    """0 takes the likeliest token."""
     seed: int = 0
+    """Makes sampling repeatable."""
     top_p: float = 0
+    """Samples from the likeliest tokens that have this probability together."""
     top_k: int = 0
+    """Samples from so many of the likeliest tokens; 0: from all."""
     min_p: float = 0
+    """Samples from tokens that are at least this part as likely as the likeliest."""
     repeat_penalty: float = 0
+    """Above 1: makes what was said less likely."""
     presence_penalty: float = 0
+    """Takes this from the logit of a token that was said."""
     frequency_penalty: float = 0
+    """Takes this from it for each time that it was said."""
 
 
 class SpecialistTable(RoleTable):
     """One [[councils.NAME.specialists]]."""
 
     name: str = ""
+    """What it is called; needed, and each has its own."""
     tags: list[str] = Field(default_factory=list)
+    """It is shown only documents with one of these tags; `*` and `?` stand for any characters, for any one."""
 
 
 class JudgeTable(RoleTable):
     """[councils.NAME.judge]."""
 
     tools: list[str] = Field(default_factory=list)
+    """What it may use: `kb_search`, `kb_read`, `calculate`, `read_ledger`."""
     rounds: int = Field(default=0, ge=0, le=MAX_ROUNDS)
+    """How many calls of a tool it may make."""
 
 
 class CouncilTable(Table):
     """One [councils.NAME]. `budget` and `max_tokens` are those of specialists that name none."""
 
     system: str = SYSTEM
+    """What all are told first."""
     plan: bool = False
+    """The judge first writes a strategy and up to three more searches."""
     review: bool = False
-    top_k: Annotated[int | Literal["fit"], PlainValidator(_top_k)] = 6
+    """Each specialist ranks what the others propose, without their names."""
+    top_k: Annotated[int | Literal["fit"], PlainValidator(_top_k, json_schema_input_type=int | Literal["fit"])] = 6
+    """Passages that each search may find; "fit": as many as the largest window may hold."""
     size: int | None = Field(default=None, ge=1, le=MAX_MEMBERS)
+    """How many specialists sit; otherwise all that are listed. Past the last of them they come again, each with another seed."""
     budget: str | None = None
+    """Of specialists that name none: a table `[budgets.NAME]` of this file."""
     max_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1)
+    """Of each proposal, for specialists that do not say."""
     specialists: list[SpecialistTable] = Field(default_factory=list)
+    """Who proposes."""
     judge: JudgeTable = JudgeTable()
+    """Who decides."""
 
 
 def council_of(place: Place, name: str, table: CouncilTable, *, models: Mapping[str, ModelSpec], budgets: Mapping[str, Profile]) -> Council:

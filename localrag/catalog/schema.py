@@ -51,13 +51,16 @@ class MemoriesTable(Table):
     """[memories]: from which importance on, and for how long, a memory is told whatever is asked."""
 
     min_importance: UpToOne = 0
+    """A memory of more importance than this is told in every conversation; others where the question shares a word with them."""
     max_age_days: Factor = 0
+    """As long as it is no older than this."""
 
 
 class ServerTable(Table):
     """[server]: what a request with tools and an index gets, an answer of the plain model or a refusal."""
 
     tools_with_index: Literal["plain", "reject"] = "plain"
+    """"plain": nothing is searched, and the model answers alone; "reject": status 400."""
 
 
 class CatalogTable(BaseModel):
@@ -66,16 +69,27 @@ class CatalogTable(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     default_model: str | None = None
+    """The model of commands that name none: a table `[models.NAME]` of this file."""
     default_embedder: str | None = None
+    """The embedder of every knowledge base: a table `[embedders.NAME]` of this file."""
     models: dict[str, ModelTable] = {}
+    """Models that answer."""
     embedders: dict[str, EmbedderTable] = {}
+    """Models that turn passages and questions into vectors: a sentence-transformers folder, or a .gguf file."""
     rerankers: dict[str, EmbedderTable] = {}
+    """CrossEncoders for `--rerank NAME`: the folder of a sentence-transformers model, from a wheel or a path."""
     budgets: dict[str, BudgetTable] = {}
+    """Ways of sharing a window, for `--budget NAME`; one named "default" is used where none is named."""
     relevance: RelevanceTable = RelevanceTable()
+    """What makes a file relevant for a task, for `localrag score` and `--weigh`."""
     tags: dict[str, list[str]] = {}
+    """A pattern of paths, and the tags that documents there get."""
     memories: MemoriesTable = MemoriesTable()
+    """Which memories every conversation is told."""
     server: ServerTable = ServerTable()
+    """How `localrag serve` answers."""
     councils: dict[str, CouncilTable] = {}
+    """Specialists and a judge, for `localrag council --council NAME`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

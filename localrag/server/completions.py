@@ -31,7 +31,7 @@ router = APIRouter(tags=["completions"])
     **described(ChatCompletion, body=ChatRequest, stream=ChatChunk, fails=(*ENGINE_FAILS, 404, 409)),
 )
 async def complete_chat(request: Request) -> Response:
-    """Answer a conversation; with `index_name` from what is found there. See docs/server.md for the order of the checks."""
+    """Answer a conversation; with `index_name` from what is found there. See docs/how-to/server.md for the order of the checks."""
     shared: Shared = request.app.state.shared
     engine = await opened(shared)
     asked = read(await body_of(request), has_index=shared.has_index, rejects_tools=shared.rejects_tools)

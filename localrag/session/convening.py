@@ -17,7 +17,7 @@ from localrag.settings import Settings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """What a council is called with; docs/council.md says what each means. None leaves it to the council."""
+    """What a council is called with; docs/how-to/council.md says what each means. None leaves it to the council."""
 
     task: str
     council: str = "default"
@@ -70,7 +70,7 @@ def convene(
     """Have a council of models.toml decide a task, from these knowledge bases; this is `localrag.council`.
 
     `model`, `n_ctx` (tokens) and `max_tokens` are those of all its roles where given, and `seed` is added to theirs. `on_event` hears
-    what happens (docs/council.md), and `keep` leaves it in the journal too. Raises ConfigError for a council that is not there, and
+    what happens (docs/how-to/council.md), and `keep` leaves it in the journal too. Raises ConfigError for a council that is not there, and
     what `sit` does.
     """
     call = Call(task=task, council=council, kbs=tuple(kbs), model=model, n_ctx=n_ctx, max_tokens=max_tokens, seed=seed)

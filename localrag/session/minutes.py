@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from localrag.journal import Journal
 
 Event = dict[str, Any]
-"""What happened, fit for JSON; "event" names it. docs/council.md lists them."""
+"""What happened, fit for JSON; "event" names it. docs/how-to/council.md lists them."""
 
 
 class Minutes:

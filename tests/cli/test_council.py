@@ -171,7 +171,7 @@ def test_a_council_that_was_changed_since_is_warned_of(council, models, tmp_path
 
 
 def test_the_page_about_councils_holds_what_is_so(council, tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "council.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "council.md").read_text(encoding="utf-8")
     (written,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     file = tmp_path / "models.toml"
     file.write_text(written, encoding="utf-8")
