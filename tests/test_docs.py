@@ -1,81 +1,190 @@
-"""What is written is checked: the README's commands run, and what it shows of the house is there."""
+"""What is written is checked: what README and docs show runs, links lead somewhere, and what follows from the code is fresh."""
 
-import json
-import os
 import re
-import shlex
 import subprocess
 import sys
-from pathlib import Path
+from dataclasses import replace
+from functools import cache
 
+import click
 import pytest
 
-from localrag.cli import main
+from docgen import FOLDER, PAGES
+from localrag.catalog import Catalog
+from localrag.cli import cli
+from localrag.session import Session
+from localrag.session.bypass import Bypass
+from localrag.settings import Settings
+from tests.pages import DOCS, ROOT, Step, environment, pages, run_in_one_process, run_in_shell, unlike, workplace
 
-ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-COMMANDS = [
-    line[2:] for block in re.findall(r"```console\n(.*?)```", README, re.DOTALL) for line in block.splitlines() if line.startswith("$ ")
-]
-PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+WITH_MODEL = ("README.md", "docs/tutorial.md", "docs/explanation/text-is-not-markup.md")
+"""Pages that ask the default model. All others are run with models.toml of `tiny_catalogue`, and ask nothing but the echo."""
+WITHOUT_MODEL = tuple(name for name, page in pages().items() if page.steps and name not in WITH_MODEL and name != "docs/how-to/server.md")
+NOT_RUN = {
+    ("README.md", "sh"): "it needs the right to make a namespace",
+    ("docs/tutorial.md", "sh"): "it makes an environment and compiles llama.cpp; scripts/test, which runs this test, begins with it",
+    ("docs/how-to/server.md", "sh"): "a server and its clients: tests/server and tests/model/test_clients_real.py run them",
+    ("docs/how-to/server.md", "python"): "a client of a server that runs: tests/model/test_clients_real.py",
+    ("docs/how-to/server.md", "yaml"): "the configuration of another program: tests/model/test_clients_real.py",
+    ("docs/how-to/mcp.md", "json"): "the configuration of another program: tests/mcp_server",
+    ("docs/how-to/postgresql.md", "sh"): "a server of PostgreSQL: tests/kb/test_postgres.py runs one",
+    ("docs/how-to/gpu.md", "sh"): "compiling for a GPU; there was none",
+    ("docs/how-to/air-gap.md", "sh"): "installing on another machine, and commands that reach for the network",
+    ("docs/how-to/big-models.md", "sh"): "a download of gigabytes",
+}
+"""Blocks that are shown and not run, and why."""
+RUN = {"console", "python", "toml", "text"}
+FOREIGN_OPTIONS = {"--no-stream", "--schema", "--no-index", "--find-links", "--force-reinstall", "--no-deps", "--no-binary", "--wheel-dir"}
+FOREIGN_OPTIONS |= {"--map-root-user", "--net", "--indent", "--document-tokens", "--members", "--help", "--reuse-chunks"}
+"""Of other programs, and one that was tried and left out."""
 
 
-def test_the_help_is_the_one_that_is_shown(capsys):
-    assert main(["--help"]) == 0
-    assert capsys.readouterr().out.strip() in README
+def _steps(name: str) -> list[Step]:
+    """What is run of a page, after the knowledge base that it takes for granted was made."""
+    page = pages()[name]
+    first = [Step("localrag index examples/handbook --kb handbook")] if "--kb handbook" in page.text else []
+    return first + [step for step in page.steps if step.text not in ("scripts/demo", "scripts/test")]
 
 
-def test_every_file_of_the_tree_is_there():
-    tree = re.search(r"```text\n(localrag/\n.*?)```", README, re.DOTALL)
-    assert tree is not None
-    folders: list[str] = []
-    for line in tree[1].splitlines():
-        depth, name = len(line) - len(line.lstrip()), line.split()[0]
-        folders = [*folders[: depth // 2], name]
-        assert (ROOT / "".join(folders)).exists(), "".join(folders)
+def _check(steps: list[Step], found: list[tuple[int, str]]) -> None:
+    for number, (step, (code, output)) in enumerate(zip(steps, found, strict=False)):
+        following = steps[number + 1 : number + 2]
+        is_asked = bool(following) and following[0].text == "echo $?"
+        assert code == 0 or is_asked or step.shown.startswith("Error:"), f"{step.text}\nexit code {code}\n{output[-2000:]}"
+        assert not step.shown or not (why := unlike(step.shown, output)), f"{step.text}\n{why}"
+    assert len(found) == len(steps), found[-1]
+
+
+@pytest.mark.parametrize("name", WITHOUT_MODEL)
+def test_commands_and_programs_run_and_give_what_is_shown(name, tiny_catalogue, tmp_path):
+    steps = _steps(name)
+    _check(steps, run_in_shell(steps, workplace(tmp_path), environment(tmp_path / "home", tiny_catalogue)))
+
+
+@pytest.mark.model
+def test_commands_and_programs_that_ask_the_default_model_run(catalogue, converted, tmp_path):
+    """Each page in its order and in a fresh home, all in one process (torch takes long to load)."""
+    steps = []
+    for number, name in enumerate(WITH_MODEL):
+        home = tmp_path / f"home{number}"
+        (home / "embedders").mkdir(parents=True)
+        for file in converted[0].embedders_dir.iterdir():  # to make it takes long
+            (home / "embedders" / file.name).symlink_to(file)
+        steps += [(home, step) for step in _steps(name)]
+    folder = tmp_path / "work"
+    folder.mkdir()
+    _check([step for _, step in steps], run_in_one_process(steps, workplace(folder), environment(tmp_path, catalogue)))
+
+
+def test_every_block_is_run_or_it_is_said_why_not():
+    shown = {(name, block.language) for name, page in pages().items() for block in page.blocks}
+    assert {each for each in shown if each[1] not in RUN} == {each for each in NOT_RUN if each[1] not in RUN}
+    assert set(NOT_RUN) <= shown
+    assert all(name in pages() for name in WITH_MODEL)
+    for name, page in pages().items():
+        assert not [line for text in page.code("text") for line in text.splitlines() if line.startswith("$ ")], name
+
+
+def test_the_output_that_is_shown_is_compared_with_what_comes():
+    assert unlike("a … c\n\nd", "a b c\nd  \n") == ""
+    assert "and it gives" in unlike("a c", "a b c")
+    assert "and it gives" in unlike("a …", "b a")
+
+
+@pytest.mark.parametrize("name", [name for name, page in pages().items() if page.code("toml")])
+def test_tables_of_models_toml_are_taken(name, tmp_path):
+    """All of a page as one file."""
+    file = tmp_path / "models.toml"
+    file.write_text("\n".join(pages()[name].code("toml")), encoding="utf-8")
+    Catalog.load(Settings(home=tmp_path, models_file=file))
+
+
+@pytest.mark.parametrize("name", pages())
+def test_every_link_leads_somewhere(name):
+    page = pages()[name]
+    for link in page.links:
+        if link.startswith("https://"):
+            continue
+        path, _, anchor = link.partition("#")
+        file = (page.path.parent / path).resolve() if path else page.path
+        assert file.exists(), link
+        assert name == "README.md" or file.is_relative_to(DOCS), f"{link} is not on the site"
+        if anchor:
+            assert anchor in pages()[file.relative_to(ROOT).as_posix()].anchors, link
+
+
+def test_every_page_of_docs_that_something_names_is_there():
+    folders = ("localrag", "tests", "scripts", "examples", "benchmarks", "docgen")
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*") if file.suffix in {".py", ".toml", ".html", ".md", ""}]
+    texts = [file.read_text(encoding="utf-8") for file in (*files, ROOT / "models.toml", ROOT / "pyproject.toml") if file.is_file()]
+    named = {name for text in texts for name in re.findall(r"\bdocs/[\w/-]+\.md", text)}
+    named -= {"docs/b.md", "docs/y.md", "docs/a/x.md"}  # files of tests
+    assert {"docs/explanation/budget.md", "docs/how-to/council.md"} <= named
+    assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_pages_that_follow_from_the_code_are_fresh(name):
+    assert (FOLDER / name).read_text(encoding="utf-8") == PAGES[name](), "run scripts/reference"
+
+
+@cache
+def _options() -> set[str]:
+    """Every option of every command."""
+    found: set[str] = set()
+
+    def look(command: click.Command, context: click.Context) -> None:
+        found.update(option for param in command.params for option in (*param.opts, *param.secondary_opts))
+        for name in command.list_commands(context) if isinstance(command, click.Group) else ():
+            child = command.get_command(context, name)
+            look(child, click.Context(child, parent=context))
+
+    look(cli, click.Context(cli))
+    return found
+
+
+@pytest.mark.parametrize("name", pages())
+def test_every_option_that_is_named_is_there(name):
+    page = pages()[name]
+    said = [*page.prose, *page.code("console"), *(text for text in page.code("sh") if "localrag" in text)]
+    named = {option for text in said for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)}
+    assert named - _options() - FOREIGN_OPTIONS == set()
+
+
+def test_every_file_of_a_tree_is_there():
+    trees = [(name, tree) for name, page in pages().items() for tree in page.code("text") if tree.startswith("localrag/\n")]
+    assert [name for name, _ in trees] == ["README.md", "docs/explanation/house.md"]
+    for _, tree in trees:
+        folders: list[str] = []
+        for line in tree.splitlines():
+            depth, name = len(line) - len(line.lstrip()), line.split()[0]
+            folders = [*folders[: depth // 2], name]
+            assert (ROOT / "".join(folders)).exists(), "".join(folders)
 
 
 def test_every_script_that_is_named_is_there():
-    named = set(re.findall(r"\bscripts/\w+", README))
+    named = {script for page in pages().values() for script in re.findall(r"\bscripts/\w+", page.text)}
     assert {"scripts/demo", "scripts/test", "scripts/bench"} <= named
     assert all((ROOT / name).is_file() for name in named)
 
 
-RUN_ALL = """
-import json, os, sys
-from localrag.cli import main
-for words, piped in json.load(sys.stdin):
-    end = os.open(piped or os.devnull, os.O_RDONLY)  # what a shell would make standard input
-    os.dup2(end, 0)
-    sys.stdin = open(0, encoding="utf-8", closefd=False)
-    print("$", *words, file=sys.stderr, flush=True)
-    if code := main(words):
-        sys.exit(code)
-"""
+def test_the_site_is_built_without_a_warning_and_takes_nothing_from_elsewhere(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    files = [*(tmp_path / "site").rglob("*.html")]
+    assert len(files) >= len(pages()) - 1
+    for file in files:
+        html = file.read_text(encoding="utf-8")
+        taken = re.findall(r"<(?:script|img|iframe|source|audio|video)\b[^>]*\bsrc=[\"']?([^\"'\s>]+)", html)
+        taken += re.findall(r"<link\b(?![^>]*rel=[\"']?canonical)[^>]*\bhref=[\"']?([^\"'\s>]+)", html)
+        assert [each for each in taken if re.match(r"(https?:)?//", each)] == [], file
+    for sheet in (tmp_path / "site").rglob("*.css"):
+        assert not re.search(r"(url\(|@import)\s*[\"']?(https?:)?//", sheet.read_text(encoding="utf-8")), sheet
 
 
-@pytest.mark.model
-def test_every_command_and_program_of_the_readme_runs(model_path, embedder_path, home_after_indexing, tmp_path):
-    """In their order, in one fresh home and one process (torch takes long to load); the models are those that this machine has."""
-    models = tmp_path / "models.toml"
-    models.write_text(
-        f'default_model = "smollm2-135m"\ndefault_embedder = "minilm"\n'
-        f'[models.smollm2-135m]\npath = "{model_path}"\n[embedders.minilm]\npath = "{embedder_path}"\n'
-    )
-    assert len(COMMANDS) >= 8
-    environment = {**os.environ, "LOCALRAG_MODELS": str(models)}
-    lines: list[tuple[list[str], str | None]] = []
-    for command in COMMANDS:
-        words = shlex.split(command)
-        if words == ["scripts/demo"]:  # what it does once everything is set up
-            lines.append((["index", "examples/handbook", "--kb", "handbook"], None))
-        elif words[0] == "cat":
-            assert words[2:4] == ["|", "localrag"]
-            lines.append((words[4:], words[1]))
-        elif words != ["scripts/test"]:
-            assert words[0] == "localrag", command
-            lines.append((words[1:], None))
-    for program, given in ((RUN_ALL, json.dumps(lines)), *((program, "") for program in PYTHON)):
-        run = [sys.executable, "-c", program]
-        done = subprocess.run(run, cwd=ROOT, input=given, capture_output=True, text=True, timeout=280, check=False, env=environment)
-        assert done.returncode == 0, done.stderr[-2000:]
+def test_the_fields_of_an_answer_are_those_that_are_told(home):
+    told = re.findall(r"^\| `(\w+)` \|", pages()["docs/reference/output.md"].text.partition("## Errors")[0], re.MULTILINE)
+    with Session.open("echo") as session:
+        answer = replace(session.ask("How?"), reasoning="Hm.", warnings=("Look.",), bypass=Bypass.NOTHING_RELEVANT)
+    assert {*answer.to_dict(), "memory", "rewriting"} == set(told)

@@ -66,14 +66,6 @@ def test_the_program_prints_the_tables():
     assert all(text in run.stdout for text in budgets.tables().values())
 
 
-def test_every_link_of_the_page_leads_somewhere():
-    for target in re.findall(r"\]\(([^)]+)\)", TEXT):
-        if target.startswith("#"):
-            assert target[1:] in {line.lstrip("# ").lower().replace(" ", "-") for line in TEXT.splitlines() if line.startswith("#")}
-        else:
-            assert (ROOT / "docs" / target).exists(), target
-
-
 def test_the_tables_of_models_toml_in_the_page_are_taken(tmp_path):
     file = tmp_path / "models.toml"
     file.write_text("\n".join(re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)), encoding="utf-8")
@@ -146,6 +138,12 @@ def test_the_hundred_tokens_are_what_the_text_of_the_page_says():
     assert long.allocations == {"question": 20, "evidence": 40 - 9, "history": 40 - 9, "answer": 18}
     assert short.allocations == {"question": 20, "evidence": 40, "history": 10, "answer": 25}
     assert (long.spare, short.spare) == (0, 5)
+
+
+def test_what_is_left_over_is_shared_by_grow_and_a_limit_hands_it_on():
+    free, bound = budgets.grown(None).allocations, budgets.grown(25).allocations
+    assert free == {"question": 20, "notes": 10 + 8, "evidence": 10 + 24, "answer": 20 + 8}
+    assert bound == {"question": 20, "notes": 10 + 12, "evidence": 25, "answer": 20 + 12 + 1}
 
 
 def test_a_percentage_is_of_what_the_fixed_sections_leave():

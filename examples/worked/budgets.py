@@ -64,6 +64,26 @@ def hundred_rows() -> list[list[str]]:
     return [*rows, ["spare", "", str(long.spare), str(short.spare)]]
 
 
+def grown(most: int | None) -> Budget:
+    """Three sections that grow in the ratio 1 : 3 : 1 beside a question of 20, in a window of 100; evidence up to `most`."""
+    return negotiate(
+        100,
+        [
+            Section.fixed("question", 20),
+            Section(name="notes", basis=10, grow=1),
+            Section(name="evidence", basis=10, grow=3, max=most),
+            Section(name="answer", basis=20, grow=1),
+        ],
+    )
+
+
+def grown_rows() -> list[list[str]]:
+    free, bound = grown(None), grown(25)
+    start = {"question": "20, fixed", "notes": "10, grow 1", "evidence": "10, grow 3", "answer": "20, grow 1"}
+    rows = [[f"`{name}`", text, str(free.allocations[name]), str(bound.allocations[name])] for name, text in start.items()]
+    return [*rows, ["spare", "", str(free.spare), str(bound.spare)]]
+
+
 # --- examples 1 to 3: the answer takes what the input leaves
 
 NEGOTIATION = Profile(
@@ -216,6 +236,7 @@ def tables() -> dict[str, str]:
     rows = {
         "sections": defaults(),
         "hundred": hundred_rows(),
+        "hundred-grow": grown_rows(),
         "negotiation": negotiation_rows(),
         "negotiation-default": negotiation_default_rows(),
         "chat": chat_rows(),
@@ -227,6 +248,7 @@ def tables() -> dict[str, str]:
 HEADS = {
     "sections": "section | basis > | min > | max > | grow > | shrink > | cut | can also be",
     "hundred": "section | starts at | long conversation > | short one >",
+    "hundred-grow": "section | starts at | no limit > | evidence at most 25 >",
     "negotiation": "example | window > | history > | asked for > | the document's answer | the answer here | history kept > | why",
     "negotiation-default": "example | history kept > | of > | answer > | of >",
     "chat": "who | max_tokens > | conversation > | formatting > | evidence > | answer > | spare >",
