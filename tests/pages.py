@@ -162,7 +162,7 @@ def environment(home: Path, models: Path) -> dict[str, str]:
 def run_in_shell(steps: list[Step], folder: Path, env: dict[str, str]) -> list[tuple[int, str]]:
     """The exit code and the output (both streams as one) of each step, in one shell."""
     (folder / "bin").mkdir()
-    for name, what in (("localrag", "-m localrag"), ("python3", "")):
+    for name, what in (("localrag", "-P -m localrag"), ("python3", "-P")):  # not the copy of localrag that lies there
         (folder / "bin" / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {what} "$@"\n')
         (folder / "bin" / name).chmod(0o755)
     lines = ["rc=0"]
@@ -184,8 +184,7 @@ def run_in_shell(steps: list[Step], folder: Path, env: dict[str, str]) -> list[t
 _IN_ONE_PROCESS = """
 import json, os, sys, traceback
 from localrag.cli import main
-for home, words, piped, program in json.load(sys.stdin):
-    os.environ["LOCALRAG_HOME"] = home
+for words, piped, program in json.load(sys.stdin):
     end = os.open(piped or os.devnull, os.O_RDONLY)  # what a shell would make standard input
     os.dup2(end, 0)
     sys.stdin = open(0, encoding="utf-8", closefd=False)
@@ -199,18 +198,18 @@ for home, words, piped, program in json.load(sys.stdin):
 """
 
 
-def run_in_one_process(steps: list[tuple[Path, Step]], folder: Path, env: dict[str, str]) -> list[tuple[int, str]]:
-    """The same of `localrag ...` and `cat FILE | localrag ...`, each in its home; torch and the model are loaded by one process."""
+def run_in_one_process(steps: list[Step], folder: Path, env: dict[str, str]) -> list[tuple[int, str]]:
+    """The same, of `localrag ...`, `cat FILE | localrag ...` and programs, in one process."""
     given = []
-    for home, step in steps:
+    for step in steps:
         words = [] if step.is_program else shlex.split(step.text)
         piped = None
         if words[:1] == ["cat"]:
             assert words[2] == "|", step.text
             piped, words = words[1], words[3:]
         assert step.is_program or words[0] == "localrag", step.text
-        given.append((str(home), words[1:], piped, step.text if step.is_program else ""))
-    return _outputs([sys.executable, "-c", _IN_ONE_PROCESS], folder, env, json.dumps(given))
+        given.append((words[1:], piped, step.text if step.is_program else ""))
+    return _outputs([sys.executable, "-P", "-c", _IN_ONE_PROCESS], folder, env, json.dumps(given))
 
 
 def _outputs(command: list[str], folder: Path, env: dict[str, str], given: str = "") -> list[tuple[int, str]]:

@@ -1,6 +1,7 @@
 """What is written is checked: what README and docs show runs, links lead somewhere, and what follows from the code is fresh."""
 
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -37,6 +38,7 @@ RUN = {"console", "python", "toml", "text"}
 FOREIGN_OPTIONS = {"--no-stream", "--schema", "--no-index", "--find-links", "--force-reinstall", "--no-deps", "--no-binary", "--wheel-dir"}
 FOREIGN_OPTIONS |= {"--map-root-user", "--net", "--indent", "--document-tokens", "--members", "--help", "--reuse-chunks"}
 """Of other programs, and one that was tried and left out."""
+FOREIGN_OPTIONS |= {"--wheelhouse", "--no-wheelhouse", "--embedder"}  # merge: take this line out when `localrag bundle` is there
 
 
 def _steps(name: str) -> list[Step]:
@@ -50,7 +52,7 @@ def _check(steps: list[Step], found: list[tuple[int, str]]) -> None:
     for number, (step, (code, output)) in enumerate(zip(steps, found, strict=False)):
         following = steps[number + 1 : number + 2]
         is_asked = bool(following) and following[0].text == "echo $?"
-        assert code == 0 or is_asked or step.shown.startswith("Error:"), f"{step.text}\nexit code {code}\n{output[-2000:]}"
+        assert code == 0 or is_asked or step.shown.startswith(("Error:", '{"error"')), f"{step.text}\nexit code {code}\n{output[-2000:]}"
         assert not step.shown or not (why := unlike(step.shown, output)), f"{step.text}\n{why}"
     assert len(found) == len(steps), found[-1]
 
@@ -62,18 +64,13 @@ def test_commands_and_programs_run_and_give_what_is_shown(name, tiny_catalogue, 
 
 
 @pytest.mark.model
-def test_commands_and_programs_that_ask_the_default_model_run(catalogue, converted, tmp_path):
-    """Each page in its order and in a fresh home, all in one process (torch takes long to load)."""
-    steps = []
-    for number, name in enumerate(WITH_MODEL):
-        home = tmp_path / f"home{number}"
-        (home / "embedders").mkdir(parents=True)
-        for file in converted[0].embedders_dir.iterdir():  # to make it takes long
-            (home / "embedders" / file.name).symlink_to(file)
-        steps += [(home, step) for step in _steps(name)]
-    folder = tmp_path / "work"
-    folder.mkdir()
-    _check([step for _, step in steps], run_in_one_process(steps, workplace(folder), environment(tmp_path, catalogue)))
+@pytest.mark.parametrize("name", WITH_MODEL)
+def test_commands_and_programs_that_ask_the_default_model_run(name, catalogue, converted, tmp_path):
+    """All of a page in one process (torch takes long to load), and with the embedder's copy for queries, which takes long to make."""
+    home = tmp_path / "home"
+    shutil.copytree(converted[0].embedders_dir, home / "embedders")
+    steps = _steps(name)
+    _check(steps, run_in_one_process(steps, workplace(tmp_path), environment(home, catalogue)))
 
 
 def test_every_block_is_run_or_it_is_said_why_not():
@@ -114,11 +111,10 @@ def test_every_link_leads_somewhere(name):
 
 
 def test_every_page_of_docs_that_something_names_is_there():
-    folders = ("localrag", "tests", "scripts", "examples", "benchmarks", "docgen")
+    folders = ("localrag", "scripts", "examples", "benchmarks", "docgen")
     files = [file for folder in folders for file in (ROOT / folder).rglob("*") if file.suffix in {".py", ".toml", ".html", ".md", ""}]
     texts = [file.read_text(encoding="utf-8") for file in (*files, ROOT / "models.toml", ROOT / "pyproject.toml") if file.is_file()]
-    named = {name for text in texts for name in re.findall(r"\bdocs/[\w/-]+\.md", text)}
-    named -= {"docs/b.md", "docs/y.md", "docs/a/x.md"}  # files of tests
+    named = {name for text in texts for name in re.findall(r"(?<![\w/])docs/[\w/-]+\.md", text)}
     assert {"docs/explanation/budget.md", "docs/how-to/council.md"} <= named
     assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
 
