@@ -71,7 +71,7 @@ def _class(cls: type[Any]) -> Iterator[str]:
         yield "\n".join(["```text", *(_field(each) for each, _ in fields), "```"])
         if told := [f"- `{ast.unparse(each.target)}`: {' '.join(doc.split())}" for each, doc in fields if doc]:
             yield "\n".join(told)
-    rows = []
+    rows: list[str] = []
     for each in node.body:
         if isinstance(each, ast.FunctionDef) and not each.name.startswith("_"):
             rows += _member(each, cls.__name__)

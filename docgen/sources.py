@@ -6,13 +6,11 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
-from functools import cache
 from typing import Any
 
 GENERATED = "<!-- Written by scripts/reference from the code: change that, not this page. -->"
 
 
-@cache
 def definition(thing: type[Any] | Callable[..., Any]) -> ast.ClassDef | ast.FunctionDef:
     """The syntax tree of a class or a function."""
     (node,) = ast.parse(textwrap.dedent(inspect.getsource(thing))).body
