@@ -15,7 +15,7 @@ from localrag.session import Session
 
 pytestmark = pytest.mark.model
 
-PAGE = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+PAGE = "\n".join(page.read_text(encoding="utf-8") for page in sorted((Path(__file__).parents[2] / "examples/handbook/guides").glob("*.md")))
 NUM_CUTS = int(os.environ.get("LOCALRAG_TEST_CUTS", "3"))
 
 
