@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -12,6 +11,7 @@ from typing import Any, Self
 
 from localrag.decoding import SamplingParams
 from localrag.errors import UsageError
+from localrag.json_lines import check_regular, read_lines, read_object
 from localrag.session import Options, Request
 from localrag.session.finding import MAX_DEPTH
 from localrag.settings import MAX_TEXT_BYTES
@@ -19,7 +19,7 @@ from localrag.settings import MAX_TEXT_BYTES
 Id = str | int
 
 MAX_ID_CHARS = 1000
-_PIECE_BYTES = 1024 * 1024
+_LIKE = '{"id": 1, "question": "…"}'
 _SAMPLING = {"max_tokens": (int,), "seed": (int,), "temperature": (int, float)}
 _OPTIONS = {"system": (str,), "top_k": (int, str), "context_ratio": (int, float)}
 _KINDS: dict[str, tuple[type, ...]] = {"id": (str, int), "question": (str,), **_SAMPLING, **_OPTIONS}
@@ -46,53 +46,23 @@ class Asked:
 
 def read_requests(path: Path, sampling: SamplingParams, options: Options) -> Iterator[Asked]:
     """Every line of IN that is not blank; `sampling` and `options` are in force where a line says nothing else."""
-    with path.open("rb") as file:
-        number = 0
-        while raw := file.readline(MAX_TEXT_BYTES + 1):
-            number += 1
-            if len(raw) > MAX_TEXT_BYTES and not raw.endswith(b"\n"):
-                while (rest := file.readline(_PIECE_BYTES)) and not rest.endswith(b"\n"):
-                    pass
-                yield Asked(
-                    number, None, "", UsageError(f"Line {number} is longer than {MAX_TEXT_BYTES // 1024 // 1024} MiB.", line=number)
-                )
-            elif text := (raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw).strip():
-                yield _asked(number, text, sampling, options)
+    for number, raw in read_lines(path, MAX_TEXT_BYTES):
+        if raw is None:
+            yield Asked(number, None, "", UsageError(f"Line {number} is longer than {MAX_TEXT_BYTES // 1024 // 1024} MiB.", line=number))
+        else:
+            yield _asked(number, raw, sampling, options)
 
 
 def _asked(number: int, raw: bytes, sampling: SamplingParams, options: Options) -> Asked:
     known: Id | None = None
     try:
-        row = _row(raw)
+        row = read_object(raw, _LIKE)
         known = _id(row)
         request = _request(known, row, sampling, options)
     except UsageError as error:
         return Asked(number, known, "", UsageError(f"Line {number}: {error.message}", hint=error.hint, line=number))
     said = json.dumps({key: row[key] for key in sorted(row)}, separators=(",", ":"))
     return Asked(number, known, blake2b(said.encode(), digest_size=8).hexdigest(), request)
-
-
-def _row(raw: bytes) -> dict[str, Any]:
-    try:
-        row = json.loads(raw.decode("utf-8"), parse_constant=_no_number, object_pairs_hook=_unique)
-    except UnicodeDecodeError as error:
-        raise UsageError(f"it is not UTF-8 text (byte {error.start}).") from None
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"it is not JSON: {str(error)[:200]}.", hint='Write {"id": 1, "question": "…"} on each line.') from None
-    if not isinstance(row, dict):
-        raise UsageError("it is not a JSON object.", hint='Write {"id": 1, "question": "…"} on each line.')
-    return row
-
-
-def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        raise ValueError("a key is there twice")
-    return row
 
 
 def _id(row: Mapping[str, Any]) -> Id:
@@ -139,7 +109,7 @@ class Questions:
     @classmethod
     def scan(cls, path: Path, sampling: SamplingParams, options: Options) -> Self:
         """Reads IN once; only ids and marks stay in memory. UsageError for a file that is none or cannot be read."""
-        _check_regular(path)
+        check_regular(path, "A batch is read from a file, so that it can go on when it was interrupted.")
         found = cls()
         for asked in read_requests(path, sampling, options):
             found.num_lines += 1
@@ -149,14 +119,3 @@ class Questions:
                 else:
                     found.marks[asked.id] = asked.mark
         return found
-
-
-def _check_regular(path: Path) -> None:
-    try:
-        is_file = stat.S_ISREG(path.stat().st_mode)
-        if is_file:
-            path.open("rb").close()
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}.", hint="Check the path and its permissions.") from None
-    if not is_file:
-        raise UsageError(f"{path} is not a file.", hint="A batch is read from a file, so that it can go on when it was interrupted.")
