@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import shared
-from benchmarks.council_quality import is_met, load_questions
+from benchmarks.council_quality import load_questions
 from benchmarks.council_run import KB, handbook_home
+from localrag.grading import is_met
 from localrag.messages import Message
 from localrag.passages import Hit
 from localrag.session import Session, finding

@@ -1,0 +1,231 @@
+"""Questions with known answers, asked in several ways: a single ask, or a council. What came of each is for localrag/grading to judge.
+
+No answer gains from the question before it: what was evaluated is forgotten between two. So the seconds and tokens of a question are those
+that it takes alone, its model loaded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Protocol
+
+from localrag.council import Council
+from localrag.decoding import SamplingParams
+from localrag.errors import InterruptedRunError, LocalragError
+from localrag.grading import Outcome, Passage
+from localrag.passages import Citation
+from localrag.session.answers import Answer
+from localrag.session.finding import DEFAULT_TOP_K, TopK
+from localrag.session.opening import open_council
+from localrag.session.options import Options
+from localrag.session.sitting import Sitting
+from localrag.session.walk import Session
+from localrag.settings import Settings
+
+_EVIDENCE = ("evidence", "cited")
+"""The sections of a prompt that hold passages."""
+_DIGEST_BYTES = 8
+
+Answering = Callable[[str], Outcome]
+"""A question to what came of it. InterruptedRunError where a person stopped it; what else fails is in the outcome."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """What all ways are asked with. None leaves it to each: its own window, passages and longest answer."""
+
+    settings: Settings
+    model: str | None = None
+    chat_template: Path | None = None
+    kbs: Sequence[str] = ()
+    n_ctx: int | None = None
+    top_k: TopK | None = None
+    max_tokens: int | None = None
+    seed: int = 0
+    system: str | None = None
+
+    @property
+    def model_name(self) -> str:
+        """That of the model that asks are answered by; ModelNotFoundError for one that is not on this machine."""
+        return str(_identity(self.model, self.settings)[0])
+
+    def about(self) -> dict[str, object]:
+        """What an answer depends on, fit for JSON: it tells whether an answer that was kept is one to what is asked now."""
+        names = ("n_ctx", "top_k", "max_tokens", "seed", "system")
+        template = "" if self.chat_template is None else str(self.chat_template)
+        return {"model": _identity(self.model, self.settings), "template": template, "kbs": list(self.kbs)} | {
+            name: getattr(self, name) for name in names
+        }
+
+
+class Way(Protocol):
+    """A way of answering. `about` is what its answers depend on, fit for JSON."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def about(self) -> Mapping[str, object]: ...
+
+    def opened(self) -> AbstractContextManager[Answering]:
+        """Ready to answer. Raises what opening a model and knowledge bases does."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AskWay:
+    """A single ask. `context_ratio` is the most that evidence takes of the window, None for that of the budget in force."""
+
+    means: Means
+    context_ratio: float | None = None
+
+    @property
+    def name(self) -> str:
+        return "ask" if self.context_ratio is None else f"ask at {self.context_ratio:g}"
+
+    @property
+    def about(self) -> Mapping[str, object]:
+        return self.means.about() | {"context_ratio": self.context_ratio}
+
+    @contextmanager
+    def opened(self) -> Iterator[Answering]:
+        means = self.means
+        with Session.open(
+            means.model, kbs=means.kbs, n_ctx=means.n_ctx, chat_template=means.chat_template, keep=False, settings=means.settings
+        ) as session:
+            yield partial(_ask, session, self._sampling(), self._options())
+
+    def _sampling(self) -> SamplingParams:
+        sampling = SamplingParams(seed=self.means.seed)
+        return sampling if self.means.max_tokens is None else replace(sampling, max_tokens=self.means.max_tokens)
+
+    def _options(self) -> Options:
+        top_k = DEFAULT_TOP_K if self.means.top_k is None else self.means.top_k
+        return Options(top_k=top_k, context_ratio=self.context_ratio, system=self.means.system)
+
+
+@dataclass(frozen=True, slots=True)
+class CouncilWay:
+    """A council of models.toml, with the model, window, longest answer and passages of `means` where those are given.
+
+    Its models are loaded for each question, which is left out of the seconds.
+    """
+
+    means: Means
+    council: Council
+
+    @classmethod
+    def of(cls, name: str, means: Means) -> CouncilWay:
+        """ConfigError for a council that is not there."""
+        council = open_council(name, settings=means.settings)
+        council = council.changed(model=means.model, n_ctx=means.n_ctx, seed=means.seed, max_tokens=means.max_tokens)
+        return cls(means, council if means.top_k is None else replace(council, top_k=means.top_k))
+
+    @property
+    def name(self) -> str:
+        return f"council {self.council.name}"
+
+    @property
+    def about(self) -> Mapping[str, object]:
+        models = {*(member.model for member in self.council.members), self.council.judge.model}
+        known = sorted((_identity(each, self.means.settings) for each in models), key=repr)
+        return {"council": self.council.digest, "models": known, "kbs": list(self.means.kbs)}
+
+    @contextmanager
+    def opened(self) -> Iterator[Answering]:
+        yield partial(_convene, self.council, self.means)
+
+
+def _identity(model: str | None, settings: Settings) -> list[object]:
+    """A model's name and what tells its file from another; ModelNotFoundError for one that is not on this machine."""
+    if model == "echo":
+        return ["echo"]
+    from localrag.catalog import Catalog  # noqa: PLC0415  # weight
+
+    catalog = Catalog.load(settings)
+    spec = catalog.model(model)
+    return [spec.name, spec.sha256 or catalog.locate(spec).stat().st_size]
+
+
+def _ask(session: Session, sampling: SamplingParams, options: Options, question: str) -> Outcome:
+    engine = session.engine
+    engine.forget()
+    started, loaded_s = time.perf_counter(), engine.load_s
+    try:
+        answer = session.ask(question, sampling=sampling, **options)
+    except InterruptedRunError:
+        raise
+    except LocalragError as error:
+        return _failed(error, time.perf_counter() - started)
+    seconds = time.perf_counter() - started - (engine.load_s - loaded_s)  # a context is made by then
+    if answer.finish_reason == "cancelled":
+        raise InterruptedRunError("Interrupted.")
+    return Outcome(
+        text=answer.text,
+        citations=answer.citations,
+        passages=_passages([answer]),
+        prompt=blake2b(repr(answer.prompt.token_ids).encode(), digest_size=_DIGEST_BYTES).hexdigest(),
+        finish_reason=answer.finish_reason,
+        seconds=round(seconds, 4),
+        prompt_tokens=answer.prompt_tokens,
+        evaluated_tokens=answer.prompt_tokens - answer.cached_tokens,
+        completion_tokens=answer.completion_tokens,
+    )
+
+
+def _convene(council: Council, means: Means, question: str) -> Outcome:
+    """A council that comes to no verdict has said nothing; its seconds and tokens count."""
+    told: dict[str, dict[str, Any]] = {}
+
+    def hear(event: dict[str, Any]) -> None:
+        told[event["event"]] = event
+
+    with Sitting(council, question, settings=means.settings, kbs=means.kbs, on_event=hear, on_text=lambda _role, _text: None) as sitting:
+        try:
+            sat = sitting.hold()
+        except InterruptedRunError:
+            raise
+        except LocalragError as error:
+            failed: LocalragError | None = error
+        else:
+            failed = None
+    end = told["end"]
+    seconds = end["total_s"] - sum(each["load_s"] for each in end["loads"])
+    usage = {name: end["usage"][name] for name in ("prompt_tokens", "evaluated_tokens", "completion_tokens")}
+    if failed is not None:
+        return replace(_failed(failed, seconds), **usage)
+    passages = {each.label: each for each in _passages(answer for _, answer in sat.answers)}
+    for each in told["verdict"]["sources"]:  # what a tool of the judge found stands in no prompt's evidence
+        passages.setdefault(each["id"], Passage(each["id"], each["source"], ""))
+    return Outcome(
+        text=f"{sat.verdict.text} {sat.verdict.decision}".strip(),
+        citations=tuple(Citation(each.label, each.supplied) for each in sat.verdict.citations),
+        passages=tuple(passages.values()),
+        finish_reason="stop" if sat.verdict.is_whole else "length",
+        seconds=round(seconds, 4),
+        **usage,
+    )
+
+
+def _failed(error: LocalragError, seconds: float) -> Outcome:
+    return Outcome(error=type(error).__name__, error_text=error.message, seconds=round(seconds, 4))
+
+
+def _passages(answers: Iterable[Answer]) -> tuple[Passage, ...]:
+    """Those of their prompts, each once, as they were sent."""
+    found: dict[str, Passage] = {}
+    for answer in answers:
+        texts: dict[str, str] = {}
+        for each in answer.prompt.parts:
+            part = each.part
+            if part.section in _EVIDENCE and part.item is not None:
+                texts[part.item] = texts.get(part.item, "") + part.text
+        for hit in answer.hits:
+            found.setdefault(hit.label, Passage(hit.label, hit.chunk.source, texts.get(hit.label, "").strip()))
+    return tuple(found.values())
