@@ -30,7 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "memory": ("memory", "Keep facts that chats are told, list and forget them."),
     "serve": ("serve", "Serve the HTTP API to programs of this machine."),
     "mcp": ("mcp", "Serve MCP tools to the program that starts this."),
-    "eval": ("evaluate", "Measure retrieval on a collection with relevance judgments."),
+    "eval": ("evaluate", "Measure retrieval, or answers to questions with known answers."),
     "doctor": ("doctor", "Show what this machine can run, and what localrag keeps."),
 }
 

@@ -186,32 +186,6 @@ def gain(results: Sequence[Result]) -> float | None:
     return reached["hybrid"] / alone if "hybrid" in reached and alone else None
 
 
-def plot(results: Sequence[Result], file: Path, *, title: str) -> None:
-    """Bars of every measure for every way of searching, as a PNG."""
-    import matplotlib as mpl  # noqa: PLC0415  # weight
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt  # noqa: PLC0415  # weight
-
-    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
-    width = 0.8 / len(results)
-    for at, result in enumerate(results):
-        values = [result.measures[name] for name in MEASURES]
-        places = [place + (at - (len(results) - 1) / 2) * width for place in range(len(MEASURES))]
-        bars = axes.bar(places, values, width, label=f"{result.name} ({result.p50_ms:.0f} ms)")
-        axes.bar_label(bars, fmt="%.3f", fontsize=7, padding=2)
-    axes.set_xticks(range(len(MEASURES)), MEASURES.values())
-    axes.set_ylim(0, 1)
-    axes.set_title(title)
-    axes.legend(loc="upper left", ncols=len(results), fontsize=8, frameon=False)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    try:
-        figure.savefig(file, format="png", dpi=150)
-    finally:
-        plt.close(figure)
-
-
 def _add(store: Store, documents: Sequence[tuple[str, str, str]], embedder: Embedder) -> None:
     """One transaction for a group of documents."""
     prepared = [(one, title, text, _passages(title, text, embedder)) for one, title, text in documents]

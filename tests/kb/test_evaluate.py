@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from localrag.errors import UsageError
-from localrag.kb.evaluate import MEASURES, Result, evaluate, gain, measures, open_index, plot, ranked_documents, read_collection
+from localrag.kb.evaluate import MEASURES, Result, evaluate, gain, measures, open_index, ranked_documents, read_collection
 from localrag.passages import Chunk, Hit
 from tests.kb.hash_embedder import HashEmbedder
 
@@ -171,14 +171,6 @@ def test_measures_against_their_definitions():
         expected["R@100"] += len(relevant & set(ranking[:100])) / len(relevant) / len(qrels)
         expected["RR"] += 1 / first / len(qrels)
     assert found == pytest.approx(expected)
-
-
-def test_the_plot_is_a_picture(tmp_path):
-    results = [Result(name, dict.fromkeys(MEASURES, 0.5), 3.0) for name in ("hybrid", "keyword")]
-    plot(results, tmp_path / "measures.png", title="a collection")
-    data = (tmp_path / "measures.png").read_bytes()
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    assert len(data) > 10_000
 
 
 def test_the_gain_needs_what_it_compares():

@@ -1,0 +1,58 @@
+"""How good the answers are: 100 questions about examples/handbook with known answers and 20 without one, in four ways, with any model.
+
+    python -m benchmarks.quality --model NAME
+
+It is `localrag eval --qa` (docs/quality.md) in a home of its own, which holds the handbook and nothing else. What is answered is kept in
+results/quality-MODEL.jsonl, and the same command goes on from there; what else is given goes to `localrag eval`. Passages are twelve
+and the window has 2,048 tokens, so that the ratios bind. With the default model on 2 cores it takes hours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import re
+
+from benchmarks import shared
+from benchmarks.council_quality import QUESTIONS
+from benchmarks.council_run import KB, handbook_home
+from localrag.catalog import Catalog
+from localrag.cli import main as localrag
+from localrag.settings import Settings
+
+RATIOS = ("0.2", "0.5", "0.8")
+WINDOW, TOP_K = "2048", "12"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="a model of models.toml or a .gguf file (default: the default model)")
+    parser.add_argument("--no-council", action="store_true", help="single asks only")
+    given, others = parser.parse_known_args()
+    model = given.model or Catalog.load(Settings.from_env()).default_model or ""
+    kept = shared.RESULTS / f"quality-{re.sub(r'[^A-Za-z0-9._-]+', '-', model).strip('-')}.jsonl"
+    shared.RESULTS.mkdir(exist_ok=True)
+    args = ["--qa", QUESTIONS, "--kb", KB, "--model", model, "--out", kept, "--ctx", WINDOW, "--top-k", TOP_K, "--json"]
+    args += [part for ratio in RATIOS for part in ("--context-ratio", ratio)]
+    args += [] if given.no_council else ["--council", "default"]
+    with handbook_home() as settings:
+        os.environ["LOCALRAG_HOME"] = str(settings.home)
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            code = localrag(["eval", *map(str, args), *others])
+    if code:
+        raise SystemExit(printed.getvalue().strip() or code)
+    found = json.loads(printed.getvalue())
+    rows = [row(way) for way in found.pop("ways")]
+    shared.report_table("quality", rows, **found, window=WINDOW, top_k=TOP_K, answers=str(kept.relative_to(shared.ROOT)))
+
+
+def row(way: dict[str, object]) -> dict[str, object]:
+    """A way as the table shows it: shares as "num of of"."""
+    return {name: f"{value['num']} of {value['of']}" if isinstance(value, dict) and "of" in value else value for name, value in way.items()}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Three questions about the handbook with the real model, by a single ask and by the council that ships."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from localrag.cli import main
+from localrag.grading import read_questions
+from localrag.kb import KnowledgeBase
+from localrag.settings import Settings
+
+pytestmark = pytest.mark.model
+
+ROOT = Path(__file__).parents[2]
+QUESTIONS = ROOT / "benchmarks" / "handbook_questions.jsonl"
+
+
+@pytest.fixture
+def asked(home, converted, embedder, catalogue, tmp_path, monkeypatch, capsys):
+    """Runs `eval --qa` on the handbook; returns the object that it prints."""
+    monkeypatch.setenv("LOCALRAG_MODELS", str(catalogue))
+    settings = Settings(home=home, models_file=catalogue)
+    shutil.copytree(converted[0].embedders_dir, settings.embedders_dir)
+    with KnowledgeBase.open(settings.kb_dir, "handbook", create=True) as kb:
+        kb.ingest([ROOT / "examples" / "handbook"], embedder)
+
+    def run(*args):
+        code = main(["eval", "--qa", str(QUESTIONS), "--kb", "handbook", "--queries", "3", "--json", *args])
+        out, err = capsys.readouterr()
+        assert code == 0, err
+        return json.loads(out)
+
+    return run
+
+
+def test_three_questions_in_three_ways(asked, tmp_path):
+    args = ["--context-ratio", "0.1", "--context-ratio", "0.5", "--council", "default", "--ctx", "2048", "--max-tokens", "128"]
+    found = asked(*args, "--out", str(tmp_path / "out.jsonl"))
+    assert [way["way"] for way in found["ways"]] == ["ask at 0.1", "ask at 0.5", "council default"]
+    asks, council = found["ways"][:2], found["ways"][2]
+    assert all(way["num_questions"] == 3 and not way["errors"] for way in asks)
+    assert council["errors"].keys() <= {"EngineError"}  # so small a judge can fail to close its form
+    assert asks[0]["mean_evaluated_tokens"] < asks[1]["mean_evaluated_tokens"]
+    assert asks[1]["in_evidence"]["num"] >= 2  # of 3, and the passages are found
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert {row["id"] for row in rows} == {each.id for each in read_questions(QUESTIONS).questions[::40]}
+    assert all(row["text"] and row["completion_tokens"] <= 128 for row in rows if row["way"] != "council default")
+    again = asked(*args, "--out", str(tmp_path / "out.jsonl"))
+    assert again["ways"][:2] == asks
+
+
+def test_asked_again_the_model_says_the_same(asked):
+    first, second = (asked("--ctx", "2048", "--max-tokens", "32")["ways"][0] for _ in range(2))
+    assert {**first, "mean_s": 0} == {**second, "mean_s": 0}
