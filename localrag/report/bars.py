@@ -36,7 +36,7 @@ def draw(rows: Sequence[Bars], measures: Sequence[str], file: Path, *, title: st
     axes.set_xticks(range(len(measures)), measures)
     axes.set_ylim(0, 1.05)
     axes.set_title(title)
-    axes.legend(loc="upper left", ncols=len(rows), fontsize=8, frameon=False)
+    figure.legend(loc="outside lower center", ncols=min(4, len(rows)), fontsize=8, frameon=False)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     try:
