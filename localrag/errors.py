@@ -3,6 +3,7 @@
     LocalragError
     ├── UsageError                  2   the command was called wrongly
     ├── ConfigError                 3   models.toml or the environment
+    │   └── BundleError                 an air-gap bundle cannot be made or used
     ├── ModelError                  4   a model cannot be used
     │   ├── ModelNotFoundError          not in the catalogue, or not on this machine
     │   ├── ModelFileError              the file is damaged, foreign or changed
@@ -46,6 +47,10 @@ class UsageError(LocalragError):
 
 class ConfigError(LocalragError):
     exit_code = 3
+
+
+class BundleError(ConfigError):
+    pass
 
 
 class ModelError(LocalragError):

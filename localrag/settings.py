@@ -10,7 +10,7 @@ from typing import Literal, cast, get_args
 
 import platformdirs
 
-from localrag.errors import UsageError
+from localrag.errors import ConfigError, UsageError
 
 MAX_TEXT_BYTES = 16 * 1024 * 1024
 """The longest text that a command takes as an argument, from standard input or from a file."""
@@ -68,3 +68,12 @@ class Settings:
             if candidate.is_file():
                 return candidate
         return None
+
+
+def shipped_file() -> Path:
+    """The catalogue that ships: inside the package where it is installed, beside it in a checkout."""
+    package = Path(__file__).parent
+    for candidate in (package / "models.toml", package.parent / "models.toml"):
+        if candidate.is_file():
+            return candidate
+    raise ConfigError("The models.toml that ships with localrag is missing.", hint="Install localrag again, or name a file with --models.")

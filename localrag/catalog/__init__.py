@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Literal
 from localrag.budget import Profile
 from localrag.catalog import pulling, sources
 from localrag.catalog.checksums import Checksums, VerifyResult, hashed_file
-from localrag.catalog.shipped import absent_models, shipped_file, with_shipped
+from localrag.catalog.shipped import absent_models, with_shipped
 from localrag.catalog.sources import Progress
 from localrag.errors import ConfigError, ModelFileError, ModelNotFoundError
 from localrag.model import ModelSpec
-from localrag.settings import Settings
+from localrag.settings import Settings, shipped_file
 
 if TYPE_CHECKING:
     from localrag.council.roles import Council

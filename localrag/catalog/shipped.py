@@ -6,19 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from localrag.errors import ConfigError
+from localrag.settings import shipped_file
 
 if TYPE_CHECKING:
     from localrag.council.roles import Council
-
-
-def shipped_file() -> Path:
-    """The catalogue that ships: inside the package where it is installed, beside it in a checkout."""
-    package = Path(__file__).parents[1]
-    for candidate in (package / "models.toml", package.parent / "models.toml"):
-        if candidate.is_file():
-            return candidate
-    raise ConfigError("The models.toml that ships with localrag is missing.", hint="Install localrag again, or name a file with --models.")
 
 
 def with_shipped(own: Mapping[str, Council], file: Path) -> dict[str, Council]:

@@ -23,7 +23,6 @@ from localrag.catalog.sources import Progress
 from localrag.errors import ConfigError, ModelError, ModelFileError
 from localrag.locking import try_lock
 
-_STAGE_PREFIX = ".pull-"
 _PIECE_BYTES = 1024 * 1024
 _POLL_S = 0.2
 
@@ -37,27 +36,27 @@ class Stage:
 
 
 @contextmanager
-def staging(models_dir: Path, progress: Progress) -> Iterator[Stage]:
-    """A fresh folder in `models_dir`, gone afterwards. One pull at a time holds one; the others wait."""
+def staging(place: Path, progress: Progress, *, what: str = "pull") -> Iterator[Stage]:
+    """A fresh folder in `place`, gone afterwards. One pull (or `what` it is) at a time holds one; the others wait."""
     try:
-        models_dir.mkdir(parents=True, exist_ok=True)
-        lock = (models_dir / ".pull.lock").open("ab")
+        place.mkdir(parents=True, exist_ok=True)
+        lock = (place / f".{what}.lock").open("ab")
     except OSError as error:
         raise ConfigError(
-            f"{models_dir} cannot be written: {error.strerror}.",
+            f"{place} cannot be written: {error.strerror}.",
             hint="Set LOCALRAG_HOME to a folder that can be written.",
-            path=str(models_dir),
+            path=str(place),
         ) from None
     with lock:
         waiting = False
         while not try_lock(lock.fileno()):
             if not waiting:
-                progress("waiting for another pull to end", 0, None)
+                progress(f"waiting for another {what} to end", 0, None)
             waiting = True
             time.sleep(_POLL_S)
-        for stale in models_dir.glob(f"{_STAGE_PREFIX}*"):  # whoever holds the lock is the only one alive
+        for stale in place.glob(f".{what}-*"):  # whoever holds the lock is the only one alive
             shutil.rmtree(stale, ignore_errors=True)
-        folder = Path(tempfile.mkdtemp(prefix=_STAGE_PREFIX, dir=models_dir))
+        folder = Path(tempfile.mkdtemp(prefix=f".{what}-", dir=place))
         try:
             yield Stage(folder, lock.fileno())
         finally:
@@ -126,7 +125,7 @@ def publish(taken: Path, target: Path, stage: Stage) -> None:
         _flush_folder(folder)
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.is_dir() or (taken.is_dir() and target.exists()):
-        target.replace(stage.folder / "replaced")
+        target.replace(Path(tempfile.mkdtemp(prefix="replaced-", dir=stage.folder)) / target.name)
     taken.replace(target)
     _flush_folder(target.parent)
 

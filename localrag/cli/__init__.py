@@ -8,10 +8,14 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from localrag.errors import ConfigError, InterruptedRunError, LocalragError, UsageError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 # name → (module, one line of help); a command's module is imported when it runs or prints its own help
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -31,6 +35,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("serve", "Serve the HTTP API to programs of this machine."),
     "mcp": ("mcp", "Serve MCP tools to the program that starts this."),
     "eval": ("evaluate", "Measure retrieval, or answers to questions with known answers."),
+    "bundle": ("bundle", "Pack all of it for a machine without a network."),
+    "unbundle": ("bundle", "Take models and knowledge bases out of a bundle."),
+    "completion": ("completion", "Print what makes a shell complete commands and names."),
     "doctor": ("doctor", "Show what this machine can run, and what localrag keeps."),
 }
 
@@ -49,6 +56,11 @@ class _Commands(click.Group):
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if ctx.resilient_parsing and args:  # the shell completes
+            from localrag.cli.names import stand_in  # noqa: PLC0415  # only there
+
+            if (command := stand_in(args)) is not None:
+                return args[0], command, args[1:]
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             import difflib  # noqa: PLC0415  # only for a typing error
 
@@ -56,6 +68,13 @@ class _Commands(click.Group):
             hint = f" Did you mean {' or '.join(near)}?" if near else " See localrag --help."
             ctx.fail(f"There is no command {args[0]!r}.{hint}")
         return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        """Commands with their line of help, none of them imported; then the options."""
+        from click.shell_completion import CompletionItem  # noqa: PLC0415  # only for a shell
+
+        found = [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

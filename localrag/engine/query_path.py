@@ -116,6 +116,15 @@ def query_path(original: Embedder, settings: Settings) -> str:
     return f"llama.cpp, from a copy of the embedder: {verdict.reason}."
 
 
+def accepted_copy(original: Embedder, settings: Settings) -> tuple[Path, Path] | None:
+    """The files of the copy that questions are embedded with, and of its verdict; None where there is none."""
+    if not isinstance(original, FolderEmbedder):
+        return None
+    place = _Place(original, settings)
+    verdict = place.verdict()
+    return (place.gguf, place.record) if verdict is not None and verdict.is_accepted and place.is_whole(verdict) else None
+
+
 class _Place:
     """Where the copy of an embedder and its verdict lie."""
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from localrag.kb.filters import FolderRule, Where
     from localrag.kb.ingest import IngestResult, Progress, Tagging
-    from localrag.kb.knowledge_base import KnowledgeBase, import_kb, list_kbs, name_of, shown
+    from localrag.kb.knowledge_base import KnowledgeBase, import_kb, name_of, shown
+    from localrag.kb.names import list_kbs
     from localrag.kb.plan import Plan
     from localrag.kb.retrieve import MODES, Mode
     from localrag.kb.verify import Verified
@@ -38,7 +39,8 @@ __all__ = [
 _MODULES = {
     "filters": ("FolderRule", "Where"),
     "ingest": ("IngestResult", "Progress", "Tagging"),
-    "knowledge_base": ("KnowledgeBase", "import_kb", "list_kbs", "name_of", "shown"),
+    "knowledge_base": ("KnowledgeBase", "import_kb", "name_of", "shown"),
+    "names": ("list_kbs",),
     "plan": ("Plan",),
     "retrieve": ("MODES", "Mode"),
     "verify": ("Verified",),

@@ -10,7 +10,7 @@ from typing import Self, TypedDict, Unpack
 from localrag.errors import KnowledgeBaseError
 from localrag.kb.filters import Where
 from localrag.kb.ingest import IngestResult, Progress, Tagging, ingest
-from localrag.kb.location import Folder, check_name, list_kbs
+from localrag.kb.location import Folder, check_name
 from localrag.kb.plan import Plan, plan
 from localrag.kb.rerank import Reranker
 from localrag.kb.retrieve import Mode, retrieve
@@ -24,7 +24,7 @@ from localrag.passages import Chunk, Hit
 from localrag.settings import Learning
 from localrag.tokens import Embedder
 
-__all__ = ["INDEX_WAIT_S", "KnowledgeBase", "RetrieveOptions", "import_kb", "list_kbs", "name_of", "shown"]
+__all__ = ["INDEX_WAIT_S", "KnowledgeBase", "RetrieveOptions", "import_kb", "name_of", "shown"]
 
 _SERVERS = ("postgresql://", "postgres://")
 _MAX_ID = 2**63 - 1  # what a store takes for a number at all

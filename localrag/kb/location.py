@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localrag.errors import KnowledgeBaseError, KnowledgeBaseNotFoundError
+from localrag.kb.names import FILE, NAME, list_kbs
 from localrag.kb.store import Store
 from localrag.kb.transfer import export_to
 from localrag.kb.turn import taken
@@ -20,16 +20,7 @@ from localrag.kb.turn import taken
 if TYPE_CHECKING:
     from localrag.kb.vectors import VectorIndex
 
-NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-_FILE = "kb.sqlite"
 _REMOVED = ".removed-"
-
-
-def list_kbs(kb_dir: Path) -> list[str]:
-    """The names of the knowledge bases in a folder, sorted; none if the folder is not there."""
-    if not kb_dir.is_dir():
-        return []
-    return sorted(entry.name for entry in kb_dir.iterdir() if NAME.fullmatch(entry.name) and (entry / _FILE).is_file())
 
 
 def check_name(name: str) -> None:
@@ -61,7 +52,7 @@ class Folder:
         check_name(name)
         self.name = name
         self.address = name
-        self.path = kb_dir / name / _FILE
+        self.path = kb_dir / name / FILE
         self.store: Store | None = None
         self._index: VectorIndex | None = None
         self._opened: os.stat_result

@@ -31,6 +31,15 @@ _MAX_RATIO = 100  # what is packed more tightly is a bomb: text and its index pa
 _PIECE_BYTES = 1 << 20
 _IMPORTING = ".importing-"
 _STALE_S = 24 * 3600.0
+_CONTENT = (
+    "SELECT embedder, dim FROM state",
+    "SELECT id, path, source, sha256, title FROM documents ORDER BY id",
+    "SELECT document_id, key, value, origin FROM fields ORDER BY document_id, key, value, origin",
+    'SELECT id, document_id, ordinal, start, "end", heading, text, place FROM chunks ORDER BY id',
+    "SELECT chunk_id, vector FROM vectors ORDER BY chunk_id",
+    "SELECT document_id, id, metadata, text FROM texts ORDER BY document_id",
+)
+"""What `content_sha256` is of."""
 
 
 def export_to(store: Store, name: str, file: Path) -> dict[str, object]:
@@ -61,6 +70,20 @@ def read_name(file: Path) -> str:
     """The name that a knowledge base had where it was exported."""
     with _opened(file) as packed:
         return str(_manifest(file, packed).get("name", ""))
+
+
+def content_sha256(database: Path) -> str:
+    """The sha256 of what a knowledge base of today's schema says: embedder, documents, fields, chunks, vectors and texts.
+
+    How its passages fared since is left out, so a copy that was only used stays the same.
+    """
+    digest = hashlib.sha256()
+    with explained(database), closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)) as db:
+        db.execute("BEGIN")  # one snapshot
+        for statement in _CONTENT:
+            for row in db.execute(statement):
+                digest.update(repr(row).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
 
 
 def import_from(file: Path, kb_dir: Path, name: str, *, make_room: Callable[[], None] | None = None) -> None:

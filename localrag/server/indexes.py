@@ -18,7 +18,8 @@ from fastapi import APIRouter, Request
 from localrag.errors import KnowledgeBaseNotFoundError, UsageError
 from localrag.kb import KnowledgeBase, Where, import_kb, list_kbs
 from localrag.kb.failures import make_folder
-from localrag.kb.location import NAME, Folder
+from localrag.kb.location import Folder
+from localrag.kb.names import NAME
 from localrag.kb.readers.draft import MAX_TEXT_CHARS
 from localrag.kb.text_rows import TextRow
 from localrag.kb.texts import Text

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
 from localrag.errors import KnowledgeBaseError
-from localrag.kb.location import NAME
+from localrag.kb.names import NAME
 
 DEFAULT_NAME = "default"
 MAX_NAME_CHARS = 54
