@@ -592,7 +592,7 @@ def test_equal_hits_are_ordered_by_relevance_alone():
     [
         ("make the budget negotiation faster", {"localrag/budget/flex.py", "localrag/budget/__init__.py"}),
         (
-            "The FAISS index must be rebuilt when the generation of the store differs",
+            "The FAISS index must be rebuilt when its generation differs",
             {"localrag/kb/vectors.py", "localrag/kb/vector_cache.py"},
         ),
         ("Skip hidden folders in walk.py", {"localrag/kb/walk.py"}),

@@ -55,10 +55,10 @@ def _installed(spec: ModelSpec) -> Path | None:
     name, _, version = spec.source.partition("==")
     for distribution in metadata.distributions(name=name):
         try:
-            installed = distribution.version
-        except (TypeError, KeyError, metadata.PackageNotFoundError):  # what a broken uninstall leaves: a folder without metadata
+            said = distribution.metadata
+        except (TypeError, metadata.PackageNotFoundError):  # what a broken uninstall leaves: a folder without metadata
             continue
-        if installed == version and (found := _existing(Path(str(distribution.locate_file(spec.file))))):
+        if "Version" in said and said["Version"] == version and (found := _existing(Path(str(distribution.locate_file(spec.file))))):
             return found
     return None
 
