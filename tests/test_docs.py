@@ -38,7 +38,6 @@ RUN = {"console", "python", "toml", "text"}
 FOREIGN_OPTIONS = {"--no-stream", "--schema", "--no-index", "--find-links", "--force-reinstall", "--no-deps", "--no-binary", "--wheel-dir"}
 FOREIGN_OPTIONS |= {"--map-root-user", "--net", "--indent", "--document-tokens", "--members", "--help", "--reuse-chunks"}
 """Of other programs, and one that was tried and left out."""
-FOREIGN_OPTIONS |= {"--wheelhouse", "--no-wheelhouse", "--embedder"}  # merge: take this line out when `localrag bundle` is there
 
 
 def _steps(name: str) -> list[Step]:

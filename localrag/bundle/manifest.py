@@ -33,7 +33,7 @@ _MAX_FILES = 100_000
 _MAX_NAME_CHARS = 512
 _MAX_RATIO = 1100  # deflate packs a thousandth at most: what claims more is no deflate
 _FLAG_ENCRYPTED = 0x1
-_DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError, OSError, OverflowError, RuntimeError, ValueError)
+_DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, OverflowError, RuntimeError, ValueError)
 """What zipfile raises for an archive that is damaged, encrypted, or packed in a way it does not know."""
 
 Kind = Literal["models_file", "model", "template", "embedder", "copy", "kb", "wheels", "starter"]

@@ -77,7 +77,7 @@ def eval_command(
 
     DIR holds corpus.jsonl, queries.jsonl and qrels.tsv, as BEIR has them. It is indexed once for each embedder, and its index kept in the
     home, below "eval". A line of FILE.jsonl is {"id", "question", "answers": [["spelling", …], …], "sources": ["page", …]}, and
-    "answers": [] says that no page answers it (docs/quality.md).
+    "answers": [] says that no page answers it (docs/how-to/quality.md).
 
     \b
       localrag eval cranfield
