@@ -141,7 +141,7 @@ def unlike(shown: str, got: str) -> str:
 
 def workplace(folder: Path) -> Path:
     """A folder that looks like a clone of this repository to commands, and that they may write into."""
-    for name in ("examples", "localrag", "docs"):
+    for name in ("examples", "localrag", "docs", "benchmarks"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)

@@ -18,7 +18,7 @@ from localrag.session.bypass import Bypass
 from localrag.settings import Settings
 from tests.pages import DOCS, ROOT, Step, environment, pages, run_in_one_process, run_in_shell, unlike, workplace
 
-WITH_MODEL = ("README.md", "docs/tutorial.md", "docs/explanation/text-is-not-markup.md")
+WITH_MODEL = ("README.md", "docs/tutorial.md", "docs/explanation/text-is-not-markup.md", "docs/how-to/quality.md")
 """Pages that ask the default model. All others are run with models.toml of `tiny_catalogue`, and ask nothing but the echo."""
 WITHOUT_MODEL = tuple(name for name, page in pages().items() if page.steps and name not in WITH_MODEL and name != "docs/how-to/server.md")
 NOT_RUN = {
@@ -27,6 +27,7 @@ NOT_RUN = {
     ("docs/how-to/server.md", "sh"): "a server and its clients: tests/server and tests/model/test_clients_real.py run them",
     ("docs/how-to/server.md", "python"): "a client of a server that runs: tests/model/test_clients_real.py",
     ("docs/how-to/server.md", "yaml"): "the configuration of another program: tests/model/test_clients_real.py",
+    ("docs/how-to/quality.md", "json"): "lines of a file of questions: tests/grading reads such",
     ("docs/how-to/mcp.md", "json"): "the configuration of another program: tests/mcp_server",
     ("docs/how-to/postgresql.md", "sh"): "a server of PostgreSQL: tests/kb/test_postgres.py runs one",
     ("docs/how-to/gpu.md", "sh"): "compiling for a GPU; there was none",

@@ -49,7 +49,7 @@ def test_the_sources_are_whole_and_nothing_else_is_in_them(built):
     with tarfile.open(built / f"{STEM}.tar.gz") as sources:
         names = {member.name.removeprefix(f"{STEM}/") for member in sources.getmembers()}
     assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "models.toml", "tests/conftest.py", "scripts/demo"} <= names
-    assert {"examples/handbook/README.md", "docs/budget.md", "localrag/py.typed"} <= names
+    assert {"examples/handbook/README.md", "docs/explanation/budget.md", "localrag/py.typed"} <= names
     tops = {name.split("/")[0] for name in names}
     assert not {each for each in tops if each.startswith((".", "results"))} - {".gitignore"}
     assert not [name for name in names if name.endswith((".pyc", ".gguf")) or "__pycache__" in name or "/results/" in name]
