@@ -15,12 +15,14 @@ import io
 import json
 import os
 import re
+from typing import Any
 
 from benchmarks import shared
 from benchmarks.council_quality import QUESTIONS
 from benchmarks.council_run import KB, handbook_home
 from localrag.catalog import Catalog
 from localrag.cli import main as localrag
+from localrag.cli.evaluate_answers import COLUMNS
 from localrag.settings import Settings
 
 RATIOS = ("0.2", "0.5", "0.8")
@@ -49,9 +51,12 @@ def main() -> None:
     shared.report_table("quality", rows, **found, window=WINDOW, top_k=TOP_K, answers=str(kept.relative_to(shared.ROOT)))
 
 
-def row(way: dict[str, object]) -> dict[str, object]:
-    """A way as the table shows it: shares as "num of of"."""
-    return {name: f"{value['num']} of {value['of']}" if isinstance(value, dict) and "of" in value else value for name, value in way.items()}
+def row(way: dict[str, Any]) -> dict[str, object]:
+    """A way as the table shows it, by the short names of docs/quality.md."""
+    shares = {name: f"{way[key]['num']} of {way[key]['of']}" for key, name in COLUMNS.items()}
+    sure = f"{way['is_right']['low']:.2f} to {way['is_right']['high']:.2f}"
+    means = {"s": way["mean_s"], "evaluated": round(way["mean_evaluated_tokens"]), "written": round(way["mean_completion_tokens"])}
+    return {"way": way["way"], **shares, "right, 95 %": sure, "Invented": way["num_invented"], **means, "errors": way["errors"]}
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Questions asked in several ways: what an outcome holds, and what one question leaves to the next."""
 
+from dataclasses import replace
+
 import pytest
 
 from localrag.errors import ModelNotFoundError
@@ -43,7 +45,7 @@ def test_the_same_question_gains_nothing_from_being_asked_before(means):
 
 
 def test_a_question_that_fails_is_an_outcome_and_the_next_one_is_asked(means):
-    with AskWay(Means(settings=means.settings, model="echo", kbs=means.kbs, n_ctx=400)).opened() as answering:
+    with AskWay(replace(means, n_ctx=400)).opened() as answering:
         failed, asked = answering("x" * 500), answering("How is PLA annealed?")
     assert (failed.error, failed.text) == ("BudgetExceededError", "")
     assert "the window holds 400" in failed.error_text
@@ -53,7 +55,7 @@ def test_a_question_that_fails_is_an_outcome_and_the_next_one_is_asked(means):
 def test_a_smaller_ratio_supplies_less(means):
     found = {}
     for ratio in (0.0, 0.9):
-        with AskWay(Means(settings=means.settings, model="echo", kbs=means.kbs, n_ctx=1200), ratio).opened() as answering:
+        with AskWay(replace(means, n_ctx=1200), ratio).opened() as answering:
             found[ratio] = answering("How is PLA annealed, ABS smoothed and nylon dried?")
     assert len(found[0.0].passages) < len(found[0.9].passages)
     assert found[0.0].prompt != found[0.9].prompt
@@ -73,22 +75,25 @@ def test_a_council_says_its_verdict_and_shows_what_it_rests_on(means):
 
 
 def test_a_council_without_a_verdict_is_an_outcome_that_failed(means):
-    with CouncilWay.of("default", Means(settings=means.settings, model="echo", kbs=means.kbs, n_ctx=256)).opened() as answering:
+    with CouncilWay.of("default", replace(means, n_ctx=256)).opened() as answering:
         outcome = answering("How is PLA annealed?")
     assert outcome.error == "BudgetExceededError"
     assert outcome.passages == ()
 
 
-def test_what_answers_depend_on_tells_ways_apart(means):
-    ways = [AskWay(means), AskWay(means, 0.5), AskWay(Means(settings=means.settings, model="echo", kbs=("notes",), seed=1))]
-    ways += [
-        CouncilWay.of("default", means),
-        CouncilWay.of("default", Means(settings=means.settings, model="echo", kbs=("notes",), top_k=2)),
-    ]
+def test_what_answers_depend_on_tells_ways_apart(means, tmp_path):
+    def other(**changes):
+        return replace(means, **changes)
+
+    ways = [AskWay(means), AskWay(means, 0.5), AskWay(other(seed=1)), AskWay(other(n_ctx=900)), AskWay(other(system="Be brief."))]
+    ways += [CouncilWay.of("default", means), CouncilWay.of("default", other(top_k=2))]
+    for number in range(2):
+        (tmp_path / f"{number}.jinja").write_text(f"{{# {number} #}}")
+        ways.append(AskWay(other(chat_template=tmp_path / f"{number}.jinja")))
     assert len({repr(way.about) for way in ways}) == len(ways)
     assert repr(AskWay(means).about) == repr(AskWay(means).about)
 
 
 def test_a_model_that_is_not_there_is_named_before_anything_is_asked(means):
     with pytest.raises(ModelNotFoundError):
-        _ = AskWay(Means(settings=means.settings, model="none", kbs=("notes",))).about
+        _ = AskWay(replace(means, model="none")).about

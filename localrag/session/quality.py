@@ -22,7 +22,7 @@ from localrag.grading import Outcome, Passage
 from localrag.passages import Citation
 from localrag.session.answers import Answer
 from localrag.session.finding import DEFAULT_TOP_K, TopK
-from localrag.session.opening import open_council
+from localrag.session.opening import open_council, read_template
 from localrag.session.options import Options
 from localrag.session.sitting import Sitting
 from localrag.session.walk import Session
@@ -58,10 +58,8 @@ class Means:
     def about(self) -> dict[str, object]:
         """What an answer depends on, fit for JSON: it tells whether an answer that was kept is one to what is asked now."""
         names = ("n_ctx", "top_k", "max_tokens", "seed", "system")
-        template = "" if self.chat_template is None else str(self.chat_template)
-        return {"model": _identity(self.model, self.settings), "template": template, "kbs": list(self.kbs)} | {
-            name: getattr(self, name) for name in names
-        }
+        known = {name: getattr(self, name) for name in names}
+        return {"model": _identity(self.model, self.settings, self.chat_template), "kbs": list(self.kbs)} | known
 
 
 class Way(Protocol):
@@ -142,15 +140,21 @@ class CouncilWay:
         yield partial(_convene, self.council, self.means)
 
 
-def _identity(model: str | None, settings: Settings) -> list[object]:
-    """A model's name and what tells its file from another; ModelNotFoundError for one that is not on this machine."""
-    if model == "echo":
-        return ["echo"]
-    from localrag.catalog import Catalog  # noqa: PLC0415  # weight
+def _identity(model: str | None, settings: Settings, chat_template: Path | None = None) -> list[object]:
+    """A model's name, and what tells its file and its chat template from others. ModelNotFoundError for what is not on this machine."""
+    name, file, template = "echo", "", chat_template
+    if model != "echo":
+        from localrag.catalog import Catalog  # noqa: PLC0415  # weight
 
-    catalog = Catalog.load(settings)
-    spec = catalog.model(model)
-    return [spec.name, spec.sha256 or catalog.locate(spec).stat().st_size]
+        catalog = Catalog.load(settings)
+        spec = catalog.model(model)
+        name, file = spec.name, spec.sha256 or str(catalog.locate(spec).stat().st_size)
+        template = chat_template or spec.chat_template
+    return [name, file, "" if template is None else _digest(read_template(template))]
+
+
+def _digest(text: str) -> str:
+    return blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
 
 
 def _ask(session: Session, sampling: SamplingParams, options: Options, question: str) -> Outcome:
@@ -170,7 +174,7 @@ def _ask(session: Session, sampling: SamplingParams, options: Options, question:
         text=answer.text,
         citations=answer.citations,
         passages=_passages([answer]),
-        prompt=blake2b(repr(answer.prompt.token_ids).encode(), digest_size=_DIGEST_BYTES).hexdigest(),
+        prompt=_digest(repr(answer.prompt.token_ids)),
         finish_reason=answer.finish_reason,
         seconds=round(seconds, 4),
         prompt_tokens=answer.prompt_tokens,
