@@ -8,6 +8,7 @@ import pytest
 
 from localrag.errors import KnowledgeBaseError
 from localrag.kb import KnowledgeBase, import_kb, list_kbs
+from localrag.kb.transfer import content_sha256
 from tests.kb.support import chunk_ids, contents, problems
 
 
@@ -44,6 +45,19 @@ def test_there_and_back(kb, kb_dir, exported, embedder, tmp_path):
         assert other.verify().repaired == ()
     assert list_kbs(kb_dir) == ["again", "notes"]
     assert not list(tmp_path.glob(".*"))
+
+
+def test_a_copy_says_the_same_until_its_documents_change(kb, kb_dir, exported, notes, embedder):
+    import_kb(kb_dir, exported, "again")
+    again = kb_dir / "again" / "kb.sqlite"
+    before = content_sha256(kb.path)
+    assert content_sha256(again) == before
+    with KnowledgeBase.open(kb_dir, "again") as other:
+        other.mark([1], useful=True)
+        assert content_sha256(again) == before
+        (notes / "note-001.md").write_text("# Another\n\nnote altogether\n")
+        other.ingest([notes], embedder)
+    assert content_sha256(again) != before == content_sha256(kb.path)
 
 
 def test_one_that_is_there_stays(kb, kb_dir, exported):
