@@ -1,0 +1,79 @@
+"""Evidence that is twenty times the window or more: is there an error, is it cut and is that told, or is every token accounted for?
+
+Each program that searches is asked for so many passages that they are far more than its window holds; one that does not is handed as much
+text. What it then had evaluated is heard, and which of the passages it was offered stand in it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from benchmarks.proof import hearing, material
+from benchmarks.proof.bench import Bench, Row, attempt
+from benchmarks.proof.programs import OURS, Program
+from benchmarks.proof.questions.asking import DOCUMENTS
+from benchmarks.proof.questions.indexing import ensure_index
+from benchmarks.shared import handbook
+
+WINDOW = 512
+TIMES = 20
+_MANY = 100
+_START = 60  # characters of a passage by which it is found again
+
+
+def measure(bench: Bench, programs: Sequence[Program]) -> dict[str, Row]:
+    rows: dict[str, Row] = {}
+    for program in programs:
+        rows[program.name] = attempt(bench, program) or ensure_index(bench, program, DOCUMENTS, material.HANDBOOK) or _asked(bench, program)
+        print(f"{program.label}: {rows[program.name]}", file=sys.stderr, flush=True)
+    return rows
+
+
+def _asked(bench: Bench, program: Program) -> Row:
+    question = material.WIDE_QUESTION
+    by_hand = {} if program.retrieves else {"evidence": [handbook()]}
+    found = bench.give(
+        program, "ask", index=DOCUMENTS, questions=[question], n_ctx=WINDOW, max_tokens=1, top_k=_MANY, listens=program.heard, **by_hand
+    )
+    said = _said(found)
+    evaluated = hearing.prompts(found.get("evaluated", []), has_limit=found.get("keeps_to_limit", False))
+    prompts = [len(each) for each in evaluated] or [each for each in found.get("prompt_tokens", []) if each]
+    row: Row = {"window": WINDOW, "evaluated": prompts, "said": said}
+    if "cannot" in found or "failed" in found:
+        error = found.get("failed") or found["cannot"]
+        return row | {"outcome": "error", "error": error}
+    if program is OURS:
+        return row | _ledger(found["object"])
+    passages = found["answers"][0]["passages"] or []
+    text = "".join(hearing.text_of(each, bench.model) for each in evaluated)
+    wanted = sum(len(hearing.tokens_of(each, bench.model, special=False)) for each in passages)
+    row |= {"offered_passages": len(passages), "offered_tokens": wanted, "offered_windows": round(wanted / WINDOW, 1)}
+    if text:
+        row["passages_in_prompts"] = sum(" ".join(each.split())[:_START] in " ".join(text.split()) for each in passages)
+    calls = len(prompts)
+    return row | {"outcome": "several calls" if calls > 1 else "told" if said else "silent", "calls": calls}
+
+
+def _ledger(answer: Row) -> Row:
+    """What our answer object accounts for; `is_exact`: its entries add up to what it says was sent."""
+    ledger = answer["ledger"]
+    evidence = [entry for entry in ledger["entries"] if entry["name"].startswith("evidence")]
+    used = sum(entry["used"] for entry in ledger["entries"] if entry["name"] != "answer")
+    wanted = sum(entry["wanted"] for entry in evidence)
+    return {
+        "outcome": "ledger",
+        "offered_tokens": wanted,
+        "offered_windows": round(wanted / WINDOW, 1),
+        "passages_in_prompts": len(answer["evidence"]),
+        "omitted": [label for entry in evidence for label in entry["omitted"]],
+        "prompt_tokens": answer["usage"]["prompt_tokens"],
+        "is_exact": used == answer["usage"]["prompt_tokens"],
+    }
+
+
+def _said(found: Row) -> list[str]:
+    """Lines on stderr that speak of the window; a library's other chatter is none of it."""
+    words = ("context", "window", "truncat", "exceed", "limit", "token")
+    lines = [line.strip() for line in found["ran"].err.splitlines()]
+    return [line[:300] for line in lines if any(word in line.lower() for word in words)][:5]
