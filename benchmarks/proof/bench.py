@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -84,9 +83,20 @@ class Bench:
             environment |= {"PYTHONPATH": str(ROOT), "LOCALRAG_HOME": str(self.home)}
         return environment
 
-    def python(self, program: Program, *, make: bool = True) -> Path:
-        """NotRun where the program cannot be had."""
-        return interpreter(program, self.folder / "environments", make=make)
+    @cached_property
+    def _absent(self) -> dict[str, NotRun]:
+        """What could not be installed is not tried again for the next question."""
+        return {}
+
+    def python(self, program: Program) -> Path:
+        """The interpreter of a program. NotRun where it cannot be had."""
+        if program.name in self._absent:
+            raise self._absent[program.name]
+        try:
+            return interpreter(program, self.folder / "environments")
+        except NotRun as why:
+            self._absent[program.name] = why
+            raise
 
     def versions(self, program: Program) -> dict[str, str]:
         return versions(program, self.python(program))
@@ -139,8 +149,3 @@ def attempt(bench: Bench, program: Program) -> Row | None:
     except NotRun as why:
         return {"not_run": str(why)}
     return None
-
-
-def seconds(numbers: Sequence[float]) -> list[float]:
-    """As results keep them."""
-    return [round(number, 4) for number in numbers]

@@ -24,7 +24,7 @@ class NotRun(Exception):  # noqa: N818  # a line of the table
     """The program is not there; the text says why."""
 
 
-def interpreter(program: Program, folder: Path, *, make: bool = True) -> Path:
+def interpreter(program: Program, folder: Path) -> Path:
     """The Python of a program, its environment made if it is missing or made from other requirements. NotRun if that fails."""
     if not program.requirements:
         return Path(sys.executable)
@@ -33,8 +33,6 @@ def interpreter(program: Program, folder: Path, *, make: bool = True) -> Path:
     wanted = "\n".join((sys.version, *program.requirements))
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
         return python
-    if not make:
-        raise NotRun("its environment was not made")
     print(f"Installing {program.label} in {place}", file=sys.stderr, flush=True)
     _call([sys.executable, "-m", "venv", "--clear", str(place)])
     _call(["bash", "-c", _FLAGS, "_", str(python), "-m", "pip", "install", "-q", *program.requirements])

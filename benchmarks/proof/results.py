@@ -27,7 +27,8 @@ def keep(question: str, rows: Mapping[str, Row], *, machine: Row, facts: Row, fo
     now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     kept = load(question, folder)
     kept["rows"] |= {name: {**row, "measured": now} for name, row in rows.items()}
-    kept["machine"], kept["facts"] = machine, facts
+    programs = kept["machine"].get("programs", {}) | machine.get("programs", {})
+    kept["machine"], kept["facts"] = {**machine, "programs": programs}, facts
     folder.mkdir(parents=True, exist_ok=True)
     new = folder / f"{question}.json.new"
     new.write_text(json.dumps(kept, indent=1, ensure_ascii=False), encoding="utf-8")

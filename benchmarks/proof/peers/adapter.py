@@ -104,7 +104,9 @@ def main(steps: dict[str, Callable[[Task], Found]]) -> None:
         found = {"failed": _one_line(error)}
         if task.listens:
             found["evaluated"] = listening.heard()
-    Path(task.answer).write_text(json.dumps(found), encoding="utf-8")
+    written = Path(f"{task.answer}.new")
+    written.write_text(json.dumps(found), encoding="utf-8")
+    written.replace(task.answer)
 
 
 _MOUTH: list[Mouth] = []
