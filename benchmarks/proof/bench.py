@@ -110,7 +110,7 @@ class Bench:
         command = [sys.executable, "-m", "localrag", *words]
         return run(command, env=self.environment(OURS), cwd=ROOT, limit_s=limit_s)
 
-    def give(self, program: Program, step: str, *, index: str, limit_s: float = 900.0, **task: Any) -> Row:  # noqa: ANN401  # see adapter.Task
+    def run(self, program: Program, step: str, *, index: str, limit_s: float = 900.0, **task: Any) -> Row:  # noqa: ANN401  # see adapter.Task
         """What a program's adapter found, with `ran`: when its process wrote its first byte and ended, its memory, what it said.
 
         {"cannot": why} for a process that did not come to an end by itself; NotRun where the program is not there.

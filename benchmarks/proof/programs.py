@@ -17,7 +17,7 @@ class Program:
     """One of them. Without `requirements` it runs in this interpreter.
 
     `retrieves`: it searches and answers in one script; else evidence is put into its prompts by hand. `knows_limit`: it keeps to a longest
-    answer. `heard`: what it evaluates goes through llama-cpp-python.
+    answer. `traced`: what it evaluates goes through llama-cpp-python.
     """
 
     name: str
@@ -25,7 +25,7 @@ class Program:
     requirements: tuple[str, ...] = ()
     retrieves: bool = True
     searches: bool = True
-    heard: bool = True
+    traced: bool = True
     differs: str = ""
 
 
@@ -46,7 +46,7 @@ PROGRAMS = (
         requirements=("xllamacpp==2026.10.11549",),
         retrieves=False,
         searches=False,
-        heard=False,
+        traced=False,
         differs="does not search; is handed the passages that localrag found; llama.cpp of its wheel, built for AVX2",
     ),
     Program(

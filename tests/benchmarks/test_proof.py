@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.proof import hearing, plots, programs, render, results, tables
+from benchmarks.proof import traces, plots, programs, render, results, tables
 from benchmarks.proof.__main__ import QUESTIONS
 from benchmarks.proof.environments import NotRun, interpreter
 from benchmarks.proof.questions.retrieval import ranking
@@ -142,11 +142,11 @@ def call(tokens, start, *, model="llama", n_batch=4):
     return {"model": model, "tokens": tokens, "positions": list(range(start, start + len(tokens))), "n_batch": n_batch}
 
 
-def test_what_is_heard_is_told_apart_into_prompts_and_answers():
+def test_what_is_traced_is_told_apart_into_prompts_and_answers():
     calls = [call([1, 2, 3, 4], 0), call([5], 4), call([90], 5), call([91], 6), call([1, 7], 0)]
-    assert hearing.prompts(calls, has_limit=False) == [[1, 2, 3, 4, 5], [1, 7]]
-    assert hearing.prompts([call([1, 2], 0), call([3], 2)], has_limit=True) == [[1, 2, 3]]
-    assert hearing.prompts([call([1, 2], 0, model="bert"), call([3, 4], 0)], has_limit=True) == [[3, 4]]
+    assert traces.prompts(calls, has_limit=False) == [[1, 2, 3, 4, 5], [1, 7]]
+    assert traces.prompts([call([1, 2], 0), call([3], 2)], has_limit=True) == [[1, 2, 3]]
+    assert traces.prompts([call([1, 2], 0, model="bert"), call([3, 4], 0)], has_limit=True) == [[3, 4]]
 
 
 def test_a_document_stands_where_the_first_of_its_passages_does():

@@ -56,7 +56,7 @@ class Task:
     top_k: int | None = None
     """Passages for each question; None: what the program takes by itself."""
     depth: int = 100
-    listens: bool = False
+    trace: bool = False
     """What llama.cpp evaluates is recorded. Never where time counts."""
 
     def given(self, question: str) -> str:
@@ -68,7 +68,7 @@ class Task:
         return f"Answer the question from this evidence.\n\n{self.given(question)}\n\nQuestion: {question}"
 
 
-class Mouth:
+class Output:
     """Standard output, which is the answer's alone."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Mouth:
         sys.stdout.flush()
         os.dup2(2, 1)
 
-    def say(self, piece: str) -> None:
+    def write(self, piece: str) -> None:
         self._out.write(piece)
         self._out.flush()
 
@@ -88,28 +88,28 @@ def main(steps: dict[str, Callable[[Task], Found]]) -> None:
     try:
         if task.step not in steps:
             raise Cannot("it has no such step")  # noqa: TRY301
-        _MOUTH.append(Mouth())
-        if task.listens:
-            import listening
+        _OUTPUT.append(Output())
+        if task.trace:
+            import tracing
 
-            listening.begin()
+            tracing.begin()
         found = steps[task.step](task)
-        if task.listens:
-            found["evaluated"] = listening.heard()
+        if task.trace:
+            found["evaluated"] = tracing.calls()
     except Cannot as why:
         found = {"cannot": str(why)}
     except ImportError as error:
         found = {"cannot": f"not installed: {error}"}
     except Exception as error:  # noqa: BLE001  # whatever a library raises is a line in the table
         found = {"failed": _one_line(error)}
-        if task.listens:
-            found["evaluated"] = listening.heard()
+        if task.trace:
+            found["evaluated"] = tracing.calls()
     written = Path(f"{task.answer}.new")
     written.write_text(json.dumps(found), encoding="utf-8")
     written.replace(task.answer)
 
 
-_MOUTH: list[Mouth] = []
+_OUTPUT: list[Output] = []
 
 
 def _one_line(error: Exception) -> str:
@@ -133,7 +133,7 @@ def answered(task: Task, answer: Callable[[str, Take], list[str] | None], *, sto
                 return
             first_s = first_s or time.perf_counter() - started
             pieces.append(piece)
-            _MOUTH[0].say(piece)
+            _OUTPUT[0].write(piece)
             if not stops and len(pieces) >= task.max_tokens:
                 raise Enough
 
@@ -155,7 +155,7 @@ def chatted(task: Task, answer: Callable[[list[dict[str, str]], int], int | None
 
 def counted(task: Task, count: Callable[[list[dict[str, str]]], int], send: Callable[[list[dict[str, str]]], None]) -> Found:
     """For each chat, what the program counts before it is sent, and what is evaluated once it is. `count` may raise Cannot."""
-    import listening
+    import tracing
 
     counts: list[int | None] = []
     evaluated: list[Any] = []
@@ -166,14 +166,14 @@ def counted(task: Task, count: Callable[[list[dict[str, str]]], int], send: Call
         except Cannot as why:
             counts.append(None)
             reason = str(why)
-        listening.begin()
+        tracing.begin()
         try:
             send(chat)
-            evaluated.append(listening.heard())
+            evaluated.append(tracing.calls())
         except Exception as error:  # noqa: BLE001  # a prompt that its window does not hold
             evaluated.append(None)
             failed = _one_line(error)
-    return {"counts": counts, "reason": reason, "failed_to_send": failed, "heard": evaluated}
+    return {"counts": counts, "reason": reason, "failed_to_send": failed, "calls": evaluated}
 
 
 def as_text(chat: list[dict[str, str]]) -> str:

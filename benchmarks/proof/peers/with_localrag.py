@@ -1,4 +1,4 @@
-"""localrag through the doors that its users have: the `localrag` command, run in this process where it is listened to, and Session.
+"""localrag through the doors that its users have: the `localrag` command, run in this process where it is traced, and Session.
 
 The model and the embedder are the default ones of models.toml, which are the files that the others are given; an index is a knowledge base.
 """
@@ -29,8 +29,8 @@ def _run(*words: str) -> dict[str, Any]:
 
 
 def ask(task: Task) -> Found:
-    """Several questions are asked of one session; with `listens`, one question by the command, whose whole answer object is given back."""
-    if task.listens:
+    """Several questions are asked of one session; with `trace`, one question by the command, whose whole answer object is given back."""
+    if task.trace:
         return _ask_by_command(task)
     from localrag import SamplingParams, Session
 

@@ -62,7 +62,7 @@ def ask(task: Task) -> Found:
     def answer(question: str, take: Take) -> list[str] | None:
         for piece in rag(question, maxlength=task.max_tokens, stream=True, temperature=0.0):
             take(piece)
-        if not task.listens:
+        if not task.trace:
             return None
         return [row["text"] for row in embeddings.search(question, task.top_k or _DEFAULT_CONTEXT)]
 

@@ -1,7 +1,7 @@
 """xllamacpp: llama.cpp's own server inside the process, as its README uses it (`handle_chat_completions`).
 
 It does not search: evidence is put into the message by hand. Set: n_ctx, max_tokens, temperature 0. It brings a llama.cpp of its own (its
-wheel, built for AVX2), so that what it evaluates is told by the server itself (`usage.prompt_tokens`), not heard.
+wheel, built for AVX2), so that what it evaluates is told by the server itself (`usage.prompt_tokens`), not traced.
 """
 
 from __future__ import annotations

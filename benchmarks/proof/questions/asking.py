@@ -66,7 +66,7 @@ def cold(bench: Bench, program: Program, question: str, **task: Any) -> Row:  # 
     if program is OURS:
         bench.forget_prompts()
         return _our_ask(bench, question, **task)
-    found = bench.give(program, "ask", index=DOCUMENTS, questions=[question], **by_hand(bench, program, [question]), **task)
+    found = bench.run(program, "ask", index=DOCUMENTS, questions=[question], **by_hand(bench, program, [question]), **task)
     if refusal(found):
         return found
     return _timed(found["ran"], is_empty=not found["answers"][0]["num_pieces"])
@@ -88,7 +88,7 @@ def _warm(bench: Bench, program: Program, question: str) -> Row:
     asked = [question, material.SECOND_QUESTION]
     if program is OURS:
         bench.forget_prompts()
-    found = bench.give(program, "ask", index=DOCUMENTS, questions=asked, **by_hand(bench, program, asked))
+    found = bench.run(program, "ask", index=DOCUMENTS, questions=asked, **by_hand(bench, program, asked))
     if refusal(found):
         return found
     second = found["answers"][1]
@@ -104,7 +104,7 @@ def by_hand(bench: Bench, program: Program, questions: Sequence[str]) -> Row:
     if program.retrieves:
         return {}
     if missing := [question for question in questions if question not in _EVIDENCE]:
-        found = bench.give(OURS, "search", index=DOCUMENTS, questions=missing, depth=_PASSAGES)
+        found = bench.run(OURS, "search", index=DOCUMENTS, questions=missing, depth=_PASSAGES)
         if reason := refusal(found):
             raise RuntimeError(f"localrag could not search: {reason['cannot']}")
         _EVIDENCE.update({question: "\n\n".join(texts) for question, texts in zip(missing, found["texts"], strict=True)})

@@ -1,6 +1,6 @@
 """Tokens as they are counted before a prompt is sent, beside the tokens that llama.cpp evaluates once it is: five prompts for each counter.
 
-What is evaluated is heard where llama.cpp is called (peers/listening.py), with each program's own template around the same messages; only
+What is evaluated is recorded where llama.cpp is called (peers/tracing.py), with each program's own template around the same messages; only
 xllamacpp, which brings its own llama.cpp, tells it itself. Beside the programs stand two rules of thumb that many have, measured against
 what localrag evaluates.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from benchmarks.proof import hearing, material
+from benchmarks.proof import traces, material
 from benchmarks.proof.bench import Bench, Row, attempt, refusal
 from benchmarks.proof.programs import OURS, Program
 
@@ -44,10 +44,10 @@ def _row(bench: Bench, program: Program, chats: Mapping[str, material.Chat]) -> 
     if absent := attempt(bench, program):
         return absent
     # An embedder is no part of it, and neither is an index.
-    found = bench.give(program, "count", index="none", chats=list(chats.values()))
+    found = bench.run(program, "count", index="none", chats=list(chats.values()))
     if reason := refusal(found):
         return reason
-    evaluated = found.get("told") or [None if calls is None else _evaluated(calls) for calls in found["heard"]]
+    evaluated = found.get("told") or [None if calls is None else _evaluated(calls) for calls in found["calls"]]
     prompts = {name: {"counted": counted, "evaluated": real} for name, counted, real in zip(chats, found["counts"], evaluated, strict=True)}
     if None in found["counts"] or None in evaluated:
         return {"cannot": found["reason"] or found["failed_to_send"], "prompts": prompts}
@@ -55,5 +55,5 @@ def _row(bench: Bench, program: Program, chats: Mapping[str, material.Chat]) -> 
 
 
 def _evaluated(calls: list[Row]) -> int:
-    (prompt,) = hearing.prompts(calls, has_limit=True)
+    (prompt,) = traces.prompts(calls, has_limit=True)
     return len(prompt)

@@ -1,6 +1,6 @@
 """A question in a new process again, with as much evidence: by their defaults some programs send more of it, and evaluating it takes time.
 
-For each question, what the other program evaluates is heard first; then localrag is given so many passages that its prompt has as many
+For each question, what the other program evaluates is traced first; then localrag is given so many passages that its prompt has as many
 tokens or more, as far as there are so many that are relevant, and both are measured in turn.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from benchmarks.proof import hearing, material
+from benchmarks.proof import traces, material
 from benchmarks.proof.bench import Bench, Row, attempt, refusal
 from benchmarks.proof.programs import OURS, Program
 from benchmarks.proof.questions.asking import DOCUMENTS, cold
@@ -33,10 +33,10 @@ def _row(bench: Bench, program: Program) -> Row:
     runs: list[Row] = []
     beside: list[Row] = []
     for question in material.questions(min(bench.num_runs, _MOST_RUNS)):
-        heard = bench.give(program, "ask", index=DOCUMENTS, questions=[question], max_tokens=1, listens=True)
-        if reason := refusal(heard):
+        traced = bench.run(program, "ask", index=DOCUMENTS, questions=[question], max_tokens=1, trace=True)
+        if reason := refusal(traced):
             return reason
-        tokens = sum(map(len, hearing.prompts(heard["evaluated"], has_limit=heard["keeps_to_limit"])))
+        tokens = sum(map(len, traces.prompts(traced["evaluated"], has_limit=traced["keeps_to_limit"])))
         top_k, own_tokens = _as_many(bench, question, tokens)
         theirs, ours = cold(bench, program, question), cold(bench, OURS, question, top_k=top_k)
         for found in (theirs, ours):
@@ -49,7 +49,7 @@ def _row(bench: Bench, program: Program) -> Row:
 
 def _as_many(bench: Bench, question: str, tokens: int) -> tuple[int, int]:
     """The fewest passages with which our prompt has so many tokens, or all there are; and its tokens."""
-    found = bench.give(OURS, "sizes", index=DOCUMENTS, questions=[question], limits=list(_DEPTHS))
+    found = bench.run(OURS, "sizes", index=DOCUMENTS, questions=[question], limits=list(_DEPTHS))
     if reason := refusal(found):
         raise RuntimeError(f"localrag could not measure its prompts: {reason['cannot']}")
     sizes = list(zip(_DEPTHS, found["sizes"], strict=True))

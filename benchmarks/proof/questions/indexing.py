@@ -45,7 +45,7 @@ def _indexed(bench: Bench, program: Program, name: str, documents: Path) -> Row:
             return {"cannot": ran.complaint}
         found: Row = {}
     else:
-        found = bench.give(program, "index", index=name, documents=str(documents), limit_s=_LIMIT_S)
+        found = bench.run(program, "index", index=name, documents=str(documents), limit_s=_LIMIT_S)
         if reason := refusal(found):
             _remove(bench, program, name)
             return reason

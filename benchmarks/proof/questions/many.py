@@ -46,7 +46,7 @@ def _our_batch(bench: Bench, asked: Sequence[str]) -> Row:
 
 def _batch(bench: Bench, program: Program, asked: Sequence[str]) -> Row:
     given = by_hand(bench, program, asked)
-    found = bench.give(program, "ask", index=DOCUMENTS, questions=list(asked), max_tokens=NUM_TOKENS, limit_s=_LIMIT_S, **given)
+    found = bench.run(program, "ask", index=DOCUMENTS, questions=list(asked), max_tokens=NUM_TOKENS, limit_s=_LIMIT_S, **given)
     if reason := refusal(found):
         return reason
     return {"runs": [{"total_s": found["ran"].total_s, "peak_mib": found["ran"].peak_mib}]}
@@ -58,7 +58,7 @@ def measure_council(bench: Bench, programs: Sequence[Program]) -> dict[str, Row]
     No other program has a council. The others get the texts of our prompts in the same order, and may answer each in as many tokens as
     ours took; they neither search, nor check, nor hold an answer to a form.
     """
-    ours = ensure_index(bench, OURS, DOCUMENTS, material.HANDBOOK) or bench.give(
+    ours = ensure_index(bench, OURS, DOCUMENTS, material.HANDBOOK) or bench.run(
         OURS, "chat", index=DOCUMENTS, chats=[[{"role": "user", "content": TASK}]], limits=[0]
     )
     if own := refusal(ours):
@@ -72,7 +72,7 @@ def measure_council(bench: Bench, programs: Sequence[Program]) -> dict[str, Row]
 
 
 def _by_hand(bench: Bench, program: Program, prompts: list[material.Chat], limits: list[int]) -> Row:
-    found = bench.give(program, "chat", index=DOCUMENTS, chats=prompts, limits=limits, limit_s=_LIMIT_S)
+    found = bench.run(program, "chat", index=DOCUMENTS, chats=prompts, limits=limits, limit_s=_LIMIT_S)
     if reason := refusal(found):
         return reason
     return {"runs": [{"total_s": found["wall_s"]}], "note": "no council of its own"}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from benchmarks.proof import hearing, material
+from benchmarks.proof import traces, material
 from benchmarks.proof.bench import Bench, Row, attempt, refusal
 from benchmarks.proof.programs import Program
 from benchmarks.proof.questions.indexing import ensure_index
@@ -29,18 +29,18 @@ def measure(bench: Bench, programs: Sequence[Program]) -> dict[str, Row]:
 
 def _row(bench: Bench, program: Program) -> Row:
     texts = {"hostile": material.hostile_text(), "harmless": material.without_control_strings(material.hostile_text())}
-    if not program.heard:
+    if not program.traced:
         return _told(bench, program, texts)
-    controls = {hearing.tokens_of(string, bench.model, special=True)[0] for string in material.CONTROL_STRINGS}
+    controls = {traces.tokens_of(string, bench.model, special=True)[0] for string in material.CONTROL_STRINGS}
     found: dict[str, list[int]] = {}
     seen: dict[str, bool] = {}
     for name, text in texts.items():
         answer = _ask(bench, program, name, text)
         if reason := refusal(answer):
             return reason
-        sent = hearing.prompts(answer["evaluated"], has_limit=answer["keeps_to_limit"])
+        sent = traces.prompts(answer["evaluated"], has_limit=answer["keeps_to_limit"])
         found[name] = [token for prompt in sent for token in prompt if token in controls]
-        seen[name] = any(material.HOSTILE_FACT in hearing.text_of(prompt, bench.model) for prompt in sent)
+        seen[name] = any(material.HOSTILE_FACT in traces.text_of(prompt, bench.model) for prompt in sent)
     if not all(seen.values()):
         return {"cannot": "the document was not in its prompt"}
     return {
@@ -60,8 +60,8 @@ def _told(bench: Bench, program: Program, texts: dict[str, str]) -> Row:
         told[name] = answer["prompt_tokens"][0]
     more = told["hostile"] - told["harmless"]
     differences = {
-        special: len(hearing.tokens_of(texts["hostile"], bench.model, special=special))
-        - len(hearing.tokens_of(texts["harmless"], bench.model, special=special))
+        special: len(traces.tokens_of(texts["hostile"], bench.model, special=special))
+        - len(traces.tokens_of(texts["harmless"], bench.model, special=special))
         for special in (True, False)
     }
     num_strings = sum(texts["hostile"].count(string) for string in material.CONTROL_STRINGS)
@@ -72,4 +72,4 @@ def _told(bench: Bench, program: Program, texts: dict[str, str]) -> Row:
 def _ask(bench: Bench, program: Program, name: str, text: str) -> Row:
     by_hand = {} if program.retrieves else {"evidence": [text]}
     question = material.HOSTILE_QUESTION
-    return bench.give(program, "ask", index=name, questions=[question], max_tokens=1, listens=program.heard, **by_hand)
+    return bench.run(program, "ask", index=name, questions=[question], max_tokens=1, trace=program.traced, **by_hand)

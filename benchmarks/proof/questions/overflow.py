@@ -1,7 +1,7 @@
 """Evidence that is twenty times the window or more: is there an error, is it cut and is that told, or is every token accounted for?
 
 Each program that searches is asked for so many passages that they are far more than its window holds; one that does not is handed as much
-text. What it then had evaluated is heard, and which of the passages it was offered stand in it.
+text. What it then had evaluated is traced, and which of the passages it was offered stand in it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from benchmarks.proof import hearing, material
+from benchmarks.proof import traces, material
 from benchmarks.proof.bench import Bench, Row, attempt
 from benchmarks.proof.programs import OURS, Program
 from benchmarks.proof.questions.asking import DOCUMENTS
@@ -33,11 +33,11 @@ def measure(bench: Bench, programs: Sequence[Program]) -> dict[str, Row]:
 def _asked(bench: Bench, program: Program) -> Row:
     question = material.WIDE_QUESTION
     by_hand = {} if program.retrieves else {"evidence": [handbook()]}
-    found = bench.give(
-        program, "ask", index=DOCUMENTS, questions=[question], n_ctx=WINDOW, max_tokens=1, top_k=_MANY, listens=program.heard, **by_hand
+    found = bench.run(
+        program, "ask", index=DOCUMENTS, questions=[question], n_ctx=WINDOW, max_tokens=1, top_k=_MANY, trace=program.traced, **by_hand
     )
     said = _said(found)
-    evaluated = hearing.prompts(found.get("evaluated", []), has_limit=found.get("keeps_to_limit", False))
+    evaluated = traces.prompts(found.get("evaluated", []), has_limit=found.get("keeps_to_limit", False))
     prompts = [len(each) for each in evaluated] or [each for each in found.get("prompt_tokens", []) if each]
     row: Row = {"window": WINDOW, "evaluated": prompts, "said": said}
     if "cannot" in found or "failed" in found:
@@ -46,8 +46,8 @@ def _asked(bench: Bench, program: Program) -> Row:
     if program is OURS:
         return row | _ledger(found["object"])
     passages = found["answers"][0]["passages"] or []
-    text = "".join(hearing.text_of(each, bench.model) for each in evaluated)
-    wanted = sum(len(hearing.tokens_of(each, bench.model, special=False)) for each in passages)
+    text = "".join(traces.text_of(each, bench.model) for each in evaluated)
+    wanted = sum(len(traces.tokens_of(each, bench.model, special=False)) for each in passages)
     row |= {"offered_passages": len(passages), "offered_tokens": wanted, "offered_windows": round(wanted / WINDOW, 1)}
     if text:
         row["passages_in_prompts"] = sum(" ".join(each.split())[:_START] in " ".join(text.split()) for each in passages)

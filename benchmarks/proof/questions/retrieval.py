@@ -39,7 +39,7 @@ def _absent(bench: Bench, program: Program) -> Row | None:
 
 def _found(bench: Bench, program: Program, collection: Collection) -> Row:
     asked = list(collection.queries.values())
-    found = bench.give(program, "search", index=COLLECTION, questions=asked, depth=_DEPTH, limit_s=_LIMIT_S)
+    found = bench.run(program, "search", index=COLLECTION, questions=asked, depth=_DEPTH, limit_s=_LIMIT_S)
     if reason := refusal(found):
         return reason
     ways = {}

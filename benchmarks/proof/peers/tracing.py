@@ -1,6 +1,6 @@
-"""Every token that llama.cpp is given to evaluate, in this process: ids and positions, heard where llama-cpp-python calls `llama_decode`.
+"""Every token that llama.cpp is given to evaluate, in this process: ids and positions, recorded where llama-cpp-python calls `llama_decode`.
 
-It is the one door through which create_chat_completion, the programs built on it and localrag's own engine go, so all of them are heard
+It is the one door through which create_chat_completion, the programs built on it and localrag's own engine go, so all of them are traced
 in the same way and none is asked. Models that embed go through it too; each context tells the architecture of its model.
 """
 
@@ -15,7 +15,7 @@ _state: dict[str, Any] = {}
 
 
 def begin() -> None:
-    """Forgets what was heard, and listens from now on."""
+    """Forgets what was recorded, and records from now on."""
     _calls.clear()
     if _state:
         return
@@ -23,17 +23,17 @@ def begin() -> None:
     decode = lib.llama_decode
     _state["lib"] = lib
 
-    def heard_decode(context: Any, batch: Any) -> Any:
+    def traced_decode(context: Any, batch: Any) -> Any:
         tokens = [batch.token[i] for i in range(batch.n_tokens)] if batch.token else []
         positions = [batch.pos[i] for i in range(batch.n_tokens)] if batch.pos else []
         num_batch = lib.llama_n_batch(context)
         _calls.append({"model": _architecture(lib, context), "tokens": tokens, "positions": positions, "n_batch": num_batch})
         return decode(context, batch)
 
-    lib.llama_decode = heard_decode
+    lib.llama_decode = traced_decode
 
 
-def heard() -> list[dict[str, Any]]:
+def calls() -> list[dict[str, Any]]:
     """Each call so far: the model's architecture, the tokens with their positions, and the most that a call may hold."""
     return list(_calls)
 

@@ -1,4 +1,4 @@
-"""What was heard of llama.cpp (peers/listening.py) as prompts: token ids, and the text that they are."""
+"""What was traced of llama.cpp (peers/tracing.py) as prompts: token ids, and the text that they are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TEXT_MODELS = ("bert", "nomic-bert", "")
 def prompts(calls: Sequence[dict[str, Any]], *, has_limit: bool) -> list[list[int]]:
     """The prompts among what was evaluated, in order; each begins where a position is not behind the one before it.
 
-    Where an answer was held to one token (`has_limit`), that token is never evaluated, and all that was heard is prompt. Else a single
+    Where an answer was held to one token (`has_limit`), that token is never evaluated, and all that was traced is prompt. Else a single
     token is one of an answer, unless it follows a batch that was full: then it is the rest of a prompt.
     """
     found: list[list[int]] = []
