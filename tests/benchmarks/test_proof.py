@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.proof import traces, plots, programs, render, results, tables
+from benchmarks.proof import plots, programs, render, results, tables, traces
 from benchmarks.proof.__main__ import QUESTIONS
 from benchmarks.proof.environments import NotRun, interpreter
 from benchmarks.proof.questions.retrieval import ranking

@@ -11,17 +11,18 @@ import importlib
 from typing import Any
 
 _calls: list[dict[str, Any]] = []
-_state: dict[str, Any] = {}
+_traced: list[Any] = []
+"""The function that is traced, once it is."""
 
 
 def begin() -> None:
     """Forgets what was recorded, and records from now on."""
     _calls.clear()
-    if _state:
+    if _traced:
         return
     lib: Any = importlib.import_module("llama_cpp.llama_cpp")
     decode = lib.llama_decode
-    _state["lib"] = lib
+    _traced.append(decode)
 
     def traced_decode(context: Any, batch: Any) -> Any:
         tokens = [batch.token[i] for i in range(batch.n_tokens)] if batch.token else []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from benchmarks.proof import traces, material
+from benchmarks.proof import material, traces
 from benchmarks.proof.bench import Bench, Row, attempt, refusal
 from benchmarks.proof.programs import Program
 from benchmarks.proof.questions.indexing import ensure_index

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from benchmarks.proof import traces, material
+from benchmarks.proof import material, traces
 from benchmarks.proof.bench import Bench, Row, attempt
 from benchmarks.proof.programs import OURS, Program
 from benchmarks.proof.questions.asking import DOCUMENTS
