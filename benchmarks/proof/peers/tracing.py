@@ -1,4 +1,4 @@
-"""Every token that llama.cpp is given to evaluate, in this process: ids and positions, recorded where llama-cpp-python calls `llama_decode`.
+"""Every token that llama.cpp is given to evaluate in this process: ids and positions, recorded where `llama_decode` is called.
 
 It is the one door through which create_chat_completion, the programs built on it and localrag's own engine go, so all of them are traced
 in the same way and none is asked. Models that embed go through it too; each context tells the architecture of its model.
