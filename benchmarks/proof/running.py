@@ -51,8 +51,8 @@ def run(command: Sequence[str], *, env: Mapping[str, str], cwd: Path | None = No
         memory = _Memory(child.pid)
         late = threading.Timer(limit_s, _kill, (child.pid,))
         late.start()
+        assert child.stdout is not None
         try:
-            assert child.stdout is not None
             first = os.read(child.stdout.fileno(), 1 << 16)
             first_s = time.perf_counter() - started if first else 0.0
             out = first + child.stdout.read()
@@ -63,6 +63,7 @@ def run(command: Sequence[str], *, env: Mapping[str, str], cwd: Path | None = No
             peak_mib = memory.stop()
             _kill(child.pid)  # what it left behind
             child.wait()
+            child.stdout.close()
         err.seek(0)
         said = err.read()
     return Ran(returncode, first_s, total_s, out.decode(errors="replace"), said.decode(errors="replace"), peak_mib)
