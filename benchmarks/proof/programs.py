@@ -80,7 +80,7 @@ PROGRAMS = (
     Program(
         name="haystack",
         label="Haystack (llama-cpp-haystack)",
-        requirements=("haystack-ai==3.4.1", "llama-cpp-haystack==3.0.2", "sentence-transformers-haystack==2.0.0", _LLAMA, *_TORCH),
+        requirements=("haystack-ai==3.4.0", "llama-cpp-haystack==3.0.2", "sentence-transformers-haystack==2.0.0", _LLAMA, *_TORCH),
         differs="10 passages of 200 words",
     ),
     Program(

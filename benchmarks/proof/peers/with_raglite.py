@@ -68,7 +68,8 @@ def index(task: Task) -> Found:
 
     raglite._insert.split_sentences = _sentences  # noqa: SLF001  # see above
     files = sorted(Path(task.documents).rglob("*.md"))
-    insert_documents([Document.from_path(file) for file in files], config=_config(task))
+    config = _config(task)
+    insert_documents([Document.from_path(file, config=config) for file in files], config=config)
     return {"num_documents": len(files)}
 
 
