@@ -6,7 +6,7 @@
     scripts/bench proof --render              only the table and the plots, from what is kept
 
 What is measured is kept in results/proof, a file a question, and a table (table.md) and plots are made of it. Environments and indexes are
-made once, below .bench. Run nothing else meanwhile.
+made once, below build/proof. Run nothing else meanwhile.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", action="append", default=[], choices=names, metavar="NAME", help=f"of {', '.join(names)}; again for more")
     parser.add_argument("--runs", type=int, default=5, help="counted runs of cold and warm (default 5)")
     parser.add_argument("--collection", type=Path, default=_COLLECTION, help="a folder in BEIR's layout, for index and retrieval")
-    parser.add_argument("--folder", type=Path, default=shared.ROOT / ".bench", help="environments and indexes (default .bench)")
+    parser.add_argument(
+        "--folder", type=Path, default=shared.ROOT / "build" / "proof", help="environments and indexes (default build/proof)"
+    )
     parser.add_argument("--trial", action="store_true", help=f"one run and {_TRIAL} documents, kept apart in results/proof-trial")
     parser.add_argument("--render", action="store_true", help="measure nothing")
     parser.add_argument("--out", type=Path, help="where the table and the plots go (default: beside what was measured)")

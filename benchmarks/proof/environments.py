@@ -1,4 +1,4 @@
-"""A virtual environment for each program, made once from its pinned requirements, below .bench/environments.
+"""A virtual environment for each program, made once from its pinned requirements, below build/proof/environments.
 
 llama.cpp is compiled with the flags of scripts/setup, so that all who use llama-cpp-python have the same library; what pip keeps makes
 that quick. What cannot be installed is "not run", with pip's last words, and the rest goes on.

@@ -10,7 +10,7 @@ from benchmarks.shared import ROOT, beginning, handbook
 from localrag.kb.evaluate import read_collection
 
 HANDBOOK = ROOT / "examples" / "handbook"
-WIDE_QUESTION = "What temperature, drying, nozzle and bed does each printed material such as PLA, PETG, ABS, ASA and nylon need?"
+WIDE_QUESTION = "What is known of boundary layers, heat transfer and pressure on bodies and wings in supersonic and hypersonic flow?"
 SECOND_QUESTION = "Which of these plastics lasts longest outdoors, and what does the sun do to the others?"
 HOSTILE_QUESTION = "At what temperature is the blue filament printed?"
 HOSTILE_FACT = "215"  # stands in the document, before the first special string

@@ -12,30 +12,44 @@ from collections.abc import Sequence
 from benchmarks.proof import material, traces
 from benchmarks.proof.bench import Bench, Row, attempt
 from benchmarks.proof.programs import OURS, Program
-from benchmarks.proof.questions.asking import DOCUMENTS
-from benchmarks.proof.questions.indexing import ensure_index
-from benchmarks.shared import handbook
+from benchmarks.proof.questions.indexing import COLLECTION, ensure_index
+from localrag.kb.evaluate import read_collection
 
-WINDOW = 512
+WINDOW = 1024
 TIMES = 20
-_MANY = 200
+_MANY = 150  # abstracts of some 200 tokens
 _START = 60  # characters of a passage by which it is found again
 
 
 def measure(bench: Bench, programs: Sequence[Program]) -> dict[str, Row]:
+    if bench.collection is None:
+        return {program.name: {"not_run": "no collection was given (--collection)"} for program in programs}
+    documents = material.write_collection(bench.collection, bench.folder, most=bench.max_documents)
+    text = _too_much(bench)
     rows: dict[str, Row] = {}
     for program in programs:
-        rows[program.name] = attempt(bench, program) or ensure_index(bench, program, DOCUMENTS, material.HANDBOOK) or _asked(bench, program)
+        rows[program.name] = attempt(bench, program) or ensure_index(bench, program, COLLECTION, documents) or _asked(bench, program, text)
         print(f"{program.label}: {rows[program.name]}", file=sys.stderr, flush=True)
     return rows
 
 
-def _asked(bench: Bench, program: Program) -> Row:
-    question = material.WIDE_QUESTION
-    by_hand = {} if program.retrieves else {"evidence": [handbook()]}
-    found = bench.run(
-        program, "ask", index=DOCUMENTS, questions=[question], n_ctx=WINDOW, max_tokens=1, top_k=_MANY, trace=program.traced, **by_hand
-    )
+def _too_much(bench: Bench) -> str:
+    """Documents of the collection until they are as many tokens as so many windows hold."""
+    assert bench.collection is not None
+    texts: list[str] = []
+    num_tokens = 0
+    for _, title, text in read_collection(bench.collection).documents():
+        texts.append(f"# {title}\n\n{text.strip()}")
+        num_tokens += len(traces.tokens_of(texts[-1], bench.model, special=False))
+        if num_tokens >= TIMES * WINDOW:
+            break
+    return "\n\n".join(texts)
+
+
+def _asked(bench: Bench, program: Program, text: str) -> Row:
+    by_hand = {} if program.retrieves else {"evidence": [text]}
+    task = {"questions": [material.WIDE_QUESTION], "n_ctx": WINDOW, "max_tokens": 1, "top_k": _MANY, "trace": program.traced}
+    found = bench.run(program, "ask", index=COLLECTION, **task, **by_hand)
     said = _said(found)
     evaluated = traces.prompts(found.get("evaluated", []), has_limit=found.get("keeps_to_limit", False))
     prompts = [len(each) for each in evaluated] or [each for each in found.get("prompt_tokens", []) if each]
@@ -44,7 +58,7 @@ def _asked(bench: Bench, program: Program) -> Row:
         error = found.get("failed") or found["cannot"]
         return row | {"outcome": "error", "error": error}
     if program is OURS:
-        return row | _ledger(found["object"])
+        return row | _ledger(found["object"], sum(prompts))
     passages = found["answers"][0]["passages"] or []
     text = "".join(traces.text_of(each, bench.model) for each in evaluated)
     wanted = sum(len(traces.tokens_of(each, bench.model, special=False)) for each in passages)
@@ -55,8 +69,8 @@ def _asked(bench: Bench, program: Program) -> Row:
     return row | {"outcome": "several calls" if calls > 1 else "told" if said else "silent", "calls": calls}
 
 
-def _ledger(answer: Row) -> Row:
-    """What our answer object accounts for; `is_exact`: its entries add up to what it says was sent."""
+def _ledger(answer: Row, evaluated: int) -> Row:
+    """What our answer object accounts for; `is_exact`: its entries add up to what it says was sent, and to what llama.cpp evaluated."""
     ledger = answer["ledger"]
     evidence = [entry for entry in ledger["entries"] if entry["name"].startswith("evidence")]
     used = sum(entry["used"] for entry in ledger["entries"] if entry["name"] != "answer")
@@ -68,7 +82,7 @@ def _ledger(answer: Row) -> Row:
         "passages_in_prompts": len(answer["evidence"]),
         "omitted": [label for entry in evidence for label in entry["omitted"]],
         "prompt_tokens": answer["usage"]["prompt_tokens"],
-        "is_exact": used == answer["usage"]["prompt_tokens"],
+        "is_exact": used == answer["usage"]["prompt_tokens"] == evaluated,
     }
 
 
