@@ -45,7 +45,8 @@ def write_collection(source: Path, folder: Path, *, most: int | None) -> Path:
         new.mkdir(parents=True, exist_ok=True)
         with_text = (each for each in read_collection(source).documents() if each[2].strip())
         for name, title, text in islice(with_text, most):
-            (new / f"{name}.md").write_text(f"# {title}\n\n{text.strip()}\n", encoding="utf-8")
+            heading = f"# {title}\n\n" if title else ""
+            (new / f"{name}.md").write_text(f"{heading}{text.strip()}\n", encoding="utf-8")
         new.rename(made)
     return made
 

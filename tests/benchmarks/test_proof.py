@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.proof import plots, programs, render, results, tables, traces
+from benchmarks.proof import material, plots, programs, render, results, tables, traces
 from benchmarks.proof.__main__ import QUESTIONS
 from benchmarks.proof.environments import NotRun, interpreter
 from benchmarks.proof.questions.retrieval import ranking
@@ -147,6 +147,36 @@ def test_what_is_traced_is_told_apart_into_prompts_and_answers():
     assert traces.prompts(calls, has_limit=False) == [[1, 2, 3, 4, 5], [1, 7]]
     assert traces.prompts([call([1, 2], 0), call([3], 2)], has_limit=True) == [[1, 2, 3]]
     assert traces.prompts([call([1, 2], 0, model="bert"), call([3, 4], 0)], has_limit=True) == [[3, 4]]
+
+
+def test_a_collection_is_written_as_files_once(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    documents = [
+        {"_id": "1", "title": "A title", "text": " Some text."},
+        {"_id": "2", "title": "", "text": ""},
+        {"_id": "3", "text": "More."},
+    ]
+    (source / "corpus.jsonl").write_text("".join(json.dumps(each) + "\n" for each in documents))
+    (source / "queries.jsonl").write_text(json.dumps({"_id": "q", "text": "What?"}) + "\n")
+    (source / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq\t1\t1\n")
+    made = material.write_collection(source, tmp_path / "work", most=None)
+    assert {file.name: file.read_text() for file in made.iterdir()} == {"1.md": "# A title\n\nSome text.\n", "3.md": "More.\n"}
+    assert material.write_collection(source, tmp_path / "work", most=None) == made
+    assert [file.name for file in material.write_collection(source, tmp_path / "work", most=1).iterdir()] == ["1.md"]
+
+
+def test_the_harmless_document_is_the_hostile_one_without_its_special_strings(tmp_path):
+    folders = material.hostile_folders(tmp_path)
+    hostile, harmless = ((folders[name] / "blue.md").read_text() for name in ("hostile", "harmless"))
+    assert all(string in hostile and string not in harmless for string in material.CONTROL_STRINGS)
+    assert hostile.index(material.HOSTILE_FACT) < hostile.index("<|")
+
+
+def test_there_are_enough_questions_about_the_handbook():
+    assert len(set(material.questions(32))) == 32
+    with pytest.raises(ValueError, match="wanted"):
+        material.questions(10_000)
 
 
 def test_a_document_stands_where_the_first_of_its_passages_does():
