@@ -26,7 +26,7 @@ _PEERS = Path(__file__).parent / "peers"
 
 @dataclass(frozen=True)
 class Bench:
-    """`folder` holds the environments of the programs and what they made; `collection` is in BEIR's layout; None where there is none."""
+    """`folder` holds the environments of the programs and, in `work`, what they make; `collection` is in BEIR's layout, if any."""
 
     folder: Path
     num_runs: int
@@ -34,12 +34,17 @@ class Bench:
     max_documents: int | None = None
     """Of the collection; None for all. A trial of the machinery takes few, and its numbers are not kept as results."""
 
+    @property
+    def work(self) -> Path:
+        """A trial's indexes are small ones and are kept apart."""
+        return self.folder / ("full" if self.max_documents is None else "trial")
+
     @cached_property
     def home(self) -> Path:
         """A home of localrag that nothing else uses, with the models of the usual one and what was measured there of attention."""
         usual = Settings.from_env()
         chosen_attention()
-        home = self.folder / "home"
+        home = self.work / "home"
         home.mkdir(parents=True, exist_ok=True)
         if usual.models_dir.is_dir() and not (home / "models").exists():
             (home / "models").symlink_to(usual.models_dir)
@@ -62,8 +67,9 @@ class Bench:
         """The embedder's weights as a GGUF file, for a program that takes no other kind."""
         from localrag.engine.convert import convert  # noqa: PLC0415  # heavy
 
-        file = self.folder / f"{OURS.name}-embedder.gguf"
+        file = self.work / f"{OURS.name}-embedder.gguf"
         if not file.exists():
+            self.work.mkdir(parents=True, exist_ok=True)
             convert(self.embedder, file)
         return file
 
@@ -73,7 +79,7 @@ class Bench:
 
     def environment(self, program: Program) -> dict[str, str]:
         """Nothing reaches for the network, and all that a program writes lies below the folder. Modules are compiled and kept."""
-        place = self.folder / "work" / program.name
+        place = self.work / program.name
         place.mkdir(parents=True, exist_ok=True)
         offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HAYSTACK_TELEMETRY_ENABLED": "False"}
         own = {"XDG_DATA_HOME": str(place), "LLM_USER_PATH": str(place), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
@@ -103,7 +109,7 @@ class Bench:
 
     def index(self, program: Program, documents: str) -> str:
         """Where a program keeps what it indexed: a folder; for localrag the name of a knowledge base."""
-        return documents if program is OURS else str(self.folder / "work" / program.name / documents)
+        return documents if program is OURS else str(self.work / program.name / documents)
 
     def localrag(self, *words: str, limit_s: float = 900.0) -> Ran:
         """The `localrag` command in a process of its own."""
@@ -116,7 +122,7 @@ class Bench:
         {"cannot": why} for a process that did not come to an end by itself; NotRun where the program is not there.
         """
         python = self.python(program)
-        place = self.folder / "work" / program.name
+        place = self.work / program.name
         place.mkdir(parents=True, exist_ok=True)
         answer, file = place / "answer.json", place / "task.json"
         with suppress(FileNotFoundError):

@@ -20,7 +20,7 @@ def measure(bench: Bench, programs: Sequence[Program]) -> dict[str, Row]:
     """One run each: it takes minutes. What was indexed before is removed first."""
     if bench.collection is None:
         return {program.name: {"not_run": "no collection was given (--collection)"} for program in programs}
-    documents = material.write_collection(bench.collection, bench.folder, most=bench.max_documents)
+    documents = material.write_collection(bench.collection, bench.work, most=bench.max_documents)
     rows: dict[str, Row] = {}
     for program in programs:
         rows[program.name] = _measured(bench, program, documents)

@@ -31,7 +31,7 @@ def measure_batch(bench: Bench, programs: Sequence[Program]) -> dict[str, Row]:
 
 
 def _our_batch(bench: Bench, asked: Sequence[str]) -> Row:
-    source, out = bench.folder / "work" / OURS.name / "batch.jsonl", bench.folder / "work" / OURS.name / "answers.jsonl"
+    source, out = bench.work / OURS.name / "batch.jsonl", bench.work / OURS.name / "answers.jsonl"
     source.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps({"id": str(number), "question": question}) for number, question in enumerate(asked)]
     source.write_text("\n".join(lines) + "\n", encoding="utf-8")

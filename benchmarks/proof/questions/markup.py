@@ -16,7 +16,7 @@ from benchmarks.proof.questions.indexing import ensure_index
 
 
 def measure(bench: Bench, programs: Sequence[Program]) -> dict[str, Row]:
-    folders = material.hostile_folders(bench.folder)
+    folders = material.hostile_folders(bench.work)
     rows: dict[str, Row] = {}
     for program in programs:
         row = attempt(bench, program)

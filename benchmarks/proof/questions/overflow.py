@@ -24,7 +24,7 @@ _START = 60  # characters of a passage by which it is found again
 def measure(bench: Bench, programs: Sequence[Program]) -> dict[str, Row]:
     if bench.collection is None:
         return {program.name: {"not_run": "no collection was given (--collection)"} for program in programs}
-    documents = material.write_collection(bench.collection, bench.folder, most=bench.max_documents)
+    documents = material.write_collection(bench.collection, bench.work, most=bench.max_documents)
     text = _too_much(bench)
     rows: dict[str, Row] = {}
     for program in programs:

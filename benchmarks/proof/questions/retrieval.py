@@ -22,7 +22,7 @@ _LIMIT_S = 3600.0
 def measure(bench: Bench, programs: Sequence[Program]) -> dict[str, Row]:
     if bench.collection is None:
         return {program.name: {"not_run": "no collection was given (--collection)"} for program in programs}
-    documents = material.write_collection(bench.collection, bench.folder, most=bench.max_documents)
+    documents = material.write_collection(bench.collection, bench.work, most=bench.max_documents)
     collection = read_collection(bench.collection, max_queries=None if bench.max_documents is None else 20)
     rows: dict[str, Row] = {}
     for program in programs:
