@@ -35,9 +35,13 @@ class Bench:
     """Of the collection; None for all. A trial of the machinery takes few, and its numbers are not kept as results."""
 
     @property
+    def is_trial(self) -> bool:
+        return self.max_documents is not None
+
+    @property
     def work(self) -> Path:
         """A trial's indexes are small ones and are kept apart."""
-        return self.folder / ("full" if self.max_documents is None else "trial")
+        return self.folder / ("trial" if self.is_trial else "full")
 
     @cached_property
     def home(self) -> Path:

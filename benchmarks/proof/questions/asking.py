@@ -39,14 +39,15 @@ def measure_warm(bench: Bench, programs: Sequence[Program]) -> dict[str, Row]:
 
 
 def _in_turn(bench: Bench, programs: Sequence[Program], take: Callable[[Program, str], Row]) -> dict[str, Row]:
-    """Every program takes each question, each round begun by the next one; the first round does not count.
+    """Every program takes each question, each round begun by the next one; the first round does not count, and a trial has none such.
 
     A program that could not do one of the rounds has no numbers at all.
     """
     rows: dict[str, Row] = {}
     for program in programs:
         rows[program.name] = attempt(bench, program) or ensure_index(bench, program, DOCUMENTS, material.HANDBOOK) or {"runs": []}
-    for number, question in enumerate(material.questions(bench.num_runs + 1)):
+    rounds = material.questions(bench.num_runs + 1)
+    for number, question in list(enumerate(rounds))[bench.is_trial :]:
         first = number % len(programs)
         for program in [*programs[first:], *programs[:first]]:
             if "runs" not in rows[program.name]:

@@ -17,7 +17,8 @@ from localrag.kb.evaluate import read_collection
 
 WINDOW = 1024
 TIMES = 20
-_MANY = 150  # abstracts of some 200 tokens
+_MANY = 120  # abstracts of some 200 tokens
+_LIMIT_S = 3600.0  # one program makes a prompt of each window's worth
 _START = 60  # characters of a passage by which it is found again
 
 
@@ -49,7 +50,7 @@ def _too_much(bench: Bench) -> str:
 def _asked(bench: Bench, program: Program, text: str) -> Row:
     by_hand = {} if program.retrieves else {"evidence": [text]}
     task = {"questions": [material.WIDE_QUESTION], "n_ctx": WINDOW, "max_tokens": 1, "top_k": _MANY, "trace": program.traced}
-    found = bench.run(program, "ask", index=COLLECTION, **task, **by_hand)
+    found = bench.run(program, "ask", index=COLLECTION, limit_s=_LIMIT_S, **task, **by_hand)
     said = _said(found)
     evaluated = traces.prompts(found.get("evaluated", []), has_limit=found.get("keeps_to_limit", False))
     prompts = [len(each) for each in evaluated] or [each for each in found.get("prompt_tokens", []) if each]

@@ -23,7 +23,7 @@ def measure(bench: Bench, programs: Sequence[Program]) -> dict[str, Row]:
     if bench.collection is None:
         return {program.name: {"not_run": "no collection was given (--collection)"} for program in programs}
     documents = material.write_collection(bench.collection, bench.work, most=bench.max_documents)
-    collection = read_collection(bench.collection, max_queries=None if bench.max_documents is None else 20)
+    collection = read_collection(bench.collection, max_queries=20 if bench.is_trial else None)
     rows: dict[str, Row] = {}
     for program in programs:
         rows[program.name] = (
