@@ -70,11 +70,11 @@ class Councils:
         """Keeps one more event, a number that is none as null; it is on disk when this returns. ConfigError for a run that is not there."""
         statement = (
             "INSERT INTO council_events (council_id, ordinal, event) "
-            "SELECT ?1, 1 + coalesce(max(ordinal), 0), ?2 FROM council_events WHERE council_id = ?1"
+            "SELECT ?, 1 + coalesce(max(ordinal), 0), ? FROM council_events WHERE council_id = ?"
         )
         text = json_of(_plain(event))
         with transaction(self._db, self._path):
-            self._db.execute(statement, (council_id, text))
+            self._db.execute(statement, (council_id, text, council_id))
 
     def end(self, council_id: int, state: str) -> None:
         """A run that has ended stays as it ended. ValueError, our own bug, for a state that is no Ending."""
