@@ -16,7 +16,7 @@ from benchmarks.proof.questions.asking import DOCUMENTS, cold
 from benchmarks.proof.questions.indexing import ensure_index
 
 _MOST_RUNS = 3
-_DEPTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_DEPTHS = (*range(1, 41), 48, 56, 64)
 
 
 def measure(bench: Bench, programs: Sequence[Program]) -> dict[str, Row]:
