@@ -98,10 +98,14 @@ def _checked(path: Path, *, force: bool) -> Path:
 
     if str(path) == "-":
         raise UsageError("A page is written to a file, not to standard output.", hint="Give --html a file name, such as report.html.")
+    given = path
     try:
         path = path.expanduser().resolve()
+        leads_nowhere = path.is_symlink()  # of a circle of links, Python 3.13 gives the path, and those before it an error
     except (RuntimeError, OSError):
-        raise UsageError(f"{path} leads nowhere.", hint="Give --html the name of a file.") from None
+        leads_nowhere = True
+    if leads_nowhere:
+        raise UsageError(f"{given} leads nowhere.", hint="Give --html the name of a file.")
     if not path.parent.is_dir():
         raise UsageError(f"The folder {path.parent} does not exist.", hint="Make it, or write the page to another folder.")
     if path.exists() and not path.is_file():
