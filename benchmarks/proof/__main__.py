@@ -1,8 +1,9 @@
 """localrag beside its peers: measured, kept, and drawn.
 
-    scripts/bench proof                       everything; about two hours on 2 cores, of which a first quarter goes into environments
+    scripts/bench proof                       everything: hours on 2 cores, of which a first half goes into environments
     scripts/bench proof cold counting         these questions
     scripts/bench proof cold --only raglite   this program, with localrag beside it; the other rows stay as they are
+    scripts/bench proof --trial               the machinery: one run, few documents, kept apart; its numbers say nothing
     scripts/bench proof --render              only the table and the plots, from what is kept
 
 What is measured is kept in results/proof, a file a question, and a table (table.md) and plots are made of it. Environments and indexes are

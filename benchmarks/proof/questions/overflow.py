@@ -15,9 +15,9 @@ from benchmarks.proof.programs import OURS, Program
 from benchmarks.proof.questions.indexing import COLLECTION, ensure_index
 from localrag.kb.evaluate import read_collection
 
-WINDOW = 1024
+WINDOW = 768
 TIMES = 20
-_MANY = 120  # abstracts of some 200 tokens
+_MANY = 150  # abstracts of some 200 tokens
 _LIMIT_S = 3600.0  # one program makes a prompt of each window's worth
 _START = 60  # characters of a passage by which it is found again
 
