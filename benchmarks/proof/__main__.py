@@ -1,6 +1,6 @@
 """localrag beside its peers: measured, kept, and drawn.
 
-    scripts/bench proof                       everything: hours on 2 cores, of which a first half goes into environments
+    scripts/bench proof                       everything: some three hours on 2 cores, and before that half an hour for environments
     scripts/bench proof cold counting         these questions
     scripts/bench proof cold --only raglite   this program, with localrag beside it; the other rows stay as they are
     scripts/bench proof --trial               the machinery: one run, few documents, kept apart; its numbers say nothing
