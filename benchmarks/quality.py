@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def row(way: dict[str, Any]) -> dict[str, object]:
-    """A way as the table shows it, by the short names of docs/quality.md."""
+    """A way as the table shows it, by the short names of docs/how-to/quality.md."""
     shares = {name: f"{way[key]['num']} of {way[key]['of']}" for key, name in COLUMNS.items()}
     sure = f"{way['is_right']['low']:.2f} to {way['is_right']['high']:.2f}"
     means = {"s": way["mean_s"], "evaluated": round(way["mean_evaluated_tokens"]), "written": round(way["mean_completion_tokens"])}
