@@ -3,10 +3,8 @@
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -15,6 +13,7 @@ from localrag.journal import Journal
 from localrag.locking import try_lock
 from localrag.settings import MAX_TEXT_BYTES
 from tests import identities
+from tests.cli.interruptions import kill_again_and_again, press_ctrl_c
 
 KILLS = 5
 
@@ -153,24 +152,12 @@ def test_wherever_the_last_line_was_cut_the_batch_goes_on(run, source, tmp_path)
 
 
 def test_a_batch_that_is_killed_again_and_again_loses_and_repeats_nothing(home, source, tmp_path):
-    out, rng, num_kills = tmp_path / "out.jsonl", random.Random(11), 0
+    out = tmp_path / "out.jsonl"
     wanted = [{"id": n, "question": f"What is {n}?"} for n in range(60)]
     wanted.insert(20, {"id": "bad"})  # makes every run write OUT anew
     path = source(*wanted)
     command = [sys.executable, "-m", "localrag", "ask", "--model", "echo", "--no-keep", "--batch", str(path), "--out", str(out)]
-    for _ in range(100):
-        size = out.stat().st_size if out.exists() else 0
-        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-            if num_kills < KILLS:
-                until = time.monotonic() + 30
-                while process.poll() is None and time.monotonic() < until and (not out.exists() or out.stat().st_size in {0, size}):
-                    time.sleep(0.001)  # until it has written something
-                time.sleep(rng.random() * 0.05)
-                process.kill()
-                num_kills += process.wait() == -signal.SIGKILL
-            process.communicate(timeout=100)
-        if process.returncode == 2:
-            break
+    num_kills, _ = kill_again_and_again(command, out, num_kills=KILLS, done_with=2, num_tries=100)
     assert num_kills > KILLS // 2
     found = rows(out)
     assert sorted(row["id"] for row in found if "answer" in row) == list(range(60))
@@ -322,13 +309,8 @@ def test_progress_is_a_bar_on_a_terminal(home, source, tmp_path):
 def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(home, source, tmp_path):
     path, out = source(*questions(2000)), tmp_path / "out.jsonl"
     command = [sys.executable, "-m", "localrag", "ask", "--model", "echo", "--batch", path, "--out", out, "--no-keep"]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        until = time.monotonic() + 60
-        while process.poll() is None and time.monotonic() < until and not (out.exists() and b"\n" in out.read_bytes()):
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        stdout, err = process.communicate(timeout=20)
-    assert (process.returncode, stdout) == (130, ""), err
+    code, stdout, err = press_ctrl_c(command, out)
+    assert (code, stdout) == (130, ""), err
     found = rows(out)
     assert err.splitlines()[-1] == f"Interrupted: {2000 - len(found)} of 2000 are left; the same command goes on with them."
     assert 0 < len(found) < 2000

@@ -3,14 +3,13 @@
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from localrag.locking import try_lock
+from tests.cli.interruptions import kill_again_and_again, press_ctrl_c
 
 PAGES = {
     "pla": "PLA is annealed at 90 degrees in an oven. It keeps its shape better afterwards, and shrinks a little in width.",
@@ -211,7 +210,7 @@ def without_seconds(out):
 
 def test_an_evaluation_that_is_killed_again_and_again_loses_and_repeats_nothing(asked, tmp_path):
     write_rows(tmp_path / "qa.jsonl", many(40))
-    out, rng, num_kills = tmp_path / "out.jsonl", random.Random(11), 0
+    out = tmp_path / "out.jsonl"
     command = [
         sys.executable,
         "-m",
@@ -227,19 +226,7 @@ def test_an_evaluation_that_is_killed_again_and_again_loses_and_repeats_nothing(
         "out.jsonl",
         "--json",
     ]
-    for _ in range(50):
-        size = out.stat().st_size if out.exists() else 0
-        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-            if num_kills < KILLS:
-                until = time.monotonic() + 30
-                while process.poll() is None and time.monotonic() < until and (not out.exists() or out.stat().st_size in {0, size}):
-                    time.sleep(0.001)  # until it has written something
-                time.sleep(rng.random() * 0.05)
-                process.kill()
-                num_kills += process.wait() == -signal.SIGKILL
-            said, _ = process.communicate(timeout=100)
-        if process.returncode == 0:
-            break
+    num_kills, said = kill_again_and_again(command, out, num_kills=KILLS, done_with=0, num_tries=50)
     assert num_kills > KILLS // 2
     assert [row["id"] for row in rows(out)] == [row["id"] for row in many(40)]
     assert json.loads(said)["ways"][0]["is_right"]["num"] == 40
@@ -249,13 +236,8 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(asked, tmp_path):
     write_rows(tmp_path / "qa.jsonl", many(3000))
     out = tmp_path / "out.jsonl"
     command = [sys.executable, "-m", "localrag", "eval", "--qa", "qa.jsonl", "--kb", "notes", "--model", "echo", "--out", "out.jsonl"]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        until = time.monotonic() + 60
-        while process.poll() is None and time.monotonic() < until and not (out.exists() and b"\n" in out.read_bytes()):
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        stdout, err = process.communicate(timeout=20)
-    assert (process.returncode, stdout) == (130, ""), err
+    code, stdout, err = press_ctrl_c(command, out)
+    assert (code, stdout) == (130, ""), err
     *_, said, hint = err.splitlines()
     assert said.startswith("Error: Interrupted: ")
     assert hint == "  The same command goes on with them."
