@@ -91,8 +91,10 @@ def eval_command(
         "--top-k": top_k,
         "--ctx": n_ctx,
         "--max-tokens": max_tokens,
+        "--seed": seed,
+        "--system": system,
+        "--out": out,
     }
-    of_qa |= {"--seed": seed, "--system": system, "--out": out}
     _check_one(folder, qa_file, {name: bool(value) or value == 0 for name, value in (of_folder if qa_file else of_qa).items()})
     _check_plot(plot_file)
     if folder is not None:
