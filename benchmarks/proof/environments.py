@@ -6,6 +6,7 @@ that quick. What cannot be installed is "not run", with pip's last words, and th
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ from benchmarks.proof.programs import Program
 from benchmarks.shared import ROOT
 
 _LIMIT_S = 3600
+_OURS = ("localrag", "llama-cpp-python", "faiss-cpu", "sentence-transformers", "torch")
 _FLAGS = '. scripts/llama-flags.sh; exec "$@"'
 """For bash: the environment in which llama.cpp is compiled, then the command."""
 
@@ -41,9 +43,9 @@ def interpreter(program: Program, folder: Path) -> Path:
 
 
 def versions(program: Program, python: Path) -> dict[str, str]:
-    """What is installed of the packages that the program's requirements name."""
+    """What is installed of the packages that the program's requirements name; without any, of localrag and what it stands on."""
     if not program.requirements:
-        return {}
+        return {name: importlib.metadata.version(name) for name in _OURS}
     listed = subprocess.run([str(python), "-m", "pip", "list", "--format=json"], capture_output=True, text=True, timeout=120, check=True)
     installed = {each["name"].lower().replace("_", "-"): each["version"] for each in json.loads(listed.stdout)}
     names = [each.replace("<", "=").partition("=")[0] for each in program.requirements]

@@ -10,6 +10,8 @@ from benchmarks.proof.bench import Row
 from benchmarks.proof.programs import PROGRAMS
 from benchmarks.proof.tables import TABLES, cell, table
 
+_LONGEST = 1000  # characters of what is no reason of one line: machine and versions
+
 
 def write(folder: Path, out: Path) -> list[Path]:
     """Makes the page and the plots of what `folder` holds; the files that were written."""
@@ -47,6 +49,6 @@ def about(kept: Mapping[str, Row]) -> str:
         found = machine.get("programs", {}).get(program.name)
         if found is None:
             continue
-        shown = cell(found) if isinstance(found, str) else cell(", ".join(f"{name} {version}" for name, version in found.items()))
-        lines.append([program.label, shown, cell(program.differs)])
-    return f"{cell(said)}\n\n{table(['program', 'versions', 'what its ways are'], lines)}"
+        installed = found if isinstance(found, str) else ", ".join(f"{name} {version}" for name, version in found.items())
+        lines.append([program.label, cell(installed, longest=_LONGEST), cell(program.differs)])
+    return f"{cell(said, longest=_LONGEST)}\n\n{table(['program', 'versions', 'what its ways are'], lines)}"

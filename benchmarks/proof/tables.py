@@ -14,10 +14,10 @@ _LABELS = {program.name: program.label for program in PROGRAMS}
 _BY_HAND = "evidence by hand"
 
 
-def cell(text: object) -> str:
-    """Text that somebody else wrote, as one cell: no markup, one line."""
+def cell(text: object, *, longest: int = _LONGEST) -> str:
+    """Text that somebody else wrote, as one cell: no markup, one line, at most so many characters."""
     line = " ".join(str(text).split())
-    line = line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"
+    line = line if len(line) <= longest else line[: longest - 1] + "…"
     for char, shown in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "\\|"), ("`", "\\`"), ("*", "\\*"), ("_", "\\_")):
         line = line.replace(char, shown)
     return line
