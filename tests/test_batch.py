@@ -6,12 +6,14 @@ import pytest
 
 from localrag.decoding import SamplingParams
 from localrag.engine.echo import open_echo
+from localrag.engine.loading import open_model
 from localrag.errors import InterruptedRunError, LocalragError, UsageError
 from localrag.journal import Journal
 from localrag.kb import KnowledgeBase
 from localrag.session import Request, Session, finding
-from localrag.session.batch import WINDOW_REQUESTS
+from localrag.session.batch import MOST_SLOWDOWN, WINDOW_REQUESTS
 from tests import identities, material
+from tests.gguf_files import write_model
 from tests.kb.hash_embedder import HashEmbedder
 
 
@@ -115,6 +117,42 @@ def test_questions_that_share_evidence_share_its_evaluation():
     assert total > 6 * once
     assert evaluated < once + len(wanted) * 80  # scaffold, question and answer of each; not its text
     assert sum(answer.cached_tokens for answer in answers) > 5 * once
+
+
+def test_a_batch_holds_nothing_that_no_question_left_begins_with():
+    """What finished questions hold slows every step: each token is weighed against all cells in use."""
+    texts = [f"Text {t}. " + material.text(random.Random(t), 60) for t in range(6)]
+    wanted = [Request(id=f"{t}-{q}", question=f"{q}?", sampling=SamplingParams(max_tokens=4 + q), options={"system": text})
+              for t, text in enumerate(texts) for q in range(5)]  # fmt: skip
+    with open_echo() as engine:
+        session, left, num_kept = Session(engine), {}, 0
+
+        def look(_num_sampled):
+            nonlocal num_kept
+            cells = engine.context.cells if engine.context is not None else None
+            for seq_id in cells.kept if cells is not None else ():
+                held, num_kept = cells.cache.tokens(seq_id), num_kept + 1
+                assert any(prompt[: len(held)] == held for prompt in left.values())
+
+        left.update({each.id: list(session.prepare(each.question, max_tokens=9, **each.options).prompt.token_ids) for each in wanted})
+        for known, _ in session.batch(wanted, num_sequences=4, on_step=look):
+            del left[known]
+        assert num_kept > 5
+        assert engine.context.cells.cache.num_cells == 0
+
+
+@pytest.mark.parametrize("has_one_text", [True, False])
+def test_without_a_gpu_prompts_that_share_little_are_answered_after_each_other(tmp_path, has_one_text):
+    """Each token is weighed against the cells of all that run, so beside long prompts of others an answer is slower than after them."""
+    with open_model(write_model(tmp_path / "tiny.gguf", changes={"llama.context_length": 1 << 16}), name="tiny") as engine:
+        most = engine.speed.depth_of(MOST_SLOWDOWN)
+        texts = [f"{0 if has_one_text else number} " + "words " * int(most // 10) for number in range(6)]
+        wanted = [Request(id=number, question=f"{number}?", sampling=SamplingParams(max_tokens=2), options={"system": text})
+                  for number, text in enumerate(texts)]  # fmt: skip
+        num_running: list[int] = []
+        answers = list(Session(engine).batch(wanted, on_step=lambda _: num_running.append(len(engine._unfinished()))))
+    assert len(answers) == 6
+    assert next(filter(None, num_running)) == (6 if has_one_text else 1)
 
 
 def test_only_a_window_of_questions_is_read_ahead():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Ids
 
 from localrag.engine.prefix import PrefixCache, common_length
@@ -25,6 +26,7 @@ class SharedCells:
         self._memory = memory
         self._ids = range(num_sequences)
         self._running: dict[int, Sequence] = {}
+        self._holders: dict[int, Sequence] = {}
         self.cache = PrefixCache()
 
     @property
@@ -98,7 +100,7 @@ class SharedCells:
             self.cache.touch(source)
         sequence.slot = seq_id
         sequence.num_evaluated = sequence.num_cached_tokens = shared
-        self._running[seq_id] = sequence
+        self._running[seq_id] = self._holders[seq_id] = sequence
         return True
 
     def num_held(self, prefix: Ids[int]) -> int:
@@ -154,6 +156,23 @@ class SharedCells:
         if sequence.slot is not None:
             self._running.pop(sequence.slot, None)
 
+    def keep_for(self, prompts: Iterable[list[int]], sequence: Sequence) -> bool:
+        """Of what a finished sequence still holds, keep only what some of these prompts begins with; False if that is nothing.
+
+        Every token that is evaluated is weighed against all cells up to the last one in use, whoever holds them: what nobody goes on
+        from makes each step slower.
+        """
+        seq_id = sequence.slot
+        if seq_id is None or self._holders.get(seq_id) is not sequence or seq_id in self._running:
+            return False
+        held = self.cache.tokens(seq_id)
+        shared = max((common_length(held, prompt) for prompt in prompts), default=0)
+        if shared < MIN_SHARED_TOKENS or not self._memory.cut(seq_id, shared):
+            self.forget(seq_id)
+            return False
+        self.cache.cut(seq_id, shared)
+        return True
+
     def clear(self) -> None:
         """Hold nothing. Nothing may run."""
         for seq_id in self.kept:
@@ -163,3 +182,4 @@ class SharedCells:
         """Free what a sequence that does not run holds."""
         self._memory.cut(seq_id, 0)
         self.cache.drop(seq_id)
+        self._holders.pop(seq_id, None)

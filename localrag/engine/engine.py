@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from functools import cached_property
 from itertools import count
@@ -283,6 +283,14 @@ class Engine:
             raise EngineError("What answers are made from cannot be forgotten while they run.")
         if self.context is not None:
             self.context.cells.clear()
+
+    def keep_for(self, prompts: Collection[list[int]], finished: Iterable[Sequence]) -> list[Sequence]:
+        """Of what these finished sequences hold, keep what some of the prompts begins with: the rest would slow every step of others.
+
+        Gives those that still hold something: none in a context for one sequence, where nothing is done.
+        """
+        cells = None if self.context is None else self.context.shared
+        return [] if cells is None else [sequence for sequence in finished if cells.keep_for(prompts, sequence)]
 
     def _drop_cancelled(self) -> list[Piece]:
         pieces = [self._end(sequence, "cancelled") for sequence in self._unfinished() if sequence.seq_id in self._cancelled]

@@ -15,6 +15,7 @@ window has left, not the number that was planned. Only a prompt that takes longe
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
@@ -172,6 +173,11 @@ class Speed:
     def decode_s(self, num_tokens: int, depth: int) -> float:
         """Expected seconds to write `num_tokens` behind `depth` tokens of prompt and answer."""
         return self._decode.of(num_tokens, depth)
+
+    def depth_of(self, factor: float) -> float:
+        """How many tokens before it make a token of an answer `factor` times as slow as the first: infinity where depth costs nothing."""
+        slope = self._decode.slope
+        return (factor - 1.0) / slope if slope > 0.0 else math.inf
 
     @property
     def margin(self) -> float:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
 from localrag.decoding import SamplingParams
+from localrag.engine.prefix import common_length
 from localrag.errors import EngineError, InterruptedRunError, LocalragError, UsageError
 from localrag.session.answers import Answer, Prepared
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 MAX_SEQUENCES = 8
 """Answers that are written at once: more of them decode hardly faster on a CPU (measured), and each takes its cells."""
+MOST_SLOWDOWN = 1.5
+"""Without a GPU, prompts run side by side as long as their cells make a token of an answer at most so many times as slow: each is
+weighed against the cells of all. What decoding side by side saves is used up beyond it (measured)."""
 WINDOW_REQUESTS = 256
 """Questions that are prepared and put in order together, and so are in memory at once."""
 
@@ -60,6 +64,7 @@ class Batch:
         self._num_sequences = num_sequences
         self._on_step = on_step
         self._running: list[_Job] = []
+        self._held: list[Sequence] = []
         self._num_cells = 0
 
     def outcomes(self, requests: Iterable[Request]) -> Iterator[Outcome]:
@@ -107,6 +112,8 @@ class Batch:
             num_sampled = sum(piece.token_id is not None for piece in engine.step())
             finished = [job for job in self._running if job.sequence is not None and job.sequence.is_finished]
             self._running = [job for job in self._running if job not in finished]
+            if finished:
+                self._forget(finished, waiting)
             for job in finished:
                 yield job.request.id, self._answered(job)
         self._on_step(num_sampled)
@@ -123,9 +130,9 @@ class Batch:
         self._session.engine.reserve(self._num_cells, num_sequences=self._num_sequences)
 
     def _admit(self, waiting: deque[_Job]) -> None:
-        """Begin the next ones, in order, while there is a place and every cell that they can come to need."""
+        """Begin the next ones, in order, while there is a place and every cell that they can come to need, and it makes none slower."""
         num_free = self._num_cells - sum(job.num_cells for job in self._running)
-        while waiting and len(self._running) < self._num_sequences and waiting[0].num_cells <= num_free:
+        while waiting and len(self._running) < self._num_sequences and waiting[0].num_cells <= num_free and self._pays(waiting[0]):
             job = waiting.popleft()
             sampling = job.request.sampling.with_max_tokens(job.prepared.prompt.max_tokens)
             job.sequence = self._session.engine.add(
@@ -133,6 +140,22 @@ class Batch:
             )
             self._running.append(job)
             num_free -= job.num_cells
+
+    def _pays(self, job: _Job) -> bool:
+        """Whether a prompt is better answered beside those that run than after them."""
+        engine = self._session.engine
+        made = engine.memory_plan
+        if not self._running or made is None or made.gpu_layers:
+            return True
+        beside = [each.token_ids for each in self._running]
+        apart = [len(ids) - common_length(before, ids) for before, ids in pairwise([[], *beside, job.token_ids])]
+        return sum(apart) <= engine.speed.depth_of(MOST_SLOWDOWN)
+
+    def _forget(self, finished: Iterable[_Job], waiting: deque[_Job]) -> None:
+        """Of what answered prompts hold, keep what the next one begins with: those behind it share no more, as they are in order."""
+        self._held += [job.sequence for job in finished if job.sequence is not None]
+        queued = [job.token_ids for job in self._running if job.sequence is not None and job.sequence.slot is None]
+        self._held = self._session.engine.keep_for([*queued, *(job.token_ids for job in islice(waiting, 1))], self._held)
 
     def _answered(self, job: _Job) -> Answer | EngineError:
         if job.sequence is None:

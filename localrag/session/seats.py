@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -128,15 +128,22 @@ def _allowances(session: Session, wants: Wants) -> dict[str, int]:
 
 
 def write(
-    engine: Engine, seats: Sequence[Seat], *, num_sequences: int, on_text: Callable[[str, str], None], on_end: Callable[[Seat], None]
+    engine: Engine,
+    seats: Sequence[Seat],
+    *,
+    num_sequences: int,
+    earlier: Iterable[Seat] = (),
+    on_text: Callable[[str, str], None],
+    on_end: Callable[[Seat], None],
 ) -> None:
     """Have all seats written, as many at once as `num_sequences` and the cells allow.
 
-    `on_text` hears pieces with their roles, `on_end` each seat when its answer has ended, also where it cannot go on.
-    KeyboardInterrupt ends all of them, with what they had written.
+    Of what those written `earlier` hold, only what these begin with is kept. `on_text` hears pieces with their roles, `on_end` each
+    seat when its answer has ended, also where it cannot go on. KeyboardInterrupt ends all of them, with what they had written.
     """
     prompts = [list(seat.prepared.prompt.token_ids) for seat in seats]
     engine.reserve(max(seat.prepared.prompt.num_cells for seat in seats), num_sequences=num_sequences)
+    engine.keep_for(prompts, [seat.running for seat in earlier if seat.running is not None])
     shared = prompts[0][: min((common_length(prompts[0], each) for each in prompts[1:]), default=0)]
     with sharing(engine, shared):
         _run(engine, seats, prompts, on_text, on_end)

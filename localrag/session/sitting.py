@@ -90,6 +90,7 @@ class Sitting:
         self._piped = piped
         self._on_text = on_text
         self._answers: list[tuple[str, Answer]] = []
+        self._written: list[Seat] = []
         self._hits: dict[str, Hit] = {}
         self._minutes = Minutes(on_event)
         self._toolbox: Toolbox | None = None
@@ -213,9 +214,11 @@ class Sitting:
                 self._writing = engine
                 try:
                     self._check_wanted()
-                    write(engine, seats, num_sequences=self._needs[role].num_sequences, on_text=self._on_text, on_end=ended)
+                    at_once = self._needs[role].num_sequences
+                    write(engine, seats, num_sequences=at_once, earlier=self._written, on_text=self._on_text, on_end=ended)
                 finally:
                     self._writing = None
+                    self._written += seats
         return tuple(replies[turn.role] for turn in turns)
 
     def _said(self, seat: Seat) -> Reply:

@@ -108,6 +108,34 @@ def test_a_cancelled_sequence_keeps_what_it_wrote_and_frees_its_cells(echo):
     assert echo.context.cells.num_free + echo.context.cells.cache.num_cells == 1000
 
 
+def test_of_a_finished_sequence_only_what_others_begin_with_is_kept(tiny):
+    tiny.reserve(600, num_sequences=3)
+    shared = [*range(1, 41)]
+    first, second, other = (tiny.add(ids, SamplingParams(max_tokens=3)) for ids in ([*shared, 50, 51], [*shared, 60], [*range(70, 100)]))
+    run(tiny)
+    assert tiny.keep_for([[*shared, 80]], [first, second, other]) == [first, second]
+    assert tiny.context.cells.cache.num_cells == len(shared)
+    last = tiny.add([*shared, 90], SamplingParams(max_tokens=3))
+    run(tiny)
+    assert last.num_cached_tokens == len(shared)
+    assert tiny.keep_for([], [last, first]) == []
+    assert tiny.context.cells.cache.num_cells == len(shared)  # the second holds it still
+    assert tiny.keep_for([], [first, second]) == []
+    assert tiny.context.cells.cache.num_cells == 0
+
+
+def test_what_took_the_place_of_a_finished_sequence_is_not_forgotten_with_it(echo):
+    echo.reserve(400, num_sequences=2)
+    first = echo.add(said(echo, "a" * 200), SamplingParams(max_tokens=100))
+    run(echo)
+    second = echo.add(said(echo, "b" * 200), SamplingParams(max_tokens=100))
+    run(echo)
+    assert second.slot == first.slot
+    held = echo.context.cells.cache.num_cells
+    assert echo.keep_for([], [first]) == []
+    assert echo.context.cells.cache.num_cells == held > 0
+
+
 def test_an_error_in_the_reader_of_the_stream_leaves_the_engine_usable(echo):
     echo.reserve(700)
 

@@ -1,6 +1,7 @@
 """What the engine learns of its speed: exact on clean samples, steady under stalls, kept safely between runs."""
 
 import json
+import math
 import random
 import subprocess
 import sys
@@ -98,6 +99,16 @@ def test_a_fixed_speed_stays_as_it_is():
     assert speed.is_known
     assert speed.plan_s(500, 50, depth=4000) == pytest.approx(0.5 + 0.5)
     assert speed.margin == 0
+
+
+def test_the_depth_at_which_a_token_is_so_many_times_as_slow():
+    speed = Speed(decode_slope=1e-3)
+    assert speed.depth_of(1.5) == pytest.approx(500)
+    for depth in range(0, 4000, 10):
+        speed.observe_decode(depth, 0.01 * (1 + 5e-4 * depth))
+    deep = speed.depth_of(2.0)
+    assert speed.decode_s(1, round(deep)) == pytest.approx(2 * speed.decode_s(1, 0), rel=0.01)
+    assert Speed.fixed(prefill_tokens_per_s=100, decode_tokens_per_s=10).depth_of(1.5) == math.inf
 
 
 @given(
