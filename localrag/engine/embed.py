@@ -113,6 +113,7 @@ class LlamaEmbedder:
             return self._context
         if self._context is not None:
             self._context.close()
+            self._context = None  # where no larger one can be made, the next text has another one
         size = BATCH_TOKENS
         while size < num_tokens:
             size *= 2
