@@ -39,7 +39,8 @@ class LlamaSampler:
             self._add(self.handle, lib.llama_sampler_init_top_p(params.top_p, 1))
             self._add(self.handle, lib.llama_sampler_init_min_p(params.min_p, 1))
             self._add(self.handle, lib.llama_sampler_init_temp(params.temperature))
-            self._add(self.handle, lib.llama_sampler_init_dist(params.seed))
+            # the greatest number of 32 bits would have llama.cpp draw a seed of its own
+            self._add(self.handle, lib.llama_sampler_init_dist(params.seed % lib.LLAMA_DEFAULT_SEED))
         if grammar is not None:
             from localrag.engine.constrained import ConstrainedSampler  # noqa: PLC0415  # weight: numpy
 

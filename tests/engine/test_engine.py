@@ -311,6 +311,12 @@ def test_a_fixed_seed_gives_the_same_again_and_another_seed_does_not(tiny):
     assert texts[0] == texts[1] != texts[2]
 
 
+def test_the_greatest_seed_is_a_seed_like_others(tiny):
+    tiny.reserve(256)
+    prompt, sampling = tiny.tokenizer.encode("the thing in the oven"), SamplingParams(temperature=1.5, seed=2**32 - 1, max_tokens=30)
+    assert tiny.generate(prompt, sampling).completion_ids == tiny.generate(prompt, sampling).completion_ids
+
+
 def test_a_repeat_penalty_reaches_the_sampler(tiny):
     tiny.reserve(256)
     prompt = tiny.tokenizer.encode("in in in in")
