@@ -242,7 +242,7 @@ class Engine:
         return pieces
 
     def _learn(self, shares: list[Share], seconds: float) -> None:
-        """What the step took refreshes the speed, if a single sequence had it to itself; kept once nothing runs any more."""
+        """What the step took refreshes the speed, if a single sequence had it to itself."""
         if len(shares) == 1:
             sequence, num_tokens = shares[0].sequence, len(shares[0].token_ids)
             depth = sequence.num_evaluated - num_tokens
@@ -251,6 +251,10 @@ class Engine:
             elif num_tokens == 1:
                 self.speed.observe_decode(depth, seconds)
             self._has_learned = True
+        self._keep_learned()
+
+    def _keep_learned(self) -> None:
+        """Once nothing runs any more, what was learned is kept."""
         if self._has_learned and self.is_idle:
             self._has_learned = False
             self._keep_speed(self.speed)
@@ -313,6 +317,7 @@ class Engine:
     def _end(self, sequence: Sequence, reason: FinishReason) -> Piece:
         piece = Piece(sequence.seq_id, None, sequence.finish(reason), reason, sequence.take_thought())
         self._release(sequence)
+        self._keep_learned()
         return piece
 
     def _release(self, sequence: Sequence) -> None:
@@ -357,8 +362,7 @@ class Engine:
             pass
         finally:
             if not sequence.is_finished:
-                sequence.finish("cancelled")
-                self._release(sequence)
+                self._end(sequence, "cancelled")
         completion = sequence.completion()
         if sequence.error is not None:
             raise sequence.error

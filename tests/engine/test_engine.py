@@ -226,6 +226,22 @@ def test_the_echo_says_the_same_speed_always(echo):
     assert before == echo.speed.plan_s(500, 50) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("reason", ["time", "cancelled"])
+def test_what_an_answer_taught_is_kept_also_where_it_was_ended(echo, reason):
+    kept = []
+    echo._keep_speed = kept.append
+    echo.reserve(700)
+    running = echo.add(said(echo, "a"), SamplingParams())
+    echo.step()
+    assert kept == []
+    if reason == "time":
+        running.deadline = time.perf_counter() - 1
+    else:
+        echo.cancel(running)
+    echo.step()
+    assert (running.finish_reason, kept) == (reason, [echo.speed])
+
+
 # --- on llama.cpp
 
 
