@@ -256,7 +256,7 @@ def make_slot(info: ModelInfo, requested: int | None, *, fitting: int | None = N
     """The window: what was requested, capped by the training context and by memory, and which of them bound it.
 
     `fitting` is the most that memory holds, found by `nearest` if it is not given. Never llama.cpp's default of 512 and never more
-    than the model was trained for. EngineError if memory holds nothing.
+    than the model was trained for, or MAX_UNSAID_TOKENS where its file does not say. EngineError if memory holds nothing.
     """
     if requested is not None and requested < 1:
         raise UsageError(f"A window of {requested} tokens is not possible.", hint="Give --ctx 1 or more, or leave it out.")
@@ -267,11 +267,12 @@ def make_slot(info: ModelInfo, requested: int | None, *, fitting: int | None = N
             hint="Close other programs, or use a smaller model.",
             file_size=info.file_size,
         )
-    limits: list[tuple[int, Bound]] = [(info.n_ctx_train, "training"), (fitting, "memory")]
+    trained = info.n_ctx_train or MAX_UNSAID_TOKENS
+    limits: list[tuple[int, Bound]] = [(trained, "training"), (fitting, "memory")]
     if requested is not None:
         limits.insert(0, (requested, "requested"))
     n_ctx, bound = min(limits, key=lambda limit: limit[0])  # the first of equals
-    return Slot(id=0, n_ctx=n_ctx, n_ctx_train=info.n_ctx_train, requested=requested, bound=bound)
+    return Slot(id=0, n_ctx=n_ctx, n_ctx_train=trained, requested=requested, bound=bound)
 
 
 def _look_up(given: Situation, gpu_layers: int) -> Situation:

@@ -199,6 +199,13 @@ def test_the_least_limit_binds_and_is_named(requested, fitting, n_ctx, bound):
     assert (slot.n_ctx, slot.bound, slot.requested, slot.n_ctx_train) == (n_ctx, bound, requested, 8192)
 
 
+@pytest.mark.parametrize(("requested", "n_ctx", "bound"), [(4096, 4096, "requested"), (None, memory.MAX_UNSAID_TOKENS, "training")])
+def test_a_vocabulary_that_does_not_say_what_it_was_trained_for_has_a_window(requested, n_ctx, bound):
+    slot = memory.make_slot(replace(INFO, n_ctx_train=0), requested, fitting=10**9)
+    assert (slot.n_ctx, slot.bound) == (n_ctx, bound)
+    assert slot.n_ctx <= slot.n_ctx_train
+
+
 def test_a_model_that_does_not_fit_and_a_window_of_nothing_are_refused():
     with pytest.raises(EngineError, match="does not fit"):
         memory.make_slot(INFO, None, fitting=0)
