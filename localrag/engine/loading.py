@@ -97,12 +97,15 @@ class _Parts:
         return speed
 
     def make_slot(self, requested: int | None) -> Slot:
+        """The cells of the context that is there take no more memory: a window may have them whatever else is free."""
         flash_attention = self.home is None or attention_kept(self.home)
         situation = memory.Situation(is_loaded=True)
         fitting = memory.nearest(self.info, flash_attention=flash_attention, gpu_layers=self.gpu_layers, situation=situation)
-        return memory.make_slot(self.info, self.n_ctx if requested is None else requested, fitting=fitting)
+        held = 0 if self.plan is None else self.plan.n_ctx
+        return memory.make_slot(self.info, self.n_ctx if requested is None else requested, fitting=max(fitting, held))
 
     def make_runner(self, num_cells: int, num_sequences: int) -> LlamaContext:
+        self.plan = None  # the context before this one is closed
         flash_attention = self.home is None or attention.flash_attention(self.home, self.governor)
         situation = memory.Situation(is_loaded=True)
         made = memory.plan(
