@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _MAX_JSON_BYTES = 64 << 20
 _POOLINGS = {"mean": 1, "cls": 2}
 _NORMAL, _UNKNOWN, _CONTROL, _UNUSED = 1, 2, 3, 5  # token types
-_F32, _MOSTLY_F16 = 0, 1
+_MOSTLY_F16 = 1  # of general.file_type
 _FLOATS = ("F32", "F16", "F64")
 # a tensor of the folder, without what comes before it, -> its name in a GGUF file; BERT's names, then DistilBERT's
 _OUTER = {
@@ -206,9 +206,9 @@ def _tensors(folder: Path, shape: _Shape) -> Iterator[tuple[str, np.ndarray]]:
     import numpy as np  # noqa: PLC0415  # heavy
     from safetensors import SafetensorError, safe_open  # noqa: PLC0415  # an extension module
 
-    missing = {*_OUTER.values()} - ({"token_types"} if shape.num_token_types == 1 else set())
-    missing |= {f"blk.{layer}.{name}" for layer in range(shape.num_layers) for name in _INNER.values()}
-    missing = {f"{name}.weight" for name in missing}
+    wanted = {*_OUTER.values()} - ({"token_types"} if shape.num_token_types == 1 else set())
+    wanted |= {f"blk.{layer}.{name}" for layer in range(shape.num_layers) for name in _INNER.values()}
+    found: set[str] = set()
     try:
         with safe_open(folder / "model.safetensors", framework="numpy") as weights:
             for key in weights.keys():  # noqa: SIM118  # it is no mapping
@@ -216,15 +216,17 @@ def _tensors(folder: Path, shape: _Shape) -> Iterator[tuple[str, np.ndarray]]:
                 if _LEFT_OUT.match(bare):
                     continue
                 name = _name(folder, bare, shape)
+                if name in found:  # with and without a prefix, by its old name and its new one
+                    raise _refused(folder, f"it has the tensor {bare!r} twice")
+                found.add(name)
                 if (kind := weights.get_slice(key).get_dtype()) not in _FLOATS:
-                    raise _refused(folder, f"its weights are {kind}, and floats of 16 or 32 bits are converted")
+                    raise _refused(folder, f"its weights are {kind}, and {', '.join(_FLOATS)} are converted")
                 tensor = weights.get_tensor(key)
-                missing.discard(name)
                 is_matrix = tensor.ndim == 2 and not name.startswith(("position_embd", "token_types"))
                 yield name, np.ascontiguousarray(tensor, dtype=np.float16 if is_matrix else np.float32)
     except (SafetensorError, OSError) as error:
         raise _refused(folder, f"its weights cannot be read: {error}") from error
-    if missing:
+    if missing := {f"{name}.weight" for name in wanted} - found:
         raise _refused(folder, f"it lacks {len(missing)} tensors, {min(missing)} among them")
 
 

@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+from safetensors.numpy import load, save_file
 
 from localrag.engine.accept import MIN_COSINE, accept, acceptance_texts
 from localrag.engine.convert import convert
@@ -49,6 +50,14 @@ def test_what_is_not_converted_says_why_and_leaves_nothing(tmp_path, changes, wh
     with pytest.raises(ModelFileError, match=why):
         convert(folder, tmp_path / "tiny.gguf")
     assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
+
+
+def test_a_tensor_under_two_names_is_not_converted(tmp_path):
+    folder = write_folder(tmp_path / "tiny")
+    weights = load((folder / "model.safetensors").read_bytes())
+    save_file(weights | {"bert.embeddings.LayerNorm.gamma": weights["embeddings.LayerNorm.weight"]}, folder / "model.safetensors")
+    with pytest.raises(ModelFileError, match=r"'embeddings\.LayerNorm\.weight' twice"):
+        convert(folder, tmp_path / "tiny.gguf")
 
 
 def test_modules_and_pooling_that_are_not_converted(tmp_path):
