@@ -9,7 +9,6 @@ home for this build of llama.cpp on this processor.
 from __future__ import annotations
 
 import json
-import os
 import platform
 import random
 import struct
@@ -20,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from localrag.decoding import SamplingParams
+from localrag.engine.kept import replace_text
 from localrag.engine.library import library
 from localrag.engine.llama import LlamaContext, LlamaModel
 from localrag.engine.threads import ThreadGovernor
@@ -44,10 +44,7 @@ def flash_attention(home: Path, governor: ThreadGovernor) -> bool:
     chosen = seconds[True] <= seconds[False] * 1.05  # about as fast: it takes less memory
     record = {"for": _key(governor), "flash_attention": chosen, "flash_s": round(seconds[True], 4), "plain_s": round(seconds[False], 4)}
     with suppress(OSError):
-        home.mkdir(parents=True, exist_ok=True)
-        part = home / f".attention-{os.getpid()}"
-        part.write_text(json.dumps(record), encoding="utf-8")
-        part.replace(home / _FILE)
+        replace_text(home / _FILE, json.dumps(record))
     return chosen
 
 

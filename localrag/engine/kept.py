@@ -35,11 +35,16 @@ class KeptValues:
         kept[key] = value
         for old in list(kept)[: -self.most]:
             del kept[old]
-        part = self.path.with_name(f".{self.path.stem}-{os.getpid()}-{threading.get_ident()}")
         with suppress(OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                part.write_text(json.dumps(kept, separators=(",", ":")), encoding="utf-8")
-                part.replace(self.path)
-            finally:
-                part.unlink(missing_ok=True)
+            replace_text(self.path, json.dumps(kept, separators=(",", ":")))
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Have a file hold this text, or what it held before, and leave nothing beside it. OSError where it cannot be written."""
+    part = path.with_name(f".{path.stem}-{os.getpid()}-{threading.get_ident()}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Protocol, runtime_checkable
 
 from localrag.engine.accept import IdEmbedder, accept, acceptance_texts
 from localrag.engine.embed import LlamaEmbedder
+from localrag.engine.kept import replace_text
 from localrag.errors import LocalragError
 from localrag.locking import try_lock
 from localrag.settings import Settings
@@ -150,12 +150,7 @@ class _Place:
         return verdict if verdict is not None and (not verdict.is_accepted or self.is_whole(verdict)) else None
 
     def keep(self, verdict: Verdict) -> None:
-        part = self.record.with_name(f".{self.record.name}.{os.getpid()}")
-        try:
-            part.write_text(json.dumps(dataclasses.asdict(verdict), indent=1), encoding="utf-8")
-            part.replace(self.record)
-        finally:
-            part.unlink(missing_ok=True)
+        replace_text(self.record, json.dumps(dataclasses.asdict(verdict), indent=1))
 
     def is_whole(self, verdict: Verdict) -> bool:
         """Whether the copy is the one that was judged: told by its size and time, or else by its sha256."""
