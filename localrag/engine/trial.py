@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection
 from pathlib import Path
 
 from localrag.engine import child
@@ -26,24 +25,14 @@ MAX_KEPT = 256
 TAKE_ANOTHER = "Compare the file's sha256 with the publisher's and download it again, or use another model or a newer llama-cpp-python."
 
 
-def ensure_safe(
-    path: Path,
-    *,
-    home: Path | None,
-    sha256: str | None = None,
-    vocab_only: bool = False,
-    embeds: bool = False,
-    trusted: Collection[str] = (),
-) -> None:
-    """Have the file tried in a child process, unless it passed before or its `sha256` is one of the `trusted`.
+def ensure_safe(path: Path, *, home: Path | None, sha256: str | None = None, vocab_only: bool = False, embeds: bool = False) -> None:
+    """Have the file tried in a child process, unless it passed before.
 
     Call it after `gguf.read_header`. `vocab_only` tries the tokenizer alone, as a file without weights needs; a file that `embeds`
     embeds texts instead of writing a token. `sha256` is of the whole file as it is now, where that is known. What passed is kept
     in `home`; where that is None or cannot be written, the file is tried again next time.
     ModelFileError if llama.cpp refuses the file, dies of it or does not come to an end; EngineError if llama.cpp does not start.
     """
-    if sha256 is not None and sha256 in trusted:
-        return
     passed = Passed(home)
     key, file_bytes = identity(path, sha256)
     entry = f"embeds-{key}" if embeds else key
