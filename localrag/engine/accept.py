@@ -90,7 +90,6 @@ class Acceptance:
     num_texts: int
     worst_cosine: float
     median_cosine: float
-    worst_text: str
     num_other_ids: int
     original_s: float
     converted_s: float
@@ -116,12 +115,10 @@ def accept(converted: IdEmbedder, original: IdEmbedder, texts: Sequence[str]) ->
     # a dimension that differs makes every cosine 0
     cosines = (originals * others).sum(axis=1) if originals.shape == others.shape else np.zeros(len(texts))
     cosines = np.nan_to_num(cosines.astype(np.float64), nan=-1.0)
-    worst = int(cosines.argmin()) if len(texts) else None
     return Acceptance(
         num_texts=len(texts),
-        worst_cosine=-1.0 if worst is None else float(cosines[worst]),
-        median_cosine=-1.0 if worst is None else float(np.median(cosines)),
-        worst_text="" if worst is None else texts[worst][:80],
+        worst_cosine=float(cosines.min()) if len(texts) else -1.0,
+        median_cosine=float(np.median(cosines)) if len(texts) else -1.0,
         num_other_ids=sum(converted.input_ids(text) != original.input_ids(text) for text in texts),
         original_s=original_s,
         converted_s=converted_s,
