@@ -183,7 +183,7 @@ def test_closing_gives_the_memory_back(settings, tmp_path):
     large = {"llama.context_length": 1 << 19, "tokenizer.chat_template": None}
     roles = {name: Need(model=str(write_model(tmp_path / f"{name}.gguf", seed=seed, changes=large))) for seed, name in enumerate("xy")}
     process = psutil.Process()
-    kv_bytes = plan(read_header(tmp_path / "x.gguf"), 1 << 19, available_bytes=1 << 50).kv_bytes
+    kv_bytes = plan(read_header(tmp_path / "x.gguf"), 1 << 19, situation=Situation(available_bytes=1 << 50)).kv_bytes
     assert kv_bytes == 64 * MIB  # smaller ones may stay on the heap, for the next
     held = []
     for _ in range(2):

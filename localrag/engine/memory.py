@@ -29,7 +29,7 @@ KV_TYPE_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 2
 
 _VOCAB_TOKEN_BYTES = {"gpt2": 330}  # text, two maps, merges; without merges:
 _VOCAB_TOKEN_BYTES_PLAIN = 200
-# The share of a file that llama.cpp copies into another layout for this processor (engine.md §10), by quantisation. What it copied stays
+# The share of a file that llama.cpp copies into another layout for this processor (measured), by quantisation. What it copied stays
 # mapped, but is not read again: the kernel may take it back, so it counts for the peak and not for what must fit.
 _REPACKED_SHARE = {"Q4_0": 0.93, "IQ4_NL": 0.93, "MXFP4": 0.9, "Q4_K_S": 0.8, "Q4_K_M": 0.65, "Q2_K": 0.5, "Q2_K_S": 0.5}
 _K_BLOCK = 256  # rows of K-quants are multiples of it: other widths fall back to types that are not repacked
@@ -143,7 +143,6 @@ def plan(
     *,
     flash_attention: bool = False,
     gpu_layers: int = 0,
-    available_bytes: int | None = None,
     situation: Situation | None = None,
 ) -> MemoryPlan:
     """What the model takes with a KV cache of `n_ctx` cells in all. Plain attention takes more than flash attention.
@@ -151,7 +150,7 @@ def plan(
     `gpu_layers` counts as llama.cpp does: more than the model's layers is all of it. EngineError for a KV type that is unknown, or
     that plain attention cannot use.
     """
-    known = _look_up(situation or Situation(available_bytes=available_bytes), gpu_layers)
+    known = _look_up(situation or Situation(), gpu_layers)
     if kv_type not in KV_TYPE_BYTES or (KV_TYPE_BYTES[kv_type] < KV_TYPE_BYTES["f16"] and not flash_attention):
         raise EngineError(
             f"A KV cache of {kv_type} is not possible{' without flash attention' if kv_type in KV_TYPE_BYTES else ''}.",
@@ -205,11 +204,10 @@ def nearest(
     *,
     flash_attention: bool = False,
     gpu_layers: int = 0,
-    available_bytes: int | None = None,
     situation: Situation | None = None,
 ) -> int:
     """The most tokens of KV cache with which the plan fits: the training context, or else whole blocks of 256; 0 if none do."""
-    known = _look_up(situation or Situation(available_bytes=available_bytes), gpu_layers)
+    known = _look_up(situation or Situation(), gpu_layers)
 
     def fits(n_ctx: int) -> bool:
         made = plan(info, n_ctx, num_sequences, kv_type, flash_attention=flash_attention, gpu_layers=gpu_layers, situation=known)

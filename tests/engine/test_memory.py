@@ -160,7 +160,7 @@ def test_what_does_not_fit_is_refused_with_the_numbers_and_the_nearest():
     assert str(near) in refused.value.hint
     memory.require(plan(INFO, near, situation=situation), INFO)
     with pytest.raises(EngineError) as hopeless:
-        memory.require(plan(INFO, 256, available_bytes=0), INFO)
+        memory.require(plan(INFO, 256, situation=Situation(available_bytes=0)), INFO)
     assert hopeless.value.numbers["nearest_n_ctx"] == 0
     assert "smaller model" in hopeless.value.hint
 
