@@ -47,16 +47,6 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
-    """What the folder holds, of every identity: files, and their bytes with those of unfinished ones; `num_own` are of this identity."""
-
-    num_files: int
-    num_own: int
-    num_bytes: int
-    max_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class _File:
     """A file of ours as the folder lists it. Its time of change is when it was last used."""
 
@@ -152,16 +142,6 @@ class PrefixStore:
             return False
         self._evict(keep=path.name)
         return True
-
-    def sizes(self) -> Sizes:
-        files = self._files()
-        whole = [file for file in files if _NAME.fullmatch(file.name)]
-        num_own = sum(self._is_own(file.name) for file in whole)
-        return Sizes(len(whole), num_own, sum(file.size for file in files), self.max_bytes)
-
-    def clear(self) -> int:
-        """Remove every prefix of the folder, of every identity, and what killed writers left; returns the number of files removed."""
-        return sum(self._remove(file.name) for file in self._files())
 
     def _name(self, tokens: bytes, borders: bytes) -> str:
         held = len(tokens).to_bytes(8, "little") + tokens + borders
