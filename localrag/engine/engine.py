@@ -302,12 +302,13 @@ class Engine:
         return pieces
 
     def _drop_late(self, shares: list[Share]) -> list[Piece]:
-        """End the sequences that would be late after a batch of these shares."""
+        """End the sequences that would be late after a batch of these shares, and those that have waited past their deadlines."""
         timed = [sequence for sequence in self._unfinished() if sequence.deadline is not None]
         if not timed:
             return []
-        ends_at = time.perf_counter() + sum(self._expected_s(share) for share in shares)
-        return [self._end(sequence, "time") for sequence in timed if (latest := sequence.latest_end) is not None and latest < ends_at]
+        now = time.perf_counter()
+        ends_at = now + sum(self._expected_s(share) for share in shares)
+        return [self._end(sequence, "time") for sequence in timed if sequence.is_late(now, ends_at)]
 
     def _expected_s(self, share: Share) -> float:
         sequence, num_tokens = share.sequence, len(share.token_ids)

@@ -77,6 +77,13 @@ class Sequence:
             return self.deadline
         return self.deadline + max(0.0, self.deadline - self.added_at)
 
+    def is_late(self, now: float, ends_at: float) -> bool:
+        """Whether a batch that ends at `ends_at` is too much for it; while it waits, whether its deadline has passed."""
+        if self.slot is None and self.deadline is not None and self.deadline < now:
+            return True
+        latest = self.latest_end
+        return latest is not None and latest < ends_at
+
     @property
     def is_answering(self) -> bool:
         """Whether its prompt is evaluated."""

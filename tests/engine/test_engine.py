@@ -194,6 +194,18 @@ def test_a_deadline_that_passes_while_the_prompt_is_evaluated_leaves_one_token(e
     assert (sequence.text, sequence.finish_reason, len(sequence.completion_ids)) == ("Y", "time", 1)
 
 
+def test_a_prompt_that_has_waited_past_its_deadline_is_not_begun(echo):
+    echo.reserve(400, num_sequences=8)
+    running, waiting = (echo.add(said(echo, "w" * 100), SamplingParams(max_tokens=150)) for _ in range(2))
+    echo.step()
+    now = time.perf_counter()
+    waiting.added_at, waiting.deadline = now - 100, now - 1
+    echo.step()
+    assert (waiting.finish_reason, waiting.started_at) == ("time", None)
+    run(echo)
+    assert running.finish_reason == "stop"
+
+
 def test_each_sequence_has_its_own_deadline(echo):
     echo.reserve(1000, num_sequences=3)
     far = time.perf_counter() + 1000
