@@ -82,6 +82,7 @@ class Context:
         for share in shares:  # a cancelled batch may be half evaluated
             runner.cut(slot_of(share.sequence), share.sequence.num_evaluated)
             share.sequence.num_evaluated = runner.num_tokens(slot_of(share.sequence))
+            share.sequence.num_cached_tokens = min(share.sequence.num_cached_tokens, share.sequence.num_evaluated)
             self.cells.cut(share.sequence, share.sequence.num_evaluated)
         return False
 

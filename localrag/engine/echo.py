@@ -205,6 +205,9 @@ class EchoRunner:
     def cancel(self) -> None:
         """Nothing here takes long enough to be stopped."""
 
+    def resume(self) -> None:
+        """Nothing was stopped."""
+
     def close(self) -> None:
         self._held = []
 

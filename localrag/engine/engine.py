@@ -201,6 +201,7 @@ class Engine:
     def step(self) -> list[Piece]:
         """Evaluate one batch of all running sequences and sample where a prompt or a token is complete."""
         context = self._running()
+        context.runner.resume()  # before it is seen who was cancelled: who is cancelled after that stops the batch
         pieces = self._drop_cancelled()
         shares = context.scheduler.schedule()
         pieces += self._drop_late(shares)

@@ -161,6 +161,10 @@ class LlamaContext:
         """Stop the decode that is running, or else the next one, within milliseconds; from any thread."""
         self._abort.is_wanted = True
 
+    def resume(self) -> None:
+        """What was to be stopped has ended: the next decode is another one's."""
+        self._abort.is_wanted = False
+
     def decode(self, entries: Sequence[tuple[int, int, int, bool]]) -> bool:
         """Evaluate (token id, position, sequence id, logits wanted) tuples in one batch; False if it was cancelled."""
         wanted = {i for i, entry in enumerate(entries) if entry[3]}

@@ -387,6 +387,15 @@ def test_cancelling_from_another_thread_stops_the_batch_and_the_engine_goes_on(t
         assert again.completion_ids == engine.generate(ids[:50], SamplingParams(max_tokens=5)).completion_ids
 
 
+def test_an_answer_that_was_cancelled_between_steps_costs_the_others_no_batch(tiny):
+    tiny.reserve(2048, num_sequences=2)
+    dropped, kept = (tiny.add([token] * 9, SamplingParams(max_tokens=6)) for token in (5, 6))
+    tiny.step()
+    tiny.cancel(dropped)
+    tiny.step()
+    assert (dropped.finish_reason, len(kept.completion_ids)) == ("cancelled", 2)
+
+
 def test_the_context_cannot_grow_under_a_running_answer(tiny):
     tiny.reserve(256)
     tiny.add([5, 6, 7], SamplingParams(max_tokens=50))
