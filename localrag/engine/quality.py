@@ -50,7 +50,7 @@ class Quality:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Tokens that are evaluated from an empty context. What follows the first `num_skipped` of them is not scored."""
+    """Tokens that are evaluated from an empty context. What is said behind each of the first `num_skipped` is not scored."""
 
     ids: list[int]
     num_skipped: int

@@ -53,7 +53,8 @@ def default_types(info: ModelInfo, system_info: str) -> tuple[str, ...]:
     """What is worth trying for this processor, by what `llama_print_system_info` says of it; the file's own type is not.
 
     Q4_0 and IQ4_NL are what llama.cpp arranges anew for the processor's vectors; from weights of few bits IQ4_NL is left out, since it
-    takes long to make and loses as much. Q8_0 loses next to nothing. BF16 pays where the processor multiplies it.
+    takes long to make and loses as much. Q8_0 loses next to nothing. BF16 is made of weights of few bits alone, where the processor
+    multiplies it.
     """
     many_bits = BITS_PER_WEIGHT.get(info.quantization or "", 32.0 if info.quantization == "F32" else 0.0) >= 8
     types = ["Q4_0", *(["IQ4_NL"] if many_bits else []), "Q8_0"]

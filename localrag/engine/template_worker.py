@@ -1,6 +1,6 @@
 """The child process in which a chat template, which is a stranger's code, is compiled and rendered.
 
-A script that needs jinja2, limits.py and the standard library, started by `template.py` as
+A script that needs jinja2, limits.py and the standard library, started by `template_process.py` as
 
     python -I -S template_worker.py MEMORY_LIMIT_BYTES PATH...      (the folders that jinja2, markupsafe and localrag stand in)
 
