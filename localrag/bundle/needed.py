@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 from localrag.errors import BundleError
 
 ROOT = "localrag"
-_FOR_DEVELOPERS = frozenset({"bench", "dev"})
+_FOR_DEVELOPERS = frozenset({"bench", "dev", "docs"})
 _WAY_OUT = "Mend the installation (pip check), or give ready wheels (--wheelhouse DIR) or none (--no-wheelhouse)."
 
 

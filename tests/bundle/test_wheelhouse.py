@@ -153,7 +153,7 @@ def test_localrag_itself_is_packed_as_it_runs():
 def test_all_that_localrag_needs_and_no_tool_of_developers():
     names = {distribution.name.lower().replace("_", "-") for distribution in needed(installed_extras())}
     assert {"localrag", "llama-cpp-python", "torch", "click", "cryptography", "safetensors"} <= names
-    assert not {"pytest", "mypy", "ruff", "hypothesis", "pip"} & names
+    assert not {"pytest", "mypy", "ruff", "hypothesis", "pip", "mkdocs"} & names
 
 
 @pytest.mark.parametrize(("requirement", "says"), [("not-there-1>=1", "needs not-there-1"), ("click<1", "needs click<1, and")])
