@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from importlib import metadata
+from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import Version
 
 from localrag.errors import BundleError
 
@@ -18,9 +23,36 @@ _WAY_OUT = "Mend the installation (pip check), or give ready wheels (--wheelhous
 
 def installed_extras() -> list[str]:
     """The extras of localrag whose requirements are all installed, but for those that only developers use."""
-    root = _installed(ROOT)
-    extras = [extra for extra in root.metadata.get_all("Provides-Extra", []) if extra not in _FOR_DEVELOPERS]
-    return [extra for extra in extras if all(_is_met(each) for each in _requirements(root, {extra}) if "extra" in str(each.marker))]
+    return _met_extras(_installed(ROOT), _is_met)
+
+
+def offered_extras(wheels: Iterable[Path]) -> list[str]:
+    """The same of ready wheels: the extras of the newest localrag among them whose requirements are all among them."""
+    offered: dict[str, dict[Version, Path]] = {}
+    for wheel in wheels:
+        with suppress(InvalidWheelFilename):  # pip passes it over as well
+            name, version, *_ = parse_wheel_filename(wheel.name)
+            offered.setdefault(name, {})[version] = wheel
+
+    def is_offered(requirement: Requirement) -> bool:
+        versions = offered.get(canonicalize_name(requirement.name), {})
+        return any(requirement.specifier.contains(version, prereleases=True) for version in versions)
+
+    if ROOT not in offered:
+        return []
+    with opened_wheel(offered[ROOT][max(offered[ROOT])]) as archive:
+        folder = next((name.rpartition("/")[0] for name in archive.namelist() if name.endswith(".dist-info/METADATA")), None)
+        return [] if folder is None else _met_extras(metadata.PathDistribution(zipfile.Path(archive, f"{folder}/")), is_offered)
+
+
+@contextmanager
+def opened_wheel(wheel: Path) -> Iterator[zipfile.ZipFile]:
+    """What a ready wheel holds. BundleError for one that is damaged."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            yield archive
+    except zipfile.BadZipFile:
+        raise BundleError(f"{wheel} is no wheel, or is damaged.", hint="Take it out of the folder, or fetch it again.") from None
 
 
 def needed(extras: list[str]) -> list[metadata.Distribution]:
@@ -58,6 +90,11 @@ def _installed(name: str, *, by: str = "") -> metadata.Distribution:
     except metadata.PackageNotFoundError:
         needer = f"{by} needs {name}, which" if by else f"{name} runs from a folder and"
         raise BundleError(f"{needer} is not installed, so no wheelhouse can be made.", hint=_WAY_OUT) from None
+
+
+def _met_extras(root: metadata.Distribution, is_met: Callable[[Requirement], bool]) -> list[str]:
+    extras = [extra for extra in root.metadata.get_all("Provides-Extra", []) if extra not in _FOR_DEVELOPERS]
+    return [extra for extra in extras if all(is_met(each) for each in _requirements(root, {extra}) if "extra" in str(each.marker))]
 
 
 def _requirements(distribution: metadata.Distribution, extras: set[str]) -> list[Requirement]:

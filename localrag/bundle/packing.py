@@ -19,7 +19,7 @@ from typing import IO
 from localrag.bundle import manifest
 from localrag.bundle.choosing import Chosen, Source
 from localrag.bundle.manifest import Content, Kind, Manifest, Thing
-from localrag.bundle.needed import ROOT, installed_extras, needed
+from localrag.bundle.needed import ROOT, installed_extras, needed, offered_extras, opened_wheel
 from localrag.bundle.wheelhouse import Wheel
 from localrag.catalog import Progress
 from localrag.errors import BundleError, ModelFileError
@@ -32,7 +32,7 @@ _ROOM_FOR_WHEELS = 0.45
 
 @dataclass(frozen=True, slots=True)
 class Wheels:
-    """The wheels of a bundle: made of what is installed (`made`, with the `extras` that are), or ready files."""
+    """The wheels of a bundle: made of what is installed (`made`), or ready files; with them go the `extras` that they are enough for."""
 
     made: tuple[Wheel, ...] = ()
     extras: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Wheels:
             raise BundleError(
                 f"{folder} has no wheel of localrag among its {len(ready)}.", hint=f"Make one there: pip wheel -w {folder} PATH-OF-LOCALRAG"
             )
-        return cls(ready=ready)
+        return cls(extras=tuple(offered_extras(ready)), ready=ready)
 
     @property
     def installed_bytes(self) -> int:
@@ -244,11 +244,8 @@ def _entry(name: str, packing: int = zipfile.ZIP_STORED) -> zipfile.ZipInfo:
 
 
 def _unpacked_bytes(wheel: Path) -> int:
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            return sum(entry.file_size for entry in archive.infolist())
-    except zipfile.BadZipFile:
-        raise BundleError(f"{wheel} is no wheel, or is damaged.", hint="Take it out of the folder, or fetch it again.") from None
+    with opened_wheel(wheel) as archive:
+        return sum(entry.file_size for entry in archive.infolist())
 
 
 def _check_room(out: Path, chosen: Chosen, wheels: Wheels) -> None:

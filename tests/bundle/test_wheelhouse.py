@@ -14,6 +14,7 @@ import pytest
 
 import localrag
 from localrag.bundle.needed import installed_extras, needed
+from localrag.bundle.packing import Wheels
 from localrag.bundle.wheelhouse import Wheel
 from localrag.errors import BundleError
 
@@ -154,6 +155,21 @@ def test_all_that_localrag_needs_and_no_tool_of_developers():
     names = {distribution.name.lower().replace("_", "-") for distribution in needed(installed_extras())}
     assert {"localrag", "llama-cpp-python", "torch", "click", "cryptography", "safetensors"} <= names
     assert not {"pytest", "mypy", "ruff", "hypothesis", "pip", "mkdocs"} & names
+
+
+def test_of_ready_wheels_those_extras_go_along_that_they_are_enough_for(tmp_path):
+    needs = {"server": "fast-api>=1", "mcp": "mcp>=2", "eval": "matplotlib", "dev": "pytest"}
+    lines = [line for extra, need in needs.items() for line in (f"Provides-Extra: {extra}", f'Requires-Dist: {need}; extra == "{extra}"')]
+    said = "\n".join(["Metadata-Version: 2.1", "Name: localrag", "Version: 9", "Requires-Dist: click", *lines, ""])
+    for name in ("click-8", "fast_api-1.5", "mcp-1.9", "pytest-9"):
+        (tmp_path / f"{name}-py3-none-any.whl").touch()
+    for version, text in (("8", said.replace("mcp>=2", "mcp")), ("9", said)):
+        with zipfile.ZipFile(tmp_path / f"localrag-{version}-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(f"localrag-{version}.dist-info/METADATA", text)
+    assert Wheels.of_folder(tmp_path).extras == ("server",)
+    (tmp_path / "localrag-9-py3-none-any.whl").write_bytes(b"x")
+    with pytest.raises(BundleError, match="is damaged"):
+        Wheels.of_folder(tmp_path)
 
 
 @pytest.mark.parametrize(("requirement", "says"), [("not-there-1>=1", "needs not-there-1"), ("click<1", "needs click<1, and")])
