@@ -98,7 +98,10 @@ def _read_all(bundle: Bundle, folder: Path, progress: Progress) -> None:
 
 
 def _own_models_file(file: Path, made: Manifest, folder: Path) -> bytes:
-    """The models.toml of the bundle, checked: every model and embedder that it brings is found by it."""
+    """The models.toml of the bundle, checked: every model and embedder that it brings is found by it, the default ones among them.
+
+    A default that is not brought would come without its entry into a models.toml that names none, and break it.
+    """
     staged = folder / HOME / MODELS_FILE
     if not staged.is_file():
         raise refused(file, "it has no models.toml")
@@ -107,8 +110,12 @@ def _own_models_file(file: Path, made: Manifest, folder: Path) -> bytes:
     except ConfigError as error:
         reason = error.message.replace(str(staged), MODELS_FILE).rstrip(".")
         raise refused(file, f"its models.toml is not one ({reason})") from None
-    for kind, specs in (("model", tables.models), ("embedder", tables.embedders)):
-        for thing in _of_kind(made, kind):
+    for kind, specs, default in (
+        ("model", tables.models, tables.default_model),
+        ("embedder", tables.embedders, tables.default_embedder),
+    ):
+        brought = _of_kind(made, kind)
+        for thing in brought:
             spec = specs.get(thing.name)
             if spec is None:
                 raise refused(file, f"its models.toml has no {kind} {thing.name!r}")
@@ -122,6 +129,8 @@ def _own_models_file(file: Path, made: Manifest, folder: Path) -> bytes:
                 raise refused(file, f"the {kind} {thing.name!r} has no weights") from None
             if spec.sha256 not in {None, actual}:
                 raise refused(file, f"{thing.name!r} is not what its models.toml describes")
+        if default is not None and default not in {thing.name for thing in brought}:
+            raise refused(file, f"its default {kind} {default!r} is not in it")
     return staged.read_bytes()
 
 

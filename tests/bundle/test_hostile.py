@@ -154,6 +154,7 @@ def test_a_models_toml_that_leads_elsewhere(parts, refused):
         (good.replace("models/local/tiny/tiny.gguf", "/etc/passwd"), "in another place"),
         (good.replace("models/local/tiny/tiny.gguf", "models/local/tiny/../../../x"), "in another place"),
         (good.replace("models.tiny]", "models.other]").replace('"tiny"', '"other"'), "has no model 'tiny'"),
+        (good.replace('default_model = "tiny"', 'default_model = "elsewhere"'), "default model 'elsewhere' is not in it"),
         (good + "[nonsense]\n", "models.toml is not one"),
         ("[models\n", "models.toml is not one"),
     ):
