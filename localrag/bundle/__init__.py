@@ -1,7 +1,9 @@
 """One zip that carries localrag to a machine without a network: wheels, models, knowledge bases, and what starts it there.
 
+choosing.py    what goes in, found and checked before anything is written
 packing.py     what is chosen, into one file: bundle()
 unpacking.py   back into a home, checked before anything lands: unbundle()
+landing.py     what becomes of each thing beside what is there, and the rename by which it lands
 manifest.py    what a bundle says of itself, and every check of an archive that nobody vouches for
 catalogue.py   models.toml for another machine, and into one that is there
 needed.py      which distributions localrag needs, as they are installed

@@ -229,7 +229,7 @@ def _check_things(file: Path, manifest: Manifest) -> None:
             raise refused(file, f"it has {thing.path} twice")
         paths.add(thing.path)
     for path in paths:
-        if any(str(above) in paths for above in _above(path)):
+        if any(above in paths for above in _above(path)):
             raise refused(file, f"it has {path} inside of something else")
     for name in manifest.files:
         if name not in paths and not any(above in paths for above in _above(name)):

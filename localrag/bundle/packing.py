@@ -71,12 +71,12 @@ class Bundled:
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, object]:
+        made = self.manifest
         things = [
-            {"kind": thing.kind, "name": thing.name, "num_files": len(files), "num_bytes": sum(each.num_bytes for each in files.values())}
-            for thing in self.manifest.things
-            for files in (self.manifest.files_of(thing),)
+            {"kind": each.kind, "name": each.name, "num_files": len(made.files_of(each)), "num_bytes": made.num_bytes_of(each)}
+            for each in made.things
         ]
-        about = self.manifest.model_dump(include={"localrag", "python", "system", "machine", "extras", "installed_bytes"})
+        about = made.model_dump(include={"localrag", "python", "system", "machine", "extras", "installed_bytes"})
         return {
             "file": str(self.file),
             "num_bytes": self.num_bytes,

@@ -1,7 +1,7 @@
 """python3 OUT.zip FOLDER with Python and nothing else, inside a network namespace without interfaces where one can be had.
 
 The wheel that is installed here is a stand-in that says what it was called with. The real ones, 111 of 1.3 GB, take two minutes of
-computing to pack and to install; that was done by hand, as docs/air-gap.md tells.
+computing to pack and to install; that was done by hand, as docs/how-to/air-gap.md tells.
 """
 
 import base64
