@@ -93,15 +93,16 @@ def bundle(out: Path, chosen: Chosen, wheels: Wheels, settings: Settings, progre
     beside = out.with_name(f".{out.name}.{secrets.token_hex(8)}")
     scratch = beside.with_name(f"{beside.name}.kb")
     try:
-        with _disk_errors(out), beside.open("xb") as raw:
-            packer = _Packer(raw, progress, chosen.num_bytes + wheels.installed_bytes)
-            made = packer.pack(chosen, wheels, settings, scratch)
-            raw.flush()
-            os.fsync(raw.fileno())
-        progress("hashing the bundle", 0, None)
-        with beside.open("rb") as data:
-            sha256 = hashlib.file_digest(data, "sha256").hexdigest()
-        beside.replace(out)
+        with _disk_errors(out):
+            with beside.open("xb") as raw:
+                packer = _Packer(raw, progress, chosen.num_bytes + wheels.installed_bytes)
+                made = packer.pack(chosen, wheels, settings, scratch)
+                raw.flush()
+                os.fsync(raw.fileno())
+            progress("hashing the bundle", 0, None)
+            with beside.open("rb") as data:
+                sha256 = hashlib.file_digest(data, "sha256").hexdigest()
+            beside.replace(out)
     finally:
         for left in (beside, scratch):
             with suppress(OSError):

@@ -224,7 +224,11 @@ def test_a_failure_leaves_what_was_there(pack, machine, tmp_path):
     assert not list(tmp_path.glob(".out.zip*"))
 
 
-def test_where_nothing_can_be_written_nothing_is(bundled, tmp_path):
+def test_where_nothing_can_be_written_nothing_is(bundled, pack, tmp_path):
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(BundleError, match="taken"):
+        pack("taken")
+    assert not list(tmp_path.glob(".taken*"))
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError):
         unbundle(bundled.file, Settings(home=tmp_path / "file" / "home"), no_progress)
