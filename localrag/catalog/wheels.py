@@ -172,11 +172,12 @@ def _flush_folder(folder: Path) -> None:
 
 
 def _largest_bytes(stage: Path) -> int:
-    """How far pip is: the size of the largest file that it writes."""
+    """How far pip is: the size of the largest file that it writes. It moves and removes files and folders meanwhile."""
     largest = 0
-    for path in stage.rglob("*"):
-        with suppress(OSError):  # pip moves its files about
-            largest = max(largest, path.stat().st_size)
+    for folder, _, names in os.walk(stage):  # which passes over a folder that is gone; before Python 3.12 rglob raises there
+        for name in names:
+            with suppress(OSError):
+                largest = max(largest, Path(folder, name).stat().st_size)
     return largest
 
 
