@@ -165,6 +165,15 @@ def test_every_script_that_is_named_is_there():
     assert all((ROOT / name).is_file() for name in named)
 
 
+def test_the_script_for_benches_lists_all_of_them():
+    files = (ROOT / "benchmarks").glob("*.py")
+    benches = {"proof", *(file.stem for file in files if "ArgumentParser(" in file.read_text(encoding="utf-8"))}
+    done = subprocess.run(["bash", "scripts/bench", "--help"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=30)
+    taken = (ROOT / "scripts" / "bench").read_text(encoding="utf-8").partition("case ")[2]
+    assert benches - set(re.findall(r"\w+", done.stdout)) == set()
+    assert benches - set(re.findall(r"\w+", taken)) == set()
+
+
 def test_the_site_is_built_without_a_warning_and_takes_nothing_from_elsewhere(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
