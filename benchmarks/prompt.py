@@ -7,7 +7,6 @@ import random
 import statistics
 import time
 from itertools import pairwise
-from pathlib import Path
 
 from benchmarks import shared
 from localrag import prompt
@@ -28,8 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=25, help="questions asked of the same material (default 25)")
     given = parser.parse_args()
-    home = Path.home() / ".cache" / "localrag-bench"
-    with open_model(shared.default_model(), name="default", home=home) as engine:
+    with shared.fresh_home() as settings, open_model(shared.default_model(), name="default", home=settings.home) as engine:
         hits, history = material()
         shortener = Shortener(engine, None, window=8192, write=False)  # as a session has it: what it has summarised, it knows
         cold, _ = compose(engine, shortener, hits, history, "The first question, with nothing counted yet?")
@@ -60,8 +58,7 @@ def row(what: str, seconds: list[float]) -> dict[str, object]:
 
 def material() -> tuple[list[Hit], list[Message]]:
     """Chunks and messages of the handbook's words, as long as chunks and messages are."""
-    pages = "\n\n".join(path.read_text(encoding="utf-8") for path in sorted((shared.ROOT / "examples" / "handbook").rglob("*.md")))
-    words, rng = pages.split(" "), random.Random(0)
+    words, rng = shared.handbook().split(" "), random.Random(0)
 
     def text(num_words: int) -> str:
         at = rng.randrange(len(words) - num_words)

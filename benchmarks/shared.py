@@ -60,16 +60,22 @@ def chosen_attention() -> bool:
 
 @contextmanager
 def fresh_home() -> Iterator[Settings]:
-    """A home that nothing else uses, with the models of the usual one and what was measured there of attention."""
+    """A home that nothing else uses, gone afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield furnished(Path(folder))
+
+
+def furnished(home: Path) -> Settings:
+    """A home with the models of the usual one and what was measured there of attention."""
     usual = Settings.from_env()
     chosen_attention()
-    with tempfile.TemporaryDirectory() as folder:
-        settings = Settings(home=Path(folder), models_file=usual.find_models_file())
-        if usual.models_dir.is_dir():
-            settings.models_dir.symlink_to(usual.models_dir)
-        if (usual.home / "attention.json").exists():
-            shutil.copy(usual.home / "attention.json", folder)
-        yield settings
+    settings = Settings(home=home, models_file=usual.find_models_file())
+    home.mkdir(parents=True, exist_ok=True)
+    if usual.models_dir.is_dir() and not settings.models_dir.exists():
+        settings.models_dir.symlink_to(usual.models_dir)
+    if (usual.home / "attention.json").exists():
+        shutil.copy(usual.home / "attention.json", home)
+    return settings
 
 
 def compiled_environment(**more: str) -> dict[str, str]:

@@ -13,14 +13,12 @@ import argparse
 import json
 import random
 import statistics
-import tempfile
 import threading
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import psutil
 
@@ -254,16 +252,11 @@ def main() -> None:
     parser.add_argument("--model", default=None, help="a name, a path, or echo (default: the default model)")
     given = parser.parse_args()
     faults, done, epochs = Faults(), Counter[str](), []
-    settings = Settings.from_env()
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        if (settings.home / "attention.json").exists():
-            (home / "attention.json").write_bytes((settings.home / "attention.json").read_bytes())
-        model = given.model or str(shared.default_model())
-        rng = random.Random(given.seed)
+    model, rng = given.model or str(shared.default_model()), random.Random(given.seed)
+    with shared.fresh_home() as settings:
         for number in range(NUM_EPOCHS):
             until = time.monotonic() + 60 * given.minutes / NUM_EPOCHS
-            epochs.append(epoch(model, Settings(home=home), rng, faults, done, until))
+            epochs.append(epoch(model, settings, rng, faults, done, until))
             print(f"{number + 1}/{NUM_EPOCHS}: {epochs[-1]}", flush=True)
     compare(epochs[1:], faults)
     shared.report_table("soak", epochs, minutes=given.minutes, seed=given.seed, done=dict(sorted(done.items())), faults=faults.first)

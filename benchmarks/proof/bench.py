@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.proof.environments import NotRun, interpreter, versions
 from benchmarks.proof.programs import OURS, Program
 from benchmarks.proof.running import Ran, run
-from benchmarks.shared import ROOT, chosen_attention, compiled_environment
+from benchmarks.shared import ROOT, compiled_environment, default_model, furnished
 from localrag.catalog import Catalog
 from localrag.settings import Settings
 
@@ -45,21 +45,12 @@ class Bench:
 
     @cached_property
     def home(self) -> Path:
-        """A home of localrag that nothing else uses, with the models of the usual one and what was measured there of attention."""
-        usual = Settings.from_env()
-        chosen_attention()
-        home = self.work / "home"
-        home.mkdir(parents=True, exist_ok=True)
-        if usual.models_dir.is_dir() and not (home / "models").exists():
-            (home / "models").symlink_to(usual.models_dir)
-        if (usual.home / "attention.json").exists():
-            shutil.copy(usual.home / "attention.json", home)
-        return home
+        """A home of localrag that nothing else uses."""
+        return furnished(self.work / "home").home
 
     @cached_property
     def model(self) -> Path:
-        catalog = Catalog.load(Settings.from_env())
-        return catalog.open(catalog.model())
+        return default_model()
 
     @cached_property
     def embedder(self) -> Path:
