@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import datetime as dt
-import json
 import random
 import statistics
 import tempfile
@@ -12,7 +10,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks import shared
@@ -109,23 +106,18 @@ def speeds(speed: Speed) -> dict[str, float]:
 
 def report(predicted: list[dict[str, object]], landed: list[dict[str, object]], **facts: object) -> None:
     """Prints both tables and writes results/time-TIME.json."""
-    console = Console(width=130)
     errors = {name: summary([float(str(row[name])) for row in predicted]) for name in ("prefill_error", "decode_error", "total_error")}
     ended = [float(str(row["off"])) for row in landed if row["finish_reason"] == "time"]
     facts |= {"errors": errors, "landing": summary(ended), "landed_within_15_percent": sum(abs(off) <= 0.15 for off in ended)}
     facts |= {"ended_by_time": len(ended), "asks": len(landed)}
+    tables = []
     for title, rows in (("predicted and real", sorted(predicted, key=lambda row: str(row["prompt_tokens"]).zfill(5))), ("landing", landed)):
         if rows:
             table = Table(*rows[0], title=f"time: {title}")
             for row in rows:
                 table.add_row(*(shown(name, value) for name, value in row.items()))
-            console.print(table)
-    about = shared.machine()
-    console.print(f"{about['cpu']}, {about['cores']} cores, load {about['load']:.1f}; {facts}", markup=False, highlight=False)
-    shared.RESULTS.mkdir(exist_ok=True)
-    path = shared.RESULTS / f"time-{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%SZ}.json"
-    path.write_text(json.dumps({"machine": about, "facts": facts, "predicted": predicted, "landed": landed}, indent=1))
-    console.print(f"written to {path.relative_to(shared.ROOT)}")
+            tables.append(table)
+    shared.keep("time", tables, facts, predicted=predicted, landed=landed)
 
 
 def shown(name: str, value: object) -> str:

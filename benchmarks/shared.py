@@ -10,7 +10,7 @@ import platform
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -154,7 +154,7 @@ def report(name: str, rows: Sequence[dict[str, object]], **facts: object) -> Non
     for row in rows:
         numbers = (f"{row[column]:.3f}" if column in row else "–" for column in ("median", "min", "max", "ours_is_better_by"))
         table.add_row(str(row["quantity"]), str(row["program"]), *numbers)
-    _report(name, table, rows, facts)
+    keep(name, [table], facts, rows=rows)
 
 
 def report_table(name: str, rows: Sequence[dict[str, object]], **facts: object) -> None:
@@ -164,16 +164,18 @@ def report_table(name: str, rows: Sequence[dict[str, object]], **facts: object) 
     for row in rows:
         cells = (row.get(column, "–") for column in columns)
         table.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in cells))
-    _report(name, table, rows, facts)
+    keep(name, [table], facts, rows=rows)
 
 
-def _report(name: str, table: Table, rows: Sequence[dict[str, object]], facts: dict[str, object]) -> None:
+def keep(name: str, tables: Iterable[Table], facts: dict[str, object], **rows: Sequence[dict[str, object]]) -> None:
+    """Prints tables and writes the rows that they are of to results/NAME-TIME.json."""
     console = Console(width=130)
-    console.print(table)
+    for table in tables:
+        console.print(table)
     about = machine()
     console.print(f"{about['cpu']}, {about['cores']} cores, load {about['load']:.1f}; {facts}", markup=False, highlight=False)
     RESULTS.mkdir(exist_ok=True)
     now = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%SZ")
     path = RESULTS / f"{name}-{now}.json"
-    path.write_text(json.dumps({"machine": about, "facts": facts, "rows": list(rows)}, indent=1))
+    path.write_text(json.dumps({"machine": about, "facts": facts, **rows}, indent=1))
     console.print(f"written to {path.relative_to(ROOT)}")
