@@ -18,7 +18,6 @@ CHAT = "create_chat_completion, its defaults"
 SLOTS = "xllamacpp"
 HAS_SLOTS = importlib.util.find_spec("xllamacpp") is not None
 SLOTS_NOTE = "xllamacpp is its wheel from PyPI, built for AVX2, with the threads and the attention of localrag"
-SLOTS_MISSING = "xllamacpp is not installed (pip install xllamacpp)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import random
 import re
 import signal
 import statistics
+import subprocess
 import sys
 import threading
 import time
@@ -272,7 +273,7 @@ def loading() -> float:
     taken = []
     for _ in range(3):
         started = time.perf_counter()
-        servers.subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
         taken.append(time.perf_counter() - started)
     return statistics.median(taken)
 

@@ -48,6 +48,7 @@ def started(command: Sequence[str], *, env: dict[str, str] | None = None, path: 
             process.wait(30)
         except subprocess.TimeoutExpired:
             process.kill()
+            process.wait()
 
 
 def _wait(process: subprocess.Popen[bytes], url: str) -> None:

@@ -16,8 +16,8 @@ _TORCH = ("torch==2.13.0", "sentence-transformers==6.2.0", "transformers==5.23.0
 class Program:
     """One of them. Without `requirements` it runs in this interpreter.
 
-    `retrieves`: it searches and answers in one script; else evidence is put into its prompts by hand. `knows_limit`: it keeps to a longest
-    answer. `traced`: what it evaluates goes through llama-cpp-python.
+    `retrieves`: it searches and answers in one script; else evidence is put into its prompts by hand. `searches`: it keeps documents and
+    finds them. `traced`: what it evaluates goes through llama-cpp-python. `differs`: what sets its ways apart, for the table.
     """
 
     name: str

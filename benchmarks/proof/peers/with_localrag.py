@@ -13,8 +13,6 @@ from typing import Any
 
 from adapter import Cannot, Found, Take, Task, answered, counted, main
 
-KB = "documents"
-
 
 def _run(*words: str) -> dict[str, Any]:
     """A command's JSON; Cannot with its error if it has none."""
