@@ -41,13 +41,13 @@ class Ran:
         return (lines or [f"it ended with exit code {self.returncode} and said nothing"])[-1][:300]
 
 
-def run(command: Sequence[str], *, env: Mapping[str, str], cwd: Path | None = None, stdin: bytes = b"", limit_s: float = 900.0) -> Ran:
+def run(command: Sequence[str], *, env: Mapping[str, str], cwd: Path | None = None, limit_s: float = 900.0) -> Ran:
     """Runs a command to its end; after `limit_s` it and its children are killed, and its exit code is that of SIGKILL."""
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as err:
-        given.write(stdin)
-        given.seek(0)
+    with tempfile.TemporaryFile() as err:
         started = time.perf_counter()
-        child = subprocess.Popen(command, env=dict(env), cwd=cwd, stdin=given, stdout=subprocess.PIPE, stderr=err, start_new_session=True)
+        child = subprocess.Popen(
+            command, env=dict(env), cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=err, start_new_session=True
+        )
         memory = _Memory(child.pid)
         late = threading.Timer(limit_s, _kill, (child.pid,))
         late.start()
