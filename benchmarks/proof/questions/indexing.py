@@ -39,17 +39,21 @@ def _measured(bench: Bench, program: Program, documents: Path) -> Row:
 
 
 def _indexed(bench: Bench, program: Program, name: str, documents: Path) -> Row:
-    if program is OURS:
-        ran = bench.localrag("index", str(documents), "--kb", name, limit_s=_LIMIT_S)
-        if ran.returncode:
-            return {"cannot": ran.complaint}
-        found: Row = {}
-    else:
-        found = bench.run(program, "index", index=name, documents=str(documents), limit_s=_LIMIT_S)
+    """A row of one run. What did not come to its end is removed, also by Ctrl-C: an index that is there is taken for whole."""
+    is_whole = False
+    try:
+        if program is OURS:
+            ran = bench.localrag("index", str(documents), "--kb", name, limit_s=_LIMIT_S)
+            found: Row = {"cannot": ran.complaint} if ran.returncode else {}
+        else:
+            found = bench.run(program, "index", index=name, documents=str(documents), limit_s=_LIMIT_S)
+            ran = found.pop("ran")
         if reason := refusal(found):
-            _remove(bench, program, name)
             return reason
-        ran = found.pop("ran")
+        is_whole = True
+    finally:
+        if not is_whole:
+            _remove(bench, program, name)
     run = {"total_s": ran.total_s, "peak_mib": ran.peak_mib, "disk_mib": _size(_place(bench, program, name)) / _MIB}
     return found | {"num_files": len(list(documents.rglob("*.md"))), "runs": [run]}
 
