@@ -53,7 +53,7 @@ _NOTES = {
     "[budgets.NAME.history]": "The keys of any section, and one more:",
     "Top level": "Besides these two keys, the file is made of tables.",
 }
-_TYPES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false", "object": "table", "array": "list"}
+_TYPES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false"}
 
 
 def _defaults() -> dict[type[BaseModel], Mapping[str, object]]:
