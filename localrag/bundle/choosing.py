@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,6 +91,7 @@ def choose(settings: Settings, *, models: Sequence[str] = (), embedders: Sequenc
     fingerprints = _add_copies(sources, settings)
     templates = {spec.name: spec.chat_template for spec in catalog.models.values() if spec.chat_template is not None}
     sources += [Source("template", name, file, f"{HOME}models/templates/{name}.jinja", file) for name, file in templates.items()]
+    _check_names(sources)
     names = list(dict.fromkeys(kbs)) or list_kbs(settings.kb_dir)
     kb_bytes, notes = _look_at(names, settings, fingerprints)
     num_bytes = sum(kb_bytes) + sum(size_bytes(source.place) for source in sources)
@@ -123,8 +124,6 @@ def _source(catalog: Catalog, spec: ModelSpec, kind: Kind, settings: Settings) -
         return Source(kind, spec.name, place, HOME + target, weights, spec.sha256)
     name = spec.name if spec.name in catalog.names() else _name_of(place, catalog)
     target = f"models/local/{name}/{place.name}"
-    if not is_harmless(target):
-        raise BundleError(f"{place} has a name that other systems do not take.", hint="Give it another name.", path=str(place))
     return Source(kind, name, place, HOME + target, weights, spec.sha256, f"{kind}s", target)
 
 
@@ -150,6 +149,14 @@ def _add_copies(sources: list[Source], settings: Settings) -> dict[str, str]:
         copies = accepted_copy(embedder, settings) or ()
         sources.extend(Source("copy", source.name, file, f"{HOME}embedders/{file.name}", file) for file in copies)
     return fingerprints
+
+
+def _check_names(sources: Iterable[Source]) -> None:
+    """BundleError for a file with a name for which `unbundle` would refuse the whole bundle."""
+    for source in sources:
+        for path, file in source.files():
+            if not is_harmless(path):
+                raise BundleError(f"{file} has a name that other systems do not take.", hint="Give it another name.", path=str(file))
 
 
 def _look_at(names: Sequence[str], settings: Settings, fingerprints: Mapping[str, str]) -> tuple[list[int], list[str]]:

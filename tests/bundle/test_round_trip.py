@@ -209,6 +209,14 @@ def test_what_is_not_here_is_said_before_anything_is_written(pack, tmp_path, cho
     assert not list(tmp_path.glob("*.zip*"))
 
 
+def test_a_file_that_would_be_refused_on_the_other_machine_is_refused_here(pack, machine, tmp_path):
+    (machine.models_file.parent / "files" / "words" / "vocab: old.txt").write_text("x")
+    with pytest.raises(BundleError, match="a name that other systems do not take") as caught:
+        pack()
+    assert "vocab: old.txt" in caught.value.message
+    assert not list(tmp_path.glob("*.zip*"))
+
+
 def test_a_failure_leaves_what_was_there(pack, machine, tmp_path):
     (tmp_path / "out.zip").write_text("before")
     machine.models_file.write_text(MODELS.replace("n_ctx = 64", f'sha256 = "{"0" * 64}"'))
