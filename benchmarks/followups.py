@@ -51,6 +51,8 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=48, help="tokens of each answer of the batch (default 48)")
     parser.add_argument("--child", nargs=2, metavar=("FILE", "QUESTION"), help="ask in this process and print one JSON object")
     given = parser.parse_args()
+    if strange := set(given.what) - {"again", "disk", "batch"}:
+        parser.error(f"there is no {min(strange)!r}; there are again, disk and batch")
     if given.child:
         print(json.dumps(ask_in_this_process(Path(given.child[0]), given.child[1])))
         return

@@ -31,6 +31,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=shared.ROOT / "examples" / "handbook", help="documents to index")
     parser.add_argument("--runs", type=int, default=3, help="counted runs of each (default 3)")
     given = parser.parse_args()
+    if strange := set(given.what) - {"index", "cold"}:
+        parser.error(f"there is no {min(strange)!r}; there are index and cold")
     if "index" in given.what:
         index(given.folder, given.runs)
     if "cold" in given.what:
