@@ -74,6 +74,7 @@ def test_a_passage_is_given_once_and_named_when_it_matters_again(journal):
     assert list(again.prompt.token_ids)[: len(first.prompt.token_ids)] == list(first.prompt.token_ids)
 
 
+@pytest.mark.model
 def test_a_follow_up_is_searched_for_with_the_question_before_it(journal, handbook, embedder):
     with closing(open_echo()) as engine:
         session = Session(engine, knowledge_bases=[handbook], embedder=embedder, journal=journal)

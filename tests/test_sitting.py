@@ -1,4 +1,4 @@
-"""A council that sits: real engine loop, real knowledge base, real journal; the model is the echo."""
+"""A council that sits: real engine loop, real knowledge base with the default embedder, real journal; the model is the echo."""
 
 import json
 import os
@@ -16,6 +16,8 @@ from localrag.errors import BudgetExceededError, InterruptedRunError
 from localrag.journal import Journal
 from localrag.session.sitting import sit
 from localrag.settings import Settings
+
+pytestmark = pytest.mark.model  # the default embedder, and its copy for queries, take long to load and to make
 
 TASK = "Which material is for parts at 80 degrees: PETG or ABS?"
 PERSONAS = {
