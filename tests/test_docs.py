@@ -68,10 +68,9 @@ def test_commands_and_programs_run_and_give_what_is_shown(name, tiny_catalogue, 
 @pytest.mark.parametrize("name", WITH_MODEL)
 def test_commands_and_programs_that_ask_the_default_model_run(name, catalogue, converted, tmp_path):
     """All of a page in one process (torch takes long to load), and with the embedder's copy for queries, which takes long to make."""
-    home = tmp_path / "home"
-    shutil.copytree(converted[0].embedders_dir, home / "embedders")
+    shutil.copytree(converted[0].home, tmp_path / "home")
     steps = _steps(name)
-    _check(steps, run_in_one_process(steps, workplace(tmp_path), environment(home, catalogue)))
+    _check(steps, run_in_one_process(steps, workplace(tmp_path), environment(tmp_path / "home", catalogue)))
 
 
 def test_every_block_is_run_or_it_is_said_why_not():

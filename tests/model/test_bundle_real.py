@@ -8,18 +8,15 @@ import sys
 import pytest
 
 from localrag.cli import main
-from localrag.kb import import_kb
 from tests.isolation import without_network
 
 pytestmark = pytest.mark.model
 
 
 @pytest.fixture
-def bundled(home_after_indexing, handbook, catalogue, tmp_path, monkeypatch, capsys):
+def bundled(home_with_handbook, catalogue, tmp_path, monkeypatch, capsys):
     """A bundle without wheels, and what was said of it."""
     monkeypatch.setenv("LOCALRAG_MODELS", str(catalogue))
-    handbook.export(tmp_path / "handbook.kb")
-    import_kb(home_after_indexing / "kb", tmp_path / "handbook.kb")
     assert main(["bundle", str(tmp_path / "out.zip"), "--no-wheelhouse", "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 

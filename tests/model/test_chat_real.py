@@ -1,14 +1,12 @@
 """A conversation on the handbook with the real model, on a terminal: ten turns, Ctrl-C, and kill -9 in the middle of an answer."""
 
 import signal
-from pathlib import Path
 
 import pytest
 
 from localrag.decoding import SamplingParams
 from localrag.engine.prefix import common_length
 from localrag.journal import Journal
-from localrag.kb import KnowledgeBase
 from localrag.session import Session
 from localrag.session.chat import Chat
 from localrag.session.rewriting import ANSWER_TOKENS, SAID_TOKENS
@@ -32,11 +30,8 @@ QUESTIONS = (
 
 
 @pytest.fixture
-def settings(home_after_indexing, embedder, catalogue):
-    found = Settings(home=home_after_indexing, models_file=catalogue)
-    with KnowledgeBase.open(found.kb_dir, "handbook", create=True) as kb:
-        kb.ingest([Path(__file__).parents[2] / "examples" / "handbook"], embedder)
-    return found
+def settings(home_with_handbook, catalogue):
+    return Settings(home=home_with_handbook, models_file=catalogue)
 
 
 def chat(settings, *args):

@@ -1,8 +1,6 @@
 """A council with the real model: verdicts at several windows, what is shared, tools under a grammar, and being stopped."""
 
 import os
-import shutil
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +9,6 @@ from localrag.council import Council, Judge, Member
 from localrag.decoding import SamplingParams
 from localrag.errors import InterruptedRunError
 from localrag.journal import Journal
-from localrag.kb import KnowledgeBase
 from localrag.session.sitting import sit
 from localrag.settings import Settings
 
@@ -19,17 +16,11 @@ pytestmark = pytest.mark.model
 
 WINDOWS = [int(each) for each in os.environ.get("LOCALRAG_TEST_WINDOWS", "2048").split(",")]  # 4096 and 8192 held too
 TASK = "What is best for parts at 80 °C: PETG or ABS?"
-HANDBOOK = Path(__file__).parents[2] / "examples" / "handbook"
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory, converted, embedder, catalogue):
-    """A home with the handbook."""
-    found = Settings(home=tmp_path_factory.mktemp("home"), models_file=catalogue)
-    shutil.copytree(converted[0].embedders_dir, found.embedders_dir)
-    with KnowledgeBase.open(found.kb_dir, "handbook", create=True) as kb:
-        kb.ingest([HANDBOOK], embedder)
-    return found
+def settings(furnish, catalogue, tmp_path_factory):
+    return Settings(home=furnish(tmp_path_factory.mktemp("home")), models_file=catalogue)
 
 
 def run(council, settings, **options):

@@ -1,30 +1,22 @@
 """Three questions about the handbook with the real model, by a single ask and by the council that ships."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
 from localrag.cli import main
 from localrag.grading import read_questions
-from localrag.kb import KnowledgeBase
-from localrag.settings import Settings
 
 pytestmark = pytest.mark.model
 
-ROOT = Path(__file__).parents[2]
-QUESTIONS = ROOT / "benchmarks" / "handbook_questions.jsonl"
+QUESTIONS = Path(__file__).parents[2] / "benchmarks" / "handbook_questions.jsonl"
 
 
 @pytest.fixture
-def asked(home, converted, embedder, catalogue, tmp_path, monkeypatch, capsys):
+def asked(home_with_handbook, catalogue, monkeypatch, capsys):
     """Runs `eval --qa` on the handbook; returns the object that it prints."""
     monkeypatch.setenv("LOCALRAG_MODELS", str(catalogue))
-    settings = Settings(home=home, models_file=catalogue)
-    shutil.copytree(converted[0].embedders_dir, settings.embedders_dir)
-    with KnowledgeBase.open(settings.kb_dir, "handbook", create=True) as kb:
-        kb.ingest([ROOT / "examples" / "handbook"], embedder)
 
     def run(*args):
         code = main(["eval", "--qa", str(QUESTIONS), "--kb", "handbook", "--queries", "3", "--json", *args])

@@ -1,27 +1,19 @@
 """localrag mcp with the real model and embedder, asked by the official SDK's client."""
 
-import shutil
 import time
-from pathlib import Path
 
 import pytest
 
-from localrag.kb import KnowledgeBase
-from localrag.settings import Settings
 from tests.mcp_server.live import connected, text_of
 
 pytestmark = pytest.mark.model
 
-ROOT = Path(__file__).parents[2]
 QUESTION = "At what temperature is PLA annealed?"
 
 
 @pytest.fixture(scope="module")
-def live(converted, catalogue, embedder, tmp_path_factory):
-    home = tmp_path_factory.mktemp("home")
-    shutil.copytree(converted[0].embedders_dir, home / "embedders")
-    with KnowledgeBase.open(Settings(home=home).kb_dir, "handbook", create=True) as kb:
-        kb.ingest([ROOT / "examples" / "handbook"], embedder)
+def live(furnish, catalogue, tmp_path_factory):
+    home = furnish(tmp_path_factory.mktemp("home"))
     log = tmp_path_factory.mktemp("log") / "log"
     with connected(home, "--models", str(catalogue), "--ctx", "4096", log=log) as connection:
         yield connection
