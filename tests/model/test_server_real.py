@@ -1,7 +1,8 @@
-"""The server with the real model and embedder, asked by the clients that people have."""
+"""The server with the real model and embedder, asked by the clients that people have, on every route that they know."""
 
 import json
 import math
+import re
 import shutil
 
 import httpx
@@ -10,8 +11,27 @@ import openai
 import pytest
 from kaito_rag_engine_client import Client
 from kaito_rag_engine_client.api.chat import chat
-from kaito_rag_engine_client.api.index import create_index
-from kaito_rag_engine_client.models import ChatRequest, Document, IndexRequest
+from kaito_rag_engine_client.api.index import (
+    create_index,
+    delete_documents_in_index,
+    delete_index,
+    list_documents_in_index,
+    list_indexes,
+    load_index,
+    persist_index,
+    retrieve_index,
+    update_documents_in_index,
+)
+from kaito_rag_engine_client.api.monitoring import get_health, get_metrics
+from kaito_rag_engine_client.models import (
+    ChatRequest,
+    DeleteDocumentRequest,
+    Document,
+    DocumentMetadataType0,
+    IndexRequest,
+    RetrieveRequest,
+    UpdateDocumentRequest,
+)
 from selenium.webdriver.common.keys import Keys
 
 from tests.server.live import served
@@ -30,11 +50,67 @@ QUESTION = [{"role": "user", "content": "At what temperature is PLA annealed?"}]
 @pytest.fixture(scope="module")
 def live(converted, catalogue, tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
-    shutil.copytree(converted[0].embedders_dir, home / "embedders")
+    shutil.copytree(converted[0].home, home, dirs_exist_ok=True)
     with served(home, "--models", str(catalogue), "--ctx", "2048", "--no-keep", model="smollm2-135m") as running:
         with Client(base_url=running.url, raise_on_unexpected_status=True) as client:
             create_index.sync(client=client, body=IndexRequest(index_name="facts", documents=[Document(text=text) for text in TEXTS]))
         yield running
+
+
+@pytest.fixture
+def client(live):
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0, timeout=300) as opened:
+        yield opened
+
+
+def num_answers(live):
+    """As the server counts the chat completions that succeeded."""
+    found = re.search(r'rag_chat_requests_total\{status="success"\} (\S+)', httpx.get(f"{live.url}/metrics").text)
+    return float(found[1]) if found else 0.0
+
+
+def test_the_client_of_the_rag_engine(live):
+    annealing, lease = TEXTS
+    before = num_answers(live)
+    with Client(base_url=live.url, raise_on_unexpected_status=True, timeout=httpx.Timeout(300)) as client:
+        assert get_health.sync(client=client).status == "Healthy"
+        documents = [Document(text=annealing, metadata=DocumentMetadataType0.from_dict({"of": "PLA"})), Document(text=lease)]
+        made = create_index.sync(client=client, body=IndexRequest(index_name="more", documents=documents))
+        assert [each.text for each in made] == [annealing, lease]
+        assert set(list_indexes.sync(client=client)) == {"facts", "more"}
+        assert list_documents_in_index.sync("more", client=client).total_items == 2
+
+        nodes = retrieve_index.sync(client=client, body=RetrieveRequest(index_name="more", query="heat treatment of plastic")).results
+        assert (nodes[0].doc_id, nodes[0].source) == (made[0].doc_id, "dense_only")
+        answer = chat.sync(client=client, body=ChatRequest.from_dict({"messages": QUESTION, "index_name": "more", "max_tokens": 24}))
+        assert answer.source_nodes[0].text == annealing
+        assert answer.choices[0].message.content.strip()
+
+        made[1].text = lease.replace("three", "six")
+        updated = update_documents_in_index.sync("more", client=client, body=UpdateDocumentRequest(documents=made))
+        assert ([each.text for each in updated.updated_documents], len(updated.unchanged_documents)) == ([made[1].text], 1)
+        gone = delete_documents_in_index.sync("more", client=client, body=DeleteDocumentRequest(doc_ids=[made[1].doc_id]))
+        assert gone.deleted_doc_ids == [made[1].doc_id]
+
+        assert "persisted" in persist_index.sync("more", client=client)["message"]
+        assert "deleted" in delete_index.sync("more", client=client)["message"]
+        assert "loaded" in load_index.sync("more", client=client)["message"]
+        assert [each.text for each in list_documents_in_index.sync("more", client=client).documents] == [annealing]
+        assert get_metrics.sync_detailed(client=client).status_code == 200
+        assert num_answers(live) == before + 1
+        delete_index.sync("more", client=client)
+
+
+def test_the_client_of_openai(client):
+    (model,) = client.models.list()
+    assert client.models.retrieve(model.id) == model
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("another")
+    said = [{"role": "user", "content": "Say hello."}]
+    assert client.chat.completions.create(model=model.id, messages=said, max_tokens=8).choices[0].message.content.strip()
+    assert client.completions.create(model=model.id, prompt="Once upon a", max_tokens=4).choices[0].text
+    assert client.responses.create(model=model.id, input="Say hello.", max_output_tokens=8).output_text.strip()
+    assert len(client.embeddings.create(model=model.id, input="hello").data[0].embedding) == 384
 
 
 def test_a_question_is_answered_from_an_index(live):
@@ -60,8 +136,7 @@ def test_an_answer_with_sources_is_what_the_document_tells(live):
         jsonschema.validate(answer, {"$ref": f"#/components/schemas/{form}", "components": document["components"]})
 
 
-def test_a_stream_and_the_plain_model(live):
-    client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0, timeout=300)
+def test_a_stream_and_the_plain_model(client):
     chunks = list(
         client.chat.completions.create(
             model="any", messages=QUESTION, max_tokens=8, seed=1, stream=True, stream_options={"include_usage": True}
@@ -73,18 +148,11 @@ def test_a_stream_and_the_plain_model(live):
     assert chunks[-1].model_extra["source_nodes"] is None
 
 
-def test_an_answer_in_a_form(live):
-    client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0, timeout=300)
+def test_an_answer_in_a_form(client):
     schema = {"type": "object", "properties": {"hot": {"type": "boolean"}}, "required": ["hot"], "additionalProperties": False}
     form = {"type": "json_schema", "json_schema": {"name": "hot", "schema": schema}}
     answer = client.chat.completions.create(model="any", messages=QUESTION, response_format=form)
     assert answer.choices[0].message.content.replace(" ", "") in ('{"hot":true}', '{"hot":false}')
-
-
-@pytest.fixture
-def client(live):
-    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0, timeout=300) as opened:
-        yield opened
 
 
 WEATHER = {
@@ -155,6 +223,22 @@ def test_a_response(client):
     answer = client.responses.create(model="any", input=QUESTION, max_output_tokens=24, extra_body={"index_name": "facts"})
     assert answer.output_text.strip()
     assert answer.model_extra["source_nodes"][0]["text"] == TEXTS[0]
+
+
+def test_embeddings(live, client):
+    texts = ["PLA softens at 60 degrees.", "When does PLA become soft?", "The lease ends in May."]
+    found = client.embeddings.create(model="any", input=texts)  # base64, as this client asks for it
+    first, near, far = (each.embedding for each in found.data)
+    assert math.isclose(sum(value * value for value in first), 1.0, abs_tol=1e-4)
+    assert sum(map(float.__mul__, first, near)) > sum(map(float.__mul__, first, far)) + 0.2
+    assert found.usage.prompt_tokens > 10
+    floats = client.embeddings.create(model="any", input=texts[0], encoding_format="float").data[0].embedding
+    assert floats == pytest.approx(first, abs=1e-5)
+    for given, says in (({"input": "word " * 2000}, "tokens, but the embedder reads"), ({"input": "word", "dimensions": 7}, "dimensions")):
+        answer = httpx.post(f"{live.url}/v1/embeddings", json=given)
+        assert (answer.status_code, says in answer.json()["detail"]) == (400, True)
+    for bad in ([], "", [""], [1, 2], None, {"a": 1}):
+        assert httpx.post(f"{live.url}/v1/embeddings", json={"input": bad}).status_code == 422
 
 
 def test_embeddings_are_those_of_the_indexes(client):

@@ -1,9 +1,11 @@
-"""OpenAI's other routes, and what a chat completion tells of its tokens, asked by OpenAI's own client."""
+"""OpenAI's other routes, and what a chat completion tells of its tokens, asked by OpenAI's own client.
+
+Embeddings are asked for in tests/model/test_server_real.py.
+"""
 
 from __future__ import annotations
 
 import json
-import math
 
 import httpx
 import openai
@@ -169,24 +171,3 @@ def test_the_events_of_a_response(client):
 )  # fmt: skip
 def test_what_a_response_refuses(live, given):
     assert refused(live, "/v1/responses", given)
-
-
-# --- /v1/embeddings ---
-
-
-@pytest.mark.model
-def test_embeddings(converted, catalogue, tmp_path):
-    with served(tmp_path / "home", "--models", str(catalogue), "--no-keep") as live:
-        client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0)
-        texts = ["PLA softens at 60 degrees.", "When does PLA become soft?", "The lease ends in May."]
-        found = client.embeddings.create(model="any", input=texts)  # base64, as this client asks for it
-        first, near, far = (each.embedding for each in found.data)
-        assert math.isclose(sum(value * value for value in first), 1.0, abs_tol=1e-4)
-        assert sum(map(float.__mul__, first, near)) > sum(map(float.__mul__, first, far)) + 0.2
-        assert found.usage.prompt_tokens > 10
-        floats = client.embeddings.create(model="any", input=texts[0], encoding_format="float").data[0].embedding
-        assert floats == pytest.approx(first, abs=1e-5)
-        assert "tokens, but the embedder reads" in refused(live, "/v1/embeddings", {"input": "word " * 2000})
-        assert "dimensions" in refused(live, "/v1/embeddings", {"input": "word", "dimensions": 7})
-        for bad in ([], "", [""], [1, 2], None, {"a": 1}):
-            assert httpx.post(f"{live.url}/v1/embeddings", json={"input": bad}).status_code == 422
