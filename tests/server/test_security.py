@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from urllib.parse import quote
 
@@ -49,9 +50,14 @@ def routes():
 ROUTES = sorted(routes())
 
 
+@cache
+def client(**guard):
+    """Of one app for all requests: to make one takes long."""
+    return TestClient(app(**guard), base_url="http://127.0.0.1:8642", raise_server_exceptions=False)
+
+
 def asked(method, path, *, headers=None, content=None, **guard):
-    with TestClient(app(**guard), base_url="http://127.0.0.1:8642", raise_server_exceptions=False) as client:
-        return client.request(method, path, headers=headers or {}, content=content)
+    return client(**guard).request(method, path, headers=headers or {}, content=content)
 
 
 # --- one gate for all routes ---
@@ -290,6 +296,13 @@ def url(tmp_path_factory):
         yield address
 
 
+@pytest.fixture(scope="module")
+def http():
+    """A connection for each request, and not a client: one takes long to make."""
+    with httpx.Client(limits=httpx.Limits(max_keepalive_connections=0), timeout=60) as opened:
+        yield opened
+
+
 def fields(value, at=()):
     """The way to each text in a body, and to each name in it."""
     if isinstance(value, str):
@@ -321,31 +334,30 @@ def bodies():
 
 
 @pytest.mark.parametrize(("method", "path", "body", "at"), list(bodies()))
-def test_special_strings_in_every_field_of_every_body(url, method, path, body, at):
+def test_special_strings_in_every_field_of_every_body(url, http, method, path, body, at):
     for text in STRINGS:
         content = json.dumps(put(body, at, text))
-        answer = httpx.request(method, f"{url}{path}", content=content, headers={"Content-Type": "application/json"}, timeout=60)
+        answer = http.request(method, f"{url}{path}", content=content, headers={"Content-Type": "application/json"})
         assert answer.status_code < 500, (text, answer.text)
         assert answer.headers["content-type"] == "application/json"
         assert "set-cookie" not in answer.headers
 
 
-def test_special_strings_in_every_name_and_parameter_of_an_address(url):
+def test_special_strings_in_every_name_and_parameter_of_an_address(url, http):
     texts = [text.encode("utf-8", "replace").decode() for text in STRINGS]  # no address holds half a character
     for (path, method, operation), text in itertools.product(operations(app().openapi()), texts):
         for each in operation.get("parameters", ()):
             if each["schema"].get("type") != "integer":
                 name = quote(text, safe="") if each["in"] == "path" else "book"
                 params = {each["name"]: text} if each["in"] == "query" else {}
-                answer = httpx.request(method, f"{url}{path.replace('{index_name}', name)}", params=params)
+                answer = http.request(method, f"{url}{path.replace('{index_name}', name)}", params=params)
                 assert answer.status_code < 500, (method, path, text)
 
 
 @pytest.mark.parametrize("text", STRINGS)
-def test_special_strings_are_plain_content(url, text):
+def test_special_strings_are_plain_content(url, http, text):
     def post(path, body):
-        content = json.dumps(body)
-        return httpx.post(f"{url}{path}", content=content, headers={"Content-Type": "application/json"}, timeout=60).json()
+        return http.post(f"{url}{path}", content=json.dumps(body), headers={"Content-Type": "application/json"}).json()
 
     plain = text.encode("utf-8", "replace")
     assert post("/tokenize", {"text": text}) == {"num_tokens": len(plain), "token_ids": list(plain)}
