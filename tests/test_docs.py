@@ -36,6 +36,8 @@ NOT_RUN = {
 }
 """Blocks that are shown and not run, and why."""
 RUN = {"console", "python", "toml", "text"}
+PLAIN = re.compile(r'(cat \S+ \| )?localrag ([^|<>&;$`*"\n]|"[^$`"\n]*")*')
+"""A command line that needs no shell."""
 FOREIGN_OPTIONS = {"--no-stream", "--schema", "--no-index", "--find-links", "--force-reinstall", "--no-deps", "--no-binary", "--wheel-dir"}
 FOREIGN_OPTIONS |= {"--map-root-user", "--net", "--indent", "--document-tokens", "--members", "--help", "--reuse-chunks"}
 """Of other programs, and one that was tried and left out."""
@@ -60,8 +62,10 @@ def _check(steps: list[Step], found: list[tuple[int, str]]) -> None:
 
 @pytest.mark.parametrize("name", WITHOUT_MODEL)
 def test_commands_and_programs_run_and_give_what_is_shown(name, tiny_catalogue, tmp_path):
+    """All of a page in one process, if it needs no shell: a process for each command takes longer than the commands."""
     steps = _steps(name)
-    _check(steps, run_in_shell(steps, workplace(tmp_path), environment(tmp_path / "home", tiny_catalogue)))
+    run = run_in_one_process if all(step.is_program or PLAIN.fullmatch(step.text) for step in steps) else run_in_shell
+    _check(steps, run(steps, workplace(tmp_path), environment(tmp_path / "home", tiny_catalogue)))
 
 
 @pytest.mark.model
