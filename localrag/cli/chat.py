@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from localrag.session.turns import Turn
     from localrag.settings import Settings
 
-HISTORY_FILE = "chat-history"
 _NOTED_TURNS = 3
 
 
@@ -96,7 +95,7 @@ def _talk(room: Room, *, as_json: bool) -> int:
     editor: chat_editor.Editor = chat_editor.PlainEditor()
     if draws:
         editor = chat_editor.LineEditor(
-            room.settings.home / HISTORY_FILE,
+            room.history_file,
             words=partial(chat_commands.words, room),
             toolbar=partial(_toolbar, room),
             opening=opening,

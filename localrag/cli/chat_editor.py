@@ -70,22 +70,25 @@ class LineEditor:
 
     def __init__(
         self,
-        history: Path,
+        history: Path | None,
         *,
         words: Callable[[str], Iterable[tuple[str, str]]],
         toolbar: Callable[[], str],
         opening: Future[None],
     ) -> None:
-        """`words(line)` are the completions of a line that begins with /, each with what it is; `opening` ends when the model is there."""
+        """`history` is the file of what was typed, None to keep none; `words(line)` are the completions of a line that begins with /, each
+        with what it is; `opening` ends when the model is there.
+        """
         from prompt_toolkit import PromptSession  # noqa: PLC0415  # weight
-        from prompt_toolkit.history import FileHistory  # noqa: PLC0415
+        from prompt_toolkit.history import FileHistory, InMemoryHistory  # noqa: PLC0415
 
         self._opening = opening
-        history.parent.mkdir(parents=True, exist_ok=True)
-        history.touch(mode=0o600)
+        if history is not None:
+            history.parent.mkdir(parents=True, exist_ok=True)
+            history.touch(mode=0o600)
         self._session: PromptSession[str] = PromptSession(
             PROMPT,
-            history=FileHistory(str(history)),
+            history=InMemoryHistory() if history is None else FileHistory(str(history)),
             multiline=True,
             prompt_continuation=lambda *_: "… ",
             key_bindings=_bindings(),

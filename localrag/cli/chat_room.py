@@ -23,6 +23,7 @@ from localrag.session.turns import Forgotten
 if TYPE_CHECKING:
     from localrag.session.turns import Turn
 
+HISTORY_FILE = "chat-history"
 RETRY_TEMPERATURE = 0.7
 """What another answer to the same question is sampled with where nothing else was set: greedy ones are all the same."""
 
@@ -161,6 +162,11 @@ class Room:
         """End what is being written, from any thread."""
         if self._session is not None:
             self._session.engine.cancel_all()
+
+    @property
+    def history_file(self) -> Path | None:
+        """Where what a person types is kept for the next chat; None where nothing is to be kept."""
+        return self.settings.home / HISTORY_FILE if self._wanted.keeps else None
 
     @property
     def session(self) -> Session:

@@ -70,6 +70,16 @@ def test_keys(home):
     assert (home / "chat-history").stat().st_mode & 0o777 == 0o600
 
 
+def test_what_is_typed_is_not_kept_either_if_nothing_is_to_be(home):
+    with chat(home, "--no-keep") as terminal:
+        terminal.wait_for("echo · ")
+        terminal.enter("a secret")
+        terminal.wait_for("You asked: a secret")
+        terminal.send(CTRL_D)
+        assert terminal.end() == 0
+    assert not [path for path in home.rglob("*") if path.is_file() and b"secret" in path.read_bytes()]
+
+
 def test_completion(home, tmp_path):
     (tmp_path / "a-file-of-mine.txt").write_text("text")
     with chat(home, columns=200) as terminal:
