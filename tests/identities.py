@@ -1,4 +1,4 @@
-"""What always holds of an answer object (the end of CLI.md), checked on one."""
+"""What always holds of an answer object (docs/reference/output.md), checked on one."""
 
 
 def check(answer: dict, retrieved: list[str]) -> None:

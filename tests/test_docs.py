@@ -26,7 +26,7 @@ NOT_RUN = {
     ("docs/tutorial.md", "sh"): "it makes an environment and compiles llama.cpp; scripts/test, which runs this test, begins with it",
     ("docs/how-to/server.md", "sh"): "a server and its clients: tests/server and tests/model/test_server_real.py run them",
     ("docs/how-to/server.md", "python"): "a client of a server that runs: tests/model/test_server_real.py",
-    ("docs/how-to/server.md", "yaml"): "the configuration of another program: tests/model/test_server_real.py",
+    ("docs/how-to/server.md", "yaml"): "the configuration of llm, which was tried by hand",
     ("docs/how-to/quality.md", "json"): "lines of a file of questions: tests/grading reads such",
     ("docs/how-to/mcp.md", "json"): "the configuration of another program: tests/mcp_server",
     ("docs/how-to/postgresql.md", "sh"): "a server of PostgreSQL: tests/kb/test_postgres.py runs one",

@@ -1,4 +1,4 @@
-"""The walk on the echo engine: the identities of CLI.md on random asks."""
+"""The walk on the echo engine: what always holds of an answer object, on random asks."""
 
 import json
 import math
