@@ -1,7 +1,6 @@
 """Several models in one run: open at once where they fit, else in turn, and the plan says before what happens then."""
 
 import json
-import platform
 import random
 from dataclasses import replace
 
@@ -9,14 +8,13 @@ import psutil
 import pytest
 
 from localrag.decoding import SamplingParams
-from localrag.engine import attention, threads
 from localrag.engine.gguf import read_header
-from localrag.engine.library import library
 from localrag.engine.memory import RESERVE_BYTES, Situation, plan
 from localrag.errors import EngineError, ModelNotFoundError
 from localrag.session.residents import Need, Residents
 from localrag.settings import Settings
 from tests.gguf_files import write_model
+from tests.homes import know_attention
 
 MIB = 1024 * 1024
 CELLS = 256
@@ -31,8 +29,7 @@ def settings(tmp_path_factory):
         write_model(home / f"{name}.gguf", seed=seed, changes={"tokenizer.chat_template": None})
     tables = "".join(f'[models.{name}]\npath = "{home}/{name}.gguf"\n' for name in ("a", "b", "c"))
     (home / "models.toml").write_text(f'default_model = "a"\n{tables}')
-    here = f"{platform.node()} {attention._processor()} {library().llama_print_system_info().decode()} {threads.num_cores()}"
-    (home / "attention.json").write_text(json.dumps({"for": here, "flash_attention": False, "flash_s": 2.0, "plain_s": 1.0}))
+    know_attention(home)
     return Settings(home=home, models_file=home / "models.toml")
 
 

@@ -22,6 +22,7 @@ from localrag.thinking import MIN_TOKENS
 from tests import identities, material
 from tests.chat_templates import NOW, PATHS, THINKING, THINKING_OPEN
 from tests.council import driving
+from tests.homes import know_attention
 from tests.reciting import BRACKETS, BRACKETS_TEMPLATE, HM_YES, write_reciting
 
 NUM_ASKS = int(os.environ.get("LOCALRAG_TEST_ASKS", "60"))  # 1,000 were exact too
@@ -212,6 +213,7 @@ def test_a_council_sees_proposals_and_no_thoughts(tmp_path):
     models = tmp_path / "models.toml"
     models.write_text(f'default_model = "thinker"\n[models.thinker]\npath = "{tmp_path}/thinker.gguf"\n')
     settings = Settings(home=tmp_path / "home", models_file=models)
+    know_attention(settings.home)
     members = [Member(name=name, persona=f"You are {name}.", sampling=SamplingParams(think_tokens=32)) for name in ("Ann", "Bo")]
     council = Council(name="test", members=tuple(members), judge=Judge(model="echo", sampling=SamplingParams(max_tokens=600)))
     events = []

@@ -14,6 +14,7 @@ from localrag.engine.echo import open_echo
 from localrag.session import Session
 from tests import identities
 from tests.gguf_files import write_model, write_vocab
+from tests.homes import know_attention
 
 
 @pytest.fixture
@@ -226,7 +227,8 @@ def test_broken_model_files_are_told_apart(run, tmp_path):
     assert "bare.gguf" in refusal(run("ask", "x", "--model", bare), 4)
 
 
-def test_a_chat_template_can_be_given(run, tmp_path):
+def test_a_chat_template_can_be_given(run, home, tmp_path):
+    know_attention(home)
     bare = write_model(tmp_path / "bare.gguf", changes={"tokenizer.chat_template": None})
     (tmp_path / "chat.jinja").write_text("{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}<|im_end|>")
     args = ("ask", "x", "--model", bare, "--chat-template", tmp_path / "chat.jinja", "--max-tokens", "4", "--json")

@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import platform
 import re
 import signal
 import subprocess
@@ -19,11 +18,10 @@ import localrag as package
 from localrag.catalog import Catalog
 from localrag.cli import council_view, live, main
 from localrag.cli.council import council_command
-from localrag.engine import attention, threads
-from localrag.engine.library import library
 from localrag.errors import BudgetExceededError
 from localrag.settings import Settings
 from tests.gguf_files import write_model
+from tests.homes import know_attention
 
 PERSONAS = {"chemist": "You know heat.", "buyer": "You know prices.", "clerk": "You know rules."}
 SPECIALISTS = "".join(
@@ -52,8 +50,7 @@ def notes(tmp_path_factory, models):
     """A home with a knowledge base of three notes, where attention is known, so that it is not measured."""
     home, folder = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("docs") / "notes"
     folder.mkdir()
-    here = f"{platform.node()} {attention._processor()} {library().llama_print_system_info().decode()} {threads.num_cores()}"
-    (home / "attention.json").write_text(json.dumps({"for": here, "flash_attention": False, "flash_s": 2.0, "plain_s": 1.0}))
+    know_attention(home)
     for name, text in {"pla": "PLA is annealed at 90 degrees.", "abs": "ABS is smoothed with acetone.", "nylon": "Nylon is dried."}.items():
         (folder / f"{name}.md").write_text(f"# {name}\n\n{text}\n")
     with pytest.MonkeyPatch.context() as patch:
