@@ -15,6 +15,7 @@ from localrag.catalog.budgets import BudgetTable, FileTypesTable, LimitsTable, R
 from localrag.errors import ConfigError
 from localrag.relevance.weights import DEFAULT_FILE_TYPES, FACTORS, MAX_DEPTH_LIMIT, METHODS, Weights
 from localrag.settings import Settings
+from tests.test_catalog import load
 
 LONG_CHATS = """
 [budgets.long-chats]
@@ -40,12 +41,6 @@ basis = 1000
 [budgets.short]
 history.max_messages = 4
 """
-
-
-def load(folder: Path, text: str) -> Catalog:
-    file = folder / "models.toml"
-    file.write_text(text, encoding="utf-8")
-    return Catalog.load(Settings(home=folder / "home", models_file=file))
 
 
 # --- what a table says

@@ -17,6 +17,7 @@ from localrag.council.words import SYSTEM
 from localrag.decoding import SamplingParams
 from localrag.errors import ConfigError
 from localrag.settings import Settings
+from tests.test_catalog import load
 
 BENCH = """
 [models.small]
@@ -60,12 +61,6 @@ budget = "tight"
 max_tokens = 500
 """
 ONE = '[[councils.x.specialists]]\nname = "one"\npersona = "p"\n'
-
-
-def load(folder: Path, text: str) -> Catalog:
-    file = folder / "models.toml"
-    file.write_text(text, encoding="utf-8")
-    return Catalog.load(Settings(home=folder / "home", models_file=file))
 
 
 @pytest.fixture

@@ -2,11 +2,7 @@
 
 import itertools
 import random
-import re
-import subprocess
-import sys
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -171,16 +167,6 @@ def test_pinned_turns_that_fill_the_window_are_an_error_with_numbers(journal):
     assert [turn.question for turn in chat.turns] == [("word " * 40)]
     chat.pin(1, is_pinned=False)
     chat.say("more " * 30, sampling=SHORT)
-
-
-def test_the_program_of_the_docs_runs(home):
-    program = re.search(r"```python\n(.*?)```", (Path(__file__).parents[1] / "docs" / "how-to" / "chat.md").read_text(), re.DOTALL)[1]
-    done = [
-        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1])
-        for _ in range(2)
-    ]
-    assert [each.stderr for each in done] == ["", ""]
-    assert done[1].stdout.count("Which soil do roses like?") == 3
 
 
 def test_undo_fork_and_turns_that_are_not_there(journal):
