@@ -14,6 +14,7 @@ from localrag.engine.engine import MAX_STALL_S
 from localrag.engine.loading import open_model
 from localrag.errors import EngineError, UsageError
 from tests.gguf_files import write_model
+from tests.homes import know_attention
 
 
 @pytest.fixture(scope="module")
@@ -258,6 +259,7 @@ def test_what_an_answer_taught_is_kept_also_where_it_was_ended(echo, reason):
 
 
 def test_an_unknown_speed_is_measured_once_and_refreshed_by_each_run(tiny_path, tmp_path):
+    know_attention(tmp_path)
     with open_model(tiny_path, name="tiny", home=tmp_path) as engine:
         assert not engine.speed.is_known
         engine.measure_speed()
