@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from localrag.cli import main
 from localrag.cli.chat_commands import COMMANDS
 from localrag.cli.chat_view import MarkdownView
 from localrag.cli.text import console
@@ -35,6 +36,17 @@ def run(home, *args, text=""):
     return subprocess.run(
         [sys.executable, "-m", "localrag", *args], input=text, capture_output=True, text=True, cwd=ROOT, env=env, check=False
     )
+
+
+@pytest.fixture
+def manage(home, capsys):
+    """Runs a command that asks nothing, in this process; returns (exit code, stdout, stderr)."""
+
+    def _manage(*args):
+        code = main([str(arg) for arg in args])
+        return code, *capsys.readouterr()
+
+    return _manage
 
 
 def said(home, name=None):
@@ -302,22 +314,22 @@ def test_an_error_does_not_end_a_pipe_and_is_its_exit_code(home):
     assert "no command /nope" in done.stderr
 
 
-def test_conversations_are_listed_found_renamed_exported_and_deleted(home, tmp_path):
+def test_conversations_are_listed_found_renamed_exported_and_deleted(home, manage, tmp_path):
     run(home, "chat", "--model", "echo", "--session", "garden", text="Which soil?\n")
     run(home, "chat", "--model", "echo", "--session", "kitchen", text="Which oven?\n")
-    listed = json.loads(run(home, "chat", "--list", "--json").stdout)["conversations"]
+    listed = json.loads(manage("chat", "--list", "--json")[1])["conversations"]
     assert [(each["name"], each["num_turns"]) for each in listed] == [("garden", 1), ("kitchen", 1)]
-    assert json.loads(run(home, "chat", "--search", "ovens", "--json").stdout)["found"][0]["conversation"] == "kitchen"
-    assert run(home, "chat", "--session", "garden", "--rename", "allotment").returncode == 0
+    assert json.loads(manage("chat", "--search", "ovens", "--json")[1])["found"][0]["conversation"] == "kitchen"
+    assert manage("chat", "--session", "garden", "--rename", "allotment")[0] == 0
     for name in ("kept.md", "kept.json"):
-        assert run(home, "chat", "--session", "allotment", "--export", str(tmp_path / name)).returncode == 0
+        assert manage("chat", "--session", "allotment", "--export", tmp_path / name)[0] == 0
     assert json.loads((tmp_path / "kept.json").read_text())["turns"][0]["answer"] == "You asked: Which soil?"
     assert "# allotment" in (tmp_path / "kept.md").read_text()
-    again = run(home, "chat", "--session", "allotment", "--export", str(tmp_path / "kept.md"))
-    assert (again.returncode, "there already" in again.stderr) == (2, True)
-    assert run(home, "chat", "--session", "allotment", "--delete", "--yes").returncode == 0
-    assert run(home, "chat", "--session", "allotment", "--export", str(tmp_path / "x.md")).returncode == 2
-    assert "allotment" not in run(home, "chat", "--list").stdout
+    code, _, err = manage("chat", "--session", "allotment", "--export", tmp_path / "kept.md")
+    assert (code, "there already" in err) == (2, True)
+    assert manage("chat", "--session", "allotment", "--delete", "--yes")[0] == 0
+    assert manage("chat", "--session", "allotment", "--export", tmp_path / "x.md")[0] == 2
+    assert "allotment" not in manage("chat", "--list")[1]
 
 
 def test_nothing_is_kept_if_that_is_wanted(home):
@@ -329,24 +341,24 @@ def test_nothing_is_kept_if_that_is_wanted(home):
 @pytest.mark.parametrize(
     "args", [["--session", "a", "--continue"], ["--delete"], ["--session", "nowhere", "--delete", "--yes"], ["--max-seconds", "3"]]
 )
-def test_what_does_not_go_together(home, args):
-    done = run(home, "chat", "--model", "echo", *args, text="hello\n")
-    assert done.returncode == 2
-    assert done.stderr.startswith("Error: ")
+def test_what_does_not_go_together(manage, args):
+    code, _, err = manage("chat", "--model", "echo", *args)
+    assert code == 2
+    assert err.startswith("Error: ")
 
 
-def test_memories_are_told(home):
-    run(home, "memory", "add", "The printer of this house is called Bertha.", "--importance", "0.9")
+def test_memories_are_told(home, manage):
+    manage("memory", "add", "The printer of this house is called Bertha.", "--importance", "0.9")
     done = run(home, "chat", "--model", "echo", "--json", text="hello\n")
     entries = {each["name"]: each for each in json.loads(done.stdout)["ledger"]["entries"]}
     assert entries["memories"]["used"] > 20
-    assert run(home, "memory", "edit", "1", "--importance", "0.1").returncode == 0
+    assert manage("memory", "edit", "1", "--importance", "0.1")[0] == 0
     done = run(home, "chat", "--model", "echo", "--json", text="hello\nWho is Bertha?\n")
     first, second = (json.loads(line)["ledger"]["entries"] for line in done.stdout.splitlines())
     assert "memories" not in {each["name"] for each in first}
     assert "memories" in {each["name"] for each in second}
-    assert run(home, "memory", "forget", "1").returncode == 0
-    assert json.loads(run(home, "memory", "list", "--json").stdout) == {"memories": []}
+    assert manage("memory", "forget", "1")[0] == 0
+    assert json.loads(manage("memory", "list", "--json")[1]) == {"memories": []}
 
 
 def test_markdown_is_drawn_once_and_controls_nothing(capsys):
