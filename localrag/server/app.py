@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import InitVar, dataclass, field
-from functools import partial
 from importlib.metadata import version
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response
-from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
-from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 
 from localrag.errors import LocalragError
 from localrag.kb import list_kbs
@@ -90,17 +86,9 @@ def make_app(shared: Shared) -> FastAPI:
     app.add_exception_handler(HTTPException, _no_route)
     app.add_exception_handler(LocalragError, _error)
     app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_middleware(BaseHTTPMiddleware, dispatch=partial(_counted, shared))
+    app.add_middleware(metrics.Counting, counts=shared.metrics)
     app.add_middleware(Gate, guard=shared.guard)
     return app
-
-
-async def _counted(shared: Shared, request: Request, call_next: RequestResponseEndpoint) -> Response:
-    response = await call_next(request)
-    route = request.scope.get("route")
-    if isinstance(route, APIRoute):
-        shared.metrics.requested(request.method, route.path, response.status_code)
-    return response
 
 
 def _problem(_request: Request, error: Exception) -> CompactResponse:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from localrag.server.documenting import shown
+from localrag.server.gate import Receive, Scope, Send
 
 if TYPE_CHECKING:
     from localrag.server.app import Shared
@@ -88,6 +90,24 @@ class Metrics:
             self._waiting.set(engine.num_waiting)
             self._cells.set(engine.about.get("num_cells", 0))
         return generate_latest(self.registry)
+
+
+class Counting:
+    """ASGI middleware: counts what the routes answer. It is none of Starlette's BaseHTTPMiddleware, behind which no route can see that a
+    client went away."""
+
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], *, counts: Metrics) -> None:
+        self._app = app
+        self._counts = counts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def told(message: MutableMapping[str, Any]) -> None:
+            route = scope.get("route")
+            if message["type"] == "http.response.start" and isinstance(route, APIRoute):
+                self._counts.requested(scope["method"], route.path, message["status"])
+            await send(message)
+
+        await self._app(scope, receive, told)
 
 
 @router.get("/metrics", operation_id="metrics", response_class=Response, responses=shown(_EXAMPLE, "All counters."))

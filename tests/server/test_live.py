@@ -24,6 +24,13 @@ def live(tmp_path_factory):
         yield running
 
 
+@pytest.fixture(scope="module")
+def patient(tmp_path_factory):
+    """One whose window has room for answers that take long."""
+    with served(tmp_path_factory.mktemp("home"), "--no-keep", "--ctx", "131072") as running:
+        yield running
+
+
 @pytest.fixture
 def client(live: Live) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0) as opened:
@@ -155,22 +162,37 @@ def test_many_at_once(client):
 
 
 def test_a_client_that_goes_away_frees_its_place(live):
-    with socket.create_connection(("127.0.0.1", live.port)) as connection:
-        body = json.dumps({"messages": LONG, "stream": True}).encode()
-        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        head += f"Content-Length: {len(body)}\r\n\r\n"
-        connection.sendall(head.encode() + body)
+    with _asked(live, messages=LONG, stream=True) as connection:
         assert connection.recv(100).startswith(b"HTTP/1.1 200")
+    _until(live, requests_running=0)
+
+
+def test_a_client_that_goes_away_ends_an_answer_that_it_wanted_whole(patient):
+    with _asked(patient, messages=LONG):
+        _until(patient, requests_running=1)
+    _until(patient, requests_running=0, tokens_decoded_total=0)  # which are counted when an answer is complete
+
+
+def _asked(live: Live, **body: object) -> socket.socket:
+    """A connection over which a completion was asked for."""
+    connection = socket.create_connection(("127.0.0.1", live.port))
+    content = json.dumps(body).encode()
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+    return connection
+
+
+def _until(live: Live, **wanted: float) -> None:
+    """Waits for these numbers of the server."""
     end = time.monotonic() + 20
-    while time.monotonic() < end and _state(live)["running"]:
+    while not wanted.items() <= (found := _numbers(live)).items():
+        assert time.monotonic() < end, found
         time.sleep(0.05)
-    assert _state(live)["running"] == 0
 
 
-def _state(live: Live) -> dict[str, float]:
-    lines = httpx.get(f"{live.url}/metrics").text.splitlines()
-    found = dict(line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
-    return {"running": float(found["localrag_requests_running"]), "waiting": float(found["localrag_requests_waiting"])}
+def _numbers(live: Live) -> dict[str, float]:
+    lines = [line for line in httpx.get(f"{live.url}/metrics").text.splitlines() if line.startswith("localrag_")]
+    return {name.removeprefix("localrag_"): float(number) for name, number in (line.rsplit(" ", 1) for line in lines)}
 
 
 def test_an_engine_that_dies_is_back_and_the_request_is_told(live, client):
