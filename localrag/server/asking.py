@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -40,7 +40,7 @@ async def answered(request: Request, engine: EngineProcess, asked: Asked, form: 
     replies = engine.run(client_of(request), asked.to_message(engine.about["slot"]["n_ctx"]))
     if not asked.streams:
         return CompactResponse(form.whole(await heard_out(request, replies)))
-    first = await anext(replies)  # what cannot be answered is no stream
+    first = await _attended(request, anext(replies))  # what cannot be answered is no stream
     return EventSourceResponse(form.chunks(first, replies), sep="\n", ping=15)
 
 
@@ -76,7 +76,12 @@ def client_of(request: Request) -> str:
 
 async def heard_out(request: Request, replies: AsyncGenerator[dict[str, Any], None]) -> dict[str, Any]:
     """What was done in the end. A client that goes away ends it at once."""
-    task = asyncio.ensure_future(_last(replies))
+    return await _attended(request, _last(replies))
+
+
+async def _attended(request: Request, reply: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+    """What is waited for. Problem 499 as soon as the client went away, which ends it."""
+    task = asyncio.ensure_future(reply)
     try:
         while not task.done():
             await asyncio.wait({task}, timeout=_LOOK_S)

@@ -7,11 +7,13 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import httpx
 import openai
 import pytest
 
+from localrag.session.serving import MAX_AT_ONCE
 from tests.server.live import Live, served
 
 QUESTION = [{"role": "user", "content": "What is PLA?"}]
@@ -171,6 +173,17 @@ def test_a_client_that_goes_away_ends_an_answer_that_it_wanted_whole(patient):
     with _asked(patient, messages=LONG):
         _until(patient, requests_running=1)
     _until(patient, requests_running=0, tokens_decoded_total=0)  # which are counted when an answer is complete
+
+
+def test_a_client_that_goes_away_while_it_waits_frees_its_place(patient):
+    with ExitStack() as running:
+        for _ in range(MAX_AT_ONCE):
+            running.enter_context(_asked(patient, messages=LONG, stream=True))
+        _until(patient, requests_running=MAX_AT_ONCE)
+        with _asked(patient, messages=LONG, stream=True):
+            _until(patient, requests_waiting=1)
+        _until(patient, requests_running=MAX_AT_ONCE, requests_waiting=0, tokens_decoded_total=0)  # none of them made room for it
+    _until(patient, requests_running=0)
 
 
 def _asked(live: Live, **body: object) -> socket.socket:
