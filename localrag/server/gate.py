@@ -52,19 +52,28 @@ class Gate:
             return
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         try:
+            self._check_place(headers)
+            send = _allowing(send, headers.get("origin"))  # its page may read what is refused from here on, too
+            if _is_preflight(scope, headers):
+                await _permit(send, headers)
+                return
             self._check(scope, headers)
             body = await self._body(receive, headers)
         except Problem as problem:
             await _refuse(send, problem)
             return
-        await self._app(scope, _replayed(body, receive), _allowing(send, headers.get("origin")))
+        await self._app(scope, _replayed(body, receive), send)
 
-    def _check(self, scope: Scope, headers: Mapping[str, str]) -> None:
+    def _check_place(self, headers: Mapping[str, str]) -> None:
+        """To whom it is addressed, and what page asks."""
         guard, origin = self._guard, headers.get("origin")
         if guard.hosts is not None and host_of(headers.get("host", "")) not in guard.hosts:
             raise Problem(421, "This server does not answer to that Host.")
         if origin is not None and origin not in guard.origins and not _is_own(origin, headers.get("host", "")):
             raise Problem(403, "Requests from that Origin are not allowed.")
+
+    def _check(self, scope: Scope, headers: Mapping[str, str]) -> None:
+        guard = self._guard
         if guard.api_key is not None and (scope["method"], scope["path"]) not in OPEN and not _has_token(headers, guard.api_key):
             raise Problem(401, "A bearer token is needed.", headers={"WWW-Authenticate": "Bearer"})
         has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
@@ -119,6 +128,11 @@ def _is_own(origin: str, host: str) -> bool:
     return bool(host) and origin.lower() in (f"http://{host.lower()}", f"https://{host.lower()}")
 
 
+def _is_preflight(scope: Scope, headers: Mapping[str, str]) -> bool:
+    """Whether a browser asks what a page may ask: it does before each body of JSON and each token, and sends neither with it."""
+    return "origin" in headers and "access-control-request-method" in headers and scope["method"] == "OPTIONS"
+
+
 def _has_token(headers: Mapping[str, str], api_key: str) -> bool:
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return scheme.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), api_key.encode())
@@ -150,6 +164,14 @@ def _allowing(send: Send, origin: str | None) -> Send:
         await send(message)
 
     return told
+
+
+async def _permit(send: Send, headers: Mapping[str, str]) -> None:
+    """The answer to a preflight: a page whose origin was allowed may send what any program may."""
+    names = headers.get("access-control-request-headers", "")
+    allowed = [(b"access-control-allow-methods", b"GET, POST, DELETE"), (b"access-control-allow-headers", names.encode("latin-1"))]
+    await send({"type": "http.response.start", "status": 204, "headers": allowed})
+    await send({"type": "http.response.body", "body": b""})
 
 
 async def _refuse(send: Send, problem: Problem) -> None:

@@ -50,6 +50,23 @@ def test_an_origin_that_was_allowed_may_read_the_answer():
     assert answer.headers["access-control-allow-origin"] == "http://localhost:3000"
 
 
+def test_a_browser_may_ask_first_what_a_page_may_send():
+    kept = client(origins=frozenset({"http://localhost:3000"}), api_key="s3cret")
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+    answer = kept.options("/echo", headers={"Origin": "http://localhost:3000", **asked})
+    assert answer.status_code == 204
+    allowed = {name: answer.headers[f"access-control-allow-{name}"] for name in ("origin", "methods", "headers")}
+    assert allowed == {"origin": "http://localhost:3000", "methods": "GET, POST, DELETE", "headers": "authorization,content-type"}
+    assert kept.options("/echo", headers={"Origin": "http://attacker.example", **asked}).status_code == 403
+    assert kept.options("/echo", headers=asked).status_code == 401
+
+
+def test_a_page_of_an_origin_that_was_allowed_may_read_what_is_wrong():
+    kept = client(origins=frozenset({"http://localhost:3000"}), api_key="s3cret")
+    answer = kept.post("/echo", json={}, headers={"Origin": "http://localhost:3000"})
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (401, "http://localhost:3000")
+
+
 def test_a_page_of_its_own():
     assert client().post("/echo", json={}, headers={"Origin": "http://127.0.0.1:8642"}).status_code == 200
     assert client().post("/echo", json={}, headers={"Origin": "null"}).status_code == 403
