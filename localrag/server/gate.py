@@ -135,7 +135,7 @@ def _is_preflight(scope: Scope, headers: Mapping[str, str]) -> bool:
 
 def _has_token(headers: Mapping[str, str], api_key: str) -> bool:
     scheme, _, token = headers.get("authorization", "").partition(" ")
-    return scheme.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), api_key.encode())
+    return scheme.lower() == "bearer" and hmac.compare_digest(token.encode("latin-1").strip(), api_key.encode())
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

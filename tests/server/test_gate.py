@@ -77,6 +77,7 @@ def test_a_missing_token():
     assert kept.post("/echo", json={}).status_code == 401
     assert kept.post("/echo", json={}, headers={"Authorization": "Bearer wrong"}).status_code == 401
     assert kept.post("/echo", json={}, headers={"Authorization": "Bearer s3cret"}).status_code == 200
+    assert client(api_key="schlüssel à").post("/echo", json={}, headers={"Authorization": "Bearer schlüssel à".encode()}).status_code == 200
     assert kept.get("/health").status_code == 200
     assert kept.get("/").status_code == 404  # let through, to where this app has no page
     assert kept.post("/", json={}).status_code == 401
