@@ -73,7 +73,7 @@ def serve_command(
     if model != "echo":
         catalog.open(catalog.model(model))  # what is not there is said now, and not by each answer
     is_local = host in ("127.0.0.1", "::1", "localhost")
-    key = api_key or os.environ.get(KEY_VARIABLE)
+    key = api_key or os.environ.get(KEY_VARIABLE) or None  # an empty one is none: anybody would have it
     if key is None and not is_local:
         key = secrets.token_urlsafe(32)
         note(f"Requests need this token: {key}")

@@ -61,7 +61,7 @@ def served(home: Path, *args: str, model: str = "echo", env: dict[str, str] | No
         port = free.getsockname()[1]
     process = subprocess.Popen(
         [sys.executable, "-m", "localrag", "serve", "--model", model, "--port", str(port), *args],
-        env={**os.environ, "LOCALRAG_HOME": str(home), **({"LOCALRAG_API_KEY": api_key} if api_key else {}), **(env or {})},
+        env={**os.environ, "LOCALRAG_HOME": str(home), **({} if api_key is None else {"LOCALRAG_API_KEY": api_key}), **(env or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
