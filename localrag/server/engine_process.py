@@ -48,6 +48,8 @@ class Wanted:
         return {
             "home": str(self.settings.home),
             "models_file": str(self.settings.models_file) if self.settings.models_file else None,
+            "prefix_bytes": self.settings.prefix_bytes,
+            "learn": self.settings.learn,
             "model": self.model,
             "n_ctx": self.n_ctx,
             "chat_template": str(self.chat_template) if self.chat_template else None,

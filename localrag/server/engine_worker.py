@@ -49,8 +49,7 @@ class _Worker:
     """Hears in one thread and works in another; `send` takes what the server is told."""
 
     def __init__(self, wanted: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None]) -> None:
-        models_file = wanted["models_file"]
-        settings = Settings(home=Path(wanted["home"]), models_file=Path(models_file) if models_file else None)
+        settings = settings_of(wanted)
         session = Session.open(
             wanted["model"],
             n_ctx=wanted["n_ctx"],
@@ -125,6 +124,17 @@ class _Worker:
     def _refuse(self, number: int, error: LocalragError) -> None:
         problem = problem_of(error)
         self._send({"id": number, "problem": [problem.status, problem.detail]})
+
+
+def settings_of(wanted: Mapping[str, Any]) -> Settings:
+    """Those of the server that wants it."""
+    models_file = wanted["models_file"]
+    return Settings(
+        home=Path(wanted["home"]),
+        models_file=Path(models_file) if models_file else None,
+        prefix_bytes=wanted["prefix_bytes"],
+        learn=wanted["learn"],
+    )
 
 
 def question_of(message: Mapping[str, Any]) -> Question:
