@@ -126,5 +126,5 @@ def usage(done: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def data_of(event: Mapping[str, Any]) -> str:
-    """JSON as it goes into a server-sent event."""
-    return json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+    """JSON as it goes into a server-sent event. Half of a surrogate pair, which UTF-8 does not have, becomes a question mark."""
+    return json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace").decode()

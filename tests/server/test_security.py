@@ -366,6 +366,9 @@ def test_special_strings_are_plain_content(url, http, text):
     other = post("/budget", {"messages": [{"role": "system", "content": "x"}, {"role": "user", "content": "x"}]})
     assert used["system"] == used["question"] == len(plain.strip())
     assert used["scaffold"] == next(each["used"] for each in other["ledger"]["entries"] if each["name"] == "scaffold")
+    with_events = json.dumps({"input": "x", "instructions": text, "user": text, "stream": True})
+    events = httpx.post(f"{url}/v1/responses", content=with_events, headers={"Content-Type": "application/json"}, timeout=60).text
+    assert "event: response.completed\n" in events
     answer = post("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]})
     scaffold = next(each["used"] for each in answer["localrag"]["ledger"]["entries"] if each["name"] == "scaffold")
     assert answer["usage"]["prompt_tokens"] == scaffold + len(plain.strip())
