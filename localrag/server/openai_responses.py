@@ -79,7 +79,7 @@ def _messages(given: object) -> list[dict[str, Any]]:
 
 
 def _message(number: int, item: object) -> dict[str, Any]:
-    if not isinstance(item, dict) or item.get("type", "message") != "message":
+    if not isinstance(item, dict) or item.get("type") not in (None, "message"):
         raise Problem(400, f"Item {number} of the input is not a message.")
     content = item.get("content")
     if isinstance(content, list):

@@ -11,6 +11,7 @@ import httpx
 import openai
 import pytest
 
+from localrag.server.openai_responses import chat_body
 from tests.server.live import served
 
 QUESTION = [{"role": "user", "content": "What is PLA?"}]
@@ -135,6 +136,11 @@ def test_a_response_to_a_conversation(client):
     ]
     answer = client.responses.create(model="echo", input=[*said, {"role": "user", "content": [{"type": "input_text", "text": "And PLA?"}]}])
     assert answer.output_text == "You asked: And PLA?"
+
+
+def test_an_item_without_a_type_is_a_message():
+    for item in ({}, {"type": None}, {"type": "message"}):
+        assert chat_body({"input": [{**item, "role": "user", "content": "Hi"}]})["messages"] == [{"role": "user", "content": "Hi"}]
 
 
 def test_a_response_that_is_cut_off(client):
