@@ -12,13 +12,13 @@ from fastapi import Request
 from fastapi.responses import Response
 from sse_starlette import EventSourceResponse
 
+from localrag.server.engine_process import STOP_S, EngineProcess
 from localrag.server.problems import Problem
 from localrag.server.questions import Asked
 from localrag.server.responses import CompactResponse
 
 if TYPE_CHECKING:
     from localrag.server.app import Shared
-    from localrag.server.engine_process import EngineProcess
 
 FINISHES = {"stop": "stop", "length": "length", "time": "length", "cancelled": "stop"}
 """Ours to OpenAI's."""
@@ -41,7 +41,7 @@ async def answered(request: Request, engine: EngineProcess, asked: Asked, form: 
     if not asked.streams:
         return CompactResponse(form.whole(await heard_out(request, replies)))
     first = await _attended(request, anext(replies))  # what cannot be answered is no stream
-    return EventSourceResponse(form.chunks(first, replies), sep="\n", ping=15)
+    return EventSourceResponse(form.chunks(first, replies), sep="\n", ping=15, shutdown_grace_period=STOP_S)
 
 
 async def opened(shared: Shared) -> EngineProcess:

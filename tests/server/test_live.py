@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import threading
 import time
@@ -133,6 +134,16 @@ def test_an_answer_ends_when_its_time_is_over(tmp_path):
         assert answer.choices[0].finish_reason == "length"
         assert answer.model_extra["localrag"]["finish_reason"] == "time"
         assert answer.choices[0].message.content.startswith("You asked: What is PLA?")
+
+
+def test_ctrl_c_lets_a_stream_come_to_its_end(tmp_path):
+    with served(tmp_path, "--no-keep", "--ctx", "131072", "--max-seconds", "2") as live:
+        with httpx.stream("POST", f"{live.url}/v1/chat/completions", json={"messages": LONG, "stream": True}, timeout=60) as answer:
+            lines = filter(None, answer.iter_lines())
+            next(lines)
+            live.process.send_signal(signal.SIGINT)
+            assert list(lines)[-1] == "data: [DONE]"
+        live.process.wait(30)
 
 
 def test_the_model_is_listed(client):
