@@ -170,8 +170,8 @@ class Conversations:
         text = storable(answer)
         with transaction(self._db, self._path):
             statement = "UPDATE turns SET state = ?, answer = ?, about = ? WHERE id = ? AND state = 'running'"
-            self._db.execute(statement, (state, text, json_of(about), turn_id))
-            self._db.execute("UPDATE turns_fts SET answer = ? WHERE rowid = ?", (text, turn_id))
+            if self._db.execute(statement, (state, text, json_of(about), turn_id)).rowcount:
+                self._db.execute("UPDATE turns_fts SET answer = ? WHERE rowid = ?", (text, turn_id))
 
     def undo(self, turn_ids: Iterable[int]) -> None:
         """Take turns back: they stay in the file, and are not part of the conversation any more."""

@@ -152,6 +152,7 @@ def test_a_turn_that_has_ended_stays_as_it_ended(kept):
     kept.write(turn.id, "other")
     kept.end_turn(turn.id, "failed", "other", {})
     assert (kept.turns(made)[0].state, kept.turns(made)[0].answer) == ("done", "a")
+    assert kept.search("other") == []
 
 
 def test_a_journal_from_before_there_were_conversations_gets_them(tmp_path):
