@@ -302,8 +302,8 @@ def test_the_cache_knows_content_level_limit_and_model(cache):
 
 @pytest.mark.parametrize(
     "kept",
-    ["", "null", "{", "[]", "7", '"text"', '{"method":"model"}', '{"method":"magic","text":"x"}', '{"method":"model","text":7}',
-     json.dumps({"method": "model", "text": "too long " * 100})],
+    ["", "null", "{", "[]", "7", '"text"', '{"method":"model"}', '{"method":"magic","text":"x"}', '{"method":"whole","text":"x"}',
+     '{"method":"model","text":7}', json.dumps({"method": "model", "text": "too long " * 100})],
 )  # fmt: skip
 def test_a_cache_that_holds_something_else_is_written_over(cache, kept):
     good = summarize(Source(label="a", text=HANDBOOK), "summary", count=in_words, limit=50, cache=cache)

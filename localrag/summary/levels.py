@@ -23,6 +23,8 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 LIMITS: dict[Level, int | None] = {"full": None, "detailed": 2000, "summary": 500, "stub": 100}
 """The most tokens of each level."""
 
+_KEPT: tuple[Method, ...] = ("outline", "extractive", "model")
+"""What a cache holds: the others cost nothing to make."""
 _VERSION = "1"
 """Of everything here that decides how a summary reads: a new one forgets the summaries that were kept."""
 
@@ -135,7 +137,7 @@ def _read(kept: str | None, limit: int, count: Count) -> tuple[str, Method] | No
         text, method = fields["text"], fields["method"]
     except (ValueError, TypeError, KeyError):
         return None
-    if not isinstance(text, str) or method not in get_args(Method) or count(text) > limit:
+    if not isinstance(text, str) or method not in _KEPT or count(text) > limit:
         return None
     return text, method
 
