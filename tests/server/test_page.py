@@ -275,6 +275,14 @@ def test_what_is_being_written_is_negotiated_before_it_is_sent(page):
     assert not page.text("#told").startswith("To be sent")
 
 
+def test_a_question_that_does_not_fit_is_not_told_the_numbers_of_an_earlier_one(page):
+    page.write("What is PLA?")
+    page.until(lambda: page.text("#told").startswith("To be sent: prompt "))
+    page.script("document.querySelector('#question').value = arguments[0]; planSoon()", "x" * 2 * WINDOW)
+    page.until(lambda: page.text("#told").startswith("The window is empty"))
+    page.browser.get_log("browser")  # Chromium notes every 400
+
+
 def test_sections_are_told_by_the_keyboard(page):
     page.ask("What is PLA?")
     page.script("document.querySelector('#given > [tabindex=\"0\"]').focus()")
