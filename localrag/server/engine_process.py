@@ -93,6 +93,7 @@ class EngineProcess:
         self._ready = asyncio.Event()
         self._has_changed = asyncio.Event()
         self._is_up = False
+        """Whether it can be asked at this instant."""
         self._ends = False
 
     # --- its life ---
@@ -104,11 +105,6 @@ class EngineProcess:
     async def opened(self) -> None:
         """Wait until the model is open, or cannot be."""
         await self._ready.wait()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it can be asked at this instant."""
-        return self._is_up
 
     @property
     def num_running(self) -> int:
@@ -251,7 +247,7 @@ class EngineProcess:
 
     def _feed(self) -> None:
         """Hand on what waits, clients in turn, while there is a place."""
-        while self.is_open and self._waiting and len(self._running) < MAX_AT_ONCE:
+        while self._is_up and self._waiting and len(self._running) < MAX_AT_ONCE:
             client, tasks = self._waiting.popitem(last=False)
             task = tasks.popleft()
             if tasks:
