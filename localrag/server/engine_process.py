@@ -103,8 +103,12 @@ class EngineProcess:
         self._supervisor = asyncio.get_running_loop().create_task(self._supervise())
 
     async def opened(self) -> None:
-        """Wait until the model is open, or cannot be."""
-        await self._ready.wait()
+        """Wait until the model is open, or cannot be. Problem 503 if that takes longer than a request may."""
+        try:
+            async with asyncio.timeout(self._max_seconds):
+                await self._ready.wait()
+        except TimeoutError:
+            raise _no_time() from None
 
     @property
     def num_running(self) -> int:
@@ -228,7 +232,7 @@ class EngineProcess:
         while task.id not in self._running and task.replies.empty():
             left = task.ends_at - time.monotonic()
             if left <= 0:
-                raise Problem(503, "The model had no time for this request.", headers={"Retry-After": str(RETRY_AFTER_S)})
+                raise _no_time()
             with suppress(TimeoutError):
                 return await asyncio.wait_for(task.replies.get(), left)
         return await task.replies.get()
@@ -268,3 +272,7 @@ class EngineProcess:
             mine.remove(task)
             if not mine:
                 del self._waiting[task.client]
+
+
+def _no_time() -> Problem:
+    return Problem(503, "The model had no time for this request.", headers={"Retry-After": str(RETRY_AFTER_S)})
