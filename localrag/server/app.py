@@ -86,6 +86,7 @@ def make_app(shared: Shared) -> FastAPI:
     app.add_exception_handler(HTTPException, _no_route)
     app.add_exception_handler(LocalragError, _error)
     app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(Exception, _bug)
     app.add_middleware(metrics.Counting, counts=shared.metrics)
     app.add_middleware(Gate, guard=shared.guard)
     return app
@@ -106,6 +107,11 @@ def _invalid(_request: Request, error: Exception) -> CompactResponse:
     """What was sent is not repeated: it may be long, and no JSON."""
     assert isinstance(error, RequestValidationError)
     return CompactResponse(failure(422, [{key: each[key] for key in ("type", "loc", "msg")} for each in error.errors()]), 422)
+
+
+def _bug(_request: Request, _error: Exception) -> CompactResponse:
+    """Our own mistake. It is raised again behind this, so that the log has it."""
+    return CompactResponse(failure(500, "The server failed; its log has more."), 500)
 
 
 def _error(request: Request, error: Exception) -> CompactResponse:

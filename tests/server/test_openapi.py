@@ -83,6 +83,18 @@ def test_what_is_no_success_is_a_detail_and_an_error(operation):
             assert list(form["properties"]) == ["detail", "error"]
 
 
+def test_a_mistake_of_the_server_is_a_detail_and_an_error_too():
+    broken = app()
+
+    @broken.get("/broken")
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    answer = TestClient(broken, base_url="http://127.0.0.1:8642", raise_server_exceptions=False).get("/broken")
+    said = "The server failed; its log has more."
+    assert (answer.status_code, answer.json()) == (500, {"detail": said, "error": {"message": said, "code": 500}})
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_the_example_of_a_model_is_one(model):
     (shown,) = model.model_json_schema()["examples"]
