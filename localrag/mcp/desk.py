@@ -31,7 +31,7 @@ from localrag.settings import Settings
 if TYPE_CHECKING:
     from localrag.tokens import Embedder
 
-MAX_NAMED = 30
+_MAX_NAMED = 30
 """So many names of knowledge bases are listed at most."""
 _MAX_SHOWN_CHARS = 80
 
@@ -127,7 +127,7 @@ class Desk:
         if given:
             return given
         if len(names) > 1:
-            raise UsageError("There are several knowledge bases.", hint=f"Say which one with kb: {_listed(names)}.")
+            raise UsageError("There are several knowledge bases.", hint=f"Say which one with kb: {named(names)}.")
         if not names:
             raise self._not_found()
         return names[0]
@@ -141,7 +141,7 @@ class Desk:
     def _not_found(self, name: str = "") -> KnowledgeBaseNotFoundError:
         names = list(self.kbs)
         what = f"There is no knowledge base {name[:_MAX_SHOWN_CHARS]!r} here." if name else "There is no knowledge base yet."
-        hint = f"Use one of these: {_listed(names)}." if names else "A person makes one with: localrag index FOLDER --kb NAME"
+        hint = f"Use one of these: {named(names)}." if names else "A person makes one with: localrag index FOLDER --kb NAME"
         return KnowledgeBaseNotFoundError(what, hint=hint)
 
     @cached_property
@@ -181,5 +181,6 @@ def _check(is_stopped: Callable[[], bool]) -> None:
         raise InterruptedRunError("The request was cancelled.")
 
 
-def _listed(names: list[str]) -> str:
-    return f"{', '.join(names[:MAX_NAMED])}{', …' if len(names) > MAX_NAMED else ''}"
+def named(names: list[str]) -> str:
+    """Knowledge bases in a sentence, the first of many."""
+    return f"{', '.join(names[:_MAX_NAMED])}{', …' if len(names) > _MAX_NAMED else ''}"

@@ -10,7 +10,7 @@ from mcp_types import Tool, ToolAnnotations
 from pydantic import BaseModel
 
 from localrag.mcp import readable
-from localrag.mcp.desk import MAX_NAMED, Desk
+from localrag.mcp.desk import Desk, named
 from localrag.mcp.schemas import (
     Arguments,
     AskArguments,
@@ -43,7 +43,7 @@ class Offered:
     read: Callable[[Any], list[str]]
 
     def listed(self, name: str, kbs: list[str]) -> Tool:
-        known = f" Knowledge bases: {', '.join(kbs[:MAX_NAMED])}{', …' if len(kbs) > MAX_NAMED else ''}." if kbs else ""
+        known = f" Knowledge bases: {named(kbs)}." if kbs else ""
         return Tool(
             name=name,
             title=self.title,
