@@ -3,8 +3,6 @@ it can be kept as a file, and it stands behind the gate and its token like all e
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -16,6 +14,7 @@ from fastapi.responses import HTMLResponse
 from localrag.report.markup import plain, table
 from localrag.report.style import STYLE
 from localrag.server.documenting import operations
+from localrag.server.page import hash_of
 
 router = APIRouter()
 
@@ -29,10 +28,7 @@ a { color: inherit; }
 h4 { margin: 1rem 0 .3rem; }
 """
 )
-_POLICY = (
-    f"default-src 'none'; style-src 'sha256-{base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()}'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
+_POLICY = f"default-src 'none'; style-src {hash_of(_STYLE)}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 
 @router.get("/docs", include_in_schema=False)
