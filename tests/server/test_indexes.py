@@ -440,6 +440,12 @@ def test_an_embedder_that_is_not_there(tmp_path):
     assert client.get("/indexes").json() == []
 
 
+def test_requests_are_counted_by_route_and_outcome(client, ids):
+    client.post("/retrieve", json={"index_name": "nowhere", "query": "x"})
+    counted = {line for line in client.get("/metrics").text.splitlines() if line.startswith("rag_") and "_total{" in line}
+    assert counted == {'rag_index_requests_total{status="success"} 1.0', 'rag_indexes_retrieve_requests_total{status="failure"} 1.0'}
+
+
 def test_many_write_and_search_at_once(client, shared):
     def ask(at):
         document = {"doc_id": f"d{at % 5}", "text": f"This is text {at}.", "metadata": {"at": at}}
