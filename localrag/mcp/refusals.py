@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from pathlib import Path
 
 from pydantic import ValidationError
 
 from localrag.errors import LocalragError
+from localrag.session.hush import Hush
 
 MAX_CHARS = 1200
 _MAX_FAULTS, _MAX_NAME_CHARS = 4, 40
-_PATH = re.compile(r"(?<![\w.:/\\-])(?:~|[A-Za-z]:)?(?:[\\/][^\s\\/'\"]+)*[\\/]([^\s\\/'\"]*)")
-"""An absolute path without spaces, and its last part."""
-
-
-class Hush:
-    """Takes paths out of text. `folders` are those that are known; they may have spaces in their names."""
-
-    def __init__(self, folders: Iterable[Path]) -> None:
-        known = {f"{folder}{mark}" for folder in folders if folder != Path(folder.anchor) for mark in "/\\"}
-        self._known = sorted(known, key=len, reverse=True)
-
-    def __call__(self, text: str) -> str:
-        for folder in self._known:
-            text = text.replace(folder, "")
-        return _PATH.sub(r"\1", text)
 
 
 def told(error: Exception, hush: Hush) -> str:

@@ -35,8 +35,9 @@ from pydantic import ValidationError
 import localrag
 from localrag.errors import LocalragError
 from localrag.mcp.desk import Desk, Wanted
-from localrag.mcp.refusals import Hush, told
+from localrag.mcp.refusals import told
 from localrag.mcp.tools import INSTRUCTIONS, TOOLS, Offered
+from localrag.session.hush import Hush
 
 LOG = logging.getLogger("localrag.mcp")
 _STOP_S = 0.05

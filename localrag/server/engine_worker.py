@@ -22,6 +22,7 @@ from localrag.report.flexbox import item_style, shrink_multiple
 from localrag.server.problems import problem_of
 from localrag.server.wire import line_of
 from localrag.session import Answer, Options, Prepared, Session, supplied
+from localrag.session.hush import Hush
 from localrag.session.serving import Event, Question, Service
 from localrag.settings import Settings
 
@@ -60,6 +61,7 @@ class _Worker:
             settings=settings,
         )
         self._session = session
+        self._hush = Hush([settings.home])
         self._send = send
         self._service = Service(session, settings).open()
         self._heard: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
@@ -114,7 +116,7 @@ class _Worker:
             begun = {**composed(event.begun), "nodes": nodes(event, event.begun.prompt.hits)}
             self._send({"id": event.id, "begun": begun})
         elif event.answer is not None:
-            self._send({"id": event.id, "done": told(event, event.answer)})
+            self._send({"id": event.id, "done": told(event, event.answer, self._hush)})
         elif event.error is not None:
             self._refuse(event.id, event.error)
         else:
@@ -171,9 +173,10 @@ def composed(prepared: Prepared) -> dict[str, Any]:
     }
 
 
-def told(event: Event, answer: Answer) -> dict[str, Any]:
-    """The answer object, and its sources as nodes."""
-    return {**answer.to_dict(), "nodes": nodes(event, answer.hits)}
+def told(event: Event, answer: Answer, hush: Callable[[str], str]) -> dict[str, Any]:
+    """The answer object, and its sources as nodes. `hush` takes paths of this machine out of warnings."""
+    warnings = {"warnings": [hush(each) for each in answer.warnings]} if answer.warnings else {}
+    return {**answer.to_dict(), **warnings, "nodes": nodes(event, answer.hits)}
 
 
 def nodes(event: Event, hits: Sequence[Hit]) -> list[dict[str, Any]]:

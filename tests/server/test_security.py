@@ -19,6 +19,7 @@ import pytest
 from fastapi.routing import iter_route_contexts
 from fastapi.testclient import TestClient
 
+from localrag.journal import FILE_NAME
 from localrag.server import gate
 from localrag.server.app import Shared, make_app
 from localrag.server.documenting import operations
@@ -131,6 +132,15 @@ def test_on_0_0_0_0_a_token_is_made_where_none_is_given(tmp_path):
         assert len(running.token) >= 32
         assert httpx.get(f"{running.url}/v1/models").status_code == 401
         assert httpx.get(f"{running.url}/v1/models", headers={"Authorization": f"Bearer {running.token}"}).status_code == 200
+
+
+def test_an_answer_that_cannot_be_kept_names_no_path(tmp_path):
+    (tmp_path / FILE_NAME).write_bytes(b"no database" * 1000)
+    with served(tmp_path, "--ctx", "4096") as running:
+        answer = httpx.post(f"{running.url}/v1/chat/completions", json={"messages": QUESTION})
+    (warning,) = answer.json()["localrag"]["warnings"]
+    assert warning.startswith("This is not kept in the journal: ")
+    assert str(tmp_path) not in answer.text
 
 
 def raw(live: Live, head: str, body: bytes = b"") -> tuple[int, bytes]:
