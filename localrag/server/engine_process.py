@@ -144,16 +144,14 @@ class EngineProcess:
         """Start it, and start it again when it dies: at once if it had come up, else a little later each time."""
         num_failed = 0
         while not self._ends and self.failure is None:
+            try:
+                self._process = process = await _started()
+            except OSError as error:  # no memory or no file descriptor is left, for now
+                LOG.error("The engine's process cannot be started (%s); it is tried again.", error.strerror)
+                num_failed += 1
+                await asyncio.sleep(_pause_s(num_failed))
+                continue
             self.num_starts += 1
-            self._process = process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "localrag.server.engine_worker",
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                limit=MAX_LINE_BYTES,
-                env={**os.environ, "GGML_NO_BACKTRACE": "1"},
-            )
             self._tell(self._wanted.to_dict())
             try:
                 await self._hear(process)
@@ -166,7 +164,7 @@ class EngineProcess:
             self._drop_running()
             if not self._ends and self.failure is None:
                 LOG.error("The engine's process ended (%s); it is started again.", code)
-                await asyncio.sleep(min(MAX_PAUSE_S, num_failed * PAUSE_S))
+                await asyncio.sleep(_pause_s(num_failed))
 
     async def _hear(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
@@ -272,6 +270,22 @@ class EngineProcess:
             mine.remove(task)
             if not mine:
                 del self._waiting[task.client]
+
+
+async def _started() -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "localrag.server.engine_worker",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=MAX_LINE_BYTES,
+        env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+    )
+
+
+def _pause_s(num_failed: int) -> float:
+    return min(MAX_PAUSE_S, num_failed * PAUSE_S)
 
 
 def _no_time() -> Problem:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,3 +32,30 @@ def test_nobody_waits_for_a_model_longer_than_a_request_may_take():
     with pytest.raises(Problem, match="no time") as raised:
         asyncio.run(wait())
     assert (raised.value.status, raised.value.headers) == (503, {"Retry-After": "5"})
+
+
+SHORT_OF_FILES = """
+import asyncio, os, resource, sys
+from pathlib import Path
+from localrag.server.engine_process import EngineProcess, Wanted
+from localrag.settings import Settings
+
+async def main():
+    engine = EngineProcess(Wanted(settings=Settings(home=Path(sys.argv[1])), model="echo", n_ctx=1024, keep=False))
+    usual, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")), most))
+    engine.start()
+    await asyncio.sleep(0.1)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (usual, most))
+    await engine.opened()
+    print(engine.about["model"], engine.num_starts)
+    await engine.close()
+
+asyncio.run(main())
+"""
+
+
+def test_an_engine_that_cannot_be_started_for_now_is_started_later(tmp_path):
+    done = subprocess.run([sys.executable, "-c", SHORT_OF_FILES, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.returncode) == ("echo 1\n", 0), done.stderr
+    assert "cannot be started (Too many open files)" in done.stderr
