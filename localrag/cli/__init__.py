@@ -69,6 +69,14 @@ class _Commands(click.Group):
             ctx.fail(f"There is no command {args[0]!r}.{hint}")
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> object:
+        """A reader that went away, as `head` does, is no error; click would end the process with code 1."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
         """Commands with their line of help, none of them imported; then the options."""
         from click.shell_completion import CompletionItem  # noqa: PLC0415  # only for a shell
@@ -102,9 +110,6 @@ def main(args: Sequence[str] | None = None, *, is_process: bool = False) -> int:
         return result if isinstance(result, int) else 0
     except click.exceptions.Exit as stop:
         return stop.exit_code
-    except BrokenPipeError:  # the reader went away, as `head` does: that is no error
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except click.exceptions.NoArgsIsHelpError as raised:
         click.echo(raised.format_message(), err=True)
         return UsageError.exit_code

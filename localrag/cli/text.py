@@ -60,5 +60,9 @@ def console(*, err: bool = False) -> Console:
     """A rich console that marks up nothing on its own."""
     from rich.console import Console  # noqa: PLC0415  # weight
 
+    class _Console(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich would end the process with code 1
+
     width = None if (sys.stderr if err else sys.stdout).isatty() else 1000  # a table in a pipe is not folded
-    return Console(stderr=err, markup=False, highlight=False, emoji=False, width=width)
+    return _Console(stderr=err, markup=False, highlight=False, emoji=False, width=width)

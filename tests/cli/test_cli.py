@@ -153,6 +153,16 @@ def test_a_reader_that_goes_away_is_no_error(home):
     assert (done.stdout, done.stderr) == ("You a", "")
 
 
+@pytest.mark.parametrize("args", [["tokens", "four", "--model", "echo"], ["memory", "list"]])
+def test_a_reader_that_is_gone_already_is_no_error(home, args):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "localrag", *args]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_ctrl_c_keeps_what_was_written_and_ends_at_once(home, tmp_path):
     path = write_model(tmp_path / "tiny.gguf", changes={"llama.context_length": 200_000})
     command = [sys.executable, "-m", "localrag", "ask", "Go on.", "--model", path, "--max-tokens", "190000"]
