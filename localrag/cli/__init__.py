@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
 import time
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from localrag.cli.text import fault
 from localrag.errors import ConfigError, InterruptedRunError, LocalragError, UsageError
 
 if TYPE_CHECKING:
@@ -116,7 +116,9 @@ def main(args: Sequence[str] | None = None, *, is_process: bool = False) -> int:
     except (LocalragError, click.ClickException, click.Abort, KeyboardInterrupt, OSError) as raised:
         if debug:
             raise
-        return _report(_as_error(raised), as_json=as_json)
+        error = _as_error(raised)
+        fault(error, as_json=as_json)
+        return error.exit_code
 
 
 def _as_error(raised: BaseException) -> LocalragError:
@@ -131,21 +133,6 @@ def _as_error(raised: BaseException) -> LocalragError:
             f"{place}{raised.strerror or raised}.", hint="Check the path and its permissions (LOCALRAG_HOME moves the home)."
         )
     return InterruptedRunError("Interrupted.")
-
-
-def _report(error: LocalragError, *, as_json: bool) -> int:
-    if as_json:
-        click.echo(json.dumps({"error": error.to_dict()}, ensure_ascii=False, default=str))
-    else:
-        click.secho(f"Error: {_one_line(error.message)}", fg="red", err=True)
-        if error.hint:
-            click.echo(f"  {_one_line(error.hint)}", err=True)
-    return error.exit_code
-
-
-def _one_line(text: str) -> str:
-    """Fit for a terminal, whatever file name or argument the message repeats."""
-    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
 
 def entry_point() -> None:

@@ -65,7 +65,7 @@ def chat_command(
       localrag chat --continue
       localrag chat --session garden --export garden.md
 
-    Lines that are piped in are asked one by one; with --json each answer is an object.
+    Lines that are piped in are asked one by one; with --json each answer is an object, and so is each error.
     """
     named = [option for option, given in (("--session", name), ("--continue", resumes)) if given]
     if len(named) > 1:
@@ -100,7 +100,7 @@ def _talk(room: Room, *, as_json: bool) -> int:
             toolbar=partial(_toolbar, room),
             opening=opening,
         )
-    loop = chat_loop.Loop(room, editor, worker, opening, desk)
+    loop = chat_loop.Loop(room, editor, worker, opening, desk, as_json=as_json)
     try:
         loop.run()
     finally:

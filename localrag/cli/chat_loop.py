@@ -12,7 +12,7 @@ from localrag.cli.chat_desk import Desk
 from localrag.cli.chat_editor import Editor
 from localrag.cli.chat_room import Room
 from localrag.cli.interrupt import first_interrupt
-from localrag.cli.text import note
+from localrag.cli.text import fault, note
 from localrag.errors import InterruptedRunError, LocalragError
 
 T = TypeVar("T")
@@ -96,13 +96,14 @@ class Idle:
 class Loop:
     """Reads, has the desk do it, and goes on until that is closed or the input ends."""
 
-    def __init__(self, room: Room, editor: Editor, worker: Worker, opening: Future[None], desk: Desk) -> None:
+    def __init__(self, room: Room, editor: Editor, worker: Worker, opening: Future[None], desk: Desk, *, as_json: bool) -> None:
         self._room = room
         self._editor = editor
         self._worker = worker
         self._opening = opening
         self._desk = desk
         self._idle = Idle(room, worker)
+        self._as_json = as_json
         self.exit_code = 0
         """That of the first line that failed; 0 if none did."""
 
@@ -132,7 +133,5 @@ class Loop:
             note("Interrupted.")
         except LocalragError as error:
             self.exit_code = self.exit_code or error.exit_code
-            note(f"Error: {error.message}")
-            if error.hint:
-                note(f"  {error.hint}")
+            fault(error, as_json=self._as_json)
         return True

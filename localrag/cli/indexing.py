@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import click
 
 from localrag.cli import display
-from localrag.cli.text import console, emit, note, safe
+from localrag.cli.text import console, emit, fault, note, safe
 from localrag.errors import InterruptedRunError, KnowledgeBaseError, LocalragError
 from localrag.kb.prior import prior
 
@@ -65,10 +65,7 @@ def follow(paths: Sequence[Path], kb_dir: Path, index: Index, last: IngestResult
                 if not num_changed and last is None and "reasons" in error.numbers:
                     continue  # what there was to say was said a moment ago
                 check_paths(paths)
-                if as_json:
-                    emit({"error": error.to_dict()})
-                else:
-                    note(f"Error: {safe(error.message)}")
+                fault(error, as_json=as_json)
     except KeyboardInterrupt:
         note("\nNo longer watching.")
     return InterruptedRunError.exit_code

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from localrag.errors import LocalragError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -38,6 +40,16 @@ def emit(data: object) -> None:
 def note(text: str) -> None:
     """A line of talk."""
     click.echo(text, err=True)
+
+
+def fault(error: LocalragError, *, as_json: bool) -> None:
+    """An error: an object on stdout with --json, else a line and its way out, whatever file name or argument they repeat."""
+    if as_json:
+        emit({"error": error.to_dict()})
+        return
+    click.secho(f"Error: {one_line(error.message)}", fg="red", err=True)
+    if error.hint:
+        note(f"  {one_line(error.hint)}")
 
 
 def dim(text: str) -> None:

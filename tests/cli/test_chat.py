@@ -314,6 +314,12 @@ def test_an_error_does_not_end_a_pipe_and_is_its_exit_code(home):
     assert "no command /nope" in done.stderr
 
 
+def test_an_error_under_json_is_an_object_too(home):
+    done = run(home, "chat", "--model", "echo", "--json", text="/nope\nhello\n")
+    error, answer = map(json.loads, done.stdout.splitlines())
+    assert (done.returncode, error["error"]["type"], answer["answer"]) == (2, "UsageError", "You asked: hello")
+
+
 def test_conversations_are_listed_found_renamed_exported_and_deleted(home, manage, tmp_path):
     run(home, "chat", "--model", "echo", "--session", "garden", text="Which soil?\n")
     run(home, "chat", "--model", "echo", "--session", "kitchen", text="Which oven?\n")
