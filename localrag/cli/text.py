@@ -14,7 +14,7 @@ from localrag.errors import LocalragError
 if TYPE_CHECKING:
     from rich.console import Console
 
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 HIDDEN = re.compile("[\u061c\u200b\u2028\u2029\u2060-\u206f\ufeff\ud800-\udfff\U000e0000-\U000e007f]")
 COLOURS = {
     "scaffold": "bright_black",
@@ -33,8 +33,11 @@ COLOURS = {
 
 
 def emit(data: object) -> None:
-    """One JSON object on stdout."""
-    click.echo(json.dumps(data, ensure_ascii=False, default=str))
+    """One JSON object on stdout; in ASCII where half a character, of a file's name, or an old encoding allows no more."""
+    try:
+        click.echo(json.dumps(data, ensure_ascii=False, default=str))
+    except UnicodeEncodeError:
+        click.echo(json.dumps(data, default=str))
 
 
 def note(text: str) -> None:
@@ -58,7 +61,7 @@ def dim(text: str) -> None:
 
 
 def safe(text: str) -> str:
-    """Text without what moves a cursor, colours a terminal or turns the direction of writing."""
+    """Text without what moves a cursor, colours a terminal or turns the direction of writing, and without half characters."""
     return CONTROL.sub("", text)
 
 

@@ -216,6 +216,14 @@ def test_an_error_under_json_is_an_object_with_its_numbers(run):
     assert (code, json.loads(out)["error"]["type"]) == (2, "UsageError")
 
 
+def test_half_a_character_of_a_name_or_a_task_costs_no_output(run):
+    half = os.fsdecode(b"caf\xe9")
+    code, out, _ = run("index", half, "--kb", "x", "--json")
+    assert (code, json.loads(out)["error"]["path"]) == (6, half)
+    code, out, _ = run("budget", half, "--model", "echo", "--show-allocation")
+    assert (code, "Task    caf" in out) == (0, True)
+
+
 def test_an_answer_longer_than_the_window_is_clamped_and_said_so(run):
     code, out, _ = run("ask", "Why?", "--model", "echo", "--ctx", "300", "--max-tokens", "5000", "--json")
     entry = json.loads(out)["ledger"]["entries"][-1]
