@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -97,6 +98,7 @@ def eval_command(
     }
     _check_one(folder, qa_file, {name: bool(value) or value == 0 for name, value in (of_folder if qa_file else of_qa).items()})
     _check_plot(plot_file)
+    _check_installed(*(["ir_measures"] if folder is not None else []), *(["matplotlib"] if plot_file is not None else []))
     if folder is not None:
         _check_model(model, rerank)
         _measure(
@@ -147,6 +149,13 @@ def _check_plot(plot_file: Path | None) -> None:
         raise UsageError(f"The plot {plot_file.name} is no .png file.", hint="Name it FILE.png.")
     if plot_file is not None and not plot_file.parent.is_dir():
         raise UsageError(f"There is no folder {plot_file.parent}.", hint="Make it, or name another FILE.png.")
+
+
+def _check_installed(*packages: str) -> None:
+    """UsageError for a package of the extra that is not here; it is first imported when the work is done."""
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise UsageError(f"The evaluation needs the package {package}.", hint="pip install 'localrag[eval]'")
 
 
 def _check_model(model: str | None, rerank: str | None) -> None:

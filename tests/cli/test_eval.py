@@ -1,6 +1,8 @@
 """`localrag eval` on collections small enough to check by hand."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -83,6 +85,15 @@ def test_judged_documents_that_are_missing_are_counted(localrag, pots):
 )
 def test_bad_input_is_refused_before_any_work(refused, pots, home, args, says):
     assert says in refused(2, "eval", *args)
+    assert not (home / "eval").exists()
+
+
+@pytest.mark.parametrize(("package", "args"), [("ir_measures", []), ("matplotlib", ["--plot", "pots.png"])])
+def test_without_the_extra_the_way_out_is_said_before_any_work(pots, home, package, args):
+    code = f"import sys; sys.modules[{package!r}] = None; from localrag.cli import main; sys.exit(main({['eval', 'pots', *args]!r}))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=pots.parent, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"Error: The evaluation needs the package {package}.\n  pip install 'localrag[eval]'\n"
     assert not (home / "eval").exists()
 
 
