@@ -42,10 +42,14 @@ class Settings:
         prefix_bytes = env.get("LOCALRAG_PREFIX_BYTES") or str(PREFIX_BYTES)
         if not (prefix_bytes.isascii() and prefix_bytes.isdigit() and len(prefix_bytes) <= _MAX_DIGITS):
             raise UsageError("LOCALRAG_PREFIX_BYTES is not a number of bytes.", hint="Give digits alone; 0 keeps no evaluated prompts.")
+        try:
+            folder = Path(home).expanduser().absolute()
+        except RuntimeError:  # ~name of nobody
+            raise UsageError(f"LOCALRAG_HOME is {home[:80]!r}: whose home is this?", hint="Give the path of a folder.") from None
         learn = env.get("LOCALRAG_LEARN") or "votes"
         if learn not in get_args(Learning):
             raise UsageError(f"LOCALRAG_LEARN is {learn[:40]!r}.", hint=f"It can be {', '.join(get_args(Learning))}.")
-        return cls(home=Path(home).expanduser().absolute(), models_file=named, prefix_bytes=int(prefix_bytes), learn=cast(Learning, learn))
+        return cls(home=folder, models_file=named, prefix_bytes=int(prefix_bytes), learn=cast(Learning, learn))
 
     @property
     def models_dir(self) -> Path:
@@ -68,6 +72,14 @@ class Settings:
             if candidate.is_file():
                 return candidate
         return None
+
+
+def expanded(path: Path) -> Path:
+    """The path with the person's home in place of `~`; `~name` of nobody is a name like any other."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        return path
 
 
 def shipped_file() -> Path:

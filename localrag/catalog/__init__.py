@@ -20,7 +20,7 @@ from localrag.catalog.shipped import absent_models, with_shipped
 from localrag.catalog.sources import Progress
 from localrag.errors import ConfigError, ModelFileError, ModelNotFoundError
 from localrag.model import ModelSpec
-from localrag.settings import Settings, shipped_file
+from localrag.settings import Settings, expanded, shipped_file
 
 if TYPE_CHECKING:
     from localrag.council.roles import Council
@@ -223,10 +223,7 @@ class Catalog:
         }[thing]
 
     def _from_path(self, thing: Thing, text: str) -> ModelSpec:
-        try:
-            path = Path(text).expanduser().absolute()
-        except RuntimeError:  # ~name of nobody
-            path = Path(text).absolute()
+        path = expanded(Path(text)).absolute()
         kind = sources.kind_on_disk(path)
         if kind is None:
             raise ModelNotFoundError(f"There is no file {text}.", hint=_listed(self._known(thing)[0]), path=text)

@@ -13,6 +13,7 @@ from localrag.cli.chat_sources import sources
 from localrag.cli.text import note, safe
 from localrag.errors import UsageError
 from localrag.journal import DEFAULT_IMPORTANCE
+from localrag.settings import expanded
 
 # --- what it is held with ---
 
@@ -102,7 +103,7 @@ def _attach(desk: Desk, rest: str) -> None:
     if not rest:
         note(f"With the next question: {', '.join(safe(each.label) for each in room.attached) or 'nothing'}.  (/attach FILE)")
         return
-    attachment = options.attachment(Path(rest).expanduser())
+    attachment = options.attachment(expanded(Path(rest)))
     room.attached = [each for each in room.attached if each.label != attachment.label] + [attachment]
     tokens = room.session.engine.counter(attachment.text)
     note(f"{safe(attachment.label)}, {tokens:,} tokens, goes with the next question.")

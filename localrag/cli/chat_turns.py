@@ -8,6 +8,7 @@ from localrag.cli import chat_text
 from localrag.cli.chat_desk import Command, Desk, whole
 from localrag.cli.text import note, safe
 from localrag.errors import UsageError
+from localrag.settings import expanded
 
 _MAX_FOUND = 20
 
@@ -27,7 +28,7 @@ def _edit(desk: Desk, rest: str) -> None:
     """`/edit [N] [TEXT]`: turns from N on are taken back, and N is asked anew, with another text."""
     first, _, text = rest.partition(" ")
     turns = desk.room.chat.turns
-    number = int(first) if first.isdecimal() else len(turns)
+    number = whole(first, "/edit", least=1) if first.isdecimal() else len(turns)
     text = text.strip() if first.isdecimal() else rest
     old = desk.room.chat.turn(number)
     desk.room.chat.undo(len(turns) - number + 1)
@@ -61,7 +62,7 @@ def _history(desk: Desk, _rest: str) -> None:
 def _fork(desk: Desk, rest: str) -> None:
     first, _, name = rest.partition(" ")
     room = desk.room
-    number = int(first) if first.isdecimal() else len(room.chat.turns)
+    number = whole(first, "/fork", least=1) if first.isdecimal() else len(room.chat.turns)
     name = (name if first.isdecimal() else rest).strip() or f"{room.status.name} from {number}"
     made = room.chat.fork(number, name)
     room.enter(name, made)
@@ -103,7 +104,7 @@ def _search(desk: Desk, rest: str) -> None:
 def _save(desk: Desk, rest: str) -> None:
     if not rest:
         raise UsageError("/save FILE writes the conversation: as Markdown, or as JSON into a .json file.")
-    path = Path(rest).expanduser()
+    path = expanded(Path(rest))
     chat_text.save(path, desk.room.status.name, desk.room.chat.turns)
     note(f"Written to {safe(str(path))}.")
 

@@ -20,7 +20,7 @@ from localrag.messages import Attachment
 from localrag.prompt import ANSWER_BASIS
 from localrag.session import DEFAULT_TOP_K, Options, Session, TopK
 from localrag.session.finding import MAX_DEPTH
-from localrag.settings import MAX_TEXT_BYTES, Settings
+from localrag.settings import MAX_TEXT_BYTES, Settings, expanded
 from localrag.thinking import DEFAULT_TOKENS, MIN_TOKENS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -36,7 +36,7 @@ class Text(click.ParamType[str]):
             return read_stdin()
         if isinstance(value, str) and value.startswith("@"):
             try:
-                with Path(value[1:]).expanduser().open("rb") as file:
+                with expanded(Path(value[1:])).open("rb") as file:
                     return _decode(file.read(MAX_TEXT_BYTES + 1), value[1:])
             except OSError as error:
                 self.fail(f"{value[1:]}: {error.strerror}.", param, ctx)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from localrag.budget import Profile
 from localrag.errors import ConfigError, ModelNotFoundError, UsageError
-from localrag.settings import MAX_TEXT_BYTES, Settings
+from localrag.settings import MAX_TEXT_BYTES, Settings, expanded
 
 if TYPE_CHECKING:
     from localrag.council import Council
@@ -169,7 +169,7 @@ def prepare_queries(embedder: Embedder, settings: Settings, *, on_start: Callabl
 def read_template(path: Path) -> str:
     """The source of a chat template from a file. ModelNotFoundError if there is none, UsageError if it is no text."""
     try:
-        raw = path.expanduser().read_bytes()
+        raw = expanded(path).read_bytes()
     except OSError as error:
         raise ModelNotFoundError(f"The chat template {path} cannot be read: {error.strerror}.", hint="Check the path.") from None
     if len(raw) > MAX_TEXT_BYTES:

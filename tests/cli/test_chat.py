@@ -308,10 +308,20 @@ def test_lines_that_are_piped_in_are_asked_one_by_one(home):
     assert [turn.question for turn in said(home, "piped")] == ["one", "```\ntwo\n```", "three"]
 
 
-def test_an_error_does_not_end_a_pipe_and_is_its_exit_code(home):
-    done = run(home, "chat", "--model", "echo", text="/nope\nhello\n")
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("/nope", "no command /nope"),
+        ("/attach ~nobody-here/x", "cannot be attached"),
+        ("/save ~nobody-here/x", "cannot be written"),
+        (f"/edit {'9' * 5000}", "/edit takes a whole number"),
+        (f"/fork {'9' * 5000}", "/fork takes a whole number"),
+    ],
+)
+def test_an_error_does_not_end_a_pipe_and_is_its_exit_code(home, line, says):
+    done = run(home, "chat", "--model", "echo", text=f"{line}\nhello\n")
     assert (done.returncode, done.stdout) == (2, "You asked: hello\n")
-    assert "no command /nope" in done.stderr
+    assert says in done.stderr
 
 
 def test_an_error_under_json_is_an_object_too(home):

@@ -198,6 +198,8 @@ def test_ctrl_c_keeps_what_was_written_and_ends_at_once(home, tmp_path):
         (["kb", "show", "none"], 6, "no knowledge base"),
         (["search", "x", "--kb", "none"], 6, "no knowledge base"),
         (["models", "show", "none"], 4, "none"),
+        (["ask", "@~nobody-here/q.txt", "--model", "echo"], 2, "No such file"),
+        (["ask", "x", "--model", "echo", "--chat-template", "~nobody-here/t"], 4, "cannot be read"),
         (["tokens", "x", "--models", "none.toml"], 3, "none.toml"),
     ],
 )
@@ -264,6 +266,11 @@ def test_a_home_that_cannot_be_written(tmp_path, monkeypatch, capsys):
     (Path.cwd() / "README.md").stat()
     assert main(["index", "README.md", "--kb", "x"]) in {3, 6}
     assert "Error:" in capsys.readouterr().err
+
+
+def test_a_home_of_nobody(run, monkeypatch):
+    monkeypatch.setenv("LOCALRAG_HOME", "~nobody-here/x")
+    assert "whose home is this?" in refusal(run("kb", "list"), 2)
 
 
 def test_a_home_that_is_a_file(tmp_path, monkeypatch, capsys, embedder_path):
