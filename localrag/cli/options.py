@@ -32,6 +32,8 @@ class Text(click.ParamType[str]):
     name = "text"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ANN401  # click's signature
+        if ctx is not None and ctx.resilient_parsing:
+            return str(value)  # a shell completes the line: nothing is waited for
         if value == "-":
             return read_stdin()
         if isinstance(value, str) and value.startswith("@"):

@@ -8,7 +8,7 @@ import sys
 import click
 import pytest
 
-from localrag.cli import COMMANDS, cli, main, names
+from localrag.cli import COMMANDS, cli, main, names, options
 from tests.cli.test_cli import HEAVY
 
 MODELS = '[models.alpha]\npath = "a"\n[models.beta]\npath = "b"\n[embedders.vec]\npath = "v"\n[budgets.long]\n[councils.wise]\n'
@@ -70,6 +70,10 @@ def test_names_are_completed(complete, line, found):
 def test_options_of_a_command_are_completed(complete):
     assert complete("localrag ask --max-t") == ["--max-tokens"]
     assert complete("localrag kb ver") == ["verify"]
+
+
+def test_a_text_to_come_from_standard_input_is_not_waited_for():
+    assert options.Text().convert("-", None, click.Context(cli, resilient_parsing=True)) == "-"
 
 
 def test_what_cannot_be_read_completes_nothing(complete, tmp_path):
