@@ -61,6 +61,7 @@ class Room:
         self.asking = asking.copy()
         self.sampling = sampling
         self._rewrites = rewrites
+        self._system = asking["system"]
         self.settings = asking["settings"]
         self.status = Status()
         self.attached = [options.attachment(path) for path in dict.fromkeys(asking["attached"])]
@@ -261,7 +262,7 @@ class Room:
         """What a conversation was held with holds again, where the command line says nothing else."""
         about = row.about
         system = about.get("system")
-        self.asking["system"] = self.asking["system"] or (system if isinstance(system, str) else None)
+        self.asking["system"] = self._system or (system if isinstance(system, str) else None)
         if not is_open:
             model, kbs = about.get("model"), about.get("kbs", [])
             self.asking["model"] = self.asking["model"] or (model if isinstance(model, str) else None)

@@ -308,6 +308,18 @@ def test_lines_that_are_piped_in_are_asked_one_by_one(home):
     assert [turn.question for turn in said(home, "piped")] == ["one", "```\ntwo\n```", "three"]
 
 
+def test_a_conversation_that_is_resumed_has_its_own_system_text(home):
+    for name in ("terse", "polite"):
+        run(home, "chat", "--model", "echo", "--session", name, "--system", f"Be {name}.", text="hello\n")
+    shown = "System text: Be "
+    done = run(
+        home, "chat", "--model", "echo", "--session", "terse", text="/resume polite\n/system\n/system Be brief.\n/resume terse\n/system\n"
+    )
+    assert [line.split()[3] for line in done.stderr.splitlines() if line.startswith(shown)] == ["polite.", "brief.", "terse."]
+    done = run(home, "chat", "--model", "echo", "--session", "terse", "--system", "Be loud.", text="/resume polite\n/system\n")
+    assert f"{shown}loud." in done.stderr
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [
