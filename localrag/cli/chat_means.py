@@ -177,17 +177,17 @@ def _bad(desk: Desk, _rest: str) -> None:
 
 
 def _mark(desk: Desk, *, useful: bool) -> None:
-    """The passages that the last answer cites, or else those that came with it."""
+    """The passages that the last answer cites, or else those that came with it, of the knowledge bases that are used."""
     turn = desk.room.chat.turn(-1)
     cited = set(turn.about.get("citations", ()))
-    given = [hit for each in desk.room.chat.turns for hit in each.hits if hit.chunk.kb]
-    hits = [hit for hit in given if hit.label in cited] or [hit for hit in turn.hits if hit.chunk.kb]
-    for kb in desk.room.session.knowledge_bases:
-        ids = sorted({hit.chunk.id for hit in hits if hit.chunk.kb == kb.name})
-        if ids:
-            kb.mark(ids, useful=useful)
+    kbs = {kb.name: kb for kb in desk.room.session.knowledge_bases}
+    given = [hit for each in desk.room.chat.turns for hit in each.hits if hit.chunk.kb in kbs]
+    hits = [hit for hit in given if hit.label in cited] or [hit for hit in turn.hits if hit.chunk.kb in kbs]
     if not hits:
-        raise UsageError("The last answer has no passage of a knowledge base.", hint="There is nothing to mark.")
+        raise UsageError("The last answer has no passage of a knowledge base that is used here.", hint="There is nothing to mark.")
+    for name, kb in kbs.items():
+        if ids := sorted({hit.chunk.id for hit in hits if hit.chunk.kb == name}):
+            kb.mark(ids, useful=useful)
     labels = ", ".join(dict.fromkeys(hit.label for hit in hits))
     note(f"Marked as {'useful' if useful else 'useless'}: {labels}.")
 

@@ -256,6 +256,11 @@ def test_what_was_searched_for_is_shown_and_so_is_that_nothing_was_found(home, p
         assert "Sources\n" not in terminal.text
 
 
+def test_passages_of_a_knowledge_base_that_is_dropped_are_not_marked(home, pets):
+    done = run(home, "chat", "--model", "echo", "--kb", "pets", text="When do hamsters sleep?\n/good\n/kb drop pets\n/good\n")
+    assert (done.returncode, done.stderr.count("Marked as useful"), "There is nothing to mark." in done.stderr) == (2, 1, True)
+
+
 def test_edit_without_a_text_puts_the_question_into_the_line(home):
     with chat(home) as terminal:
         terminal.wait_for("echo · ")
