@@ -48,6 +48,7 @@ class PlainEditor:
 
     def read(self, *, prefilled: str = "") -> str:
         lines: list[str] = []
+        in_block = False
         if prefilled:
             click.echo(f"(It was: {safe(prefilled)})", err=True)
         while True:
@@ -61,7 +62,8 @@ class PlainEditor:
                     f"A line is longer than {MAX_TEXT_BYTES // 1024 // 1024} MiB.", hint="Index it as a document, or use /attach."
                 )
             lines.append(raw.decode("utf-8", "replace").rstrip("\r\n"))
-            if not raw or not is_open("\n".join(lines)):
+            in_block ^= is_open(lines[-1])
+            if not raw or not in_block:
                 return "\n".join(lines)
 
 
