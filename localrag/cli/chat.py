@@ -74,7 +74,9 @@ def chat_command(
         _find(asking["settings"], words, as_json=as_json)
         return 0
     if new_name is not None or delete or exported is not None:
-        _manage(asking["settings"], name, resumes=resumes, new_name=new_name, delete=delete, yes=yes, exported=exported)
+        done = _manage(asking["settings"], name, resumes=resumes, new_name=new_name, delete=delete, yes=yes, exported=exported)
+        if as_json:
+            emit(done)
         return 0
     if asking["max_seconds"] is not None:
         raise UsageError("--max-seconds has no meaning in a conversation.", hint="Leave it out; Ctrl-C ends an answer and keeps it.")
@@ -200,24 +202,30 @@ def _find(settings: Settings, words: str | None, *, as_json: bool) -> None:
 
 def _manage(
     settings: Settings, name: str | None, *, resumes: bool, new_name: str | None, delete: bool, yes: bool, exported: Path | None
-) -> None:
+) -> dict[str, object]:
+    """Do it, and return what was done, as an object for --json."""
     from localrag.cli import chat_text  # noqa: PLC0415  # weight
     from localrag.journal import Journal  # noqa: PLC0415  # weight
 
     with Journal.open(settings.home) as journal:
         kept = journal.conversations
         row = _one(kept, name, resumes=resumes)
+        done: dict[str, object] = {"name": row.name}
         if exported is not None:
             chat_text.save(exported, row.name, _turns(kept, row))
+            done["file"] = str(exported)
             note(f"Written to {safe(str(exported))}.")
         if new_name is not None:
             kept.rename(row.id, new_name)
+            done["name"] = new_name.strip()
             note(f"Renamed to {new_name.strip()!r}.")
         if delete:
             if not yes:
                 click.confirm(f"Delete {row.name!r} with {row.num_turns} turns?", abort=True, err=True)
             kept.delete(row.id)
+            done["deleted"] = True
             note(f"Deleted {row.name!r}.")
+    return done
 
 
 def _one(kept: Conversations, name: str | None, *, resumes: bool) -> ConversationRow:

@@ -353,14 +353,15 @@ def test_conversations_are_listed_found_renamed_exported_and_deleted(home, manag
     listed = json.loads(manage("chat", "--list", "--json")[1])["conversations"]
     assert [(each["name"], each["num_turns"]) for each in listed] == [("garden", 1), ("kitchen", 1)]
     assert json.loads(manage("chat", "--search", "ovens", "--json")[1])["found"][0]["conversation"] == "kitchen"
-    assert manage("chat", "--session", "garden", "--rename", "allotment")[0] == 0
+    assert json.loads(manage("chat", "--session", "garden", "--rename", "allotment", "--json")[1]) == {"name": "allotment"}
     for name in ("kept.md", "kept.json"):
         assert manage("chat", "--session", "allotment", "--export", tmp_path / name)[0] == 0
     assert json.loads((tmp_path / "kept.json").read_text())["turns"][0]["answer"] == "You asked: Which soil?"
     assert "# allotment" in (tmp_path / "kept.md").read_text()
     code, _, err = manage("chat", "--session", "allotment", "--export", tmp_path / "kept.md")
     assert (code, "there already" in err) == (2, True)
-    assert manage("chat", "--session", "allotment", "--delete", "--yes")[0] == 0
+    code, out, _ = manage("chat", "--session", "allotment", "--delete", "--yes", "--json")
+    assert (code, json.loads(out)) == (0, {"name": "allotment", "deleted": True})
     assert manage("chat", "--session", "allotment", "--export", tmp_path / "x.md")[0] == 2
     assert "allotment" not in manage("chat", "--list")[1]
 
