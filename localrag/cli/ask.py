@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Unpack
 import click
 
 from localrag.cli import display, options
-from localrag.cli.interrupt import first_interrupt
+from localrag.cli.interrupt import end_answer, first_interrupt
 from localrag.cli.text import note
 from localrag.decoding import SamplingParams
 from localrag.errors import UsageError
@@ -123,7 +123,7 @@ def _check_exhaustive(asking: options.Asking, *, exhaustive: bool, dry_run: bool
 def _answered(session: Session, question: str, *, sampling: SamplingParams, asked: Options, as_json: bool, exhaustive: bool) -> Answer:
     """The answer, written as it comes unless it is wanted as JSON."""
     stream = None if as_json else display.AnswerStream()
-    with first_interrupt(session.engine.cancel_all):
+    with first_interrupt(lambda: end_answer(session.engine)):
         if exhaustive:
             answer = _answered_from_all(session, question, stream, sampling=sampling, asked=asked)
         else:

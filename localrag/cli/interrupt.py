@@ -5,6 +5,17 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from localrag.engine.engine import Engine
+
+
+def end_answer(engine: Engine) -> None:
+    """Ends what an engine writes. KeyboardInterrupt while it writes nothing, for nothing else would end a search."""
+    if engine.is_idle:
+        raise KeyboardInterrupt
+    engine.cancel_all()
 
 
 @contextmanager

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from localrag.cli import COMMANDS, display, main
+from localrag.cli.interrupt import end_answer
+from localrag.decoding import SamplingParams
 from localrag.engine.echo import open_echo
 from localrag.session import Session
 from tests import identities
@@ -173,6 +175,17 @@ def test_ctrl_c_keeps_what_was_written_and_ends_at_once(home, tmp_path):
     assert process.returncode == 130
     assert (first + rest).endswith(b"\n")
     assert err.decode().strip() == "Interrupted."
+
+
+def test_ctrl_c_ends_an_answer_and_what_comes_before_it():
+    with open_echo() as engine:
+        with pytest.raises(KeyboardInterrupt):
+            end_answer(engine)
+        engine.reserve(64)
+        sequence = engine.add(engine.tokenizer.encode("Why?"), SamplingParams(max_tokens=8))
+        end_answer(engine)
+        engine.step()
+        assert sequence.finish_reason == "cancelled"
 
 
 # --- bad input: one clear line, a way out, the right code
