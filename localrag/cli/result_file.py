@@ -108,8 +108,8 @@ class ResultFile(ABC):
             os.ftruncate(self._handle, end)
 
     def _check_torn(self, number: int, raw: bytes) -> None:
-        """Only the beginning of a line of ours is cut off."""
-        if not raw.startswith(_OPENING[: len(raw)]):
+        """Only the beginning of a line of ours is cut off, and none is as long as the longest that is read."""
+        if len(raw) == _MAX_LINE_BYTES or not raw.startswith(_OPENING[: len(raw)]):
             raise self._foreign(number)
         with suppress(ValueError, RecursionError):
             if not self.is_line(json.loads(raw)):

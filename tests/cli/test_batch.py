@@ -215,6 +215,15 @@ def test_a_file_of_something_else_is_left_alone(run, source, tmp_path, held):
         assert (tmp_path / "out.jsonl").read_bytes() == held
 
 
+def test_a_line_longer_than_any_of_ours_is_left_alone(home, source, tmp_path):
+    out, num_bytes = tmp_path / "out.jsonl", 65 * 1024 * 1024
+    with out.open("wb") as file:
+        file.write(b'{"id":1,"note":"')
+        file.truncate(num_bytes)
+    assert main(["ask", "--batch", str(source(*questions(1))), "--out", str(out), "--model", "echo"]) == 2
+    assert out.stat().st_size == num_bytes
+
+
 def test_out_keeps_its_permissions_and_may_be_a_link(run, source, tmp_path):
     source({"id": "bad"}, *questions(2))
     (tmp_path / "real.jsonl").touch(0o600)
