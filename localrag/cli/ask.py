@@ -10,7 +10,7 @@ import click
 
 from localrag.cli import display, options
 from localrag.cli.interrupt import end_answer, first_interrupt
-from localrag.cli.text import note
+from localrag.cli.text import note, safe
 from localrag.decoding import SamplingParams
 from localrag.errors import UsageError
 from localrag.session import Answer, Options, Session
@@ -167,7 +167,7 @@ def _ask_all(source: Path, out: Path, opened: Callable[[], Session], *, sampling
 
     with Job(source, out, sampling=sampling, options=asked, force=force) as job:
         if job.is_done:
-            note(f"Nothing is left to ask: {out} holds every answer.")
+            note(f"Nothing is left to ask: {safe(str(out))} holds every answer.")
             return 0
         with opened() as session, first_interrupt(lambda: job.stop(session.engine)):
             return job.run(session)
