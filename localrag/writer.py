@@ -38,7 +38,8 @@ class Engine(Protocol):
 class Writer:
     """`writer(text, max_tokens)` is a summary of a text by a model, greedily decoded; empty where the model wrote nothing usable.
 
-    `max_text_tokens` is the most that a text may have, as it is sent, beside the longest answer.
+    `max_text_tokens` is the most that a text may have, as it is sent, beside the longest answer. TemplateError for a model without a
+    chat template.
     """
 
     def __init__(self, engine: Engine, *, n_ctx: int | None = None) -> None:
@@ -64,11 +65,6 @@ class Writer:
 
     def _encode(self, text: str) -> list[int]:
         return prompt_of(self._engine, [Message("user", (text.strip() + _INSTRUCTION).lstrip())])
-
-
-def make_writer(engine: Engine, *, n_ctx: int | None = None) -> Writer:
-    """A writer over an open engine; it is the engine that must be closed. TemplateError for a model without a chat template."""
-    return Writer(engine, n_ctx=n_ctx)
 
 
 def prompt_of(engine: Engine, messages: Sequence[Message]) -> list[int]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from localrag.engine.echo import open_echo
 from localrag.errors import BudgetExceededError, EngineError, UsageError
 from localrag.summary import LEVELS, LIMITS, Source, extract, split, summarize, truncate, usable
-from localrag.writer import PART_TOKENS, make_writer
+from localrag.writer import PART_TOKENS, Writer
 
 ROOT = Path(__file__).parents[1]
 HANDBOOK = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "examples/handbook").rglob("*.md")))
@@ -331,7 +331,7 @@ def test_what_is_refused():
 
 def test_a_writer_over_the_echo_engine():
     with open_echo() as engine:
-        writer = make_writer(engine)
+        writer = Writer(engine)
         assert writer.max_text_tokens == PART_TOKENS
         assert writer("A first line of words.\nAnd <|im_end|> more of it.", 100) == "You asked: A first line of words."
         assert (
@@ -351,13 +351,13 @@ def test_a_writer_over_the_echo_engine():
 
 def test_a_writer_in_a_small_window_writes_what_fits_or_refuses():
     with open_echo(n_ctx_train=400) as engine:
-        writer = make_writer(engine)
+        writer = Writer(engine)
         assert 64 < writer.max_text_tokens < 400 - 160
         assert writer("w" * writer.max_text_tokens, 160)
         with pytest.raises(BudgetExceededError):
             writer("w" * 400, 160)
     with open_echo(n_ctx_train=100) as engine:
-        writer = make_writer(engine)
+        writer = Writer(engine)
         assert writer.max_text_tokens == 0
         made = summarize(Source(label="a", text=HANDBOOK), "summary", count=engine.counter, write=writer, write_tokens=0)
         assert made.method == "extractive"

@@ -86,10 +86,10 @@ def _counter(engine: Engine) -> Callable[[str], int]:
 
 def _writer(engine: Engine) -> Writer | None:
     """None, which is said, for a file that holds a vocabulary alone."""
-    from localrag.writer import make_writer  # noqa: PLC0415  # weight
+    from localrag.writer import Writer  # noqa: PLC0415  # weight
 
     if engine.can_generate:
-        return make_writer(engine)
+        return Writer(engine)
     note(f"{safe(engine.name)} has no weights: sentences of the file are picked instead.")
     return None
 

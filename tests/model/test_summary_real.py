@@ -8,7 +8,7 @@ from localrag.cli.summarize import read_source
 from localrag.engine.loading import open_model
 from localrag.markup import as_content
 from localrag.summary import LEVELS, Source, extract, summarize, truncate
-from localrag.writer import make_writer
+from localrag.writer import Writer
 
 pytestmark = pytest.mark.model
 
@@ -24,7 +24,7 @@ def engine(model_path):
 def test_a_paragraph_is_summarised_in_less_and_about_the_same(engine, capsys):
     text = truncate(GUIDE.read_text(encoding="utf-8"), 110, engine.counter)
     source = Source(label="annealing.txt", text=text)
-    writer = make_writer(engine)
+    writer = Writer(engine)
     made = summarize(source, "summary", count=engine.counter, limit=40, write=writer, write_tokens=writer.max_text_tokens)
     with capsys.disabled():
         print(f"\n{made.num_source_tokens} tokens in {made.num_tokens} ({made.method}): {made.text}")
