@@ -31,6 +31,11 @@ def test_an_address_that_is_not_of_this_machine(tmp_path):
     assert (code, said.count("Error: ")) == (2, 1)
 
 
+def test_an_empty_token_is_none_and_one_is_made(tmp_path):
+    code, said = serve(tmp_path, "--model", "echo", "--host", "192.0.2.1", "--api-key", "")
+    assert (code, said.startswith("Requests need this token: ")) == (2, True)
+
+
 def test_a_model_that_is_not_there(tmp_path):
     code, said = serve(tmp_path, "--model", "nope")
     assert code == 4
