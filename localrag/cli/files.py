@@ -42,10 +42,21 @@ def write_whole(path: Path, text: str, *, replace: bool) -> None:
         if replace:
             Path(made).replace(path)
         else:
-            os.link(made, path)  # fails where somebody made it meanwhile
+            _put_new(Path(made), path)
     finally:
         with suppress(OSError):
             Path(made).unlink()
+
+
+def _put_new(made: Path, path: Path) -> None:
+    """Puts a file in a place where none is, nor was made meanwhile."""
+    try:
+        path.hardlink_to(made)
+    except FileExistsError:
+        raise
+    except OSError:  # FAT, as on many sticks, has no links
+        path.touch(exist_ok=False)
+        made.replace(path)
 
 
 def _document(name: str, data: bytes) -> str:
