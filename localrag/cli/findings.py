@@ -140,8 +140,8 @@ def home_facts(settings: Settings) -> dict[str, object]:
     home = settings.home
     if home.exists():
         next(home.iterdir(), None)  # a home that is a file, or that cannot be read, is one line and not one for each part
-    parts = {"models": settings.models_dir, "kb": settings.kb_dir}
-    parts |= {name: home / name for name in ("prefixes", "journal.sqlite", "speeds.json", "attention.json", "verified.json")}
+    parts = {"models": settings.models_dir, "kb": settings.kb_dir, "embedders": settings.embedders_dir}
+    parts |= {name: home / name for name in ("eval", "prefixes", "journal.sqlite", "speeds.json", "attention.json", "verified.json")}
     sizes = {name: told(_size, path) for name, path in parts.items()}
     sizes["prefixes"]["max_bytes"] = settings.prefix_bytes
     return {"path": str(home), "exists": home.exists(), "parts": sizes}

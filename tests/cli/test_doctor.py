@@ -75,6 +75,8 @@ def test_a_sound_machine(doctor, home, tmp_path, models_toml):
     (home / "attention.json").write_text('{"for": "here", "flash_attention": false, "flash_s": 0.4, "plain_s": 0.2}')
     (home / "models").mkdir()
     (home / "models" / "file").write_bytes(bytes(1000))
+    (home / "embedders").mkdir()
+    (home / "embedders" / "copy.gguf").write_bytes(bytes(500))
     file = models_toml(tiny=write_model(tmp_path / "tiny.gguf"))
     found = facts(doctor("--models", file, "--json"))
     assert set(found) == {"machine", "llama_cpp", "gpus", "attention", "speeds", "home", "catalogue"}
@@ -85,6 +87,7 @@ def test_a_sound_machine(doctor, home, tmp_path, models_toml):
     assert found["attention"]["kernel"] == "plain"
     assert found["home"]["parts"]["models"] == {"bytes": 1000}
     assert found["home"]["parts"]["kb"] == {"bytes": 0}
+    assert found["home"]["parts"]["embedders"] == {"bytes": 500}
     tiny = found["catalogue"]["models"]["tiny"]
     assert (tiny["n_ctx_train"], tiny["n_ctx"], tiny["nearest_n_ctx"], tiny["plan"]["fits"]) == (512, 512, 512, True)
     shown = doctor("--models", file)
