@@ -126,6 +126,7 @@ def _ask(room: Room, question: str, *, draws: bool, as_json: bool) -> None:
 
     if as_json:
         emit(room.say(question).to_dict())
+        _warn(room)
         return
     room.status.activity = "reading"
     view = chat_view.make_view(draws=draws)
@@ -150,12 +151,17 @@ def _ask(room: Room, question: str, *, draws: bool, as_json: bool) -> None:
         view.close()
         room.status.activity = ""
     display.remarks(answer, [kb.address for kb in room.session.knowledge_bases], tells_history=False)
-    for warning in room.chat.warnings:
-        note(f"Warning: {warning}")
-    room.chat.warnings.clear()
+    _warn(room)
     before = room.status.forgotten
     if news := room.look_ahead(write=False).beyond(before):
         note(chat_text.warning_of(news))
+
+
+def _warn(room: Room) -> None:
+    """What went wrong with keeping the conversation, once."""
+    for warning in room.chat.warnings:
+        note(f"Warning: {warning}")
+    room.chat.warnings.clear()
 
 
 def _toolbar(room: Room) -> str:
