@@ -108,8 +108,6 @@ def main(args: Sequence[str] | None = None, *, is_process: bool = False) -> int:
     try:
         result = cli.main(args=args, prog_name="localrag", standalone_mode=False, obj=started_at)
         return result if isinstance(result, int) else 0
-    except click.exceptions.Exit as stop:
-        return stop.exit_code
     except click.exceptions.NoArgsIsHelpError as raised:
         click.echo(raised.format_message(), err=True)
         return UsageError.exit_code
