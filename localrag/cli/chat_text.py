@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localrag.cli import views
+from localrag.cli.chat_sources import given_to
 from localrag.cli.files import write_whole
 from localrag.cli.markdown import inline, prose
 from localrag.cli.text import note, one_line, safe
@@ -96,7 +97,7 @@ def markdown(name: str, turns: Sequence[Turn]) -> str:
         if state_of(turn) and turn.answer.strip():
             lines += [f"*{state_of(turn).strip()}*", ""]
         cited = set(turn.about.get("citations", ()))
-        places = [f"- {inline(views.place(hit))}" for hit in turn.hits if hit.label in cited]
+        places = [f"- {inline(views.place(hit))}" for hit in given_to(turn, turns) if hit.label in cited]
         lines += [*places, ""] if places else []
     return "\n".join(lines)
 

@@ -12,9 +12,12 @@ import pytest
 
 from localrag.cli import main
 from localrag.cli.chat_commands import COMMANDS
+from localrag.cli.chat_text import markdown
 from localrag.cli.chat_view import MarkdownView
 from localrag.cli.text import console
 from localrag.journal import Journal
+from localrag.passages import Chunk, Hit
+from localrag.session.turns import Turn
 from tests.terminal import Terminal
 
 ROOT = Path(__file__).parents[2]
@@ -364,6 +367,16 @@ def test_conversations_are_listed_found_renamed_exported_and_deleted(home, manag
     assert (code, json.loads(out)) == (0, {"name": "allotment", "deleted": True})
     assert manage("chat", "--session", "allotment", "--export", tmp_path / "x.md")[0] == 2
     assert "allotment" not in manage("chat", "--list")[1]
+
+
+def test_a_passage_that_came_with_an_earlier_turn_has_its_place_where_it_is_cited():
+    hit = Hit(Chunk(7, 1, 0, "By day.", 10, 17, "pets.md", kb="pets"), 1.0)
+    about = {"citations": ["KB#7"]}
+    turns = [
+        Turn(id=1, question="When?", answer="By day [KB#7].", about=about, hits=(hit,)),
+        Turn(id=2, question="Sure?", answer="Yes [KB#7].", about=about),
+    ]
+    assert markdown("pets", turns).count("pets.md") == 2
 
 
 def test_nothing_is_kept_if_that_is_wanted(home):
