@@ -13,6 +13,11 @@ from localrag.settings import MAX_TEXT_BYTES
 from localrag.summary import Source
 
 
+def label_of(path: Path) -> str:
+    """A path fit to print: bytes that are not UTF-8 become `\\xNN`."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
 def read_source(path: Path, verb: str) -> Source:
     """A text file, or a document of a format that is read (localrag/kb/readers), that is to be, say, "summarized".
 
@@ -21,7 +26,7 @@ def read_source(path: Path, verb: str) -> Source:
     from localrag.kb.readers import UnreadableError, is_text  # noqa: PLC0415  # weight: none of it is needed to print help
     from localrag.kb.readers.text import decode  # noqa: PLC0415
 
-    label = os.fsencode(path).decode("utf-8", "backslashreplace")
+    label = label_of(path)
     try:
         data, modified = _unchanged(Path(os.path.realpath(path)))
         return Source(label=label, text=_document(path.name, data) or decode(data, known=is_text(path.name)), modified=modified)

@@ -13,6 +13,7 @@ import click
 
 from localrag.budget import TIERS, Profile
 from localrag.cli import display, options
+from localrag.cli.files import label_of
 from localrag.cli.text import emit, note, safe
 from localrag.errors import ConfigError, KnowledgeBaseError, ModelNotFoundError, UsageError
 from localrag.relevance import FACTORS, MAX_TASK_CHARS, METHODS, File, Method, Score, Weights, score
@@ -176,11 +177,11 @@ def _gather(paths: Sequence[Path]) -> Gathered:
         seen.add(real)
         try:
             text = decode(read_bytes(real), known=is_text(path.name))
-            gathered.files.append(File(_shown(path), text, Path(real).stat().st_mtime))
+            gathered.files.append(File(label_of(path), text, Path(real).stat().st_mtime))
         except UnreadableError as error:
-            gathered.skipped.append((_shown(path), str(error)))
+            gathered.skipped.append((label_of(path), str(error)))
         except OSError as error:
-            gathered.skipped.append((_shown(path), error.strerror or str(error)))
+            gathered.skipped.append((label_of(path), error.strerror or str(error)))
     return gathered
 
 
@@ -194,18 +195,13 @@ def _files(given: Path, gathered: Gathered) -> Iterator[Path]:
     try:
         found = walk([given])
     except KnowledgeBaseError as error:
-        gathered.skipped.append((_shown(given), error.message))
+        gathered.skipped.append((label_of(given), error.message))
         return
     gathered.skipped += found.skipped
     if not found.files:
-        gathered.skipped.append((_shown(given), "no file in this folder is read"))
+        gathered.skipped.append((label_of(given), "no file in this folder is read"))
     for file in found.files:
         yield given / os.path.relpath(file.path, found.roots[0])
-
-
-def _shown(path: Path) -> str:
-    """A path fit to print: bytes that are not UTF-8 become `\\xNN`."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def _row(one: Score) -> dict[str, object]:
