@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from localrag.cli import options
 from localrag.decoding import SamplingParams
-from localrag.errors import UsageError
+from localrag.errors import InterruptedRunError, UsageError
 from localrag.journal import ConversationRow, Journal
 from localrag.session import Answer, Options, Prepared, Session
 from localrag.session.chat import Chat
@@ -69,6 +69,7 @@ class Room:
         self.last: Answer | None = None
         self.proposed: list[str] = []
         self._wanted = wanted
+        self._is_stopped = False
         self._opened = ExitStack()
         self._session: Session | None = None
         self._chat: Chat | None = None
@@ -160,7 +161,8 @@ class Room:
         self._opened.close()
 
     def cancel(self) -> None:
-        """End what is being written, from any thread."""
+        """End what is being written, or the question that is still searched for, from any thread."""
+        self._is_stopped = True
         if self._session is not None:
             self._session.engine.cancel_all()
 
@@ -220,13 +222,20 @@ class Room:
         on_thought: Callable[[str], None] = lambda _: None,
         on_prepared: Callable[[Prepared], None] = lambda _: None,
     ) -> Answer:
-        """Ask; files that were attached go with this question."""
+        """Ask; files that were attached go with this question. InterruptedRunError where it was stopped before anything was written."""
+        self._is_stopped = False
+
+        def on_prepared_unless_stopped(ready: Prepared) -> None:
+            on_prepared(ready)
+            if self._is_stopped:
+                raise InterruptedRunError("Interrupted.")
+
         answer = self.chat.say(
             question,
             sampling=self.sampling,
             on_text=on_text,
             on_thought=on_thought,
-            on_prepared=on_prepared,
+            on_prepared=on_prepared_unless_stopped,
             **self.options(question),
         )
         self.attached.clear()

@@ -11,10 +11,15 @@ from pathlib import Path
 import pytest
 
 from localrag.cli import main
+from localrag.cli.chat import chat_command
 from localrag.cli.chat_commands import COMMANDS
+from localrag.cli.chat_room import Room, Wanted
 from localrag.cli.chat_text import markdown
 from localrag.cli.chat_view import MarkdownView
+from localrag.cli.options import Asking
 from localrag.cli.text import console
+from localrag.decoding import SamplingParams
+from localrag.errors import InterruptedRunError
 from localrag.journal import Journal
 from localrag.passages import Chunk, Hit
 from localrag.session.turns import Turn
@@ -367,6 +372,17 @@ def test_conversations_are_listed_found_renamed_exported_and_deleted(home, manag
     assert (code, json.loads(out)) == (0, {"name": "allotment", "deleted": True})
     assert manage("chat", "--session", "allotment", "--export", tmp_path / "x.md")[0] == 2
     assert "allotment" not in manage("chat", "--list")[1]
+
+
+def test_ctrl_c_ends_a_question_that_is_still_searched_for(home):
+    given = chat_command.make_context("chat", ["--model", "echo"]).params
+    room = Room({name: given[name] for name in Asking.__annotations__}, SamplingParams(), Wanted(name="stopped"))
+    room.open()
+    with pytest.raises(InterruptedRunError):
+        room.say("hello", on_prepared=lambda _: room.cancel())
+    assert room.say("hello").text == "You asked: hello"
+    room.close()
+    assert len(said(home, "stopped")) == 1
 
 
 def test_a_passage_that_came_with_an_earlier_turn_has_its_place_where_it_is_cited():
