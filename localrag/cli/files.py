@@ -7,10 +7,14 @@ import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from localrag.errors import UsageError
 from localrag.settings import MAX_TEXT_BYTES
 from localrag.summary import Source
+
+if TYPE_CHECKING:
+    from localrag.kb.reading import Readers
 
 
 def label_of(path: Path) -> str:
@@ -23,17 +27,28 @@ def read_source(path: Path, verb: str) -> Source:
 
     UsageError for one that is not there, cannot be read, is no text or too long, or changes again while it is read.
     """
-    from localrag.kb.readers import UnreadableError, is_text  # noqa: PLC0415  # weight: none of it is needed to print help
-    from localrag.kb.readers.text import decode  # noqa: PLC0415
+    from localrag.kb.readers import UnreadableError  # noqa: PLC0415  # weight: none of it is needed to print help
+    from localrag.kb.reading import Readers  # noqa: PLC0415
 
     label = label_of(path)
     try:
         data, modified = _unchanged(Path(os.path.realpath(path)))
-        return Source(label=label, text=_document(path.name, data) or decode(data, known=is_text(path.name)), modified=modified)
+        with Readers() as readers:
+            return Source(label=label, text=text_of(path.name, data, readers), modified=modified)
     except UnreadableError as error:
         raise UsageError(f"{label} cannot be {verb}: {error}.", hint="Give one text file.") from None
     except OSError as error:
         raise UsageError(f"{label} cannot be {verb}: {error.strerror or error}.", hint="Check the path and its permissions.") from None
+
+
+def text_of(name: str, data: bytes, readers: Readers) -> str:
+    """A file's text as it stands, or that of a document that is none (PDF, DOCX, EPUB …), which `readers` read. UnreadableError says why
+    there is none.
+    """
+    from localrag.kb.readers import is_document, is_text  # noqa: PLC0415  # weight
+    from localrag.kb.readers.text import decode  # noqa: PLC0415
+
+    return readers.read(name, data).text if is_document(name, data) else decode(data, known=is_text(name))
 
 
 def write_whole(path: Path, text: str, *, replace: bool) -> None:
@@ -62,18 +77,6 @@ def _put_new(made: Path, path: Path) -> None:
     except OSError:  # FAT, as on many sticks, has no links
         path.touch(exist_ok=False)
         made.replace(path)
-
-
-def _document(name: str, data: bytes) -> str:
-    """The text of a document that is no text as it stands (PDF, DOCX, EPUB …), read in a limited process; empty for any other file."""
-    from localrag.kb.readers import is_document  # noqa: PLC0415  # weight
-
-    if not is_document(name, data):
-        return ""
-    from localrag.kb.reading import Readers  # noqa: PLC0415  # weight
-
-    with Readers() as readers:
-        return readers.read(name, data).text
 
 
 def _unchanged(path: Path) -> tuple[bytes, float]:

@@ -13,7 +13,7 @@ import click
 
 from localrag.budget import TIERS, Profile
 from localrag.cli import display, options
-from localrag.cli.files import label_of
+from localrag.cli.files import label_of, text_of
 from localrag.cli.text import emit, note, safe
 from localrag.errors import ConfigError, KnowledgeBaseError, ModelNotFoundError, UsageError
 from localrag.relevance import FACTORS, MAX_TASK_CHARS, METHODS, File, Method, Score, Weights, score
@@ -164,24 +164,25 @@ def _score(files: Sequence[File], task: str, weights: Weights, embedder: Embedde
 
 def _gather(paths: Sequence[Path]) -> Gathered:
     """Each file once, by the path that was given to it or to its folder."""
-    from localrag.kb.readers import UnreadableError, is_text  # noqa: PLC0415  # weight: none of it is needed to print help
-    from localrag.kb.readers.text import decode  # noqa: PLC0415
+    from localrag.kb.readers import UnreadableError  # noqa: PLC0415  # weight: none of it is needed to print help
+    from localrag.kb.reading import Readers  # noqa: PLC0415
     from localrag.kb.walk import read_bytes  # noqa: PLC0415
 
     gathered = Gathered()
     seen: set[str] = set()
-    for path in (file for given in paths for file in _files(given, gathered)):
-        real = os.path.realpath(path)
-        if real in seen:
-            continue
-        seen.add(real)
-        try:
-            text = decode(read_bytes(real), known=is_text(path.name))
-            gathered.files.append(File(label_of(path), text, Path(real).stat().st_mtime))
-        except UnreadableError as error:
-            gathered.skipped.append((label_of(path), str(error)))
-        except OSError as error:
-            gathered.skipped.append((label_of(path), error.strerror or str(error)))
+    with Readers() as readers:
+        for path in (file for given in paths for file in _files(given, gathered)):
+            real = os.path.realpath(path)
+            if real in seen:
+                continue
+            seen.add(real)
+            try:
+                text = text_of(path.name, read_bytes(real), readers)
+                gathered.files.append(File(label_of(path), text, Path(real).stat().st_mtime))
+            except UnreadableError as error:
+                gathered.skipped.append((label_of(path), str(error)))
+            except OSError as error:
+                gathered.skipped.append((label_of(path), error.strerror or str(error)))
     return gathered
 
 

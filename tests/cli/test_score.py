@@ -11,6 +11,7 @@ import pytest
 from localrag.cli.score import score_command
 from localrag.errors import LocalragError, ModelNotFoundError, UsageError
 from localrag.relevance import FACTORS, MAX_TASK_CHARS
+from tests.kb.readers.office_files import docx, p
 
 FILES = {
     "app/budget.py": "from app import limits\n\ndef negotiate(window): ...\n",
@@ -112,6 +113,13 @@ def test_what_cannot_be_read_is_named_and_the_rest_scored(run, project):
     }
     assert err.splitlines() == [f"skipped {path}: {reason}" for path, reason in skipped.items()]
     assert len(json.loads(out)["files"]) == 3
+
+
+def test_a_document_is_scored_by_its_text(run, project):
+    (project / "app" / "plan.docx").write_bytes(docx(p("How to negotiate the budget.")))
+    out, err = run("app", "--json")
+    assert err == ""
+    assert {each["path"] for each in json.loads(out)["files"]} == {*(path for path in FILES if path != "notes.md"), "app/plan.docx"}
 
 
 def test_names_and_texts_that_are_no_unicode_or_move_a_cursor(run, project):
