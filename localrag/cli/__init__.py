@@ -74,7 +74,7 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _let_go_of_stdout()
             return 0
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
@@ -115,8 +115,16 @@ def main(args: Sequence[str] | None = None, *, is_process: bool = False) -> int:
         if debug:
             raise
         error = _as_error(raised)
-        fault(error, as_json=as_json)
+        try:
+            fault(error, as_json=as_json)
+        except BrokenPipeError:
+            _let_go_of_stdout()
         return error.exit_code
+
+
+def _let_go_of_stdout() -> None:
+    """Nobody reads it any more, and what it still holds would be written at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _as_error(raised: BaseException) -> LocalragError:

@@ -155,14 +155,16 @@ def test_a_reader_that_goes_away_is_no_error(home):
     assert (done.stdout, done.stderr) == ("You a", "")
 
 
-@pytest.mark.parametrize("args", [["tokens", "four", "--model", "echo"], ["memory", "list"]])
-def test_a_reader_that_is_gone_already_is_no_error(home, args):
+@pytest.mark.parametrize(
+    ("args", "code"), [(["tokens", "four", "--model", "echo"], 0), (["memory", "list"], 0), (["kb", "show", "none", "--json"], 6)]
+)
+def test_a_reader_that_is_gone_already_is_no_error(home, args, code):
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "localrag", *args]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     os.close(writer)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (code, "")
 
 
 def test_ctrl_c_keeps_what_was_written_and_ends_at_once(home, tmp_path):
