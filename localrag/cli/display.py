@@ -126,7 +126,7 @@ def _sources(done: Answer) -> None:
 def _usage(done: Answer) -> None:
     timings, slot = done.timings, done.slot
     speed = (done.completion_tokens - 1) / timings.decode_s if timings.decode_s > 0 and done.completion_tokens > 1 else 0.0
-    prefill = done.prompt_tokens / timings.prefill_s if timings.prefill_s > 0 else 0.0
+    prefill = (done.prompt_tokens - done.cached_tokens) / timings.prefill_s if timings.prefill_s > 0 else 0.0
     note(
         f"{done.model}: window {slot.n_ctx} of {slot.n_ctx_train} trained, bound by {slot.bound}; "
         f"{done.prompt_tokens} tokens in ({prefill:.0f}/s), {done.completion_tokens} out ({speed:.0f}/s), "

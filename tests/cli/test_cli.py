@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,14 @@ def test_explain_shows_who_got_what(run):
     assert (code, out) == (0, "You asked: Why?\n")
     assert [line.split()[0] for line in err.strip().splitlines()[:6]] == ["Section", "scaffold", "question", "answer", "spare", "window"]
     assert "window 400 of 131072 trained, bound by requested" in err
+
+
+def test_the_speed_of_a_prompt_is_that_of_what_was_evaluated(capsys):
+    with Session(open_echo()) as session:
+        done = session.ask("Why?")
+        done = replace(done, prompt_tokens=1000, cached_tokens=900, timings=replace(done.timings, prefill_s=2.0))
+        display.answer(done, tokenizer=session.engine.tokenizer, as_json=False, explain="ledger")
+    assert "1000 tokens in (50/s)" in capsys.readouterr().err
 
 
 def test_json_is_one_object_and_keeps_its_promises(run):
