@@ -103,8 +103,10 @@ def main(args: Sequence[str] | None = None, *, is_process: bool = False) -> int:
     """
     started_at = None if is_process else time.perf_counter()
     args = list(sys.argv[1:] if args is None else args)
-    debug, as_json = "--debug" in args, "--json" in args
-    args = [arg for arg in args if arg != "--debug"]
+    at = args.index("--") if "--" in args else len(args)
+    options, texts = args[:at], args[at:]
+    debug, as_json = "--debug" in options, "--json" in options
+    args = [*(option for option in options if option != "--debug"), *texts]
     try:
         result = cli.main(args=args, prog_name="localrag", standalone_mode=False, obj=started_at)
         return result if isinstance(result, int) else 0

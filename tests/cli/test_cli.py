@@ -354,6 +354,7 @@ def test_tokens_are_counted_and_shown(run):
     _, out, _ = run("tokens", "hé", "--model", "echo", "--json", "--show")
     assert json.loads(out) == {"num_tokens": 3, "token_ids": [104, 195, 169], "pieces": ["h", "\ufffd", "\ufffd"]}
     assert run("tokens", "h", "--model", "echo", "--show")[1].split() == ["1", "104", "'h'"]
+    assert run("tokens", "--model", "echo", "--", "--debug")[1] == "7\n"
 
 
 def test_a_budget_is_shown_without_generating(run):
