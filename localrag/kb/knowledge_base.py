@@ -146,15 +146,22 @@ class KnowledgeBase:
         """
         with ExitStack() as turn:
 
-            def made() -> AnyStore:
+            def take() -> None:
                 turn.enter_context(self._place.taken(wait_s=wait_s, on_wait=on_wait))
+
+            def made() -> AnyStore:
+                take()
                 return self._place.make()
 
+            make_store: Callable[[], AnyStore] = made
             if self._store is not None:
-                self._store.check_embedder(embedder.fingerprint, embedder.dim)
-                turn.enter_context(self._place.taken(wait_s=wait_s, on_wait=on_wait))
-                renew(self._store, embedder)
-            result = ingest(paths, embedder, store=self._store, make_store=made, progress=progress, tagging=tagging, hidden=hidden)
+                take()
+                self._place.follow()  # it may have been removed or replaced since it was opened
+                make_store = self._place.make
+            if (store := self._place.store) is not None:
+                store.check_embedder(embedder.fingerprint, embedder.dim)
+                renew(store, embedder)
+            result = ingest(paths, embedder, store=store, make_store=make_store, progress=progress, tagging=tagging, hidden=hidden)
             self._place.tend()
             return result
 

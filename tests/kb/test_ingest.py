@@ -357,3 +357,11 @@ def test_a_second_indexer_waits_or_says_so(kb, kb_dir, notes, embedder):
     assert (waited, caught.value.exit_code) == ([1], 6)
     assert "Wait" in caught.value.hint
     assert kb.ingest([notes], embedder, wait_s=0).unchanged == 4
+
+
+def test_one_that_was_removed_meanwhile_is_made_again(kb, kb_dir, notes, embedder):
+    with open_kb(kb_dir, "notes") as other:
+        other.remove()
+    assert _counts(kb.ingest([notes], embedder)) == (4, 0, 0, 0)
+    with open_kb(kb_dir, "notes") as again:
+        assert contents(again) == contents(kb)
