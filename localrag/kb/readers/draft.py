@@ -77,14 +77,15 @@ class Draft:
         )
 
 
-def sections(text: str, marks: Sequence[Mark], prefix: str = "") -> Iterator[Section]:
-    """From one heading to the next, its own heading included; a heading without text of its own joins the section after it.
+def sections(text: str, marks: Sequence[Mark], prefix: str = "", *, begin: int = 0) -> Iterator[Section]:
+    """From character `begin` on, one from each heading to the next, its own heading included; a heading without text of its own joins
+    the section after it.
 
     UnreadableError if the paths take more room than a text may.
     """
     start = marks[0].start if marks else len(text)  # without headings, one section
-    if text[:start].strip():
-        yield Section(0, start, prefix)
+    if text[begin:start].strip():
+        yield Section(begin, start, prefix)
     path: list[Mark] = []
     num_path_chars = 0
     for mark, following in zip_longest(marks, marks[1:]):

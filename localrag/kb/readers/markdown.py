@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import zip_longest
 
-from localrag.kb.readers.base import Reading, Section
+from localrag.kb.readers.base import Reading
+from localrag.kb.readers.draft import Mark, sections
 from localrag.kb.readers.text import decode
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n|\Z)")
@@ -18,16 +17,6 @@ _NOT_PARAGRAPH = re.compile(r" {4}|\t| {0,3}(?:[-*+>|#]|\d{1,9}[.)][ \t])")  # a
 _FIELD = re.compile(r"([A-Za-z][\w-]{0,63})[ \t]*:[ \t]*(.*)$")
 _ITEM = re.compile(r"[ \t]*-[ \t]+(.*)$")
 _MAX_FRONT_MATTER = 64 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Heading:
-    """A heading: its lines are characters `start` to `end` of the text; `level` 1 is the highest."""
-
-    start: int
-    end: int
-    level: int
-    name: str
 
 
 def read(data: bytes) -> Reading:
@@ -41,7 +30,7 @@ def read(data: bytes) -> Reading:
     title = fields.get("title", "") or next((heading.name for heading in found if heading.level == 1), "")
     return Reading(
         text,
-        tuple(_sections(text, body, found, title)),
+        tuple(sections(text, found, title, begin=body)),
         title,
         _list(fields.get("tags", "")),
         markdown=True,
@@ -79,7 +68,7 @@ def front_matter(text: str) -> tuple[dict[str, str], int]:
     return {}, 0
 
 
-def headings(text: str, start: int = 0) -> Iterator[Heading]:
+def headings(text: str, start: int = 0) -> Iterator[Mark]:
     """The headings from `start` on, with `#` or underlined. What stands in a fenced code block is code."""
     fence = ""
     previous, previous_at, after_blank = "", start, True
@@ -97,10 +86,10 @@ def headings(text: str, start: int = 0) -> Iterator[Heading]:
             fence = opened[1]
             line = ""
         elif marks := _ATX.match(line):
-            yield Heading(at, end, len(marks[1]), _without_closing_marks(line[marks.end() :]))
+            yield Mark(at, end, len(marks[1]), _without_closing_marks(line[marks.end() :]))
             line = ""
         elif (under := _UNDERLINE.match(line)) and previous.strip() and after_blank and not _NOT_PARAGRAPH.match(previous):
-            yield Heading(previous_at, end, 1 if under[1][0] == "=" else 2, previous.strip())
+            yield Mark(previous_at, end, 1 if under[1][0] == "=" else 2, previous.strip())
             line = ""
         after_blank = not previous.strip()
         previous, previous_at, at = line, at, end
@@ -110,21 +99,6 @@ def _without_closing_marks(name: str) -> str:
     name = name.strip()
     bare = name.rstrip("#")
     return bare.rstrip() if not bare or bare[-1] in " \t" else name
-
-
-def _sections(text: str, body: int, found: list[Heading], title: str) -> Iterator[Section]:
-    start = found[0].start if found else len(text)
-    if text[body:start].strip():
-        yield Section(body, start, title)
-    path: list[Heading] = []
-    for heading, following in zip_longest(found, found[1:]):
-        path = [above for above in path if above.level < heading.level] + [heading]
-        end = following.start if following else len(text)
-        if following and not text[heading.end : end].strip():
-            continue
-        names = [step.name for step in path if step.name]
-        yield Section(start, end, " > ".join(names if not title or names[:1] == [title] else [title, *names]), heading.end)
-        start = end
 
 
 def _others(fields: dict[str, str]) -> Iterator[tuple[str, str]]:

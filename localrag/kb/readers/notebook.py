@@ -56,8 +56,8 @@ def _write(draft: Draft, cell: Mapping[str, object], language: str) -> None:
         at = 0
         for heading in markdown.headings(source):
             draft.write(source[at : heading.start])
-            draft.heading(heading.level, heading.name, source[heading.start : heading.end])
-            at = heading.end
+            draft.heading(heading.level, heading.name, source[heading.start : heading.body])
+            at = heading.body
         draft.write(source[at:].rstrip() + "\n\n")
     elif source.strip():
         draft.write(source + "\n\n")
