@@ -63,6 +63,13 @@ def test_a_long_section_is_cut_at_its_paragraphs_and_no_passage_is_a_heading_alo
     assert {passage.heading for passage in passages} == {"Guide"}
 
 
+def test_a_heading_that_is_in_no_path_is_not_lost():
+    long = "\n\n".join(f"Paragraph {at} " + "about heat " * 10 for at in range(6))
+    passages = cut(read("x.md", f"# Guide\n\n## No more frobnicators\n\n## Heat\n\n{long}\n".encode()), HashEmbedder())
+    assert {passage.heading for passage in passages} == {"Guide > Heat"}
+    assert "No more frobnicators" in "\n".join(passage.text for passage in passages)
+
+
 def test_a_long_heading_path_loses_its_outer_parts():
     headings = "".join(f"{'#' * level} Chapter {'of words ' * level}\n\n" for level in range(1, 5))
     passages = cut(read("x.md", f"{headings}text\n\n# {'long ' * 40}\n\nmore\n".encode()), HashEmbedder(max_tokens=60))

@@ -87,9 +87,11 @@ def sections(text: str, marks: Sequence[Mark], prefix: str = "", *, begin: int =
     if text[begin:start].strip():
         yield Section(begin, start, prefix)
     path: list[Mark] = []
+    joined: list[Mark] = []  # the headings that the section begins with
     num_path_chars = 0
     for mark, following in zip_longest(marks, marks[1:]):
         path = [above for above in path if above.level < mark.level] + [mark]
+        joined.append(mark)
         end = following.start if following else len(text)
         if following and not text[mark.body : end].strip():
             continue
@@ -97,8 +99,11 @@ def sections(text: str, marks: Sequence[Mark], prefix: str = "", *, begin: int =
         heading = " > ".join(names if not prefix or names[:1] == [prefix] else [prefix, *names])
         num_path_chars += len(heading)
         check_size(num_path_chars)  # long headings above many short ones are repeated with each
-        yield Section(start, end, heading, mark.body)
+        # What stands before `body` can be left to the path: not so a heading that is not in the path.
+        is_in_path = all(each in path for each in joined if each.start < each.body)
+        yield Section(start, end, heading, mark.body if is_in_path else 0)
         start = end
+        joined.clear()
 
 
 def check_size(num_chars: int) -> None:
