@@ -42,7 +42,9 @@ def _sections(text):
     [
         ("Grüße 日本".encode(), "Grüße 日本"),
         (codecs.BOM_UTF8 + "Grüße".encode(), "Grüße"),
+        (codecs.BOM_UTF8 + b"a\0b", "a\ufffdb"),
         (codecs.BOM_UTF16_LE + "日本".encode("utf-16-le"), "日本"),
+        (codecs.BOM_UTF16_LE + "日\0本".encode("utf-16-le"), "日\ufffd本"),
         (codecs.BOM_UTF16_BE + "日本".encode("utf-16-be"), "日本"),
         (codecs.BOM_UTF32_LE + "日本".encode("utf-32-le"), "日本"),
         (b"it\x92s caf\xe9", "it’s café"),

@@ -26,20 +26,21 @@ _MARKS = (  # UTF-32 first: its little-endian mark begins with that of UTF-16
 def decode(data: bytes, *, known: bool) -> str:
     """The text of a file: by its byte order mark, else UTF-8, else (only if `known` to be text) by what it holds.
 
-    The last resort is Windows-1252, then Latin-1. Single bytes that have no meaning become U+FFFD. Line ends stay as they are, so that
-    offsets count the characters of the file without its mark. UnreadableError if it is not text.
+    The last resort is Windows-1252, then Latin-1. Single bytes that have no meaning become U+FFFD, as NUL characters do, which not every
+    store keeps. Line ends stay as they are, so that offsets count the characters of the file without its mark. UnreadableError if it is
+    not text.
     """
     for mark, encoding in _MARKS:
         if data.startswith(mark):
             try:
-                return data.decode(encoding)
+                return data.decode(encoding).replace("\0", "\ufffd")
             except UnicodeDecodeError:
                 raise UnreadableError(f"it begins like {encoding.removesuffix('-sig').upper()}, but is not valid") from None
     if b"\0" in data:
         encoding = encodings.utf16_without_mark(data) or ""
         if not encoding:
             raise UnreadableError("binary file")
-        return data.decode(encoding, "replace")
+        return data.decode(encoding, "replace").replace("\0", "\ufffd")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
