@@ -106,6 +106,7 @@ def test_a_page_under_a_wrong_name(name):
 def test_markup_in_a_text_file_is_its_text():
     assert read("a.txt", b"<html><p>x</p></html>").text == "<html><p>x</p></html>"
     assert read("a.txt", b"The header %PDF- marks a PDF, PK\x03 a ZIP.").text.startswith("The header")
+    assert read("a.txt", b"GGUF is the format of llama.cpp.").text.startswith("GGUF")
 
 
 def test_a_pdf_under_another_name_is_no_text():

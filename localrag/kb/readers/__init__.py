@@ -59,7 +59,7 @@ _OTHERS = (  # what bytes begin with that no reader is for
     (b"\xff\xd8\xff", "a JPEG image"),
     (b"\x7fELF", "a program"),
     (b"SQLite format 3\0", "an SQLite database"),
-    (b"GGUF", "a GGUF model"),
+    (b"GGUF\x03", "a GGUF model"),  # with its version: a text about such models may begin with its name
 )
 
 
