@@ -108,7 +108,7 @@ def _write(draft: Draft, message: EmailMessage, depth: int = 1) -> None:
     draft.write("".join(f"{name}: {one_line(value)}\n" for name, value in shown if value) + "\n")
     attached: list[tuple[str, EmailMessage]] = []
     for part in _leaves(message):
-        name, kind = one_line(part.get_filename() or ""), part.get_content_type()
+        name, kind = _name(part), part.get_content_type()
         is_body = kind in ("text/plain", "text/html") or kind.startswith("multipart/")  # parts that have no borders are one text
         if name or part.get_content_disposition() == "attachment" or not is_body:
             attached.append((name, part))
@@ -137,12 +137,20 @@ def _leaves(message: EmailMessage) -> Iterator[EmailMessage]:
         yield message
     elif kind == "multipart/alternative":
         leaves = [leaf for part in parts for leaf in _leaves(part)]
-        bodies = [leaf for leaf in leaves if leaf.get_content_type() in ("text/plain", "text/html") and not leaf.get_filename()]
+        bodies = [leaf for leaf in leaves if leaf.get_content_type() in ("text/plain", "text/html") and not _name(leaf)]
         best = min((leaf for leaf in bodies if _text(leaf).strip()), key=lambda leaf: leaf.get_content_type() != "text/plain", default=None)
         yield from (leaf for leaf in leaves if leaf is best or leaf not in bodies)
     else:
         for part in parts:
             yield from _leaves(part)
+
+
+def _name(part: EmailMessage) -> str:
+    """The file name that a part has; none where it cannot be decoded."""
+    try:
+        return one_line(part.get_filename() or "")
+    except ValueError:  # some encodings decode nothing
+        return ""
 
 
 def _text(part: EmailMessage) -> str:

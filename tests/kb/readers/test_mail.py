@@ -96,6 +96,11 @@ def test_broken_headers_are_text():
     reading.text.encode()
 
 
+def test_a_file_name_that_cannot_be_decoded_is_none():
+    reading = mail.read(b"Subject: S\nContent-Disposition: attachment; filename*=undefined''x.txt\n\nbody")
+    assert "Attachment: without a name (text/plain)\nbody" in reading.text
+
+
 def _mailbox(*messages):
     return b"".join(b"From ann@example.org Tue Jan  2 03:04:05 2024\n" + bytes(message).rstrip() + b"\n\n" for message in messages)
 
