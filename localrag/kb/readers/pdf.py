@@ -147,6 +147,8 @@ def _metadata(reader: PdfReader) -> Iterator[tuple[str, str]]:
         title = _PROGRAM.sub("", one_line(str(about.title or "")))
         yield "title", "" if title.lower() == "untitled" else title
         yield from ((key, str(about.get(f"/{key.title()}") or "")) for key in ("author", "subject", "keywords"))
+        if "/CreationDate" in about:  # macOS has its text elsewhere in the file, where the property does not look
+            about.update({"/CreationDate": about["/CreationDate"]})
         yield "date", about.creation_date.isoformat() if about.creation_date else ""
     except Exception:  # noqa: BLE001  # as for pages
         return

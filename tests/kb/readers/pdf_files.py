@@ -41,18 +41,19 @@ def written(writer) -> bytes:
     return file.getvalue()
 
 
-def pdf_by_hand(*objects: bytes) -> bytes:
-    """A file of these objects, from number 1 on; the first is the catalog."""
+def pdf_by_hand(*objects: bytes, trailer: bytes = b"") -> bytes:
+    """A file of these objects, from number 1 on; the first is the catalog. `trailer` is what else its trailer says."""
     data = b"%PDF-1.7\n"
     offsets = []
     for number, body in enumerate(objects, start=1):
         offsets.append(len(data))
         data += b"%d 0 obj\n%s\nendobj\n" % (number, body)
     table = b"".join(b"%010d 00000 n \n" % offset for offset in offsets)
-    return data + b"xref\n0 %d\n0000000000 65535 f \n%strailer\n<< /Size %d /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF\n" % (
+    return data + b"xref\n0 %d\n0000000000 65535 f \n%strailer\n<< /Size %d /Root 1 0 R %s >>\nstartxref\n%d\n%%%%EOF\n" % (
         len(objects) + 1,
         table,
         len(objects) + 1,
+        trailer,
         len(data),
     )
 

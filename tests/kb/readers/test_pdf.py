@@ -81,6 +81,14 @@ def test_a_page_that_cannot_be_read_is_left_out():
         reader.read(pdf_by_hand(catalog, pages, page % 5, page % 5, bad, good, font))
 
 
+def test_a_date_that_stands_elsewhere_in_the_file_is_read():
+    page = b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 9 9] /Resources << /Font << /F1 5 0 R >> >> /Contents 4 0 R >>"
+    font, about = b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>", b"<< /Author 7 0 R /CreationDate 8 0 R >>"
+    objects = (CATALOG, PAGES, page, stream(b"BT /F1 12 Tf (whole) Tj ET"), font, about, b"(Ann Lee)", b"(D:20240102030405Z)")
+    reading = reader.read(pdf_by_hand(*objects, trailer=b"/Info 6 0 R"))
+    assert dict(reading.fields) == {"author": "Ann Lee", "date": "2024-01-02T03:04:05+00:00"}
+
+
 def test_headers_and_footers_that_stand_on_most_pages_go():
     pages = [f"The Handbook of Beds {number + 7}\n\n{word} text\nand {word} more\n{number}" for number, word in enumerate("abcdef")]
     cut = without_repeated(pages)
