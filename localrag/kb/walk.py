@@ -195,7 +195,7 @@ def _rules(folder: str, name: str, source: str, result: Walk) -> _Rules:
 
     shown = f"{source}/{name}"
     try:
-        lines = read_file(f"{folder}/{name}").data[:_MAX_IGNORE_BYTES].decode("utf-8", "replace").splitlines()
+        lines = read_file(f"{folder}/{name}").data[:_MAX_IGNORE_BYTES].decode("utf-8-sig", "replace").splitlines()
     except (OSError, UnreadableError) as error:
         result.skipped.append(Skipped(shown, f"its patterns are not used: {error}"))
         lines = []

@@ -151,6 +151,12 @@ def test_ignore_files(docs):
     assert reasons["src/tmp1.txt"] == "ignored by docs/src/.gitignore"
 
 
+def test_an_ignore_file_may_begin_with_a_byte_order_mark(docs):
+    _tree(docs, "secret.md", "ok.md")
+    (docs / ".gitignore").write_bytes(b"\xef\xbb\xbfsecret.md\n")
+    assert _found(docs) == ["ok.md"]
+
+
 def test_patterns_that_could_take_forever_are_refused_and_named(docs):
     _tree(docs, "a" * 100 + ".md", "x.log")
     (docs / ".gitignore").write_text("*a" * 12 + "*b\n" + "y" * 300 + "\n**/*/**/*\n!\n*.log\n")
