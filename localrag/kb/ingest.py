@@ -24,7 +24,7 @@ from localrag.kb.known_files import KnownFiles, is_same
 from localrag.kb.readers import UnreadableError
 from localrag.kb.reading import Readers
 from localrag.kb.truth import AnyStore
-from localrag.kb.walk import Found, Skipped, read_file, walk
+from localrag.kb.walk import Found, Skipped, read_file, reason_of, walk
 from localrag.tokens import Embedder
 
 
@@ -175,7 +175,7 @@ class _Run:
         try:
             data, mtime_ns = read_file(file.path)
         except (UnreadableError, OSError) as error:
-            self._skip(file, _reason(error))
+            self._skip(file, reason_of(error))
             return
         sha256 = hashlib.sha256(data).hexdigest()
         known = self.known.documents.get(file.path)
@@ -191,7 +191,7 @@ class _Run:
             if not passages:
                 raise UnreadableError("it holds no text")  # noqa: TRY301  # one way to skip
         except (UnreadableError, KnowledgeBaseError, OSError) as error:
-            self._skip(file, _reason(error))
+            self._skip(file, reason_of(error))
             if mtime_ns is not None and isinstance(error, UnreadableError) and error.lasts:
                 self._now_unread[file.path] = Unread(len(data), mtime_ns, CUTTER, str(error))
             return
@@ -270,12 +270,6 @@ class _Run:
     def _report(self, source: str) -> None:
         if self.progress is not None:
             self.progress(Progress(source, self._num_read - len(self._waiting), len(self.known.found.files), self.num_embedded))
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    return str(error)
 
 
 def _nothing_read(paths: Sequence[Path], skipped: list[Skipped]) -> KnowledgeBaseError:

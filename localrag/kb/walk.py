@@ -123,6 +123,11 @@ def read_bytes(path: str) -> bytes:
     return read_file(path).data
 
 
+def reason_of(error: Exception) -> str:
+    """Why something could not be read, to stand after its name."""
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+
+
 def is_unchanged(path: str, num_bytes: int, mtime_ns: int | None) -> bool:
     """Whether a file is still the one of this size and time of change, without reading it."""
     if mtime_ns is None:
@@ -147,7 +152,7 @@ def _folder(folder: str, source: str, rules: list[_Rules], result: Walk, depth: 
         with os.scandir(folder) as scan:
             entries = sorted(scan, key=lambda entry: entry.name)
     except OSError as error:
-        result.skipped.append(Skipped(source, error.strerror or str(error)))
+        result.skipped.append(Skipped(source, reason_of(error)))
         result.unseen.append(folder)
         return
     names = {entry.name for entry in entries}
@@ -197,7 +202,7 @@ def _rules(folder: str, name: str, source: str, result: Walk) -> _Rules:
     try:
         lines = read_file(f"{folder}/{name}").data[:_MAX_IGNORE_BYTES].decode("utf-8-sig", "replace").splitlines()
     except (OSError, UnreadableError) as error:
-        result.skipped.append(Skipped(shown, f"its patterns are not used: {error}"))
+        result.skipped.append(Skipped(shown, f"its patterns are not used: {reason_of(error)}"))
         lines = []
     kept = []
     for line in lines:

@@ -181,6 +181,12 @@ def test_a_folder_that_cannot_be_looked_into_is_named_and_nothing_below_it_count
     assert found.vanished([*known, "/elsewhere/y.md", f"{open_folder}-2/z.md"]) == [str(open_folder / "gone.md")]
 
 
+def test_an_ignore_file_that_may_not_be_read_is_named(open_folder):
+    _tree(open_folder, "ok.md", ".gitignore")
+    (open_folder / ".gitignore").chmod(0)
+    assert "its patterns are not used: Permission denied" in [skip.reason for skip in walk([open_folder]).skipped]
+
+
 def test_a_file_that_may_not_be_read(open_folder):
     _tree(open_folder, "secret.md")
     (open_folder / "secret.md").chmod(0)
