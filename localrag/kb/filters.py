@@ -125,7 +125,8 @@ def folded(text: str) -> str:
 @lru_cache(maxsize=256)
 def _regex(pattern: str) -> re.Pattern[str]:
     """What the SQL above says of a source, as a regular expression."""
-    parts = [{"*": ".*", "?": "."}.get(part) or re.escape(part) for part in re.findall(r"\*|\?|[^*?]+", pattern.rstrip("/"), re.DOTALL)]
+    # A run of stars is one: each further one would multiply the time again.
+    parts = [{"*": ".*", "?": "."}.get(part[0]) or re.escape(part) for part in re.findall(r"\*+|\?|[^*?]+", pattern.rstrip("/"), re.DOTALL)]
     return re.compile(f"{''.join(parts)}(/.*)?", re.DOTALL)
 
 

@@ -76,6 +76,11 @@ def test_a_condition_is_shown_as_it_was_written():
     assert not Where.parse([])
 
 
+def test_a_run_of_stars_is_one_star():
+    assert FolderRule("a" + "*" * 60 + "b", ()).holds("a/b")
+    assert not FolderRule("a" + "*" * 60 + "b", ()).holds("a" * 60)
+
+
 @given(pattern=SIGNS.filter(bool), source=SIGNS)
 def test_a_folder_rule_holds_where_the_filter_of_its_pattern_passes(shared_db, pattern, source):
     _, values = Where((("source", (pattern,)),)).to_sql()
