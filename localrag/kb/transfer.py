@@ -27,6 +27,7 @@ from localrag.kb.verify import bad_chunks, bad_texts
 _MANIFEST, _DATABASE = "manifest.json", "kb.sqlite"
 _FORMAT, _VERSION = "localrag knowledge base", 1
 _MAX_MANIFEST_BYTES = 64 * 1024
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _MAX_RATIO = 100  # what is packed more tightly is a bomb: text and its index pack to a third, vectors hardly at all
 _PIECE_BYTES = 1 << 20
 _IMPORTING = ".importing-"
@@ -68,7 +69,7 @@ def export_to(store: Store, name: str, file: Path) -> dict[str, object]:
 
 def read_name(file: Path) -> str:
     """The name that a knowledge base had where it was exported."""
-    with _opened(file) as packed:
+    with _disk_errors(file), _opened(file) as packed:
         return str(_manifest(file, packed).get("name", ""))
 
 
@@ -183,6 +184,8 @@ def _opened(file: Path) -> Iterator[zipfile.ZipFile]:
         with zipfile.ZipFile(file) as packed:
             if sorted(packed.namelist()) != sorted((_MANIFEST, _DATABASE)):
                 raise _refused(file, "it is not one that localrag exported")
+            if any(info.compress_type not in _METHODS for info in packed.infolist()):  # LZMA has errors and memory of its own
+                raise _refused(file, "it was packed by another program")
             yield packed
     except (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, ValueError) as error:
         raise _refused(file, f"it is not one that localrag exported ({error})") from error

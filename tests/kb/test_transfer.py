@@ -135,6 +135,22 @@ def test_other_members_are_refused(kb_dir, tmp_path, names):
         import_kb(kb_dir, file, "x")
 
 
+def test_another_way_of_packing_is_refused(kb_dir, exported):
+    with zipfile.ZipFile(exported) as packed:
+        members = {name: packed.read(name) for name in packed.namelist()}
+    with zipfile.ZipFile(exported, "w", zipfile.ZIP_LZMA) as packed:
+        for name, data in members.items():
+            packed.writestr(name, data)
+    with pytest.raises(KnowledgeBaseError, match="packed by another program"):
+        import_kb(kb_dir, exported, "again")
+
+
+def test_a_file_that_is_not_there_is_the_same_error_with_and_without_a_name(kb_dir, tmp_path):
+    for name in ("again", None):
+        with pytest.raises(KnowledgeBaseError, match="No such file"):
+            import_kb(kb_dir, tmp_path / "missing.kb", name)
+
+
 def test_a_name_that_cannot_be_is_refused(kb_dir, exported):
     _repack(exported, name="../../evil")
     with pytest.raises(KnowledgeBaseError, match="cannot be the name"):
