@@ -41,6 +41,7 @@ _CONTENT = (
     "SELECT document_id, id, metadata, text FROM texts ORDER BY document_id",
 )
 """What `content_sha256` is of."""
+_STATE = "SELECT 1 FROM state WHERE (embedder IS NULL) = (dim IS NULL) AND coalesce(dim, 1) > 0 AND coalesce(min_similarity, 0) < 1"
 
 
 def export_to(store: Store, name: str, file: Path) -> dict[str, object]:
@@ -148,7 +149,7 @@ def _check_database(file: Path, database: Path) -> None:
             if not 1 <= found <= len(MIGRATIONS) or _schema(db) != _expected_schema(found):
                 raise _refused(file, f"its tables are not those of localrag (schema {found})")
         with closing(Store(database)) as store:
-            problems = store.problems()
+            problems = store.problems() or _foreign_values(database)
             if not problems:
                 with store.writing(moves_on=False):
                     for name in store.full_texts:
@@ -158,6 +159,21 @@ def _check_database(file: Path, database: Path) -> None:
                 raise _refused(file, problems[0])
     except sqlite3.Error as error:
         raise _refused(file, str(error)) from error
+
+
+def _foreign_values(database: Path) -> list[str]:
+    """Values that are not of their column's type, which SQLite keeps in any column, and a row of state that cannot be."""
+    with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as db:
+        tables = sorted(name for kind, name, _ in _schema(db) if kind == "table" and name not in Store.full_texts)
+        found = []
+        for table in tables:
+            columns = db.execute(f"PRAGMA table_info({table})").fetchall()
+            is_foreign = " OR ".join(f"typeof(\"{name}\") NOT IN ('null', '{kind.lower()}')" for _, name, kind, *_ in columns)
+            if db.execute(f"SELECT 1 FROM {table} WHERE {is_foreign} LIMIT 1").fetchone():  # noqa: S608  # the names are those of localrag
+                found.append(f"a value in its table {table!r} is not of its column's type")
+        if not db.execute(_STATE).fetchone():
+            found.append("what it says of its embedder cannot be")
+    return found
 
 
 def _schema(db: sqlite3.Connection) -> set[tuple[str, str, str]]:

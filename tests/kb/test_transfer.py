@@ -95,6 +95,12 @@ def test_every_damaged_byte_is_found(kb_dir, exported, tmp_path):
         ("UPDATE vectors SET vector = x'00' WHERE chunk_id = 2", "vector"),
         ("UPDATE chunks SET text = 'lies' WHERE id = 3", "not what was embedded"),
         ("DELETE FROM documents WHERE id = 1", "not there"),  # foreign keys are off here
+        ("UPDATE chunks SET text = CAST(text AS BLOB) WHERE id = 3", "'chunks' is not of its column's type"),
+        ("UPDATE documents SET source = x'ff' WHERE id = 1", "'documents' is not of its column's type"),
+        ("UPDATE state SET min_similarity = 'high'", "'state' is not of its column's type"),
+        ("UPDATE state SET dim = NULL", "of its embedder"),
+        ("UPDATE state SET min_similarity = 1", "of its embedder"),
+        ("DELETE FROM state", "of its embedder"),
     ],
 )
 def test_a_foreign_database_is_refused(kb_dir, exported, statement, reason):
