@@ -266,5 +266,13 @@ def import_kb(kb_dir: Path, file: Path, name: str | None = None, *, replace: boo
     """
     name = read_name(file) if name is None else name
     place = Folder(kb_dir, name)
-    import_from(file, kb_dir, name, make_room=place.remove if replace else None)
+
+    def make_room() -> None:
+        if place.path.is_file() and not replace:
+            raise KnowledgeBaseError(
+                f"There is a knowledge base {name!r} already.", hint="Choose another name (--name), or remove that one.", kb=name
+            )
+        place.remove()  # perhaps only the lock of an indexer that was stopped before it made one
+
+    import_from(file, kb_dir, name, make_room=make_room)
     return name

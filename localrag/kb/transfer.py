@@ -91,7 +91,7 @@ def content_sha256(database: Path) -> str:
 def import_from(file: Path, kb_dir: Path, name: str, *, make_room: Callable[[], None] | None = None) -> None:
     """Unpacks a file into `kb_dir/name`: all of it, or nothing. KnowledgeBaseError says what is wrong with it.
 
-    Nothing may be there of that name, unless `make_room` removes it: that is called when the file was found whole.
+    `make_room` is called where there is something of that name, when the file was found whole: it removes that, or raises.
     """
     make_folder(kb_dir)
     _remove_stale(kb_dir)
@@ -102,12 +102,8 @@ def import_from(file: Path, kb_dir: Path, name: str, *, make_room: Callable[[], 
             _unpack(file, folder / _DATABASE)
             _check_database(file, folder / _DATABASE)
             _sync(folder)
-            if (kb_dir / name).exists() and make_room is not None:
+            if make_room is not None and (kb_dir / name).exists():
                 make_room()
-            elif (kb_dir / name).exists():
-                raise KnowledgeBaseError(
-                    f"There is a knowledge base {name!r} already.", hint="Choose another name (--name), or remove that one.", kb=name
-                )
             folder.rename(kb_dir / name)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -9,6 +9,7 @@ import pytest
 from localrag.errors import KnowledgeBaseError
 from localrag.kb import KnowledgeBase, import_kb, list_kbs
 from localrag.kb.transfer import content_sha256
+from localrag.kb.turn import taken
 from tests.kb.support import chunk_ids, contents, problems
 
 
@@ -67,6 +68,13 @@ def test_one_that_is_there_stays(kb, kb_dir, exported):
     assert "--name" in caught.value.hint
     assert contents(kb) == before
     assert [entry.name for entry in kb_dir.iterdir()] == ["notes"]
+
+
+def test_a_folder_that_holds_a_lock_alone_is_none(kb_dir, exported):
+    with taken(kb_dir / "again", wait_s=0):
+        pass
+    assert import_kb(kb_dir, exported, "again") == "again"
+    assert list_kbs(kb_dir) == ["again", "notes"]
 
 
 def test_every_damaged_byte_is_found(kb_dir, exported, tmp_path):
