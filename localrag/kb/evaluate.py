@@ -197,7 +197,7 @@ def _add(store: Store, documents: Sequence[tuple[str, str, str]], embedder: Embe
         store.claim_embedder(embedder.fingerprint, embedder.dim, threshold)
         for one, title, text, passages in prepared:
             if passages:
-                raw = f"{title}\n{text}".encode("utf-8", "surrogatepass")
+                raw = f"{title}\n{text}".encode()
                 row = DocumentRow(one, one, hashlib.sha256(raw).hexdigest(), len(raw), title)
                 store.put_document(row, passages, vectors)
 
@@ -231,6 +231,8 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
             raise _broken(file, number, f"it is not JSON ({str(error)[:100]})") from None
         if not isinstance(row, dict) or not isinstance(row.get("_id"), str):
             raise _broken(file, number, 'it is not an object with a text as "_id"')
+        # Half of a surrogate pair, which JSON can hold, can neither be counted nor stored.
+        row = {key: value.encode("utf-8", "replace").decode() if isinstance(value, str) else value for key, value in row.items()}
         if (first := first_lines.setdefault(row["_id"], number)) != number:
             raise _broken(file, number, f"its _id {row['_id']!r} is that of line {first} as well")
         yield row

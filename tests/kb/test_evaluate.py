@@ -1,6 +1,7 @@
 import json
 import math
 import random
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -106,6 +107,13 @@ def test_a_document_that_is_there_twice_is_refused_before_any_is_embedded(tmp_pa
         open_index(collection, embedder, home)
     assert embedder.num_embedded == 0
     assert not (home / "eval").exists()
+
+
+def test_half_of_a_surrogate_pair_is_no_error(tmp_path, home):
+    with (write(tmp_path) / "corpus.jsonl").open("a") as corpus:
+        corpus.write(r'{"_id": "d\ud83d", "title": "half \ud83d", "text": "a smile \ud83d"}' + "\n")
+    with closing(open_index(read_collection(tmp_path), HashEmbedder(), home)) as store:
+        assert dict(store.sources())["d?"] == 1
 
 
 def test_the_index_is_made_once_and_goes_on_where_it_was(tmp_path, home):
