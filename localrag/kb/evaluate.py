@@ -136,7 +136,7 @@ def evaluate(
     What the rules of relevance keep out counts as not found. Times are those of one question after another, its embedding included,
     after one that is not counted.
     """
-    from localrag.kb.vectors import load_index  # noqa: PLC0415  # imports faiss
+    from localrag.kb.vectors import load_index  # noqa: PLC0415  # imports numpy
 
     index = load_index(store)
     num_chunks = min(_MAX_CHUNKS, DEPTH * max(1, -(-3 * store.num_chunks // max(1, 2 * store.num_documents))))
