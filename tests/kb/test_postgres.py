@@ -408,12 +408,10 @@ def test_many_vectors_are_searched_by_a_graph_whose_recall_was_measured(store):
     with store.reading():
         index = PostgresIndex(store._db)
         found = [index.search(query, 10) for query in queries]
-        assert len(index) == 1500
         assert [one for one, _ in index.search(queries[0], 3, among=[7, 5, 9999, 5])] == sorted(
             (5, 7), key=lambda one: -float(vectors[one - 1] @ queries[0])
         )
         assert index.similarities(queries[0], [5, 9999]) == {5: pytest.approx(float(vectors[4] @ queries[0]), abs=1e-6)}
-        assert np.array_equal(index.vectors_of([5])[5], vectors[4])
     shared = sum(len({one for one, _ in a} & {one for one, _ in b}) for a, b in zip(exact, found, strict=True))
     assert shared >= MIN_RECALL * 10 * len(queries)
     assert store.index_problems() == []

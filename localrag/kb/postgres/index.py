@@ -42,9 +42,6 @@ class PostgresIndex:
         generation, self._dim, self._ef_search = db.rows("SELECT generation, dim, ef_search FROM state")[0]
         self.generation = int(generation)
 
-    def __len__(self) -> int:
-        return int(self._db.one("SELECT count(*) FROM vectors"))
-
     def search(self, query: Vectors, k: int, among: Sequence[int] | None = None) -> list[tuple[int, float]]:
         """The `k` nearest chunks to a vector of shape (dim,), as (chunk id, cosine similarity), best first, ties by id.
 
@@ -64,12 +61,6 @@ class PostgresIndex:
         statement = "SELECT chunk_id, inner_product(embedding, %s) FROM vectors WHERE chunk_id = ANY(%s::bigint[])"
         rows = self._db.rows(statement, (_sent(query), [int(one) for one in ids]), binary=True)
         return {one: float(similarity) for one, similarity in rows}
-
-    def vectors_of(self, ids: Sequence[int]) -> dict[int, Vectors]:
-        """The vector, of shape (dim,), of each of these chunks; ids that are not here are left out."""
-        statement = "SELECT chunk_id, embedding FROM vectors WHERE chunk_id = ANY(%s::bigint[])"
-        rows = self._db.rows(statement, ([int(one) for one in ids],), binary=True)
-        return {one: np.frombuffer(raw(found), dtype="<f4") for one, found in rows}
 
 
 def tend(db: Database, schema: str, *, min_chunks: int = APPROXIMATE_FROM) -> None:
