@@ -130,7 +130,18 @@ def _regex(pattern: str) -> re.Pattern[str]:
     return re.compile(f"{''.join(parts)}(/.*)?", re.DOTALL)
 
 
+def is_unicode(text: str) -> bool:
+    """Whether no half of a surrogate pair stands alone, which cannot be stored as UTF-8: in an argument it is a byte that is not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _check(pattern: str) -> None:
+    if not is_unicode(pattern):
+        raise UsageError(f"The pattern {pattern[:40]!r} is not UTF-8 text.", hint="Put ? in the place of what cannot be written.")
     if len(pattern) > MAX_PATTERN_CHARS or len(re.findall(r"\*+|\?", pattern)) > MAX_WILDCARDS:
         raise UsageError(
             f"The pattern {pattern[:40]!r} has more than {MAX_WILDCARDS} wildcards or {MAX_PATTERN_CHARS} characters.",

@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
-from localrag.errors import KnowledgeBaseError
+from localrag.errors import KnowledgeBaseError, UsageError
 from localrag.kb.calibration import min_similarity
 from localrag.kb.chunking import CUTTER, Passage, cut
 from localrag.kb.documents import DocumentRow, Known, Unread
 from localrag.kb.embedding import EMBED_AT_ONCE, vectors_for
-from localrag.kb.filters import FolderRule
+from localrag.kb.filters import FolderRule, is_unicode
 from localrag.kb.known_files import KnownFiles, is_same
 from localrag.kb.readers import UnreadableError
 from localrag.kb.reading import Readers
@@ -43,10 +43,18 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Tagging:
-    """The tags that documents get beside their own. `given` replaces those given before; None leaves them. `rules` hold for this run."""
+    """The tags that documents get beside their own. `given` replaces those given before; None leaves them. `rules` hold for this run.
+
+    UsageError for a tag that is not UTF-8 text.
+    """
 
     given: tuple[str, ...] | None = None
     rules: tuple[FolderRule, ...] = ()
+
+    def __post_init__(self) -> None:
+        for tag in self.given or ():
+            if not is_unicode(tag):
+                raise UsageError(f"The tag {tag[:40]!r} is not UTF-8 text.", hint="Write it as UTF-8.")
 
     def of(self, file: Found) -> dict[str, set[tuple[str, str]]]:
         """By origin: the fields that this file is to have of it."""

@@ -20,7 +20,7 @@ from localrag.kb.calibration import min_similarity
 from localrag.kb.chunking import CUTTER, Passage, cut
 from localrag.kb.documents import DocumentRow, GivenText
 from localrag.kb.embedding import EMBED_AT_ONCE, vectors_for
-from localrag.kb.filters import Where
+from localrag.kb.filters import Where, is_unicode
 from localrag.kb.known_files import is_same
 from localrag.kb.metadata import canonical, dumped, entries_of
 from localrag.kb.readers.base import Reading, Section
@@ -52,7 +52,7 @@ class Text:
     @classmethod
     def of(cls, text: str, metadata: Mapping[str, Any] | None = None, *, text_id: str = "") -> Text:
         """Without an id, that is the sha256 of the text. UsageError for what cannot be stored as it is, and for a text without any."""
-        if "\0" in text or not _is_unicode(text):
+        if "\0" in text or not is_unicode(text):
             raise UsageError("The text holds a NUL character or half of a surrogate pair.", hint="Give text, not bytes of a file.")
         if len(text) > MAX_TEXT_CHARS:
             raise UsageError(f"The text has {len(text)} characters, and the limit is {MAX_TEXT_CHARS}.", num_chars=len(text))
@@ -237,12 +237,3 @@ def _lines(value: object) -> Iterator[str]:
     for each in value if isinstance(value, list) else [value]:
         if isinstance(each, (str, bool, int, float)):
             yield one_line(each if isinstance(each, str) else json.dumps(each))
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether no half of a surrogate pair stands alone, which cannot be stored as UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -62,7 +62,7 @@ def test_what_passes(store, texts, ids):
     assert len(store.sources(where)) == len(wanted)
 
 
-@pytest.mark.parametrize("text", ["", "tag", "=x", "tag=", "1=x", "tag=" + "*a" * 7, "tag=" + "a" * 256])
+@pytest.mark.parametrize("text", ["", "tag", "=x", "tag=", "1=x", "tag=" + "*a" * 7, "tag=" + "a" * 256, "tag=caf\udce9"])
 def test_what_is_no_condition(text):
     with pytest.raises(UsageError) as caught:
         Where.parse([text])

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from localrag.errors import KnowledgeBaseError
+from localrag.errors import KnowledgeBaseError, UsageError
 from localrag.kb import FolderRule, KnowledgeBase, Tagging, Where
 from localrag.kb.calibration import PAIRS
 from localrag.kb.readers import UnreadableError
@@ -320,6 +320,11 @@ def test_tags_of_files_rules_and_people(kb, notes, embedder):
     kb.ingest([notes], embedder)  # rules hold for their run, what was given stays
     assert kb.fields()["notes/tagged.md"]["tag"] == ["given", "own"]
     assert [source for source, _ in kb.sources(Where.parse(["tag=own"]))] == ["notes/tagged.md"]
+
+
+def test_a_tag_that_cannot_be_kept_is_refused():
+    with pytest.raises(UsageError, match="not UTF-8"):
+        Tagging(("price", "caf\udce9"))
 
 
 def test_a_plan_says_what_would_be_done(kb_dir, notes, embedder):

@@ -100,6 +100,7 @@ def test_what_a_person_gave_is_shown_without_its_password():
         "postgresql://ann:secret@host/db?kb=one#two",
         "postgresql://ann:secret@host/db?ret=1",
         "postgresql://ann:secret%@host/db",
+        "postgresql://ann:secret\udce9@host/db",
     ],
 )
 def test_what_is_no_address_is_refused_without_repeating_it(text):

@@ -53,6 +53,7 @@ class Address:
 def parse(text: str) -> Address:
     """KnowledgeBaseError, which repeats none of it, for what is no such address. The name may also be given as `?kb=name`."""
     try:
+        text.encode()  # not so an argument with bytes that are not UTF-8
         parts = urlsplit(text)
     except ValueError:
         raise no_address() from None
