@@ -72,7 +72,7 @@ def test_encodings_of_text_files(data, text):
         ("a.pdf", b"plain", "it is no PDF file"),
         ("a.doc", OLE, "binary format of Office 97"),
         ("a.docx", OLE, "binary format of Office 97"),
-        ("a.xlsx", OLE + "EncryptedPackage".encode("utf-16-le"), "it is encrypted"),
+        ("a.xlsx", OLE + "EncryptedPackage".encode("utf-16-le"), "it is protected by a password"),
         ("a.txt", b"{\\rtf1 text}", "RTF files are not read"),
         ("a.txt", b"\x1f\x8b\x08text", "a gzip archive"),
         ("a", b"GGUF\x03", "a GGUF model"),

@@ -102,7 +102,9 @@ def _by_content(data: bytes, expected: str, suffix: str) -> str | None:
     if data.startswith(_ZIP):
         return _in_zip(data, expected)
     if data.startswith(_OLE):
-        raise UnreadableError("it is encrypted" if _is_encrypted(data) else "it is in the binary format of Office 97, which is not read")
+        raise UnreadableError(
+            "it is protected by a password" if _is_encrypted(data) else "it is in the binary format of Office 97, which is not read"
+        )
     if data.startswith(b"{\\rtf"):
         raise UnreadableError("RTF files are not read")
     for magic, kind in _OTHERS:

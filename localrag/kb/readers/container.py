@@ -18,8 +18,6 @@ BLOCK_BYTES = 64 * 1024
 _RATIO_FROM_BYTES = 8 * 1024 * 1024
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _BOMB = "it unpacks to far more than its size (a zip bomb)"
-_OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
-_ENCRYPTED_STREAM = "EncryptedPackage".encode("utf-16-le")
 
 # What zipfile was seen to raise for damaged containers; for methods it does not know it is a kind of RuntimeError.
 _ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, KeyError, IndexError, OverflowError, RuntimeError)
@@ -32,9 +30,6 @@ class Container:
         self.kind = kind
         self._max_unpacked_bytes = max_unpacked_bytes
         self._num_bytes = 0
-        if data.startswith(_OLE):
-            old = f"it is no {kind} file, but one of the old binary format of Office: save it again as {kind}"
-            raise UnreadableError("it is protected by a password" if _ENCRYPTED_STREAM in data else old)
         if not data.startswith(b"PK"):
             raise UnreadableError(f"it is not a {kind} file" if data else "it is empty")
         if data.count(b"PK\x01\x02") > MAX_MEMBERS:  # counted before zipfile builds an object for each

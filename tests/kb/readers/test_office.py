@@ -303,11 +303,8 @@ GOOD = {
 
 @pytest.mark.parametrize(("reader", "kind"), ALL)
 def test_what_is_no_document_says_why(reader, kind):
-    ole = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + b"\0" * 500
     assert _refused(reader.read, b"") == "it is empty"
     assert _refused(reader.read, b"plain text") == f"it is not a {kind} file"
-    assert "old binary format" in _refused(reader.read, ole)
-    assert _refused(reader.read, ole + "EncryptedPackage".encode("utf-16-le")) == "it is protected by a password"
     assert "cut off" in _refused(reader.read, GOOD[reader][:-30])
     assert "is missing" in _refused(reader.read, files.zipped({"a.txt": "x"}))
     assert "not XML" in _refused(reader.read, _with(GOOD[reader], lambda part: part[: len(part) * 2 // 3]))
