@@ -143,6 +143,7 @@ class KnowledgeBase:
         were given as texts stay, and are cut anew where another version cut them.
 
         One at a time: `on_wait` is called if another process is at it, and KnowledgeBaseError says so if it still is after `wait_s`.
+        What was removed or replaced since it was opened is opened, or made, anew.
         """
         with ExitStack() as turn:
 
