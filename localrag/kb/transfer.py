@@ -23,6 +23,7 @@ from localrag.kb.failures import explained, make_folder
 from localrag.kb.schema import MIGRATIONS, migrate
 from localrag.kb.store import Store
 from localrag.kb.verify import bad_chunks, bad_texts
+from localrag.migrations import use_write_ahead_log
 
 _MANIFEST, _DATABASE = "manifest.json", "kb.sqlite"
 _FORMAT, _VERSION = "localrag knowledge base", 1
@@ -153,6 +154,8 @@ def _check_database(file: Path, database: Path) -> None:
                 problems = [*(reason for _, reason in bad_chunks(store)), *bad_texts(store)]
             if problems:
                 raise _refused(file, problems[0])
+        with closing(sqlite3.connect(database, isolation_level=None)) as db:
+            use_write_ahead_log(db, wait_s=0.0)  # an export has none, and without it who reads and who writes wait for each other
     except sqlite3.Error as error:
         raise _refused(file, str(error)) from error
 

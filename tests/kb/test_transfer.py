@@ -48,6 +48,12 @@ def test_there_and_back(kb, kb_dir, exported, embedder, tmp_path):
     assert not list(tmp_path.glob(".*"))
 
 
+def test_what_was_imported_is_written_as_what_was_made_here(kb_dir, exported):
+    import_kb(kb_dir, exported, "again")
+    with closing(sqlite3.connect(kb_dir / "again" / "kb.sqlite")) as db:
+        assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
 def test_a_copy_says_the_same_until_its_documents_change(kb, kb_dir, exported, notes, embedder):
     import_kb(kb_dir, exported, "again")
     again = kb_dir / "again" / "kb.sqlite"
