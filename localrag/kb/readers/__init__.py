@@ -100,7 +100,7 @@ def _by_content(data: bytes, expected: str, suffix: str) -> str | None:
     if data.startswith(b"%PDF-") or (expected == "pdf" and b"%PDF-" in data[:1024]):
         return "pdf"
     if data.startswith(_ZIP):
-        return _in_zip(data, expected)
+        return _in_zip(data, expected, suffix)
     if data.startswith(_OLE):
         raise UnreadableError(
             "it is protected by a password" if _is_encrypted(data) else "it is in the binary format of Office 97, which is not read"
@@ -118,7 +118,7 @@ def _by_content(data: bytes, expected: str, suffix: str) -> str | None:
     return None
 
 
-def _in_zip(data: bytes, expected: str) -> str:
+def _in_zip(data: bytes, expected: str, suffix: str) -> str | None:
     found = [reader for reader, member in _MEMBERS if member in data]
     if expected in found:
         return expected  # another document can be embedded in it
@@ -126,6 +126,8 @@ def _in_zip(data: bytes, expected: str) -> str:
         return found[0]
     if expected in _BINARY:
         return expected  # it says what is missing
+    if suffix in _NOT_TEXT:
+        return None  # such as ODT, which is a ZIP too
     raise UnreadableError("binary file: a ZIP archive")
 
 
