@@ -212,6 +212,16 @@ def test_a_question_that_failed_is_asked_again_with_the_next(journal):
     assert "First?" in prompt_text(back, back.prepare("x", sampling=SamplingParams(max_tokens=5)))
 
 
+def test_sources_of_a_question_without_an_answer_are_given_anew(journal):
+    chat = chat_in(journal)
+    silent = chat.say("Which?", sampling=SamplingParams(max_tokens=40, stop=("You",)), hits=[passage(1)])  # the echo begins so
+    assert (silent.text, [hit.label for hit in silent.hits]) == ("", ["KB#1"])
+    for each in (chat, chat_in(journal)):
+        again = each.prepare("Which one?", sampling=SHORT, hits=[passage(1)])
+        assert [hit.label for hit in again.prompt.hits] == ["KB#1"]
+        assert "See also" not in prompt_text(each, again)
+
+
 def test_looking_ahead_names_what_is_left_out(journal):
     chat = chat_in(journal, n_ctx=1024)
     for number in itertools.count(1):

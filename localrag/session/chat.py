@@ -99,7 +99,7 @@ class Chat:
             self._end(turn, "stopped" if writer.text.strip() else "failed", writer.text, about)
             raise
         self._last_ids = list(prepared.prompt.token_ids)
-        turn.sent, turn.hits = sent_message(prepared), answer.hits
+        turn.sent, turn.hits = sent_message(prepared) if answer.text.strip() else "", answer.hits
         state: Ending = "stopped" if answer.finish_reason in ("cancelled", "time") else "done"
         self._end(turn, state, answer.text, about | to_keep(turn, answer) | {"standing": self._standing.to_keep()})
         return answer

@@ -20,7 +20,10 @@ _SOURCES = ("attachments", "cited", "evidence", "pointers")
 
 @dataclass(slots=True, kw_only=True)
 class Turn:
-    """A question with its answer. `sent` is the whole message that the model was sent for it, if sources came with it: `hits`."""
+    """A question with its answer. `sent` is the whole message that the model was sent for it, if sources came with it: `hits`.
+
+    Without an answer it is empty: such a question is asked again with the next one, and then as it stands, without its sources.
+    """
 
     id: int
     question: str
@@ -105,7 +108,7 @@ def restored(stored: StoredTurn) -> Turn:
     """A turn as it was kept. What cannot be read of its sources is left out: its question and answer stand."""
     try:
         hits = tuple(_hit(each) for each in stored.about.get("hits", ()))
-        sent = str(stored.about.get("sent", ""))
+        sent = str(stored.about.get("sent", "")) if stored.answer.strip() else ""
     except (TypeError, ValueError, KeyError):
         hits, sent = (), ""
     return Turn(
