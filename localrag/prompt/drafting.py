@@ -96,10 +96,10 @@ def _settle(name: str, room: int, wants: Wants, draft: Draft, shortening: Shorte
 
 def _settle_tools(room: int, wants: Wants, draft: Draft, count: Callable[[str], int]) -> int:
     """Results of calls first, cut where they must be, for a call is never separated from its result; then schemas, in their order."""
-    rounds = {number: message for number, message in wants.split.current if message.role != "user"}
+    rounds = [number for number, message in wants.split.current if message.role != "user"]
     spent = wants.num_round_tokens
     if spent > room:
-        texts = {number: message.content.strip() for number, message in rounds.items()}
+        texts = {number: wants.content(number) for number in rounds}
         markup = spent - sum(count(text) for text in texts.values())
         draft.texts |= truncated_texts(texts, room - markup, count)
         spent = markup + sum(count(draft.texts[number]) for number in texts)

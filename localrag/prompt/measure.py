@@ -69,7 +69,8 @@ class Wants:
 
     def content(self, number: int) -> str:
         """What is sent of the message of that number, if it is sent whole."""
-        return _said(self.offer.messages[number - 1])
+        message, is_over = self.offer.messages[number - 1], number < self.split.current[0].number
+        return _said(message) if is_over else _calling(message)
 
     def cost(self, exchange: Exchange) -> int:
         return sum(self.message_costs[number] for number, _ in exchange.messages)
@@ -209,13 +210,11 @@ def measure(given: Offer, *, counter: TokenCounter, template: ChatTemplate) -> W
     choice = Choice(again=given.again, cite=cite, instructions=given.instructions, thinks=bool(ends))
     encoded = encode_prompt(bare, choice, tokenizer=tokenizer, template=template)
     tools, costs = tool_costs(given.tools, bare, choice, encoded, counter=counter, template=template)
-    rounds = [pair for pair in parts.current if pair[1].role != "user"]
-    spoken = [pair for exchange in parts.history for pair in exchange.messages]
+    spoken = [(number, message.role, _said(message)) for exchange in parts.history for number, message in exchange.messages]
+    rounds = [(number, message.role, _calling(message)) for number, message in parts.current if message.role != "user"]
     markup = markup_costs(parts, counter, template) if spoken or rounds else {}
     dearest = max(markup.values(), default=0)
-    message_costs = {
-        number: count_content(_said(message), counter) + markup.get(message.role, dearest) + 1 for number, message in (*spoken, *rounds)
-    }
+    message_costs = {number: count_content(text, counter) + markup.get(role, dearest) + 1 for number, role, text in (*spoken, *rounds)}
     most = given.profile.max_messages
     recent = parts.history if most is None else newest(parts.history, most)[0]
     settled = 0 if given.profile.sections["history"].cut == "error" else given.settled
@@ -262,7 +261,13 @@ def _check_names(given: Offer) -> None:
 
 
 def _said(message: Message) -> str:
+    """What is sent of a message of an exchange that is over."""
     return as_sent(message).strip()
+
+
+def _calling(message: Message) -> str:
+    """What is sent of a call or a result of the round that goes on: all of it, also what was thought before a call."""
+    return message.content.strip()
 
 
 def used_by(parts: Iterable[EncodedPart]) -> Counter[str]:

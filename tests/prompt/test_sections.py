@@ -12,6 +12,7 @@ from localrag.engine.echo import EchoTemplate, EchoTokenizer
 from localrag.errors import BudgetExceededError
 from localrag.messages import Attachment, Memory, Message, ToolSpec
 from localrag.passages import Chunk, Hit
+from localrag.prompt import Offer
 from localrag.prompt.measure import FIXED
 from localrag.tokens import TokenCounter
 from tests.prompt.building import build, build_offer, random_offer, shown
@@ -161,6 +162,13 @@ def test_a_result_of_a_call_that_is_too_long_is_cut_and_named_but_never_dropped(
     assert shortened.id == "message 3"
     assert '{"name":"search"}' in shown(composed)
     assert len(composed.token_ids) + composed.max_tokens <= 2000
+
+
+def test_what_was_thought_before_a_call_is_counted_as_it_is_sent():
+    call = Message("assistant", f"<think>{LONG[:300]}</think>" + '{"name":"search"}')
+    offer = Offer(messages=[Message("user", "Why?"), call, Message("tool", "Because.")], max_tokens=64)
+    tools = check(offer, build_offer(offer, 2000), 2000)["tools"]
+    assert (tools.used > 300, tools.shortened) == (True, ())
 
 
 def test_the_gap_is_a_margin_that_nobody_gets():
