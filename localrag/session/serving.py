@@ -180,12 +180,16 @@ class Service:
                 yield self._end(job)
 
     def _end(self, job: _Job) -> Event:
+        """Its answer, or what went wrong: a knowledge base that broke meanwhile is no matter of those that still run."""
         question, running = job.question, job.running
         with job.opened:
-            if running.error is not None:
-                return Event(id=question.id, error=running.error)
-            answer = job.session.finish(job.prepared, running.completion(), question.messages, **question.options)
-            return Event(id=question.id, answer=answer, documents=_documents(answer.hits, job.session))
+            try:
+                if running.error is not None:
+                    raise running.error
+                answer = job.session.finish(job.prepared, running.completion(), question.messages, **question.options)
+                return Event(id=question.id, answer=answer, documents=_documents(answer.hits, job.session))
+            except LocalragError as error:
+                return Event(id=question.id, error=error)
 
     def close(self) -> None:
         """End all that runs."""
