@@ -224,6 +224,15 @@ def test_what_a_batch_cannot_do():
         assert (known, error.exit_code) == ("a", 2)
 
 
+def test_a_schema_that_is_not_supported_is_an_outcome_and_the_others_go_on():
+    forms = enumerate([None, {"type": "text"}, {"type": "integer"}])
+    wanted = [Request(id=number, question="Why?", sampling=SamplingParams(json_schema=form)) for number, form in forms]
+    with open_echo() as engine:
+        found = dict(Session(engine).batch(wanted))
+    assert found[1].exit_code == 2
+    assert (found[0].text, found[2].text) == ("You asked: Why?", "0")
+
+
 def test_every_answer_leaves_its_ledger(tmp_path):
     with open_echo() as engine, Journal.open(tmp_path) as journal:
         session = Session(engine, journal=journal, name="night")

@@ -107,7 +107,7 @@ class Batch:
             self._reserve(jobs)
         engine, waiting, num_sampled = self._session.engine, deque(jobs), 0
         while waiting or self._running:
-            self._admit(waiting)
+            yield from self._admit(waiting)
             self._on_step(num_sampled)
             num_sampled = sum(piece.token_id is not None for piece in engine.step())
             finished = [job for job in self._running if job.sequence is not None and job.sequence.is_finished]
@@ -129,15 +129,22 @@ class Batch:
         self._num_cells = max(self._num_cells, sum(needs))
         self._session.engine.reserve(self._num_cells, num_sequences=self._num_sequences)
 
-    def _admit(self, waiting: deque[_Job]) -> None:
-        """Begin the next ones, in order, while there is a place and every cell that they can come to need, and it makes none slower."""
+    def _admit(self, waiting: deque[_Job]) -> Iterator[Outcome]:
+        """Begin the next ones, in order, while there is a place and every cell that they can come to need, and it makes none slower.
+
+        One whose schema the engine cannot keep to is its own outcome.
+        """
         num_free = self._num_cells - sum(job.num_cells for job in self._running)
         while waiting and len(self._running) < self._num_sequences and waiting[0].num_cells <= num_free and self._pays(waiting[0]):
             job = waiting.popleft()
             sampling = job.request.sampling.with_max_tokens(job.prepared.prompt.max_tokens)
-            job.sequence = self._session.engine.add(
-                job.token_ids, sampling, borders=job.prepared.prompt.borders, thinking=job.prepared.prompt.thinking
-            )
+            try:
+                job.sequence = self._session.engine.add(
+                    job.token_ids, sampling, borders=job.prepared.prompt.borders, thinking=job.prepared.prompt.thinking
+                )
+            except UsageError as error:
+                yield job.request.id, error
+                continue
             self._running.append(job)
             num_free -= job.num_cells
 
