@@ -125,7 +125,7 @@ class Wants:
 
     def cite(self, label: str) -> str:
         """What is said about citing, with a label for an example."""
-        return self.offer.cite.format(label=label)
+        return self.offer.cite.replace("{label}", label)
 
     @property
     def num_proposal_tokens(self) -> int:
@@ -205,7 +205,7 @@ def measure(given: Offer, *, counter: TokenCounter, template: ChatTemplate) -> W
     parts = split(given.messages, given.pinned)
     tokenizer = counter.tokenizer
     bare = replace(parts, history=(), current=tuple(pair for pair in parts.current if pair[1].role == "user"))
-    cite = given.cite.format(label=given.again[0]) if given.again else ""
+    cite = given.cite.replace("{label}", given.again[0]) if given.again else ""
     ends = end_ids(given.think_tokens, template, tokenizer)
     choice = Choice(again=given.again, cite=cite, instructions=given.instructions, thinks=bool(ends))
     encoded = encode_prompt(bare, choice, tokenizer=tokenizer, template=template)

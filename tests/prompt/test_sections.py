@@ -56,6 +56,10 @@ def test_everything_stands_in_the_order_of_what_changes_least():
     assert not any(entry.omitted for entry in composed.ledger.entries)
 
 
+def test_braces_in_what_is_said_about_citing_are_text():
+    assert shown(build("Why?", [hit(1, "Because.")], cite=' As JSON: {"id": "{label}"}.')).count('Why? As JSON: {"id": "KB#1"}.') == 1
+
+
 def test_history_that_fits_is_sent_whole_and_without_a_summary():
     composed = build("Why?", history=list(exchanges(5)))
     assert "summary" not in used(composed)
