@@ -11,7 +11,7 @@ import click
 
 from localrag.budget import SECTIONS, Section, negotiate
 from localrag.budget.ledger import ANSWER
-from localrag.budget.profile import LIMITED
+from localrag.budget.profile import LIMITED, PROTECTED
 from localrag.catalog import Catalog
 from localrag.cli import display
 from localrag.cli.text import emit, note, safe
@@ -20,7 +20,7 @@ from localrag.council.roles import Judge, Member
 from localrag.council.turns import PLAN_TOKENS
 from localrag.errors import BudgetExceededError, ModelNotFoundError, UsageError
 from localrag.messages import Message
-from localrag.prompt.measure import FIXED, SUMMARY_TOKENS
+from localrag.prompt.measure import SUMMARY_TOKENS
 from localrag.session.opening import open_engine
 from localrag.session.seats import Seating
 from localrag.settings import Settings
@@ -209,7 +209,7 @@ def _window(catalog: Catalog, role: Member | Judge) -> tuple[str, int]:
 def _sections(council: Council, role: Member | Judge, window: int, counted: Mapping[str, int], shown_tokens: int) -> list[Section]:
     """What a role's prompt may hold, as much of each as there can be. All of a maximum in tokens is set aside: it is a line of a table."""
     profile = role.profile
-    sections = [Section.fixed(name, profile.limits.get(name, counted.get(name, 0))) for name in FIXED]
+    sections = [Section.fixed(name, profile.limits.get(name, counted.get(name, 0))) for name in PROTECTED]
     sections = [section for section in sections if section.basis or section.name in profile.limits]
     if profile.gap:
         sections.append(Section(name="gap", basis=profile.gap, min=profile.gap, max=profile.gap, shrink=0.0))
@@ -285,7 +285,7 @@ def _rows(table: RoleTable) -> Iterator[tuple[str, ...]]:
 
     fixed = table.counted or {}
     for line, parts in table.lines:
-        counted = sum(fixed.get(name, 0) for name in parts) if set(parts) & set(FIXED) else None
+        counted = sum(fixed.get(name, 0) for name in parts) if set(parts) & set(PROTECTED) else None
         yield row(line, sum(parts.values()), counted, ", ".join(f"{name} {of:,}" for name, of in parts.items()) if len(parts) > 1 else "")
     yield row("  prompt", table.prompt_tokens, None, "")
     most = table.tokens[ANSWER]

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Mapping
 
 from localrag.budget import Entry, Shortened
+from localrag.budget.profile import PROTECTED
 from localrag.prompt.drafting import Draft
-from localrag.prompt.measure import FIXED, Wants
+from localrag.prompt.measure import Wants
 
 ORDER = (
     "scaffold",
@@ -57,7 +58,7 @@ def account(
             entries.append(Entry(name, gap, gap, 0))
         elif name == "summary" and used[name]:
             entries.append(Entry(name, used[name], used[name], used[name], covered=draft.covered.names))
-        elif name in FIXED and used[name]:
+        elif name in PROTECTED and used[name]:
             entries.append(Entry(name, used[name], used[name], used[name]))
         elif name in rooms and name != "summary" and wants.wanted(name):
             entry = _entry(name, wants, draft, used[name], rooms[name], item_tokens, slack)

@@ -10,6 +10,7 @@ from functools import partial
 from math import floor
 
 from localrag.budget import Budget, Percent, Section, container, negotiate
+from localrag.budget.profile import PROTECTED
 from localrag.conversation import Exchange, Split, newest, split
 from localrag.errors import BudgetExceededError, UsageError
 from localrag.markup import EncodedPart, count_content
@@ -23,7 +24,6 @@ from localrag.prompt.thoughts import end_ids
 from localrag.thinking import MIN_TOKENS
 from localrag.tokens import ChatTemplate, TokenCounter
 
-FIXED = ("scaffold", "system", "pinned", "pointers", "question", "instructions")
 SUMMARY_TOKENS = 400
 """The longest summary of what was said long ago."""
 MIN_PROPOSAL_TOKENS = 32
@@ -150,7 +150,7 @@ class Wants:
         """What goes into the negotiation."""
         profile = self.offer.profile
         fixed = self.set_aside
-        sections = [Section.fixed(name, fixed[name]) for name in FIXED if fixed[name]]
+        sections = [Section.fixed(name, fixed[name]) for name in PROTECTED if fixed[name]]
         if profile.gap:
             sections.append(Section(name="gap", basis=profile.gap, min=profile.gap, max=profile.gap, shrink=0.0))
         for name in ("tools", "memories", "history", "attachments", "cited", "evidence", "proposals", "plan"):
@@ -239,7 +239,7 @@ def alike(measured: Sequence[Wants]) -> list[Wants]:
     Offers that differ in their instructions alone thus have room for the same, and their prompts are the same up to those.
     """
     found = list(measured)
-    for name in FIXED:
+    for name in PROTECTED:
         tokens = {wants.fixed[name] for wants in measured}
         if len(tokens) > 1:
             found = [wants.with_fixed(name, max(tokens)) for wants in found]

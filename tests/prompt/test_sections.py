@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from localrag import prompt
 from localrag.budget import Profile, container, negotiate
+from localrag.budget.profile import PROTECTED
 from localrag.engine.echo import EchoTemplate, EchoTokenizer
 from localrag.errors import BudgetExceededError
 from localrag.messages import Attachment, Memory, Message, ToolSpec
 from localrag.passages import Chunk, Hit
 from localrag.prompt import Offer
-from localrag.prompt.measure import FIXED
 from localrag.tokens import TokenCounter
 from tests.prompt.building import build, build_offer, random_offer, shown
 from tests.prompt.checking import asked, check
@@ -217,7 +217,7 @@ def test_whatever_is_offered_the_ledger_is_exact_and_nothing_is_lost(seed, windo
     assert entries["answer"].allotted >= min(offer.max_tokens, 32)
     evidence = entries.get("evidence")
     if evidence is not None:
-        fixed = sum(item.max for item in composed.budget.items if item.name in FIXED)  # memories can bring a system message with them
+        fixed = sum(item.max for item in composed.budget.items if item.name in PROTECTED)  # memories can bring a system message with them
         share = offer.profile.sections["evidence"].max.value
         assert evidence.used <= share * (window - fixed) / 100
 
