@@ -64,6 +64,7 @@ class Citation:
 CITATION = re.compile(r"\bKB#(?:[a-z0-9][a-z0-9_-]{0,63}/)?\d{1,18}\b")
 """How a model cites a chunk in running text; the brackets around it, which small models forget, do not matter."""
 
+_TAG = re.compile(r"KB#(?=\S)")
 _LABEL = re.compile(r"\[?(?:KB#)?(?:([a-z0-9][a-z0-9_-]{0,63})/)?([0-9]{1,18})\]?", re.IGNORECASE)
 
 
@@ -71,3 +72,8 @@ def parse_label(text: str) -> tuple[str, int] | None:
     """The scope and the id that a label names: of `KB#pets/12`, `[KB#12]` or `12`. None for any other text."""
     match = _LABEL.fullmatch(text.strip())
     return None if match is None else ((match[1] or "").lower(), int(match[2]))
+
+
+def untagged(text: str) -> str:
+    """A text of somebody else as it is sent: each tag in it is broken by a zero-width space, so that it cannot pose as a source."""
+    return _TAG.sub("KB\u200b#", text)

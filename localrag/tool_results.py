@@ -12,19 +12,17 @@ found and had no room; where there are more of either than are named, `num_above
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from localrag.errors import UsageError
-from localrag.passages import Hit
+from localrag.passages import Hit, untagged
 from localrag.summary import truncate
 
 MAX_NAMED = 10
 """A result names so many passages that are not in it; naming them all could cost more than the passages."""
 _SPREAD = 24
 """By so many tokens the rest of a result can change when a passage goes into it: its joins, and its label among those left out."""
-_FORGED_TAG = re.compile(r"KB#(?=\S)")
 
 
 def compact(value: object) -> str:
@@ -42,7 +40,7 @@ def article_fields(hit: Hit) -> _Article:
     """What a citation needs of a passage. A tag that stands in its text is broken, so that it cannot pose as another passage."""
     chunk = hit.chunk
     fields = {"source": chunk.source, "heading": chunk.heading, "text": chunk.text.strip()}
-    return {"id": hit.label} | {name: _untagged(text) for name, text in fields.items() if text or name == "text"}
+    return {"id": hit.label} | {name: untagged(text) for name, text in fields.items() if text or name == "text"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +103,7 @@ class ToolAccount:
 
     def charge_text(self, tool: str, text: str) -> ToolResult:
         """The text that another tool gave, cut with a mark if it is longer than the room of this call."""
-        whole = _untagged(text)
+        whole = untagged(text)
         if self._count(whole) <= self.room:
             return self._charged(ToolResult(tool=tool, text=whole))
         cut = truncate(whole, self.room, self._count)
@@ -159,7 +157,3 @@ def _serialised(articles: Mapping[str, _Article], used: Sequence[str], above: Se
         if len(labels) > MAX_NAMED:
             result[f"num_{name}"] = len(labels)
     return compact(result | {"tokens_left": tokens_left})
-
-
-def _untagged(text: str) -> str:
-    return _FORGED_TAG.sub("KB\u200b#", text)

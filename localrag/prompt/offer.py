@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from localrag.budget import Profile
 from localrag.messages import Attachment, Memory, Message, Proposal, ToolSpec
-from localrag.passages import Hit
+from localrag.passages import Hit, untagged
 
 ANSWER_BASIS = 512
 """Tokens that an answer starts from in the negotiation; more than this it takes only from what is left over."""
@@ -24,7 +24,6 @@ PROPOSALS_INTRO = "\n\nProposals:"
 PLAN_INTRO = "\n\nPlanning:\n"
 INSTRUCTIONS_INTRO = "\n\n"
 
-_FORGED_TAG = re.compile(r"KB#(?=\S)")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]+")
 
 
@@ -87,7 +86,7 @@ class Item:
 def source(hit: Hit, body: str | None = None) -> str:
     """A chunk as the model sees it. A tag that stands in the document itself is broken, so that it cannot pose as a source."""
     chunk = hit.chunk
-    text = _untagged((chunk.text if body is None else body).strip())
+    text = untagged((chunk.text if body is None else body).strip())
     place = _one_line(chunk.heading or chunk.source)
     first, _, rest = text.partition("\n")
     if rest and first.startswith("#") and first.lstrip("# ") == place.rpartition(" > ")[2]:
@@ -97,7 +96,7 @@ def source(hit: Hit, body: str | None = None) -> str:
 
 def file(attachment: Attachment, body: str | None = None) -> str:
     """A file that came with the question as the model sees it."""
-    return f"File {_one_line(attachment.label)}:\n\n{_untagged((attachment.text if body is None else body).strip())}\n\n"
+    return f"File {_one_line(attachment.label)}:\n\n{untagged((attachment.text if body is None else body).strip())}\n\n"
 
 
 def fact(memory: Memory, body: str | None = None) -> str:
@@ -112,12 +111,8 @@ def proposal(given: Proposal, body: str | None = None) -> str:
 
 def planned(text: str) -> str:
     """What was planned, as the reader sees it."""
-    return _untagged(text.strip())
+    return untagged(text.strip())
 
 
 def _one_line(text: str) -> str:
-    return _untagged(_CONTROL.sub(" ", text)).strip()
-
-
-def _untagged(text: str) -> str:
-    return _FORGED_TAG.sub("KB\u200b#", text)
+    return untagged(_CONTROL.sub(" ", text)).strip()
