@@ -135,6 +135,16 @@ def test_a_limit_of_a_text_that_is_always_sent_whole(settings):
         sit(Council(name="test", members=(member,), judge=Judge(model="echo")), TASK, settings=settings)
 
 
+def test_a_role_that_has_no_room_for_what_was_found_is_named(settings):
+    profile = Profile().with_overflow("error", "evidence")
+    sampling = SamplingParams(max_tokens=48)
+    member = Member(name="buyer", persona=PERSONAS["buyer"], model="echo", n_ctx=500, profile=profile, sampling=sampling)
+    with pytest.raises(BudgetExceededError) as raised:
+        run(Council(name="test", members=(member,), judge=Judge(model="echo")), settings)
+    assert raised.value.numbers["role"] == "buyer"
+    assert "evidence" in raised.value.numbers["sections"]
+
+
 @pytest.mark.parametrize("tool", ["kb_search", "kb_read", "calculate", "read_ledger"])
 def test_a_judge_with_tools(settings, tool):
     judge = Judge(model="echo", tools=(tool,), rounds=3, sampling=SamplingParams(max_tokens=600))

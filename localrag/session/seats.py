@@ -13,7 +13,7 @@ from localrag.engine.keeping import sharing
 from localrag.engine.prefix import common_length
 from localrag.errors import BudgetExceededError, EngineError
 from localrag.messages import Message
-from localrag.prompt import Offer, Wants
+from localrag.prompt import Offer, Prompt, Wants
 from localrag.session.answers import Answer, Prepared
 from localrag.session.residence import Need
 from localrag.session.walk import Session
@@ -107,18 +107,29 @@ class Seating:
         return session
 
     def seats(self, engine: Engine, turns: Sequence[Turn]) -> list[Seat]:
-        """Each turn with its prompt. Room for the longest instructions is set aside in all, so that all hold the same evidence."""
+        """Each turn with its prompt. Room for the longest instructions is set aside in all, so that all hold the same evidence.
+
+        BudgetExceededError, naming the role, where its budget has what was found sent whole, and there is no room for it.
+        """
         sessions = [self.session(engine, turn.role) for turn in turns]
         measured = [session.measure(self.offer(session, turn)) for session, turn in zip(sessions, turns, strict=True)]
         found = []
         for turn, session, wants, padded in zip(turns, sessions, measured, prompt.alike(measured), strict=True):
             try:
-                composed = session.compose(padded)
-            except BudgetExceededError:  # only its own instructions fit
-                composed = session.compose(wants)
+                composed = _composed(session, padded, wants)
+            except BudgetExceededError as error:
+                raise error.of(turn.role) from None
             prepared = Prepared(prompt=composed, slot=session.slot, offered=turn.hits, num_chunks=session.num_chunks, retrieve_s=0.0)
             found.append(Seat(turn, session, prepared, _allowances(session, wants)))
         return found
+
+
+def _composed(session: Session, padded: Wants, wants: Wants) -> Prompt:
+    """With the room that is set aside, or without it where only the turn's own instructions fit."""
+    try:
+        return session.compose(padded)
+    except BudgetExceededError:
+        return session.compose(wants)
 
 
 def _allowances(session: Session, wants: Wants) -> dict[str, int]:
