@@ -10,12 +10,15 @@ from hypothesis import strategies as st
 
 from localrag.decoding import SamplingParams
 from localrag.engine.echo import open_echo
+from localrag.engine.keeping import Keeper
+from localrag.engine.prefix_store import PrefixStore
 from localrag.errors import BudgetExceededError, UsageError
 from localrag.journal import Journal
 from localrag.passages import Chunk, Hit
 from localrag.session import Session
 from localrag.session.chat import Chat
 from localrag.session.standing import Standing
+from tests.engine.test_prefix_store import IDENTITY
 
 SHORT = SamplingParams(max_tokens=40)
 
@@ -167,6 +170,20 @@ def test_pinned_turns_that_fill_the_window_are_an_error_with_numbers(journal):
     assert [turn.question for turn in chat.turns] == [("word " * 40)]
     chat.pin(1, is_pinned=False)
     chat.say("more " * 30, sampling=SHORT)
+
+
+def test_a_conversation_whose_pinned_turns_fill_a_smaller_window_can_be_opened_and_mended(journal, tmp_path):
+    chat = chat_in(journal)
+    chat.say("word " * 40, sampling=SHORT)
+    chat.pin(1)
+    back = chat_in(journal, n_ctx=256)
+    back.session.engine.keeper = Keeper(lambda _: PrefixStore(tmp_path / "prefixes", IDENTITY, max_bytes=10**7), bytes_per_token=1)
+    back.recall(sampling=SHORT)
+    assert not back.forgets(sampling=SHORT)
+    with pytest.raises(BudgetExceededError, match="pinned"):
+        back.say("Now?", sampling=SHORT)
+    back.pin(1, is_pinned=False)
+    check(back.say("Now?", sampling=SHORT), 256)
 
 
 def test_undo_fork_and_turns_that_are_not_there(journal):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from localrag.conversation import search_query
 from localrag.decoding import SamplingParams
-from localrag.errors import LocalragError, UsageError
+from localrag.errors import BudgetExceededError, LocalragError, UsageError
 from localrag.messages import Message
 from localrag.passages import Hit
 from localrag.session import finding
@@ -191,11 +191,15 @@ class Chat:
     def forgets(self, *, sampling: SamplingParams, write: bool = False, **options: Unpack[Options]) -> Forgotten:
         """What the model would not see in full of this conversation if something short were asked now, and what is summarised next.
 
-        With `write` it writes the summaries that this takes, so that nobody waits for them later; `cancel_all` stops it.
+        With `write` it writes the summaries that this takes, so that nobody waits for them later; `cancel_all` stops it. Where what cannot
+        be cut leaves no room to ask anything, nothing is said here: the next question is refused with the numbers.
         """
         if not self.turns:
             return Forgotten()
-        prepared, standing = self._fitting("?", (), sampling, options)
+        try:
+            prepared, standing = self._fitting("?", (), sampling, options)
+        except BudgetExceededError:
+            return Forgotten()
         planned = self._giving(options).planned(standing)
         if write and self.session.engine.can_generate:
             self.session.engine.reserve(min(self.session.slot.n_ctx, prepared.prompt.num_cells + WRITING_CELLS))
@@ -250,12 +254,15 @@ class Chat:
     # --- across processes ---
 
     def recall(self, *, sampling: SamplingParams, **options: Unpack[Options]) -> None:
-        """Have the engine hold what it evaluated of this conversation in an earlier process, if that was kept."""
+        """Have the engine hold what it evaluated of this conversation in an earlier process, if that was kept and fits this window."""
         engine = self.session.engine
         if not self.turns or engine.keeper is None or not engine.can_generate:
             return
         messages, asked = self._asked("?", options, Standing.of(self.turns))
-        found = self._prepared(messages, sampling, asked)
+        try:
+            found = self._prepared(messages, sampling, asked)
+        except BudgetExceededError:
+            return
         engine.reserve(found.prompt.num_cells)
         if engine.context is not None and engine.context.shared is not None:
             engine.keeper.recall_shared(engine.context.shared, list(found.prompt.token_ids))
