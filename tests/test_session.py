@@ -8,12 +8,14 @@ from dataclasses import replace
 
 import pytest
 
+from localrag.budget import Flex, Percent, Profile
 from localrag.decoding import SamplingParams
 from localrag.engine.echo import open_echo
 from localrag.engine.engine import FIRST_COUNT_ERROR
 from localrag.engine.memory import Situation, plan
 from localrag.errors import BudgetExceededError
 from localrag.kb import KnowledgeBase, Where
+from localrag.messages import Attachment
 from localrag.session import Session, finding
 from localrag.session.finding import MIN_DEPTH
 from tests import identities, material
@@ -146,6 +148,17 @@ def test_an_engine_that_only_estimates_gets_a_gap_from_its_own_error():
     with open_echo() as engine:
         assert engine.count_error == 0
         assert all(entry.name != "gap" for entry in Session(engine).ask("a b c").ledger.entries)
+
+
+def test_a_limit_of_time_binds_where_a_section_has_a_least_share_of_the_window():
+    flex = Flex(basis=Percent(30), min=Percent(20), grow=1.0, cut="truncate")
+    long = Attachment(label="long.txt", text="The oven dries nylon. " * 1000)
+    with open_echo() as engine:
+        session = Session(engine, profile=Profile(sections={"attachments": flex}))
+        ledger = session.prepare("Why?", attachments=[long], max_seconds=6.0).prompt.ledger
+    assert ledger.time.is_bound
+    assert ledger.time.planned_s <= 6.0
+    assert 0 < ledger.entry("attachments").used < 3000
 
 
 def test_loading_is_charged_to_the_answer_that_waited_for_it():

@@ -87,9 +87,12 @@ def _largest(
 
 
 def _smallest(wants: Wants, window: int) -> Budget:
-    """The budget of the smallest window that holds what cannot be cut."""
-    try:
-        return wants.share(0)
-    except BudgetExceededError as error:
-        needed = int(error.numbers["needed"])  # type: ignore[call-overload]  # a whole number of tokens
-    return wants.share(min(needed, window))
+    """The budget of the smallest window that holds what cannot be cut, by bisection: a least size can be a share of the window."""
+    low, high, best = -1, window, wants.share(window)
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            high, best = middle, wants.share(middle)
+        except BudgetExceededError:
+            low = middle
+    return best
