@@ -16,7 +16,8 @@ from localrag.engine.memory import Situation, plan
 from localrag.errors import BudgetExceededError
 from localrag.kb import KnowledgeBase, Where
 from localrag.messages import Attachment
-from localrag.session import Session, finding
+from localrag.passages import Chunk, Hit
+from localrag.session import Session, finding, weighing
 from localrag.session.finding import MIN_DEPTH
 from tests import identities, material
 from tests.kb.hash_embedder import HashEmbedder
@@ -178,6 +179,13 @@ def test_the_relevance_of_files_can_weigh_their_passages(knowledge_bases):
         assert all(math.isclose(hit.score, sum(hit.contributions.values())) for hit in weighed.offered)
         scores = [hit.score for hit in weighed.offered]
         assert scores == sorted(scores, reverse=True)
+
+
+def test_documents_whose_names_are_one_path_are_weighed_too():
+    chunks = [Chunk(n, n, 0, "The oven dries nylon.", 0, 21, source) for n, source in enumerate(("https://x.org/a", "https://x.org/a/"), 1)]
+    found = weighing.weighed([Hit(chunk, 1.0) for chunk in chunks], "Which oven?", [], {})
+    assert [hit.label for hit in found] == ["KB#1", "KB#2"]
+    assert all(hit.contributions["relevance"] > 0 for hit in found)
 
 
 def test_the_memory_plan_is_told_beside_what_was_there_before(knowledge_bases):

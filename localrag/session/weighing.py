@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from localrag.passages import Hit
 from localrag.relevance import File, Weights, score, weigh
+from localrag.relevance.profile import normalised
 
 if TYPE_CHECKING:
     from localrag.kb import KnowledgeBase
@@ -19,15 +20,17 @@ MAX_FILE_BYTES = 2 * 1024 * 1024
 def weighed(hits: Sequence[Hit], task: str, knowledge_bases: Sequence[KnowledgeBase], weights: Mapping[str, object]) -> list[Hit]:
     """The hits, best first again. A file that is no longer there, or is no text, is scored by the chunks that were found in it.
 
-    Files are aligned with the task by words: how near they are in meaning is what the hits were ranked by.
+    Files are aligned with the task by words: how near they are in meaning is what the hits were ranked by. Documents of one path (to a
+    program, https://x.org/a and https://x.org/a/ are one) have the score of one of them.
     """
     paths: dict[str, Path] = {}
     for kb in knowledge_bases:
         paths |= kb.paths()
-    files = [_file(source, hits, paths.get(source)) for source in dict.fromkeys(hit.chunk.source for hit in hits)]
+    by_path = {hit.chunk.source: normalised(hit.chunk.source) for hit in hits}
+    files = {path: _file(source, hits, paths.get(source)) for source, path in by_path.items()}
     chosen = Weights(**{**weights, "method": "keyword"})  # type: ignore[arg-type]  # checked by the catalogue
-    scores = score(files, task, weights=chosen, now=time.time())
-    return weigh(hits, {each.path: each.score for each in scores})
+    scores = {normalised(each.path): each.score for each in score(list(files.values()), task, weights=chosen, now=time.time())}
+    return weigh(hits, {source: scores[path] for source, path in by_path.items()})
 
 
 def _file(source: str, hits: Sequence[Hit], path: Path | None) -> File:
