@@ -222,7 +222,10 @@ class Room:
         on_thought: Callable[[str], None] = lambda _: None,
         on_prepared: Callable[[Prepared], None] = lambda _: None,
     ) -> Answer:
-        """Ask; files that were attached go with this question. InterruptedRunError where it was stopped before anything was written."""
+        """Ask; files that were attached go with this question, and with the next one too if it gets no answer.
+
+        InterruptedRunError where it was stopped before anything was written.
+        """
         self._is_stopped = False
 
         def on_prepared_unless_stopped(ready: Prepared) -> None:
@@ -238,7 +241,8 @@ class Room:
             on_prepared=on_prepared_unless_stopped,
             **self.options(question),
         )
-        self.attached.clear()
+        if answer.text.strip():
+            self.attached.clear()
         self.last = answer
         status, timings = self.status, answer.timings
         status.used, status.cached = answer.prompt_tokens + answer.completion_tokens, answer.cached_tokens
