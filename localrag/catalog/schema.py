@@ -48,7 +48,7 @@ _EXPECTED = {
 
 
 class MemoriesTable(Table):
-    """[memories]: from which importance on, and for how long, a memory is told whatever is asked."""
+    """[memories]: above which importance, and for how long, a memory is told whatever is asked."""
 
     min_importance: UpToOne = 0
     """A memory of more importance than this is told in every conversation; others where the question shares a word with them."""

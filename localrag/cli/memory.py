@@ -18,7 +18,7 @@ importance_option = click.option("--importance", type=click.FloatRange(0, 1), me
 def memory_command() -> None:
     """Facts that chats are told: the important ones for a week, and those that a question shares a word with.
 
-    [memories] of models.toml changes from which importance on (min_importance, 0.6) and for how long (max_age_days, 7).
+    [memories] of models.toml changes above which importance (min_importance, 0.6) and for how long (max_age_days, 7).
     """
 
 

@@ -18,7 +18,7 @@ _DAY_S = 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recalling:
-    """From which importance on, and for how long, a fact is told whatever is asked."""
+    """Above which importance, and for how long, a fact is told whatever is asked."""
 
     min_importance: float = 0.6
     max_age_days: float = 7.0
