@@ -90,6 +90,8 @@ def test_what_answers_depend_on_tells_ways_apart(means, tmp_path):
     for number in range(2):
         (tmp_path / f"{number}.jinja").write_text(f"{{# {number} #}}")
         ways.append(AskWay(other(chat_template=tmp_path / f"{number}.jinja")))
+    (tmp_path / "models.toml").write_text(f"{means.settings.models_file.read_text()}[budgets.default]\ngap = 9\n")
+    ways.append(AskWay(other(settings=replace(means.settings, models_file=tmp_path / "models.toml"))))
     assert len({repr(way.about) for way in ways}) == len(ways)
     assert repr(AskWay(means).about) == repr(AskWay(means).about)
 

@@ -15,6 +15,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol
 
+from localrag.budget import Profile
 from localrag.council import Council
 from localrag.decoding import SamplingParams
 from localrag.errors import InterruptedRunError, LocalragError
@@ -22,7 +23,7 @@ from localrag.grading import Outcome, Passage
 from localrag.passages import Citation
 from localrag.session.answers import Answer
 from localrag.session.finding import DEFAULT_TOP_K, TopK
-from localrag.session.opening import open_council, read_template
+from localrag.session.opening import open_council, open_profile, read_template
 from localrag.session.options import Options
 from localrag.session.sitting import Sitting
 from localrag.session.walk import Session
@@ -89,7 +90,9 @@ class AskWay:
 
     @property
     def about(self) -> Mapping[str, object]:
-        return self.means.about() | {"context_ratio": self.context_ratio}
+        profile, _ = open_profile(None, settings=self.means.settings)
+        budget = {} if profile == Profile() else {"budget": _digest(repr(profile))}
+        return self.means.about() | {"context_ratio": self.context_ratio} | budget
 
     @contextmanager
     def opened(self) -> Iterator[Answering]:
