@@ -81,6 +81,12 @@ def test_one_file_under_two_names_is_one_engine_with_the_context_of_both(setting
     assert len(models.loads) == 1
 
 
+def test_a_window_is_no_larger_than_what_the_model_was_trained_for(settings):
+    roles = {"members": Need(num_cells=1 << 40, num_sequences=3), "judge": Need(model="b", num_cells=1 << 40)}
+    with Residents(roles, settings=settings) as models:
+        assert [each.num_cells for each in models.plan().models] == [3 * 512, 512]
+
+
 def test_models_that_fit_stay_open(settings):
     with Residents(needs("a", "b", "c"), settings=settings) as models:
         planned = models.plan(["a", "b", "c", "a", "b", "c"])

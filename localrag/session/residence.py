@@ -22,7 +22,8 @@ class Need:
     """What a role needs: a model by name or path (None is the default, `echo` needs no file), and a context.
 
     `num_cells` tokens of KV cache are for all of `num_sequences` together; None is the window that models.toml asks for, or else the
-    training context. Roles that use one model share its context, which is as large as the largest of them needs.
+    training context, which is also the most that each sequence gets. Roles that use one model share its context, which is as large as
+    the largest of them needs.
     """
 
     model: str | None = None

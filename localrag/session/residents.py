@@ -128,7 +128,7 @@ class Residents:
         """Have the model of a role among those of the run, with the most that its roles need of a context."""
         info: ModelInfo | None = None
         if need.model == "echo":
-            key, name, window = "echo", "echo", ECHO_CELLS
+            key, name, window, trained = "echo", "echo", ECHO_CELLS, ECHO_CELLS
         else:
             catalog = Catalog.load(self._settings)
             spec = catalog.model(need.model)
@@ -136,9 +136,9 @@ class Residents:
             info = read_header(path)
             key = "\n".join((str(path.resolve()), str(spec.chat_template or "")))  # another template makes another engine
             name = spec.name
-            window = min(spec.n_ctx or info.n_ctx_train, info.n_ctx_train)
+            window, trained = min(spec.n_ctx or info.n_ctx_train, info.n_ctx_train), info.n_ctx_train or memory.MAX_UNSAID_TOKENS
         known = self._models.get(key)
-        num_cells, num_sequences = need.num_cells or window, need.num_sequences
+        num_cells, num_sequences = min(need.num_cells or window, trained * need.num_sequences), need.num_sequences
         model = Resident(
             name=known.name if known else name,
             roles=(*(known.roles if known else ()), role),
