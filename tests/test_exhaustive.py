@@ -69,7 +69,10 @@ def test_a_window_without_room_for_a_passage_is_refused_with_the_numbers(session
     narrow = Session(engine, knowledge_bases=[kb], embedder=HashEmbedder(), n_ctx=300)
     with pytest.raises(BudgetExceededError) as caught:
         ask_all(narrow, QUESTION, sampling=SamplingParams(max_tokens=8))
-    assert caught.value.numbers["window"] == 300
+    numbers = caught.value.numbers
+    assert numbers["needed"] > numbers["window"] == 300
+    enough = Session(engine, knowledge_bases=[kb], embedder=HashEmbedder(), n_ctx=numbers["needed"])
+    assert ask_all(enough, QUESTION, sampling=SamplingParams(max_tokens=8)).passes
 
 
 def test_notes_that_were_cut_off_count_as_far_as_they_are_whole():

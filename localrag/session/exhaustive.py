@@ -8,6 +8,7 @@ they are read like passages again. Every prompt keeps within the same exact budg
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Unpack
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING, Unpack
 from localrag.decoding import SamplingParams
 from localrag.errors import BudgetExceededError
 from localrag.passages import Hit
+from localrag.prompt import Prompt
+from localrag.prompt.offer import QUESTION_INTRO, SOURCES_INTRO
 from localrag.session import finding
 from localrag.session.answers import Answer, Pass
 
@@ -134,10 +137,7 @@ class _Reading:
             self.unread += [hit.label for hit in hits]
             return {hit.label for hit in hits}, [], True
         if not labels:
-            smallest = min(composed.omitted_costs.values())
-            raise BudgetExceededError(
-                self._session.slot.n_ctx, {"prompt": len(composed.token_ids), "notes": notes_tokens, "one passage": smallest}
-            )
+            raise self._no_room(composed, hits, notes_tokens)
         sampling = replace(self._sampling, max_tokens=notes_tokens, stop=(), json_schema=_schema(labels))
         answer = self._session.answer(prepared, self._question, sampling=sampling, **options)
         if answer.finish_reason in ("cancelled", "time", "error"):
@@ -145,6 +145,17 @@ class _Reading:
         found = _facts(answer.text, set(labels))
         self.passes.append(Pass(len(labels), len(found), answer.prompt_tokens, answer.completion_tokens))
         return set(labels), found, answer.finish_reason == "stop"
+
+    def _no_room(self, composed: Prompt, hits: Sequence[Hit], notes_tokens: int) -> BudgetExceededError:
+        """What one passage needs: itself with the wording around it, and as much for notes as a window has that holds both."""
+        wording = (SOURCES_INTRO, QUESTION_INTRO, NOTE.replace("{label}", hits[0].label))
+        passage = sum(map(self._session.engine.counter, wording)) + min(composed.omitted_costs[hit.label] for hit in hits)
+        beside = len(composed.token_ids), composed.budget.allocations.get("gap", 0)
+        notes = math.ceil((sum(beside) + passage) * NOTES_SHARE / (1.0 - NOTES_SHARE))
+        return BudgetExceededError(
+            self._session.slot.n_ctx,
+            {"prompt": beside[0], "gap": beside[1], "notes": max(notes_tokens, notes), "one passage": passage},
+        )
 
 
 def _schema(labels: Sequence[str]) -> dict[str, object]:
