@@ -403,6 +403,13 @@ def test_a_name_that_several_files_share_or_that_is_common_needs_its_path():
         assert references(f"web/{common}", target=f"web/{common}") == 1
 
 
+def test_a_hidden_file_is_named_with_its_dot():
+    for target in (".github/workflows/ci.yml", ".env"):
+        for text in (target, f"see `./{target}`.", f"../{target}"):
+            assert references(text, target=target) == 1, text
+    assert references("env", target=".env") == 0
+
+
 def test_a_distinctive_stem_is_a_reference_anywhere():
     assert references("the knowledge_base closes", target="kb/knowledge_base.py") == 1
     assert references("the knowledge_base", target="kb/knowledge_base.py", beside=["x/knowledge_base.ts"]) == 0

@@ -32,6 +32,8 @@ _RUN = re.compile(r"[\w.\\/-]+")
 _MAX_RUN_CHARS = 512
 _MAX_PARTS = 12
 _MIN_STEM_CHARS = 3
+_FROM_HERE = re.compile(r"^(?:\.{0,2}/)+")
+"""What of a path says where to start: `./`, `../../`, `/`."""
 _SEVERAL_PARTS = re.compile(r"[^_-]+[_-]+[^_-]")
 
 
@@ -64,7 +66,11 @@ class Names:
     def find(self, run: str, *, bare: Container[str], is_call: bool) -> str | None:
         """The file that a run of path-like characters refers to. `bare`: stems that will do by themselves. `is_call`: a bracket follows."""
         relative = run.startswith((".\\", "./", "..\\", "../"))
-        run = run.replace("\\", "/").lstrip("./").rstrip("./-").lower()
+        run = run.replace("\\", "/").rstrip("./-").lower()
+        hidden = _FROM_HERE.sub("", run)
+        if hidden.startswith(".") and hidden in self.paths:
+            return self._by_path(hidden)
+        run = run.lstrip("./")
         if "/" in run:
             return self._by_path(run)
         known = self.paths.get(run)
