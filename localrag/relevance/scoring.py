@@ -81,7 +81,7 @@ def _profiles(files: Sequence[File], others: Sequence[File]) -> tuple[list[Profi
     profiles = sorted((Profile(file) for file in files), key=lambda profile: profile.path)
     for one, following in pairwise(profiles):
         if one.path == following.path:
-            raise UsageError(f"The file {one.path} is given twice.", path=one.path)
+            raise UsageError(f"The file {one.path} is given twice.", hint="Give each file once.", path=one.path)
     known = {profile.path for profile in profiles}
     beside = {profile.path: profile for profile in map(Profile, others) if profile.path not in known}
     return profiles, sorted([*profiles, *beside.values()], key=lambda profile: profile.path)

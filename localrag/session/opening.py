@@ -173,7 +173,7 @@ def read_template(path: Path) -> str:
     except OSError as error:
         raise ModelNotFoundError(f"The chat template {path} cannot be read: {error.strerror}.", hint="Check the path.") from None
     if len(raw) > MAX_TEXT_BYTES:
-        raise UsageError(f"The chat template {path} has {len(raw)} bytes; no template is so long.")
+        raise UsageError(f"The chat template {path} has {len(raw)} bytes; no template is so long.", hint="Give the template's own file.")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError:
