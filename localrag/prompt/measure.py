@@ -158,8 +158,6 @@ class Wants:
             wanted = sum(map(self.cost, self.recent)) if is_limited else self.wanted(name)
             if wanted:
                 sections.append(profile.sections[name].section(name, wanted))
-            if name == "tools" and self.num_rigid_tokens:
-                sections[-1] = replace(sections[-1], min=self.num_rigid_tokens)
         if self.thinks:
             thinking = profile.sections["thinking"]
             basis = min(thinking.basis, self.offer.think_tokens) if isinstance(thinking.basis, int) else thinking.basis
@@ -187,9 +185,9 @@ class Wants:
         return negotiate(window, [*sections, self.offer.profile.sections["summary"].section("summary", tokens)])
 
     def _with_floor(self, sections: Sequence[Section], window: int) -> list[Section]:
-        """The same with as much for proposals that none is left out, and for thoughts that they can be ended."""
+        """The same with as much for calls and proposals that none is left out, and for thoughts that they can be ended."""
         whole = container(window, sections)
-        least = {"proposals": self.num_proposal_tokens, "thinking": self.num_thinking_tokens}
+        least = {"tools": self.num_rigid_tokens, "proposals": self.num_proposal_tokens, "thinking": self.num_thinking_tokens}
         return [_at_least(each, least[each.name], whole) if each.name in least else each for each in sections]
 
     def _holds_history(self, budget: Budget) -> bool:

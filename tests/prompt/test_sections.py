@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localrag import prompt
-from localrag.budget import Profile, container, negotiate
+from localrag.budget import Flex, Profile, container, negotiate
 from localrag.budget.profile import PROTECTED
 from localrag.engine.echo import EchoTemplate, EchoTokenizer
 from localrag.errors import BudgetExceededError
@@ -166,6 +166,14 @@ def test_a_result_of_a_call_that_is_too_long_is_cut_and_named_but_never_dropped(
     assert shortened.id == "message 3"
     assert '{"name":"search"}' in shown(composed)
     assert len(composed.token_ids) + composed.max_tokens <= 2000
+
+
+def test_a_round_of_tools_is_kept_whatever_a_table_says_is_the_most():
+    rounds = [Message("assistant", '{"name":"search"}'), Message("tool", "Nothing was found.")] * 4
+    profile = Profile(sections={"tools": Flex(max=20)})
+    offer = Offer(messages=[Message("user", "Why?"), *rounds], max_tokens=64, profile=profile)
+    composed = build_offer(offer, 2000)
+    assert len(check(offer, composed, 2000)["tools"].shortened) == len(rounds)
 
 
 def test_what_was_thought_before_a_call_is_counted_as_it_is_sent():
