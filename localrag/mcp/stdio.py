@@ -38,6 +38,7 @@ from localrag.mcp.desk import Desk, Wanted
 from localrag.mcp.refusals import told
 from localrag.mcp.tools import INSTRUCTIONS, TOOLS, Offered
 from localrag.session.hush import Hush
+from localrag.settings import expanded
 
 LOG = logging.getLogger("localrag.mcp")
 _STOP_S = 0.05
@@ -135,5 +136,5 @@ def _sendable(value: Any) -> Any:  # noqa: ANN401  # JSON
 def _folders(wanted: Wanted) -> list[Path]:
     """Those that an error could name."""
     files = [wanted.settings.find_models_file(), wanted.chat_template, Path(wanted.model) if wanted.model else None]
-    beside = [path.expanduser().absolute().parent for path in files if path is not None]
+    beside = [expanded(path).absolute().parent for path in files if path is not None]
     return [wanted.settings.home, Path.home(), Path.cwd(), Path(localrag.__file__).parent, *beside]
