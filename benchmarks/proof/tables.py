@@ -158,7 +158,7 @@ def _error(numbers: Row) -> str:
 
 
 def overflow(rows: Rows) -> str:
-    columns = ["program", "evidence, tokens", "windows", "what happens", "what is said of it"]
+    columns = ["program", "evidence, tokens", "windows", "what happens", "what it says of that"]
     lines = []
     for program in PROGRAMS:
         row = rows.get(program.name)
@@ -168,7 +168,8 @@ def overflow(rows: Rows) -> str:
             lines.append([program.label, absence(row) or "", "", "", ""])
             continue
         offered, windows = row.get("offered_tokens", ""), row.get("offered_windows", "")
-        lines.append([label(program, by_hand=True), offered, windows, _outcome(row), cell("; ".join(row["said"]) or "nothing")])
+        said = "each passage that is left out, in the answer object" if row["outcome"] == "ledger" else "; ".join(row["said"])
+        lines.append([label(program, by_hand=True), offered, windows, _outcome(row), cell(said or "nothing")])
     return table(columns, lines)
 
 

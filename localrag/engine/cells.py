@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ids
+from contextlib import suppress
 
 from localrag.engine.prefix import PrefixCache, common_length
 from localrag.engine.runner import Memory, State
 from localrag.engine.sequence import Sequence
+from localrag.engine.shelf import Shelf
+from localrag.errors import EngineError
 
 MIN_SHARED_TOKENS = 16
 """A shorter beginning is evaluated again: that is as fast as bookkeeping."""
+MIN_SHELVED_TOKENS = 64
+"""Fewer are evaluated as fast as a state is saved and restored."""
 
 
 class SharedCells:
     """Places sequences in the cells of a context.
 
-    A prompt takes over the longest beginning that some sequence holds, and what finished sequences hold is kept until its cells or
-    its sequence id are needed, the one that was used longest ago first. A sequence is let in only when every cell it can come to need
-    is free, so a running one never runs out. Sums are added in an order that depends on what else is there: near ties can fall
+    A prompt takes over the longest beginning that some sequence holds or held. What finished sequences hold stays in the cells until
+    they or its sequence id are needed, the one that was used longest ago first, or until it is more than `most_kept` while others run:
+    every token that is evaluated is weighed against all cells up to the last one in use, whoever holds them. Then it goes on the shelf,
+    from which it comes back in a fraction of the time that it took to evaluate. A sequence is let in only when every cell it can come
+    to need is free, so a running one never runs out. Sums are added in an order that depends on what else is there: near ties can fall
     otherwise than in a sequence alone (see single.py).
     """
 
-    def __init__(self, memory: Memory, *, num_sequences: int) -> None:
+    def __init__(
+        self, memory: Memory, *, num_sequences: int, shelf: Shelf | None = None, most_kept: Callable[[], float] = lambda: math.inf
+    ) -> None:
         self._memory = memory
+        self._shelf = Shelf() if shelf is None else shelf
+        self._most_kept = most_kept
         self._ids = range(num_sequences)
         self._running: dict[int, Sequence] = {}
         self._holders: dict[int, Sequence] = {}
@@ -45,6 +57,9 @@ class SharedCells:
         source, shared = self._source(sequence)
         if self._may_share_more(sequence, shared):
             return False
+        if self._take_down(sequence, shared):
+            source, shared = self._source(sequence)
+        self._shelve(source)
         while True:
             seq_id = self._free_id()
             needed = sequence.num_reserved - shared
@@ -55,7 +70,7 @@ class SharedCells:
                 continue
             others = [each for each in self.kept if each != source]
             if others and (seq_id is None or self._could_fit(needed, source)):
-                self.forget(self.cache.oldest(others) or others[0])
+                self._put_away(self.cache.oldest(others) or others[0])
             elif source is not None and source not in self._running:
                 if self.num_free + self.cache.num_own_cells(source, shared) < needed and self._running:
                     return False
@@ -68,6 +83,38 @@ class SharedCells:
     def _source(self, sequence: Sequence) -> tuple[int | None, int]:
         found = self.cache.longest(sequence.prompt_ids[:-1])  # the last token is evaluated in any case: it gives the logits
         return found if found is not None and found[1] >= MIN_SHARED_TOKENS else (None, 0)
+
+    def _take_down(self, sequence: Sequence, shared: int) -> bool:
+        """Have a sequence hold what is on the shelf, if a prompt shares much more with it than with what is held."""
+        found = self._shelf.longest(sequence.prompt_ids[:-1])
+        if found is None or found[1] < shared + MIN_SHELVED_TOKENS:
+            return False
+        state, length = found
+        if self.num_free + sum(self.cache.num_own_cells(seq_id) for seq_id in self.kept) < len(state.token_ids):
+            return False
+        if not self.restore(State(tuple(state.token_ids), (), state.data)):
+            return False
+        self._shelf.use(state, length)
+        return True
+
+    def _shelve(self, source: int | None) -> None:
+        """Move what is held for later out of the context, the oldest first, until the rest slows those that run but little."""
+        used = [*self._running, *(() if source is None else (source,))]
+        kept = sorted((seq_id for seq_id in self.kept if seq_id != source), key=self.cache.last_used)
+        while kept and self.cache.num_cells - self.cache.num_cells_of(used) > self._most_kept():
+            self._put_away(kept.pop(0))
+
+    def _put_away(self, seq_id: int) -> None:
+        tokens = self.cache.tokens(seq_id)
+        if len(tokens) >= MIN_SHELVED_TOKENS:
+            with suppress(EngineError):  # what cannot be saved is evaluated again
+                self._shelf.put(tokens, self._memory.save(seq_id))
+        self.forget(seq_id)
+
+    def put_away_all(self) -> None:
+        """What is held goes on the shelf, where the next context finds it. Nothing may run."""
+        for seq_id in sorted(self.kept, key=self.cache.last_used):
+            self._put_away(seq_id)
 
     def _may_share_more(self, sequence: Sequence, shared: int) -> bool:
         """Whether a running prompt is about to evaluate what this one begins with: then it is worth waiting for."""
@@ -119,16 +166,11 @@ class SharedCells:
         finally:
             self._memory.cut(seq_id, 0)
 
-    def latest(self) -> State | None:
-        """What the sequence that was used last holds; None where nothing is held. Nothing may run."""
-        last = max(self.kept, key=self.cache.last_used, default=None)
-        return None if last is None else State(tuple(self.cache.tokens(last)), (), self._memory.save(last))
-
     def restore(self, state: State) -> bool:
         """Have a sequence hold what was kept; False, and it holds nothing, if the memory refuses it. Nothing may run."""
         num_tokens = len(state.token_ids)
         while self.kept and (self._free_id() is None or self.num_free < num_tokens):
-            self.forget(self.cache.oldest(self.kept) or self.kept[0])
+            self._put_away(self.cache.oldest(self.kept) or self.kept[0])
         seq_id = self._free_id()
         if seq_id is None or self.num_free < num_tokens or not self._memory.restore(seq_id, state.data, num_tokens):
             return False
@@ -159,8 +201,7 @@ class SharedCells:
     def keep_for(self, prompts: Iterable[list[int]], sequence: Sequence) -> bool:
         """Of what a finished sequence still holds, keep only what some of these prompts begins with; False if that is nothing.
 
-        Every token that is evaluated is weighed against all cells up to the last one in use, whoever holds them: what nobody goes on
-        from makes each step slower.
+        The rest is not put on the shelf: nobody is known to go on from it.
         """
         seq_id = sequence.slot
         if seq_id is None or self._holders.get(seq_id) is not sequence or seq_id in self._running:
@@ -174,7 +215,8 @@ class SharedCells:
         return True
 
     def clear(self) -> None:
-        """Hold nothing. Nothing may run."""
+        """Hold nothing, on the shelf neither. Nothing may run."""
+        self._shelf.clear()
         for seq_id in self.kept:
             self.forget(seq_id)
 

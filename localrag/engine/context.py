@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Self
 
 from localrag.engine.cells import SharedCells
@@ -11,6 +12,7 @@ from localrag.engine.llama import MAX_SEQUENCES
 from localrag.engine.runner import Runner
 from localrag.engine.scheduler import Scheduler, Share
 from localrag.engine.sequence import Sequence
+from localrag.engine.shelf import Shelf
 from localrag.engine.single import SingleCells
 from localrag.errors import EngineError
 
@@ -31,11 +33,21 @@ class Context:
         )
 
     @classmethod
-    def make(cls, make_runner: Callable[[int, int], Runner], num_cells: int, num_slots: int, *, prompt_room: Callable[[int], int]) -> Self:
-        """For up to `num_slots` sequences at once; see Scheduler for `prompt_room`."""
+    def make(
+        cls,
+        make_runner: Callable[[int, int], Runner],
+        num_cells: int,
+        num_slots: int,
+        *,
+        shelf: Shelf,
+        prompt_room: Callable[[int], int],
+        most_kept: Callable[[], float],
+    ) -> Self:
+        """For up to `num_slots` sequences at once; see Scheduler for `prompt_room`, SharedCells for `shelf` and `most_kept`."""
         num_ids = num_sequence_ids(num_slots)
         runner = make_runner(num_cells, num_ids)
-        cells = SingleCells(runner) if num_slots == 1 else SharedCells(runner, num_sequences=num_ids)
+        shared = partial(SharedCells, num_sequences=num_ids, shelf=shelf, most_kept=most_kept)
+        cells = SingleCells(runner) if num_slots == 1 else shared(runner)
         return cls(runner, cells, num_slots=num_slots, prompt_room=prompt_room)
 
     @property

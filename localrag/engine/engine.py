@@ -14,6 +14,7 @@ from localrag.engine.context import BATCH_TOKENS, Context, slot_of
 from localrag.engine.runner import Runner
 from localrag.engine.scheduler import Share
 from localrag.engine.sequence import Sequence
+from localrag.engine.shelf import Shelf
 from localrag.engine.speed import Speed
 from localrag.errors import EngineError, TemplateError
 from localrag.model import ModelInfo, Slot
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 MAX_STALL_S = 0.25
 """How long a piece of a prompt may take beside running answers: readers do not notice that one token comes later."""
+MAX_KEPT_SLOWDOWN = 1.2
+"""How many times as slow what is kept in the cells for later may make a token of those that run."""
 _MIN_PIECE_TOKENS = 16
 FIRST_COUNT_ERROR = 0.1
 """What is taken to be the error of counts that are estimates, before more was seen."""
@@ -83,6 +86,7 @@ class Engine:
         what was evaluated before, answers included: faster in a conversation, and numerically near ties can fall otherwise."""
         self.keeper: Keeper | None = None
         """Keeps on disk what took long to evaluate; None for nothing."""
+        self._shelf = Shelf()
         self._seq_ids = count()
         self._cancelled: set[int] = set()
 
@@ -128,7 +132,7 @@ class Engine:
 
         One for a single sequence takes over what the last prompt left, from a border that both have, so the same seed gives the same
         text again (single.py); one for several takes over the longest beginning of any (cells.py). A larger one of the same kind goes
-        on with what the smaller one held last.
+        on with what the smaller one held.
         """
         if self._make_runner is None:
             raise EngineError(
@@ -141,12 +145,21 @@ class Engine:
                 return
             if not self.is_idle:
                 raise EngineError("The context cannot grow while answers are running.")
-            if (num_sequences == 1) == (self.context.single is not None):
-                held = self.context.cells.latest()
+            if num_sequences == 1 and self.context.single is not None:
+                held = self.context.single.latest()
+            elif num_sequences > 1 and self.context.shared is not None:
+                self.context.shared.put_away_all()
             self.context.runner.close()
             self.context = None
         started = time.perf_counter()
-        self.context = Context.make(self._make_runner, num_cells, num_sequences, prompt_room=self._prompt_room)
+        self.context = Context.make(
+            self._make_runner,
+            num_cells,
+            num_sequences,
+            shelf=self._shelf,
+            prompt_room=self._prompt_room,
+            most_kept=lambda: self.speed.depth_of(MAX_KEPT_SLOWDOWN),
+        )
         if held is not None:
             self.context.cells.restore(held)
         self.load_s += time.perf_counter() - started
@@ -381,6 +394,7 @@ class Engine:
         if self.context is not None:
             self.context.runner.close()
             self.context = None
+        self._shelf.clear()
         self._close()
 
     def __enter__(self) -> Self:

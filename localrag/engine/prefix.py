@@ -7,7 +7,7 @@ evaluated apart have nodes of their own, also where their tokens are the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
 
 
@@ -129,6 +129,11 @@ class PrefixCache:
             if len(node.holders) == 1:
                 own += min(len(node.tokens), max(0, position - start))
         return own
+
+    def num_cells_of(self, seq_ids: Iterable[int]) -> int:
+        """Cells that these sequences take together."""
+        nodes = {id(node): len(node.tokens) for seq_id in seq_ids for node in self._path(seq_id)}
+        return sum(nodes.values())
 
     def _path(self, seq_id: int) -> list[_Node]:
         path = []

@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 
 from localrag.decoding import SamplingParams
 from localrag.engine.cells import MIN_SHARED_TOKENS
-from localrag.engine.echo import open_echo
+from localrag.engine.context import Context
+from localrag.engine.echo import EchoRunner, open_echo
 from localrag.engine.prefix import PrefixCache, common_length
+from localrag.engine.shelf import Shelf
 
 
 def naive_common(first, second):
@@ -59,6 +61,8 @@ def test_the_trie_holds_what_lists_of_cells_hold(seed):
         for each, cells in held.items():
             others = {cell for other, more in held.items() if other != each for cell in more}
             assert cache.num_own_cells(each) == len(set(cells) - others)
+        some = rng.sample(sorted(held), rng.randint(0, len(held)))
+        assert cache.num_cells_of(some) == len({cell for each in some for cell in held[each]})
         prompt = [rng.randrange(2) for _ in range(12)]
         best = max((naive_common(tokens, prompt) for tokens in lists.values()), default=0)
         found = cache.longest(prompt)
@@ -86,14 +90,46 @@ def test_a_council_evaluates_what_it_shares_once():
         assert engine.context.cells.cache.num_cells < 2 * len(SYSTEM)
 
 
-def test_the_one_that_was_used_longest_ago_is_forgotten_first():
+def context_of(num_cells, *, num_slots, most_kept):
+    return Context.make(EchoRunner, num_cells, num_slots, shelf=Shelf(), prompt_room=lambda _: 512, most_kept=lambda: most_kept)
+
+
+def test_what_has_no_cells_left_comes_back_from_the_shelf():
     texts = [letter * 200 for letter in "abc"]
     with open_echo() as engine:
         engine.reserve(520, num_sequences=2)  # two of them and an answer
         for text in texts:
             engine.generate(prompt_of(engine, text), SamplingParams(max_tokens=8))
         again = [engine.generate(prompt_of(engine, text), SamplingParams(max_tokens=8)).cached_tokens for text in (texts[2], texts[0])]
-        assert again == [199, 0]
+        assert again == [199, 199]
+        engine.forget()
+        assert engine.generate(prompt_of(engine, texts[0]), SamplingParams(max_tokens=8)).cached_tokens == 0
+
+
+def test_what_is_kept_slows_those_that_run_but_little_and_nothing_is_evaluated_twice():
+    """Three conversations take turns in a context that would hold them all."""
+    with open_echo() as engine:
+        engine.context = context_of(20_000, num_slots=2, most_kept=100)
+        said = {name: prompt_of(engine, name * 300) for name in "abc"}
+        for turn in range(4):
+            for name, ids in said.items():
+                before = len(ids)
+                done = engine.generate(ids, SamplingParams(max_tokens=20))
+                assert done.cached_tokens == (0 if turn == 0 else before - 31)  # all but the last token of the answer, and what is new
+                assert engine.context.cells.cache.num_cells <= before + 20 + 100
+                ids += [*done.completion_ids, *prompt_of(engine, name.upper() * 30)]
+                assert len(done.completion_ids) == 20
+
+
+def test_a_larger_context_goes_on_with_all_that_the_smaller_one_held():
+    texts = [letter * 200 for letter in "abc"]
+    with open_echo() as engine:
+        engine.reserve(1000, num_sequences=2)
+        for text in texts:
+            engine.generate(prompt_of(engine, text), SamplingParams(max_tokens=8))
+        engine.reserve(2000, num_sequences=3)
+        again = [engine.generate(prompt_of(engine, text), SamplingParams(max_tokens=8)).cached_tokens for text in texts]
+        assert again == [199, 199, 199]
 
 
 @settings(max_examples=60, deadline=None)
@@ -103,7 +139,8 @@ def test_no_cell_is_ever_missing_or_lost_and_texts_are_those_of_a_fresh_engine(s
     stems = ["".join(rng.choice("ab") for _ in range(rng.randint(1, 120))) for _ in range(3)]
     prompts = [rng.choice(stems) + "".join(rng.choice("ab") for _ in range(rng.randint(1, 60))) for _ in range(12)]
     with open_echo() as engine:
-        engine.reserve(rng.randint(250, 900), num_sequences=rng.randint(2, 5))
+        most_kept = rng.choice([0, 50, 10_000])
+        engine.context = context_of(rng.randint(250, 900), num_slots=rng.randint(2, 5), most_kept=most_kept)
         waiting, all_of_them = list(prompts), []
         while waiting or not engine.is_idle:
             if waiting and rng.random() < 0.5:
