@@ -84,9 +84,14 @@ def test_too_much_text(name):
 
 
 def test_too_many_headings(readers):
-    headings = "".join(f"## {number}\n\nx\n\n" for number in range(2_300))
-    with pytest.raises(UnreadableError, match=r"^its headings and parts take more than 64 MB$"):
-        readers.read("a.md", f"# {'T' * 30_000}\n\nx\n\n{headings}".encode())
+    """A heading is repeated in the path of each that stands below it."""
+    for letter, count, refusal in (
+        ("T", 700, "it holds more than 20 MB of text"),
+        ("🔥", 600, "its headings and parts take more than 64 MB"),
+    ):
+        headings = "".join(f"## {number}\n\nx\n\n" for number in range(count))
+        with pytest.raises(UnreadableError, match=f"^{refusal}$"):
+            readers.read("a.md", f"# {letter * 30_000}\n\nx\n\n{headings}".encode())
 
 
 @LINUX
