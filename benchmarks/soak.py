@@ -269,7 +269,7 @@ def main() -> None:
 
 
 def epoch(model: str, settings: Settings, rng: random.Random, faults: Faults, done: Counter[str], until: float) -> dict[str, object]:
-    """A session from its opening to its end. Memory is in MiB; where the KV cache stands its bytes are taken off."""
+    """A session from its opening to its end. Memory is in MiB; where the KV cache stands its bytes are taken off, and the shelf's."""
     process, open_bytes, num_asks, most = psutil.Process(), [], 0, Counter[str]()
     with Session.open(model, n_ctx=WINDOW, settings=settings) as session:
         asker = Asker(session, rng, faults, done)
@@ -278,7 +278,8 @@ def epoch(model: str, settings: Settings, rng: random.Random, faults: Faults, do
             num_asks += 1
             context = session.engine.context  # its size
             num_cells = 0 if context is None else context.runner.num_cells
-            open_bytes.append(process.memory_info().rss - num_cells * session.engine.info.kv_bytes_per_token)
+            known = num_cells * session.engine.info.kv_bytes_per_token + session.engine.num_shelved_bytes
+            open_bytes.append(process.memory_info().rss - known)
             most["files"], most["threads"] = (
                 max(most["files"], process.num_fds()),
                 max(most["threads"], num_threads(process, most["threads"])),

@@ -123,6 +123,11 @@ class Engine:
         return self._memory_plan()
 
     @property
+    def num_shelved_bytes(self) -> int:
+        """Memory that states take outside of the context (see engine/shelf.py)."""
+        return self._shelf.num_bytes
+
+    @property
     def can_generate(self) -> bool:
         """Whether there are weights, and not a vocabulary alone."""
         return self._make_runner is not None
