@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import sys
 from dataclasses import replace
 
 import pytest
@@ -186,6 +187,19 @@ def test_documents_whose_names_are_one_path_are_weighed_too():
     found = weighing.weighed([Hit(chunk, 1.0) for chunk in chunks], "Which oven?", [], {})
     assert [hit.label for hit in found] == ["KB#1", "KB#2"]
     assert all(hit.contributions["relevance"] > 0 for hit in found)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pipes of the file system")
+def test_a_pipe_in_the_place_of_a_document_does_not_block_its_weighing(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("The oven dries nylon.", encoding="utf-8")
+    with KnowledgeBase.open(tmp_path / "kb", "ovens", create=True) as base:
+        base.ingest([page], HashEmbedder())
+        page.unlink()
+        os.mkfifo(page)
+        chunk = Chunk(1, 1, 0, "The oven dries nylon.", 0, 21, next(iter(base.paths())))
+        found = weighing.weighed([Hit(chunk, 1.0)], "Which oven?", [base], {})
+    assert found[0].contributions["relevance"] > 0
 
 
 def test_the_memory_plan_is_told_beside_what_was_there_before(knowledge_bases):

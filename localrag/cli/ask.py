@@ -38,7 +38,7 @@ class _AskCommand(click.Command):
 @click.option("--force", is_flag=True, help="With --batch: keep answers to other questions in OUT, and ask again what was changed.")
 @click.option("--exhaustive", is_flag=True, help="Read every passage that matches, in as many passes as the window needs, then answer.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Makes sampling repeatable.")
-@click.option("--temperature", type=click.FloatRange(0, 100), default=0.0, show_default=True, help="0 takes the likeliest token.")
+@click.option("--temperature", type=options.Number(0, 100), default=0.0, show_default=True, help="0 takes the likeliest token.")
 @click.option("--session", "name", default="ask", show_default=True, metavar="NAME", help="The session to keep the ledger under.")
 @click.option("--no-keep", is_flag=True, help="Keep nothing of this in the journal.")
 @click.option("--explain", is_flag=True, help="Show who got which part of the window; --explain=full shows the very prompt too.")

@@ -30,7 +30,7 @@ _NOTED_TURNS = 3
 @click.option("--session", "name", metavar="NAME", help="The conversation of that name, begun if it is not there.")
 @click.option("--continue", "resumes", is_flag=True, help="Go on with the last conversation.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Makes sampling repeatable.")
-@click.option("--temperature", type=click.FloatRange(0, 100), default=0.0, show_default=True, help="0 takes the likeliest token.")
+@click.option("--temperature", type=options.Number(0, 100), default=0.0, show_default=True, help="0 takes the likeliest token.")
 @click.option("--rewrite", "rewrites", is_flag=True, help="Have the model rewrite short follow-ups before they are searched for.")
 @click.option("--no-keep", is_flag=True, help="Keep nothing of this.")
 @click.option("--list", "lists", is_flag=True, help="List the conversations.")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @click.option(
     "--context-ratio",
     "ratios",
-    type=click.FloatRange(0, 1),
+    type=options.Number(0, 1),
     multiple=True,
     metavar="R",
     help="--qa: the most that evidence may take of the window; given again, a row for each.  [default: the budget's, 0.5]",

@@ -11,7 +11,7 @@ from localrag.journal import DEFAULT_IMPORTANCE, Journal
 from localrag.report import when
 from localrag.settings import Settings
 
-importance_option = click.option("--importance", type=click.FloatRange(0, 1), metavar="0..1", help="How much it matters.")
+importance_option = click.option("--importance", type=options.Number(0, 1), metavar="0..1", help="How much it matters.")
 
 
 @click.group("memory")

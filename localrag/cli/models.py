@@ -111,7 +111,7 @@ def verify_command(names: tuple[str, ...], settings: Settings, as_json: bool) ->
 @click.option("--type", "types", multiple=True, metavar="TYPE", help="A weight type to try, such as Q8_0; repeat it for several.")
 @click.option(
     "--max-kl",
-    type=click.FloatRange(min=0.0),
+    type=options.Number(min=0.0),
     default=0.05,
     show_default=True,
     metavar="NATS",
@@ -119,7 +119,7 @@ def verify_command(names: tuple[str, ...], settings: Settings, as_json: bool) ->
 )
 @click.option(
     "--min-speedup",
-    type=click.FloatRange(min=0.0),
+    type=options.Number(min=0.0),
     default=1.1,
     show_default=True,
     metavar="TIMES",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import stat
 import sys
 import time
@@ -122,6 +123,16 @@ class Asking(TypedDict):
     overflow: tuple[tuple[Overflow, str | None], ...]
     max_seconds: float | None
     weigh: bool
+
+
+class Number(click.FloatRange):
+    """A number in a range; nan, which is in none and compares as if it were in all, is refused."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401  # click's signature
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return number
 
 
 class Depth(click.ParamType[TopK]):
@@ -263,7 +274,7 @@ _ASKING = (
     where_option,
     click.option(
         "--max-seconds",
-        type=click.FloatRange(0, 86_400, min_open=True),
+        type=Number(0, 86_400, min_open=True),
         metavar="S",
         help="Fit prompt and answer into so many seconds, as fast as this machine was found to be.",
     ),
@@ -276,7 +287,7 @@ _ASKING = (
     ),
     click.option(
         "--context-ratio",
-        type=click.FloatRange(0, 1),
+        type=Number(0, 1),
         metavar="R",
         help="The most that evidence may take of the window, beside what cannot be cut. [default: the budget's, 0.5]",
     ),

@@ -50,7 +50,7 @@ class Gathered:
 def _thresholds(command: options.Command) -> options.Command:
     for tier in reversed(TIERS):
         text = f"The least score of the tier {tier.name}.  [default: {tier.threshold}]"
-        command = click.option(f"--{tier.name}", type=click.FloatRange(0, 1), metavar="SCORE", help=text)(command)
+        command = click.option(f"--{tier.name}", type=options.Number(0, 1), metavar="SCORE", help=text)(command)
     return command
 
 

@@ -32,7 +32,7 @@ DEFAULT_PORT = 8642
 @click.option("--allow-host", "hosts", multiple=True, metavar="NAME", help="A name by which this server may be called.")
 @click.option(
     "--max-seconds",
-    type=click.FloatRange(1, 86_400),
+    type=options.Number(1, 86_400),
     default=600,
     show_default=True,
     help="The longest that a request may take, waiting included; its answer ends then with what was written.",

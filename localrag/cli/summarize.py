@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     "--max-tokens", type=click.IntRange(min=1), metavar="N", help="The most tokens.  [default: 2000 detailed, 500 summary, 100 stub]"
 )
 @click.option("--no-model", is_flag=True, help="Pick the file's own sentences; the model only counts tokens.")
-@click.option("--max-age", type=click.FloatRange(min=0), metavar="HOURS", help="Write a summary anew that is older.")
+@click.option("--max-age", type=options.Number(min=0), metavar="HOURS", help="Write a summary anew that is older.")
 @click.option("--no-cache", is_flag=True, help="Neither read nor keep summaries.")
 @options.models_file
 @options.model

@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,18 +42,22 @@ _running: dict[Path, subprocess.Popen[bytes]] = {}
 
 
 def start_build(path: Path) -> None:
-    """Builds the index of the knowledge base file `path` in a process of its own, which outlives this one. At most one at a time."""
+    """Builds the index of the knowledge base file `path` in a process of its own, which outlives this one. At most one at a time.
+
+    Where no process can be started now, a later search tries again.
+    """
     running = _running.get(path)
     if running is not None and running.poll() is None:
         return
-    _running[path] = subprocess.Popen(
-        [sys.executable, "-P", "-m", "localrag.kb.ann", str(path)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE"},  # its threads do not spin while others work
-    )
+    with suppress(OSError):
+        _running[path] = subprocess.Popen(
+            [sys.executable, "-P", "-m", "localrag.kb.ann", str(path)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE"},  # its threads do not spin while others work
+        )
 
 
 def build(store: Store, *, min_rows: int = APPROXIMATE_FROM) -> VectorFile | None:

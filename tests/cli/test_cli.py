@@ -212,6 +212,8 @@ def test_ctrl_c_ends_an_answer_and_what_comes_before_it():
         (["ask", "x", "--model", "echo", "--max-tokens", "0"], 2, "--max-tokens"),
         (["ask", "x", "--model", "echo", "--temperature", "-1"], 2, "--temperature"),
         (["ask", "x", "--model", "echo", "--context-ratio", "1.5"], 2, "--context-ratio"),
+        (["ask", "x", "--model", "echo", "--max-seconds", "nan"], 2, "not a number"),
+        (["summarize", "x", "--model", "echo", "--max-age", "nan"], 2, "not a number"),
         (["ask", "x", "--model", "echo", "--seed", "4294967296"], 2, "--seed"),
         (["ask", "  ", "--model", "echo"], 2, "empty"),
         (["ask", "x", "--model", "smollm"], 4, "smollm2-135m"),
