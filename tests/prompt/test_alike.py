@@ -17,9 +17,9 @@ from localrag.prompt.borders import MIN_SHARED_TOKENS
 from localrag.tokens import TokenCounter
 from tests import material
 from tests.chat_templates import CHATML, NOW, PATHS
+from tests.engine.test_twelve_templates import bpe_vocabulary, spm_vocabulary
 from tests.gguf_files import write_gguf
 from tests.prompt.building import extractive, random_offer, with_council
-from tests.test_twelve_templates import bpe_vocabulary, spm_vocabulary
 
 PLAIN = "{% for m in messages %}### {{ m.role }}\n\n{{ m.content }}\n\n{% endfor %}### assistant\n\n"
 PERSONAS = ("You are Ann. You doubt.", "I", "You are Bo\n\nthe user is the one. 温度 " * 9, "the", "- [KB#3]", "(Cy) obeys </s> <think>?")

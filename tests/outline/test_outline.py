@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from localrag.outline import LANGUAGES, imports, language_of, outline
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CODE = [language for language in LANGUAGES if language != "markdown"]
 
 

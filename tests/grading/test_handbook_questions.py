@@ -10,7 +10,7 @@ from benchmarks.chat_retrieval import follow_ups
 from benchmarks.council_quality import QUESTIONS, load_questions
 from localrag.grading import is_met, is_refusal, read_questions
 
-HANDBOOK = Path(__file__).parents[1] / "examples" / "handbook"
+HANDBOOK = Path(__file__).parents[2] / "examples" / "handbook"
 PAGES = {path.relative_to(HANDBOOK).as_posix(): path.read_text(encoding="utf-8") for path in HANDBOOK.rglob("*.md")}
 SECTIONS = {page: re.split(r"(?m)^(?=## )", text) for page, text in PAGES.items()}
 FILE = read_questions(QUESTIONS)

@@ -261,7 +261,7 @@ def test_importing_the_catalogue_and_listing_load_no_heavy_library(tmp_path):
         "heavy = {'llama_cpp', 'faiss', 'torch', 'sentence_transformers', 'huggingface_hub.file_download', 'numpy'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "HF_HOME": str(tmp_path / "hf")}
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "HF_HOME": str(tmp_path / "hf")}
     run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert (run.returncode, run.stdout.strip()) == (0, "5"), run.stderr
 

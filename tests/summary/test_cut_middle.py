@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from localrag.passages import CITATION
 from localrag.summary import cut_middle
-from tests.test_summary import COUNTERS, TEXTS, Counted, in_bytes, in_words
+from tests.summary.test_summary import COUNTERS, TEXTS, Counted, in_bytes, in_words
 
 MARK = " […] "
 

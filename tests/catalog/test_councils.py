@@ -17,7 +17,7 @@ from localrag.council.words import SYSTEM
 from localrag.decoding import SamplingParams
 from localrag.errors import ConfigError
 from localrag.settings import Settings
-from tests.test_catalog import load
+from tests.catalog.test_catalog import load
 
 BENCH = """
 [models.small]

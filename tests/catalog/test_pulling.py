@@ -19,7 +19,7 @@ from localrag.catalog import Catalog, wheels
 from localrag.errors import ConfigError, ModelError, ModelFileError
 from localrag.settings import Settings
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 WEIGHTS = bytes(range(256)) * 10_000  # 2.56 MB: three pieces when copied
 DIGEST = hashlib.sha256(WEIGHTS).hexdigest()
 FILES = {

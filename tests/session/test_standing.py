@@ -12,7 +12,7 @@ from localrag.journal import Journal
 from localrag.messages import Attachment
 from localrag.session.standing import LEAST_SHARE, MOST_SHARE, STEP_SHARE, Standing
 from localrag.session.turns import Turn
-from tests.test_chat import SHORT, chat_in, check, passage, prompt_text
+from tests.session.test_chat import SHORT, chat_in, check, passage, prompt_text
 
 N_CTX = 2048
 

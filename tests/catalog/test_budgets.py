@@ -15,7 +15,7 @@ from localrag.catalog.budgets import BudgetTable, FileTypesTable, LimitsTable, R
 from localrag.errors import ConfigError
 from localrag.relevance.weights import DEFAULT_FILE_TYPES, FACTORS, MAX_DEPTH_LIMIT, METHODS, Weights
 from localrag.settings import Settings
-from tests.test_catalog import load
+from tests.catalog.test_catalog import load
 
 LONG_CHATS = """
 [budgets.long-chats]
@@ -107,7 +107,7 @@ def test_the_catalogue_that_ships_leaves_the_default_alone(tmp_path, monkeypatch
 
 
 def test_the_commented_example_of_the_catalogue_that_ships_is_a_budget(tmp_path):
-    text = (Path(__file__).parents[1] / "models.toml").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "models.toml").read_text(encoding="utf-8")
     example = text[text.index("# [budgets.") :].splitlines()
     catalog = load(tmp_path, "\n".join(line.removeprefix("# ") for line in example if line.startswith("# ")))
     assert len(catalog.budgets()) == 2

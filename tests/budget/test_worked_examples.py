@@ -12,7 +12,7 @@ from localrag.budget import Percent, Profile, Section, negotiate
 from localrag.catalog import Catalog
 from localrag.settings import Settings
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "explanation" / "budget.md").read_text(encoding="utf-8")
 
 

@@ -606,7 +606,7 @@ def test_equal_hits_are_ordered_by_relevance_alone():
     ],
 )
 def test_what_a_developer_would_open_first_comes_first(task, expected):
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     files = [
         File(path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")) for path in sorted((root / "localrag").rglob("*.py"))
     ]
