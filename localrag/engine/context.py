@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Self
 
 from localrag.engine.cells import SharedCells
@@ -40,14 +40,22 @@ class Context:
         num_slots: int,
         *,
         shelf: Shelf,
+        bytes_per_token: int,
         prompt_room: Callable[[int], int],
         most_kept: Callable[[], float],
     ) -> Self:
-        """For up to `num_slots` sequences at once; see Scheduler for `prompt_room`, SharedCells for `shelf` and `most_kept`."""
+        """For up to `num_slots` sequences at once; see Scheduler for `prompt_room`, SharedCells for `shelf` and `most_kept`.
+
+        A token takes `bytes_per_token` of a cell. Where memory has no room for a shelf as large as all cells, they keep what they hold.
+        """
         num_ids = num_sequence_ids(num_slots)
         runner = make_runner(num_cells, num_ids)
-        shared = partial(SharedCells, num_sequences=num_ids, shelf=shelf, most_kept=most_kept)
-        cells = SingleCells(runner) if num_slots == 1 else shared(runner)
+        if num_slots == 1:
+            return cls(runner, SingleCells(runner), num_slots=1, prompt_room=prompt_room)
+        from localrag.engine.memory import available_memory  # noqa: PLC0415  # weight: one sequence alone needs none of it
+
+        is_large = shelf.fit(runner.num_cells * bytes_per_token, available_memory())
+        cells = SharedCells(runner, num_sequences=num_ids, shelf=shelf, most_kept=most_kept if is_large else lambda: math.inf)
         return cls(runner, cells, num_slots=num_slots, prompt_room=prompt_room)
 
     @property

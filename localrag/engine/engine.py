@@ -162,6 +162,7 @@ class Engine:
             num_cells,
             num_sequences,
             shelf=self._shelf,
+            bytes_per_token=self.info.kv_bytes_per_token,
             prompt_room=self._prompt_room,
             most_kept=lambda: self.speed.depth_of(MAX_KEPT_SLOWDOWN),
         )

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from localrag.engine.prefix import common_length
 
-MAX_BYTES = 256 << 20
-"""Of all states together: some 11,000 tokens of a model with 135 million parameters, 2,000 of one with 7 billion."""
+LEAST_BYTES = 256 << 20
+"""What the shelf may take in any case, if that is no more than its share of the free memory."""
+SHARE_OF_FREE = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,11 +21,19 @@ class Shelved:
 
 
 class Shelf:
-    """States in memory, the one that was used longest ago out first."""
+    """States in memory, at most `max_bytes` of them together, the one that was used longest ago out first."""
 
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        self._max_bytes = max_bytes
+    def __init__(self, max_bytes: int = LEAST_BYTES) -> None:
+        self.max_bytes = max_bytes
         self._states: list[Shelved] = []
+
+    def fit(self, context_bytes: int, free_bytes: int) -> bool:
+        """Have room for as much as a context's cells, or LEAST_BYTES, within a share of the memory that is free.
+
+        False where that is less than the cells: what is moved here from them could be lost sooner than there.
+        """
+        self.max_bytes = min(max(LEAST_BYTES, context_bytes), (free_bytes + self.num_bytes) // SHARE_OF_FREE)
+        return self.max_bytes >= context_bytes
 
     @property
     def num_bytes(self) -> int:
@@ -32,11 +41,11 @@ class Shelf:
 
     def put(self, token_ids: list[int], data: bytes) -> None:
         """Keep a state; those that it begins with are in it. One that is too large for the shelf is not kept."""
-        if len(data) > self._max_bytes:
+        if len(data) > self.max_bytes:
             return
         self._states = [each for each in self._states if token_ids[: len(each.token_ids)] != each.token_ids]
         self._states.append(Shelved(token_ids, data))
-        while self.num_bytes > self._max_bytes:
+        while self.num_bytes > self.max_bytes:
             self._states.pop(0)
 
     def longest(self, token_ids: Ids[int]) -> tuple[Shelved, int] | None:

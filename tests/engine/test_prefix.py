@@ -91,7 +91,9 @@ def test_a_council_evaluates_what_it_shares_once():
 
 
 def context_of(num_cells, *, num_slots, most_kept):
-    return Context.make(EchoRunner, num_cells, num_slots, shelf=Shelf(), prompt_room=lambda _: 512, most_kept=lambda: most_kept)
+    return Context.make(
+        EchoRunner, num_cells, num_slots, shelf=Shelf(), bytes_per_token=0, prompt_room=lambda _: 512, most_kept=lambda: most_kept
+    )
 
 
 def test_what_has_no_cells_left_comes_back_from_the_shelf():

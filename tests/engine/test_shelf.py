@@ -3,7 +3,7 @@
 from localrag.decoding import SamplingParams
 from localrag.engine.context import Context
 from localrag.engine.loading import open_model
-from localrag.engine.shelf import Shelf
+from localrag.engine.shelf import LEAST_BYTES, SHARE_OF_FREE, Shelf
 from tests.gguf_files import write_model
 
 
@@ -42,6 +42,16 @@ def test_what_was_used_longest_ago_goes_first_and_no_state_is_larger_than_the_sh
     assert (shelf.longest([3]), length) == (None, 1)
 
 
+def test_a_shelf_has_room_for_a_context_within_the_memory_that_is_free():
+    shelf = Shelf()
+    assert shelf.fit(10 << 30, 50 << 30)
+    assert shelf.max_bytes == 10 << 30
+    assert shelf.fit(10 << 20, 50 << 30)
+    assert shelf.max_bytes == LEAST_BYTES
+    assert not shelf.fit(10 << 30, 30 << 30)
+    assert shelf.max_bytes == (30 << 30) // SHARE_OF_FREE
+
+
 def test_conversations_of_llama_cpp_take_turns_and_say_what_they_say_alone(tmp_path):
     path = write_model(tmp_path / "tiny.gguf", changes={"llama.context_length": 4096})
     rounds, sampling = 3, SamplingParams(max_tokens=6)
@@ -61,7 +71,9 @@ def test_conversations_of_llama_cpp_take_turns_and_say_what_they_say_alone(tmp_p
     with open_model(path, name="tiny") as engine:
         engine.reserve(2000, num_sequences=2)
         runner, shelf = engine.context.runner, Shelf()
-        engine.context = Context.make(lambda _cells, _ids: runner, 2000, 2, shelf=shelf, prompt_room=lambda _: 512, most_kept=lambda: 10)
+        engine.context = Context.make(
+            lambda _cells, _ids: runner, 2000, 2, shelf=shelf, bytes_per_token=0, prompt_room=lambda _: 512, most_kept=lambda: 10
+        )
         for turn in range(rounds):
             for name, ids in said.items():
                 before = len(ids)
