@@ -32,7 +32,7 @@ class Dissent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """`citations` are those of the text, the decision and the list, checked against what the judge was given.
+    """`citations` are those of the text, the decision, the dissent and the list, checked against what the judge was given.
 
     Without `is_whole`, the judge's room ended before its form did, or the form lacks the text or the decision: then this is what
     there is.
@@ -93,7 +93,7 @@ def parse(reply: str, hits: Sequence[Hit], members: Sequence[str]) -> Verdict:
     views: dict[str, str] = {}
     for each in form.forms("dissent"):
         views.setdefault(each.text("member"), each.text("view"))
-    cited = citation.cite(" ".join((text, decision, *form.texts("citations"))), hits)
+    cited = citation.cite(" ".join((text, decision, *views.values(), *form.texts("citations"))), hits)
     given = {hit.label for hit in hits}
     text, decision = (struck(without_repeats(each)[0], given) for each in (text, decision))
     return Verdict(
@@ -101,7 +101,7 @@ def parse(reply: str, hits: Sequence[Hit], members: Sequence[str]) -> Verdict:
         decision=decision,
         confidence=confidence if confidence in CONFIDENCES else None,
         citations=tuple(cited),
-        dissent=tuple(Dissent(member, view) for member, view in views.items() if member in members),
+        dissent=tuple(Dissent(member, struck(view, given)) for member, view in views.items() if member in members),
         is_whole=form.is_whole and bool(text and decision),
     )
 

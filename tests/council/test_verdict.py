@@ -150,3 +150,10 @@ def test_a_tag_that_was_cut_off_is_not_cited():
     found = verdict.parse('{"text":"See [KB#1', HITS, MEMBERS)
     assert (found.text, found.citations) == ("See", ())
     assert verdict.parse('{"text":"a","decision":"b","citations":["KB#1', HITS, MEMBERS).citations == ()
+
+
+def test_a_dissent_cites_nothing_that_was_not_given_either():
+    view = {"member": "buyer", "view": "KB#99 says otherwise, and so does [KB#12]."}
+    found = verdict.parse(json.dumps(FORM | {"citations": [], "dissent": [view]}), HITS, MEMBERS)
+    assert found.dissent == (Dissent("buyer", "says otherwise, and so does [KB#12]."),)
+    assert {each.label: each.supplied for each in found.citations}["KB#99"] is False
