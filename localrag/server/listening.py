@@ -20,22 +20,32 @@ STOP_S = 15
 
 
 class TimedProtocol(H11Protocol):
-    """Closes a connection whose first request does not come within HEADERS_S."""
+    """Closes a connection on which a request's headers take longer than `headers_s`: from the connection on, or from their first byte."""
 
+    headers_s = HEADERS_S
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:  # noqa: ANN401  # asyncio's
         super().connection_made(transport)
-        self._timer = self.loop.call_later(HEADERS_S, transport.close)
+        self._start_timer()
 
     def data_received(self, data: bytes) -> None:
+        if self._timer is None and self._is_between_requests:
+            self._start_timer()  # uvicorn's own, for connections that are kept alive, ends with the first byte
         super().data_received(data)
-        if self.cycle is not None:
+        if not self._is_between_requests:
             self._stop_timer()
+
+    @property
+    def _is_between_requests(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
+
+    def _start_timer(self) -> None:
+        self._timer = self.loop.call_later(self.headers_s, self.transport.close)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
