@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localrag.cli.text import fault
+from localrag.cli.text import fault, forgive_encoding
 from localrag.errors import ConfigError, InterruptedRunError, LocalragError, UsageError
 
 if TYPE_CHECKING:
@@ -144,4 +144,5 @@ def _as_error(raised: BaseException) -> LocalragError:
 
 
 def entry_point() -> None:
+    forgive_encoding()
     sys.exit(main(is_process=True))

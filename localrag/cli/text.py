@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
@@ -34,10 +35,18 @@ COLOURS = {
 
 def emit(data: object) -> None:
     """One JSON object on stdout; in ASCII where half a character, of a file's name, or an old encoding allows no more."""
+    text = json.dumps(data, ensure_ascii=False, default=str)
     try:
-        click.echo(json.dumps(data, ensure_ascii=False, default=str))
-    except UnicodeEncodeError:
-        click.echo(json.dumps(data, default=str))
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        text = json.dumps(data, default=str)
+    click.echo(text)
+
+
+def forgive_encoding() -> None:
+    """Where stdout is not UTF-8, what it cannot write becomes a question mark, and not the end of an answer."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower().replace("-", "") != "utf8":
+        sys.stdout.reconfigure(errors="replace")
 
 
 def note(text: str) -> None:

@@ -134,6 +134,14 @@ def localrag(*args, **options):
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **options)
 
 
+def test_a_stdout_of_an_old_encoding_gets_the_whole_answer(home):
+    old = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    done = localrag("ask", "Größe… 火?", "--model", "echo", env=old, encoding="latin-1")
+    assert (done.returncode, done.stdout) == (0, "You asked: Größe? ??\n")
+    done = localrag("ask", "Größe… 火?", "--model", "echo", "--json", env=old, encoding="latin-1")
+    assert json.loads(done.stdout)["answer"] == "You asked: Größe… 火?"
+
+
 def test_what_is_piped_in_is_evidence(home):
     log = "".join(f"step {n} ok\n\n" for n in range(300)) + "step 300 failed: disk full\n"
     done = localrag("ask", "What failed?", "--model", "echo", "--json", "--ctx", "2000", input=log)
