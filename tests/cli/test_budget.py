@@ -144,7 +144,7 @@ def test_an_allocation_is_read_at_a_glance(run, notes):
         (["--overflow", "question=truncate"], 3, "question"),
         (["--overflow", "tools=summarize"], 3, "cannot summarize"),
         (["--max-seconds", "-1"], 2, "max-seconds"),
-        (["--max-seconds", "nan"], 2, "max_seconds"),
+        (["--max-seconds", "nan"], 2, "not a number"),
         (["--budget", "nonsense"], 3, "nonsense"),
         (["--explain=some"], 2, "explain"),
     ],
