@@ -1,7 +1,7 @@
 """Indexing beside the embedder's own encode() on the same texts, and a cold question with and without PyTorch.
 
 python -m benchmarks.kb_index                 both, on examples/handbook
-python -m benchmarks.kb_index --folder DIR    on other documents
+python -m benchmarks.kb_index --folder DIR    on other documents, about which --question is asked
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", nargs="*", default=["index", "cold"], help="index, cold (default: both)")
     parser.add_argument("--folder", type=Path, default=shared.ROOT / "examples" / "handbook", help="documents to index")
+    parser.add_argument("--question", default=QUESTION, help="what is asked cold (default: %(default)s)")
     parser.add_argument("--runs", type=int, default=3, help="counted runs of each (default 3)")
     given = parser.parse_args()
     if strange := set(given.what) - {"index", "cold"}:
@@ -36,7 +37,7 @@ def main() -> None:
     if "index" in given.what:
         index(given.folder, given.runs)
     if "cold" in given.what:
-        cold(given.folder, given.runs)
+        cold(given.folder, given.question, given.runs)
 
 
 def index(folder: Path, num_runs: int) -> None:
@@ -60,7 +61,7 @@ def index(folder: Path, num_runs: int) -> None:
     shared.report("kb-index", shared.compare(runs, OURS), chunks=len(texts), runs=num_runs)
 
 
-def cold(folder: Path, num_runs: int) -> None:
+def cold(folder: Path, question: str, num_runs: int) -> None:
     """Seconds from process start to the first token of an answer from a knowledge base."""
     with shared.fresh_home() as settings:
         home = str(settings.home)
@@ -71,12 +72,12 @@ def cold(folder: Path, num_runs: int) -> None:
         copies = settings.embedders_dir
 
         def without_torch() -> dict[str, float]:
-            return _cold_ask(home)
+            return _cold_ask(home, question)
 
         def with_torch() -> dict[str, float]:
             aside = copies.rename(copies.with_name("aside"))
             try:
-                return _cold_ask(home)
+                return _cold_ask(home, question)
             finally:
                 aside.rename(copies)
 
@@ -99,9 +100,9 @@ print(json.dumps({"to the hits_s": found - started, "to the first token_s": firs
 """
 
 
-def _cold_ask(home: str) -> dict[str, float]:
+def _cold_ask(home: str, question: str) -> dict[str, float]:
     env = shared.compiled_environment(LOCALRAG_HOME=home)
-    done = subprocess.run([sys.executable, "-c", _ASK, QUESTION], env=env, cwd=shared.ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", _ASK, question], env=env, cwd=shared.ROOT, capture_output=True, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 
