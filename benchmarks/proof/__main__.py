@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("questions", nargs="*", metavar="QUESTION", help=f"of {', '.join(QUESTIONS)}; else all")
     names = [program.name for program in PROGRAMS]
     parser.add_argument("--only", action="append", default=[], choices=names, metavar="NAME", help=f"of {', '.join(names)}; again for more")
-    parser.add_argument("--runs", type=int, default=5, help="counted runs of cold and warm (default 5)")
+    parser.add_argument("--runs", type=int, default=5, help="counted runs of cold, warm, council and batch (default 5)")
     parser.add_argument("--collection", type=Path, default=_COLLECTION, help="a folder in BEIR's layout, for index and retrieval")
     parser.add_argument(
         "--folder", type=Path, default=shared.ROOT / "build" / "proof", help="environments and indexes (default build/proof)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from benchmarks.proof import material
 from benchmarks.proof.bench import N_CTX, Bench, Row, attempt, refusal
@@ -16,18 +16,35 @@ NUM_QUESTIONS = 32
 NUM_TOKENS = 32
 TASK = "What is best for parts at 80 °C: PETG or ABS?"
 _LIMIT_S = 3600.0
+_LONG_S = 240.0
+"""What takes a program longer is measured once."""
 
 
 def measure_batch(bench: Bench, programs: Sequence[Program]) -> dict[str, Row]:
-    """Seconds from the start of a process to the last of 32 answers of at most 32 tokens. One run: it takes minutes."""
-    number = 3 if bench.is_trial else NUM_QUESTIONS
-    asked = material.questions(number)
+    """Seconds from the start of a process to the last of 32 answers of at most 32 tokens."""
+    asked = material.questions(3 if bench.is_trial else NUM_QUESTIONS)
+
+    def take(program: Program) -> Row:
+        if missing := attempt(bench, program) or ensure_index(bench, program, DOCUMENTS, material.HANDBOOK):
+            return missing
+        return _our_batch(bench, asked) if program is OURS else _batch(bench, program, asked)
+
+    return _beside(_in_turn(bench, programs, take))
+
+
+def _in_turn(bench: Bench, programs: Sequence[Program], take: Callable[[Program], Row]) -> dict[str, Row]:
+    """One run of each program after the other, each round begun by the next one; who needs long takes part in the first round only."""
     rows: dict[str, Row] = {}
-    for program in programs:
-        row = attempt(bench, program) or ensure_index(bench, program, DOCUMENTS, material.HANDBOOK)
-        rows[program.name] = row or (_our_batch(bench, asked) if program is OURS else _batch(bench, program, asked))
-        print(f"{program.label}: {rows[program.name]}", file=sys.stderr, flush=True)
-    return _beside(rows)
+    for number in range(bench.num_runs):
+        first = number % len(programs)
+        for program in [*programs[first:], *programs[:first]]:
+            runs = rows.get(program.name, {}).get("runs", [])
+            if program.name in rows and (not runs or runs[0]["total_s"] > _LONG_S):
+                continue
+            row = take(program)
+            print(f"{program.label}: {row}", file=sys.stderr, flush=True)
+            rows[program.name] = row | {"runs": runs + row["runs"]} if "runs" in row else row
+    return rows
 
 
 def _our_batch(bench: Bench, asked: Sequence[str]) -> Row:
@@ -58,17 +75,23 @@ def measure_council(bench: Bench, programs: Sequence[Program]) -> dict[str, Row]
     No other program has a council. The others get the texts of our prompts in the same order, and may answer each in as many tokens as
     ours took; they neither search, nor check, nor hold an answer to a form.
     """
-    ours = ensure_index(bench, OURS, DOCUMENTS, material.HANDBOOK) or bench.run(
-        OURS, "chat", index=DOCUMENTS, chats=[[{"role": "user", "content": TASK}]], limits=[0]
-    )
+    ours = ensure_index(bench, OURS, DOCUMENTS, material.HANDBOOK) or _sit(bench)
     if own := refusal(ours):
         return {program.name: own for program in programs}
-    prompts = [each["messages"] for each in ours["prompts"]]
-    rows: dict[str, Row] = {OURS.name: {"runs": [{"total_s": ours["wall_s"]}]}}
-    for program in [each for each in programs if each is not OURS]:
-        rows[program.name] = attempt(bench, program) or _by_hand(bench, program, prompts, ours["num_tokens"])
-        print(f"{program.label}: {rows[program.name]}", file=sys.stderr, flush=True)
-    return _beside(rows)
+    prompts, limits = [each["messages"] for each in ours["prompts"]], ours["num_tokens"]
+
+    def take(program: Program) -> Row:
+        if program is not OURS:
+            return attempt(bench, program) or _by_hand(bench, program, prompts, limits)
+        found = _sit(bench)
+        return refusal(found) or {"runs": [{"total_s": found["wall_s"]}]}
+
+    return _beside(_in_turn(bench, programs, take))
+
+
+def _sit(bench: Bench) -> Row:
+    bench.forget_prompts()
+    return bench.run(OURS, "chat", index=DOCUMENTS, chats=[[{"role": "user", "content": TASK}]], limits=[0])
 
 
 def _by_hand(bench: Bench, program: Program, prompts: list[material.Chat], limits: list[int]) -> Row:
