@@ -167,7 +167,7 @@ class SharedCells:
             self._memory.cut(seq_id, 0)
 
     def restore(self, state: State) -> bool:
-        """Have a sequence hold what was kept; False, and it holds nothing, if the memory refuses it. Nothing may run."""
+        """Have a sequence hold what was kept; False, and it holds nothing, if the memory refuses it or there is no room beside others."""
         num_tokens = len(state.token_ids)
         while self.kept and (self._free_id() is None or self.num_free < num_tokens):
             self._put_away(self.cache.oldest(self.kept) or self.kept[0])

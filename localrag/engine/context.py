@@ -7,14 +7,16 @@ import time
 from collections.abc import Callable
 from typing import Self
 
+from localrag.decoding import Piece, TokenLogprob
 from localrag.engine.cells import SharedCells
 from localrag.engine.llama import MAX_SEQUENCES
-from localrag.engine.runner import Runner
+from localrag.engine.runner import Runner, State
 from localrag.engine.scheduler import Scheduler, Share
 from localrag.engine.sequence import Sequence
 from localrag.engine.shelf import Shelf
 from localrag.engine.single import SingleCells
 from localrag.errors import EngineError
+from localrag.tokens import Tokenizer
 
 BATCH_TOKENS = 512
 """Tokens of one batch: larger ones are no faster (measured), and a cancelled one is lost."""
@@ -77,6 +79,16 @@ class Context:
         is_large_enough = num_cells <= self.runner.num_cells and num_slots <= self.scheduler.num_slots
         return is_large_enough and (num_slots == 1) == (self.single is not None)
 
+    def leave_for(self, num_slots: int) -> State | None:
+        """Make way for another one, for so many sequences at once; gives what one of a single sequence takes over. Nothing may run."""
+        held = None
+        if num_slots == 1 and self.single is not None:
+            held = self.single.latest()
+        elif num_slots > 1 and self.shared is not None:
+            self.shared.put_away_all()
+        self.runner.close()
+        return held
+
     def add(self, sequence: Sequence) -> None:
         if self.is_idle:
             self.runner.prepare()
@@ -105,6 +117,22 @@ class Context:
             share.sequence.num_cached_tokens = min(share.sequence.num_cached_tokens, share.sequence.num_evaluated)
             self.cells.cut(share.sequence, share.sequence.num_evaluated)
         return False
+
+    def sample(self, sequence: Sequence, index: int, tokenizer: Tokenizer) -> Piece:
+        """Its next token, behind the token of the last batch with this index, with what it was asked to tell of it."""
+        runner = self.runner
+        if sequence.watched and not sequence.completion_ids:
+            sequence.watched_logits = runner.logits(index, sequence.watched)
+        wanted = sequence.sampling.logprobs
+        known = None if wanted is None else runner.logprobs(index, wanted)
+        token = runner.sample(slot_of(sequence), index)
+        is_end = tokenizer.is_end(token)
+        piece = tokenizer.piece(token, special=sequence.thinking is not None and token in sequence.thinking.mark_ids)
+        if known is not None and not is_end:
+            top = tuple((tokenizer.piece(each), known.of(each)) for each in known.likeliest)
+            sequence.logprobs.append(TokenLogprob(piece, known.of(token), top))
+        text = sequence.append(token, piece, is_end=is_end)
+        return Piece(sequence.seq_id, token, text, sequence.finish_reason, sequence.take_thought())
 
     def release(self, sequence: Sequence) -> None:
         """A sequence is finished, or will never run."""

@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Self
 
-from localrag.decoding import Completion, FinishReason, Piece, SamplingParams, TokenLogprob
+from localrag.decoding import Completion, FinishReason, Piece, SamplingParams
 from localrag.engine.context import BATCH_TOKENS, Context, slot_of
 from localrag.engine.runner import Runner
 from localrag.engine.scheduler import Share
@@ -84,6 +84,9 @@ class Engine:
         self.min_sequences = 1
         """Every context is made for so many sequences at least. From 2 on a prompt goes on from the very token at which it parts from
         what was evaluated before, answers included: faster in a conversation, and numerically near ties can fall otherwise."""
+        self.max_stall_s = MAX_STALL_S
+        """How long a piece of a prompt may take beside running answers. Pieces are slower than a whole prompt: where nobody reads along,
+        let it be infinite."""
         self.keeper: Keeper | None = None
         """Keeps on disk what took long to evaluate; None for nothing."""
         self._shelf = Shelf()
@@ -150,11 +153,7 @@ class Engine:
                 return
             if not self.is_idle:
                 raise EngineError("The context cannot grow while answers are running.")
-            if num_sequences == 1 and self.context.single is not None:
-                held = self.context.single.latest()
-            elif num_sequences > 1 and self.context.shared is not None:
-                self.context.shared.put_away_all()
-            self.context.runner.close()
+            held = self.context.leave_for(num_sequences)
             self.context = None
         started = time.perf_counter()
         self.context = Context.make(
@@ -176,9 +175,9 @@ class Engine:
         return seconds
 
     def _prompt_room(self, depth: int) -> int:
-        """Tokens of a prompt, behind `depth` others, that stall running answers for no longer than MAX_STALL_S."""
+        """Tokens of a prompt, behind `depth` others, that stall running answers for no longer than they may be."""
         room = BATCH_TOKENS
-        while room > _MIN_PIECE_TOKENS and self.speed.prefill_s(room, depth) > MAX_STALL_S:
+        while room > _MIN_PIECE_TOKENS and self.speed.prefill_s(room, depth) > self.max_stall_s:
             room //= 2
         return room
 
@@ -230,35 +229,26 @@ class Engine:
         started = time.perf_counter()
         if not context.decode(shares):
             return pieces + self._drop_cancelled()
-        pieces += self._collect(shares, context.runner)
+        pieces += self._collect(shares, context)
         self._learn(shares, time.perf_counter() - started)
         return pieces
 
-    def _collect(self, shares: list[Share], runner: Runner) -> list[Piece]:
-        tokenizer, pieces, index = self.tokenizer, [], -1
+    def _collect(self, shares: list[Share], context: Context) -> list[Piece]:
+        """Sample for each share that ends its sequence's pending tokens."""
+        pieces, index = [], -1
         for share in shares:
             index += len(share.token_ids)
             if not share.samples:
                 continue
-            sequence = share.sequence
             try:
-                if sequence.watched and not sequence.completion_ids:
-                    sequence.watched_logits = runner.logits(index, sequence.watched)
-                wanted = sequence.sampling.logprobs
-                known = None if wanted is None else runner.logprobs(index, wanted)
-                token = runner.sample(slot_of(sequence), index)
+                piece = context.sample(share.sequence, index, self.tokenizer)
             except EngineError as error:  # the others go on
-                sequence.error = error
-                pieces.append(self._end(sequence, "error"))
-                continue
-            piece = tokenizer.piece(token, special=sequence.thinking is not None and token in sequence.thinking.mark_ids)
-            if known is not None and not tokenizer.is_end(token):
-                top = tuple((tokenizer.piece(each), known.of(each)) for each in known.likeliest)
-                sequence.logprobs.append(TokenLogprob(piece, known.of(token), top))
-            text = sequence.append(token, piece, is_end=tokenizer.is_end(token))
-            pieces.append(Piece(sequence.seq_id, token, text, sequence.finish_reason, sequence.take_thought()))
-            if sequence.is_finished:
-                self._release(sequence)
+                share.sequence.error = error
+                piece = self._end(share.sequence, "error")
+            else:
+                if share.sequence.is_finished:
+                    self._release(share.sequence)
+            pieces.append(piece)
         return pieces
 
     def _learn(self, shares: list[Share], seconds: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ MAX_SEQUENCES = 8
 MOST_SLOWDOWN = 1.5
 """Without a GPU, prompts run side by side as long as their cells make a token of an answer at most so many times as slow: each is
 weighed against the cells of all. What decoding side by side saves is used up beyond it (measured)."""
+MOST_PROMPT = 2
+"""Nor does it pay for a prompt with more tokens of its own than so many for each that its answer may have (measured)."""
 WINDOW_REQUESTS = 256
 """Questions that are prepared and put in order together, and so are in memory at once."""
 
@@ -69,13 +72,15 @@ class Batch:
 
     def outcomes(self, requests: Iterable[Request]) -> Iterator[Outcome]:
         """Window by window: prepare all, sort by their tokens so that neighbours share what they begin with, answer."""
-        requests = iter(requests)
+        requests, engine = iter(requests), self._session.engine
+        max_stall_s, engine.max_stall_s = engine.max_stall_s, math.inf  # the answers are read when they are whole
         try:
             while window := list(islice(requests, WINDOW_REQUESTS)):
                 jobs = yield from self._prepare(window)
                 jobs.sort(key=lambda job: job.token_ids)
                 yield from self._answer(jobs)
         finally:
+            engine.max_stall_s = max_stall_s
             self._cancel()
 
     def _prepare(self, window: list[Request]) -> Generator[Outcome, None, list[_Job]]:
@@ -156,7 +161,7 @@ class Batch:
             return True
         beside = [each.token_ids for each in self._running]
         apart = [len(ids) - common_length(before, ids) for before, ids in pairwise([[], *beside, job.token_ids])]
-        return sum(apart) <= engine.speed.depth_of(MOST_SLOWDOWN)
+        return apart[-1] <= MOST_PROMPT * job.prepared.prompt.max_tokens and sum(apart) <= engine.speed.depth_of(MOST_SLOWDOWN)
 
     def _forget(self, finished: Iterable[_Job], waiting: deque[_Job]) -> None:
         """Of what answered prompts hold, keep what the next one begins with: those behind it share no more, as they are in order."""

@@ -1,5 +1,6 @@
 """Session.batch on the echo engine: the same as single asks, side by side, in an order that shares what prompts begin with."""
 
+import math
 import random
 
 import pytest
@@ -141,18 +142,39 @@ def test_a_batch_holds_nothing_that_no_question_left_begins_with():
         assert engine.context.cells.cache.num_cells == 0
 
 
-@pytest.mark.parametrize("has_one_text", [True, False])
-def test_without_a_gpu_prompts_that_share_little_are_answered_after_each_other(tmp_path, has_one_text):
+@pytest.mark.parametrize(
+    ("share_of_most", "has_one_text", "max_tokens", "num_at_once"),
+    [
+        (0.4, True, 40, 6),
+        (0.4, False, 2000, 2),  # a third makes all too slow
+        (0.4, False, 40, 1),  # what is saved in so short answers is less than what the others' cells cost the prompt
+        (0.01, False, 40, 6),
+    ],
+)
+def test_without_a_gpu_prompts_run_side_by_side_only_where_that_is_faster(tmp_path, share_of_most, has_one_text, max_tokens, num_at_once):
     """Each token is weighed against the cells of all that run, so beside long prompts of others an answer is slower than after them."""
     with open_model(write_model(tmp_path / "tiny.gguf", changes={"llama.context_length": 1 << 16}), name="tiny") as engine:
         most = engine.speed.depth_of(MOST_SLOWDOWN)
-        texts = [f"{0 if has_one_text else number} " + "words " * int(most // 10) for number in range(6)]
-        wanted = [Request(id=number, question=f"{number}?", sampling=SamplingParams(max_tokens=2), options={"system": text})
+        words = "words " * int(share_of_most * most / len(engine.tokenizer.encode("words ")))
+        texts = [f"{0 if has_one_text else number} {words}" for number in range(6)]
+        wanted = [Request(id=number, question=f"{number}?", sampling=SamplingParams(max_tokens=max_tokens), options={"system": text})
                   for number, text in enumerate(texts)]  # fmt: skip
         num_running: list[int] = []
-        answers = list(Session(engine).batch(wanted, on_step=lambda _: num_running.append(len(engine._unfinished()))))
-    assert len(answers) == 6
-    assert next(filter(None, num_running)) == (6 if has_one_text else 1)
+        batch = Session(engine).batch(wanted, on_step=lambda _: num_running.append(len(engine._unfinished())))
+        next(batch)
+        batch.close()
+    assert next(filter(None, num_running)) == num_at_once  # before it learns how fast it is
+
+
+def test_a_prompt_of_a_batch_is_not_cut_into_pieces_beside_answers(tmp_path):
+    """That keeps answers flowing for who reads along. Nobody does, and afterwards somebody may again."""
+    with open_echo() as engine:
+        stalls, session = [], Session(engine)
+        allowed = engine.max_stall_s
+        for _ in session.batch([Request(id=1, question="x")], on_step=lambda _: stalls.append(engine.max_stall_s)):
+            pass
+        assert set(stalls) == {math.inf}
+        assert engine.max_stall_s == allowed
 
 
 def test_only_a_window_of_questions_is_read_ahead():
