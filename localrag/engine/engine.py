@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Self
@@ -84,9 +85,7 @@ class Engine:
         self.min_sequences = 1
         """Every context is made for so many sequences at least. From 2 on a prompt goes on from the very token at which it parts from
         what was evaluated before, answers included: faster in a conversation, and numerically near ties can fall otherwise."""
-        self.max_stall_s = MAX_STALL_S
-        """How long a piece of a prompt may take beside running answers. Pieces are slower than a whole prompt: where nobody reads along,
-        let it be infinite."""
+        self._max_stall_s = MAX_STALL_S
         self.keeper: Keeper | None = None
         """Keeps on disk what took long to evaluate; None for nothing."""
         self._shelf = Shelf()
@@ -174,10 +173,22 @@ class Engine:
         seconds, self._told_load_s = self.load_s - self._told_load_s, self.load_s
         return seconds
 
+    @contextmanager
+    def whole_prompts(self) -> Iterator[None]:
+        """Within it, prompts are evaluated as fast as it goes, and answers that are being written wait for them.
+
+        Else a prompt comes in pieces beside answers, which take longer in all, so that who reads along does not notice.
+        """
+        before, self._max_stall_s = self._max_stall_s, math.inf
+        try:
+            yield
+        finally:
+            self._max_stall_s = before
+
     def _prompt_room(self, depth: int) -> int:
-        """Tokens of a prompt, behind `depth` others, that stall running answers for no longer than they may be."""
+        """Tokens of a prompt, behind `depth` others, for which running answers may wait."""
         room = BATCH_TOKENS
-        while room > _MIN_PIECE_TOKENS and self.speed.prefill_s(room, depth) > self.max_stall_s:
+        while room > _MIN_PIECE_TOKENS and self.speed.prefill_s(room, depth) > self._max_stall_s:
             room //= 2
         return room
 

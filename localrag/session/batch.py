@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -72,15 +71,14 @@ class Batch:
 
     def outcomes(self, requests: Iterable[Request]) -> Iterator[Outcome]:
         """Window by window: prepare all, sort by their tokens so that neighbours share what they begin with, answer."""
-        requests, engine = iter(requests), self._session.engine
-        max_stall_s, engine.max_stall_s = engine.max_stall_s, math.inf  # the answers are read when they are whole
+        requests = iter(requests)
         try:
-            while window := list(islice(requests, WINDOW_REQUESTS)):
-                jobs = yield from self._prepare(window)
-                jobs.sort(key=lambda job: job.token_ids)
-                yield from self._answer(jobs)
+            with self._session.engine.whole_prompts():  # answers are given when they have ended
+                while window := list(islice(requests, WINDOW_REQUESTS)):
+                    jobs = yield from self._prepare(window)
+                    jobs.sort(key=lambda job: job.token_ids)
+                    yield from self._answer(jobs)
         finally:
-            engine.max_stall_s = max_stall_s
             self._cancel()
 
     def _prepare(self, window: list[Request]) -> Generator[Outcome, None, list[_Job]]:

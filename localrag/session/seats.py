@@ -156,7 +156,7 @@ def write(
     engine.reserve(max(seat.prepared.prompt.num_cells for seat in seats), num_sequences=num_sequences)
     engine.keep_for(prompts, [seat.running for seat in earlier if seat.running is not None])
     shared = prompts[0][: min((common_length(prompts[0], each) for each in prompts[1:]), default=0)]
-    with sharing(engine, shared):
+    with sharing(engine, shared), engine.whole_prompts():
         _run(engine, seats, prompts, on_text, on_end)
     if any(seat.running is not None and seat.running.finish_reason == "cancelled" for seat in seats):
         raise KeyboardInterrupt

@@ -437,6 +437,20 @@ def test_a_long_prompt_stalls_no_answer_for_longer_than_a_moment(echo):
     run(echo)
 
 
+def test_where_nobody_reads_along_prompts_are_evaluated_whole_beside_answers(echo):
+    echo.reserve(9000, num_sequences=2)
+    answer = echo.add(said(echo, "hello"), SamplingParams(max_tokens=8))
+    echo.step()
+    long = echo.add([5] * 3000, SamplingParams(max_tokens=2))
+    with echo.whole_prompts():
+        echo.step()
+    assert long.num_evaluated == BATCH_TOKENS - 1  # and the token of the answer
+    assert not answer.is_finished
+    echo.step()
+    assert echo.speed.prefill_s(long.num_evaluated - BATCH_TOKENS + 1) <= MAX_STALL_S
+    run(echo)
+
+
 def test_an_answer_that_cannot_go_on_ends_alone(tiny):
     """A sampler that fails is its own sequence's error."""
     tiny.reserve(2048, num_sequences=2)

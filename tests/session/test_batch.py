@@ -1,11 +1,11 @@
 """Session.batch on the echo engine: the same as single asks, side by side, in an order that shares what prompts begin with."""
 
-import math
 import random
 
 import pytest
 
 from localrag.decoding import SamplingParams
+from localrag.engine.context import BATCH_TOKENS
 from localrag.engine.echo import open_echo
 from localrag.engine.loading import open_model
 from localrag.errors import InterruptedRunError, LocalragError, UsageError
@@ -166,15 +166,14 @@ def test_without_a_gpu_prompts_run_side_by_side_only_where_that_is_faster(tmp_pa
     assert next(filter(None, num_running)) == num_at_once  # before it learns how fast it is
 
 
-def test_a_prompt_of_a_batch_is_not_cut_into_pieces_beside_answers(tmp_path):
-    """That keeps answers flowing for who reads along. Nobody does, and afterwards somebody may again."""
+def test_beside_answers_of_a_batch_prompts_are_evaluated_whole():
+    """Nobody reads along, and pieces take longer; whoever asks afterwards may."""
     with open_echo() as engine:
-        stalls, session = [], Session(engine)
-        allowed = engine.max_stall_s
-        for _ in session.batch([Request(id=1, question="x")], on_step=lambda _: stalls.append(engine.max_stall_s)):
-            pass
-        assert set(stalls) == {math.inf}
-        assert engine.max_stall_s == allowed
+        rooms: set[int] = set()
+        answers = list(Session(engine).batch([Request(id=1, question="x")], on_step=lambda _: rooms.add(engine._prompt_room(0))))
+        assert len(answers) == 1
+        assert rooms == {BATCH_TOKENS}
+        assert engine._prompt_room(0) < BATCH_TOKENS
 
 
 def test_only_a_window_of_questions_is_read_ahead():
