@@ -112,12 +112,16 @@ class LineEditor:
 
         app = get_app()
 
-        async def wait() -> None:
-            error = await asyncio.to_thread(self._opening.exception)
-            if error is not None and app.is_running:
+        def end(error: BaseException | None) -> None:
+            if error is not None and not app.is_done:
                 app.exit(exception=error)
 
-        if not self._opening.done():
+        async def wait() -> None:
+            end(await asyncio.to_thread(self._opening.exception))
+
+        if self._opening.done():
+            end(self._opening.exception())
+        else:
             app.create_background_task(wait())
 
 

@@ -6,20 +6,25 @@ import re
 import subprocess
 import sys
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
 
 from localrag.cli import main
 from localrag.cli.chat import chat_command
 from localrag.cli.chat_commands import COMMANDS
+from localrag.cli.chat_editor import LineEditor
 from localrag.cli.chat_room import Room, Wanted
 from localrag.cli.chat_text import markdown
 from localrag.cli.chat_view import MarkdownView
 from localrag.cli.options import Asking
 from localrag.cli.text import console
 from localrag.decoding import SamplingParams
-from localrag.errors import InterruptedRunError
+from localrag.errors import InterruptedRunError, ModelNotFoundError
 from localrag.journal import Journal
 from localrag.passages import Chunk, Hit
 from localrag.session.turns import Turn
@@ -306,6 +311,16 @@ def test_a_model_that_cannot_be_opened_ends_it_before_anything_is_typed(home):
         assert terminal.end() == 4
         assert "nowhere.gguf" in terminal.text
         assert "Traceback" not in terminal.text
+
+
+def test_nothing_is_typed_either_where_that_was_so_before_the_editor_was_there():
+    opening = Future()
+    opening.set_exception(ModelNotFoundError("It is not here."))
+    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
+        editor = LineEditor(None, words=lambda _: [], toolbar=lambda: "", opening=opening)
+        keys.send_text("typed\r")
+        with pytest.raises(ModelNotFoundError, match=r"It is not here\."):
+            editor.read()
 
 
 # --- without a terminal ---

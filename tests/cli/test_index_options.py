@@ -170,10 +170,16 @@ def watching(tmp_path, *args):
 def test_a_watched_folder_is_followed_until_it_is_gone(localrag, notes, tmp_path):
     shutil.rmtree(notes)
     notes.mkdir()
+
+    def save(heading):
+        """In one step, as good editors do: in two, it may be read while it is empty."""
+        (tmp_path / "new.md").write_text(f"# {heading}\n\n{time.time()}\n")
+        (tmp_path / "new.md").replace(notes / "new.md")
+
     with watching(tmp_path) as watched:
         watched.await_line("Watching for changes")
-        watched.await_line("notes: 1 added", lambda: (notes / "new.md").write_text(f"# New\n\n{time.time()}\n"))
-        watched.await_line("notes: 0 added, 1 updated", lambda: (notes / "new.md").write_text(f"# Newer\n\n{time.time()}\n"))
+        watched.await_line("notes: 1 added", lambda: save("New"))
+        watched.await_line("notes: 0 added, 1 updated", lambda: save("Newer"))
         os.utime(notes / "new.md")
         time.sleep(1)
         (notes / "stays.md").write_text("# Stays\n")
