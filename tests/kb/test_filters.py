@@ -84,7 +84,7 @@ def test_a_run_of_stars_is_one_star():
 @given(pattern=SIGNS.filter(bool), source=SIGNS)
 def test_a_folder_rule_holds_where_the_filter_of_its_pattern_passes(shared_db, pattern, source):
     _, values = Where((("source", (pattern,)),)).to_sql()
-    passes = shared_db.execute("SELECT folded(?1) GLOB ?2 OR folded(?1) GLOB ?3", (source, *values)).fetchone()[0]
+    passes = shared_db.execute("SELECT s GLOB ? OR s GLOB ? FROM (SELECT folded(?) AS s)", (*values, source)).fetchone()[0]
     if not pattern.endswith("/"):
         assert FolderRule(pattern, ()).holds(source) == bool(passes)
 
