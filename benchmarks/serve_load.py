@@ -65,8 +65,7 @@ def commands_of() -> tuple[dict[str, list[str]], list[str]]:
 def measure(commands: dict[str, list[str]], env: dict[str, str], rounds: int, each: int) -> list[dict[str, object]]:
     seen: dict[tuple[int, str], list[tuple[float, list[Served]]]] = {(clients, name): [] for clients in CLIENTS for name in commands}
     for turn in range(rounds):
-        names = list(commands)
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+        for name in shared.order_of_round(list(commands), turn):
             with servers.started(commands[name], env=env) as (url, _), httpx.Client() as client:
                 servers.ask(client, url, question(0), 8)  # warms up
                 for at, clients in enumerate(CLIENTS):

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -22,6 +23,8 @@ from localrag.engine.attention import flash_attention
 from localrag.engine.library import library
 from localrag.engine.threads import ThreadGovernor
 from localrag.settings import Settings
+
+T = TypeVar("T")
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -83,18 +86,22 @@ def compiled_environment(**more: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | more
 
 
-def in_turn(measures: dict[str, Callable[[], dict[str, float]]], num_runs: int) -> dict[str, list[dict[str, float]]]:
-    """Each measure once to warm up, then all of them in turn, each round begun by the next one.
+def order_of_round(each: Sequence[T], number: int) -> list[T]:
+    """All of them in turn, each round begun by the next one.
 
     So a drift of the machine hits them alike, and so does what a program leaves behind for the one after it (threads that still spin).
     """
+    first = number % len(each)
+    return [*each[first:], *each[:first]]
+
+
+def in_turn(measures: dict[str, Callable[[], dict[str, float]]], num_runs: int) -> dict[str, list[dict[str, float]]]:
+    """Each measure once to warm up, then all of them in rounds."""
     for measure in measures.values():
         measure()
-    names = list(measures)
-    runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    for k in range(num_runs):
-        first = k % len(names)
-        for name in names[first:] + names[:first]:
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in measures}
+    for number in range(num_runs):
+        for name in order_of_round(list(measures), number):
             runs[name].append(measures[name]())
     return runs
 

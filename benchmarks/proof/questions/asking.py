@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from benchmarks import shared
 from benchmarks.proof import material
 from benchmarks.proof.bench import MAX_TOKENS, N_CTX, Bench, Row, attempt, refusal
 from benchmarks.proof.programs import OURS, Program
@@ -48,8 +49,7 @@ def _in_turn(bench: Bench, programs: Sequence[Program], take: Callable[[Program,
         rows[program.name] = attempt(bench, program) or ensure_index(bench, program, DOCUMENTS, material.HANDBOOK) or {"runs": []}
     rounds = material.questions(bench.num_runs + 1)
     for number, question in list(enumerate(rounds))[bench.is_trial :]:
-        first = number % len(programs)
-        for program in [*programs[first:], *programs[:first]]:
+        for program in shared.order_of_round(programs, number):
             if "runs" not in rows[program.name]:
                 continue
             found = take(program, question)
@@ -58,7 +58,12 @@ def _in_turn(bench: Bench, programs: Sequence[Program], take: Callable[[Program,
                 rows[program.name] = reason
             elif number:
                 rows[program.name]["runs"].append(found)
-    ours: Any = rows[OURS.name].get("runs")
+    return beside(rows)
+
+
+def beside(rows: dict[str, Row]) -> dict[str, Row]:
+    """Each row that has runs, with ours to compare it with."""
+    ours = rows[OURS.name].get("runs")
     return {name: row | ({"beside": ours} if "runs" in row else {}) for name, row in rows.items()}
 
 

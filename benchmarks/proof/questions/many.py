@@ -6,10 +6,11 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 
+from benchmarks import shared
 from benchmarks.proof import material
 from benchmarks.proof.bench import N_CTX, Bench, Row, attempt, refusal
 from benchmarks.proof.programs import OURS, Program
-from benchmarks.proof.questions.asking import DOCUMENTS, by_hand
+from benchmarks.proof.questions.asking import DOCUMENTS, beside, by_hand
 from benchmarks.proof.questions.indexing import ensure_index
 
 NUM_QUESTIONS = 32
@@ -29,15 +30,14 @@ def measure_batch(bench: Bench, programs: Sequence[Program]) -> dict[str, Row]:
             return missing
         return _our_batch(bench, asked) if program is OURS else _batch(bench, program, asked)
 
-    return _beside(_in_turn(bench, programs, take))
+    return beside(_in_turn(bench, programs, take))
 
 
 def _in_turn(bench: Bench, programs: Sequence[Program], take: Callable[[Program], Row]) -> dict[str, Row]:
     """One run of each program after the other, each round begun by the next one; who needs long takes part in the first round only."""
     rows: dict[str, Row] = {}
     for number in range(bench.num_runs):
-        first = number % len(programs)
-        for program in [*programs[first:], *programs[:first]]:
+        for program in shared.order_of_round(programs, number):
             runs = rows.get(program.name, {}).get("runs", [])
             if program.name in rows and (not runs or runs[0]["total_s"] > _LONG_S):
                 continue
@@ -86,7 +86,7 @@ def measure_council(bench: Bench, programs: Sequence[Program]) -> dict[str, Row]
         found = _sit(bench)
         return refusal(found) or {"runs": [{"total_s": found["wall_s"]}]}
 
-    return _beside(_in_turn(bench, programs, take))
+    return beside(_in_turn(bench, programs, take))
 
 
 def _sit(bench: Bench) -> Row:
@@ -99,8 +99,3 @@ def _by_hand(bench: Bench, program: Program, prompts: list[material.Chat], limit
     if reason := refusal(found):
         return reason
     return {"runs": [{"total_s": found["wall_s"]}], "note": "no council of its own"}
-
-
-def _beside(rows: dict[str, Row]) -> dict[str, Row]:
-    ours = rows[OURS.name].get("runs")
-    return {name: row | ({"beside": ours} if "runs" in row else {}) for name, row in rows.items()}
