@@ -23,6 +23,8 @@ class Message:
 
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_THOUGHTS_BEGIN = re.compile(r"\s*<think>[ \t]*(?P<line>\n?)")
+_LINE_ENDS_THOUGHTS = re.compile(r"^[ \t]*</think>", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +74,14 @@ class Proposal:
 
 
 def strip_reasoning(text: str) -> str:
-    """What a reasoning model said after it had thought: all after the last `</think>`, without leading white space.
+    """What a reasoning model said after it had thought, without leading white space. Earlier answers go back to a model in this form.
 
-    A text without that mark is returned as it is. Earlier answers go back to a model in this form.
+    Thoughts stand between `<think>`, with which the text begins, and `</think>`; where the prompt had the first mark, they end with a line
+    that begins with the second. Any other text is returned as it is: an answer that only speaks of the marks loses nothing.
     """
-    _, mark, answer = text.rpartition("</think>")
-    return answer.lstrip() if mark else text
+    begins, line = _THOUGHTS_BEGIN.match(text), _LINE_ENDS_THOUGHTS.search(text)
+    if begins is None and line is not None and "<think>" in text[: line.start()]:
+        return text
+    is_inline = begins is not None and (line is None or not begins["line"])
+    ends = re.search("</think>", text) if is_inline else line
+    return text[ends.end() :].lstrip() if ends else text

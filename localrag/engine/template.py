@@ -33,7 +33,7 @@ from localrag.engine.template_layout import (
 from localrag.engine.template_process import RenderProcess
 from localrag.engine.template_tools import Disguise, ToolForm, hide_placeholders, tool_form
 from localrag.errors import TemplateError
-from localrag.messages import Message, ToolSpec, strip_reasoning
+from localrag.messages import Message, ToolSpec
 from localrag.thinking import ThinkingForm, form_of
 from localrag.tokens import Segment
 
@@ -116,17 +116,16 @@ class JinjaChatTemplate:
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, thinks: bool = True) -> list[Segment]:
         """Scaffold and contents in the order of the prompt, up to where the answer begins.
 
-        Each content comes once and as it was given, save that an assistant's loses its reasoning (`strip_reasoning`). What tools
-        say comes as the template has it, escaped as inside a JSON string; the name of each is there, and a description that the
-        template has no place for is not. Without `thinks` the template is told so in the way that most know (`enable_thinking`), and
-        where it opens thoughts all the same they are closed. UsageError as of `tool_form`.
+        Each content comes once and as it was given. What tools say comes as the template has it, escaped as inside a JSON string; the
+        name of each is there, and a description that the template has no place for is not. Without `thinks` the template is told so in
+        the way that most know (`enable_thinking`), and where it opens thoughts all the same they are closed. UsageError as of `tool_form`.
         """
         form = tool_form(tools) if tools else None
         with self._lock:
             self._thinks = thinks or self._thinking is None
             layout = self._layout(tuple(message.role for message in messages), form, self._clock())
             self.adaptation, self.tools_adaptation = layout.adaptation, layout.tools_adaptation
-        contents = [strip_reasoning(message.content) if message.role == "assistant" else message.content for message in messages]
+        contents = [message.content for message in messages]
         texts: tuple[Segment, ...] = ()
         if form:
             texts = (form.listing,) if layout.tools_adaptation else form.texts
