@@ -23,6 +23,7 @@ from localrag.kb.query import Term
 from tests.kb.hash_embedder import HashEmbedder
 from tests.kb.servers import PASSWORD, USER, ServerHome, chunk_ids, contents, faults, open_kb, opened_store
 from tests.kb.support import write_notes
+from tests.pages import Step, environment, pages, run_in_one_process, workplace
 
 DIM = 16
 WAIT_S = 30.0
@@ -436,3 +437,20 @@ def test_a_graph_that_finds_too_little_is_removed(store):
     assert "vectors_nearest" in problem
     assert store._db.rows("SELECT ef_search FROM state") == [(None,)]
     assert store._db.rows("SELECT 1 FROM pg_indexes WHERE indexname = 'vectors_nearest' AND schemaname = %s", (store._schema,)) == []
+
+
+# The page that tells people of it.
+
+
+def test_the_commands_of_its_page_run(server, tiny_catalogue, notes, tmp_path):
+    """With this server in the place of the one that the page names, and with the echo."""
+    shown = [line for text in pages()["docs/how-to/postgresql.md"].code("sh") for line in text.splitlines() if line.startswith("localrag ")]
+    here = server.url().removeprefix("postgresql://")
+    commands = [line.replace("ann@db.example/notes", here).replace("/data/notes", str(notes)) for line in shown]
+    assert all(here in command for command in commands)
+    assert {command.split()[1] for command in commands} == {"index", "search", "ask"}
+    steps = [Step(f"{command} --model echo" if " ask " in command else command) for command in commands]
+    for step, (code, output) in zip(
+        steps, run_in_one_process(steps, workplace(tmp_path), environment(tmp_path / "home", tiny_catalogue)), strict=True
+    ):
+        assert code == 0, f"{step.text}\n{output}"

@@ -4,6 +4,8 @@ import json
 import math
 import re
 import shutil
+import subprocess
+import sys
 
 import httpx
 import jsonschema
@@ -34,6 +36,7 @@ from kaito_rag_engine_client.models import (
 )
 from selenium.webdriver.common.keys import Keys
 
+from tests.pages import pages
 from tests.server.live import served
 from tests.server.openapi_forms import closed
 from tests.server.test_page import MEASURE, Page, browsing
@@ -111,6 +114,24 @@ def test_the_client_of_openai(client):
     assert client.completions.create(model=model.id, prompt="Once upon a", max_tokens=4).choices[0].text
     assert client.responses.create(model=model.id, input="Say hello.", max_output_tokens=8).output_text.strip()
     assert len(client.embeddings.create(model=model.id, input="hello").data[0].embedding) == 384
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here, which the page uses")
+def test_the_commands_of_its_page_run(live, tmp_path):
+    """Those of docs/how-to/server.md, with this server's address. Its handbook has two texts."""
+    page = pages()["docs/how-to/server.md"]
+    serve, _, curl = page.code("sh")[0].partition("\n")
+    assert serve == "localrag serve --model smollm2-135m"  # as it was started, but for the options of tests
+    (program,) = page.code("python")
+    commands = (["bash", "-c", curl.replace("curl ", "curl --fail --silent --show-error ")], [sys.executable, "-c", program])
+    with Client(base_url=live.url, raise_on_unexpected_status=True) as client:
+        create_index.sync(client=client, body=IndexRequest(index_name="handbook", documents=[Document(text=text) for text in TEXTS]))
+        for *command, text in commands:
+            there = text.replace("http://127.0.0.1:8642", live.url)
+            done = subprocess.run([*command, there], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+            assert done.returncode == 0, done.stderr
+            assert "PLA is annealed at 80 to 100" in done.stdout
+        delete_index.sync("handbook", client=client)
 
 
 def test_a_question_is_answered_from_an_index(live):
