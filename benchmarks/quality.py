@@ -4,7 +4,7 @@
 
 It is `localrag eval --qa` (docs/how-to/quality.md) in a home of its own, which holds the handbook and nothing else. What is answered is
 kept in results/quality-MODEL.jsonl, and the same command goes on from there; what else is given goes to `localrag eval`. Passages are
-twelve and the window has 2,048 tokens, so that the ratios bind. With the default model on 2 cores it takes hours.
+twelve and the window has 2,048 tokens, so that the ratios bind. With the default model on 2 cores it takes an hour.
 """
 
 from __future__ import annotations
