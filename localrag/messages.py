@@ -79,9 +79,11 @@ def strip_reasoning(text: str) -> str:
     Thoughts stand between `<think>`, with which the text begins, and `</think>`; where the prompt had the first mark, they end with a line
     that begins with the second. Any other text is returned as it is: an answer that only speaks of the marks loses nothing.
     """
-    begins, line = _THOUGHTS_BEGIN.match(text), _LINE_ENDS_THOUGHTS.search(text)
-    if begins is None and line is not None and "<think>" in text[: line.start()]:
-        return text
-    is_inline = begins is not None and (line is None or not begins["line"])
-    ends = re.search("</think>", text) if is_inline else line
+    begins, line_ends = _THOUGHTS_BEGIN.match(text), _LINE_ENDS_THOUGHTS.search(text)
+    if begins is None:
+        ends = line_ends if line_ends and "<think>" not in text[: line_ends.start()] else None
+    elif begins["line"] and line_ends:
+        ends = line_ends
+    else:
+        ends = re.search("</think>", text)
     return text[ends.end() :].lstrip() if ends else text
