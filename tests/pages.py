@@ -218,3 +218,13 @@ def _outputs(command: list[str], folder: Path, env: dict[str, str], given: str =
     )
     found = re.findall(rf"\n{_MARK}\n(.*?)\n{_MARK}(-?\d+)\n", done.stdout, re.DOTALL)
     return [(int(code), text) for text, code in found] or [(done.returncode or 1, done.stdout)]
+
+
+def check(steps: list[Step], found: list[tuple[int, str]]) -> None:
+    """Each step ends well, unless an error is what the page shows, and gives what is shown of it."""
+    for number, (step, (code, output)) in enumerate(zip(steps, found, strict=False)):
+        following = steps[number + 1 : number + 2]
+        is_asked = bool(following) and following[0].text == "echo $?"
+        assert code == 0 or is_asked or step.shown.startswith(("Error:", '{"error"')), f"{step.text}\nexit code {code}\n{output[-2000:]}"
+        assert not step.shown or not (why := unlike(step.shown, output)), f"{step.text}\n{why}"
+    assert len(found) == len(steps), found[-1]

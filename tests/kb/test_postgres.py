@@ -23,7 +23,7 @@ from localrag.kb.query import Term
 from tests.kb.hash_embedder import HashEmbedder
 from tests.kb.servers import PASSWORD, USER, ServerHome, chunk_ids, contents, faults, open_kb, opened_store
 from tests.kb.support import write_notes
-from tests.pages import Step, environment, pages, run_in_one_process, workplace
+from tests.pages import Step, check, environment, pages, run_in_one_process, workplace
 
 DIM = 16
 WAIT_S = 30.0
@@ -450,7 +450,4 @@ def test_the_commands_of_its_page_run(server, tiny_catalogue, notes, tmp_path):
     assert all(here in command for command in commands)
     assert {command.split()[1] for command in commands} == {"index", "search", "ask"}
     steps = [Step(f"{command} --model echo" if " ask " in command else command) for command in commands]
-    for step, (code, output) in zip(
-        steps, run_in_one_process(steps, workplace(tmp_path), environment(tmp_path / "home", tiny_catalogue)), strict=True
-    ):
-        assert code == 0, f"{step.text}\n{output}"
+    check(steps, run_in_one_process(steps, workplace(tmp_path), environment(tmp_path / "home", tiny_catalogue)))

@@ -11,7 +11,7 @@ from localrag.errors import BudgetExceededError
 from localrag.messages import Message
 from localrag.prompt import Offer
 from localrag.thinking import MIN_TOKENS, ThinkingForm
-from tests.prompt.building import build_offer, random_offer, shown
+from tests.prompt.building import build, build_offer, random_offer, shown
 from tests.prompt.checking import check
 
 
@@ -61,3 +61,9 @@ def test_where_what_ends_thoughts_has_no_room_nothing_is_thought():
     assert built(num_end).thinking is None
     assert shown(built(num_end)).endswith("</think>\n\n")
     assert built(num_end + 1).thinking.max_tokens == num_end + 1
+
+
+def test_of_earlier_answers_alone_the_thoughts_are_left_out():
+    said = "<think>\nhm </think>, no\n</think>\n\nAn answer."
+    prompt = shown(build(said, history=[Message("user", said), Message("assistant", said)]))
+    assert (prompt.count("hm"), prompt.count("An answer.")) == (2, 3)
