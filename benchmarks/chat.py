@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from benchmarks import peers, shared
 from benchmarks.council_run import KB, handbook_home, held_by
 from localrag.decoding import SamplingParams
-from localrag.engine.prefix import common_length
+from localrag.engine.radix_tree import common_length
 from localrag.journal import Journal
 from localrag.messages import Message
 from localrag.passages import Hit
-from localrag.prompt.offer import source
-from localrag.session import Session, finding
+from localrag.prompt.inputs import source
+from localrag.session import Session, retrieval
 from localrag.session.chat import Chat
 from localrag.settings import Settings
 
@@ -97,7 +97,7 @@ def ours(settings: Settings, n_ctx: int, max_tokens: int, found: list[list[Hit]]
         chat = Chat(session, journal, conversation, system=SYSTEM)
         for question in TURNS:
             before = chat.turns[-1].question if chat.turns else ""
-            found.append(finding.retrieve_after(session, before, question, top_k=finding.DEFAULT_TOP_K))
+            found.append(retrieval.retrieve_after(session.retriever, before, question, top_k=retrieval.DEFAULT_TOP_K))
             answer = chat.say(question, sampling=SamplingParams(max_tokens=max_tokens))
             first_s = answer.timings.first_token_s - answer.timings.load_s
             turns.append(Turn(answer.prompt_tokens, answer.prompt_tokens - answer.cached_tokens, first_s))

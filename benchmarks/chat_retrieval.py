@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import shared
-from benchmarks.council_quality import load_questions
 from benchmarks.council_run import KB, handbook_home
+from benchmarks.quality import load_questions
 from localrag.grading import is_met
 from localrag.messages import Message
 from localrag.passages import Hit
-from localrag.session import Session, finding
+from localrag.session import Session, retrieval
 from localrag.session.chat import MIN_SEQUENCES
-from localrag.session.rewriting import Rewriter, Rewriting
+from localrag.session.query_rewrite import QueryRewrite, QueryRewriter
 
 FOLLOW_UPS = Path(__file__).with_name("handbook_followups.jsonl")
 K = 5
@@ -53,13 +53,13 @@ def main() -> None:
         ways: dict[str, Callable[[Case], list[Hit]]] = {
             "last message only": lambda case: session.retrieve(case.asked, top_k=K),
             "joined with the one before": lambda case: session.retrieve(f"{case.question}\n\n{case.asked}", top_k=K),
-            "as chat does it": lambda case: finding.retrieve_after(session, case.question, case.asked, top_k=K),
+            "as chat does it": lambda case: retrieval.retrieve_after(session.retriever, case.question, case.asked, top_k=K),
         }
         kinds = {"follow-ups": follow_ups(), "questions of their own": strangers()}
         made = {case: rewriting for cases in kinds.values() for case, rewriting in rewritten(session, cases)} if given.rewrite else {}
         if made:
             ways["rewritten by the model"] = lambda case: session.retrieve(text_of(made, case) or case.asked, top_k=K)
-            ways["as chat --rewrite does it"] = lambda case: finding.retrieve_after(
+            ways["as chat --rewrite does it"] = lambda case: retrieval.retrieve_after(
                 session, case.question, case.asked, top_k=K, rewritten=text_of(made, case)
             )
         rows: list[dict[str, object]] = []
@@ -83,23 +83,23 @@ def strangers() -> list[Case]:
     return [Case(b.question, "", q.question, q.answers, q.sources) for q, b in zip(questions, before, strict=True)]
 
 
-def rewritten(session: Session, cases: Sequence[Case]) -> Iterator[tuple[Case, Rewriting]]:
+def rewritten(session: Session, cases: Sequence[Case]) -> Iterator[tuple[Case, QueryRewrite]]:
     """Those that are short, as the session's model rewrites them."""
     session.engine.min_sequences = MIN_SEQUENCES
-    rewriter = Rewriter(session.engine, n_ctx=session.slot.n_ctx)
+    rewriter = QueryRewriter(session.engine, n_ctx=session.slot.n_ctx)
     for case in cases:
         said = [Message("user", case.question), Message("assistant", case.answer or "It depends."), Message("user", case.asked)]
-        rewriting = rewriter(said) if finding.is_follow_up(case.asked, case.question) else None
+        rewriting = rewriter(said) if retrieval.is_follow_up(case.asked, case.question) else None
         if rewriting is not None:
             print(f"{case.question} | {case.asked} -> {rewriting.text}")
             yield case, rewriting
 
 
-def text_of(made: Mapping[Case, Rewriting], case: Case) -> str:
+def text_of(made: Mapping[Case, QueryRewrite], case: Case) -> str:
     return made[case].text if case in made else ""
 
 
-def cost(made: Mapping[Case, Rewriting]) -> dict[str, object]:
+def cost(made: Mapping[Case, QueryRewrite]) -> dict[str, object]:
     """Of one rewriting: medians, and how many of them were of use."""
     each = list(made.values())
     return {

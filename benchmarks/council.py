@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks import peers, shared
 from localrag.decoding import SamplingParams
 from localrag.engine.engine import Engine
-from localrag.engine.prefix import common_length
+from localrag.engine.radix_tree import common_length
 from localrag.engine.threads import num_cores
 from localrag.messages import Message
 from localrag.session import Session

@@ -20,11 +20,11 @@ from typing import Any
 from benchmarks import peers, shared
 from localrag.catalog import Catalog
 from localrag.council import Council
-from localrag.engine.prefix import common_length
+from localrag.engine.radix_tree import common_length
 from localrag.kb import KnowledgeBase
 from localrag.messages import Message
 from localrag.session import Answer, open_embedder, prepare_queries
-from localrag.session.sitting import sit
+from localrag.session.council_run import sit
 from localrag.settings import Settings
 
 OURS, FIRST, LAST = "localrag", f"{peers.CHAT}, persona first", f"{peers.CHAT}, persona last"

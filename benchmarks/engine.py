@@ -16,7 +16,7 @@ from localrag.engine.threads import num_cores as num_threads
 from localrag.session import Session
 
 N_CTX = 4096
-USUAL = (1600, 365)  # characters and tokens of the mean ask in council_quality: 493 prompt tokens, 365 written
+USUAL = (1600, 365)  # characters and tokens of the mean ask about the handbook: 493 prompt tokens, 365 written
 PEER = """
 import sys
 from llama_cpp import Llama

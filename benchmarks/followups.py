@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks import peers, shared
 from localrag.decoding import SamplingParams
 from localrag.engine.engine import Engine
-from localrag.engine.prefix import common_length
+from localrag.engine.radix_tree import common_length
 from localrag.engine.threads import num_cores
 from localrag.messages import Attachment, Message
 from localrag.session import Answer, Request, Session
@@ -134,7 +134,7 @@ def firsts(asks: Sequence[Ask], answer: Callable[[Ask], peers.Answered]) -> Firs
 
 def firsts_of_ours(engine: Engine, asks: Sequence[Ask]) -> Firsts:
     sampling = SamplingParams(max_tokens=2)
-    done = [engine.generate(list(ask.ids), sampling, borders=(ask.border,)) for ask in asks]
+    done = [engine.generate(list(ask.ids), sampling, breakpoints=(ask.border,)) for ask in asks]
     first, *again = [each.timings.first_token_s for each in done]
     return Firsts(first, again, done[-1].cached_tokens)
 
@@ -233,8 +233,8 @@ def read_again(engine: Engine, answer: Answer) -> float:
     assert engine.keeper is not None
     engine.forget()
     started = time.perf_counter()
-    engine.keeper.recall(cells, list(answer.prompt.token_ids), answer.prompt.borders)
-    assert cells.borders, "nothing was kept"
+    engine.keeper.recall(cells, list(answer.prompt.token_ids), answer.prompt.breakpoints)
+    assert cells.breakpoints, "nothing was kept"
     return time.perf_counter() - started
 
 

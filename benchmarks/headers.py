@@ -291,7 +291,7 @@ class Judge:
 
 def child() -> None:
     """Judges the files whose paths come in, within the limits of a trial."""
-    from localrag.engine.library import library  # noqa: PLC0415  # only here
+    from localrag.engine.llama_lib import library  # noqa: PLC0415  # only here
 
     library()
     shrink_stacks()

@@ -111,10 +111,10 @@ def _texts(folder: Path, embedder: SentenceTransformerEmbedder) -> list[str]:
     """What indexing embeds of the folder."""
     from localrag.kb.chunking import cut  # noqa: PLC0415
     from localrag.kb.readers import read  # noqa: PLC0415
-    from localrag.kb.walk import read_bytes, walk  # noqa: PLC0415
+    from localrag.kb.walk import read_file, walk  # noqa: PLC0415
 
     files = walk([folder]).files
-    passages = [passage for file in files for passage in cut(read(file.path, read_bytes(file.path)), embedder)]
+    passages = [passage for file in files for passage in cut(read(file.path, read_file(file.path).data), embedder)]
     print(f"{len(files)} files, {len(passages)} chunks of {statistics.mean(embedder.count(each.embedded) for each in passages):.0f} tokens")
     return [passage.embedded for passage in passages]
 

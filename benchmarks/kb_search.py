@@ -36,8 +36,8 @@ import numpy as np
 
 from benchmarks import shared
 from localrag.kb.store import Store
-from localrag.kb.vector_layout import Ids
-from localrag.kb.vectors import VectorIndex, Vectors, load_index
+from localrag.kb.vector_cache import Ids, Vectors
+from localrag.kb.vectors import VectorIndex, load_index
 
 DIM = 384
 NUM_QUERIES = 300

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from benchmarks import shared
 from localrag.engine import gguf, memory
-from localrag.engine.library import library
 from localrag.engine.llama import LlamaContext, LlamaModel
+from localrag.engine.llama_lib import library
 from localrag.engine.threads import num_cores
 
 WINDOWS = (2048, 8192, 32_768)

@@ -76,14 +76,14 @@ class Bench:
             close=self.model.close,
         )
 
-    def make_runner(self, num_cells: int, num_sequences: int) -> TimedContext:
+    def make_runner(self, num_cells: int, num_sequences: int, /, *, repeatable: bool = False) -> TimedContext:
         self.context = TimedContext(
             self.model,
             num_cells=num_cells,
             num_sequences=num_sequences,
             batch_tokens=BATCH_TOKENS,
             num_threads=num_cores(),
-            flash_attention=shared.chosen_attention(),
+            flash_attention=not repeatable and shared.chosen_attention(),
         )
         return self.context
 

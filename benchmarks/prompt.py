@@ -16,7 +16,7 @@ from localrag.engine.engine import Engine
 from localrag.engine.loading import open_model
 from localrag.messages import Message
 from localrag.passages import Chunk, Hit
-from localrag.prompt import Offer
+from localrag.prompt import PromptInputs
 from localrag.session.shortening import Shortener
 from localrag.tokens import TokenCounter
 
@@ -85,7 +85,7 @@ def compose(
     engine: Engine, shortener: Shortener, hits: list[Hit], history: list[Message], question: str
 ) -> tuple[dict[str, float], prompt.Prompt]:
     """Seconds of each step, and the prompt."""
-    offer = Offer(messages=[*history, Message("user", question)], hits=hits, profile=Profile())
+    offer = PromptInputs(messages=[*history, Message("user", question)], hits=hits, profile=Profile())
     times = [time.perf_counter()]
     wants = prompt.measure(offer, counter=engine.counter, template=engine.template)
     times.append(time.perf_counter())

@@ -15,16 +15,20 @@ import io
 import json
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 from benchmarks import shared
-from benchmarks.council_quality import QUESTIONS
 from benchmarks.council_run import KB, handbook_home
 from localrag.catalog import Catalog
 from localrag.cli import main as localrag
-from localrag.cli.evaluate_answers import COLUMNS
+from localrag.cli.evaluate import COLUMNS
+from localrag.grading import Question, read_questions
 from localrag.settings import Settings
 
+QUESTIONS = Path(__file__).with_name("handbook_questions.jsonl")
+NUM_WITH_ONE_SOURCE = 50
+"""Questions whose answer stands in one passage: the first of the file."""
 RATIOS = ("0.2", "0.5", "0.8")
 WINDOW, TOP_K = "2048", "12"
 
@@ -49,6 +53,11 @@ def main() -> None:
     found = json.loads(printed.getvalue())
     rows = [row(way) for way in found.pop("ways")]
     shared.report_table("quality", rows, **found, window=WINDOW, top_k=TOP_K, answers=str(kept.relative_to(shared.ROOT)))
+
+
+def load_questions() -> list[Question]:
+    """Those whose answer stands in one passage."""
+    return list(read_questions(QUESTIONS).questions[:NUM_WITH_ONE_SOURCE])
 
 
 def row(way: dict[str, Any]) -> dict[str, object]:

@@ -24,6 +24,7 @@ from benchmarks.servers import Served
 from localrag.engine.threads import num_cores
 
 CLIENTS = (1, 4, 16)
+SEEDED = "localrag serve, each request with a seed"
 WINDOW = 4096
 CELLS = WINDOW + 7 * 2048
 """What localrag serve gives its context: a window, and 2,048 tokens for each of the others at once."""
@@ -36,9 +37,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--each", type=int, default=2, help="questions of each client")
+    parser.add_argument("--seeded", action="store_true", help="localrag alone, with requests that name a seed and requests that name none")
     wanted = parser.parse_args()
     with shared.fresh_home() as settings:
         commands, missing = commands_of()
+        if wanted.seeded:
+            commands, missing = dict.fromkeys(("localrag serve", SEEDED), commands["localrag serve"]), []
         rows = measure(commands, {"LOCALRAG_HOME": str(settings.home)}, wanted.rounds, wanted.each)
     shared.report_table("serve_load", rows, rounds=wanted.rounds, questions_of_each=wanted.each, window=WINDOW, max_tokens=MAX_TOKENS,
                         missing=missing)  # fmt: skip
@@ -67,21 +71,22 @@ def measure(commands: dict[str, list[str]], env: dict[str, str], rounds: int, ea
     for turn in range(rounds):
         for name in shared.order_of_round(list(commands), turn):
             with servers.started(commands[name], env=env) as (url, _), httpx.Client() as client:
-                servers.ask(client, url, question(0), 8)  # warms up
+                more = {"seed": 1} if name == SEEDED else {}
+                servers.ask(client, url, question(0), 8, **more)  # warms up
                 for at, clients in enumerate(CLIENTS):
                     print(f"round {turn + 1}: {name}, {clients} clients", file=sys.stderr, flush=True)
-                    seen[clients, name].append(load(url, clients, each, 1000 * (1 + at + turn * len(CLIENTS))))
+                    seen[clients, name].append(load(url, clients, each, 1000 * (1 + at + turn * len(CLIENTS)), **more))
     return [row(clients, name, runs) for (clients, name), runs in seen.items()]
 
 
-def load(url: str, clients: int, each: int, first: int) -> tuple[float, list[Served]]:
+def load(url: str, clients: int, each: int, first: int, **more: object) -> tuple[float, list[Served]]:
     """Seconds until all clients had all answers, and what each of these took. All servers are asked the same."""
 
     def client(number: int) -> list[Served]:
         found = []
         for turn in range(each):
             with httpx.Client() as http:  # a connection each: some servers close one that was used before
-                found.append(servers.ask(http, url, question(first + number * each + turn), MAX_TOKENS))
+                found.append(servers.ask(http, url, question(first + number * each + turn), MAX_TOKENS, **more))
         return found
 
     started = time.perf_counter()

@@ -76,9 +76,9 @@ def xllamacpp(model: Path, *, n_ctx: int, num_slots: int, num_threads: int, flas
     return [sys.executable, "-m", "benchmarks.slots_server", "{port}", *options]
 
 
-def ask(client: httpx.Client, url: str, messages: Sequence[dict[str, str]], max_tokens: int) -> Served:
-    """A streamed chat completion, greedy. RuntimeError for one that is refused."""
-    body = {"model": "any", "messages": list(messages), "max_tokens": max_tokens, "temperature": 0, "stream": True,
+def ask(client: httpx.Client, url: str, messages: Sequence[dict[str, str]], max_tokens: int, **more: object) -> Served:
+    """A streamed chat completion, greedy; `more` are other fields of the body. RuntimeError for one that is refused."""
+    body = {**more, "model": "any", "messages": list(messages), "max_tokens": max_tokens, "temperature": 0, "stream": True,
             "stream_options": {"include_usage": True}}  # fmt: skip
     started_at, first, num_chunks, used = time.perf_counter(), 0.0, 0, None
     with client.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=REQUEST_S) as response:

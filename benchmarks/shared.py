@@ -20,7 +20,7 @@ from rich.table import Table
 
 from localrag.catalog import Catalog
 from localrag.engine.attention import flash_attention
-from localrag.engine.library import library
+from localrag.engine.llama_lib import library
 from localrag.engine.threads import ThreadGovernor
 from localrag.settings import Settings
 
@@ -72,7 +72,7 @@ def furnished(home: Path) -> Settings:
     """A home with the models of the usual one and what was measured there of attention."""
     usual = Settings.from_env()
     chosen_attention()
-    settings = Settings(home=home, models_file=usual.find_models_file())
+    settings = Settings(home=home, models_file=next(iter(usual.models_files()), None))
     home.mkdir(parents=True, exist_ok=True)
     if usual.models_dir.is_dir() and not settings.models_dir.exists():
         settings.models_dir.symlink_to(usual.models_dir)

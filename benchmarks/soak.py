@@ -24,9 +24,8 @@ import psutil
 
 from benchmarks import shared
 from localrag.decoding import SamplingParams
-from localrag.engine.cells import SharedCells
 from localrag.engine.engine import Engine
-from localrag.engine.single import SingleCells
+from localrag.engine.kv_cache import ExclusiveCells, SharedCells
 from localrag.engine.threads import num_cores
 from localrag.errors import LocalragError
 from localrag.messages import Attachment, Memory, Message
@@ -217,7 +216,7 @@ def cell_faults(engine: Engine) -> list[str]:
     if context is None:
         return []
     runner, cells = context.runner, context.cells
-    if isinstance(cells, SingleCells):
+    if isinstance(cells, ExclusiveCells):
         accounted = {0: len(cells.token_ids)}
     else:
         accounted = {seq_id: len(cells.cache.tokens(seq_id)) for seq_id in cells.kept}

@@ -12,17 +12,30 @@ from docgen.sources import GENERATED, attribute_docs
 from localrag.budget import SECTIONS, TIERS
 from localrag.catalog import budgets, councils, entries, schema
 from localrag.decoding import SamplingParams
-from localrag.relevance.weights import DEFAULT_FILE_TYPES, DEFAULT_WEIGHTS
-from localrag.session.remembering import Recalling
+from localrag.relevance.scoring import DEFAULT_FILE_TYPES, DEFAULT_WEIGHTS
+from localrag.session.memory_recall import Recalling
 
 _INTRODUCTION = f"""\
 # models.toml
 
 {GENERATED}
 
-models.toml names models and embedders, and holds budgets, councils and weights. The file in force is the first of: `--models FILE`, the
-environment variable `LOCALRAG_MODELS`, `models.toml` in the current folder, `models.toml` in the home, and the one that ships with
-localrag. A key that is not known, a wrong type and a contradiction are errors of one line that names file, table and key (exit code 3).
+models.toml names models and embedders, and holds budgets, councils and weights. The files are layered. From the top:
+
+1. `--models FILE`, or the file that the environment variable `LOCALRAG_MODELS` names
+2. `models.toml` in the current folder
+3. `models.toml` in the home
+4. the one that ships with localrag
+
+A file adds to those below it, so two lines suffice for a model of your own. An entry (`[models.NAME]`, `[budgets.NAME]`,
+`[councils.NAME]`, a pattern of `[tags]`) replaces the whole entry of the same name below: its sha256 and its window go with it.
+`default_model`, `default_embedder` and the keys of `[relevance]`, `[memories]` and `[server]` are replaced one by one. A relative path
+starts at the folder of the file in which it stands. `localrag models list`, `localrag doctor` and `ask --explain` name the files in force.
+
+A models.toml in the current folder chooses which model answers, so look at it before you work in a folder from someone else. If it
+belongs to another user of this machine, localrag refuses it (exit code 3) until you name it with `--models`.
+
+An unknown key, a wrong type and a contradiction are errors of one line that names file, table and key (exit code 3).
 
 A source is one of `wheel`, `repo` and `path`. [Larger models](../how-to/big-models.md) shows some, and
 [the budget](../explanation/budget.md) says what the numbers of a budget mean.

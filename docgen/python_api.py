@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, is_typeddict
 
 import localrag
 from docgen.sources import GENERATED, attributes, definition, signature
@@ -31,20 +32,45 @@ print(answer.text, answer.ledger.entry("question").used)
 
 Every error is a [`LocalragError`](#localragerror) with `message`, `hint`, `numbers` and `exit_code`.
 """
+_USED = (
+    *("Answer", "Budget", "Chat", "Chunk", "Citation", "Entry", "Hit", "KnowledgeBase", "Ledger", "LocalragError", "Percent"),
+    *("SamplingParams", "CouncilResult", "Section", "Session", "Settings"),
+)
+"""Classes that are told with their methods."""
+_TYPES = "What the signatures above name besides. All of it is imported from `localrag`."
 _OPTIONS = "The keyword arguments of `Session.ask`, `Session.prepare` and `Chat.say`; all may be left out."
 
 
 def page() -> str:
-    parts = [_INTRODUCTION.strip()]
+    parts, types = [_INTRODUCTION.strip()], []
     for name in localrag.__all__:
         thing = getattr(localrag, name)
+        if name not in _USED and name != "council" and not inspect.isfunction(thing):
+            types += _type(name, thing)
+            continue
         parts += [f"## {name}", f"From `{_home(thing)}`."]
         if name == "council":
             parts += _function(convene, "localrag.council")
         else:
             parts += _class(thing) if isinstance(thing, type) else _function(thing, name)
-    parts += ["## Options", _OPTIONS, *_class(Options)]
+    parts += ["## Options", _OPTIONS, *_class(Options), "## Types", _TYPES, *types]
     return "\n\n".join(parts) + "\n"
+
+
+def _type(name: str, thing: Any) -> Iterator[str]:  # noqa: ANN401  # a class, or another name of a type
+    """A type that signatures name: its docstring, and what it is made of where it holds data."""
+    if thing is Options:
+        return
+    yield f"### {name}"
+    if not isinstance(thing, type):
+        spelled = re.sub(r"(typing|localrag[.a-z_]*)[.](?=[A-Z])", "", str(thing))
+        yield f"```text\n{name} = {spelled}\n```"
+        return
+    node = definition(thing)
+    assert isinstance(node, ast.ClassDef)
+    yield f"From `{thing.__module__}`. {_doc(node)}"
+    if (dataclasses.is_dataclass(thing) or is_typeddict(thing)) and (fields := list(attributes(thing))):
+        yield "\n".join(["```text", *(_field(each) for each, _ in fields), "```"])
 
 
 def _home(thing: Any) -> str:  # noqa: ANN401  # a class, a function, or the package that is called as one

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from localrag.errors import UsageError
@@ -40,9 +40,11 @@ def schema_text(schema: Mapping[str, Any] | str) -> str:
 class SamplingParams:
     """What llama.cpp's sampler chain is built from. `temperature` 0 is greedy; then nothing else but penalties matters.
 
-    `seed` makes a run repeatable; `max_tokens` bounds the answer, and `think_tokens` what a reasoning model thinks before it (0: it is
+    `seed` is where sampling starts. With `repeatable`, the same prompt and seed give the same text, bit by bit, whatever else the machine
+    and the engine do: such answers are computed one after another, in a context of their own. `max_tokens` bounds the answer; None is
+    what the prompt leaves of the window, which a session knows. `think_tokens` bounds what a reasoning model thinks before it (0: it is
     kept from thinking); `stop` are strings at which it ends (and which are left out).
-    `json_schema` makes the answer JSON that is valid under a schema (the part of JSON Schema that engine/json_schema.py reads); it is
+    `json_schema` makes the answer JSON that is valid under a schema (what of JSON Schema engine/grammar.py enforces); it is
     given as a mapping or its JSON text, and held as text. An answer that reaches `max_tokens` before it is closed is not valid JSON.
     With `or_text` it may also be any text that does not begin as such JSON does (see engine/grammar.py). `logprobs` asks for how likely
     each token of the answer was, and so many of the likeliest in its place; then nothing is thought before.
@@ -57,7 +59,8 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int = 0
-    max_tokens: int = 512
+    repeatable: bool = field(default=False, repr=False)  # not in the digests of councils, which are older
+    max_tokens: int | None = 512
     think_tokens: int = DEFAULT_TOKENS
     stop: tuple[str, ...] = ()
     json_schema: Mapping[str, Any] | str | None = None
@@ -77,7 +80,7 @@ class SamplingParams:
             ("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "-2 to 2"),
             ("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "-2 to 2"),
             ("seed", 0 <= self.seed < 2**32, "0 to 4294967295"),
-            ("max_tokens", 1 <= self.max_tokens < 2**31, "1 to 2147483647"),
+            ("max_tokens", self.max_tokens is None or 1 <= self.max_tokens < 2**31, "1 to 2147483647"),
             (
                 "think_tokens",
                 self.think_tokens == 0 or MIN_TOKENS <= self.think_tokens < 2**31,
@@ -92,6 +95,13 @@ class SamplingParams:
 
     def with_max_tokens(self, max_tokens: int) -> SamplingParams:
         return replace(self, max_tokens=max_tokens)
+
+    @property
+    def num_answer_tokens(self) -> int:
+        """`max_tokens` as a number. UsageError where it is None and no session has put the room that is left in its place."""
+        if self.max_tokens is None:
+            raise UsageError("max_tokens is None, and here nobody knows what is left for an answer.", hint="Give a number of tokens.")
+        return self.max_tokens
 
     @property
     def room_to_think(self) -> int:
@@ -136,6 +146,10 @@ class Timings:
     first_token_s: float = 0.0
     decode_s: float = 0.0
     total_s: float = 0.0
+
+    def tokens_per_s(self, num_tokens: int) -> float | None:
+        """The speed of decoding that many tokens; None for fewer than two, for the first one ends the prefill."""
+        return (num_tokens - 1) / self.decode_s if num_tokens > 1 and self.decode_s > 0 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,31 +42,37 @@ class LocalragError(Exception):
 
 
 class UsageError(LocalragError):
+    """A command or a function was called wrongly."""
+
     exit_code = 2
 
 
 class ConfigError(LocalragError):
+    """A models.toml file or the environment is wrong."""
+
     exit_code = 3
 
 
 class BundleError(ConfigError):
-    pass
+    """An air-gap bundle cannot be made or used."""
 
 
 class ModelError(LocalragError):
+    """A model cannot be used."""
+
     exit_code = 4
 
 
 class ModelNotFoundError(ModelError):
-    pass
+    """A model is not in models.toml, or not on this machine."""
 
 
 class ModelFileError(ModelError):
-    pass
+    """A model's file is damaged, foreign or changed."""
 
 
 class TemplateError(ModelError):
-    pass
+    """A chat template is missing, hostile or unusable."""
 
 
 class BudgetExceededError(LocalragError):
@@ -110,20 +116,31 @@ class TimeLimitError(LocalragError):
 
 
 class KnowledgeBaseError(LocalragError):
+    """A knowledge base cannot be used."""
+
     exit_code = 6
 
 
 class KnowledgeBaseNotFoundError(KnowledgeBaseError):
-    pass
+    """There is no knowledge base of that name."""
 
 
 class KnowledgeBaseBusyError(KnowledgeBaseError):
-    pass
+    """Another process is indexing into the knowledge base."""
 
 
 class EngineError(LocalragError):
+    """llama.cpp refused, or ran out of what it needs."""
+
     exit_code = 7
 
 
 class InterruptedRunError(LocalragError):
+    """A person stopped the run."""
+
     exit_code = 130
+
+
+def counted(num: int, noun: str, plural: str = "") -> str:
+    """A number with its noun, as messages say it: "1 turn", "1,234 bytes". `plural` is given where it is not the noun with an s."""
+    return f"{num:,} {noun if num == 1 else plural or noun + 's'}"

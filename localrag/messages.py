@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from localrag.errors import UsageError
+from localrag.thinking import without_thoughts
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -23,13 +24,11 @@ class Message:
 
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_THOUGHTS_BEGIN = re.compile(r"\s*<think>[ \t]*(?P<line>\n?)")
-_LINE_ENDS_THOUGHTS = re.compile(r"^[ \t]*</think>", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A tool that the model may call: `parameters` is a JSON Schema of its arguments. UsageError for a name that is no identifier."""
+    """A tool that the model may call: `parameters` is a JSON Schema of its arguments. UsageError for an invalid name."""
 
     name: str
     description: str = ""
@@ -74,16 +73,5 @@ class Proposal:
 
 
 def strip_reasoning(text: str) -> str:
-    """What a reasoning model said after it had thought, without leading white space. Earlier answers go back to a model in this form.
-
-    Thoughts stand between `<think>`, with which the text begins, and `</think>`; where the prompt had the first mark, they end with a line
-    that begins with the second. Any other text is returned as it is: an answer that only speaks of the marks loses nothing.
-    """
-    begins, line_ends = _THOUGHTS_BEGIN.match(text), _LINE_ENDS_THOUGHTS.search(text)
-    if begins is None:
-        ends = line_ends if line_ends and "<think>" not in text[: line_ends.start()] else None
-    elif begins["line"] and line_ends:
-        ends = line_ends
-    else:
-        ends = re.search("</think>", text)
-    return text[ends.end() :].lstrip() if ends else text
+    """What a reasoning model said after it had thought, without leading white space: see `without_thoughts`."""
+    return without_thoughts(text)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,8 @@ class Hit:
     """A chunk that a search returned. `score` is the sum of `contributions`; both are higher for better.
 
     `relevance` is how near it is to the question in itself, 0 to 1, whatever else was found; None where that is not known. `scores` are
-    those of the rankings that hold it, each on its own scale: of "semantic" the cosine similarity, of "keyword" BM25.
+    those of the rankings that hold it, each on its own scale: of "semantic" the cosine similarity, of "keyword" BM25. `copies` are other
+    chunks with the same text (see `merged`): this one stands for them in a prompt.
     """
 
     chunk: Chunk
@@ -47,33 +47,54 @@ class Hit:
     contributions: Mapping[str, float] = field(default_factory=dict)
     relevance: float | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
+    copies: tuple[Chunk, ...] = ()
 
     @property
     def label(self) -> str:
         return self.chunk.label
 
 
+def comparable(text: str) -> str:
+    """What two texts have in common if they are identical: each without its letter case, and with single spaces for white space."""
+    return " ".join(text.split()).casefold()
+
+
+def merged(hits: Iterable[Hit], *, kept: Collection[str] = ()) -> list[Hit]:
+    """Each text once, in the order of the hits: the first hit of a text stands for the others, which become its `copies`.
+
+    Hits whose labels are in `kept` are never merged into another one, and stand for the others first. Texts are the same if they are
+    `comparable`; a single word that differs keeps them apart.
+    """
+    hits = list(hits)
+    keys = [comparable(hit.chunk.text) for hit in hits]
+    heads: dict[str, str] = {}
+    for hit, key in zip(hits, keys, strict=True):
+        if hit.label in kept:
+            heads.setdefault(key, hit.label)
+    chosen: dict[tuple[str, str], Hit] = {}
+    copies: dict[str, dict[str, Chunk]] = {}
+    for hit, key in zip(hits, keys, strict=True):
+        if heads.setdefault(key, hit.label) == hit.label or hit.label in kept:
+            chosen.setdefault((key, hit.label), hit)
+        copies.setdefault(key, {}).update({chunk.label: chunk for chunk in (hit.chunk, *hit.copies)})
+    return [
+        replace(hit, copies=tuple(chunk for name, chunk in copies[key].items() if heads[key] == label and (key, name) not in chosen))
+        for (key, label), hit in chosen.items()
+    ]
+
+
+def expanded(hits: Iterable[Hit]) -> list[Hit]:
+    """The opposite of `merged`: each hit with those that it stands for behind it, as hits of their own."""
+    return [replace(hit, chunk=chunk, copies=()) for hit in hits for chunk in (hit.chunk, *hit.copies)]
+
+
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """One `[KB#id]` in an answer; `supplied` says whether that chunk was in the prompt."""
+    """One source that an answer cites; `supplied` says whether that chunk was in the prompt.
+
+    `spans` are the places of the answer that cite it, as (start, end) in code points, end exclusive; empty where they are not known.
+    """
 
     label: str
     supplied: bool
-
-
-CITATION = re.compile(r"\bKB#(?:[a-z0-9][a-z0-9_-]{0,63}/)?\d{1,18}\b")
-"""How a model cites a chunk in running text; the brackets around it, which small models forget, do not matter."""
-
-_TAG = re.compile(r"KB#(?=\S)")
-_LABEL = re.compile(r"\[?(?:KB#)?(?:([a-z0-9][a-z0-9_-]{0,63})/)?([0-9]{1,18})\]?", re.IGNORECASE)
-
-
-def parse_label(text: str) -> tuple[str, int] | None:
-    """The scope and the id that a label names: of `KB#pets/12`, `[KB#12]` or `12`. None for any other text."""
-    match = _LABEL.fullmatch(text.strip())
-    return None if match is None else ((match[1] or "").lower(), int(match[2]))
-
-
-def untagged(text: str) -> str:
-    """A text of somebody else as it is sent: each tag in it is broken by a zero-width space, so that it cannot pose as a source."""
-    return _TAG.sub("KB\u200b#", text)
+    spans: tuple[tuple[int, int], ...] = field(default=(), compare=False)

@@ -37,7 +37,7 @@ class Settings:
         is `prefix_bytes`, LOCALRAG_LEARN is `learn`. UsageError for what these cannot be.
         """
         env = os.environ if env is None else env
-        home = env.get("LOCALRAG_HOME") or platformdirs.user_data_dir("localrag", appauthor=False)
+        home = env.get("LOCALRAG_HOME") or str(default_home())
         named = models_file or (Path(env["LOCALRAG_MODELS"]) if env.get("LOCALRAG_MODELS") else None)
         prefix_bytes = env.get("LOCALRAG_PREFIX_BYTES") or str(PREFIX_BYTES)
         if not (prefix_bytes.isascii() and prefix_bytes.isdigit() and len(prefix_bytes) <= _MAX_DIGITS):
@@ -64,14 +64,49 @@ class Settings:
         """Copies of embedders that llama.cpp runs."""
         return self.home / "embedders"
 
-    def find_models_file(self) -> Path | None:
-        """The models.toml in force: the one named, else ./models.toml, else the one in the home; None for the one that ships."""
-        if self.models_file is not None:
-            return self.models_file
+    def models_files(self) -> tuple[Path, ...]:
+        """The models.toml files of a person that are in force, the one that wins first: the one named, ./models.toml, the home's.
+
+        All are layered over the one that ships, which is not among them unless it is named. ConfigError for a ./models.toml that belongs
+        to another user: whoever can write to a shared folder such as /tmp would choose the model.
+        """
+        shipped = _shipped_path()
+        found = [] if self.models_file is None else [self.models_file]
         for candidate in (Path("models.toml"), self.home / "models.toml"):
-            if candidate.is_file():
-                return candidate
-        return None
+            if not candidate.is_file() or any(_is_same(candidate, other) for other in found):
+                continue
+            if candidate.parent == Path() and shipped is not None and candidate.samefile(shipped):  # run in a checkout
+                continue
+            if candidate.parent == Path():
+                _check_owner(candidate)
+            found.append(candidate)
+        return tuple(found)
+
+    def layered_models_files(self) -> tuple[Path, ...]:
+        """`models_files`, and below them the one that ships. ConfigError as there."""
+        own, shipped = self.models_files(), shipped_file()
+        return own if any(_is_same(shipped, file) for file in own) else (*own, shipped)
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    return one.exists() and other.exists() and one.samefile(other)
+
+
+def _check_owner(file: Path) -> None:
+    """Refuse a file that another user may have left in a shared folder; root, who serves containers with others' files, is not asked."""
+    uid = os.geteuid() if hasattr(os, "geteuid") else 0
+    if uid != 0 and (owner := file.stat().st_uid) not in (0, uid):
+        raise ConfigError(
+            f"{file.absolute()} belongs to another user (uid {owner}), so it is not used unasked.",
+            hint="Work in another folder, or name it if you trust it: --models ./models.toml",
+            file=str(file.absolute()),
+            owner_uid=owner,
+        )
+
+
+def default_home() -> Path:
+    """The home where LOCALRAG_HOME names none."""
+    return Path(platformdirs.user_data_dir("localrag", appauthor=False))
 
 
 def expanded(path: Path) -> Path:
@@ -84,8 +119,11 @@ def expanded(path: Path) -> Path:
 
 def shipped_file() -> Path:
     """The catalogue that ships: inside the package where it is installed, beside it in a checkout."""
+    if (file := _shipped_path()) is None:
+        raise ConfigError("The models.toml that ships with localrag is missing.", hint="Install localrag again.")
+    return file
+
+
+def _shipped_path() -> Path | None:
     package = Path(__file__).parent
-    for candidate in (package / "models.toml", package.parent / "models.toml"):
-        if candidate.is_file():
-            return candidate
-    raise ConfigError("The models.toml that ships with localrag is missing.", hint="Install localrag again, or name a file with --models.")
+    return next((file for file in (package / "models.toml", package.parent / "models.toml") if file.is_file()), None)

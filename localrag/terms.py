@@ -1,7 +1,8 @@
-"""Which words of a text are looked for: stop words set aside, letters and digits of any script."""
+"""The words of a text, in any script, and which of them are looked for: stop words are set aside."""
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
 MAX_TERMS = 100
@@ -14,6 +15,18 @@ STOP_WORDS = frozenset(
     to too under until up us use used using very want was we were what when where which while who whom why will with would you
     your""".split()  # noqa: SIM905  # a word list reads better as words
 )
+
+
+CJK = re.compile(
+    "[\u1100-\u11ff\u3040-\u30ff\u3100-\u318f\u31a0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
+    "\uac00-\ud7af\uf900-\ufaff\uff66-\uff9d\U00020000-\U0003ffff]"
+)
+"""A Chinese, Japanese or Korean character. Part of the schema of a knowledge base: a change needs a migration (localrag/kb/schema.py)."""
+
+
+def spaced(text: str) -> str:
+    """With a space around each Chinese, Japanese or Korean character: such text has none between its words, and full text needs them."""
+    return CJK.sub(r" \g<0> ", text)
 
 
 def words(text: str) -> list[str]:

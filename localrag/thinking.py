@@ -7,6 +7,7 @@ those that marks are made of are shown to what splits here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -27,6 +28,11 @@ _CHANNEL_MARKS = (_CHANNEL, _MESSAGE, _START, _END)
 _ENDS = (_END, _START, _CHANNEL)
 _FINAL_CHANNEL, _OVER = "final", "(over)"
 _FINAL = f"{_CHANNEL}{_FINAL_CHANNEL}{_MESSAGE}"
+_HEADER = re.compile(
+    r"\s*(?:<\|start\|>assistant[^<\n]{0,100})?<\|channel\|>(?P<channel>[a-z]+)\b[^<\n]{0,200}(?:<\|constrain\|>[^<\n]{0,40})?<\|message\|>"
+)
+_MESSAGE_ENDS = re.compile(r"<\|end\|>|(?=<\|start\|>assistant[^<\n]{0,100}<\|channel\|>)")
+_LAST_ENDS = re.compile(r"(?:<\|end\|>|<\|return\|>)\s*\Z")
 
 
 class Splitter(Protocol):
@@ -264,6 +270,49 @@ class _Channels:
         if self._channel is None or self.is_over:
             return "", ""
         return ("", held) if self.is_answering else (held, "")
+
+
+def without_thoughts(text: str) -> str:
+    """An answer without the thoughts before it, in whichever of these forms: what goes back to a model as its earlier answer.
+
+    A text has thoughts if it begins with the mark that opens them, or with a channel's header; where the prompt had the opening mark, they
+    end with a line that begins with the closing one. Any other text is returned as it is, and so are thoughts that never end: an answer
+    that only speaks of the marks, or a tool call that holds them, loses nothing.
+    """
+    if _HEADER.match(text):
+        return _without_channels(text)
+    pairs = [(opens, closes) for opens, closes in _PAIRS if text.lstrip().startswith(opens)] or _PAIRS
+    ends = [end for opens, closes in pairs if (end := _end_of_thoughts(text, opens, closes)) is not None]
+    return text[min(ends) :].lstrip() if ends else text
+
+
+def _end_of_thoughts(text: str, opens: str, closes: str) -> int | None:
+    said = text.lstrip()
+    line_ends = re.compile(rf"^[ \t]*{re.escape(closes)}", re.MULTILINE).search(text)
+    if not said.startswith(opens):
+        is_open = line_ends is not None and opens not in text[: line_ends.start()]
+        return line_ends.end() if line_ends is not None and is_open else None
+    if line_ends is not None and said[len(opens) :].lstrip(" \t").startswith("\n"):
+        return line_ends.end()
+    at = text.find(closes)
+    return at + len(closes) if at >= 0 else None
+
+
+def _without_channels(text: str) -> str:
+    """The message of the last channel, `final`. Without one, all but the analysis: a call of a tool stands in the commentary."""
+    kept: list[str] = []
+    at = 0
+    while header := _HEADER.match(text, at):
+        if header["channel"] == _FINAL_CHANNEL:
+            return _LAST_ENDS.sub("", text[header.end() :])
+        end = _MESSAGE_ENDS.search(text, header.end())
+        if end is None and header["channel"] == "analysis":
+            return text if not kept else "".join(kept).lstrip()  # thoughts that never end
+        stop = end.end() if end is not None else len(text)
+        if header["channel"] != "analysis":
+            kept.append(text[at:stop])
+        at = stop
+    return ("".join(kept) + text[at:]).lstrip()
 
 
 def may_begin(text: str, mark: str) -> int:

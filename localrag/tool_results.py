@@ -6,7 +6,8 @@ A search gives one JSON object, with the fields that a citation needs and no oth
      "above":["KB#3"],"omitted":["KB#9","KB#4"],"tokens_left":512}
 
 `above` are passages that were found again and stand in an earlier result of this turn; they are not sent twice. `omitted` were
-found and had no room; where there are more of either than are named, `num_above` and `num_omitted` say how many in all.
+found and had no room. `also_in` of a result names other documents with the same text. Where more of either are left out than are
+named, `num_above` and `num_omitted` say how many in all.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from localrag.citation import untagged
 from localrag.errors import UsageError
-from localrag.passages import Hit, untagged
+from localrag.passages import Hit
 from localrag.summary import truncate
 
 MAX_NAMED = 10
@@ -39,7 +41,8 @@ _Article = dict[str, str]
 def article_fields(hit: Hit) -> _Article:
     """What a citation needs of a passage. A tag that stands in its text is broken, so that it cannot pose as another passage."""
     chunk = hit.chunk
-    fields = {"source": chunk.source, "heading": chunk.heading, "text": chunk.text.strip()}
+    elsewhere = dict.fromkeys(each.source for each in hit.copies if each.source != chunk.source)
+    fields = {"source": chunk.source, "also_in": ", ".join(elsewhere), "heading": chunk.heading, "text": chunk.text.strip()}
     return {"id": hit.label} | {name: untagged(text) for name, text in fields.items() if text or name == "text"}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -11,6 +10,7 @@ from localrag.errors import BudgetExceededError, InterruptedRunError
 from localrag.markup import Part, encode
 from localrag.messages import Message, strip_reasoning
 from localrag.model import Slot
+from localrag.sentences import whole_sentences
 from localrag.summary import ANSWER_TOKENS, usable
 from localrag.tokens import ChatTemplate, TokenCounter
 
@@ -20,7 +20,6 @@ PART_TOKENS = 1024
 _INSTRUCTION = "\n\nSummarize the text above in two sentences."  # behind the text: small models forget what stands before it
 _JOIN_TOKENS = 8
 _REPEAT_PENALTY = 1.1  # without it, small models end in loops
-_SENTENCE = re.compile(r".*(?:[.!?…][\"'”’)\]]*(?=\s|$)|[。！？])", re.DOTALL)
 
 
 class Engine(Protocol):
@@ -59,8 +58,8 @@ class Writer:
         if completion.finish_reason == "cancelled":
             raise InterruptedRunError("Interrupted.")
         written = strip_reasoning(completion.text).strip()
-        if completion.finish_reason == "length" and (whole := _SENTENCE.match(written)):
-            written = whole[0]
+        if completion.finish_reason == "length":
+            written = whole_sentences(written)
         return usable(written, text)
 
     def _encode(self, text: str) -> list[int]:

@@ -1,6 +1,7 @@
 """Fixtures for every test: a home of its own, and the real model where it is on this machine."""
 
 import hashlib
+import os
 import shutil
 import signal
 from pathlib import Path
@@ -13,7 +14,17 @@ from localrag.settings import Settings
 # a shell's background jobs ignore Ctrl-C, and some tests send it to themselves and to programs that they start
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
 SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Append the reason of each skipped test to the file that SKIPPED_TESTS names; scripts/test sums up its runs from that."""
+    file = os.environ.get("SKIPPED_TESTS")
+    if file and not hasattr(terminalreporter.config, "workerinput"):  # the workers of -n report to their controller
+        reasons = (report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", ()))
+        with Path(file).open("a", encoding="utf-8") as out:
+            out.writelines(" ".join(reason.split()) + "\n" for reason in reasons)
 
 
 @pytest.fixture
@@ -98,7 +109,7 @@ def converted(embedder, tmp_path_factory):
     Which attention kernel is the faster one was measured there, too: a home that is copied from it need not do either.
     """
     from localrag.engine.attention import flash_attention  # noqa: PLC0415  # heavy
-    from localrag.engine.query_path import convert_for_queries  # noqa: PLC0415  # heavy
+    from localrag.engine.query_embedder import convert_for_queries  # noqa: PLC0415  # heavy
     from localrag.engine.threads import ThreadGovernor  # noqa: PLC0415  # heavy
 
     settings = Settings(home=tmp_path_factory.mktemp("converted"))

@@ -8,6 +8,6 @@ from localrag.engine.threads import ThreadGovernor
 
 def know_attention(home):
     """Flash attention is the slower kernel here."""
-    home.mkdir(parents=True, exist_ok=True)
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
     record = {"for": attention._key(ThreadGovernor()), "flash_attention": False, "flash_s": 2.0, "plain_s": 1.0}
     (home / "attention.json").write_text(json.dumps(record))

@@ -1,11 +1,12 @@
 """Schemas for the tests of constrained output: random ones, a validator written apart from the code, and what a refusal must be."""
 
 import json
+import math
 import random
 
 import pytest
 
-from localrag.engine.grammar import grammar_of
+from localrag.engine.grammar import byte_vocabulary, grammar_of
 from localrag.errors import UsageError
 
 NAMES = ("a", "name", 'qu"ote', "back\\slash", "ключ", "日本", "🔥", "new\nline", "tab\t", "]", "[^", "{}", "#", "-", "nul\x00", "")
@@ -51,6 +52,16 @@ def random_schema(rng: random.Random, depth: int = 3) -> dict:  # noqa: PLR0911 
             return {"type": kind}
 
 
+def says(schema, text, *, or_text=False):
+    """Whether an answer may be exactly this text."""
+    matcher = byte_vocabulary().matcher(grammar_of(schema, or_text=or_text))
+    for byte in [*text.encode(), 257]:
+        if not matcher.allows(byte):
+            return False
+        matcher.accept(byte)
+    return True
+
+
 def refusal(schema) -> UsageError:
     """The error that a schema is refused with: one line of bounded length, which can be written as JSON."""
     with pytest.raises(UsageError) as caught:
@@ -86,17 +97,19 @@ def _is_of(value, kind, schema, root) -> bool:  # noqa: PLR0911  # one for each 
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     match kind:
         case "string":
-            return isinstance(value, str) and schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", 2000)
+            return isinstance(value, str) and schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", float("inf"))
         case "boolean":
             return isinstance(value, bool)
         case "null":
             return value is None
         case "integer" | "number":
-            fits = is_number and (kind == "number" or value == int(value))
+            fits = is_number and (kind == "number" or float(value).is_integer())
             above, below = schema.get("exclusiveMinimum", float("-inf")), schema.get("exclusiveMaximum", float("inf"))
-            return fits and schema.get("minimum", value) <= value <= schema.get("maximum", value) and above < value < below
+            if not fits or math.isinf(value):  # -1e999 is JSON, which Python reads so
+                return fits and not schema.keys() & {"minimum", "maximum"}
+            return schema.get("minimum", value) <= value <= schema.get("maximum", value) and above < value < below
         case "array":
-            sized = isinstance(value, list) and schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", 256)
+            sized = isinstance(value, list) and schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", float("inf"))
             return sized and all(is_valid(each, schema["items"], root) for each in value)
     if "properties" not in schema:
         return isinstance(value, dict) and all(is_valid(each, schema["additionalProperties"], root) for each in value.values())

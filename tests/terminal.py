@@ -26,14 +26,14 @@ class _Screen(pyte.HistoryScreen):
 class Terminal:
     """`Terminal("chat", "--model", "echo", home=...)`; what scrolled away is kept."""
 
-    def __init__(self, *args, home, term="xterm-256color", rows=30, columns=100, env=None):
+    def __init__(self, *args, home, term="xterm-256color", rows=30, columns=100, env=None, program=("-m", "localrag")):
         self.screen = _Screen(columns, rows, history=5000, ratio=0.5)
         self._stream = pyte.ByteStream(self.screen)
         variables = {**os.environ, "LOCALRAG_HOME": str(home), "TERM": term, **(env or {})}
         for name in ("NO_COLOR", "COLUMNS", "LINES"):
             variables.pop(name, None)
         self.child = pexpect.spawn(
-            sys.executable, ["-m", "localrag", *args], env=variables, dimensions=(rows, columns), cwd=str(ROOT), timeout=WAIT_S
+            sys.executable, [*program, *args], env=variables, dimensions=(rows, columns), cwd=str(ROOT), timeout=WAIT_S
         )
         self.screen.answer = lambda data: self.child.send(data.encode())
         self.raw = b""

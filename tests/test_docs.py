@@ -15,7 +15,7 @@ from docgen import FOLDER, PAGES
 from localrag.catalog import Catalog
 from localrag.cli import cli
 from localrag.session import Session
-from localrag.session.bypass import Bypass
+from localrag.session.search_policy import Bypass
 from localrag.settings import Settings
 from tests.isolation import without_network
 from tests.pages import DOCS, ROOT, Step, check, environment, pages, run_in_one_process, run_in_shell, unlike, workplace
@@ -34,6 +34,7 @@ NOT_RUN_HERE = {
     ("docs/tutorial.md", "sh"): "it makes an environment and compiles llama.cpp; scripts/test, which runs this test, begins with it",
     ("docs/how-to/server.md", "sh"): "tests/model/test_server_real.py; the lines of llm, which is no package of ours, were tried by hand",
     ("docs/how-to/server.md", "python"): "tests/model/test_server_real.py",
+    ("docs/how-to/server.md", "json"): "tests/server/test_errors.py",
     ("docs/how-to/server.md", "yaml"): "the configuration of llm, which was tried by hand",
     ("docs/how-to/quality.md", "json"): "lines of a file of questions: tests/grading reads such",
     ("docs/how-to/mcp.md", "json"): "the configuration of another program: tests/mcp_server",
@@ -41,6 +42,7 @@ NOT_RUN_HERE = {
     ("docs/how-to/gpu.md", "sh"): "compiling for a GPU; there was none",
     ("docs/how-to/air-gap.md", "sh"): "minutes of packing and compiling: tests/bundle does it with a small wheel; the namespace: below",
     ("docs/how-to/big-models.md", "sh"): "a download of gigabytes",
+    ("docs/how-to/documents.md", "sh"): "installs another program",
 }
 """Blocks that the tests of whole pages do not run: what runs them, or why nothing does."""
 INDEXING = Step("localrag index examples/handbook --kb handbook")
@@ -49,6 +51,7 @@ PLAIN = re.compile(r'(cat \S+ \| )?localrag ([^|<>&;$`*"\n]|"[^$`"\n]*")*')
 """A command line that needs no shell."""
 FOREIGN_OPTIONS = {"--no-stream", "--schema", "--no-index", "--find-links", "--force-reinstall", "--no-deps", "--no-binary", "--wheel-dir"}
 FOREIGN_OPTIONS |= {"--map-root-user", "--net", "--indent", "--document-tokens", "--members", "--help", "--reuse-chunks"}
+FOREIGN_OPTIONS |= {"--seeded", "--each", "--rounds"}
 """Of other programs, and one that was tried and left out."""
 
 

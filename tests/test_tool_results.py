@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from examples.worked import json_overhead
+from localrag.citation import TAG
 from localrag.engine.echo import EchoTokenizer
 from localrag.errors import UsageError
-from localrag.passages import CITATION, Chunk, Hit
+from localrag.passages import Chunk, Hit
 from localrag.tool_results import MAX_NAMED, ToolAccount, article_fields, compact
 from tests import material
 
@@ -50,8 +51,8 @@ def test_a_passage_has_the_fields_of_a_citation_and_no_others():
 
 def test_a_tag_in_a_document_cannot_pose_as_a_passage():
     fields = article_fields(hit(12, "See [KB#99].", heading="KB#7"))
-    assert CITATION.findall(compact(fields)) == ["KB#12"]
-    assert not CITATION.search(ToolAccount(500, count).charge_text("page", "as KB#99 says").text)
+    assert TAG.findall(compact(fields)) == ["KB#12"]
+    assert not TAG.search(ToolAccount(500, count).charge_text("page", "as KB#99 says").text)
 
 
 def test_a_result_that_a_reader_can_check():

@@ -33,7 +33,7 @@ def defaults() -> list[list[str]]:
     for name, flex in SECTIONS.items():
         lengths = [_length(flex.basis), _length(flex.min), "" if flex.max is None else _length(flex.max)]
         others = ", ".join(cut for cut in allowed_cuts(name) if cut != flex.cut)
-        rows.append([f"`{name}`", *lengths, f"{flex.grow:g}", f"{flex.shrink:g}", flex.cut, others])
+        rows.append([f"`{name}`", *lengths, f"{flex.grow:g}", f"{flex.shrink:g}", f"{flex.spare or 0:g}", flex.cut, others])
     return rows
 
 
@@ -215,7 +215,7 @@ TIERED = Profile(
     name="tiered",
     sections={
         "history": replace(SECTIONS["history"], basis=Percent(5)),
-        "evidence": Flex(basis=Percent(95), max=Percent(95)),
+        "evidence": Flex(basis=Percent(95), max=Percent(95), spare=0),
         "answer": replace(SECTIONS["answer"], basis=8000, min=8000),
     },
 )
@@ -246,7 +246,7 @@ def tables() -> dict[str, str]:
 
 
 HEADS = {
-    "sections": "section | basis > | min > | max > | grow > | shrink > | cut | can also be",
+    "sections": "section | basis > | min > | max > | grow > | shrink > | spare > | cut | can also be",
     "hundred": "section | starts at | long conversation > | short one >",
     "hundred-grow": "section | starts at | no limit > | evidence at most 25 >",
     "negotiation": "example | window > | history > | asked for > | the document's answer | the answer here | history kept > | why",

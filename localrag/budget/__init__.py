@@ -1,9 +1,10 @@
 """Arithmetic on tokens: what each part of a prompt may have (`negotiate`), and what became of it (`Ledger`)."""
 
-from localrag.budget.flex import Budget, FlexItem, container, negotiate
+from localrag.budget.flex import Budget, FlexItem, container, negotiate, settle, tokens_of
 from localrag.budget.ledger import Entry, Ledger, Shortened, TimeLimit
-from localrag.budget.profile import OVERFLOWS, SECTIONS, TIERS, Flex, Overflow, Profile, Tier
-from localrag.budget.section import CUTS, Cut, Length, Percent, Section
+from localrag.budget.profile import OVERFLOWS, TIERS, Overflow, Profile, Tier
+from localrag.budget.section import CUTS, Cut, Flex, Length, Percent, Section
+from localrag.budget.sections import SECTIONS
 
 __all__ = [
     "CUTS",
@@ -26,4 +27,6 @@ __all__ = [
     "TimeLimit",
     "container",
     "negotiate",
+    "settle",
+    "tokens_of",
 ]

@@ -2,6 +2,7 @@
 
 It differs from CSS in this: nothing overflows the window. When shrinking, all of the excess goes, even where the shrink
 factors add up to less than 1; and floors that do not fit are an error. A percentage is of what the fixed sections leave.
+Tokens still spare at the end are shared once more, among the sections that ask for them.
 
 All arithmetic is on integers and fractions, so neither the machine nor the order of the sections can change a result. A factor
 is taken as the decimal number that it is written as: 0.1 + 0.2 + 0.7 is 1, and no token is lost to it.
@@ -11,12 +12,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import lru_cache
 from math import floor
 from types import MappingProxyType
 
+from localrag.budget.ledger import WRITTEN
 from localrag.budget.section import Length, Percent, Section
 from localrag.errors import BudgetExceededError, ConfigError, UsageError
 
@@ -33,6 +35,9 @@ class FlexItem:
     max: int
     grow: float
     shrink: float
+    spare: float
+    most: int
+    """What it may have of tokens that would stay spare; at least `max`."""
 
     @property
     def hypothetical(self) -> int:
@@ -77,7 +82,41 @@ def negotiate(window: int, sections: Sequence[Section]) -> Budget:
     floors = {item.name: item.floor for item in items}
     if sum(floors.values()) > window:
         raise BudgetExceededError(window, floors)
-    return Budget(window, MappingProxyType(_round(_resolve(window, items))), tuple(items))
+    sizes = _round(_resolve(window, items))
+    if sum(sizes.values()) < window and any(item.spare for item in items):
+        sizes, items = _with_spare(window, items, sizes)
+    return Budget(window, MappingProxyType(sizes), tuple(items))
+
+
+def settle(budget: Budget, window: int, allotted: Mapping[str, int]) -> Budget:
+    """The negotiation restated with exact sizes, so that its outcome is `allotted`, the tokens by section that a ledger shows.
+
+    A negotiation works with upper bounds, and packing passes on what a section leaves unused; its numbers shown beside the ledger's would
+    contradict them. Here a section's limits are capped at what it was allotted. One whose numbers would still lead elsewhere becomes
+    rigid. Sections that were allotted nothing stay, with 0. UsageError if `allotted` adds up to more than `window`.
+    """
+    if sum(allotted.values()) > window:
+        raise UsageError(f"{sum(allotted.values())} tokens are allotted in a window of {window}.", hint="Give a larger window.")
+    negotiated = {item.name: item for item in budget.items}
+    items = {name: _capped(negotiated.get(name), name, tokens) for name, tokens in allotted.items()}
+    while True:
+        outcome = _round(_resolve(window, list(items.values()))) if items else {}
+        moved = [name for name, tokens in allotted.items() if outcome[name] != tokens]
+        if not moved:
+            return Budget(window, MappingProxyType(outcome), tuple(items.values()))
+        items |= {name: _rigid(name, allotted[name]) for name in moved}
+
+
+def _capped(item: FlexItem | None, name: str, tokens: int) -> FlexItem:
+    """The item with limits of at most that many tokens. What the model writes may keep a higher maximum: it ends where the window does."""
+    if item is None or item.min >= item.max:
+        return _rigid(name, tokens)
+    most = item.max if name in WRITTEN else tokens
+    return replace(item, min=min(item.min, tokens), max=most, spare=0.0, most=most)
+
+
+def _rigid(name: str, tokens: int) -> FlexItem:
+    return FlexItem(name, basis=tokens, min=tokens, max=tokens, grow=0.0, shrink=0.0, spare=0.0, most=tokens)
 
 
 def _check(window: int, sections: Sequence[Section]) -> None:
@@ -96,11 +135,12 @@ def _measure(window: int, sections: Sequence[Section]) -> list[FlexItem]:
 
 def _item(section: Section, window: int, whole: int) -> FlexItem:
     content = section.content
-    base, low = _tokens(content or 0 if section.basis is None else section.basis, whole), _tokens(section.min, whole)
-    high = max(window, base) if section.max is None else _tokens(section.max, whole)
+    base, low = tokens_of(content or 0 if section.basis is None else section.basis, whole), tokens_of(section.min, whole)
+    high = max(window, base) if section.max is None else tokens_of(section.max, whole)
     if content is not None:
         low, high = min(low, content), min(high, content)
-    return FlexItem(section.name, base, low, high, section.grow, section.shrink)
+    most = max(high, window if content is None else content)
+    return FlexItem(section.name, base, low, high, section.grow, section.shrink, section.spare, most)
 
 
 def container(window: int, sections: Sequence[Section]) -> int:
@@ -108,7 +148,8 @@ def container(window: int, sections: Sequence[Section]) -> int:
     return max(0, window - sum(section.basis for section in sections if section.is_fixed and isinstance(section.basis, int)))
 
 
-def _tokens(length: Length, whole: int) -> int:
+def tokens_of(length: Length, whole: int) -> int:
+    """A length in tokens, rounded down; a percentage is of `whole`."""
     return floor(_exact(length.value) * whole / 100) if isinstance(length, Percent) else length
 
 
@@ -137,6 +178,24 @@ def _resolve(window: int, items: Sequence[FlexItem]) -> dict[str, Exact]:
                 sizes[item.name] = size
         active = [item for item in active if item.name not in sizes]
     return {item.name: sizes[item.name] for item in items}
+
+
+def _with_spare(window: int, items: Sequence[FlexItem], sizes: Mapping[str, int]) -> tuple[dict[str, int], list[FlexItem]]:
+    """The sizes and items after spare tokens were given to the sections that ask for them; no section has less than before.
+
+    An item that took more now starts from what it has, so that a browser lays the items out in the same sizes.
+    """
+    held = [replace(item, basis=sizes[item.name], min=sizes[item.name], max=sizes[item.name], grow=0.0) for item in items]
+    asking = [replace(item, max=max(item.most, item.basis), grow=item.spare) for item in held]
+    grown = _round(_resolve(window, asking))
+    changed = [item if grown[item.name] == sizes[item.name] else _taking(item, grown[item.name]) for item in items]
+    if any(0 < item.grow < 1 for item in items):  # such took a fraction of the room, which is smaller now
+        changed = [replace(item, basis=grown[item.name], grow=0.0) if item.grow else item for item in changed]
+    return grown, changed
+
+
+def _taking(item: FlexItem, size: int) -> FlexItem:
+    return replace(item, basis=size, max=max(item.most, size), grow=0.0)
 
 
 def _is_stuck(item: FlexItem, *, growing: bool) -> bool:

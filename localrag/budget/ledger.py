@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 ANSWER = "answer"
@@ -23,13 +23,26 @@ class Shortened:
 
 @dataclass(frozen=True, slots=True)
 class TimeLimit:
-    """What a limit of time came to. `is_bound`: it, and not the window, decided how much was sent. Speeds are in tokens per second."""
+    """The effect of a time limit. `is_bound`: the time limit, not the window, decided how much was sent. Speeds are in tokens per second.
+
+    `skipped` names steps for which there was no time, such as "rerank".
+    """
 
     max_seconds: float
     is_bound: bool
     planned_s: float
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
+    skipped: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object under `"time"` in `--json` output; `skipped` only where something was."""
+        data = asdict(self) | {"skipped": list(self.skipped)}
+        return {key: value for key, value in data.items() if value or key != "skipped"}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> TimeLimit:
+        return cls(**{**data, "skipped": tuple(data.get("skipped", ()))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +51,7 @@ class Entry:
 
     `omitted` names each chunk, message or tool that was left out; `shortened` each that is there in a shorter form; `covered` each
     message that a summary stands for. `parts` are the tiers of a section, which add up to it save for wording of its own.
+    `omitted_reasons` says of names in `omitted` why, such as "identical to KB#1"; a name without a reason found no room.
     """
 
     name: str
@@ -48,6 +62,7 @@ class Entry:
     shortened: tuple[Shortened, ...] = ()
     covered: tuple[str, ...] = ()
     parts: tuple[Entry, ...] = ()
+    omitted_reasons: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if min(self.wanted, self.allotted, self.used) < 0:
@@ -55,12 +70,26 @@ class Entry:
         if self.used > self.allotted:
             raise ValueError(f"more tokens are used than were allotted: {self}")
 
+    @property
+    def without_room(self) -> tuple[str, ...]:
+        """Items omitted for lack of room: all that have no other reason."""
+        return tuple(name for name in self.omitted if name not in self.omitted_reasons)
+
+    @property
+    def omitted_by_reason(self) -> dict[str, tuple[str, ...]]:
+        """The names in `omitted` by the reason that is given for them, those without one under an empty text."""
+        found: dict[str, list[str]] = {}
+        for name in self.omitted:
+            found.setdefault(self.omitted_reasons.get(name, ""), []).append(name)
+        return {reason: tuple(names) for reason, names in found.items()}
+
     def to_dict(self) -> dict[str, Any]:
         """The entry in `--json` output; what is seldom there is left out where it is empty."""
         data = {field.name: getattr(self, field.name) for field in fields(self)}  # asdict would copy each of thousands of names
         data |= {name: list(data[name]) for name in ("omitted", "covered")}
         data |= {"shortened": [asdict(each) for each in self.shortened], "parts": [part.to_dict() for part in self.parts]}
-        return {key: value for key, value in data.items() if value or key not in ("shortened", "covered", "parts")}
+        data["omitted_reasons"] = dict(self.omitted_reasons)
+        return {key: value for key, value in data.items() if value or key not in ("shortened", "covered", "parts", "omitted_reasons")}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Entry:
@@ -70,6 +99,7 @@ class Entry:
             "shortened": tuple(Shortened(**each) for each in data.get("shortened", ())),
             "covered": tuple(data.get("covered", ())),
             "parts": tuple(cls.from_dict(each) for each in data.get("parts", ())),
+            "omitted_reasons": dict(data.get("omitted_reasons", {})),
         }
         return cls(**fields)
 
@@ -113,12 +143,12 @@ class Ledger:
     def to_dict(self) -> dict[str, Any]:
         """The object under `"ledger"` in `--json` output."""
         data = {"window": self.window, "entries": [entry.to_dict() for entry in self.entries], "spare": self.spare}
-        return data if self.time is None else data | {"time": asdict(self.time)}
+        return data if self.time is None else data | {"time": self.time.to_dict()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Ledger:
         """The ledger that `to_dict` wrote; ValueError if its `spare` does not follow from its entries."""
-        time = TimeLimit(**data["time"]) if data.get("time") else None
+        time = TimeLimit.from_dict(data["time"]) if data.get("time") else None
         ledger = cls(data["window"], tuple(Entry.from_dict(entry) for entry in data["entries"]), time)
         if data["spare"] != ledger.spare:
             raise ValueError(f"spare is {data['spare']}, but the entries leave {ledger.spare}")

@@ -1,44 +1,21 @@
-"""How a budget is to be shared: the defaults, and what a `[budgets.NAME]` table of models.toml changes of them."""
+"""How a window is shared: the defaults, and a `[budgets.NAME]` table of models.toml on top of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from math import floor
 from types import MappingProxyType
 from typing import Literal, get_args
 
-from localrag.budget.section import Cut, Length, Percent, Section
+from localrag.budget.flex import tokens_of
+from localrag.budget.section import Cut, Flex, Length, Percent, Section
+from localrag.budget.sections import LIMITED, PROTECTED, SECTIONS, SPECS
 from localrag.errors import ConfigError
 
 Overflow = Literal["prioritize", "truncate", "summarize", "error"]
-"""What becomes of what is too much: keep the best, cut at the border of a sentence, step down to summaries, or refuse."""
+"""What to do with content that does not fit: keep the best, cut at the end of a sentence, use summaries, or refuse."""
 OVERFLOWS: tuple[Overflow, ...] = get_args(Overflow)
-
-PROTECTED = ("scaffold", "system", "pinned", "pointers", "question", "instructions")
-"""Sections that are sent whole, or nothing is."""
-LIMITED = ("system", "question", "instructions")
-"""Of those, the ones that people write, and that a budget may bound."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flex:
-    """How one section bends; see Section. A `basis` of None is what there is to place."""
-
-    basis: Length | None = None
-    min: Length = 0
-    max: Length | None = None
-    grow: float = 0.0
-    shrink: float = 1.0
-    cut: Cut = "drop"
-
-    def section(self, name: str, content: int) -> Section:
-        """The section of that name with so many tokens to place. One whose cut is "error" gets all of it, whatever its max."""
-        section = Section(
-            name=name, basis=self.basis, min=self.min, max=self.max, grow=self.grow, shrink=self.shrink, cut=self.cut, content=content
-        )
-        return replace(section, basis=content, min=content, max=None, shrink=0.0) if self.cut == "error" else section
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,38 +30,6 @@ class Tier:
 TIERS = (Tier("primary", 50, 0.7), Tier("supporting", 30, 0.5), Tier("reference", 15, 0.3))
 """The shares and thresholds of evidence. The shares are of each other: with an evidence of 95 % they are percentages of the whole."""
 
-SECTIONS: Mapping[str, Flex] = MappingProxyType(
-    {
-        "tools": Flex(max=Percent(30), cut="drop"),
-        "memories": Flex(max=Percent(10), cut="drop"),
-        "summary": Flex(max=Percent(10), cut="truncate"),
-        "history": Flex(basis=Percent(5), grow=1.0, cut="summarize"),
-        "attachments": Flex(basis=Percent(30), grow=1.0, cut="truncate"),
-        "cited": Flex(max=Percent(60), grow=1.0, shrink=0.25, cut="drop"),
-        "evidence": Flex(basis=Percent(50), max=Percent(50), cut="drop"),
-        "proposals": Flex(basis=Percent(40), grow=1.0, shrink=0.5, cut="middle"),
-        "plan": Flex(max=Percent(10), cut="truncate"),
-        "thinking": Flex(basis=1024, min=32, grow=1.0, cut="never"),
-        "answer": Flex(basis=512, min=32, grow=1.0, cut="never"),
-    }
-)
-"""The sections that bend. Percentages are of the window less what is fixed; content is served first, and the answer takes what is left."""
-
-_CUTS: Mapping[str, tuple[Cut, ...]] = MappingProxyType(
-    {
-        "tools": ("drop", "error"),
-        "memories": ("drop", "truncate", "error"),
-        "summary": ("truncate",),
-        "history": ("oldest", "truncate", "summarize", "error"),
-        "attachments": ("drop", "truncate", "summarize", "error"),
-        "cited": ("drop", "truncate", "error"),
-        "evidence": ("drop", "truncate", "summarize", "error"),
-        "proposals": ("middle", "error"),
-        "plan": ("truncate", "drop", "error"),
-        "thinking": ("never",),
-        "answer": ("never",),
-    }
-)
 _BY_OVERFLOW: Mapping[Overflow, tuple[Cut, ...]] = MappingProxyType(
     {"prioritize": ("drop", "oldest"), "truncate": ("truncate", "middle"), "summarize": ("summarize",), "error": ("error",)}
 )
@@ -119,8 +64,8 @@ class Profile:
         self._check_numbers()
         for name, flex in self.sections.items():
             flex.section(name, 0)  # checks every field
-            if flex.cut not in _CUTS[name]:
-                raise self._error(f"section {name!r}: cut is one of {', '.join(_CUTS[name])}, not {flex.cut!r}")
+            if flex.cut not in SPECS[name].cuts:
+                raise self._error(f"section {name!r}: cut is one of {', '.join(SPECS[name].cuts)}, not {flex.cut!r}")
         self._check_sum("the shares of the tiers", [tier.share for tier in self.tiers])
 
     def _check_numbers(self) -> None:
@@ -159,16 +104,16 @@ class Profile:
         """The same with one strategy for a section, or for all that can have it; ConfigError if that section cannot."""
         if overflow not in OVERFLOWS:
             raise self._error(f"overflow is one of {', '.join(OVERFLOWS)}, not {overflow!r}")
-        names = [section] if section is not None else [name for name in self.sections if name not in ("thinking", "answer", "summary")]
+        names = [section] if section is not None else list(self.sections)
         changed = dict(self.sections)
         for name in names:
             if name not in changed:
                 raise self._error(f"section {name!r} has no overflow", hint=f"Sections: {', '.join(SECTIONS)}.")
-            cut = next((cut for cut in _CUTS[name] if cut in _BY_OVERFLOW[overflow]), None)
+            cut = next((cut for cut in SPECS[name].cuts if cut in _BY_OVERFLOW[overflow]), None)
             if cut is not None:
                 changed[name] = replace(changed[name], cut=cut)
             elif section is not None:
-                raise self._error(f"section {name!r} cannot {overflow}", hint=f"It can be cut so: {', '.join(_CUTS[name])}.")
+                raise self._error(f"section {name!r} cannot {overflow}", hint=f"It can be cut so: {', '.join(SPECS[name].cuts)}.")
         return replace(self, sections=changed)
 
     def with_context_ratio(self, ratio: float) -> Profile:
@@ -176,13 +121,20 @@ class Profile:
         share = Percent(round(100 * ratio, 6))
         evidence = self.sections["evidence"]
         low = evidence.min if not isinstance(evidence.min, Percent) else Percent(min(evidence.min.value, share.value))
-        return replace(self, sections={**self.sections, "evidence": replace(evidence, basis=share, min=low, max=share)})
+        return replace(self, sections={**self.sections, "evidence": replace(evidence, basis=share, min=low, max=share, spare=0.0)})
+
+    def with_spare_for_evidence(self) -> Profile:
+        """The same with tokens that would stay spare going to evidence, unless this profile says what evidence does with them."""
+        evidence = self.sections["evidence"]
+        if evidence.spare is not None:
+            return self
+        return replace(self, sections={**self.sections, "evidence": replace(evidence, spare=1.0)})
 
     def allowance(self, section: str, window: int, fixed_tokens: int) -> int:
         """The most tokens that a section may have in a window of which so many are fixed, however much there is to place."""
         whole = max(0, window - fixed_tokens)
         most = self.sections[section].max
-        return whole if most is None else floor(Fraction(str(most.value)) * whole / 100) if isinstance(most, Percent) else min(most, whole)
+        return whole if most is None else min(tokens_of(most, whole), whole)
 
     def tier(self, relevance: float | None) -> str | None:
         """The tier of a hit; the first for one whose relevance is not known, None for one below all thresholds."""

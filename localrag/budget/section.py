@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from localrag.errors import ConfigError
@@ -21,9 +21,9 @@ class Percent:
 
 
 Cut = Literal["never", "drop", "oldest", "truncate", "middle", "summarize", "error"]
-"""What becomes of content that is too much: "never" left out; "drop" the lowest score first, or the "oldest" first; "truncate" it at
-the border of a sentence or a line; take its "middle" out, so that each text keeps its beginning and its end; "summarize" it level by
-level; or refuse the whole with an "error"."""
+"""What happens to content that does not fit: "never" is left out; "drop" the lowest score first, or the "oldest" first; "truncate" at
+the end of a sentence or a line; remove the "middle", so that each text keeps its beginning and its end; "summarize" level by level; or
+refuse the prompt with an "error"."""
 CUTS: tuple[Cut, ...] = get_args(Cut)
 
 Length = int | Percent
@@ -37,10 +37,11 @@ class Section:
     It starts at `basis`. Where there is room left it grows in the ratio of `grow`; where there is too little it shrinks in
     the ratio of `shrink` times `basis`; and it stays within `min` and `max` (None: no limit). A section with `shrink` 0 gives
     nothing back. `content`, where it is known, is how many tokens there are to place: it caps both limits, so that nobody is
-    given more than there is to say, and it is the `basis` where that is None. `cut` says what becomes of content that does not
-    fit. Lengths are tokens or a Percent; the factors are finite and not negative. ConfigError, naming section and field, for any
-    other value and for a `min` over a `max` of the same kind. A percentage and a number can cross only in some windows; there
-    `min` wins, as in CSS.
+    given more than there is to say, and it is the `basis` where that is None. `cut` says what happens to content that does not
+    fit. With `spare` above 0, tokens that would stay spare go to the section, in the ratio of `spare` and beyond its `max`: it takes
+    nothing that another section could have. Lengths are tokens or a Percent; the factors are finite and not negative. ConfigError,
+    naming section and field, for any other value and for a `min` over a `max` of the same kind. A percentage and a number can cross
+    only in some windows; there `min` wins, as in CSS.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Section:
     max: Length | None = None
     grow: float = 0.0
     shrink: float = 1.0
+    spare: float = 0.0
     cut: Cut = "never"
     content: int | None = None
 
@@ -61,7 +63,7 @@ class Section:
             raise self._error("content", "is a whole number of tokens, not a percentage")
         if self.basis is None and self.content is None:
             raise self._error("basis", "is needed where it is not known how much there is to place")
-        for field in ("grow", "shrink"):
+        for field in ("grow", "shrink", "spare"):
             self._check_factor(field, getattr(self, field))
         if self.cut not in CUTS:
             raise self._error("cut", f"is one of {', '.join(CUTS)}, not {self.cut!r}")
@@ -90,6 +92,34 @@ class Section:
 
     def _error(self, field: str, fault: str) -> ConfigError:
         return ConfigError(f"Section {self.name!r}: {field} {fault}.", hint=f"Correct {field} of section {self.name!r}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flex:
+    """How one section bends; see Section. A `basis` of None is what there is to place; a `spare` of None is 0 unless the caller asks."""
+
+    basis: Length | None = None
+    min: Length = 0
+    max: Length | None = None
+    grow: float = 0.0
+    shrink: float = 1.0
+    spare: float | None = None
+    cut: Cut = "drop"
+
+    def section(self, name: str, content: int) -> Section:
+        """The section `name` with its tokens to place. With the cut "error" it gets all of them, whatever its max."""
+        section = Section(
+            name=name,
+            basis=self.basis,
+            min=self.min,
+            max=self.max,
+            grow=self.grow,
+            shrink=self.shrink,
+            spare=self.spare or 0.0,
+            cut=self.cut,
+            content=content,
+        )
+        return replace(section, basis=content, min=content, max=None, shrink=0.0) if self.cut == "error" else section
 
 
 def _is_number(value: object) -> bool:

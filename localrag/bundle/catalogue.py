@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 from localrag.errors import ConfigError
 
 Tables = MutableMapping[str, Any]
+_MODELS = ("models", "embedders", "rerankers")
+_ENTRIES = ("budgets", "councils", "tags")
 _OTHER_SOURCES = ("wheel", "repo", "file", "revision")
 
 
@@ -59,6 +62,32 @@ def merged(text: str, other: str, entries: Iterable[tuple[str, str]], *, default
             tables.setdefault(table, {})[name] = dict(given[table][name])
 
     return _edited(text, edit, file)
+
+
+def with_layer(text: str, other: str, *, file: Path) -> str:
+    """`text` with what `other`, the models.toml below it, adds: entries under names of their own, and settings that `text` lacks."""
+    given = tomllib.loads(other)
+
+    def edit(tables: Tables) -> None:
+        taken = {name for section in _MODELS for name in tables.get(section, {})}
+        for key, value in given.items():
+            if key in _MODELS:
+                _fill(tables.setdefault(key, {}), {name: each for name, each in value.items() if name not in taken}, depth=1)
+            elif isinstance(value, dict):
+                _fill(tables.setdefault(key, {}), value, depth=1 if key in _ENTRIES else 2)
+            elif key not in tables:
+                tables[key] = value
+
+    return _edited(text, edit, file)
+
+
+def _fill(table: Tables, below: Mapping[str, Any], *, depth: int) -> None:
+    """Add what `table` lacks, and down to `depth` what its tables lack."""
+    for key, value in below.items():
+        if key not in table:
+            table[key] = deepcopy(value)
+        elif depth > 1 and isinstance(value, dict):
+            _fill(table[key], value, depth=depth - 1)
 
 
 def entry(text: str, table: str, name: str) -> dict[str, Any] | None:

@@ -14,12 +14,12 @@ from localrag.catalog import Catalog
 from localrag.catalog.checksums import hashed_file
 from localrag.catalog.entries import NAME, RESERVED_NAMES
 from localrag.catalog.sources import published_path, size_bytes
-from localrag.engine.query_path import accepted_copy
+from localrag.engine.query_embedder import accepted_copy
 from localrag.errors import BundleError, KnowledgeBaseError, UsageError
 from localrag.kb import KnowledgeBase, list_kbs
 from localrag.kb.embedder import SentenceTransformerEmbedder
 from localrag.model import ModelSpec
-from localrag.settings import Settings
+from localrag.settings import Settings, shipped_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def choose(settings: Settings, *, models: Sequence[str] = (), embedders: Sequenc
         defaults[key] = default if default in of_kind else of_kind[0]
     return Chosen(
         models_file=catalog.file,
-        text=catalog.file.read_text(encoding="utf-8"),
+        text=_text(catalog, sources),
         sources=tuple(sources),
         kbs=tuple(names),
         defaults=defaults,
@@ -113,6 +113,20 @@ def choose(settings: Settings, *, models: Sequence[str] = (), embedders: Sequenc
         largest_kb_bytes=max(kb_bytes, default=0),
         notes=tuple(notes),
     )
+
+
+def _text(catalog: Catalog, sources: Sequence[Source]) -> str:
+    """The models.toml files of this person as one; of the one that ships, which the other machine has too, only what is packed."""
+    text = catalog.file.read_text(encoding="utf-8")
+    for file in catalog.files[1:]:
+        other = file.read_text(encoding="utf-8")
+        if file != shipped_file():
+            text = catalogue.with_layer(text, other, file=catalog.file)
+            continue
+        packed = {source.name: f"{source.kind}s" for source in sources if source.kind in {"model", "embedder"}}
+        wanted = [(table, name) for name, table in packed.items() if catalog.origins.get(name) == file]
+        text = catalogue.merged(text, other, wanted, defaults=(), file=catalog.file)
+    return text
 
 
 def _source(catalog: Catalog, spec: ModelSpec, kind: Kind, settings: Settings) -> Source:

@@ -14,7 +14,7 @@ from localrag.catalog import Progress
 from localrag.catalog.checksums import sha256_of
 from localrag.catalog.wheels import Stage, publish
 from localrag.errors import KnowledgeBaseError, LocalragError, ModelFileError
-from localrag.kb.location import Folder
+from localrag.kb.knowledge_base import Folder
 from localrag.kb.transfer import content_sha256, import_from
 from localrag.settings import Settings
 

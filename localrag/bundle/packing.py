@@ -22,6 +22,7 @@ from localrag.bundle.manifest import Content, Kind, Manifest, Thing
 from localrag.bundle.needed import ROOT, installed_extras, needed, offered_extras, opened_wheel
 from localrag.bundle.wheelhouse import Wheel
 from localrag.catalog import Progress
+from localrag.disk_errors import file_error
 from localrag.errors import BundleError, ModelFileError
 from localrag.settings import Settings
 
@@ -268,7 +269,5 @@ def _disk_errors(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise BundleError(
-            f"{error.filename or out}: {error.strerror or error}.",
-            hint="Check the path and its permissions, and that the disk is not full.",
-        ) from error
+        known = file_error(error, error.filename or out, hint="Check the path and its permissions.")
+        raise BundleError(f"{error.filename or out}: {known.reason}.", hint=known.hint, **known.numbers) from error

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,7 +20,9 @@ from localrag.catalog import Progress, schema
 from localrag.catalog.checksums import hashed_file, sha256_of
 from localrag.catalog.sources import find, published_path
 from localrag.catalog.wheels import Stage, publish, staging
+from localrag.disk_errors import file_error
 from localrag.errors import BundleError, ConfigError, LocalragError, ModelFileError
+from localrag.files import make_private_folder, open_private
 from localrag.settings import Settings, shipped_file
 
 _ENTRIES: dict[str, str] = {"model": "models", "embedder": "embedders"}
@@ -73,9 +76,8 @@ def unbundle(file: Path, settings: Settings, progress: Progress, *, force: bool 
     ]
     place = settings.home / MODELS_FILE if state != "same" or (settings.home / MODELS_FILE).exists() else shipped_file()
     models_file = Landed(kind="models_file", name=MODELS_FILE, state=state, path=place, num_bytes=len(own))
-    in_force = settings.find_models_file()
-    if in_force is not None and not (place.exists() and in_force.exists() and in_force.samefile(place)):
-        notes.append(f"Here {in_force} is used, and not {place}.")
+    if above := [file for file in settings.models_files() if file != settings.home / MODELS_FILE]:
+        notes.append(f"Here {above[0].absolute()} goes before {place}: its entries win over those of the same name.")
     return Unbundled(manifest=made, landed=(*done, models_file), notes=tuple(notes))
 
 
@@ -86,8 +88,8 @@ def _read_all(bundle: Bundle, folder: Path, progress: Progress) -> None:
         progress("checking every file", done, total)
         if name.startswith((HOME, KBS)):
             target = folder / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with target.open("xb") as out:
+            make_private_folder(target.parent)
+            with open_private(target, "xb") as out:
                 copy(bundle.pieces(name), out)
                 out.flush()
                 os.fsync(out.fileno())
@@ -106,18 +108,19 @@ def _own_models_file(file: Path, made: Manifest, folder: Path) -> bytes:
     if not staged.is_file():
         raise refused(file, "it has no models.toml")
     try:
-        tables = schema.read(staged)
+        tables = schema.read(staged, shipped_file())
+        defaults = tomllib.loads(staged.read_text("utf-8"))
     except ConfigError as error:
         reason = error.message.replace(str(staged), MODELS_FILE).rstrip(".")
         raise refused(file, f"its models.toml is not one ({reason})") from None
     for kind, specs, default in (
-        ("model", tables.models, tables.default_model),
-        ("embedder", tables.embedders, tables.default_embedder),
+        ("model", tables.models, defaults.get("default_model")),
+        ("embedder", tables.embedders, defaults.get("default_embedder")),
     ):
         brought = _of_kind(made, kind)
         for thing in brought:
             spec = specs.get(thing.name)
-            if spec is None:
+            if spec is None or tables.origins[thing.name] != staged:
                 raise refused(file, f"its models.toml has no {kind} {thing.name!r}")
             place = folder / thing.path
             looked_for = published_path(spec, folder / HOME / "models") if spec.kind == "wheel" else Path(os.path.normpath(spec.source))
@@ -150,13 +153,14 @@ def _models_toml(made: Manifest, own: bytes, settings: Settings, folder: Path, *
         return (None, "same", []) if own == shipped_file().read_bytes() else (text, "added", [])
     if target.read_bytes() == own:
         return None, "same", []
-    known = schema.read(target)
+    known = schema.read(target, shipped_file())
+    own_names = {name for name, origin in known.origins.items() if origin == target}
     there = target.read_text(encoding="utf-8")
     wanted, replaced = [], []
     for thing in [*_of_kind(made, "model"), *_of_kind(made, "embedder")]:
         table = _ENTRIES[thing.kind]
-        spec = (known.models if thing.kind == "model" else known.embedders).get(thing.name)
-        if spec is None and thing.name in {*known.models, *known.embedders, *known.rerankers}:
+        spec = (known.models if thing.kind == "model" else known.embedders).get(thing.name) if thing.name in own_names else None
+        if spec is None and thing.name in own_names:
             raise ConfigError(f"{target} has {thing.name} as something else than this {thing.kind}.", hint="Give it another name there.")
         if spec is not None and catalogue.entry(there, table, thing.name) == catalogue.entry(text, table, thing.name):
             continue
@@ -184,7 +188,7 @@ def _models_toml(made: Manifest, own: bytes, settings: Settings, folder: Path, *
 def _land_models_file(text: str, target: Path, stage: Stage) -> None:
     """One rename; the file that was there is kept beside it."""
     made = stage.folder / MODELS_FILE
-    with made.open("w", encoding="utf-8") as out:
+    with open_private(made, "w", encoding="utf-8") as out:
         out.write(text)
         out.flush()
         os.fsync(out.fileno())
@@ -212,7 +216,9 @@ def _disk_errors(home: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise BundleError(
-            f"{error.filename or home}: {error.strerror or error}.",
-            hint="Check the path and its permissions, and that the disk is not full (LOCALRAG_HOME moves the home).",
-        ) from error
+        known = file_error(
+            error,
+            error.filename or home,
+            hint="Check the path and its permissions (LOCALRAG_HOME moves the home).",
+        )
+        raise BundleError(f"{error.filename or home}: {known.reason}.", hint=known.hint, **known.numbers) from error

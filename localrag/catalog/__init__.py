@@ -1,4 +1,4 @@
-"""models.toml → ModelSpec → a file on this machine; and the budgets, councils and weights that it sets.
+"""models.toml files → ModelSpec → a file on this machine; and the budgets, councils and weights that they set.
 
 Nothing here reaches for the network but `Catalog.pull`. pydantic and huggingface_hub are imported when they are needed.
 """
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Literal
 from localrag.budget import Profile
 from localrag.catalog import pulling, sources
 from localrag.catalog.checksums import Checksums, VerifyResult, hashed_file
-from localrag.catalog.shipped import absent_models, with_shipped
 from localrag.catalog.sources import Progress
 from localrag.errors import ConfigError, ModelFileError, ModelNotFoundError
 from localrag.model import ModelSpec
@@ -43,6 +42,8 @@ class CatalogRow:
     path: str | None
     size_bytes: int | None
     sha256_ok: bool | None
+    models_file: str
+    """The models.toml that the entry stands in."""
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)
@@ -50,9 +51,10 @@ class CatalogRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalog:
-    """The entries of one models.toml (`file`), and the folder in which pulled files are kept. One of `profiles` is "default"."""
+    """The entries of the models.toml files in force, and the folder in which pulled files are kept. One of `profiles` is "default"."""
 
-    file: Path
+    files: tuple[Path, ...]
+    """The models.toml files, the one that wins first; the last is the one that ships, unless it was named."""
     models_dir: Path
     checksums: Checksums
     default_model: str | None
@@ -60,6 +62,8 @@ class Catalog:
     models: Mapping[str, ModelSpec]
     embedders: Mapping[str, ModelSpec]
     rerankers: Mapping[str, ModelSpec]
+    origins: Mapping[str, Path]
+    """The file that each model, embedder and reranker comes from."""
     profiles: Mapping[str, Profile]
     weights: Mapping[str, object]
     tags: Mapping[str, tuple[str, ...]]
@@ -68,18 +72,18 @@ class Catalog:
     """What [memories] sets, by the names of the fields of session.remembering.Recalling."""
     rejects_tools: bool
     """Whether the server refuses tools beside an index, by [server] tools_with_index."""
-    own_councils: Mapping[str, Council]
-    """Those of this file; `council` knows the ones that ship too."""
+    committees: Mapping[str, Council]
+    """Every council by its name."""
 
     @classmethod
     def load(cls, settings: Settings) -> Catalog:
-        """Read the models.toml in force, else the one that ships. Raises ConfigError naming file, table and key."""
+        """Read the models.toml files in force, layered. Raises ConfigError naming file, table and key."""
         from localrag.catalog import schema  # noqa: PLC0415  # weight: pydantic
 
-        file = settings.find_models_file() or shipped_file()
-        tables = schema.read(file)
+        files = settings.layered_models_files()
+        tables = schema.read(*files)
         return cls(
-            file=file,
+            files=files,
             models_dir=settings.models_dir,
             checksums=Checksums(settings.home / "verified.json"),
             default_model=tables.default_model,
@@ -87,13 +91,19 @@ class Catalog:
             models=MappingProxyType(tables.models),
             embedders=MappingProxyType(tables.embedders),
             rerankers=MappingProxyType(tables.rerankers),
+            origins=MappingProxyType(tables.origins),
             profiles=MappingProxyType(tables.budgets),
             weights=MappingProxyType(tables.relevance),
             tags=MappingProxyType(tables.tags),
             memories=MappingProxyType(tables.memories),
             rejects_tools=tables.rejects_tools,
-            own_councils=MappingProxyType(tables.councils),
+            committees=MappingProxyType(tables.councils),
         )
+
+    @property
+    def file(self) -> Path:
+        """The file that wins over the others."""
+        return self.files[0]
 
     def model(self, name_or_path: str | None = None) -> ModelSpec:
         """The entry of that name, the .gguf file at that path, or the default. Raises ModelNotFoundError."""
@@ -115,7 +125,7 @@ class Catalog:
         return spec
 
     def names(self) -> tuple[str, ...]:
-        """The names of all models, then of all embedders, then of all rerankers, in the order of the file."""
+        """The names of all models, then of all embedders, then of all rerankers; those of the highest file first."""
         return (*self.models, *self.embedders, *self.rerankers)
 
     def budget(self, name: str | None = None) -> Profile:
@@ -124,39 +134,25 @@ class Catalog:
         if chosen is None:
             hint, near = _hint(name or "", tuple(self.profiles))
             known = self.budgets()
-            raise ConfigError(f"No budget is named {name!r} in {self.file}.", hint=hint, name=name, nearest=near, known=known)
+            raise ConfigError(f"No budget is named {name!r} in {self._where()}.", hint=hint, name=name, nearest=near, known=known)
         return chosen
 
     def budgets(self) -> list[str]:
-        """The names that `budget` takes: "default", and the others in the order of the file."""
+        """The names that `budget` takes: "default", then the others, those of the highest file first."""
         return list(self.profiles)
 
     def council(self, name: str | None = None) -> Council:
-        """The council of that name, or "default": this file's, else the one that ships. ConfigError for an unknown name.
-
-        ConfigError too for one that ships and names a model that this file lacks.
-        """
+        """The council of that name, or "default". ConfigError for an unknown name."""
         wanted = "default" if name is None else name
-        chosen = self._councils().get(wanted)
-        if chosen is None:
+        if wanted not in self.committees:
             known = self.councils()
             hint, near = _hint(wanted, tuple(known))
-            raise ConfigError(f"No council is named {wanted!r} in {self.file}.", hint=hint, name=wanted, nearest=near, known=known)
-        if absent := absent_models(chosen, self.models):
-            raise ConfigError(
-                f"The council {wanted!r} that ships needs the model {absent[0]!r}, which is not in {self.file}.",
-                hint=f"Copy [models.{absent[0]}] there from {shipped_file()}.",
-                name=wanted,
-                models=absent,
-            )
-        return chosen
+            raise ConfigError(f"No council is named {wanted!r} in {self._where()}.", hint=hint, name=wanted, nearest=near, known=known)
+        return self.committees[wanted]
 
     def councils(self) -> list[str]:
-        """The names that `council` takes: this file's in its order, then those that ship and name no model that this file lacks."""
-        return [name for name, council in self._councils().items() if not absent_models(council, self.models)]
-
-    def _councils(self) -> dict[str, Council]:
-        return with_shipped(self.own_councils, self.file)
+        """The names that `council` takes, those of the highest file first."""
+        return list(self.committees)
 
     def relevance(self) -> Mapping[str, object]:
         """What [relevance] sets of a file's relevance, checked, by the names of the weights' fields; defaults are not repeated.
@@ -201,12 +197,17 @@ class Catalog:
         """
         return pulling.pull(spec, self.models_dir, self.checksums, progress)
 
+    def _where(self) -> str:
+        """The files in force, for an error: a person's own, and that there is the one that ships."""
+        own = [str(file) for file in self.files if file != shipped_file()]
+        return f"{', '.join(own)} or the models.toml that ships" if own else str(self.file)
+
     def _choose(self, thing: Thing, name_or_path: str | None) -> ModelSpec:
         known, default = self._known(thing)
         name = default if name_or_path is None else name_or_path
         if name is None:
             raise ModelNotFoundError(
-                f"{self.file} names no default {thing}.", hint=f"Set default_{thing} in it, or name one. {_listed(known)}"
+                f"{self._where()} names no default {thing}.", hint=f"Set default_{thing} in {self.file}, or name one. {_listed(known)}"
             )
         if name in known:
             return known[name]
@@ -235,7 +236,8 @@ class Catalog:
 
     def _unknown(self, thing: str, name: str, known: tuple[str, ...]) -> ModelNotFoundError:
         hint, near = _hint(name, known)
-        return ModelNotFoundError(f"No {thing} is named {name!r} in {self.file}.", hint=hint, name=name, nearest=near, known=list(known))
+        message = f"No {thing} is named {name!r} in {self._where()}."
+        return ModelNotFoundError(message, hint=hint, name=name, nearest=near, known=list(known))
 
     def _row(self, thing: Thing, spec: ModelSpec, *, is_default: bool) -> CatalogRow:
         path = sources.find(spec, self.models_dir)
@@ -255,6 +257,7 @@ class Catalog:
             path=None if path is None else str(path),
             size_bytes=None if path is None else sources.size_bytes(path),
             sha256_ok=None if digest is None else digest == spec.sha256,
+            models_file=str(self.origins[spec.name].absolute()),
         )
 
 

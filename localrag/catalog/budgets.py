@@ -73,6 +73,8 @@ class FlexTable(Table):
     """Its part of the room that is left over; 0 takes none."""
     shrink: Factor = 0
     """How much it gives where there is too little, in the ratio of shrink × basis; 0 gives nothing."""
+    spare: Factor = 0
+    """Its part of tokens that would otherwise stay spare, taken beyond its max. A table that sets max and not spare gets 0."""
     cut: Cut = "drop"
     """What becomes of content that does not fit; which of these a section can have stands in the explanation of the budget."""
 
@@ -249,6 +251,8 @@ def _flex(place: Place, made: Profile, section: str, table: FlexTable) -> Flex:
     if "cut" in given:
         with _faults_at(place, "cut", f"section {section!r}: cut "):
             replace(made, sections={section: Flex(cut=table.cut)})
+    if "max" in given:
+        given.setdefault("spare", 0.0)  # a limit that a person wrote is one
     flex = replace(made.sections[section], **given)  # type: ignore[arg-type]  # each as its field is declared
     for key in ("min", "basis"):
         if (key == "min" or key in given) and _is_over(getattr(flex, key), flex.max):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localrag.errors import ModelFileError
+from localrag.files import make_private_folder
 from localrag.model import ModelSpec
 
 WEIGHTS_FILE = "model.safetensors"
@@ -120,7 +121,7 @@ class Checksums:
         kept[str(file.absolute())] = entry
         temporary = None
         try:
-            self.record.parent.mkdir(parents=True, exist_ok=True)
+            make_private_folder(self.record.parent)
             handle, temporary = tempfile.mkstemp(prefix=".verified-", dir=self.record.parent)
             with os.fdopen(handle, "w", encoding="ascii") as out:
                 json.dump({"files": kept}, out)

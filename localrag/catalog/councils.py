@@ -54,11 +54,11 @@ class RoleTable(Table):
     persona: str = ""
     """Who it is, in your words; a specialist needs one."""
     model: str | None = None
-    """A table `[models.NAME]` of this file, or `echo`; otherwise the default model."""
+    """A table `[models.NAME]`, or `echo`; otherwise the default model."""
     n_ctx: int | None = Field(default=None, ge=1, le=2**31 - 1)
     """Its window, in tokens."""
     budget: str | None = None
-    """A table `[budgets.NAME]` of this file."""
+    """A table `[budgets.NAME]`."""
     max_tokens: int = 0
     """The most that it writes, in tokens."""
     think_tokens: int = 0
@@ -113,7 +113,7 @@ class CouncilTable(Table):
     size: int | None = Field(default=None, ge=1, le=MAX_MEMBERS)
     """How many specialists sit; otherwise all that are listed. Past the last of them they come again, each with another seed."""
     budget: str | None = None
-    """Of specialists that name none: a table `[budgets.NAME]` of this file."""
+    """Of specialists that name none: a table `[budgets.NAME]`."""
     max_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1)
     """Of each proposal, for specialists that do not say."""
     specialists: list[SpecialistTable] = Field(default_factory=list)
@@ -127,7 +127,7 @@ def council_of(place: Place, name: str, table: CouncilTable, *, models: Mapping[
 
     def common(at: Place, role: RoleTable, budget: Profile, given: Mapping[str, Any]) -> dict[str, Any]:
         if role.model is not None and role.model != ECHO and role.model not in models:
-            raise at.error("model", f"{shown(role.model)} is not in this file{nearest(role.model, [*models, ECHO])}")
+            raise at.error("model", f"no model is named {shown(role.model)}{nearest(role.model, [*models, ECHO])}")
         return {
             "persona": role.persona.strip(),
             "model": role.model,
@@ -158,7 +158,8 @@ def council_of(place: Place, name: str, table: CouncilTable, *, models: Mapping[
 
 def _sampling(place: Place, role: RoleTable, given: Mapping[str, Any]) -> SamplingParams:
     try:
-        return SamplingParams(**{**given, **{key: value for key, value in role.given.items() if key in _SAMPLING}})
+        named = {key: value for key, value in role.given.items() if key in _SAMPLING}
+        return SamplingParams(**{**given, **named}, repeatable="seed" in named)
     except UsageError as error:
         key, _, what = error.message.partition(" ")
         raise place.error(key, what.removesuffix(".")) from None
@@ -168,7 +169,7 @@ def _budget(place: Place, name: str | None, budgets: Mapping[str, Profile]) -> P
     if name is None:
         return None
     if name not in budgets:
-        raise place.error("budget", f"{shown(name)} is not in this file{nearest(name, budgets)}")
+        raise place.error("budget", f"no budget is named {shown(name)}{nearest(name, budgets)}")
     return budgets[name]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from localrag.catalog import sources, wheels
 from localrag.catalog.checksums import Checksums, VerifyResult, hashed_file, sha256_of
 from localrag.catalog.sources import Progress
+from localrag.disk_errors import file_error
 from localrag.errors import ModelError, ModelFileError, ModelNotFoundError
 from localrag.model import ModelSpec
 
@@ -21,11 +22,9 @@ def pull(spec: ModelSpec, models_dir: Path, checksums: Checksums, progress: Prog
     try:
         return fetch(spec, models_dir, checksums, progress)
     except OSError as error:
-        raise ModelError(
-            f"{spec.name} could not be pulled: {error.strerror or error}.",
-            hint="Check the disk's free space and permissions.",
-            name=spec.name,
-        ) from error
+        known = file_error(error, error.filename or models_dir, hint="Check the disk's free space and permissions.")
+        message = f"{spec.name} could not be pulled: {known.reason}."
+        raise ModelError(message, hint=known.hint, name=spec.name, **known.numbers) from error
 
 
 def check(spec: ModelSpec, path: Path, models_dir: Path, checksums: Checksums) -> None:

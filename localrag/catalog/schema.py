@@ -1,20 +1,23 @@
-"""models.toml, read and checked: as pydantic sees it, then as ModelSpec (entries.py), Profile (budgets.py), Council (councils.py).
+"""models.toml files, read, checked and layered: as pydantic sees them, then as ModelSpec (entries.py), Profile (budgets.py) and Council
+(councils.py).
 
-Every fault is a ConfigError of one line that names the file, the table and the key.
+An entry replaces the whole entry of the same name in a file below; [relevance], [memories] and [server] are merged key by key. Every
+fault is a ConfigError of one line that names the file in which it stands, the table and the key.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from localrag.budget import TIERS, Profile, Tier
-from localrag.budget.profile import LIMITED, PROTECTED
+from localrag.budget.sections import LIMITED, PROTECTED
 from localrag.catalog.budgets import (
     LENGTH_FAULT,
     BudgetTable,
@@ -69,9 +72,9 @@ class CatalogTable(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     default_model: str | None = None
-    """The model of commands that name none: a table `[models.NAME]` of this file."""
+    """The model of commands that name none: a table `[models.NAME]`."""
     default_embedder: str | None = None
-    """The embedder of every knowledge base: a table `[embedders.NAME]` of this file."""
+    """The embedder of every knowledge base: a table `[embedders.NAME]`."""
     models: dict[str, ModelTable] = {}
     """Models that answer."""
     embedders: dict[str, EmbedderTable] = {}
@@ -94,9 +97,10 @@ class CatalogTable(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
-    """What a models.toml says, with every path made absolute. `budgets` has a "default" always; `relevance` holds what is set.
+    """The contents of the layered files, every path made absolute. `budgets` always has a "default"; `relevance` holds what is set.
 
-    `memories` holds what is set of session.remembering.Recalling. `tags` maps a pattern of paths to the tags that documents there get.
+    `origins` maps each model, embedder and reranker to the file that it comes from. `memories` holds what is set of
+    session.remembering.Recalling. `tags` maps a pattern of paths to the tags that documents there get.
     """
 
     default_model: str | None
@@ -104,6 +108,7 @@ class Tables:
     models: dict[str, ModelSpec]
     embedders: dict[str, ModelSpec]
     rerankers: dict[str, ModelSpec]
+    origins: dict[str, Path]
     budgets: dict[str, Profile]
     relevance: dict[str, object]
     tags: dict[str, tuple[str, ...]]
@@ -112,48 +117,116 @@ class Tables:
     councils: dict[str, Council]
 
 
-def read(file: Path) -> Tables:
-    """Read and check a models.toml. Raises ConfigError for every fault."""
-    raw = _parse(file)
-    top = Place(file)
-    try:
-        table = CatalogTable.model_validate(raw)
-    except ValidationError as error:
-        raise _explain(top, error) from None
-    tiers = with_thresholds(top.inside("relevance", "thresholds"), TIERS, table.relevance)
-    models = {name: spec_of(top.inside("models", name), name, entry) for name, entry in table.models.items()}
+Layer = tuple[Path, CatalogTable]
+SettingsTable = TypeVar("SettingsTable", bound=Table)
+
+
+def read(*files: Path) -> Tables:
+    """Read, check and layer models.toml files, the one that wins first. Raises ConfigError for every fault."""
+    layers = [(file, _checked(file)) for file in files]
+    names = _names(layers)
+    origins = {name: file for entries in names.values() for name, (file, _) in entries.items()}
+    made = {
+        section: {name: make(Place(file, (section, name)), name, entry) for name, (file, entry) in names[section].items()}
+        for section, make in _MAKERS.items()
+    }
+    thresholds = _highest(layers, lambda table: bool(table.relevance.thresholds.given))
+    weights = _highest(layers, lambda table: bool(table.relevance.given))
+    relevance = _settings(layers, "relevance", RelevanceTable)
+    tiers = with_thresholds(Place(thresholds, ("relevance", "thresholds")), TIERS, relevance)
     budgets = {"default": Profile(tiers=tiers)}
-    budgets |= {name: _budget(top.inside("budgets", name), name, entry, tiers) for name, entry in table.budgets.items()}
-    tables = Tables(
-        default_model=table.default_model,
-        default_embedder=table.default_embedder,
-        models=models,
-        embedders={name: embedder_of(top.inside("embedders", name), name, entry) for name, entry in table.embedders.items()},
-        rerankers={name: reranker_of(top.inside("rerankers", name), name, entry) for name, entry in table.rerankers.items()},
+    budgets |= {name: _budget(Place(file, ("budgets", name)), name, entry, tiers) for name, (file, entry) in _merged(layers, "budgets")}
+    return Tables(
+        default_model=_default(layers, "model", made["models"], origins),
+        default_embedder=_default(layers, "embedder", made["embedders"], origins),
+        **made,
+        origins=origins,
         budgets=budgets,
-        relevance=weights_of(top.inside("relevance"), table.relevance),
-        memories=dict(table.memories.given),  # type: ignore[arg-type]  # numbers
-        rejects_tools=table.server.tools_with_index == "reject",
-        tags={pattern: tuple(tags) for pattern, tags in table.tags.items()},
+        relevance=weights_of(Place(weights, ("relevance",)), relevance),
+        memories=dict(_settings(layers, "memories", MemoriesTable).given),  # type: ignore[arg-type]  # numbers
+        rejects_tools=_settings(layers, "server", ServerTable).tools_with_index == "reject",
+        tags={pattern: tuple(tags) for pattern, (_, tags) in _merged(layers, "tags")},
         councils={
-            name: _council(top.inside("councils", name), name, entry, models=models, budgets=budgets)
-            for name, entry in table.councils.items()
+            name: _council(Place(file, ("councils", name)), name, entry, models=made["models"], budgets=budgets)
+            for name, (file, entry) in _merged(layers, "councils")
         },
     )
-    for key, name, known in (
-        ("default_model", tables.default_model, tables.models),
-        ("default_embedder", tables.default_embedder, tables.embedders),
-    ):
-        if name is not None and name not in known:
-            raise top.error(key, f"{shown(name)} is not in this file{nearest(name, known)}")
-    for section, named, others in (
-        ("embedders", tables.embedders, tables.models),
-        ("rerankers", tables.rerankers, tables.models | tables.embedders),
-    ):
-        if both := sorted(named.keys() & others.keys()):
-            holder = "a model" if both[0] in tables.models else "an embedder"
-            raise top.inside(section, both[0]).error(None, f"{holder} has this name already; a name means one thing")
-    return tables
+
+
+_MAKERS: dict[str, Callable[[Place, str, Any], ModelSpec]] = {"models": spec_of, "embedders": embedder_of, "rerankers": reranker_of}
+"""What makes a ModelSpec of an entry, by the kind of table. No name may stand in two of them."""
+
+
+def _checked(file: Path) -> CatalogTable:
+    """One file as pydantic sees it."""
+    try:
+        return CatalogTable.model_validate(_parse(file))
+    except ValidationError as error:
+        raise _explain(Place(file), error) from None
+
+
+def _merged(layers: Sequence[Layer], section: str) -> Iterator[tuple[str, tuple[Path, Any]]]:
+    """(name, (file, entry)) of every entry of a section, each from the highest file that has it."""
+    taken = set[str]()
+    for file, table in layers:
+        entries = getattr(table, section)
+        yield from ((name, (file, entry)) for name, entry in entries.items() if name not in taken)
+        taken |= entries.keys()
+
+
+def _names(layers: Sequence[Layer]) -> dict[str, dict[str, tuple[Path, Any]]]:
+    """The entries of models, embedders and rerankers with their files.
+
+    An entry hides those of its name in files below, of another kind too, so that a name that ships later never breaks a person's file.
+    """
+    found: dict[str, dict[str, tuple[Path, Any]]] = {section: {} for section in _MAKERS}
+    taken = set[str]()
+    for file, table in layers:
+        own: dict[str, str] = {}
+        for section, holder in (("models", "a model"), ("embedders", "an embedder"), ("rerankers", "a reranker")):
+            for name, entry in getattr(table, section).items():
+                if name in own:
+                    fault = f"{own[name]} has this name already; a name means one thing"
+                    raise Place(file, (section, name)).error(None, fault)
+                own[name] = holder
+                if name not in taken:
+                    found[section][name] = (file, entry)
+        taken |= own.keys()
+    return found
+
+
+def _default(layers: Sequence[Layer], kind: str, known: Mapping[str, ModelSpec], origins: Mapping[str, Path]) -> str | None:
+    """The default of a kind, by the highest file that names one; None where a file above it gives its name to another kind."""
+    key = f"default_{kind}"
+    files = [file for file, _ in layers]
+    for file, table in layers:
+        name: str | None = getattr(table, key)
+        if name is None:
+            continue
+        if name in known:
+            return name
+        if name in origins and files.index(origins[name]) < files.index(file):
+            return None
+        raise Place(file).error(key, f"no {kind} is named {shown(name)}{nearest(name, known)}")
+    return None
+
+
+def _highest(layers: Sequence[Layer], sets: Callable[[CatalogTable], bool]) -> Path:
+    """The highest file of which that holds, to name in an error; the lowest where it holds of none."""
+    return next((file for file, table in layers if sets(table)), layers[-1][0])
+
+
+def _settings(layers: Sequence[Layer], section: str, kind: type[SettingsTable]) -> SettingsTable:
+    """A table of settings, merged key by key."""
+
+    def given(table: Table) -> dict[str, object]:
+        return {key: given(value) if isinstance(value, Table) else value for key, value in table.given.items()}
+
+    def layered(below: dict[str, object], above: dict[str, object]) -> dict[str, object]:
+        inner = {key: layered(below[key], value) for key, value in above.items() if isinstance(value, dict) and key in below}  # type: ignore[arg-type]  # tables both
+        return below | above | inner
+
+    return kind.model_validate(reduce(layered, [given(getattr(table, section)) for _, table in reversed(layers)]))
 
 
 def _parse(file: Path) -> dict[str, Any]:

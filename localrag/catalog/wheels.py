@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localrag.catalog.sources import Progress
+from localrag.disk_errors import file_error
 from localrag.errors import ConfigError, ModelError, ModelFileError
+from localrag.files import make_private_folder, open_private
 from localrag.locking import try_lock
 
 _PIECE_BYTES = 1024 * 1024
@@ -39,14 +41,11 @@ class Stage:
 def staging(place: Path, progress: Progress, *, what: str = "pull") -> Iterator[Stage]:
     """A fresh folder in `place`, gone afterwards. One pull (or `what` it is) at a time holds one; the others wait."""
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        lock = (place / f".{what}.lock").open("ab")
+        make_private_folder(place)
+        lock = open_private(place / f".{what}.lock", "ab")
     except OSError as error:
-        raise ConfigError(
-            f"{place} cannot be written: {error.strerror}.",
-            hint="Set LOCALRAG_HOME to a folder that can be written.",
-            path=str(place),
-        ) from None
+        known = file_error(error, place, hint="Set LOCALRAG_HOME to a folder that can be written.")
+        raise ConfigError(f"{place} cannot be written: {known.reason}.", hint=known.hint, path=str(place), **known.numbers) from None
     with lock:
         waiting = False
         while not try_lock(lock.fileno()):
@@ -109,7 +108,7 @@ def take_out(wheel: Path, file: str, stage: Stage, progress: Progress) -> Path:
             done = 0
             for member in members:
                 destination = taken / member.filename[len(file) + 1 :] if member.filename != file else taken
-                destination.parent.mkdir(parents=True, exist_ok=True)
+                make_private_folder(destination.parent)
                 for num_bytes in _copy(archive, member, destination):
                     done += num_bytes
                     progress(f"unpacking {file}", done, total)
@@ -123,7 +122,7 @@ def publish(taken: Path, target: Path, stage: Stage) -> None:
     """Rename what was taken out to its final place. A folder that stood there is moved to the stage first."""
     for folder in [taken, *(path for path in taken.rglob("*") if path.is_dir())] if taken.is_dir() else []:
         _flush_folder(folder)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_private_folder(target.parent)
     if target.is_dir() or (taken.is_dir() and target.exists()):
         target.replace(Path(tempfile.mkdtemp(prefix="replaced-", dir=stage.folder)) / target.name)
     taken.replace(target)
@@ -148,7 +147,7 @@ def _members(archive: zipfile.ZipFile, file: str) -> list[zipfile.ZipInfo]:
 def _copy(archive: zipfile.ZipFile, member: zipfile.ZipInfo, destination: Path) -> Iterator[int]:
     """One file, piece by piece, yielding the bytes of each; never more than its entry says. zipfile checks its CRC at the end."""
     copied = 0
-    with archive.open(member) as source, destination.open("xb") as out:
+    with archive.open(member) as source, open_private(destination, "xb") as out:
         while piece := source.read(_PIECE_BYTES):
             copied += len(piece)
             if copied > member.file_size:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
 
-from localrag.cli.text import fault, forgive_encoding
+from localrag.cli.text import drop_output, fault, forgive_encoding, open_streams, stdout_error
 from localrag.errors import ConfigError, InterruptedRunError, LocalragError, UsageError
 
 if TYPE_CHECKING:
@@ -21,24 +23,24 @@ if TYPE_CHECKING:
 COMMANDS: dict[str, tuple[str, str]] = {
     "index": ("kb", "Add or update documents in a knowledge base."),
     "kb": ("kb", "List, show, verify, export, import and remove knowledge bases."),
-    "search": ("kb", "Find passages, each with what its score is made of."),
+    "search": ("kb", "Find passages, and show how each was scored."),
     "ask": ("ask", "Answer a question, from your documents if --kb is given."),
-    "chat": ("chat", "Talk with a model, in a conversation that is kept."),
-    "council": ("council", "Have specialists propose and a judge decide."),
-    "budget": ("ask", "Show the budget an ask would have, without generating."),
-    "score": ("score", "Score files for a task, factor by factor."),
-    "summarize": ("summarize", "Make a file shorter: detailed, summary or stub."),
-    "report": ("report", "Show the ledgers that were kept, and what is cut most."),
-    "tokens": ("tokens", "Count tokens exactly, with the model's own tokenizer."),
+    "chat": ("chat", "Talk with a model, in a saved conversation."),
+    "council": ("council", "Have specialists propose answers and a judge decide."),
+    "budget": ("ask", "Show the token budget of an ask, without generating."),
+    "score": ("score", "Score the relevance of files for a task, factor by factor."),
+    "summarize": ("summarize", "Summarize a file: detailed, summary or stub."),
+    "report": ("report", "Show recorded ledgers, and what is cut most often."),
+    "tokens": ("models", "Count tokens exactly, with the model's own tokenizer."),
     "models": ("models", "List, show, fetch, verify and optimize models."),
-    "memory": ("memory", "Keep facts that chats are told, list and forget them."),
-    "serve": ("serve", "Serve the HTTP API to programs of this machine."),
-    "mcp": ("mcp", "Serve MCP tools to the program that starts this."),
+    "memory": ("memory", "Add, list and delete facts that chats are told."),
+    "serve": ("serve", "Serve the HTTP API to your programs on this machine."),
+    "mcp": ("serve", "Serve MCP tools over standard input and output."),
     "eval": ("evaluate", "Measure retrieval, or answers to questions with known answers."),
-    "bundle": ("bundle", "Pack all of it for a machine without a network."),
-    "unbundle": ("bundle", "Take models and knowledge bases out of a bundle."),
-    "completion": ("completion", "Print what makes a shell complete commands and names."),
-    "doctor": ("doctor", "Show what this machine can run, and what localrag keeps."),
+    "bundle": ("bundle", "Pack models and knowledge bases for an offline machine."),
+    "unbundle": ("bundle", "Unpack models and knowledge bases from a bundle."),
+    "completion": ("completion", "Print a shell completion script."),
+    "doctor": ("doctor", "Show what this machine can run, and localrag's files."),
 }
 
 
@@ -57,7 +59,7 @@ class _Commands(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         if ctx.resilient_parsing and args:  # the shell completes
-            from localrag.cli.names import stand_in  # noqa: PLC0415  # only there
+            from localrag.cli.completion import stand_in  # noqa: PLC0415  # only there
 
             if (command := stand_in(args)) is not None:
                 return args[0], command, args[1:]
@@ -65,7 +67,7 @@ class _Commands(click.Group):
             import difflib  # noqa: PLC0415  # only for a typing error
 
             near = difflib.get_close_matches(args[0], COMMANDS, n=2)
-            hint = f" Did you mean {' or '.join(near)}?" if near else " See localrag --help."
+            hint = f" Did you mean {' or '.join(near)}?" if near else ""
             ctx.fail(f"There is no command {args[0]!r}.{hint}")
         return super().resolve_command(ctx, args)
 
@@ -74,7 +76,7 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            _let_go_of_stdout()
+            drop_output()
             return 0
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
@@ -109,6 +111,8 @@ def main(args: Sequence[str] | None = None, *, is_process: bool = False) -> int:
     args = [*(option for option in options if option != "--debug"), *texts]
     try:
         result = cli.main(args=args, prog_name="localrag", standalone_mode=False, obj=started_at)
+        if (unwritten := stdout_error()) is not None:
+            raise unwritten
         return result if isinstance(result, int) else 0
     except click.exceptions.NoArgsIsHelpError as raised:
         click.echo(raised.format_message(), err=True)
@@ -116,17 +120,41 @@ def main(args: Sequence[str] | None = None, *, is_process: bool = False) -> int:
     except (LocalragError, click.ClickException, click.Abort, KeyboardInterrupt, OSError) as raised:
         if debug:
             raise
-        error = _as_error(raised)
-        try:
-            fault(error, as_json=as_json)
-        except BrokenPipeError:
-            _let_go_of_stdout()
-        return error.exit_code
+        return _report(raised, as_json=as_json)
+    except SystemExit:  # click's own, where a reader of the help went away
+        if not isinstance(stdout_error(), BrokenPipeError):
+            raise
+        drop_output()
+        return 0
 
 
-def _let_go_of_stdout() -> None:
-    """Nobody reads it any more, and what it still holds would be written at the end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _report(raised: BaseException, *, as_json: bool) -> int:
+    """Tell what ended a command, where that can still be told, and return its exit code.
+
+    Where standard output cannot be written, that is the cause, whatever a command made of it.
+    """
+    unwritten = stdout_error()
+    if isinstance(unwritten, BrokenPipeError):
+        drop_output()
+        return 0 if isinstance(raised, BrokenPipeError) else _as_error(raised).exit_code
+    error = _as_error(raised) if unwritten is None else _unwritable(unwritten)
+    try:
+        fault(error, as_json=as_json and unwritten is None)
+    except BrokenPipeError:
+        pass
+    except OSError:  # of standard output with --json, else of standard error
+        with suppress(OSError):
+            fault(error, as_json=False)
+    drop_output()
+    return error.exit_code
+
+
+def _unwritable(error: OSError) -> LocalragError:
+    from localrag.disk_errors import file_error  # noqa: PLC0415  # only for an error
+
+    known = file_error(error, None, hint="Send it to a file or a pipe that can be written.")
+    reason = "it is closed" if error.errno == errno.EBADF else known.reason
+    return ConfigError(f"Standard output cannot be written: {reason}.", hint=known.hint, **known.numbers)
 
 
 def _as_error(raised: BaseException) -> LocalragError:
@@ -136,13 +164,18 @@ def _as_error(raised: BaseException) -> LocalragError:
         context = getattr(raised, "ctx", None)
         return UsageError(raised.format_message(), hint=f"See {context.command_path} --help." if context else None)
     if isinstance(raised, OSError):
-        place = f"{raised.filename}: " if raised.filename else ""
-        return ConfigError(
-            f"{place}{raised.strerror or raised}.", hint="Check the path and its permissions (LOCALRAG_HOME moves the home)."
-        )
+        from localrag.disk_errors import file_error  # noqa: PLC0415  # only for an error
+
+        place = os.fsdecode(raised.filename) if isinstance(raised.filename, str | bytes) else None
+        known = file_error(raised, place, hint="Check the path and its permissions (LOCALRAG_HOME moves the home).")
+        reason = f"{place}: {known.reason}." if place else f"{known.reason[:1].upper()}{known.reason[1:]}."
+        return ConfigError(reason, hint=known.hint, **known.numbers)
     return InterruptedRunError("Interrupted.")
 
 
 def entry_point() -> None:
+    open_streams()
     forgive_encoding()
-    sys.exit(main(is_process=True))
+    code = main(is_process=True)
+    drop_output()
+    sys.exit(code)

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from localrag.cli import display, options
-from localrag.cli.interrupt import end_answer, first_interrupt
-from localrag.cli.text import note, safe
+from localrag.cli import options, render
+from localrag.cli.files import STANDARD_OUTPUT, InputFile
+from localrag.cli.live_area import end_answer, first_interrupt
+from localrag.cli.text import note
 from localrag.decoding import SamplingParams
-from localrag.errors import UsageError
+from localrag.errors import UsageError, counted
+from localrag.sanitize import safe
 from localrag.session import Answer, Options, Session
 
 if TYPE_CHECKING:
@@ -28,30 +30,39 @@ class _AskCommand(click.Command):
 
 @click.command("ask", cls=_AskCommand)
 @click.argument("question", type=options.Text(), required=False)
+@options.evidence_argument
 @options.asking
 @click.option(
-    "--batch", "source", type=click.Path(path_type=Path), metavar="IN.jsonl", help='A file of questions: one {"id", "question"} a line.'
+    "--batch",
+    "source",
+    type=InputFile(),
+    metavar="IN.jsonl",
+    help='A file of questions (- for stdin), one {"id", "question"} object per line. Other keys are copied to the answer.',
 )
 @click.option(
-    "--out", type=click.Path(path_type=Path), metavar="OUT.jsonl", help="Where the answers of --batch go; what is there is not asked again."
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="OUT.jsonl",
+    help="File for the answers of --batch (- for stdout); questions already answered there are skipped.",
 )
-@click.option("--force", is_flag=True, help="With --batch: keep answers to other questions in OUT, and ask again what was changed.")
-@click.option("--exhaustive", is_flag=True, help="Read every passage that matches, in as many passes as the window needs, then answer.")
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Makes sampling repeatable.")
-@click.option("--temperature", type=options.Number(0, 100), default=0.0, show_default=True, help="0 takes the likeliest token.")
-@click.option("--session", "name", default="ask", show_default=True, metavar="NAME", help="The session to keep the ledger under.")
-@click.option("--no-keep", is_flag=True, help="Keep nothing of this in the journal.")
-@click.option("--explain", is_flag=True, help="Show who got which part of the window; --explain=full shows the very prompt too.")
+@click.option("--force", is_flag=True, help="With --batch: keep answers to other questions in OUT, and ask changed questions again.")
+@click.option("--exhaustive", is_flag=True, help="Read every matching passage, in as many passes as needed, then answer.")
+@options.seed
+@options.temperature
+@click.option("--session", "name", default="ask", show_default=True, metavar="NAME", help="Session under which the ledger is recorded.")
+@click.option("--no-keep", is_flag=True, help="Do not record this in the journal.")
+@click.option("--explain", is_flag=True, help="Show how the window was shared; --explain=full also shows the exact prompt.")
 @click.option("--explain-full", is_flag=True, hidden=True)
 @click.option("--dry-run", is_flag=True, help="Stop before the first token is evaluated; with --json, show the exact prompt.")
 @options.as_json
 def ask_command(
     question: str | None,
+    piped: bytes | None,
     source: Path | None,
     out: Path | None,
     force: bool,
     exhaustive: bool,
-    seed: int,
+    seed: int | None,
     temperature: float,
     name: str,
     no_keep: bool,
@@ -61,32 +72,48 @@ def ask_command(
     as_json: bool,
     **asking: Unpack[options.Asking],
 ) -> int:
-    """Answer QUESTION; text that is piped in is evidence.
+    """Answer QUESTION. Text from a pipe is evidence; - after the question makes any standard input evidence.
 
     \b
       localrag ask "At what temperature is PLA annealed?" --kb handbook
       cat build.log | localrag ask "What failed?"
+      localrag ask "What failed?" - < build.log
       localrag ask --batch questions.jsonl --out answers.jsonl --kb handbook
     """
-    others = {"--json": as_json, "--dry-run": dry_run, "--explain": explain or explain_full, "--max-seconds": asking["max_seconds"]}
-    others["--exhaustive"] = exhaustive
+    others = {"--json": as_json, "--dry-run": dry_run, "--explain": explain or explain_full, "--exhaustive": exhaustive}
     _check_exhaustive(asking, exhaustive=exhaustive, dry_run=dry_run)
     question = _checked(question, source, out, force=force, others=[name for name, given in others.items() if given])
-    asked = options.asked(asking, piped=options.read_piped())
-    sampling = SamplingParams(seed=seed, temperature=temperature, max_tokens=asking["max_tokens"], think_tokens=asking["think_tokens"])
+    asked = options.asked(asking)
+    asked["piped"], stdin_bytes = options.piped_evidence(piped)
+    sampling = options.sampling(asking, seed=seed, temperature=temperature)
     opened = options.opener(asking, vocab_only=dry_run, keep=not (no_keep or dry_run), name=name)
     if source is not None and out is not None:
         return _ask_all(source, out, opened, sampling=sampling, asked=asked, force=force)
-    explained: display.Explain = "full" if explain_full or (dry_run and as_json) else "ledger" if explain else ""
+    explained: render.Explain = "full" if explain_full or (dry_run and as_json) else "ledger" if explain else ""
     with opened() as session:
         model, tokenizer = session.engine.name, session.engine.tokenizer
         if dry_run:
             ready = session.prepare(question, max_tokens=sampling.max_tokens, think_tokens=sampling.think_tokens, **asked)
-            display.prepared(ready, model, task=question, tokenizer=tokenizer, as_json=as_json, explain=explained)
+            render.prepared(
+                ready,
+                model,
+                task=question,
+                tokenizer=tokenizer,
+                as_json=as_json,
+                settings=asking["settings"],
+                stdin_bytes=stdin_bytes,
+                explain=explained,
+            )
             return 0
         answer = _answered(session, question, sampling=sampling, asked=asked, as_json=as_json, exhaustive=exhaustive)
-        display.answer(
-            answer, tokenizer=tokenizer, as_json=as_json, explain=explained, asked_kbs=[kb.address for kb in session.knowledge_bases]
+        render.answer(
+            answer,
+            tokenizer=tokenizer,
+            as_json=as_json,
+            explain=explained,
+            settings=asking["settings"],
+            stdin_bytes=stdin_bytes,
+            asked_kbs=[kb.address for kb in session.knowledge_bases],
         )
     return 130 if answer.finish_reason == "cancelled" else 0
 
@@ -104,7 +131,9 @@ def _checked(question: str | None, source: Path | None, out: Path | None, *, for
     if question is not None:
         raise UsageError("A QUESTION and --batch exclude each other.", hint="Put the question into the file, or ask it alone.")
     if out is None:
-        raise UsageError("--batch needs a file for the answers.", hint="Give it with --out OUT.jsonl.")
+        raise UsageError("--batch needs a file for the answers.", hint="Give it with --out OUT.jsonl, or --out - for standard output.")
+    if force and out == STANDARD_OUTPUT:
+        raise UsageError("--force is about answers in a file, and --out - writes to standard output.", hint="Leave --force out.")
     if others:
         raise UsageError(f"{others[0]} has no meaning with --batch.", hint="Leave it out; every answer in OUT is a whole answer object.")
     return ""
@@ -115,14 +144,13 @@ def _check_exhaustive(asking: options.Asking, *, exhaustive: bool, dry_run: bool
         return
     if not asking["kbs"]:
         raise UsageError("--exhaustive reads a knowledge base, and none is named.", hint="Name one with --kb.")
-    if dry_run or asking["max_seconds"] is not None:
-        other = "--dry-run" if dry_run else "--max-seconds"
-        raise UsageError(f"--exhaustive and {other} exclude each other: what is read depends on what is found.", hint="Leave one out.")
+    if dry_run:
+        raise UsageError("--exhaustive and --dry-run exclude each other: what is read depends on what is found.", hint="Leave one out.")
 
 
 def _answered(session: Session, question: str, *, sampling: SamplingParams, asked: Options, as_json: bool, exhaustive: bool) -> Answer:
     """The answer, written as it comes unless it is wanted as JSON."""
-    stream = None if as_json else display.AnswerStream()
+    stream = None if as_json else render.AnswerStream()
     with first_interrupt(lambda: end_answer(session.engine)):
         if exhaustive:
             answer = _answered_from_all(session, question, stream, sampling=sampling, asked=asked)
@@ -137,14 +165,14 @@ def _answered(session: Session, question: str, *, sampling: SamplingParams, aske
 def _answered_from_all(
     session: Session,
     question: str,
-    stream: display.AnswerStream | None,
+    stream: render.AnswerStream | None,
     *,
     sampling: SamplingParams,
     asked: Options,
 ) -> Answer:
     from localrag.session.exhaustive import ask_all  # noqa: PLC0415  # weight: few asks read everything
 
-    with display.Progress("Reading all that matches") as progress:
+    with render.Progress("Reading all that matches") as progress:
 
         def on_text(text: str) -> None:
             progress.stop()  # the answer begins where the bar was
@@ -152,7 +180,7 @@ def _answered_from_all(
                 stream(text)
 
         def on_step(at: Step) -> None:
-            progress(f"pass {at.num_passes + 1}, {at.num_facts} facts noted", at.num_read, at.num_matching)
+            progress(f"pass {at.num_passes + 1}, {counted(at.num_facts, 'fact')} noted", at.num_read, at.num_matching)
 
         def on_thought(text: str) -> None:
             progress.stop()
@@ -176,8 +204,8 @@ def _ask_all(source: Path, out: Path, opened: Callable[[], Session], *, sampling
 @click.command("budget")
 @click.argument("task", type=options.Text(), required=False)
 @options.asking
-@click.option("--council", metavar="NAME", help="Add up the tables of every role of a [councils.NAME] of models.toml; TASK is optional.")
-@click.option("--show-allocation", is_flag=True, help="List tiers and sections with their items, what they take, and what was left out.")
+@click.option("--council", metavar="NAME", help="Show the budget of every role of a council in models.toml; TASK is optional.")
+@click.option("--show-allocation", is_flag=True, help="List the items of each tier and section, their tokens, and the items left out.")
 @options.as_json
 def budget_command(task: str | None, council: str | None, show_allocation: bool, as_json: bool, **asking: Unpack[options.Asking]) -> None:
     """Show the budget that asking TASK would have. No weights are loaded and nothing is generated."""
@@ -192,5 +220,5 @@ def budget_command(task: str | None, council: str | None, show_allocation: bool,
     asked = options.asked(asking)
     with options.opener(asking, vocab_only=True, keep=False)() as session:
         ready = session.prepare(task, max_tokens=asking["max_tokens"], think_tokens=asking["think_tokens"], **asked)
-        name, tokenizer = session.engine.name, session.engine.tokenizer
-        display.prepared(ready, name, task=task, tokenizer=tokenizer, as_json=as_json, with_allocation=show_allocation)
+        name, tokenizer, settings = session.engine.name, session.engine.tokenizer, asking["settings"]
+        render.prepared(ready, name, task=task, tokenizer=tokenizer, as_json=as_json, settings=settings, with_allocation=show_allocation)

@@ -1,21 +1,230 @@
-"""ask --batch: the questions of one file answered into another, with progress; it goes on where it was interrupted."""
+"""ask --batch: the questions, one JSON object a line, each checked by itself; the answers; and the run that goes from one to the other."""
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from localrag.cli.batch_answers import Answers
-from localrag.cli.batch_questions import Asked, Id, Questions, read_requests
-from localrag.cli.text import console, note, safe
+from localrag.cli.files import STANDARD_OUTPUT, ResultFile
+from localrag.cli.text import console, emit, note
 from localrag.decoding import SamplingParams
 from localrag.errors import InterruptedRunError, LocalragError, UsageError
+from localrag.json_lines import check_regular, read_lines, read_object
+from localrag.sanitize import safe
 from localrag.session import Answer, Options, Request, Session
+from localrag.session.retrieval import MAX_DEPTH
+from localrag.settings import MAX_TEXT_BYTES
 
 if TYPE_CHECKING:
     from localrag.engine.engine import Engine
+
+
+Id = str | int
+
+MAX_ID_CHARS = 1000
+_LIKE = '{"id": 1, "question": "…"}'
+_SAMPLING = {"max_tokens": (int,), "seed": (int,), "temperature": (int, float)}
+_OPTIONS = {"system": (str,), "top_k": (int, str), "context_ratio": (int, float)}
+_KINDS: dict[str, tuple[type, ...]] = {"id": (str, int), "question": (str,), **_SAMPLING, **_OPTIONS}
+_OPTIONAL = (*_SAMPLING, *_OPTIONS)
+_SAID = {
+    (str,): "a text",
+    (int,): "a whole number",
+    (int, float): "a number",
+    (str, int): "a text or a whole number",
+    (int, str): "a whole number or fit",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One line of IN: its number from 1, its id if it has a legible one, and a request or else what is wrong. `mark` tells whether
+    the line still says what it said.
+    """
+
+    line: int
+    id: Id | None
+    mark: str
+    request: Request | UsageError
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Unknown keys of the line; they are copied to the answer."""
+
+
+def read_requests(path: Path, sampling: SamplingParams, options: Options) -> Iterator[Asked]:
+    """Every line of IN that is not blank; `sampling` and `options` are in force where a line says nothing else."""
+    for number, raw in read_lines(path, MAX_TEXT_BYTES):
+        if raw is None:
+            yield Asked(number, None, "", UsageError(f"Line {number} is longer than {MAX_TEXT_BYTES // 1024 // 1024} MiB.", line=number))
+        else:
+            yield _asked(number, raw, sampling, options)
+
+
+def _asked(number: int, raw: bytes, sampling: SamplingParams, options: Options) -> Asked:
+    known: Id | None = None
+    row: dict[str, Any] = {}
+    try:
+        row = read_object(raw, _LIKE)
+        known = _id(row)
+        request = _request(known, row, sampling, options)
+    except UsageError as error:
+        return Asked(number, known, "", UsageError(f"Line {number}: {error.message}", hint=error.hint, line=number), _extra(row))
+    said = json.dumps({key: row[key] for key in sorted(row)}, separators=(",", ":"))
+    return Asked(number, known, blake2b(said.encode(), digest_size=8).hexdigest(), request, _extra(row))
+
+
+def _extra(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key not in _KINDS}
+
+
+def _id(row: Mapping[str, Any]) -> Id:
+    found = row.get("id")
+    if isinstance(found, bool) or not isinstance(found, str | int):
+        raise UsageError("it has no id that is a text or a whole number." if "id" in row else "it has no id.")
+    if isinstance(found, str) and not 0 < len(found) <= MAX_ID_CHARS:
+        raise UsageError(f"an id has 1 to {MAX_ID_CHARS} characters, not {len(found)}.")
+    if isinstance(found, int) and abs(found) >= 2**63:
+        raise UsageError("an id that is a number has at most 63 bits.")
+    return found
+
+
+def _request(known: Id, row: Mapping[str, Any], sampling: SamplingParams, options: Options) -> Request:
+    for key, value in row.items():
+        kinds = _KINDS.get(key)
+        if kinds is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            raise UsageError(f"{key} is {_SAID[kinds]}, not {json.dumps(value)[:80]}.")
+    if "question" not in row:
+        raise UsageError("it has no question.")
+    top_k = row.get("top_k", "fit")
+    if top_k != "fit" and not (isinstance(top_k, int) and 1 <= top_k <= MAX_DEPTH):
+        raise UsageError(f"top_k is {json.dumps(top_k)[:80]}, but must be 1 to {MAX_DEPTH}, or fit.")
+    if not 0 <= row.get("context_ratio", 0) <= 1:
+        raise UsageError(f"context_ratio is {row['context_ratio']}, but must be 0 to 1.")
+    return Request(
+        id=known,
+        question=row["question"],
+        sampling=replace(sampling, repeatable=sampling.repeatable or "seed" in row, **{key: row[key] for key in _SAMPLING if key in row}),
+        options={**options, **{key: row[key] for key in _OPTIONS if key in row}},  # type: ignore[typeddict-item]  # checked above
+    )
+
+
+@lru_cache(maxsize=1000)
+def _resembling(key: str) -> list[str]:
+    """The option that a key may be a slip of the pen for; at most one."""
+    import difflib  # noqa: PLC0415  # only where a line has a key of its own
+
+    return difflib.get_close_matches(key[:80], _OPTIONAL, n=1, cutoff=0.8)
+
+
+@dataclass(slots=True)
+class Questions:
+    """What IN holds: how many lines, the mark of each good line by its id, and the lines whose id an earlier one has."""
+
+    num_lines: int = 0
+    marks: dict[Id, str] = field(default_factory=dict)
+    repeated: set[int] = field(default_factory=set)
+    unused: dict[str, str] = field(default_factory=dict)
+    """Unknown keys that resemble an option, each with that option."""
+
+    @classmethod
+    def scan(cls, path: Path, sampling: SamplingParams, options: Options) -> Self:
+        """Read IN once; only ids and marks stay in memory. UsageError unless IN is a readable file."""
+        check_regular(path, "A batch is read from a file, so that it can go on when it was interrupted.")
+        found = cls()
+        for asked in read_requests(path, sampling, options):
+            found.num_lines += 1
+            found.unused |= {key: near[0] for key in asked.extra if (near := _resembling(key))}
+            if asked.id is not None and isinstance(asked.request, Request):
+                if asked.id in found.marks:
+                    found.repeated.add(asked.line)
+                else:
+                    found.marks[asked.id] = asked.mark
+        return found
+
+
+RESERVED_KEYS = frozenset({"answer", "request", "line", "error", "reasoning", "memory", "bypass", "rewriting", "input"})
+"""Keys that some lines of OUT have: a key of a question of that name is not taken for them in the others."""
+
+
+class Answers(ResultFile):
+    """OUT of a batch. `done` are the ids whose answers it holds; lines that say what went wrong make way for another try."""
+
+    run: ClassVar[str] = "batch"
+
+    def __init__(self, path: Path, questions: Questions, *, force: bool) -> None:
+        """UsageError where another batch writes to it, where it holds anything but answers, or answers to other questions.
+
+        With `force`, answers to questions that IN has no more stay, and questions that were changed are asked again.
+        """
+        self.done: set[Id] = set()
+        self._questions = questions
+        self._force = force
+        super().__init__(path)
+
+    def write(self, asked: Asked, outcome: Answer | LocalragError) -> None:
+        self.append(answer_line(asked, outcome))
+
+    def is_line(self, row: object) -> bool:
+        return _kind(row) != "other"
+
+    def is_kept(self, number: int, row: dict[str, Any]) -> bool:
+        if _kind(row) == "error":
+            return False
+        mark = self._questions.marks.get(row["id"])
+        if mark == row["request"]:
+            self.done.add(row["id"])
+        elif not self._force:
+            said = "is not asked" if mark is None else "asks something else"
+            raise UsageError(
+                f"Line {number} of {self.path} answers {json.dumps(row['id'])[:80]}, which {said} in this batch.",
+                hint="Give another --out, or --force to keep answers to other questions and to ask changed ones again.",
+                line=number,
+            )
+        return mark is None or mark == row["request"]
+
+
+class PrintedAnswers:
+    """The answers of a batch on standard output, each as soon as it is there; nothing is there from an earlier run."""
+
+    def __init__(self) -> None:
+        self.done: set[Id] = set()
+
+    def write(self, asked: Asked, outcome: Answer | LocalragError) -> None:
+        emit(answer_line(asked, outcome))
+
+    def close(self) -> None:
+        """Standard output belongs to the process."""
+
+
+def answer_line(asked: Asked, outcome: Answer | LocalragError) -> dict[str, object]:
+    """The answer object or the error, with the keys of the question's line that are not ours.
+
+    Where an answer has a key of that name, the line's own value is below "input", and neither takes the other's place.
+    """
+    if isinstance(outcome, Answer):
+        said: dict[str, object] = {"id": asked.id, "request": asked.mark, **outcome.to_dict()}
+    else:
+        said = {"id": asked.id, "line": asked.line, "error": outcome.to_dict()}
+    taken = {key: value for key, value in asked.extra.items() if key in RESERVED_KEYS or key in said}
+    copied = {key: value for key, value in asked.extra.items() if key not in taken}
+    return said | copied | ({"input": taken} if taken else {})
+
+
+def _kind(row: object) -> str:
+    """Of a line of OUT: answer, error, or other for what no batch wrote."""
+    if not isinstance(row, dict) or "id" not in row or isinstance(row["id"], bool):
+        return "other"
+    if isinstance(row.get("error"), dict) and isinstance(row.get("line"), int) and isinstance(row["id"], str | int | None):
+        return "error"
+    return "answer" if isinstance(row["id"], str | int) and isinstance(row.get("request"), str) and "answer" in row else "other"
+
 
 _NUM_REPORTS = 10
 """Lines that tell how far it is, where there is no terminal to draw on."""
@@ -31,7 +240,9 @@ class Job:
         self._sampling = sampling
         self._options = options
         self._questions = Questions.scan(source, sampling, options)
-        self._answers = Answers(out, self._questions, force=force)
+        for key, near in self._questions.unused.items():
+            note(f"Warning: {safe(key)!r} is not an option of a line, so it is only copied to the answer; did you mean {near}?")
+        self._answers = PrintedAnswers() if out == STANDARD_OUTPUT else Answers(out, self._questions, force=force)
         self._asked: dict[Id, Asked] = {}
         self._num_errors = 0
         self._first_error: LocalragError | None = None
@@ -55,9 +266,11 @@ class Job:
             self._is_stopped = True
         if self._is_stopped:
             num_left = self._questions.num_lines - self._progress.num_done
-            note(f"Interrupted: {num_left} of {self._questions.num_lines} are left; the same command goes on with them.")
+            goes_on = "" if isinstance(self._answers, PrintedAnswers) else "; the same command goes on with them"
+            note(f"Interrupted: {num_left} of {self._questions.num_lines} are left{goes_on}.")
             return InterruptedRunError.exit_code
-        note(f"{self._progress.num_done - self._num_errors} of {self._questions.num_lines} are answered; {self._progress.speed}.")
+        num_answered = self._progress.num_done - self._num_errors
+        note(f"{num_answered} of {self._questions.num_lines} {'is' if num_answered == 1 else 'are'} answered; {self._progress.speed}.")
         if self._first_error is not None:
             note(f"{self._num_errors} could not be answered; the first: {safe(self._first_error.message)}")
             return self._first_error.exit_code

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localrag.cli import display, options
-from localrag.cli.text import emit, note, safe
+from localrag.cli import options, render
+from localrag.cli.files import STANDARD_OUTPUT, InputFile, binary_stdout, check_free_stdout
+from localrag.cli.text import emit, note
 from localrag.errors import UsageError
+from localrag.sanitize import safe
 from localrag.settings import Settings
 
 if TYPE_CHECKING:
@@ -28,19 +30,25 @@ _KINDS = {
 }
 
 
-@click.command("bundle", short_help="Pack localrag, models and knowledge bases into one file for a machine without a network.")
+@click.command("bundle", short_help="Pack localrag, models and knowledge bases into one file for an offline machine.")
 @click.argument("out", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--kb", "kbs", multiple=True, metavar="NAME", help="A knowledge base to take along; can be given again. [default: all]")
-@click.option("--model", "models", multiple=True, metavar="NAME|FILE", help="A model; can be given again. [default: the default one]")
-@click.option("--embedder", "embedders", multiple=True, metavar="NAME|FILE", help="An embedder; can be given again. [default: likewise]")
+@click.option("--kb", "kbs", multiple=True, metavar="NAME", help="A knowledge base to include. Repeatable.  [default: all]")
+@click.option("--model", "models", multiple=True, metavar="NAME|FILE", help="A model to include. Repeatable.  [default: the default model]")
+@click.option(
+    "--embedder",
+    "embedders",
+    multiple=True,
+    metavar="NAME|FILE",
+    help="An embedder to include. Repeatable.  [default: the default embedder]",
+)
 @click.option(
     "--wheelhouse",
     "folder",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     metavar="DIR",
-    help="Ready wheels, in place of what is installed here.",
+    help="A folder of wheels to include, instead of the packages installed here.",
 )
-@click.option("--no-wheelhouse", is_flag=True, help="No wheels: for a machine that has localrag already.")
+@click.option("--no-wheelhouse", is_flag=True, help="Include no wheels, for a machine that already has localrag.")
 @options.models_file
 @options.as_json
 def bundle_command(
@@ -53,7 +61,9 @@ def bundle_command(
     settings: Settings,
     as_json: bool,
 ) -> None:
-    """Pack localrag as it is installed here, models, knowledge bases and models.toml into the zip OUT. One that is there is replaced.
+    """Pack localrag as it is installed here, models, knowledge bases and models.toml into the zip OUT, or - for stdout.
+
+    An OUT that exists is replaced.
 
     On the other machine, which needs the same Python (3.11, say) and nothing else, `python3 OUT FOLDER` installs it; one that has
     localrag takes it in by `localrag unbundle OUT`. Neither uses the network.
@@ -64,23 +74,30 @@ def bundle_command(
     """
     if folder is not None and no_wheelhouse:
         raise UsageError("--wheelhouse and --no-wheelhouse exclude each other.", hint="Leave one out.")
-    if not out.absolute().parent.is_dir():
+    if out == STANDARD_OUTPUT:
+        check_free_stdout("OUT", as_json=as_json)
+    elif not out.absolute().parent.is_dir():
         raise UsageError(f"There is no folder {out.absolute().parent}.", hint="Make it, or name another OUT.")
     from localrag.bundle.choosing import choose  # noqa: PLC0415  # weight
     from localrag.bundle.packing import Wheels, bundle  # noqa: PLC0415
 
-    with display.Progress("Bundle") as progress:
+    with render.Progress("Bundle") as progress:
         progress("looking at what is here", 0, None)
         chosen = choose(settings, models=models, embedders=embedders, kbs=kbs)
         wheels = Wheels() if no_wheelhouse else _wheels(Wheels, folder)
+        if out == STANDARD_OUTPUT:
+            with binary_stdout("OUT") as file:
+                made = bundle(file, chosen, wheels, settings, progress)
+            note(f"Wrote {render.size(made.num_bytes)}, sha256 {made.sha256}")
+            return
         made = bundle(out, chosen, wheels, settings, progress)
     if as_json:
         emit(made.to_dict())
         return
-    display.table(("What", "Name", "Files", "Size"), _rows(made.manifest), right=("Files", "Size"))
+    render.table(("What", "Name", "Files", "Size"), _rows(made.manifest), right=("Files", "Size"))
     for each in made.notes:
         note(f"Note: {safe(each)}")
-    note(f"Wrote {safe(str(out))}: {display.size(made.num_bytes)}, sha256 {made.sha256}")
+    note(f"Wrote {safe(str(out))}: {render.size(made.num_bytes)}, sha256 {made.sha256}")
     if made.manifest.python:
         where = f"{made.manifest.system} on {made.manifest.machine}"
         note(f"For Python {made.manifest.python}, {where}, with a processor like this one: python3 {safe(out.name)} FOLDER")
@@ -94,16 +111,16 @@ def _wheels(kind: type[Wheels], folder: Path | None) -> Wheels:
 
 def _rows(manifest: Manifest) -> list[tuple[str, str, int, str]]:
     return [
-        (_KINDS[thing.kind], "" if thing.kind in {"starter", "models_file", "wheels"} else thing.name, len(files), display.size(num_bytes))
+        (_KINDS[thing.kind], "" if thing.kind in {"starter", "models_file", "wheels"} else thing.name, len(files), render.size(num_bytes))
         for thing in manifest.things
         for files in (manifest.files_of(thing),)
         for num_bytes in (sum(content.num_bytes for content in files.values()),)
     ]
 
 
-@click.command("unbundle", short_help="Take models and knowledge bases out of a bundle.")
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
-@click.option("--force", is_flag=True, help="Replace models, knowledge bases and entries of models.toml that are here and differ.")
+@click.command("unbundle", short_help="Unpack models and knowledge bases from a bundle.")
+@click.argument("file", type=InputFile(exists=True))
+@click.option("--force", is_flag=True, help="Replace existing models, knowledge bases and models.toml entries that differ.")
 @options.models_file
 @options.as_json
 def unbundle_command(file: Path, force: bool, settings: Settings, as_json: bool) -> None:
@@ -114,7 +131,7 @@ def unbundle_command(file: Path, force: bool, settings: Settings, as_json: bool)
     """
     from localrag.bundle.unpacking import unbundle  # noqa: PLC0415  # weight
 
-    with display.Progress("Unbundle") as progress:
+    with render.Progress("Unbundle") as progress:
         done = unbundle(file, settings, progress, force=force)
     if as_json:
         emit(
@@ -128,7 +145,7 @@ def unbundle_command(file: Path, force: bool, settings: Settings, as_json: bool)
             }
         )
         return
-    rows = [(_KINDS[each.kind], each.name, display.size(each.num_bytes), each.state, each.path) for each in done.landed]
-    display.table(("What", "Name", "Size", "State", "Path"), rows, right=("Size",))
+    rows = [(_KINDS[each.kind], each.name, render.size(each.num_bytes), each.state, each.path) for each in done.landed]
+    render.table(("What", "Name", "Size", "State", "Path"), rows, right=("Size",))
     for each in done.notes:
         note(f"Note: {safe(each)}")

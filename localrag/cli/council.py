@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localrag.cli import display, options
-from localrag.cli.interrupt import first_interrupt
+from localrag.cli import options, render
+from localrag.cli.live_area import first_interrupt
 from localrag.cli.text import emit, note
 from localrag.errors import UsageError
 from localrag.settings import Settings
@@ -19,24 +19,30 @@ if TYPE_CHECKING:
 
 @click.command("council")
 @click.argument("task", type=options.Text(), required=False)
+@options.evidence_argument
 @click.option("--council", "name", metavar="NAME", help="A [councils.NAME] table of models.toml.  [default: default]")
-@click.option("--kb", "kbs", multiple=True, metavar="NAME", help="A knowledge base to decide from; can be given again.")
-@click.option("--model", metavar="NAME|FILE", help="One model for all roles: of models.toml, a .gguf file, or echo.")
+@click.option("--kb", "kbs", multiple=True, metavar="NAME", help="A knowledge base to decide from. Repeatable.")
+@click.option("--model", metavar="NAME|FILE", help="Model for all roles: a name in models.toml, a .gguf file, or echo.")
 @options.window
-@click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", help="The longest proposal and verdict, in tokens.")
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Added to the seed of each role.")
-@click.option("--no-keep", is_flag=True, help="Keep nothing of this in the journal.")
-@click.option("--replay", "run_id", type=click.IntRange(min=1), metavar="ID", help="Run again what the journal keeps as ID.")
-@click.option("--list", "lists", is_flag=True, help="List the councils there are.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each event and nothing else.")
+@click.option(
+    "--max-tokens", type=click.IntRange(min=1), metavar="N", help="Maximum length of each proposal and of the verdict, in tokens."
+)
+@options.max_seconds
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Number added to the seed of each role.")
+@click.option("--no-keep", is_flag=True, help="Do not record this in the journal.")
+@click.option("--replay", "run_id", type=click.IntRange(min=1), metavar="ID", help="Repeat council run ID from the journal.")
+@click.option("--list", "lists", is_flag=True, help="List the available councils.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per event and nothing else.")
 @options.models_file
 def council_command(
     task: str | None,
+    piped: bytes | None,
     name: str | None,
     kbs: tuple[str, ...],
     model: str | None,
     n_ctx: int | None,
     max_tokens: int | None,
+    max_seconds: float | None,
     seed: int | None,
     no_keep: bool,
     run_id: int | None,
@@ -44,7 +50,9 @@ def council_command(
     as_json: bool,
     settings: Settings,
 ) -> None:
-    """Have specialists propose answers to TASK and a judge decide; text that is piped in is evidence.
+    """Have specialists propose answers to TASK and a judge decide.
+
+    Text from a pipe is evidence; - after TASK makes any standard input evidence.
 
     \b
       localrag council "Which plastic lasts outdoors?" --kb handbook
@@ -53,7 +61,15 @@ def council_command(
     """
     from localrag.session.convening import Call  # noqa: PLC0415  # weight
 
-    given = {"--council": name, "--kb": kbs, "--model": model, "--ctx": n_ctx, "--max-tokens": max_tokens, "--seed": seed}
+    given: dict[str, object] = {
+        "--council": name,
+        "--kb": kbs,
+        "--model": model,
+        "--ctx": n_ctx,
+        "--max-tokens": max_tokens,
+        "--seed": seed,
+    }
+    given |= {"--max-seconds": max_seconds}
     named = [option for option, value in {"TASK": task, **given}.items() if value not in (None, ())]
     if lists:
         _check_alone("--list", [*named, *(["--replay"] if run_id is not None else [])])
@@ -66,6 +82,7 @@ def council_command(
         return
     if task is None:
         raise UsageError("There is no TASK.", hint="Give one, or a run to repeat with --replay ID.")
+    evidence, _ = options.piped_evidence(piped)
     call = Call(
         task=task,
         council=name or "default",
@@ -73,8 +90,9 @@ def council_command(
         model=model,
         n_ctx=n_ctx,
         max_tokens=max_tokens,
-        seed=seed or 0,
-        piped=options.read_piped(),
+        seed=seed,
+        piped=evidence,
+        max_seconds=max_seconds,
     )
     _run(call, call.open(settings), settings, keep=not no_keep, as_json=as_json)
 
@@ -86,7 +104,7 @@ def _check_alone(option: str, others: list[str]) -> None:
 
 def _run(call: Call, council: Council, settings: Settings, *, keep: bool, as_json: bool, digest: str | None = None) -> None:
     """Have the council sit and show it. `digest` is what it had when it sat before."""
-    from localrag.cli.council_view import CouncilView  # noqa: PLC0415  # weight
+    from localrag.cli.council_render import CouncilView  # noqa: PLC0415  # weight
     from localrag.session.convening import seated  # noqa: PLC0415  # weight
 
     if digest is not None and digest != council.digest:
@@ -95,7 +113,9 @@ def _run(call: Call, council: Council, settings: Settings, *, keep: bool, as_jso
     on_event = emit if as_json else view.on_event
     with (
         view,
-        seated(call, council, settings=settings, keep=keep, on_event=on_event, on_text=view.on_text) as sitting,
+        seated(
+            call, council, settings=settings, keep=keep, started_at=options.started_at(), on_event=on_event, on_text=view.on_text
+        ) as sitting,
         first_interrupt(sitting.cancel),
     ):
         sitting.hold()
@@ -113,7 +133,7 @@ def _show_list(settings: Settings, *, as_json: bool) -> None:
         (each.name, ", ".join(member.name for member in each.members), *("yes" if is_so else "" for is_so in (each.plan, each.review)))
         for each in councils
     ]
-    display.table(("Council", "Members", "Plan", "Review"), rows)
+    render.table(("Council", "Members", "Plan", "Review"), rows)
 
 
 def _entry(council: Council) -> dict[str, object]:

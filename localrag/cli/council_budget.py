@@ -11,16 +11,17 @@ import click
 
 from localrag.budget import SECTIONS, Section, negotiate
 from localrag.budget.ledger import ANSWER
-from localrag.budget.profile import LIMITED, PROTECTED
+from localrag.budget.sections import LIMITED, PROTECTED
 from localrag.catalog import Catalog
-from localrag.cli import display
-from localrag.cli.text import emit, note, safe
+from localrag.cli import render
+from localrag.cli.text import emit, note
 from localrag.council import JUDGE, PLANNER, Council, first_turns
 from localrag.council.roles import Judge, Member
 from localrag.council.turns import PLAN_TOKENS
 from localrag.errors import BudgetExceededError, ModelNotFoundError, UsageError
 from localrag.messages import Message
 from localrag.prompt.measure import SUMMARY_TOKENS
+from localrag.sanitize import safe
 from localrag.session.opening import open_engine
 from localrag.session.seats import Seating
 from localrag.settings import Settings
@@ -146,7 +147,7 @@ def role_tables(council: Council, catalog: Catalog, *, task: str | None, setting
 
 
 def _table_key(role: Member | Judge) -> tuple[object, ...]:
-    return isinstance(role, Judge), role.model, role.n_ctx, role.profile, role.sampling.max_tokens
+    return isinstance(role, Judge), role.model, role.n_ctx, role.profile, role.sampling.num_answer_tokens
 
 
 def _role_table(
@@ -214,14 +215,14 @@ def _sections(council: Council, role: Member | Judge, window: int, counted: Mapp
     if profile.gap:
         sections.append(Section(name="gap", basis=profile.gap, min=profile.gap, max=profile.gap, shrink=0.0))
     had = _had(council, role)
-    proposed = sum(member.sampling.max_tokens for member in council.members)
+    proposed = sum(member.sampling.num_answer_tokens for member in council.members)
     contents = {"cited": shown_tokens, "proposals": proposed, "plan": PLAN_TOKENS, "summary": SUMMARY_TOKENS}
-    contents[ANSWER] = role.sampling.max_tokens
+    contents[ANSWER] = role.sampling.num_answer_tokens
     for name in SECTIONS:
         flex = profile.sections[name]
         content = contents.get(name, window)
         if isinstance(flex.max, int):
-            most = min(flex.max, role.sampling.max_tokens) if name == ANSWER else flex.max
+            most = min(flex.max, role.sampling.num_answer_tokens) if name == ANSWER else flex.max
             if most or name == ANSWER:
                 sections.append(Section(name=name, basis=most, min=most, max=most, shrink=0.0, content=most))
         elif name in had:
@@ -273,7 +274,7 @@ def _print(table: RoleTable) -> None:
     click.secho(safe(", ".join(table.roles)), bold=True)
     click.echo(f"{table.model}, window {table.window:,}, budget {table.budget}")
     columns = ("Section", "Tokens", "Window", *(("Counted",) if table.counted is not None else ()), "")
-    display.table(columns, list(_rows(table)), right=("Tokens", "Window", "Counted"))
+    render.table(columns, list(_rows(table)), right=("Tokens", "Window", "Counted"))
     fits = table.total_tokens <= table.window and table.error is None
     click.echo(f"Total {table.total_tokens:,} of {table.window:,} {'✓' if fits else '✗'}\n")
 

@@ -1,15 +1,247 @@
-"""doctor: what this machine can run."""
+"""doctor: what this machine can run, and what localrag keeps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from localrag.cli import display, findings, options
+from localrag.catalog import Catalog
+from localrag.cli import options, render
 from localrag.cli.text import emit, note
-from localrag.errors import EngineError
+from localrag.errors import EngineError, LocalragError
+from localrag.model import ModelSpec
 from localrag.settings import Settings
+
+if TYPE_CHECKING:
+    from localrag.engine.memory import MemoryPlan
+    from localrag.engine.threads import ThreadGovernor
+
+
+_BUILD = 'CMAKE_ARGS="{}" pip install --force-reinstall --no-deps --no-binary llama-cpp-python llama-cpp-python'
+_GPUS = {
+    "0x10de": ("NVIDIA", "-DGGML_CUDA=on"),
+    "0x1002": ("AMD", "-DGGML_HIP=on"),
+    "0x8086": ("Intel", "-DGGML_VULKAN=on"),
+}
+"""By the PCI vendor's number: whose it is, and what llama.cpp is built with for it."""
+_FEATURES = (
+    "AVX",
+    "AVX2",
+    "AVX_VNNI",
+    "AVX512",
+    "AVX512_VNNI",
+    "AVX512_BF16",
+    "AMX_INT8",
+    "NEON",
+    "SVE",
+    "MATMUL_INT8",
+    "REPACK",
+    "OPENMP",
+)
+
+
+def told(find: Callable[..., dict[str, object]], *args: object, **kwargs: object) -> dict[str, object]:
+    """What `find` returns, or {"error": one line} with why it could not be found out."""
+    try:
+        return find(*args, **kwargs)
+    except LocalragError as error:
+        return {"error": error.message, "hint": error.hint}
+    except Exception as error:  # noqa: BLE001  # a doctor reports what is broken, whatever it is
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def machine_facts(governor: ThreadGovernor) -> dict[str, object]:
+    """Processor, cores and memory; `busy_cores` is what other processes kept busy while the doctor looked."""
+    import psutil  # noqa: PLC0415  # weight
+
+    from localrag.engine import memory, threads  # noqa: PLC0415  # weight
+
+    num_threads = governor.measure()
+    return {
+        "cpu": _cpu_name(),
+        "physical_cores": psutil.cpu_count(logical=False),
+        "allowed_cpus": len(threads.allowed_cpus()),
+        "usable_cores": governor.num_cores,
+        "busy_cores": round(governor.busy_cores, 2),
+        "num_threads": num_threads,
+        "memory_bytes": psutil.virtual_memory().total,
+        "available_bytes": memory.available_memory(),
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor() or "unknown")
+
+
+def llama_facts() -> dict[str, object]:
+    """llama-cpp-python's build: version, what its kernels use, GPUs that it finds."""
+    from localrag.engine.devices import gpu_devices  # noqa: PLC0415  # weight
+    from localrag.engine.llama_lib import library  # noqa: PLC0415  # weight
+
+    lib = library()
+    info = lib.llama_print_system_info().decode("utf-8", "replace").strip(" |")
+    words = {word.strip(" :").split(" : ")[-1] for word in info.split("|")}
+    return {
+        "version": importlib.metadata.version("llama-cpp-python"),
+        "system_info": info,
+        "features": [name for name in _FEATURES if f"{name} = 1" in words],
+        "supports_gpu": bool(lib.llama_supports_gpu_offload()),
+        "gpu_devices": [device.to_dict() for device in gpu_devices()],
+    }
+
+
+def gpu_hints(root: Path = Path("/")) -> dict[str, object]:
+    """GPUs that the system shows in its files, and how llama-cpp-python is built for each."""
+    found: dict[str, str] = {}
+    if (root / "proc/driver/nvidia/version").exists() or (root / "dev/nvidia0").exists():
+        found["NVIDIA"] = _BUILD.format(_GPUS["0x10de"][1])
+    for file in sorted((root / "sys/class/drm").glob("card*/device/vendor")):
+        vendor = _GPUS.get(file.read_text(encoding="ascii", errors="replace").strip())
+        if vendor is not None:
+            found[vendor[0]] = _BUILD.format(vendor[1])
+    if platform.system() == "Darwin" and platform.machine() == "arm64":
+        found["Apple"] = _BUILD.format("-DGGML_METAL=on")
+    return dict(found)
+
+
+def attention_facts(home: Path) -> dict[str, object]:
+    """Which attention kernel was measured to be the faster one; nothing where none was yet."""
+    file = home / "attention.json"
+    if not file.exists():
+        return {}
+    kept = json.loads(file.read_text(encoding="utf-8"))
+    return {"kernel": "flash" if kept["flash_attention"] else "plain", "flash_s": kept["flash_s"], "plain_s": kept["plain_s"]}
+
+
+def speed_facts(home: Path) -> dict[str, object]:
+    """Tokens a second at the beginning of a window, by model file, as they were learned."""
+    from localrag.engine.speed import Speed  # noqa: PLC0415  # weight
+
+    file = home / "speeds.json"
+    if not file.exists():
+        return {}
+    learned: dict[str, object] = {}
+    for key, kept in json.loads(file.read_text(encoding="utf-8")).items():
+        speed = Speed()
+        speed.restore(kept)
+        name = key.partition("; ")[0].rsplit(" ", 3)[0]
+        learned[name] = {"prefill_tokens_per_s": round(speed.prefill_tokens_per_s), "decode_tokens_per_s": round(speed.decode_tokens_per_s)}
+    return learned
+
+
+def home_facts(settings: Settings) -> dict[str, object]:
+    """The home and what its parts take on the disk."""
+    home = settings.home
+    if home.exists():
+        next(home.iterdir(), None)  # a home that is a file, or that cannot be read, is one line and not one for each part
+    parts = {"models": settings.models_dir, "kb": settings.kb_dir, "embedders": settings.embedders_dir}
+    parts |= {name: home / name for name in ("eval", "prefixes", "journal.sqlite", "speeds.json", "attention.json", "verified.json")}
+    sizes = {name: told(_size, path) for name, path in parts.items()}
+    sizes["prefixes"]["max_bytes"] = settings.prefix_bytes
+    return {"path": str(home), "exists": home.exists(), "parts": sizes}
+
+
+def _size(path: Path) -> dict[str, object]:
+    """Bytes of a file, of a folder with all in it, or 0 of what is not there."""
+    if path.is_file():
+        return {"bytes": path.stat().st_size}
+
+    def raise_it(error: OSError) -> None:
+        raise error
+
+    total = 0
+    for folder, _, names in os.walk(path, onerror=raise_it if path.exists() else None):
+        total += sum((Path(folder) / name).lstat().st_size for name in names)
+    return {"bytes": total}
+
+
+def catalogue_facts(settings: Settings, *, gpu: bool) -> dict[str, object]:
+    """Each model, embedder and reranker of models.toml: whether it is here, what it would take; and whether two models fit at once."""
+    catalog = Catalog.load(settings)
+    flash = told(attention_facts, settings.home).get("kernel") == "flash"
+    plans: dict[str, MemoryPlan] = {}
+    models = {spec.name: told(_model_facts, catalog, spec, plans, flash=flash, gpu=gpu) for spec in catalog.models.values()}
+    return {
+        "file": str(catalog.file.absolute()),
+        "files": [str(file.absolute()) for file in catalog.files],
+        "models": models,
+        "two_models": told(_two_models, plans, catalog.default_model),
+        "embedders": {spec.name: told(_embedder_facts, catalog, spec, settings) for spec in catalog.embedders.values()},
+        "rerankers": {spec.name: told(_reranker_facts, catalog, spec) for spec in catalog.rerankers.values()},
+    }
+
+
+def _two_models(plans: dict[str, MemoryPlan], default: str | None) -> dict[str, object]:
+    """Whether the default model and the largest other one that is here fit at once, each with the window shown; nothing for fewer."""
+    from localrag.engine.memory import fit_together  # noqa: PLC0415  # weight
+
+    largest_first = sorted(plans, key=lambda name: -plans[name].weights_bytes)
+    names = sorted(largest_first, key=lambda name: name != default)[:2]
+    if len(names) < 2:
+        return {}
+    one, other = chosen = [plans[name] for name in names]
+    available, on_gpu = min(one.available, other.available), min(one.gpu_available, other.gpu_available)
+    return {
+        "models": names,
+        "together": fit_together(chosen, available_bytes=available, gpu_available_bytes=on_gpu),
+        "needed_bytes": one.needed + other.needed,
+        "available_bytes": available,
+        "gpu_bytes": one.gpu_bytes + other.gpu_bytes,
+        "gpu_available_bytes": on_gpu,
+    }
+
+
+def _model_facts(catalog: Catalog, spec: ModelSpec, plans: dict[str, MemoryPlan], *, flash: bool, gpu: bool) -> dict[str, object]:
+    """What the file says and takes; its plan is added to `plans`, with the window that fits."""
+    from localrag.engine.gguf import read_header  # noqa: PLC0415  # weight
+    from localrag.engine.memory import nearest, plan  # noqa: PLC0415  # weight
+
+    info = read_header(catalog.locate(spec))
+    n_ctx = min(spec.n_ctx or info.n_ctx_train, info.n_ctx_train)
+    gpu_layers = info.num_layers + 1 if gpu else 0
+    made = plan(info, n_ctx, flash_attention=flash, gpu_layers=gpu_layers)
+    near = n_ctx if made.fits else min(n_ctx, nearest(info, flash_attention=flash, gpu_layers=gpu_layers))
+    plans[spec.name] = made if near in {0, n_ctx} else plan(info, near, flash_attention=flash, gpu_layers=gpu_layers)
+    return {
+        "size_bytes": info.file_size,
+        "quantization": info.quantization,
+        "n_ctx_train": info.n_ctx_train,
+        "kv_bytes_per_token": info.kv_bytes_per_token,
+        "sliding_window": info.sliding_window,
+        "prompts_go_on_from": "the last border" if info.sliding_window or 0 in info.num_kv_heads else "any border",
+        "n_ctx": n_ctx,
+        "nearest_n_ctx": near,
+        "plan": made.to_dict(),
+    }
+
+
+def _embedder_facts(catalog: Catalog, spec: ModelSpec, settings: Settings) -> dict[str, object]:
+    """Where it is, and what embeds a question in its place."""
+    from localrag.engine.query_embedder import OF_GGUF, query_path  # noqa: PLC0415  # weight
+    from localrag.session import open_embedder  # noqa: PLC0415  # weight
+
+    path = catalog.locate(spec)
+    questions = OF_GGUF if path.is_file() else query_path(open_embedder(settings, spec.name), settings)  # a file would be loaded
+    return {"path": str(path), "size_bytes": _size(path)["bytes"], "questions": questions}
+
+
+def _reranker_facts(catalog: Catalog, spec: ModelSpec) -> dict[str, object]:
+    """Where it is, with all of its files."""
+    from localrag.kb.embedder import CrossEncoderReranker  # noqa: PLC0415  # weight
+
+    folder = CrossEncoderReranker(catalog.locate(spec)).folder
+    return {"path": str(folder), "size_bytes": _size(folder)["bytes"]}
 
 
 @click.command("doctor")
@@ -20,16 +252,16 @@ def doctor_command(settings: Settings, as_json: bool) -> None:
     from localrag.engine.threads import ThreadGovernor  # noqa: PLC0415  # weight
 
     governor = ThreadGovernor()  # what others do meanwhile
-    llama = findings.told(findings.llama_facts)
+    llama = told(llama_facts)
     facts: dict[str, object] = {
         "llama_cpp": llama,
-        "gpus": findings.told(findings.gpu_hints),
-        "attention": findings.told(findings.attention_facts, settings.home),
-        "speeds": findings.told(findings.speed_facts, settings.home),
-        "home": findings.told(findings.home_facts, settings),
-        "catalogue": findings.told(findings.catalogue_facts, settings, gpu="error" not in llama and bool(llama["gpu_devices"])),
+        "gpus": told(gpu_hints),
+        "attention": told(attention_facts, settings.home),
+        "speeds": told(speed_facts, settings.home),
+        "home": told(home_facts, settings),
+        "catalogue": told(catalogue_facts, settings, gpu="error" not in llama and bool(llama["gpu_devices"])),
     }
-    facts = {"machine": findings.told(findings.machine_facts, governor), **facts}
+    facts = {"machine": told(machine_facts, governor), **facts}
     if as_json:
         emit(facts)
     else:
@@ -55,9 +287,9 @@ def _show(facts: Mapping[str, object]) -> None:
         title = name.replace("_", ".")
         rows += [(title, _unknown(sections[name]))] if "error" in sections[name] else lines(sections[name])
     catalogue = sections["catalogue"]
-    rows.append(("models.toml", _unknown(catalogue) if "error" in catalogue else str(catalogue["file"])))
+    rows += [("models.toml", _unknown(catalogue))] if "error" in catalogue else _file_lines(catalogue["files"])
     rows += [] if "error" in catalogue else _two_model_lines(_mapping(catalogue["two_models"]))
-    display.table(("What", "Found"), rows)
+    render.table(("What", "Found"), rows)
     if "error" in catalogue:
         return
     click.echo()
@@ -68,7 +300,7 @@ def _show(facts: Mapping[str, object]) -> None:
         for thing in ("embedder", "reranker")
         for name, found in _mapping(catalogue[f"{thing}s"]).items()
     ]
-    display.table(columns, [*models, *others], right=columns[1:-1])
+    render.table(columns, [*models, *others], right=columns[1:-1])
     for name, found in _mapping(catalogue["embedders"]).items():
         if questions := _mapping(found).get("questions"):
             click.echo(f"\n{name} embeds questions by {questions}")
@@ -120,6 +352,13 @@ def _home_lines(found: Mapping[str, object]) -> Iterator[tuple[str, str]]:
         yield f"  {name}", _unknown(size) if "error" in size else _size_of(size["bytes"]) + limit
 
 
+def _file_lines(files: object) -> Iterator[tuple[str, str]]:
+    """The models.toml files in force; entries of one win over those of the next."""
+    assert isinstance(files, list)
+    for index, file in enumerate(files):
+        yield ("  over" if index else "models.toml"), str(file)
+
+
 def _two_model_lines(found: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     if "error" in found:
         yield "two models", _unknown(found)
@@ -157,7 +396,7 @@ def _unknown(found: Mapping[str, object]) -> str:
 
 
 def _size_of(num_bytes: object) -> str:
-    return display.size(num_bytes) if isinstance(num_bytes, int) else "unknown"
+    return render.size(num_bytes) if isinstance(num_bytes, int) else "unknown"
 
 
 def _mapping(value: object) -> Mapping[str, object]:

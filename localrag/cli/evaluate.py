@@ -1,19 +1,30 @@
-"""eval: how well a search finds what people judged relevant, or how well questions with known answers are answered."""
+"""eval: measures retrieval on a judged collection, or answers to questions whose answers are known."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
-from localrag.cli import display, options
-from localrag.cli.text import emit, note, safe
-from localrag.errors import UsageError
-from localrag.kb import MODES, Mode
-from localrag.session import TopK, open_embedder, opened_reranker
+from localrag.cli import options, render
+from localrag.cli.batch import Progress
+from localrag.cli.files import STANDARD_OUTPUT, InputFile, ResultFile
+from localrag.cli.text import emit, note
+from localrag.errors import InterruptedRunError, UsageError, counted
+from localrag.grading import REFUSALS, Grade, Outcome, Question, Share, Tally, compare, grade, read_questions, spread, tally
+from localrag.grading.grades import is_page
+from localrag.grading.tallies import Graded
+from localrag.kb import MODES, Mode, shown
+from localrag.sanitize import safe
+from localrag.session import TopK, open_embedder, open_knowledge_base, opened_reranker
+from localrag.session.quality import AskWay, CouncilWay, Means, Way
 from localrag.settings import Settings
 
 if TYPE_CHECKING:
@@ -21,34 +32,296 @@ if TYPE_CHECKING:
     from localrag.kb.store import Store
 
 
+Key = tuple[str, str]
+"""The id of a question, and the name of a way."""
+
+
+def mark(question: Question, way: Way) -> str:
+    """A key that changes with the question or the way it is asked. The known answers are not part of it, so they can be corrected."""
+    said = json.dumps([question.question, dict(way.about)], sort_keys=True)
+    return blake2b(said.encode(), digest_size=8).hexdigest()
+
+
+class Lines(ResultFile):
+    """OUT of an evaluation. `outcomes` are those that it holds; questions that failed are asked again."""
+
+    run: ClassVar[str] = "evaluation"
+
+    def __init__(self, path: Path, questions: Iterable[Question], ways: Iterable[Way]) -> None:
+        """UsageError where it holds answers to anything else than these questions, asked in these ways."""
+        ways = list(ways)
+        self._marks: dict[Key, str] = {(question.id, way.name): mark(question, way) for question in questions for way in ways}
+        self.outcomes: dict[Key, Outcome] = {}
+        super().__init__(path)
+
+    def write(self, question: Question, way: Way, outcome: Outcome, grade: Grade) -> None:
+        """The grade is for who reads the file; it is made anew from the rest when the evaluation goes on."""
+        key = question.id, way.name
+        known = {"id": question.id, "way": way.name, "request": self._marks[key], "question": question.question}
+        self.append(known | outcome.to_dict() | {"grade": grade.to_dict()})
+
+    def is_line(self, row: object) -> bool:
+        if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in ("id", "way", "request", "text")):
+            return False
+        try:
+            Outcome.from_dict(row)
+        except (KeyError, TypeError):
+            return False
+        return True
+
+    def is_kept(self, number: int, row: dict[str, Any]) -> bool:
+        key = row["id"], row["way"]
+        known = self._marks.get(key)
+        if known != row["request"]:
+            said = "is not asked" if known is None else "asks something else, or is asked by other means"
+            raise UsageError(
+                f"Line {number} of {self.path} is of {json.dumps(row['id'])[:80]} by {json.dumps(row['way'])[:80]}, which {said} now.",
+                hint="Give another --out.",
+                line=number,
+            )
+        outcome = Outcome.from_dict(row)
+        if outcome.error or key in self.outcomes:
+            return False
+        self.outcomes[key] = outcome
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """One row of a measurement: its shares from 0 to 1, a bar each, and where each of them lies for sure, if that is known."""
+
+    name: str
+    shares: Sequence[float]
+    intervals: Sequence[tuple[float, float]] = ()
+
+
+def draw_bars(rows: Sequence[Bars], measures: Sequence[str], file: Path, *, title: str) -> None:
+    """The bars of all rows beside each other, measure by measure, as a PNG."""
+    import matplotlib as mpl  # noqa: PLC0415  # weight
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt  # noqa: PLC0415  # weight
+
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    width = 0.8 / len(rows)
+    for at, row in enumerate(rows):
+        places = [place + (at - (len(rows) - 1) / 2) * width for place in range(len(measures))]
+        reach = None
+        if row.intervals:
+            pairs = list(zip(row.shares, row.intervals, strict=True))
+            reach = [[max(0.0, share - low) for share, (low, _) in pairs], [max(0.0, high - share) for share, (_, high) in pairs]]
+        bars = axes.bar(places, row.shares, width, label=row.name, yerr=reach, error_kw={"lw": 0.8, "alpha": 0.6})
+        axes.bar_label(bars, fmt="%.3f", fontsize=7, padding=2)
+    axes.set_xticks(range(len(measures)), measures)
+    axes.set_ylim(0, 1.05)
+    axes.set_title(title)
+    figure.legend(loc="outside lower center", ncols=min(4, len(rows)), fontsize=8, frameon=False)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    try:
+        figure.savefig(file, format="png", dpi=150)
+    finally:
+        plt.close(figure)
+
+
+COLUMNS = {
+    "in_evidence": "In evidence",
+    "is_right": "Right",
+    "cites_holder": "Cites it",
+    "is_refused": "Refused",
+    "is_refused_wrongly": "Refused wrongly",
+}
+"""The shares of a Tally as a person reads them."""
+
+
+def ask_all(
+    file: Path,
+    means: Means,
+    ratios: Sequence[float],
+    council: str | None,
+    *,
+    max_queries: int | None,
+    out: Path | None,
+    plot_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Ask all of it, and show what came of it. InterruptedRunError where a person stopped it."""
+    if not means.kbs:
+        raise UsageError("--qa asks a knowledge base, and none is named.", hint="Name one with --kb.")
+    if out is not None and out.exists() and file.exists() and out.samefile(file):
+        raise UsageError("--qa and --out are the same file.", hint="Give --out a file of its own.")
+    read = read_questions(file)
+    questions = spread(read.questions, max_queries)
+    num_astray = _num_astray(questions, means)
+    ways = _ways(means, ratios, council)
+    job = _Job(questions, ways, read.refusals or REFUSALS)
+    job.answer(out)
+    graded = {way.name: job.graded(way) for way in ways}
+    tallies = [tally(name, each) for name, each in graded.items()]
+    _show(tallies, graded, _about(file, means), num_astray=num_astray, as_json=as_json)
+    if plot_file is not None:
+        _plot_answers(tallies, plot_file, f"{file.name}: {counted(len(questions), 'question')}")
+
+
+class _Job:
+    """Questions by ways, and what came of each so far."""
+
+    def __init__(self, questions: Sequence[Question], ways: Sequence[Way], refusals: Sequence[str]) -> None:
+        self._questions = questions
+        self._ways = ways
+        self._refusals = refusals
+        self._outcomes: dict[Key, Outcome] = {}
+
+    def answer(self, out: Path | None) -> None:
+        """Ask what is not in OUT."""
+        total = len(self._questions) * len(self._ways)
+        try:
+            with ExitStack() as opened:
+                lines = None if out is None else opened.enter_context(Lines(out, self._questions, self._ways))
+                if lines is not None and lines.outcomes:
+                    self._outcomes |= lines.outcomes
+                    note(f"{len(self._outcomes)} of {total} are answered already.")
+                progress = opened.enter_context(Progress(total, len(self._outcomes)))
+                for way in self._ways:
+                    self._ask(way, lines, progress)
+        except (InterruptedRunError, KeyboardInterrupt):
+            hint = "The same command goes on with them." if out is not None else "With --out FILE it could go on with them."
+            raise InterruptedRunError(f"Interrupted: {total - len(self._outcomes)} of {total} are left.", hint=hint) from None
+
+    def _ask(self, way: Way, lines: Lines | None, progress: Progress) -> None:
+        left = [question for question in self._questions if (question.id, way.name) not in self._outcomes]
+        if not left:
+            return
+        with way.opened() as answering:
+            for question in left:
+                outcome = answering(question.question)
+                if lines is not None:
+                    lines.write(question, way, outcome, grade(question, outcome, self._refusals))
+                self._outcomes[question.id, way.name] = outcome
+                progress.add_tokens(outcome.completion_tokens)
+                progress.advance()
+
+    def graded(self, way: Way) -> list[Graded]:
+        found = [(question, self._outcomes[question.id, way.name]) for question in self._questions]
+        return [(question, outcome, grade(question, outcome, self._refusals)) for question, outcome in found]
+
+
+def _ways(means: Means, ratios: Sequence[float], council: str | None) -> list[Way]:
+    if council is not None and (means.chat_template is not None or means.system is not None):
+        option = "--system" if means.chat_template is None else "--chat-template"
+        raise UsageError(f"{option} is for asks, and a council has its own.", hint="Set it in models.toml, or leave --council out.")
+    asks = [AskWay(means, ratio) for ratio in ratios or (None,)]
+    return [*asks, *([] if council is None else [CouncilWay.of(council, means)])]
+
+
+def _num_astray(questions: Sequence[Question], means: Means) -> int:
+    """Questions that name a page that no knowledge base has."""
+    found: set[str] = set()
+    for name in means.kbs:
+        with open_knowledge_base(name, settings=means.settings) as kb:
+            found.update(source for source, _ in kb.sources())
+    known = {page: any(is_page(source, page) for source in found) for question in questions for page in question.pages}
+    return sum(not all(known[page] for page in question.pages) for question in questions)
+
+
+def _about(file: Path, means: Means) -> dict[str, object]:
+    return {"file": file.name, "model": means.model_name, "kbs": [shown(each) for each in means.kbs]}
+
+
+def _show(
+    tallies: Sequence[Tally], graded: Mapping[str, Sequence[Graded]], about: Mapping[str, object], *, num_astray: int, as_json: bool
+) -> None:
+    first, *others = tallies
+    compared = [compare(other.way, graded[other.way], first.way, graded[first.way]) for other in others]
+    alike = _alike(graded)
+    failed = [outcome for each in graded.values() for _, outcome, _ in each if outcome.error]
+    if as_json:
+        rows = {"ways": [each.to_dict() for each in tallies], "compared": [each.to_dict() for each in compared]}
+        emit({**about, **rows, "same_prompts": alike, "num_sources_not_found": num_astray})
+        return
+    columns = ("Way", "Questions", *COLUMNS.values(), "Invented", "s", "Evaluated", "Written", "Errors")
+    render.table(columns, [_row(each) for each in tallies], right=columns[1:-1])
+    for each in compared:
+        note(
+            f"Right with {each.way} alone {each.num_only_way}, with {each.other} alone {each.num_only_other} "
+            f"(sign test, p = {each.p_value:.3f})."
+        )
+    if failed:
+        note(f"{len(failed)} could not be answered; the first: {safe(failed[0].error_text)}")
+    for one, other in alike:
+        note(f"Warning: {one} and {other} sent the very same prompts: the ratio bound nothing. Try --top-k fit, or a smaller --ctx.")
+    if num_astray:
+        note(f"Warning: {counted(num_astray, 'question')} with sources that the knowledge base does not have; check --kb.")
+
+
+def _row(row: Tally) -> tuple[str, ...]:
+    shares = (_cell(share, is_right=name == "is_right") for name, share in row.shares.items())
+    means = f"{row.mean_s:.1f}", f"{row.mean_evaluated_tokens:.0f}", f"{row.mean_completion_tokens:.0f}"
+    errors = ", ".join(f"{num} {name}" for name, num in row.errors.items())
+    return row.way, str(row.num_questions), *shares, str(row.num_invented), *means, errors
+
+
+def _cell(share: Share, *, is_right: bool) -> str:
+    if not share.of:
+        return "–"
+    low, high = share.interval
+    return f"{share.num}/{share.of}" + (f" ({100 * low:.0f}–{100 * high:.0f} %)" if is_right else "")
+
+
+def _alike(graded: Mapping[str, Sequence[Graded]]) -> list[tuple[str, str]]:
+    """Pairs of ways that sent the same prompts for all questions."""
+    prompts = {way: [outcome.prompt for _, outcome, _ in each] for way, each in graded.items()}
+    asked = [way for way, each in prompts.items() if any(each)]
+    return [(one, other) for at, one in enumerate(asked) for other in asked[at + 1 :] if prompts[one] == prompts[other]]
+
+
+def _plot_answers(tallies: Sequence[Tally], file: Path, title: str) -> None:
+
+    known = [name for name in COLUMNS if any(each.shares[name].of for each in tallies)]
+    rows = []
+    for each in tallies:
+        shares = [each.shares[name] for name in known]
+        rows.append(Bars(each.way, [share.value for share in shares], [share.interval for share in shares]))
+    draw_bars(rows, [COLUMNS[name] for name in known], file, title=title)
+    note(f"Drew the measures into {safe(str(file))}.")
+
+
 @click.command("eval")
 @click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path, exists=True, file_okay=False), required=False)
 @click.option(
-    "--qa", "qa_file", type=click.Path(path_type=Path), metavar="FILE.jsonl", help="Questions with known answers, in place of DIR."
+    "--qa", "qa_file", type=InputFile(), metavar="FILE.jsonl", help="Measure answers to these questions with known answers, instead of DIR."
 )
-@click.option(
-    "--mode", "modes", type=click.Choice(MODES), multiple=True, help="DIR: one way of searching; can be given again.  [default: all]"
-)
-@click.option("--rerank", metavar="llm|NAME", help="DIR: also hybrid search with the best read again: by --model, or by a CrossEncoder.")
-@click.option("--kb", "kbs", multiple=True, metavar="NAME", help="--qa: a knowledge base to answer from; can be given again.")
+@click.option("--mode", "modes", type=click.Choice(MODES), multiple=True, help="DIR: a search mode to measure. Repeatable.  [default: all]")
+@click.option("--rerank", metavar="llm|NAME", help="DIR: also measure hybrid search with a reranker: llm (--model), or a CrossEncoder.")
+@click.option("--kb", "kbs", multiple=True, metavar="NAME", help="--qa: a knowledge base to answer from. Repeatable.")
 @click.option(
     "--context-ratio",
     "ratios",
     type=options.Number(0, 1),
     multiple=True,
     metavar="R",
-    help="--qa: the most that evidence may take of the window; given again, a row for each.  [default: the budget's, 0.5]",
+    help="--qa: maximum share of the window for evidence. Repeatable, one row each.  [default: the budget's, 0.5]",
 )
-@click.option("--council", metavar="NAME", help="--qa: a row for this council of models.toml too.")
-@click.option("--top-k", type=options.Depth(), metavar="N", help="--qa: passages to retrieve, or fit.  [default: 4; a council's own]")
-@click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", help="--qa: the longest answer.  [default: 512; a council's own]")
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="--qa: makes sampling repeatable.  [default: 0]")
-@click.option("--system", type=options.Text(), metavar="TEXT", help="--qa: a system text of the asks (@file for a file).")
+@click.option("--council", metavar="NAME", help="--qa: also measure this council of models.toml.")
 @click.option(
-    "--out", type=click.Path(path_type=Path), metavar="OUT.jsonl", help="--qa: where each answer goes; what is there is not asked again."
+    "--top-k", type=options.Depth(), metavar="N", help="--qa: number of passages to retrieve, or fit.  [default: 4; a council's own]"
 )
-@click.option("--queries", "max_queries", type=click.IntRange(min=1), metavar="N", help="Ask so many of the questions, not all.")
-@click.option("--plot", "plot_file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.png", help="Draw the measures.")
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="--qa: maximum length of an answer, in tokens.  [default: 512; a council's own]",
+)
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="--qa: random seed, for repeatable sampling.  [default: 0]")
+@click.option("--system", type=options.Text(), metavar="TEXT", help="--qa: system prompt (@file for a file).")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="OUT.jsonl",
+    help="--qa: file for the answers; questions already answered there are skipped.",
+)
+@click.option("--queries", "max_queries", type=click.IntRange(min=1), metavar="N", help="Ask only N of the questions.")
+@click.option("--plot", "plot_file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.png", help="Plot the measures.")
 @options.window
 @options.model
 @options.models_file
@@ -97,6 +370,8 @@ def eval_command(
         "--out": out,
     }
     _check_one(folder, qa_file, {name: bool(value) or value == 0 for name, value in (of_folder if qa_file else of_qa).items()})
+    if out == STANDARD_OUTPUT:
+        raise UsageError("The measures go to standard output, so --out needs a file.", hint="Give it one: --out OUT.jsonl")
     _check_plot(plot_file)
     _check_installed(*(["ir_measures"] if folder is not None else []), *(["matplotlib"] if plot_file is not None else []))
     if folder is not None:
@@ -114,7 +389,6 @@ def eval_command(
         )
         return
     assert qa_file is not None, "one of both is there"
-    from localrag.cli import evaluate_answers  # noqa: PLC0415  # weight
     from localrag.session.quality import Means  # noqa: PLC0415  # weight
 
     means = Means(
@@ -126,11 +400,10 @@ def eval_command(
         top_k=top_k,
         max_tokens=max_tokens,
         seed=seed or 0,
+        repeatable=seed is not None,
         system=system,
     )
-    evaluate_answers.run(
-        qa_file, means, tuple(dict.fromkeys(ratios)), council, max_queries=max_queries, out=out, plot_file=plot_file, as_json=as_json
-    )
+    ask_all(qa_file, means, tuple(dict.fromkeys(ratios)), council, max_queries=max_queries, out=out, plot_file=plot_file, as_json=as_json)
 
 
 def _check_one(folder: Path | None, qa_file: Path | None, others: dict[str, bool]) -> None:
@@ -182,7 +455,7 @@ def _measure(
     embedder, name = open_embedder(settings), folder.resolve().name
     with (
         opened_reranker(rerank, settings=settings, model=model, chat_template=chat_template) as reranker,
-        display.Progress(f"Evaluating {name}") as progress,
+        render.Progress(f"Evaluating {name}") as progress,
     ):
         store = measuring.open_index(collection, embedder, settings.home, lambda done, total: progress("indexing", done, total))
         try:
@@ -200,9 +473,11 @@ def _measure(
     else:
         _table(results, gain)
         if num_missing:
-            note(f"Warning: {num_missing} documents that are judged relevant are not in corpus.jsonl; they count as not found.")
+            note(f"Warning: {counted(num_missing, 'relevant document')} missing from corpus.jsonl; a missing document counts as not found.")
     if plot_file is not None:
-        _plot(results, plot_file, f"{name}: {sizes['num_documents']} documents, {sizes['num_queries']} questions")
+        _plot_retrieval(
+            results, plot_file, f"{name}: {counted(sizes['num_documents'], 'document')}, {counted(sizes['num_queries'], 'question')}"
+        )
 
 
 def _num_missing(collection: Collection, store: Store) -> int:
@@ -216,15 +491,14 @@ def _table(results: Sequence[Result], gain: float | None) -> None:
 
     columns = ("Mode", *MEASURES.values(), "ms a query")
     rows = [(one.name, *(f"{one.measures[name]:.4f}" for name in MEASURES), f"{one.p50_ms:.1f}") for one in results]
-    display.table(columns, rows, right=columns[1:])
+    render.table(columns, rows, right=columns[1:])
     if gain is not None:
         note(f"Hybrid reaches {gain:.3f} times the nDCG@10 of the better of keyword and semantic.")
 
 
-def _plot(results: Sequence[Result], file: Path, title: str) -> None:
+def _plot_retrieval(results: Sequence[Result], file: Path, title: str) -> None:
     from localrag.kb.evaluate import MEASURES  # noqa: PLC0415  # weight
-    from localrag.report.bars import Bars, draw  # noqa: PLC0415  # weight
 
     rows = [Bars(f"{one.name} ({one.p50_ms:.0f} ms)", [one.measures[name] for name in MEASURES]) for one in results]
-    draw(rows, list(MEASURES.values()), file, title=title)
+    draw_bars(rows, list(MEASURES.values()), file, title=title)
     note(f"Drew the measures into {safe(str(file))}.")

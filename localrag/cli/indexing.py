@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 import click
 
-from localrag.cli import display
-from localrag.cli.text import console, emit, fault, note, safe
-from localrag.errors import InterruptedRunError, KnowledgeBaseError, LocalragError
-from localrag.kb.prior import prior
+from localrag.cli import render
+from localrag.cli.text import console, emit, fault, note
+from localrag.errors import InterruptedRunError, KnowledgeBaseError, LocalragError, counted
+from localrag.kb.ranking import feedback_boost
+from localrag.sanitize import safe
 
 if TYPE_CHECKING:
     from localrag.kb import IngestResult, Plan, Progress, Skipped, Verified
-    from localrag.kb.store import Feedback
+    from localrag.kb.protocols import Feedback
     from localrag.passages import Chunk
     from localrag.settings import Learning
 
@@ -54,7 +55,7 @@ def follow(paths: Sequence[Path], kb_dir: Path, index: Index, last: IngestResult
 
     KnowledgeBaseError where one of the paths is gone: nothing more would be heard of it, also if it came back.
     """
-    from localrag.kb.watch import changes  # noqa: PLC0415  # weight
+    from localrag.kb.walk import changes  # noqa: PLC0415  # weight
 
     note("Watching for changes; Ctrl-C ends it.")
     try:
@@ -74,8 +75,8 @@ def follow(paths: Sequence[Path], kb_dir: Path, index: Index, last: IngestResult
 class IndexingBar:
     """Files, chunks, chunks a second and time left, on stderr: a bar on a terminal, elsewhere one line at the start, and none `again`."""
 
-    def __init__(self, kb: str, *, again: bool = False) -> None:
-        self._title = f"Indexing {kb}"
+    def __init__(self, kb: str, *, title: str = "Indexing", again: bool = False) -> None:
+        self._title = f"{title} {kb}"
         self._again = again
         self._bar: Any = None
         self._task: Any = None
@@ -120,36 +121,40 @@ class IndexingBar:
 
 def indexed(name: str, result: IngestResult, *, as_json: bool, verbose: bool, before: IngestResult | None = None) -> None:
     """What indexing did, and the files that were skipped. What was told of the run `before` is not told again."""
-    told = set(before.skipped) if before is not None else set()
+    told = {*before.skipped, *before.partial} if before is not None else set()
     skipped = [skip for skip in result.skipped if skip not in told]
-    if before is not None and not (skipped or result.added or result.updated or result.renamed or result.removed):
+    partial = [skip for skip in result.partial if skip not in told]
+    if before is not None and not (skipped or partial or result.added or result.updated or result.renamed or result.removed):
         return
     if as_json:
         emit({"kb": name, **result.to_dict()})
         return
     _skipped(skipped, verbose=verbose)
+    _partial(partial)
     words = ["added", "updated", "unchanged", *(["renamed"] if result.renamed else []), "removed"]
     changes = ", ".join(f"{getattr(result, word)} {word}" for word in words)
-    click.echo(f"{name}: {changes}, {len(result.skipped)} skipped; {result.num_chunks} chunks, {result.num_embedded} of them new")
+    chunks = f"{counted(result.num_chunks, 'chunk')}, {result.num_embedded} of them new"
+    click.echo(f"{name}: {changes}, {_left_out(result)}; {chunks}")
 
 
 def planned(name: str, plan: Plan, *, as_json: bool, verbose: bool) -> None:
-    """What indexing would do; data are the files that would be read."""
+    """What indexing would do; data are the files that would be added or updated."""
     if as_json:
         emit({"kb": name, "dry_run": True, **plan.to_dict()})
         return
     for source in (*plan.new, *plan.changed):
         click.echo(safe(source))
+    for source in plan.renamed:
+        note(f"would be renamed: {safe(source)}")
     for source in plan.removed:
         note(f"would be removed: {safe(source)}")
     _skipped(plan.skipped, verbose=verbose)
-    numbers = (
-        f"{len(plan.new)} new",
-        f"{len(plan.changed)} to look at again",
-        f"{len(plan.unchanged)} unchanged",
-        f"{len(plan.removed)} removed",
-    )
-    note(f"{name}: {', '.join(numbers)}, {len(plan.skipped)} skipped; nothing was read or written")
+    _partial(plan.partial)
+    words = ["new", "changed", "unchanged", *(["renamed"] if plan.renamed else []), "removed"]
+    numbers = ", ".join(f"{len(getattr(plan, word))} {word}" for word in words)
+    note(f"{name}: {numbers}, {_left_out(plan)}; nothing was embedded or written")
+    if not (plan.new or plan.changed or plan.unchanged or plan.renamed):
+        note("There is nothing to index: the run would fail, and remove nothing.")
 
 
 def documents(sources: Sequence[tuple[str, int]], fields: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
@@ -161,7 +166,7 @@ def documents(sources: Sequence[tuple[str, int]], fields: Mapping[str, Mapping[s
         rows.append((source, num_chunks, tags, "; ".join(f"{key}={value}" for key, value in said.items())))
     columns = ("Document", "Chunks", "Tags", "Fields")
     kept = [at for at, column in enumerate(columns) if column in columns[:2] or any(row[at] for row in rows)]
-    display.table([columns[at] for at in kept], [[row[at] for at in kept] for row in rows], right=("Chunks",))
+    render.table([columns[at] for at in kept], [[row[at] for at in kept] for row in rows], right=("Chunks",))
 
 
 def verified(name: str, found: Verified, *, as_json: bool) -> None:
@@ -183,22 +188,33 @@ def verified(name: str, found: Verified, *, as_json: bool) -> None:
     if found.problems:
         note(f"It cannot be repaired: remove it (localrag kb remove {name}) and index the documents again.")
     if found.is_sound:
-        click.echo(f"{name} is sound: {found.num_documents} documents, {found.num_chunks} chunks")
+        click.echo(f"{name} is sound: {counted(found.num_documents, 'document')}, {counted(found.num_chunks, 'chunk')}")
 
 
 def feedback(known: Sequence[tuple[Chunk, Feedback]], *, learning: Learning, as_json: bool) -> None:
     """What is known of the use of passages, and what it adds to their scores."""
     if as_json:
         rows = [
-            {"id": chunk.label, "source": chunk.source, **counts._asdict(), "weight": prior(counts, learning)} for chunk, counts in known
+            {"id": chunk.label, "source": chunk.source, **counts._asdict(), "weight": feedback_boost(counts, learning)}
+            for chunk, counts in known
         ]
         emit({"passages": rows})
     elif known:
-        table = [(chunk.label, safe(chunk.source), *counts, f"{prior(counts, learning):+.1%}") for chunk, counts in known]
+        table = [(chunk.label, safe(chunk.source), *counts, f"{feedback_boost(counts, learning):+.1%}") for chunk, counts in known]
         names = ("Found", "Supplied", "Cited", "Useful", "Useless", "Weight")
-        display.table(("Passage", "Document", *names), table, right=names)
+        render.table(("Passage", "Document", *names), table, right=names)
     else:
         note("Nothing is known yet: ask something, and mark what helped.")
+
+
+def _left_out(result: IngestResult | Plan) -> str:
+    return f"{len(result.skipped)} skipped" + (f", {len({one.source for one in result.partial})} incomplete" if result.partial else "")
+
+
+def _partial(partial: Sequence[Skipped]) -> None:
+    """Each by name: a document that is there in part looks like one that is there."""
+    for source, reason in partial:
+        note(f"incomplete {safe(source)}: {safe(reason)}")
 
 
 def _skipped(skipped: Sequence[Skipped], *, verbose: bool) -> None:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import re
+from contextlib import ExitStack
 from pathlib import Path
 
 import click
 
-from localrag.cli import display, indexing, options
-from localrag.cli.text import emit, note, safe
-from localrag.errors import InterruptedRunError, KnowledgeBaseError, UsageError
+from localrag.citation import parse_label
+from localrag.cli import indexing, options, render
+from localrag.cli.files import STANDARD_OUTPUT, InputFile, binary_stdout, check_free_stdout
+from localrag.cli.text import emit, note
+from localrag.errors import InterruptedRunError, KnowledgeBaseError, UsageError, counted
 from localrag.kb import MODES, IngestResult, KnowledgeBase, Mode, Tagging, Where, import_kb, list_kbs, shown
-from localrag.kb.location import Folder
-from localrag.session import folder_rules, open_embedder, opened_reranker, prepare_queries
+from localrag.kb.knowledge_base import Folder
+from localrag.sanitize import safe
+from localrag.session import Retriever, folder_rules, open_embedder, open_knowledge_bases, opened_reranker, prepare_queries
 from localrag.settings import Settings
 
 _kb_option = click.option("--kb", "kb", required=True, metavar="NAME", help="The knowledge base.")
-_ID = re.compile(r"\[?(?:KB#)?(?:(.+)/)?([0-9]{1,18})\]?")
 
 
 @click.command("index")
@@ -27,11 +29,13 @@ _ID = re.compile(r"\[?(?:KB#)?(?:(.+)/)?([0-9]{1,18})\]?")
     "tags",
     multiple=True,
     metavar="TAG",
-    help='A tag for these documents, in place of tags given before ("" takes them away); repeatable.',
+    help='A tag for these documents; replaces earlier tags, and "" clears them. Repeatable.',
 )
-@click.option("--hidden", is_flag=True, help="Read hidden files and key files too; a later run without it removes them again.")
-@click.option("--watch", is_flag=True, help="Stay, and index again whenever a file changes. Ctrl-C ends it.")
-@click.option("--dry-run", is_flag=True, help="List what would be read and what would be skipped, and do nothing.")
+@click.option(
+    "--hidden", is_flag=True, help="Also index hidden files and files with keys or passwords. A later run without this option removes them."
+)
+@click.option("--watch", is_flag=True, help="Keep running, and index again whenever a file changes. Stop with Ctrl-C.")
+@click.option("--dry-run", is_flag=True, help="Read the files and list what would be done with each. Write nothing.")
 @click.option("--verbose", is_flag=True, help="Name every skipped file.")
 @options.models_file
 @options.as_json
@@ -58,7 +62,9 @@ def index_command(
     indexing.check_paths(paths)
     with KnowledgeBase.open(settings.kb_dir, kb, create=True) as knowledge_base:
         if dry_run:
-            indexing.planned(knowledge_base.address, knowledge_base.plan(paths, hidden=hidden), as_json=as_json, verbose=verbose)
+            with indexing.IndexingBar(knowledge_base.address, title="Reading", again=True) as bar:
+                plan = knowledge_base.plan(paths, hidden=hidden, progress=bar)
+            indexing.planned(knowledge_base.address, plan, as_json=as_json, verbose=verbose)
             return 0
         embedder = open_embedder(settings)
 
@@ -85,29 +91,36 @@ def index_command(
 
 @click.command("search")
 @click.argument("query", type=options.Text())
-@_kb_option
+@click.option("--kb", "kbs", multiple=True, required=True, metavar="NAME", help="A knowledge base to search. Repeatable.")
 @click.option("-k", "k", type=click.IntRange(1, 1000), default=8, show_default=True, metavar="N", help="Passages to show.")
 @click.option("--mode", type=click.Choice(MODES), default="hybrid", show_default=True)
 @options.where_option
 @options.rerank_option
 @options.models_file
 @options.as_json
-def search_command(query: str, kb: str, k: int, mode: Mode, where: Where, rerank: str | None, settings: Settings, as_json: bool) -> None:
-    """Find the passages that match QUERY best, each with what its score is made of.
+def search_command(
+    query: str, kbs: tuple[str, ...], k: int, mode: Mode, where: Where, rerank: str | None, settings: Settings, as_json: bool
+) -> None:
+    """Find the passages that match QUERY best, each with what its score is made of. They are those that ask would find.
 
     \b
       localrag search "annealing temperature" --kb handbook --where source=materials/*
+      localrag search "annealing temperature" --kb handbook --kb notes
     """
     if not query.strip():
         raise UsageError("The query is empty.", hint="Give some words to look for.")
-    with KnowledgeBase.open(settings.kb_dir, kb) as knowledge_base, opened_reranker(rerank, settings=settings) as reranker:
+    with ExitStack() as opened:
+        found = open_knowledge_bases(kbs, settings=settings, opened=opened)
+        reranker = opened.enter_context(opened_reranker(rerank, settings=settings))
         embedder = None if mode == "keyword" else open_embedder(settings, for_queries=True)
-        hits = knowledge_base.retrieve(query, embedder, k=k, mode=mode, where=where, reranker=reranker)
-        none_passes = not hits and bool(where) and not knowledge_base.sources(where)
+        retriever = Retriever(knowledge_bases=found, embedder=embedder, learning=settings.learn, reranker=reranker)
+        hits = retriever.search(query, top_k=k, mode=mode, where=where)
+        none_passes = not hits and bool(where) and not any(kb.sources(where) for kb in found)
     if none_passes and not as_json:
-        _note_none_passes(kb, where)
+        for kb in dict.fromkeys(kbs):
+            _note_none_passes(kb, where)
     else:
-        display.hits(hits, as_json=as_json)
+        render.hits(hits, as_json=as_json)
 
 
 def _note_none_passes(kb: str, where: Where) -> None:
@@ -138,7 +151,7 @@ def list_command(settings: Settings, as_json: bool) -> None:
         emit({"knowledge_bases": rows})
     elif rows:
         columns = ("name", "num_documents", "num_chunks")
-        display.table(("Name", "Documents", "Chunks"), [[row[name] for name in columns] for row in rows], right=("Documents", "Chunks"))
+        render.table(("Name", "Documents", "Chunks"), [[row[name] for name in columns] for row in rows], right=("Documents", "Chunks"))
     else:
         note("There are none yet. Make one with: localrag index FOLDER --kb NAME")
 
@@ -160,10 +173,10 @@ def show_command(name: str, where: Where, settings: Settings, as_json: bool) -> 
         _note_none_passes(name, where)
     else:
         indexing.documents(sources, fields)
-        note(f"{shown(name)}: {len(sources)} documents, {num_chunks} chunks")
+        note(f"{shown(name)}: {counted(len(sources), 'document')}, {counted(num_chunks, 'chunk')}")
 
 
-@kb_command.command("verify", short_help="Check a knowledge base, and repair what is derived.")
+@kb_command.command("verify", short_help="Check a knowledge base, and repair derived data.")
 @click.argument("name")
 @options.models_file
 @options.as_json
@@ -181,7 +194,17 @@ def verify_command(name: str, settings: Settings, as_json: bool) -> int:
 @options.models_file
 @options.as_json
 def export_command(name: str, file: Path, settings: Settings, as_json: bool) -> None:
-    """Write a knowledge base into one FILE, to keep or to take along. A FILE that is there is replaced."""
+    """Write a knowledge base into one FILE, to keep or to take along. A FILE that exists is replaced; - is standard output.
+
+    \b
+      localrag kb export notes notes.kb
+      localrag kb export notes - | ssh laptop localrag kb import -
+    """
+    if file == STANDARD_OUTPUT:
+        check_free_stdout("FILE", as_json=as_json)
+        with KnowledgeBase.open(settings.kb_dir, name) as knowledge_base, binary_stdout("FILE") as made:
+            knowledge_base.export(made)
+        return
     if not file.parent.is_dir():
         raise UsageError(f"There is no folder {file.parent}.", hint="Make it, or name another FILE.")
     with KnowledgeBase.open(settings.kb_dir, name) as knowledge_base:
@@ -190,30 +213,34 @@ def export_command(name: str, file: Path, settings: Settings, as_json: bool) -> 
     if as_json:
         emit({"kb": shown(name), "file": str(file), **numbers, "num_bytes": file.stat().st_size})
     else:
-        note(f"Wrote {shown(name)} to {safe(str(file))}: {numbers['num_documents']} documents, {display.size(file.stat().st_size)}.")
+        documents = counted(numbers["num_documents"], "document")
+        note(f"Wrote {shown(name)} to {safe(str(file))}: {documents}, {render.size(file.stat().st_size)}.")
 
 
 @kb_command.command("import")
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
-@click.option("--name", metavar="NAME", help="Its name here; otherwise the one it was exported by.")
+@click.argument("file", type=InputFile(exists=True))
+@click.option("--name", metavar="NAME", help="Name for the imported knowledge base.  [default: its exported name]")
 @options.models_file
 @options.as_json
 def import_command(file: Path, name: str | None, settings: Settings, as_json: bool) -> None:
-    """Make a knowledge base of a FILE that was exported. It is checked before it is there."""
+    """Make a knowledge base of a FILE that was exported.
+
+    It is checked first. A FILE of - is standard input.
+    """
     name = import_kb(settings.kb_dir, file, name)
     with KnowledgeBase.open(settings.kb_dir, name) as knowledge_base:
         numbers = {"num_documents": knowledge_base.num_documents, "num_chunks": knowledge_base.num_chunks}
     if as_json:
         emit({"kb": name, **numbers})
     else:
-        note(f"Imported {name}: {numbers['num_documents']} documents, {numbers['num_chunks']} chunks.")
+        note(f"Imported {name}: {counted(numbers['num_documents'], 'document')}, {counted(numbers['num_chunks'], 'chunk')}.")
 
 
-@kb_command.command("feedback", short_help="Show which passages helped, mark some, or forget all of it.")
+@kb_command.command("feedback", short_help="Show which passages helped, mark passages, or reset all marks.")
 @click.argument("name")
 @click.argument("ids", nargs=-1, metavar="[ID]...")
-@click.option("--useful/--useless", "helped", default=None, help="What a person says of these passages.")
-@click.option("--reset", is_flag=True, help="Forget all of it.")
+@click.option("--useful/--useless", "helped", default=None, help="Mark these passages as useful or useless.")
+@click.option("--reset", is_flag=True, help="Delete all feedback.")
 @options.models_file
 @options.as_json
 def feedback_command(name: str, ids: tuple[str, ...], helped: bool | None, reset: bool, settings: Settings, as_json: bool) -> None:
@@ -248,25 +275,26 @@ def feedback_command(name: str, ids: tuple[str, ...], helped: bool | None, reset
 
 def _chunk_id(text: str, kb: str) -> int:
     """The number of a passage of `kb`, from a label as answers show it; the label may name the knowledge base."""
-    match = _ID.fullmatch(text.strip())
-    if match is None:
+    label = parse_label(text)
+    if label is None:
         raise UsageError(f"{text[:40]!r} is not the id of a passage.", hint="Give it as in a citation: KB#12 or 12.")
-    if match[1] not in (None, kb):
+    scope, number = label
+    if scope not in ("", kb):
         raise UsageError(f"{text[:80]!r} is no passage of {kb}.", hint=f"Name that knowledge base in place of {kb}.")
-    return int(match[2])
+    return number
 
 
 @kb_command.command("remove")
 @click.argument("name")
 @options.models_file
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @options.as_json
 def remove_command(name: str, settings: Settings, yes: bool, as_json: bool) -> None:
     """Delete a knowledge base, also a damaged one. The documents themselves are not touched."""
     is_here = name in list_kbs(settings.kb_dir)
     try:
         with KnowledgeBase.open(settings.kb_dir, name) as knowledge_base:
-            question = f"Remove {shown(name)} with {knowledge_base.num_documents} documents?"
+            question = f"Remove {shown(name)} with {counted(knowledge_base.num_documents, 'document')}?"
     except KnowledgeBaseError as error:
         if not is_here:
             raise

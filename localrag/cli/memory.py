@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import click
 
-from localrag.cli import display, options
+from localrag.cli import options, render
 from localrag.cli.text import emit, note
 from localrag.errors import UsageError
 from localrag.journal import DEFAULT_IMPORTANCE, Journal
 from localrag.report import when
 from localrag.settings import Settings
 
-importance_option = click.option("--importance", type=options.Number(0, 1), metavar="0..1", help="How much it matters.")
+importance_option = click.option("--importance", type=options.Number(0, 1), metavar="0..1", help="Importance of the fact.")
 
 
 @click.group("memory")
@@ -33,7 +33,7 @@ def list_command(settings: Settings, as_json: bool) -> None:
         emit({"memories": [each.to_dict() for each in kept]})
         return
     rows = [(each.id, f"{each.importance:g}", when(each.updated_at), each.text) for each in kept]
-    display.table(("ID", "Importance", "Last changed", "Fact"), rows, right=("ID", "Importance"))
+    render.table(("ID", "Importance", "Last changed", "Fact"), rows, right=("ID", "Importance"))
 
 
 @memory_command.command("add")

@@ -1,14 +1,163 @@
-"""models: what models.toml names, and what is on this machine."""
+"""models and tokens: the catalogue's models listed, fetched, verified and optimized; and tokens counted with one of them."""
 
 from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from localrag.catalog import Catalog, VerifyResult
-from localrag.cli import display, options
+from localrag.cli import options, render
 from localrag.cli.text import emit, note
-from localrag.errors import ModelFileError
+from localrag.errors import ModelFileError, counted
+from localrag.sanitize import safe
+from localrag.session import open_engine
 from localrag.settings import Settings
+
+if TYPE_CHECKING:
+    from localrag.engine.optimize import Candidate, Comparison, Kept, Limits, Measured
+    from localrag.model import ModelSpec
+
+
+@click.command("tokens")
+@click.argument("text", type=options.Text())
+@options.models_file
+@options.model
+@click.option("--show", is_flag=True, help="Show the text of each token.")
+@options.as_json
+def tokens_command(text: str, settings: Settings, model: str | None, chat_template: Path | None, show: bool, as_json: bool) -> None:
+    """Count the tokens of TEXT with the model's own tokenizer: plain text, special strings not parsed, no BOS."""
+    with open_engine(model, settings=settings, chat_template=chat_template, vocab_only=True) as engine:
+        token_ids = engine.tokenizer.encode(text)
+        pieces = [engine.tokenizer.piece(token_id) for token_id in token_ids] if show else []
+    render.tokens(token_ids, pieces, as_json=as_json, show=show)
+
+
+MANY_BITS = ("F32", "F16", "BF16")
+
+
+def optimize(
+    name: str | None,
+    settings: Settings,
+    *,
+    types: Sequence[str],
+    max_kl: float,
+    min_speedup: float,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """The body of the command: make and measure, _show_comparison, ask, keep."""
+    from localrag.engine.optimize import Bench, Limits, keep, sha256_of  # noqa: PLC0415  # weight
+    from localrag.engine.quantize import check_type, workshop  # noqa: PLC0415  # weight
+    from localrag.engine.trial import ensure_safe  # noqa: PLC0415  # weight
+
+    wanted = [check_type(each) for each in types]
+    limits = Limits(max_kl=max_kl, min_speedup=min_speedup)
+    catalog = Catalog.load(settings)
+    spec = catalog.model(name)
+    source = catalog.open(spec)
+    folder = settings.models_dir / "optimized"
+    with workshop(folder) as stage:
+        with render.Progress(f"optimize {spec.name}") as progress:
+            bench = Bench(source, stage=stage, home=settings.home, progress=progress)
+            if spec.sha256 is None:
+                ensure_safe(source, home=settings.home)
+            compared = bench.compare(wanted, limits)
+        if not as_json:
+            _show_comparison(compared, limits)
+        chosen = compared.best if yes or (not as_json and _asked(compared.best)) else None
+        kept = None
+        if chosen is not None and chosen.measured is not None:
+            kept = keep(chosen.measured, folder, source=source, source_sha256=spec.sha256 or sha256_of(source))
+    if as_json:
+        facts = None if kept is None or chosen is None else {**kept.to_dict(), "models_toml": toml_lines(spec, chosen, kept)}
+        emit(_comparison_facts(spec, compared, limits, facts))
+    elif kept is not None and chosen is not None:
+        _show_kept(spec, chosen, kept)
+    elif compared.best is not None:
+        note("Nothing was kept; --yes keeps the fastest within the limits.")
+
+
+def _asked(best: Candidate | None) -> bool:
+    """What the person at the terminal says; no where there is none."""
+    if best is None or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    return click.confirm(f"Keep {best.file_type}? The original stays as it is.", default=False, err=True)
+
+
+def _show_comparison(compared: Comparison, limits: Limits) -> None:
+    """The original and every candidate in a table, and what follows."""
+    from localrag.engine.attention import ANSWER_TOKENS, PROMPT_TOKENS  # noqa: PLC0415  # weight
+
+    original = compared.original
+    columns = ("Type", "Size", "Prompt tok/s", "Decode tok/s", "Speed", "Perplexity", "KL", "Same top 1", "Verdict")
+    rows = [(f"{original.file_type} (original)", *_figures(original, 1.0), "")]
+    for each in compared.candidates:
+        best = "the fastest within the limits" if each is compared.best else "within the limits"
+        figures = ("",) * 7 if each.measured is None else _figures(each.measured, each.speedup or 0.0)
+        rows.append((each.file_type, *figures, each.problem or best))
+    render.table(columns, rows, right=columns[1:8])
+    note(
+        f"Speed is that of a question and its sources ({PROMPT_TOKENS} tokens) and an answer ({ANSWER_TOKENS}), against the original's. "
+        f"KL in nats and the same likeliest token: over {original.quality.num_tokens} tokens of a text that ships. "
+        f"Limits: KL at most {limits.max_kl:g} (--max-kl), speed at least {limits.min_speedup:g} times (--min-speedup)."
+    )
+    if compared.best is None:
+        note("Nothing is better here within these limits: the original stays, and nothing was kept.")
+    if original.file_type not in MANY_BITS:
+        note(
+            f"The original is {original.file_type}: what is made of it is quantised twice. From the model's 16-bit file it would lose less."
+        )
+
+
+def _figures(measured: Measured, speedup: float) -> tuple[str, ...]:
+    found = measured.quality
+    return (
+        render.size(measured.size_bytes),
+        f"{measured.prompt_tokens_per_s:.0f}",
+        f"{measured.decode_tokens_per_s:.0f}",
+        f"{speedup:.2f} x",
+        f"{found.perplexity:.2f}",
+        f"{found.mean_kl:.4f}",
+        f"{found.top1_agreement:.1%}",
+    )
+
+
+def _show_kept(spec: ModelSpec, chosen: Candidate, kept: Kept) -> None:
+    click.echo(str(kept.path))
+    note("Use it by its path wherever a model's name is taken (--model), or by a name with these lines in models.toml:")
+    note(safe("\n" + toml_lines(spec, chosen, kept)))
+
+
+def toml_lines(spec: ModelSpec, chosen: Candidate, kept: Kept) -> str:
+    """The table of models.toml that names a kept file; what the original's table asks for is asked for again."""
+    stem = Path(spec.source).stem if spec.kind == "path" and spec.name.endswith(".gguf") else spec.name
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", f"{stem}-{chosen.file_type}".lower()).strip("-")
+    values: list[tuple[str, object]] = [("path", str(kept.path)), ("sha256", kept.sha256)]
+    if spec.n_ctx is not None:
+        values.append(("n_ctx", spec.n_ctx))
+    if spec.chat_template is not None:
+        values.append(("chat_template", str(spec.chat_template.absolute())))
+    lines = [f"[models.{name}]", *(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values)]
+    return "\n".join(lines)
+
+
+def _comparison_facts(spec: ModelSpec, compared: Comparison, limits: Limits, kept: dict[str, object] | None) -> dict[str, object]:
+    return {
+        "model": spec.name,
+        "original": {**compared.original.to_dict(), "path": str(compared.original.path)},
+        "candidates": [each.to_dict() for each in compared.candidates],
+        "limits": asdict(limits),
+        "best": None if compared.best is None else compared.best.file_type,
+        "kept": kept,
+    }
 
 
 @click.group("models")
@@ -20,24 +169,25 @@ def models_command() -> None:
 @options.models_file
 @options.as_json
 def list_command(settings: Settings, as_json: bool) -> None:
-    """List the models, embedders and rerankers of models.toml."""
+    """List the models, embedders and rerankers of the models.toml files in force, and name these files."""
     catalog = Catalog.load(settings)
-    rows = catalog.rows()
+    rows, files = catalog.rows(), [str(file.absolute()) for file in catalog.files]
     if as_json:
-        emit({"file": str(catalog.file), "models": [row.to_dict() for row in rows]})
+        emit({"file": files[0], "files": files, "models": [row.to_dict() for row in rows]})
         return
     cells = [
         (
             f"{row.name}{' (default)' if row.is_default else ''}",
             row.thing,
             "yes" if row.present else "no",
-            display.size(row.size_bytes),
+            render.size(row.size_bytes),
             row.source,
         )
         for row in rows
     ]
-    display.table(("Name", "Kind", "Here", "Size", "Source"), cells, right=("Size",))
-    absent = [row.name for row in rows if not row.present]
+    render.table(("Name", "Kind", "Here", "Size", "Source"), cells, right=("Size",))
+    render.models_files(settings)
+    absent = [row.name for row in rows if not row.present and catalog.entry(row.name).kind != "path"]
     if absent:
         note(f"Fetch one with: localrag models pull {absent[0]}")
 
@@ -58,8 +208,20 @@ def show_command(name: str | None, settings: Settings, n_ctx: int | None, as_jso
         emit(data)
         return
     if data.get("chat_template"):
-        data["chat_template"] = f"{len(str(data['chat_template']))} characters"
-    display.table(("Field", "Value"), data.items())
+        data["chat_template"] = counted(len(str(data["chat_template"])), "character")
+    render.table(("Field", "Value"), [(field, _readable(value)) for field, value in data.items()])
+
+
+def _readable(value: object) -> str:
+    """A value of a JSON object as a person reads it, without the marks of Python."""
+    if value is None or isinstance(value, bool):
+        return {None: "", True: "yes", False: "no"}[value]
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_readable(each)}" for key, each in value.items() if each is not None)
+    if isinstance(value, list | tuple):
+        runs = [(_readable(each), len(list(same))) for each, same in groupby(value)]
+        return ", ".join(each if num == 1 else f"{each} ({num} times)" for each, num in runs)
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _model_facts(catalog: Catalog, name: str | None, n_ctx: int | None) -> dict[str, object]:
@@ -80,7 +242,7 @@ def pull_command(names: tuple[str, ...], settings: Settings) -> None:
     catalog = Catalog.load(settings)
     specs = [catalog.entry(name) for name in names] or [catalog.model(), catalog.embedder()]
     for spec in specs:
-        with display.Progress(spec.name) as progress:
+        with render.Progress(spec.name) as progress:
             path = catalog.pull(spec, progress)
         click.echo(f"{spec.name}: {path}")
 
@@ -98,7 +260,7 @@ def verify_command(names: tuple[str, ...], settings: Settings, as_json: bool) ->
         emit({"results": [result.to_dict() for result in results]})
     else:
         words = {True: "ok", False: "DIFFERS", None: "no sha256 in models.toml"}
-        display.table(("Name", "sha256", "Check"), [(result.name, result.actual, words[result.ok]) for result in results])
+        render.table(("Name", "sha256", "Check"), [(result.name, result.actual, words[result.ok]) for result in results])
     wrong = [result.name for result in results if result.ok is False]
     if wrong and not as_json:
         raise ModelFileError(f"{', '.join(wrong)} differs from models.toml.", hint=f"localrag models pull {wrong[0]}")
@@ -108,14 +270,14 @@ def verify_command(names: tuple[str, ...], settings: Settings, as_json: bool) ->
 
 @models_command.command("optimize")
 @click.argument("name", required=False)
-@click.option("--type", "types", multiple=True, metavar="TYPE", help="A weight type to try, such as Q8_0; repeat it for several.")
+@click.option("--type", "types", multiple=True, metavar="TYPE", help="A weight type to try, such as Q8_0. Repeatable.")
 @click.option(
     "--max-kl",
     type=options.Number(min=0.0),
     default=0.05,
     show_default=True,
     metavar="NATS",
-    help="How far a file may be from the original: mean KL divergence of the next token.",
+    help="Maximum distance from the original: mean KL divergence of the next token.",
 )
 @click.option(
     "--min-speedup",
@@ -123,9 +285,9 @@ def verify_command(names: tuple[str, ...], settings: Settings, as_json: bool) ->
     default=1.1,
     show_default=True,
     metavar="TIMES",
-    help="How much faster it must be; less than 1.1 is noise on most machines.",
+    help="Minimum speedup; below 1.1 it is noise on most machines.",
 )
-@click.option("--yes", is_flag=True, help="Keep the fastest file within the limits without asking.")
+@click.option("--yes", is_flag=True, help="Keep the fastest file within the limits without confirmation.")
 @options.models_file
 @options.as_json
 def optimize_command(
@@ -136,6 +298,4 @@ def optimize_command(
     Nothing is kept unless you say so, and the original is never changed. A KL divergence of 0.05 is about what 4-bit weights cost
     against 16-bit ones; Q8_0 and BF16 stay far below it. A file that is quantised already loses more with few bits.
     """
-    from localrag.cli.optimize import run  # noqa: PLC0415  # weight
-
-    run(name, settings, types=types, max_kl=max_kl, min_speedup=min_speedup, yes=yes, as_json=as_json)
+    optimize(name, settings, types=types, max_kl=max_kl, min_speedup=min_speedup, yes=yes, as_json=as_json)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import stat
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
@@ -14,14 +16,18 @@ from typing import Any, TypedDict, TypeVar
 import click
 
 from localrag.budget import OVERFLOWS, Overflow
-from localrag.cli.files import read_source
-from localrag.errors import UsageError
+from localrag.cli.files import STANDARD_INPUT, InputFile, claimed_stdin, is_stdin_claimed, read_source
+from localrag.cli.text import note
+from localrag.decoding import SamplingParams
+from localrag.errors import UsageError, counted
+from localrag.files import secure_home
 from localrag.kb.filters import Where
 from localrag.messages import Attachment
 from localrag.prompt import ANSWER_BASIS
+from localrag.sanitize import one_line
 from localrag.session import DEFAULT_TOP_K, Options, Session, TopK
-from localrag.session.finding import MAX_DEPTH
-from localrag.settings import MAX_TEXT_BYTES, Settings, expanded
+from localrag.session.retrieval import MAX_DEPTH
+from localrag.settings import MAX_TEXT_BYTES, Settings, default_home, expanded
 from localrag.thinking import DEFAULT_TOKENS, MIN_TOKENS
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -46,20 +52,61 @@ class Text(click.ParamType[str]):
         return str(value)
 
 
+class Evidence(click.ParamType[bytes]):
+    """`-`: all of standard input, in bytes."""
+
+    name = "evidence"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bytes:  # noqa: ANN401  # click's signature
+        if value == "-":
+            return b"" if ctx is not None and ctx.resilient_parsing else claimed_stdin().read(MAX_TEXT_BYTES + 1)
+        return self.fail(f"{value!r} comes after the question.", param, ctx)
+
+
 def read_stdin() -> str:
-    """All of standard input as text; UsageError if it is too long or no UTF-8."""
-    return _decode(sys.stdin.buffer.read(MAX_TEXT_BYTES + 1), "standard input")
+    """All of standard input as text; UsageError if it is too long or not UTF-8, or another argument has claimed it."""
+    return _decode(claimed_stdin().read(MAX_TEXT_BYTES + 1), STANDARD_INPUT)
 
 
-def read_piped() -> str:
-    """What was piped or redirected into the command; empty for a terminal, a closed input, or a device."""
+evidence_argument = click.argument("piped", metavar="[-]", type=Evidence(), required=False)
+"""`-` after the question: standard input is evidence, whatever it is."""
+
+
+def piped_evidence(piped: bytes | None) -> tuple[str, int]:
+    """The text that comes with a question, and its number of bytes: standard input where the command line asks for it or it is a pipe.
+
+    A file, a terminal, a socket or a device is left alone: in `while read q; do localrag ask "$q"; done < questions.txt`, the file belongs
+    to the loop. A remark says what was read, and that a file was not.
+    """
+    if piped is None:
+        if is_stdin_claimed() or sys.stdin is None or sys.stdin.closed:
+            return "", 0
+        kind = _kind_of_stdin()
+        if kind != stat.S_IFIFO:
+            if kind == stat.S_IFREG and _has_more():
+                note("Standard input is a file, and was not read: put - after the question to make it evidence.")
+            return "", 0
+        piped = claimed_stdin().read(MAX_TEXT_BYTES + 1)
+    text = _decode(piped, STANDARD_INPUT)
+    if piped:
+        note(f"Read {counted(len(piped), 'byte')} of standard input as evidence; </dev/null leaves it alone.")
+    return text, len(piped)
+
+
+def _kind_of_stdin() -> int:
+    """Of what kind the file is that standard input reads; 0 where nobody can tell."""
     try:
-        mode = stat.S_IFMT(Path("/dev/stdin").stat().st_mode) if sys.platform == "linux" else stat.S_IFIFO
-    except OSError:
-        return ""
-    if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty() or mode not in {stat.S_IFIFO, stat.S_IFREG}:
-        return ""
-    return read_stdin()
+        return stat.S_IFMT(os.fstat(sys.stdin.fileno()).st_mode)
+    except (OSError, ValueError):
+        return 0
+
+
+def _has_more() -> bool:
+    """Whether the file that standard input reads goes on after what was read of it."""
+    with suppress(OSError, ValueError):
+        number = sys.stdin.fileno()
+        return os.lseek(number, 0, os.SEEK_CUR) < os.fstat(number).st_size
+    return False
 
 
 def _decode(raw: bytes, origin: str) -> str:
@@ -71,8 +118,11 @@ def _decode(raw: bytes, origin: str) -> str:
         raise click.UsageError(f"{origin} is not UTF-8 text (byte {error.start}).") from None
 
 
-def _settings(_ctx: click.Context, _param: click.Parameter, value: Path | None) -> Settings:
-    return Settings.from_env(models_file=value)
+def _settings(ctx: click.Context, _param: click.Parameter, value: Path | None) -> Settings:
+    settings = Settings.from_env(models_file=value)
+    if not ctx.resilient_parsing and (secured := secure_home(settings.home, default_home())):
+        note(one_line(secured))
+    return settings
 
 
 def models_file(command: Command) -> Command:
@@ -82,20 +132,20 @@ def models_file(command: Command) -> Command:
         type=click.Path(path_type=Path),
         callback=_settings,
         metavar="FILE",
-        help="The models.toml to use.",
+        help="A models.toml that overrides those of the project, the home and localrag.",
     )(command)
 
 
 def model(command: Command) -> Command:
-    command = click.option(
-        "--chat-template", type=click.Path(path_type=Path), metavar="FILE", help="A chat template in place of the model's own."
-    )(command)
-    return click.option("--model", metavar="NAME|FILE", help="A model of models.toml, a .gguf file, or echo.")(command)
+    command = click.option("--chat-template", type=InputFile(), metavar="FILE", help="A chat template to use instead of the model's own.")(
+        command
+    )
+    return click.option("--model", metavar="NAME|FILE", help="A model in models.toml, a .gguf file, or echo.")(command)
 
 
 def window(command: Command) -> Command:
     return click.option(
-        "--ctx", "n_ctx", type=click.IntRange(min=1), metavar="TOKENS", help="The window; capped by training context and memory."
+        "--ctx", "n_ctx", type=click.IntRange(min=1), metavar="TOKENS", help="Context window; capped by the training context and by memory."
     )(command)
 
 
@@ -116,7 +166,7 @@ class Asking(TypedDict):
     think_tokens: int
     system: str | None
     attached: tuple[Path, ...]
-    top_k: TopK
+    top_k: TopK | None
     rerank: str | None
     where: Where
     context_ratio: float | None
@@ -195,21 +245,38 @@ def opener(asking: Asking, *, vocab_only: bool, keep: bool, name: str = "ask") -
     )
 
 
-def asked(asking: Asking, *, piped: str = "") -> Options:
+seed = click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Random seed; the same seed gives the same text.  [default: 0]")
+temperature = click.option(
+    "--temperature", type=Number(0, 100), default=0.0, show_default=True, help="Sampling temperature; 0 always takes the likeliest token."
+)
+
+
+def sampling(asking: Asking, *, seed: int | None, temperature: float) -> SamplingParams:
+    """How to sample; a seed that is named makes the answer repeatable."""
+    return SamplingParams(
+        seed=seed or 0,
+        repeatable=seed is not None,
+        temperature=temperature,
+        max_tokens=asking["max_tokens"],
+        think_tokens=asking["think_tokens"],
+    )
+
+
+def asked(asking: Asking) -> Options:
     """The options of a prompt, the files that came with it read."""
     options = Options(
         system=asking["system"],
         attachments=[attachment(path) for path in dict.fromkeys(asking["attached"])],
-        top_k=asking["top_k"],
         where=asking["where"],
         context_ratio=asking["context_ratio"],
         overflow=asking["overflow"],
         weigh=asking["weigh"],
-        piped=piped,
     )
+    if asking["top_k"] is not None:
+        options["top_k"] = asking["top_k"]
     if asking["max_seconds"] is not None:
         options["max_seconds"] = asking["max_seconds"]
-        options["started_at"] = _started_at()
+        options["started_at"] = started_at()
     return options
 
 
@@ -219,7 +286,7 @@ def attachment(path: Path) -> Attachment:
     return Attachment(label=source.label, text=source.text, modified=source.modified)
 
 
-def _started_at() -> float:
+def started_at() -> float:
     """When a person began to wait, on the clock of time.perf_counter(): see `main`."""
     started_at: float | None = click.get_current_context().obj
     if started_at is not None:
@@ -238,12 +305,18 @@ where_option = click.option(
     multiple=True,
     callback=_conditions,
     metavar="KEY=PATTERN",
-    help="Only documents that pass, such as tag=price, source=guide/* or author=Ann; can be given again.",
+    help="Search only documents that match, e.g. tag=price, source=guide/* or author=Ann. Repeatable.",
 )
 rerank_option = click.option(
     "--rerank",
     metavar="llm|NAME",
-    help="Have the best passages read again: by the model itself, or by a CrossEncoder of models.toml or its folder.",
+    help="Rerank the best passages, with the model itself or with a CrossEncoder (a name in models.toml, or a folder).",
+)
+max_seconds = click.option(
+    "--max-seconds",
+    type=Number(0, 86_400, min_open=True),
+    metavar="S",
+    help="Finish within S seconds, retrieval and reranking included, at the speed measured on this machine.",
 )
 _ASKING = (
     click.option(
@@ -252,7 +325,7 @@ _ASKING = (
         default=ANSWER_BASIS,
         show_default=True,
         metavar="N",
-        help="The longest answer, in tokens.",
+        help="Maximum length of the answer, in tokens.",
     ),
     click.option(
         "--think-tokens",
@@ -260,49 +333,43 @@ _ASKING = (
         default=DEFAULT_TOKENS,
         show_default=True,
         metavar="N",
-        help="The most that a reasoning model thinks before it answers, in tokens; 0: nothing.",
+        help="Maximum length of a reasoning model's thoughts, in tokens; 0 disables them.",
     ),
     click.option(
         "--top-k",
         type=Depth(),
-        default=DEFAULT_TOP_K,
-        show_default=True,
         metavar="N",
-        help="Passages to retrieve; fit: as many as the window may hold.",
+        help="Passages to retrieve; fit: as many as the window may hold. They also take what would stay spare of the window, unless "
+        f"--context-ratio is given. [default: {DEFAULT_TOP_K}]",
     ),
     rerank_option,
     where_option,
-    click.option(
-        "--max-seconds",
-        type=Number(0, 86_400, min_open=True),
-        metavar="S",
-        help="Fit prompt and answer into so many seconds, as fast as this machine was found to be.",
-    ),
+    max_seconds,
     click.option(
         "--overflow",
         type=Strategy(),
         multiple=True,
         metavar="[SECTION=]STRATEGY",
-        help=f"What becomes of what is too much: {', '.join(OVERFLOWS)}; for all sections, or for one. Can be given again.",
+        help=f"What to do with content that does not fit, for all sections or for one: {', '.join(OVERFLOWS)}. Repeatable.",
     ),
     click.option(
         "--context-ratio",
         type=Number(0, 1),
         metavar="R",
-        help="The most that evidence may take of the window, beside what cannot be cut. [default: the budget's, 0.5]",
+        help="Maximum share of the window for evidence, after the sections that cannot be cut.  [default: the budget's, 0.5]",
     ),
     click.option("--budget", metavar="NAME", help="A [budgets.NAME] table of models.toml."),
-    click.option("--weigh", is_flag=True, help="Let the relevance of the files weigh their passages (see localrag score)."),
+    click.option("--weigh", is_flag=True, help="Weight passages by the relevance of their files (see localrag score)."),
     click.option(
         "--attach",
         "attached",
         type=click.Path(path_type=Path),
         multiple=True,
         metavar="FILE",
-        help="A text file to read with the question; can be given again.",
+        help="A text file to send with the question. Repeatable.",
     ),
-    click.option("--system", type=Text(), metavar="TEXT", help="A system text (- for stdin, @file for a file)."),
-    click.option("--kb", "kbs", multiple=True, metavar="NAME", help="A knowledge base to answer from; can be given again."),
+    click.option("--system", type=Text(), metavar="TEXT", help="System prompt (- for stdin, @file for a file)."),
+    click.option("--kb", "kbs", multiple=True, metavar="NAME", help="A knowledge base to answer from. Repeatable."),
 )
 
 

@@ -1,21 +1,156 @@
-"""report: what became of the budgets of past asks, and what councils came to."""
+"""report: the ledgers in the journal, summed up, and its council runs."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from localrag.cli import council_report, display, options, text
-from localrag.cli.files import write_whole
+from localrag.cli import council_render, options, render, text
+from localrag.cli.files import STANDARD_OUTPUT, check_free_stdout, write_whole
 from localrag.errors import UsageError
+from localrag.sanitize import one_line, safe
 from localrag.settings import Settings
 
 if TYPE_CHECKING:
+    from localrag.journal import Journal, StoredCouncil
     from localrag.report import Report, SessionFigures
+
+
+NEWEST = "last"
+_MAX_ID = 2**63 - 1
+_MOST_NAMED = 5
+_MOST_TASK_CHARS = 60
+_EMPTY = "No council has been held yet: localrag council holds one."
+_LINES = {
+    "planned": council_render.planned_lines,
+    "search": council_render.search_lines,
+    "budget": council_render.budget_lines,
+    "ranking": council_render.ranking_lines,
+    "tool": council_render.tool_lines,
+    "verdict": council_render.verdict_lines,
+    "error": council_render.error_lines,
+    "end": council_render.end_lines,
+}
+_MADE_OF = {"planned": ("plan",), "ranking": ("review",), "tool": ("call",), "verdict": ("call", "verdict")}
+"""Of which answers an event was made."""
+
+
+class RunId(click.ParamType[int | str]):
+    """The id of a run, or `last`."""
+
+    name = "run"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:  # noqa: ANN401  # click's signature
+        if value == NEWEST:
+            return NEWEST
+        if not (str(value).isascii() and str(value).isdecimal() and len(str(value)) <= len(str(_MAX_ID))):
+            self.fail(f"{value!r} is neither the number of a run nor {NEWEST}.", param, ctx)
+        return min(int(value), _MAX_ID)
+
+
+def show_run(home: Path, run: int | str, *, as_json: bool) -> None:
+    """One run, whole. UsageError if there is none of that id."""
+    with _journal(home) as journal:
+        found = _run_of(journal, run)
+    if as_json:
+        text.emit(found.to_dict())
+        return
+    for line in _transcript(found):
+        click.echo(council_render.printable(line))
+
+
+def list_runs(home: Path, last: int, *, as_json: bool) -> None:
+    """The newest runs as a list, the newest last."""
+    rows = []
+    if _journal_file(home).exists():
+        with _journal(home) as journal:
+            rows = journal.councils.last(last)
+    if as_json:
+        text.emit({"councils": [row.to_dict() for row in rows]})
+    elif not rows:
+        text.note(_EMPTY)
+    else:
+        from localrag.report import when  # noqa: PLC0415  # weight
+
+        shown = ((row.id, when(row.started_at), row.name, one_line(row.task, _MOST_TASK_CHARS), row.state) for row in rows)
+        printed = ([council_render.printable(one_line(cell)) for cell in row] for row in shown)
+        render.table(("ID", "When", "Council", "Task", "State"), printed, right=("ID",))
+
+
+def _journal_file(home: Path) -> Path:
+    from localrag.journal import FILE_NAME  # noqa: PLC0415  # weight
+
+    return home / FILE_NAME
+
+
+def _journal(home: Path) -> Journal:
+    from localrag.journal import Journal  # noqa: PLC0415  # weight
+
+    if not _journal_file(home).exists():
+        raise UsageError("There is no run of a council in the journal.", hint=_EMPTY)
+    return Journal.open(home)
+
+
+def _run_of(journal: Journal, run: int | str) -> StoredCouncil:
+    newest = [row.id for row in reversed(journal.councils.last(_MOST_NAMED))]
+    if not newest:
+        raise UsageError("There is no run of a council in the journal.", hint=_EMPTY)
+    found = journal.councils.get(newest[0] if isinstance(run, str) else run)
+    if found is None:
+        raise UsageError(f"There is no run {run} of a council in the journal.", hint=f"The newest: {', '.join(map(str, newest))}.")
+    return found
+
+
+def _transcript(run: StoredCouncil) -> Iterator[str]:
+    """A run as it was told, a blank line before each step."""
+    from localrag.report import when  # noqa: PLC0415  # weight
+
+    yield f"Council {one_line(run.name)}, run {run.id}: {run.state}"
+    yield when(run.started_at)
+    yield ""
+    yield from council_render.paragraphs(run.task)
+    roles = [line for event in run.events if event.get("event") == "start" for line in council_render.start_lines(event)]
+    yield from ["", *roles] if roles else []
+    for lines in _steps(run.events):
+        yield ""
+        yield from lines
+    if run.state == "interrupted":
+        yield ""
+        yield "Interrupted: its process ended before the verdict. All that was told until then stands above."
+    elif run.state == "running":
+        yield ""
+        yield "It still runs."
+
+
+def _steps(events: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
+    """The lines of each event that shows something. An answer shows as what was made of it, and by itself where nothing was."""
+    waiting: dict[str, Mapping[str, Any]] = {}
+    last_budget: Mapping[str, Any] | None = None
+    for event in events:
+        name, role = str(event.get("event")), str(event.get("role"))
+        if name == "said":
+            if role in waiting and waiting[role].get("error"):
+                yield council_render.said_lines(waiting[role])
+            waiting[role] = event
+        elif name == "checked":
+            yield council_render.proposal_lines(event, waiting.pop(str(event.get("member")), None))
+        else:
+            is_over = name in ("error", "end")
+            for said_by in [each for each, said in waiting.items() if is_over or said.get("kind") in _MADE_OF.get(name, ())]:
+                said = waiting.pop(said_by)
+                if is_over or said.get("error"):
+                    yield council_render.said_lines(said)
+            if name == "budget" and (again := council_render.budget_again(event, last_budget)):
+                yield again
+            elif name in _LINES:
+                yield _LINES[name](event)
+            last_budget = event if name == "budget" else last_budget
+    yield from map(council_render.said_lines, waiting.values())
+
 
 _MOST = 10
 """How many lines each list shows in a terminal; the JSON and the page have more."""
@@ -25,12 +160,17 @@ _BARS = "▁▂▃▄▅▆▇█"
 @click.command("report")
 @click.option("--session", metavar="NAME", help="Only this session.")
 @click.option(
-    "--last", type=click.IntRange(1, 1_000_000), default=20, show_default=True, metavar="N", help="The newest N asks, or runs of councils."
+    "--last",
+    type=click.IntRange(1, 1_000_000),
+    default=20,
+    show_default=True,
+    metavar="N",
+    help="Number of asks, or council runs, to show, newest first.",
 )
-@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a page with every window drawn.")
-@click.option("--force", is_flag=True, help="Overwrite FILE even if it is no localrag report.")
-@click.option("--council", type=council_report.RunId(), metavar="ID|last", help="Show this run of a council again, or the newest.")
-@click.option("--councils", is_flag=True, help="List the runs of councils.")
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write an HTML page that draws every window (- for stdout).")
+@click.option("--force", is_flag=True, help="Overwrite FILE even if it is not a localrag report.")
+@click.option("--council", type=RunId(), metavar="ID|last", help="Show a council run again, by its ID, or the latest.")
+@click.option("--councils", is_flag=True, help="List council runs.")
 @options.models_file
 @options.as_json
 def report_command(
@@ -51,15 +191,15 @@ def report_command(
         beside = {"--html": html is not None, "--session": session is not None, "--councils": councils and council is not None}
         _refuse("--councils" if council is None else "--council", beside)
         if council is None:
-            council_report.show_all(settings.home, last, as_json=as_json)
+            list_runs(settings.home, last, as_json=as_json)
         else:
-            council_report.show(settings.home, council, as_json=as_json)
+            show_run(settings.home, council, as_json=as_json)
         return
     from localrag.journal import FILE_NAME, Journal  # noqa: PLC0415  # weight
     from localrag.report import page, report  # noqa: PLC0415  # weight
 
     if html is not None:
-        html = _checked(html, force=force)
+        html = _checked(html, force=force, as_json=as_json)
     asks, sessions = [], []
     if (settings.home / FILE_NAME).exists():
         with Journal.open(settings.home) as journal:
@@ -73,8 +213,7 @@ def report_command(
     if not asks:
         text.note("The journal is empty: each ask leaves its budget there.")
     elif html is not None:
-        write_whole(html, page(found), replace=True)
-        text.note(f"Wrote {text.safe(str(html))}")
+        _write(html, page(found))
     elif not as_json:
         _show(found)
 
@@ -92,12 +231,21 @@ def _unknown(session: str, sessions: Sequence[str]) -> UsageError:
     return UsageError(f"There is no session {session!r} in the journal.", hint=hint)
 
 
-def _checked(path: Path, *, force: bool) -> Path:
+def _write(html: Path, made: str) -> None:
+    if html == STANDARD_OUTPUT:
+        click.echo(made)
+        return
+    write_whole(html, made, replace=True)
+    text.note(f"Wrote {safe(str(html))}")
+
+
+def _checked(path: Path, *, force: bool, as_json: bool) -> Path:
     """The file that may be written, links followed. UsageError for one that should not be."""
     from localrag.report import MARK  # noqa: PLC0415  # weight
 
-    if str(path) == "-":
-        raise UsageError("A page is written to a file, not to standard output.", hint="Give --html a file name, such as report.html.")
+    if path == STANDARD_OUTPUT:
+        check_free_stdout("--html", as_json=as_json)
+        return path
     given = path
     try:
         path = path.expanduser().resolve()
@@ -120,7 +268,7 @@ def _checked(path: Path, *, force: bool) -> Path:
 def _show(found: Report) -> None:
     """The report as tables."""
     columns = ("Session", "Asks", "In", "Out", "Utilization", "Lowest", "Highest", "Efficiency", "Trend")
-    display.table(columns, [_session(each) for each in found.sessions], right=columns[1:8])
+    render.table(columns, [_session(each) for each in found.sessions], right=columns[1:8])
     _list(
         "Cut most often",
         {
@@ -171,6 +319,6 @@ def _list(title: str, columns: Mapping[str, str], lines: Sequence[object]) -> No
         return
     rows = [[getattr(line, field) for field in columns.values()] for line in lines[:_MOST]]
     numbers = [heading for heading, cell in zip(columns, rows[0], strict=True) if isinstance(cell, int)]
-    display.table(tuple(columns), rows, right=numbers)
+    render.table(tuple(columns), rows, right=numbers)
     if len(lines) > _MOST:
         click.echo(f"  and {len(lines) - _MOST} more")

@@ -12,11 +12,12 @@ from typing import Any
 import click
 
 from localrag.budget import TIERS, Profile
-from localrag.cli import display, options
-from localrag.cli.files import label_of, text_of
-from localrag.cli.text import emit, note, safe
-from localrag.errors import ConfigError, KnowledgeBaseError, ModelNotFoundError, UsageError
+from localrag.cli import options, render
+from localrag.cli.files import label_of, read_source, text_of
+from localrag.cli.text import emit, note
+from localrag.errors import ConfigError, KnowledgeBaseError, ModelNotFoundError, UsageError, counted
 from localrag.relevance import FACTORS, MAX_TASK_CHARS, METHODS, File, Method, Score, Weights, score
+from localrag.sanitize import safe
 from localrag.session import open_embedder, open_profile
 from localrag.settings import Settings
 from localrag.tokens import Embedder
@@ -56,12 +57,19 @@ def _thresholds(command: options.Command) -> options.Command:
 
 @click.command("score")
 @click.argument("paths", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
-@click.option("--task", required=True, type=options.Text(), metavar="TEXT", help="What is to be done (- for stdin, @file for a file).")
-@click.option("--method", type=click.Choice(METHODS), help="How alignment is measured; hybrid if an embedder is on this machine.")
 @click.option(
-    "--weight", "weights", multiple=True, type=Weight(), metavar="NAME=VALUE", help=f"Of {', '.join(FACTORS)}; can be given again."
+    "--task", required=True, type=options.Text(), metavar="TEXT", help="The task to score the files for (- for stdin, @file for a file)."
 )
-@click.option("--half-life", type=float, metavar="DAYS", help="The age that halves recency.  [default: 7]")
+@click.option("--method", type=click.Choice(METHODS), help="How to measure alignment.  [default: hybrid if an embedder is on this machine]")
+@click.option(
+    "--weight",
+    "weights",
+    multiple=True,
+    type=Weight(),
+    metavar="NAME=VALUE",
+    help=f"The weight of a factor: {', '.join(FACTORS)}. Repeatable.",
+)
+@click.option("--half-life", type=float, metavar="DAYS", help="The age at which recency is halved.  [default: 7]")
 @_thresholds
 @options.models_file
 @options.as_json
@@ -86,7 +94,7 @@ def score_command(
     if not task.strip():
         raise UsageError("The task is empty.", hint="Say with --task what is to be done.")
     if len(task) > MAX_TASK_CHARS:
-        raise UsageError(f"The task has {len(task)} characters, and {MAX_TASK_CHARS} are the most.", num_chars=len(task))
+        raise UsageError(f"The task has {counted(len(task), 'character')}, and {MAX_TASK_CHARS} are the most.", num_chars=len(task))
     profile, kept = open_profile(None, settings=settings)
     chosen = Weights(**kept)  # type: ignore[arg-type]  # checked by the catalogue
     try:
@@ -151,7 +159,7 @@ def _embedder(method: Method, settings: Settings, *, is_asked_for: bool) -> Embe
 def _score(files: Sequence[File], task: str, weights: Weights, embedder: Embedder | None) -> list[Score]:
     if embedder is None:
         return score(files, task, weights=weights, now=time.time())
-    with display.Progress("Scoring") as progress:
+    with render.Progress("Scoring") as progress:
         return score(
             files,
             task,
@@ -166,18 +174,22 @@ def _gather(paths: Sequence[Path]) -> Gathered:
     """Each file once, by the path that was given to it or to its folder."""
     from localrag.kb.readers import UnreadableError  # noqa: PLC0415  # weight: none of it is needed to print help
     from localrag.kb.reading import Readers  # noqa: PLC0415
-    from localrag.kb.walk import read_bytes  # noqa: PLC0415
+    from localrag.kb.walk import read_file  # noqa: PLC0415
 
     gathered = Gathered()
     seen: set[str] = set()
     with Readers() as readers:
         for path in (file for given in paths for file in _files(given, gathered)):
+            if str(path) == "-":
+                source = read_source(path, "scored")
+                gathered.files.append(File(source.label, source.text, time.time()))
+                continue
             real = os.path.realpath(path)
             if real in seen:
                 continue
             seen.add(real)
             try:
-                text = text_of(path.name, read_bytes(real), readers)
+                text = text_of(path.name, read_file(real).data, readers)
                 gathered.files.append(File(label_of(path), text, Path(real).stat().st_mtime))
             except UnreadableError as error:
                 gathered.skipped.append((label_of(path), str(error)))
@@ -215,6 +227,6 @@ def _table(scores: Sequence[Score], tiers: Sequence[str], weights: Weights) -> N
         (one.path.replace("\n", " "), f"{one.score:.3f}", *(f"{part:.3f}" for part in one.contributions.values()), name)
         for one, name in zip(scores, tiers, strict=True)
     ]
-    display.table(("File", *numbers, "Tier"), rows, right=numbers)
+    render.table(("File", *numbers, "Tier"), rows, right=numbers)
     shares = ", ".join(f"{COLUMNS[name]} {share:.2f}" for name, share in weights.shares.items())
     note(f"A score is the sum of its columns, which reach up to {shares}.")

@@ -13,8 +13,9 @@ import click
 
 from localrag.cli import options
 from localrag.cli.files import read_source
-from localrag.cli.text import emit, note, safe
+from localrag.cli.text import emit, note
 from localrag.errors import LocalragError
+from localrag.sanitize import safe
 from localrag.session import open_engine
 from localrag.settings import Settings
 from localrag.summary import LEVELS, Level, Summary, SummaryCache, summarize
@@ -26,13 +27,16 @@ if TYPE_CHECKING:
 
 @click.command("summarize")
 @click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
-@click.option("--level", type=click.Choice(LEVELS), default="summary", show_default=True, help="From the most detail to the least.")
+@click.option("--level", type=click.Choice(LEVELS), default="summary", show_default=True, help="Amount of detail to keep.")
 @click.option(
-    "--max-tokens", type=click.IntRange(min=1), metavar="N", help="The most tokens.  [default: 2000 detailed, 500 summary, 100 stub]"
+    "--max-tokens",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Maximum length, in tokens.  [default: 2000 detailed, 500 summary, 100 stub]",
 )
-@click.option("--no-model", is_flag=True, help="Pick the file's own sentences; the model only counts tokens.")
-@click.option("--max-age", type=options.Number(min=0), metavar="HOURS", help="Write a summary anew that is older.")
-@click.option("--no-cache", is_flag=True, help="Neither read nor keep summaries.")
+@click.option("--no-model", is_flag=True, help="Select sentences of the file; use the model only to count tokens.")
+@click.option("--max-age", type=options.Number(min=0), metavar="HOURS", help="Regenerate cached summaries older than this.")
+@click.option("--no-cache", is_flag=True, help="Do not read or write the summary cache.")
 @options.models_file
 @options.model
 @options.as_json

@@ -1,46 +1,114 @@
-"""What all printing needs: where data and talk go, and text that cannot control a terminal."""
+"""Text for people: where data and messages go, text that cannot control a terminal or Markdown, and streams that cannot be written."""
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import shutil
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
 
 from localrag.errors import LocalragError
+from localrag.sanitize import CONTROL, HIDDEN, one_line, safe
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from typing_extensions import Buffer
 
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-HIDDEN = re.compile("[\u061c\u200b\u2028\u2029\u2060-\u206f\ufeff\ud800-\udfff\U000e0000-\U000e007f]")
-COLOURS = {
-    "scaffold": "bright_black",
-    "system": "magenta",
-    "tools": "blue",
-    "memories": "bright_magenta",
-    "summary": "bright_blue",
-    "history": "bright_cyan",
-    "pinned": "bright_yellow",
-    "attachments": "bright_green",
-    "evidence": "green",
-    "pointers": "green",
-    "question": "cyan",
-    "answer": "yellow",
-}
+
+_IN_JSON = re.compile(f"[{CONTROL}{HIDDEN}]")
 
 
 def emit(data: object) -> None:
-    """One JSON object on stdout; in ASCII where half a character, of a file's name, or an old encoding allows no more."""
-    text = json.dumps(data, ensure_ascii=False, default=str)
+    """Print one JSON object on stdout; in ASCII where an old encoding allows no more."""
+    text = terminal_json(data)
     try:
         text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
     except (UnicodeEncodeError, LookupError):
-        text = json.dumps(data, default=str)
+        text = json.dumps(data, default=str).replace("\x7f", "\\u007f")
     click.echo(text)
+
+
+def terminal_json(data: object) -> str:
+    """JSON on one line that cannot control a terminal: such characters are escaped, so a parser reads the same values."""
+    return _IN_JSON.sub(_escape, json.dumps(data, ensure_ascii=False, default=str))
+
+
+def _escape(match: re.Match[str]) -> str:
+    """The escape of one character in JSON: of one above U+FFFF, that of both halves."""
+    units = match[0].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
+
+
+class _Output(io.FileIO):
+    """Standard output that remembers why it could not be written, for a command may have made another error of that."""
+
+    error: OSError | None = None
+
+    def write(self, data: Buffer, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+
+def open_streams() -> None:
+    """Prepare the standard streams of a process: `stdout_error` knows its output from now on.
+
+    Where a process was started without some (`>&-`), it gets streams that behave as closed ones. Otherwise the first file that is opened,
+    say the journal, would become standard output. Reading finds nothing, and writing to standard output fails, so that no answer is lost
+    in silence.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            setattr(sys, name, open(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False))  # noqa: SIM115  # for good
+    out = sys.stdout
+    if isinstance(out, io.TextIOWrapper) and type(getattr(out.buffer, "raw", out.buffer)) is io.FileIO:  # else a console of Windows
+        sys.stdout = io.TextIOWrapper(
+            io.BufferedWriter(_Output(out.fileno(), "w", closefd=False)),
+            encoding=out.encoding,
+            errors=out.errors,
+            line_buffering=out.line_buffering,
+            write_through=out.write_through,
+        )
+
+
+def stdout_error() -> OSError | None:
+    """Why standard output could not be written, or cannot: what it still holds is written first."""
+    raised = None
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        raised = error
+    except ValueError:  # closed by whoever called from Python
+        return None
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    return raw.error if isinstance(raw, _Output) and raw.error is not None else raised
+
+
+def drop_output() -> None:
+    """Forget what standard output and standard error still hold; Python would try to write it at the end, and fail again."""
+    for stream, error in ((sys.stdout, stdout_error()), (sys.stderr, None)):
+        try:
+            if error is not None:
+                raise error
+            stream.flush()
+        except (OSError, ValueError):
+            with suppress(OSError, ValueError):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, stream.fileno())
+                os.close(nowhere)
+                stream.flush()
 
 
 def forgive_encoding() -> None:
@@ -49,9 +117,35 @@ def forgive_encoding() -> None:
         sys.stdout.reconfigure(errors="replace")
 
 
-def note(text: str) -> None:
-    """A line of talk."""
-    click.echo(text, err=True)
+def note(text: str, *, hang: int = 0) -> None:
+    """A line of talk, safe for a terminal, on which it breaks between words; the next lines are indented as the first is, and by `hang`.
+
+    Where nobody can be told, the command goes on.
+    """
+    with suppress(OSError):
+        click.echo(wrapped(safe(text), hang=hang) if sys.stderr.isatty() else safe(text), err=True)
+
+
+def wrapped(text: str, *, hang: int = 0) -> str:
+    """Text broken between words to the width of the terminal; a word that is longer than that, such as a path, stays in one piece."""
+    columns = shutil.get_terminal_size().columns
+    if all(len(line) <= columns // 2 for line in text.split("\n")):  # whatever the characters: none takes more than two cells
+        return text
+    from rich.cells import cell_len  # noqa: PLC0415  # weight
+
+    lines = []
+    for line in text.split("\n"):
+        words = line.lstrip(" ").split(" ")
+        indent = " " * (len(line) - len(line.lstrip(" ")))
+        made = indent + words[0]
+        for word in words[1:]:
+            if cell_len(made) + 1 + cell_len(word) <= columns or not word:
+                made += f" {word}"
+            else:
+                lines.append(made.rstrip(" "))
+                made = f"{indent}{' ' * hang}{word}"
+        lines.append(made)
+    return "\n".join(lines)
 
 
 def fault(error: LocalragError, *, as_json: bool) -> None:
@@ -69,17 +163,6 @@ def dim(text: str) -> None:
     console(err=True).print(safe(text), style="dim", soft_wrap=True)
 
 
-def safe(text: str) -> str:
-    """Text without what moves a cursor, colours a terminal or turns the direction of writing, and without half characters."""
-    return CONTROL.sub("", text)
-
-
-def one_line(text: object, max_chars: int = 0) -> str:
-    """A text as one line, safe for a terminal, with its beginning only where it is longer than `max_chars` (0: whatever it is)."""
-    line = " ".join(HIDDEN.sub(" ", safe(str(text).replace("\r", " "))).split())
-    return line if not max_chars or len(line) <= max_chars else line[: max_chars - 1] + "…"
-
-
 def console(*, err: bool = False) -> Console:
     """A rich console that marks up nothing on its own."""
     from rich.console import Console  # noqa: PLC0415  # weight
@@ -90,3 +173,23 @@ def console(*, err: bool = False) -> Console:
 
     width = None if (sys.stderr if err else sys.stdout).isatty() else 1000  # a table in a pipe is not folded
     return _Console(stderr=err, markup=False, highlight=False, emoji=False, width=width)
+
+
+_SPECIAL = re.compile(r"[\\`*|~&]|(?<![^\W_])_|_(?![^\W_])")
+_HTML = re.compile(r"<(?=[A-Za-z/!?])")
+_LINK = re.compile(r"(?<=\])(?=[(:\[])|(?<=\[)(?=\[)|(?<=:)(?=//)|(?<=\bwww)(?=\.)", re.IGNORECASE)
+_FENCE = re.compile(r"`{3,}|~{3,}")
+_PREFIX = r"^((?:[ \t]|>|[*+-](?=[ \t])|\d{1,9}[.)](?=[ \t]))*)"
+_HEADING = re.compile(rf"{_PREFIX}(?=#{{1,6}}(?:[ \t]|$)|(?:=+|-+)[ \t]*$)", re.MULTILINE)
+
+
+def prose(text: str) -> str:
+    """A text of several paragraphs: its lists, code and emphasis stay."""
+    text = _LINK.sub(lambda _: "\\", _HTML.sub("&lt;", text))
+    text = _FENCE.sub(lambda match: "".join(f"\\{char}" for char in match[0]), text)
+    return _HEADING.sub(r"\1\\", text)
+
+
+def inline(text: str) -> str:
+    """A line that stands inside another: nothing of it is markup."""
+    return _LINK.sub(lambda _: "\\", _HTML.sub("&lt;", _SPECIAL.sub(r"\\\g<0>", text)))

@@ -64,11 +64,12 @@ class Split:
     pinned: tuple[Exchange, ...] = ()
 
 
-def split(messages: Sequence[Message], pinned: Collection[int] = ()) -> Split:
+def split(messages: Sequence[Message], pinned: Collection[int] = (), *, needs_question: bool = True) -> Split:
     """Tell what is asked now from what came before. `pinned` are numbers of messages whose exchanges are kept whatever they take.
 
     `current` begins with the user messages since the last answer and holds the tool round that followed them, if there was
-    one. System messages are joined in order, wherever they stand. UsageError if nothing was asked since the last answer.
+    one. System messages are joined in order, wherever they stand. UsageError if nothing was asked since the last answer;
+    without `needs_question`, `current` is empty then, and the last exchange is pinned.
     """
     system: list[str] = []
     runs: list[list[Numbered]] = []
@@ -84,7 +85,10 @@ def split(messages: Sequence[Message], pinned: Collection[int] = ()) -> Split:
         runs[-1].append(Numbered(number, message))
     last = runs.pop() if runs else []
     if not any(message.role == "user" for _, message in last) or last[-1].message.role == "assistant":
-        raise UsageError("There must be a question since the last answer.", hint="End the conversation with a user message.")
+        if needs_question:
+            raise UsageError("There must be a question since the last answer.", hint="End the conversation with a user message.")
+        pinned = {*pinned, *(number for number, _ in last)}
+        runs, last = ([*runs, last] if last else runs), []
     over = [Exchange(tuple(run)) for run in runs]
     history: list[Exchange] = []
     kept: list[Exchange] = []
@@ -94,10 +98,14 @@ def split(messages: Sequence[Message], pinned: Collection[int] = ()) -> Split:
     return Split("\n\n".join(system), tuple(history), tuple(last), tuple(kept))
 
 
-def search_query(messages: Sequence[Message]) -> str:
-    """What to search for: all that the user said since the last answer, joined by empty lines. UsageError as for `split`."""
-    said = [message.content.strip() for _, message in split(messages).current if message.role == "user"]
-    if not any(said):
+def search_query(messages: Sequence[Message], *, needs_question: bool = True) -> str:
+    """The search query: all that the user said since the last answer, joined by empty lines. UsageError as for `split`.
+
+    Without `needs_question`, an empty text where nothing was asked.
+    """
+    current = split(messages, needs_question=needs_question).current
+    said = [message.content.strip() for _, message in current if message.role == "user"]
+    if current and not any(said):
         raise UsageError("The user text is empty.", hint="Give a text, or leave it out.")
     return "\n\n".join(text for text in said if text)
 

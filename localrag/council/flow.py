@@ -104,7 +104,7 @@ def _decide(judged: Turn, read: Mapping[str, Hit]) -> Flow:
     given: list[Verdict] = []
     for share in _SHARES:
         (reply,) = yield Ask((turns.to_decide(judged, read, share),))
-        given.append(verdict.parse(reply.text, [*reply.hits, *read.values()], members))
+        given.append(verdict.parse(reply.text, [*reply.hits, *read.values()], members, is_cut=reply.finish_reason != "stop"))
         if given[-1].is_whole or reply.finish_reason != "length":
             break
     best = max(given, key=lambda each: (each.is_whole, bool(each.decision), bool(each.text)))

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from localrag.council.replies import without_cut_tag
+from localrag import citation
 from localrag.messages import Proposal, strip_reasoning
-from localrag.passages import CITATION, Hit
+from localrag.passages import Hit
+from localrag.sentences import sentences
 
-_STRUCK = "\0"
-"""Stands where a label was struck out, until the text around it is closed up."""
-_EMPTY_BRACKET = re.compile(rf"[\[(]\s*{_STRUCK}[\s,;{_STRUCK}]*[\])]")
-_GAP = re.compile(rf"(?<![ \t,;{_STRUCK}])([ \t,;]*){_STRUCK}([ \t,;{_STRUCK}]*)")
-_MAX_BRACKETS = 3
-"""Of them around one label; what is left of more stays."""
-_BORDER = re.compile(r"(?<![.!?…])[.!?…]++[\"'”’)\]*_]*+\s++|[。！？]++[”’」』）]*+\s*+|\n\s*+")
 _ABBREVIATED = re.compile(r"\b(?:\w|Dr|Mr|Mrs|Ms|Prof|St|Nr|No|Fig|Sec|Vol|vs|cf|al|etc|approx|ca|bzw|Abb|Art)\.[ \t]+$")
 _STOP = re.compile(r"\.[ \t]+$")
 _MIN_REPEATED_BYTES = 12
@@ -52,41 +46,18 @@ class Checked:
 def check(member: str, text: str, finish_reason: str, hits: Iterable[Hit]) -> Checked:
     """What a member said, held against the `hits` that stood in its prompt."""
     said = strip_reasoning(text).strip()
-    is_cut = finish_reason == "length"
-    said, num_repeated = without_repeats(without_cut_tag(said) if is_cut else said, is_cut=is_cut)
-    given = {hit.label for hit in hits}
-    labels = list(dict.fromkeys(match[0] for match in CITATION.finditer(said)))
+    is_cut = finish_reason != "stop"
+    said, num_repeated = without_repeats(citation.without_cut_label(said) if is_cut else said, is_cut=is_cut)
+    hits = tuple(hits)
+    cited = citation.cite(said, hits)
     return Checked(
         member=member,
-        text=struck(said, given),
+        text=citation.struck(said, hits),
         finish_reason=finish_reason,
-        cited=tuple(label for label in labels if label in given),
-        invented=tuple(label for label in labels if label not in given),
+        cited=tuple(each.label for each in cited if each.supplied),
+        invented=tuple(each.label for each in cited if not each.supplied),
         num_repeated=num_repeated,
     )
-
-
-def struck(text: str, given: Collection[str]) -> str:
-    """A text without citations of what is not among the labels `given`, closed up where they stood."""
-    if all(match[0] in given for match in CITATION.finditer(text)):
-        return text
-    text = CITATION.sub(lambda match: match[0] if match[0] in given else _STRUCK, text.replace(_STRUCK, " "))
-    for _ in range(_MAX_BRACKETS):
-        text = _EMPTY_BRACKET.sub(_STRUCK, text)
-    return _GAP.sub(_closed_up, text).strip()
-
-
-def _closed_up(match: re.Match[str]) -> str:
-    """What stays of the spaces and separators around struck labels: what the text would have without them."""
-    text, before, after = match.string, match[1], match[2].rpartition(_STRUCK)[2]
-    left, right = text[match.start() - 1 : match.start()], text[match.end() : match.end() + 1]
-    if left in ("", "\n"):
-        return before[: len(before) - len(before.lstrip(" \t"))]
-    if right in ("", "\n") or right in ".!?:)]" or left in "[(":
-        return ""
-    if mark := next((char for char in after + before if char in ",;"), ""):
-        return f"{mark} " if left != ":" else " "
-    return " "
 
 
 def without_repeats(text: str, *, is_cut: bool = False) -> tuple[str, int]:
@@ -94,40 +65,30 @@ def without_repeats(text: str, *, is_cut: bool = False) -> tuple[str, int]:
 
     Code between ``` stays as it is. Of a text that `is_cut` off the end goes too, where it begins a sentence that was said before.
     """
-    sentences = list(_sentences(text))
-    num_said = len(sentences)
-    plain = [" ".join(sentence.split()).casefold() for sentence in sentences]
+    pieces = list(sentences(text))
+    num_said = len(pieces)
+    plain = [" ".join(piece.split()).casefold() for piece in pieces]
     if is_cut and any(each != plain[-1] and each.startswith(plain[-1]) for each in plain):
-        sentences.pop()
+        pieces.pop()
     seen: set[str] = set()
     kept: list[str] = []
     is_code = False
-    for number, each in enumerate(plain[: len(sentences)]):
+    for number, each in enumerate(plain[: len(pieces)]):
         is_code ^= each.startswith("```")
         is_again = each in seen and (len(each.encode()) >= _MIN_REPEATED_BYTES or each == plain[number - 1])
         seen.add(each)
-        if is_code or not is_again or not any(map(str.isalpha, each)) or _goes_on(sentences, plain, number, seen):
-            kept.append(sentences[number])
+        if is_code or not is_again or not any(map(str.isalpha, each)) or _goes_on(pieces, plain, number, seen):
+            kept.append(pieces[number])
     num_repeated = num_said - len(kept)
     return ("".join(kept).strip(), num_repeated) if num_repeated else (text, 0)
 
 
-def _goes_on(sentences: Sequence[str], plain: Sequence[str], number: int, seen: Collection[str]) -> bool:
+def _goes_on(pieces: Sequence[str], plain: Sequence[str], number: int, seen: Collection[str]) -> bool:
     """Whether the stop of that piece may be one of an abbreviation, with something new behind it."""
-    if number + 1 == len(sentences) or plain[number + 1] in seen:
+    if number + 1 == len(pieces) or plain[number + 1] in seen:
         return False
-    end = sentences[number][-16:]
-    return bool(_ABBREVIATED.search(end) or (_STOP.search(end) and sentences[number + 1][0].islower()))
-
-
-def _sentences(text: str) -> Iterator[str]:
-    """The text in pieces, each with the white space behind it; a line is one at least."""
-    start = 0
-    for match in _BORDER.finditer(text):
-        yield text[start : match.end()]
-        start = match.end()
-    if start < len(text):
-        yield text[start:]
+    end = pieces[number][-16:]
+    return bool(_ABBREVIATED.search(end) or (_STOP.search(end) and pieces[number + 1][0].islower()))
 
 
 def union(proposals: Sequence[Checked]) -> frozenset[str]:

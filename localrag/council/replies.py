@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from localrag.citation import without_cut_label
+
 _MAX_DEPTH = 8
 _PART = re.compile(r'"(?:[^"\\]++|\\u[0-9a-fA-F]{4}|\\[^u])*+(?P<end>"?)|[{}\[\],]', re.DOTALL)
 _CLOSERS = {"{": "}", "[": "]"}
-_REST_OF_TAG = re.compile(r"[a-z0-9_/-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class Form:
     def text(self, name: str) -> str:
         """A value that is a text, without white space around it; else an empty one."""
         text = _plain(self.values.get(name))
-        return without_cut_tag(text) if name == self.cut else text
+        return without_cut_label(text) if name == self.cut else text
 
     def texts(self, name: str) -> list[str]:
         """The texts of a list that are not empty."""
@@ -54,12 +55,6 @@ def read(reply: str) -> Form:
         if (values := _loaded(text)) is not None:
             return Form(values, cut=list(values)[-1] if is_open and values else "")
     return Form()
-
-
-def without_cut_tag(text: str) -> str:
-    """A text that was cut off without the tag in which it ends: nobody knows whether KB#1 was to be KB#12."""
-    at = text.rfind("KB#")
-    return text[:at].rstrip(" \t[(") if at >= 0 and _REST_OF_TAG.fullmatch(text, at + 3) else text
 
 
 def _loaded(text: str) -> dict[str, Any] | None:

@@ -117,12 +117,18 @@ class Council:
         """Who has that name; the planner is the judge. KeyError for nobody."""
         return {member.name: member for member in self.members}[name] if name not in RESERVED_ROLES else self.judge
 
-    def changed(self, *, model: str | None = None, n_ctx: int | None = None, seed: int = 0, max_tokens: int | None = None) -> Council:
-        """The same with one model, window or length of an answer for all roles, where given; `seed` is added to those of all."""
+    def changed(
+        self, *, model: str | None = None, n_ctx: int | None = None, seed: int | None = None, max_tokens: int | None = None
+    ) -> Council:
+        """The same with one model, window or length of an answer for all roles, where given.
+
+        `seed` is added to those of all, whose answers are repeatable then.
+        """
 
         def given(role: Member | Judge) -> dict[str, Any]:
-            sampling = role.sampling
-            sampling = replace(sampling, seed=(sampling.seed + seed) % 2**32, max_tokens=max_tokens or sampling.max_tokens)
+            sampling = replace(role.sampling, max_tokens=max_tokens or role.sampling.max_tokens)
+            if seed is not None:
+                sampling = replace(sampling, seed=(sampling.seed + seed) % 2**32, repeatable=True)
             return {"model": model or role.model, "n_ctx": n_ctx or role.n_ctx, "sampling": sampling}
 
         members = tuple(replace(member, **given(member)) for member in self.members)

@@ -77,7 +77,7 @@ def judge(council: Council, spoken: Sequence[Checked], hits: tuple[Hit, ...] = (
         role=JUDGE,
         kind="verdict",
         instructions=words.judge(given.persona, with_tools=given.max_calls > 0),
-        sampling=_of_form(given.sampling, given.sampling.max_tokens, None),
+        sampling=_of_form(given.sampling, given.sampling.num_answer_tokens, None),
         hits=hits,
         cited=proposals.union(spoken),
         proposals=tuple(each.proposal for each in spoken),

@@ -8,7 +8,7 @@ from typing import Any
 
 from localrag import citation
 from localrag.council import replies
-from localrag.council.proposals import struck, without_repeats
+from localrag.council.proposals import without_repeats
 from localrag.messages import strip_reasoning
 from localrag.passages import Citation, Hit
 
@@ -79,8 +79,9 @@ def schema(labels: Sequence[str], members: Sequence[str], max_tokens: int) -> di
     return replies.schema(properties)
 
 
-def parse(reply: str, hits: Sequence[Hit], members: Sequence[str]) -> Verdict:
-    """A judge's reply. `hits` are all that stood in its prompt or in a tool's result, `members` those who may dissent.
+def parse(reply: str, hits: Sequence[Hit], members: Sequence[str], *, is_cut: bool = False) -> Verdict:
+    """A judge's reply. `hits` are all that stood in its prompt or in a tool's result, `members` those who may dissent; `is_cut` says that
+    the reply was ended by a limit.
 
     What is no form is a text. As in a proposal, citations of what it was not given are struck out, and so is what it says again; the
     citations name the former as not supplied.
@@ -89,19 +90,23 @@ def parse(reply: str, hits: Sequence[Hit], members: Sequence[str]) -> Verdict:
     text, decision = form.text("text"), form.text("decision")
     if not reply.lstrip().startswith("{"):
         text = strip_reasoning(reply).strip()
+        text = citation.without_cut_label(text) if is_cut else text
     confidence = form.text("confidence")
     views: dict[str, str] = {}
     for each in form.forms("dissent"):
         views.setdefault(each.text("member"), each.text("view"))
-    cited = citation.cite(" ".join((text, decision, *views.values(), *form.texts("citations"))), hits)
-    given = {hit.label for hit in hits}
-    text, decision = (struck(without_repeats(each)[0], given) for each in (text, decision))
+    cited = {
+        each.label: each.supplied
+        for said in (text, decision, *views.values(), *form.texts("citations"))
+        for each in citation.cite(said, hits)
+    }
+    text, decision = (citation.struck(without_repeats(each)[0], hits) for each in (text, decision))
     return Verdict(
         text=text,
         decision=decision,
         confidence=confidence if confidence in CONFIDENCES else None,
-        citations=tuple(cited),
-        dissent=tuple(Dissent(member, struck(view, given)) for member, view in views.items() if member in members),
+        citations=tuple(Citation(label, supplied) for label, supplied in cited.items()),
+        dissent=tuple(Dissent(member, citation.struck(view, hits)) for member, view in views.items() if member in members),
         is_whole=form.is_whole and bool(text and decision),
     )
 

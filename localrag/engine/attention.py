@@ -19,9 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from localrag.decoding import SamplingParams
-from localrag.engine.kept import replace_text
-from localrag.engine.library import library
+from localrag.engine.json_cache import replace_text
 from localrag.engine.llama import LlamaContext, LlamaModel
+from localrag.engine.llama_lib import library
 from localrag.engine.threads import ThreadGovernor
 
 PROMPT_TOKENS, ANSWER_TOKENS = 1024, 128

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localrag.engine.gguf_types import clip
-from localrag.engine.library import package_folder
+from localrag.engine.llama_lib import package_folder
 from localrag.errors import EngineError
+from localrag.sanitize import one_line
 
 START = "import sys; sys.path += sys.argv[3:]; from localrag.engine.worker import main; main()"
 KEPT_VARIABLES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "PATH", "CUDA_PATH", "HIP_PATH")  # to load llama.cpp
@@ -123,5 +124,4 @@ def _reply(line: bytes) -> dict[str, object] | None:
 
 def _line(text: str) -> str:
     """`text` as a part of one line: no control characters, not long, no full stop."""
-    printable = "".join(char if char.isprintable() else " " for char in text).strip().rstrip(".")
-    return printable if len(printable) <= 200 else printable[:197] + "..."
+    return one_line(text, 200).rstrip(".")

@@ -8,13 +8,12 @@ from collections.abc import Callable
 from typing import Self
 
 from localrag.decoding import Piece, TokenLogprob
-from localrag.engine.cells import SharedCells
+from localrag.engine.backend import MakeRunner, Runner, State
+from localrag.engine.host_swap import HostSwap
+from localrag.engine.kv_cache import ExclusiveCells, SharedCells
 from localrag.engine.llama import MAX_SEQUENCES
-from localrag.engine.runner import Runner, State
 from localrag.engine.scheduler import Scheduler, Share
 from localrag.engine.sequence import Sequence
-from localrag.engine.shelf import Shelf
-from localrag.engine.single import SingleCells
 from localrag.errors import EngineError
 from localrag.tokens import Tokenizer
 
@@ -25,9 +24,9 @@ KEPT_SEQUENCES = 8
 
 
 class Context:
-    """One for a single sequence goes on from borders (single.py); one for several shares every beginning (cells.py)."""
+    """One for a single sequence goes on from borders (ExclusiveCells); one for several shares every beginning (SharedCells)."""
 
-    def __init__(self, runner: Runner, cells: SingleCells | SharedCells, *, num_slots: int, prompt_room: Callable[[int], int]) -> None:
+    def __init__(self, runner: Runner, cells: ExclusiveCells | SharedCells, *, num_slots: int, prompt_room: Callable[[int], int]) -> None:
         self.runner = runner
         self.cells = cells
         self.scheduler = Scheduler(
@@ -37,11 +36,11 @@ class Context:
     @classmethod
     def make(
         cls,
-        make_runner: Callable[[int, int], Runner],
+        make_runner: MakeRunner,
         num_cells: int,
         num_slots: int,
         *,
-        shelf: Shelf,
+        shelf: HostSwap,
         bytes_per_token: int,
         prompt_room: Callable[[int], int],
         most_kept: Callable[[], float],
@@ -53,17 +52,23 @@ class Context:
         num_ids = num_sequence_ids(num_slots)
         runner = make_runner(num_cells, num_ids)
         if num_slots == 1:
-            return cls(runner, SingleCells(runner), num_slots=1, prompt_room=prompt_room)
+            return cls(runner, ExclusiveCells(runner), num_slots=1, prompt_room=prompt_room)
         from localrag.engine.memory import available_memory  # noqa: PLC0415  # weight: one sequence alone needs none of it
 
         is_large = shelf.fit(runner.num_cells * bytes_per_token, available_memory())
         cells = SharedCells(runner, num_sequences=num_ids, shelf=shelf, most_kept=most_kept if is_large else lambda: math.inf)
         return cls(runner, cells, num_slots=num_slots, prompt_room=prompt_room)
 
+    @classmethod
+    def make_repeatable(cls, make_runner: MakeRunner, num_cells: int) -> Self:
+        """For one sequence at a time, whose sums depend on its tokens and borders alone."""
+        runner = make_runner(num_cells, 1, repeatable=True)
+        return cls(runner, ExclusiveCells(runner, repeatable=True), num_slots=1, prompt_room=lambda _: BATCH_TOKENS)
+
     @property
-    def single(self) -> SingleCells | None:
+    def single(self) -> ExclusiveCells | None:
         """Its cells, if it is for one sequence."""
-        return self.cells if isinstance(self.cells, SingleCells) else None
+        return self.cells if isinstance(self.cells, ExclusiveCells) else None
 
     @property
     def shared(self) -> SharedCells | None:
@@ -93,7 +98,7 @@ class Context:
         if self.is_idle:
             self.runner.prepare()
         if self.single is None:
-            sequence.borders = ()  # what is taken over does not depend on them, and whole batches are the faster ones
+            sequence.breakpoints = ()  # what is taken over does not depend on them, and whole batches are the faster ones
         self.scheduler.add(sequence)
 
     def decode(self, shares: list[Share]) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localrag.errors import ModelFileError
+from localrag.files import create_private, make_private_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -82,8 +83,9 @@ def convert(folder: Path, target: Path) -> None:
     from gguf import GGUFWriter  # noqa: PLC0415  # heavy
 
     part = target.with_name(f".{target.name}.{os.getpid()}")
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_private_folder(target.parent)
     try:
+        create_private(part)
         writer = GGUFWriter(part, "bert")
         _write_keys(writer, folder, shape, pooling)
         _write_vocabulary(writer, folder, tokenizer, shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import asdict, dataclass
 
-from localrag.engine.library import library
+from localrag.engine.llama_lib import library
 
 _GPU_TYPES = (1, 2)  # ggml_backend_dev_type: a GPU with memory of its own, and one that shares the machine's
 

@@ -9,27 +9,29 @@ import json
 import math
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from localrag.citation import TAG
 from localrag.decoding import SamplingParams
-from localrag.engine import echo_json
+from localrag.engine.backend import Logprobs
 from localrag.engine.engine import Engine
-from localrag.engine.runner import Logprobs
+from localrag.engine.grammar import byte_vocabulary, grammar_of
 from localrag.engine.speed import Speed
 from localrag.engine.template_tools import to_json_lines
 from localrag.errors import EngineError
 from localrag.messages import Message, ToolSpec
 from localrag.model import ModelInfo, Slot
-from localrag.passages import CITATION
 from localrag.thinking import ThinkingForm
 from localrag.tokens import ChatTemplate, Segment
 
 N_CTX_TRAIN = 131_072
 PREFILL_TOKENS_PER_S, DECODE_TOKENS_PER_S = 1000.0, 100.0
-"""What it says of its speed, so that plans in seconds are the same everywhere. It takes far less."""
+"""The speed that it states, so that plans in seconds are the same everywhere: a slow one, for which limits of time are long."""
+SPEEDUP = 100.0
+"""It is at least so many times as fast, also on a slow machine; what people ask it is planned with this."""
 _START, _END = 256, 257
 _SURE = 10.0
 """The logit of the token that it will say, where that of all others is 0."""
@@ -38,6 +40,14 @@ _CALL = re.compile(r"\bcall\b", re.IGNORECASE)
 """What it takes in a question to have a tool called where a text would do too."""
 _TIMES = re.compile(r"\bSay it ([1-9][0-9]{0,5}) times\b")
 """What makes an answer long where it stands behind the question, as a persona does."""
+
+
+_NAMED = re.compile(rb'"const":("(?:[^"\\]|\\.)*")|"enum":(\[[^\]]*\])')
+"""The values that a schema lists."""
+_KEY, _MAP = b"text", "map"
+"""What it calls a property that no schema names, and the mark of an object that has such properties."""
+_MAX_NESTING, _MAX_JSON_BYTES = 8, 100_000
+"""Where a recursive schema would go on, it closes what it can."""
 
 
 class EchoTokenizer:
@@ -101,7 +111,15 @@ class EchoRunner:
     it thinks before it answers, between the marks of that form.
     """
 
-    def __init__(self, num_cells: int, num_sequences: int, *, uncounted_space: bool = False, thinking: ThinkingForm | None = None) -> None:
+    def __init__(
+        self,
+        num_cells: int,
+        num_sequences: int,
+        *,
+        repeatable: bool = True,  # noqa: ARG002  # it always is
+        uncounted_space: bool = False,
+        thinking: ThinkingForm | None = None,
+    ) -> None:
         self.num_cells = num_cells
         self._thinking = thinking
         self._uncounted = ord(" ") if uncounted_space else None
@@ -114,12 +132,12 @@ class EchoRunner:
 
     def check(self, sampling: SamplingParams) -> None:
         if sampling.json_schema is not None:
-            echo_json.write(str(sampling.json_schema), "")
+            grammar_of(sampling.json_schema)
 
     def begin(self, seq_id: int, prompt_ids: list[int], sampling: SamplingParams) -> None:
-        answer, thought = _reply(prompt_ids, sampling.max_tokens), ""
+        answer, thought = _reply(prompt_ids, sampling.num_answer_tokens), ""
         if sampling.json_schema is not None and not (sampling.or_text and _CALL.search(answer) is None):
-            answer = echo_json.write(str(sampling.json_schema), answer)
+            answer = _as_json(str(sampling.json_schema), answer)
         elif self._thinking is not None:
             thought = _thought(prompt_ids, self._thinking, answer)
         self._answers[seq_id] = (*answer.encode(), _END)
@@ -221,7 +239,7 @@ def _reply(prompt_ids: Sequence[int], max_tokens: int) -> str:
     end = max((i for i, token in enumerate(prompt_ids) if token == _END), default=len(prompt_ids))
     start = max((i for i in range(end) if prompt_ids[i] == _START), default=-1) + 1
     said = bytes(token for token in prompt_ids[start:end] if token < 256).decode("utf-8", "replace").removeprefix("user\n")
-    tags = [f" [{label}]" for label in dict.fromkeys(match[0] for match in CITATION.finditer(said))] or [""]
+    tags = [f" [{label}]" for label in dict.fromkeys(match[0] for match in TAG.finditer(said))] or [""]
     _, found, rest = said.rpartition("\nQuestion: ")
     asked = (rest if found else said).strip()
     question = asked.partition("\n")[0][:400]
@@ -229,6 +247,48 @@ def _reply(prompt_ids: Sequence[int], max_tokens: int) -> str:
     most = min(int(times[1]), 1 + max_tokens // len(f"2 times: {question}")) if times else 1
     more = (f"{number} times{tags[(number - 1) % len(tags)]}: {question}" for number in range(2, most + 1))
     return "\n".join((f"You asked: {question}{tags[0]}", *more))
+
+
+def _as_json(schema: str, said: str) -> str:
+    """JSON under a schema: the first of its names and values, one item in each list, and what is said in every free text."""
+    matcher, spoken = byte_vocabulary().matcher(grammar_of(schema)), json.dumps(said, ensure_ascii=False)[1:-1].encode()
+    names = b"".join(b"".join(found) for found in _NAMED.findall(schema.encode()))
+    written, nested, last, begun = bytearray(), [""], "", 0
+    rest: bytes | None = None  # of the text that is being written; None outside of texts
+    is_escaped = False
+    while not (may := matcher.allowed())[_END] and len(written) < _MAX_JSON_BYTES:
+        if rest is not None:
+            is_free = may[ord("a")] and may[ord("Z")] and may[ord(" ")]
+            if is_free and nested[-1] == "{" and rest == _KEY:
+                nested[-1] = _MAP
+            wanted = rest[:1] + b'".' if is_free or is_escaped else _first_named(names, bytes(written[begun:]), may) + b'"'
+        elif last in ("", "{", "[", ",", ":"):
+            wanted = b'"{[0123456789-tfn]}' if len(nested) < _MAX_NESTING else b']}"0123456789-tfn{['
+        else:
+            wanted = b",}]" if nested[-1] == "{" else b"]},"
+        byte = next((each for each in wanted if may[each]), int(may.argmax()))
+        char = chr(byte)
+        if rest is not None:
+            ends = char == '"' and not is_escaped
+            is_escaped = char == "\\" and not is_escaped
+            rest = None if ends else rest[1:] if rest[:1] == bytes([byte]) else b""
+        elif char == '"':
+            rest = _KEY if nested[-1] in ("{", _MAP) and last in ("{", ",") else spoken
+            begun = len(written)
+        elif char in "{[":
+            nested.append(char)
+        elif char in "}]":
+            nested.pop()
+        last = last if char == " " else char
+        matcher.accept(byte)
+        written.append(byte)
+    return written.decode()
+
+
+def _first_named(names: bytes, begun: bytes, may: Collection[bool]) -> bytes:
+    """The byte with which a text that has begun so goes on as the first of these names that does; none where no name does."""
+    places = {each: names.find(begun + bytes([each])) for each, is_allowed in enumerate(may) if is_allowed and each < _START}
+    return bytes(sorted((each for each, place in places.items() if place >= 0), key=places.__getitem__)[:1])
 
 
 def _thought(prompt_ids: Sequence[int], form: ThinkingForm, answer: str) -> str:
@@ -240,7 +300,9 @@ def _thought(prompt_ids: Sequence[int], form: ThinkingForm, answer: str) -> str:
     return f"{'' if form.is_open(tail) else form.opens}\nI shall say this. {answer}{form.end}"
 
 
-def open_echo(n_ctx_train: int = N_CTX_TRAIN, *, counts_are_exact: bool = True, template: ChatTemplate | None = None) -> Engine:
+def open_echo(
+    n_ctx_train: int = N_CTX_TRAIN, *, counts_are_exact: bool = True, template: ChatTemplate | None = None, speedup: float = 1.0
+) -> Engine:
     """An Engine that behaves like one with a model of so long a training context; if wanted, with a tokenizer that only estimates.
 
     With a `template` of ChatML it thinks as models of that template do.
@@ -283,5 +345,7 @@ def open_echo(n_ctx_train: int = N_CTX_TRAIN, *, counts_are_exact: bool = True, 
         make_slot=make_slot,
         make_runner=partial(EchoRunner, uncounted_space=not counts_are_exact, thinking=template.thinking),
         counts_are_exact=counts_are_exact,
-        make_speed=lambda: Speed.fixed(prefill_tokens_per_s=PREFILL_TOKENS_PER_S, decode_tokens_per_s=DECODE_TOKENS_PER_S),
+        make_speed=lambda: Speed.fixed(
+            prefill_tokens_per_s=PREFILL_TOKENS_PER_S * speedup, decode_tokens_per_s=DECODE_TOKENS_PER_S * speedup
+        ),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -26,13 +27,31 @@ BATCH_TOKENS = 512
 BATCH_TEXTS = 32
 
 
+class _Memory:
+    """A model and its context, apart from the embedder that uses them, so that they can be freed after it."""
+
+    def __init__(self, model: LlamaModel) -> None:
+        self.model = model
+        self.context: EmbeddingContext | None = None
+
+    def free_context(self) -> None:
+        if self.context is not None:
+            self.context.close()
+            self.context = None
+
+    def free(self) -> None:
+        self.free_context()
+        self.model.close()
+
+
 class LlamaEmbedder:
     """Implements `localrag.tokens.Embedder` with the GGUF file at `path`. One thread at a time evaluates; others wait.
 
-    `home` remembers that the file was tried in a child process, as all are that are not `is_trusted`. Where the file is a copy of another
-    embedder, `fingerprint`, `max_tokens` and `input_ids` (a text's ids with the special ones, before which nothing is cut) are the
-    original's, so that vectors, limits and counts are the same. `fingerprint` is else the file's sha256, and `sha256` spares reading it.
-    ModelFileError for a file that is damaged, foreign or no embedder.
+    `close` gives the memory back, and so does dropping the last reference. `home` remembers that the file was tried in a child process, as
+    all are that are not `is_trusted`. Where the file is a copy of another embedder, `fingerprint`, `max_tokens` and `input_ids` (a text's
+    ids with the special ones, before which nothing is cut) are the original's, so that vectors, limits and counts are the same.
+    `fingerprint` is else the file's sha256, and `sha256` spares reading it. ModelFileError for a file that is damaged, foreign or no
+    embedder.
     """
 
     def __init__(
@@ -55,9 +74,10 @@ class LlamaEmbedder:
             trial.ensure_safe(path, home=home, sha256=sha256, embeds=True)
         self._lock = threading.Lock()
         self._governor = threads.ThreadGovernor()
-        self._context: EmbeddingContext | None = None
         self._model = LlamaModel(path)
-        self._input_ids = input_ids or self._own_input_ids
+        self._memory = _Memory(self._model)
+        weakref.finalize(self, self._memory.free).atexit = False  # a session or council that ends leaves its embedder to this
+        self._given_input_ids = input_ids
         self._num_special = len(self._input_ids(""))
         longest = min(info.n_ctx_train, MAX_TEXT_TOKENS) - self._num_special
         self.max_tokens = longest if max_tokens is None else max_tokens
@@ -108,22 +128,26 @@ class LlamaEmbedder:
 
     def _ready(self, num_tokens: int) -> EmbeddingContext:
         """A context that takes so many tokens. One for short texts is made first, and one for the longest when they come."""
-        if self._context is not None and num_tokens <= self._context.batch_tokens:
-            self._context.set_threads(self._governor.measure())
-            return self._context
-        if self._context is not None:
-            self._context.close()
-            self._context = None  # where no larger one can be made, the next text has another one
+        context = self._memory.context
+        if context is not None and num_tokens <= context.batch_tokens:
+            context.set_threads(self._governor.measure())
+            return context
+        self._memory.free_context()  # where no larger one can be made, the next text has another one
         size = BATCH_TOKENS
         while size < num_tokens:
             size *= 2
-        self._context = EmbeddingContext(self._model, batch_tokens=size, num_sequences=BATCH_TEXTS, num_threads=self._governor.measure())
-        return self._context
+        num_threads = self._governor.measure()
+        context = EmbeddingContext(self._model, batch_tokens=size, num_sequences=BATCH_TEXTS, num_threads=num_threads)
+        self._memory.context = context
+        return context
 
     def _checked_ids(self, text: str) -> list[int]:
         if not self._model.handle:
             raise EngineError("The embedder is closed.")
         return self._input_ids(text)
+
+    def _input_ids(self, text: str) -> list[int]:
+        return self._own_input_ids(text) if self._given_input_ids is None else self._given_input_ids(text)
 
     def _own_input_ids(self, text: str) -> list[int]:
         """By the file's own tokenizer; special strings in the text are text."""
@@ -139,10 +163,7 @@ class LlamaEmbedder:
     def close(self) -> None:
         """Gives the memory back. What is called afterwards raises EngineError."""
         with self._lock:
-            if self._context is not None:
-                self._context.close()
-                self._context = None
-            self._model.close()
+            self._memory.free()
 
 
 def _batches(order: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:

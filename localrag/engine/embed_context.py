@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from localrag.engine.library import begin_log, complaint
 from localrag.engine.llama import MAX_SEQUENCES, Abort, LlamaModel
+from localrag.engine.llama_lib import begin_log, complaint
 from localrag.errors import EngineError, ModelFileError
 
 if TYPE_CHECKING:

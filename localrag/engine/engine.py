@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -11,26 +12,27 @@ from itertools import count
 from typing import TYPE_CHECKING, Self
 
 from localrag.decoding import Completion, FinishReason, Piece, SamplingParams
+from localrag.engine.backend import MakeRunner
 from localrag.engine.context import BATCH_TOKENS, Context, slot_of
-from localrag.engine.runner import Runner
+from localrag.engine.host_swap import HostSwap
 from localrag.engine.scheduler import Share
 from localrag.engine.sequence import Sequence
-from localrag.engine.shelf import Shelf
 from localrag.engine.speed import Speed
-from localrag.errors import EngineError, TemplateError
+from localrag.errors import EngineError, LocalragError, TemplateError, UsageError
 from localrag.model import ModelInfo, Slot
 from localrag.thinking import Thinking
 from localrag.tokens import ChatTemplate, TokenCounter, Tokenizer
 
 if TYPE_CHECKING:
-    from localrag.engine.keeping import Keeper
     from localrag.engine.memory import MemoryPlan
+    from localrag.engine.prefix_disk_cache import PrefixDiskCache
 
 MAX_STALL_S = 0.25
 """How long a piece of a prompt may take beside running answers: readers do not notice that one token comes later."""
 MAX_KEPT_SLOWDOWN = 1.2
 """How many times as slow what is kept in the cells for later may make a token of those that run."""
 _MIN_PIECE_TOKENS = 16
+_ROUND_CELLS = 512
 FIRST_COUNT_ERROR = 0.1
 """What is taken to be the error of counts that are estimates, before more was seen."""
 _MEASURED_PROMPTS, _MEASURED_ANSWER = (32, 96, 96, 96), 9
@@ -52,7 +54,7 @@ class Engine:
         tokenizer: Tokenizer,
         template: ChatTemplate | None,
         make_slot: Callable[[int | None], Slot],
-        make_runner: Callable[[int, int], Runner] | None,
+        make_runner: MakeRunner | None,
         make_speed: Callable[[], Speed] = Speed,
         keep_speed: Callable[[Speed], None] = lambda _: None,
         memory_plan: Callable[[], MemoryPlan | None] = lambda: None,
@@ -82,13 +84,17 @@ class Engine:
         self._close = close
         self.context: Context | None = None
         """What `reserve` made."""
+        self.repeatable: Context | None = None
+        """For one sequence at a time whose text must repeat (SamplingParams.repeatable): beside `context`, as soon as one needs it."""
+        self._waiting: deque[Sequence] = deque()
+        """Sequences for `repeatable`, which may have to grow before it can take one."""
         self.min_sequences = 1
         """Every context is made for so many sequences at least. From 2 on a prompt goes on from the very token at which it parts from
         what was evaluated before, answers included: faster in a conversation, and numerically near ties can fall otherwise."""
         self._max_stall_s = MAX_STALL_S
-        self.keeper: Keeper | None = None
+        self.keeper: PrefixDiskCache | None = None
         """Keeps on disk what took long to evaluate; None for nothing."""
-        self._shelf = Shelf()
+        self._shelf = HostSwap()
         self._seq_ids = count()
         self._cancelled: set[int] = set()
 
@@ -126,7 +132,7 @@ class Engine:
 
     @property
     def num_shelved_bytes(self) -> int:
-        """Memory that states take outside of the context (see engine/shelf.py)."""
+        """Memory that states take outside of the context (see engine/host_swap.py)."""
         return self._shelf.num_bytes
 
     @property
@@ -134,29 +140,29 @@ class Engine:
         """Whether there are weights, and not a vocabulary alone."""
         return self._make_runner is not None
 
-    def reserve(self, num_cells: int, *, num_sequences: int = 1) -> None:
-        """Have a context of at least so many cells; a smaller one is replaced.
+    def reserve(self, num_cells: int, *, num_sequences: int = 1, repeatable: bool = False) -> None:
+        """Have a context of at least so many cells; a smaller one is replaced. With `repeatable`, that is the one for repeatable answers.
 
-        One for a single sequence takes over what the last prompt left, from a border that both have, so the same seed gives the same
-        text again (single.py); one for several takes over the longest beginning of any (cells.py). A larger one of the same kind goes
+        One for a single sequence resumes at a breakpoint that two prompts share, so the same seed gives the same text again
+        (ExclusiveCells); one for several resumes at the longest common prefix (SharedCells). A larger context of the same kind goes
         on with what the smaller one held.
         """
-        if self._make_runner is None:
-            raise EngineError(
-                f"{self.info.path.name} holds a vocabulary and no weights; it cannot generate.", hint="Use --dry-run, or a whole model."
-            )
+        make_runner = self._runner_maker()
+        if repeatable:
+            self._reserve_repeatable(make_runner, num_cells)
+            return
         num_sequences = max(num_sequences, self.min_sequences)
         held = None
         if self.context is not None:
             if self.context.serves(num_cells, num_sequences):
                 return
-            if not self.is_idle:
+            if not self.context.is_idle:
                 raise EngineError("The context cannot grow while answers are running.")
             held = self.context.leave_for(num_sequences)
             self.context = None
         started = time.perf_counter()
         self.context = Context.make(
-            self._make_runner,
+            make_runner,
             num_cells,
             num_sequences,
             shelf=self._shelf,
@@ -166,6 +172,38 @@ class Engine:
         )
         if held is not None:
             self.context.cells.restore(held)
+        self.load_s += time.perf_counter() - started
+
+    def _runner_maker(self) -> MakeRunner:
+        if self._make_runner is None:
+            raise EngineError(
+                f"{self.info.path.name} holds a vocabulary and no weights; it cannot generate.", hint="Use --dry-run, or a whole model."
+            )
+        return self._make_runner
+
+    def _reserve_repeatable(self, make_runner: MakeRunner, num_cells: int) -> None:
+        """UsageError where memory has no room for it beside the other context."""
+        held = None
+        if self.repeatable is not None:
+            if self.repeatable.serves(num_cells, 1):
+                return
+            if not self.repeatable.is_idle:
+                raise EngineError("The context cannot grow while an answer is running.")
+            held = self.repeatable.leave_for(1)
+            self.repeatable = None
+        started = time.perf_counter()
+        try:
+            self.repeatable = Context.make_repeatable(make_runner, num_cells)
+        except EngineError as error:
+            if self.context is None:
+                raise
+            raise UsageError(
+                f"An answer with a seed is computed in {num_cells} KV cells of its own, and the free memory does not hold them.",
+                hint="Leave the seed out, ask for a shorter answer (max_tokens), or use a smaller window (--ctx).",
+                **error.numbers,
+            ) from error
+        if held is not None:
+            self.repeatable.cells.restore(held)
         self.load_s += time.perf_counter() - started
 
     def take_load_s(self) -> float:
@@ -185,6 +223,22 @@ class Engine:
         finally:
             self._max_stall_s = before
 
+    @contextmanager
+    def sharing(self, prefix: list[int]) -> Iterator[None]:
+        """Within it, several prompts that begin with `prefix` are answered: it is read from disk if it is there, and kept if it took long.
+
+        Nothing may run before, and nothing is kept if something still does after.
+        """
+        cells = None if self.context is None else self.context.shared
+        if self.keeper is None or cells is None:
+            yield
+            return
+        self.keeper.recall_shared(cells, prefix)
+        num_held = cells.num_held(prefix)
+        yield
+        if self.is_idle:
+            self.keeper.remember_shared(cells, prefix, prefill_s=self.speed.prefill_s(len(prefix) - num_held, num_held))
+
     def _prompt_room(self, depth: int) -> int:
         """Tokens of a prompt, behind `depth` others, for which running answers may wait."""
         room = BATCH_TOKENS
@@ -198,14 +252,15 @@ class Engine:
         sampling: SamplingParams,
         *,
         deadline: float | None = None,
-        borders: tuple[int, ...] = (),
+        breakpoints: tuple[int, ...] = (),
         watched: tuple[int, ...] = (),
         thinking: Thinking | None = None,
     ) -> Sequence:
         """Queue a prompt. The context must have been reserved; EngineError if the prompt could never fit it.
 
-        In a context for one sequence, prompts that share a beginning share its evaluation up to their last common one of `borders`:
-        positions within the prompt, in order.
+        In a context for one sequence, prompts that share a beginning share its evaluation up to their last common one of `breakpoints`:
+        positions within the prompt, in order. What is `repeatable` needs no context reserved: it is answered in one of its own, which is
+        as large as it has to be, one after another. It ends with an error where memory has no room for that.
         `deadline` is on the clock of time.perf_counter, in seconds. An answer ends with `finish_reason` "time" when its next token
         is expected after it. A prompt is evaluated whole and gives at least one token, unless it would take twice the time that
         there was when it was added: then the sequence ends with no text. One whose deadline has passed is not begun.
@@ -213,34 +268,64 @@ class Engine:
         and for how many tokens, which come on top of `max_tokens`; without it, all that it writes is the answer.
         UsageError for a JSON schema that is not supported, or an engine that cannot keep to one.
         """
-        context = self._running()
-        context.runner.check(sampling)
-        if list(borders) != sorted({border for border in borders if 0 < border < len(prompt_ids)}):
+        if not sampling.repeatable:
+            self._running().runner.check(sampling)
+        if list(breakpoints) != sorted({border for border in breakpoints if 0 < border < len(prompt_ids)}):
             raise EngineError(f"The borders of a prompt of {len(prompt_ids)} tokens are not positions within it, in order.")
         sequence = Sequence(
-            next(self._seq_ids), prompt_ids, sampling, deadline=deadline, borders=borders, watched=watched, thinking=thinking
+            next(self._seq_ids), prompt_ids, sampling, deadline=deadline, breakpoints=breakpoints, watched=watched, thinking=thinking
         )
-        context.add(sequence)
+        if sampling.repeatable:
+            for context in self._contexts:
+                context.runner.check(sampling)
+            self._waiting.append(sequence)
+        else:
+            self._running().add(sequence)
         return sequence
 
     @property
     def is_idle(self) -> bool:
-        return self.context is None or self.context.is_idle
+        return not self._waiting and all(context.is_idle for context in self._contexts)
+
+    @property
+    def _contexts(self) -> list[Context]:
+        return [context for context in (self.context, self.repeatable) if context is not None]
 
     def step(self) -> list[Piece]:
-        """Evaluate one batch of all running sequences and sample where a prompt or a token is complete."""
-        context = self._running()
-        context.runner.resume()  # before it is seen who was cancelled: who is cancelled after that stops the batch
-        pieces = self._drop_cancelled()
-        shares = context.scheduler.schedule()
-        pieces += self._drop_late(shares)
-        shares = [share for share in shares if not share.sequence.is_finished]
+        """Evaluate one batch of all running sequences, and one of the repeatable one; sample where a prompt or a token is complete."""
+        for context in self._contexts:
+            context.runner.resume()  # before it is seen who was cancelled: who is cancelled after that stops the batch
+        pieces = self._drop_cancelled() + self._begin_repeatable()
+        scheduled = [(context, context.scheduler.schedule()) for context in self._contexts]
+        pieces += self._drop_late([share for _, shares in scheduled for share in shares])
+        for context, shares in scheduled:
+            pieces += self._evaluate(context, [share for share in shares if not share.sequence.is_finished])
+        return pieces
+
+    def _begin_repeatable(self) -> list[Piece]:
+        """Have the next one that waits begin, once the one before has ended. One for which there is no memory ends with the error."""
+        pieces = []
+        while self._waiting and (self.repeatable is None or self.repeatable.is_idle):
+            sequence = self._waiting[0]
+            try:
+                self.reserve(-(-sequence.num_reserved // _ROUND_CELLS) * _ROUND_CELLS, repeatable=True)
+                assert self.repeatable is not None
+                self.repeatable.runner.check(sequence.sampling)
+                self.repeatable.add(sequence)
+            except LocalragError as error:
+                sequence.error = error
+                pieces.append(self._end(sequence, "error"))
+            else:
+                self._waiting.popleft()
+        return pieces
+
+    def _evaluate(self, context: Context, shares: list[Share]) -> list[Piece]:
         if not shares:
-            return pieces
+            return []
         started = time.perf_counter()
         if not context.decode(shares):
-            return pieces + self._drop_cancelled()
-        pieces += self._collect(shares, context)
+            return self._drop_cancelled()
+        pieces = self._collect(shares, context)
         self._learn(shares, time.perf_counter() - started)
         return pieces
 
@@ -285,8 +370,9 @@ class Engine:
         if sequence.is_finished:
             return
         self._cancelled.add(sequence.seq_id)
-        if self.context is not None:
-            self.context.runner.cancel()
+        context = self.repeatable if sequence.sampling.repeatable else self.context
+        if context is not None and sequence not in self._waiting:  # nothing is evaluated for one that waits
+            context.runner.cancel()
 
     def cancel_all(self) -> None:
         """End every sequence at once; fit for a signal handler."""
@@ -306,8 +392,8 @@ class Engine:
         """Hold nothing of what was evaluated before. Nothing may run."""
         if not self.is_idle:
             raise EngineError("What answers are made from cannot be forgotten while they run.")
-        if self.context is not None:
-            self.context.cells.clear()
+        for context in self._contexts:
+            context.cells.clear()
 
     def keep_for(self, prompts: Collection[list[int]], finished: Iterable[Sequence]) -> list[Sequence]:
         """Of what these finished sequences hold, keep what some of the prompts begins with: the rest would slow every step of others.
@@ -343,14 +429,16 @@ class Engine:
         return piece
 
     def _release(self, sequence: Sequence) -> None:
-        context = self._running()
-        if not self._counts_are_exact and sequence.num_evaluated:
-            self.count_error = max(self.count_error, context.runner.num_tokens(slot_of(sequence)) / sequence.num_evaluated - 1.0)
-        context.release(sequence)
+        if sequence in self._waiting:
+            self._waiting.remove(sequence)
+        elif (context := self.repeatable if sequence.sampling.repeatable else self.context) is not None:
+            if not self._counts_are_exact and sequence.num_evaluated:
+                self.count_error = max(self.count_error, context.runner.num_tokens(slot_of(sequence)) / sequence.num_evaluated - 1.0)
+            context.release(sequence)
         self._cancelled.discard(sequence.seq_id)
 
     def _unfinished(self) -> list[Sequence]:
-        return [] if self.context is None else self.context.scheduler.unfinished
+        return [*(sequence for context in self._contexts for sequence in context.scheduler.unfinished), *self._waiting]
 
     def generate(
         self,
@@ -359,20 +447,21 @@ class Engine:
         on_text: Callable[[str], None] | None = None,
         *,
         deadline: float | None = None,
-        borders: tuple[int, ...] = (),
+        breakpoints: tuple[int, ...] = (),
         thinking: Thinking | None = None,
         on_thought: Callable[[str], None] | None = None,
     ) -> Completion:
         """One prompt to its end: a batch of one. Ctrl-C ends it with what was written, as `finish_reason` "cancelled".
 
-        `on_text` is called with each piece of the answer and `on_thought` with what was thought before it; `deadline`, `borders` and
+        `on_text` is called with each piece of the answer and `on_thought` with what was thought before it; `deadline`, `breakpoints` and
         `thinking` are as in `add`.
         """
         begun = time.perf_counter()
-        cells = self.context.single if self.context is not None and self.is_idle else None
+        context = self.repeatable if sampling.repeatable else self.context
+        cells = context.single if context is not None and self.is_idle else None
         if self.keeper is not None and cells is not None:
-            self.keeper.recall(cells, prompt_ids, borders)
-        sequence = self.add(prompt_ids, sampling, deadline=deadline, borders=borders, thinking=thinking)
+            self.keeper.recall(cells, prompt_ids, breakpoints)
+        sequence = self.add(prompt_ids, sampling, deadline=deadline, breakpoints=breakpoints, thinking=thinking)
         sequence.added_at = begun  # reading from disk is part of what it took
         try:
             while not sequence.is_finished:
@@ -398,9 +487,9 @@ class Engine:
         return self.context
 
     def close(self) -> None:
-        if self.context is not None:
-            self.context.runner.close()
-            self.context = None
+        for context in self._contexts:
+            context.runner.close()
+        self.context = self.repeatable = None
         self._shelf.clear()
         self._close()
 

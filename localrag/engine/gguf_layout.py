@@ -31,6 +31,7 @@ from localrag.engine.gguf_types import (
     Value,
     clip,
 )
+from localrag.errors import counted
 
 MAGIC = b"GGUF"
 
@@ -175,7 +176,7 @@ def _check_tensors(header: Header, cursor: _Cursor) -> None:
     needed = _pad(cursor.pos, alignment) + end if header.num_tensors else 0
     if needed > header.file_bytes:
         missing = needed - header.file_bytes
-        problem = f"is truncated: the header promises {needed} bytes, the file has {header.file_bytes}; {missing} bytes are missing."
+        problem = f"is truncated: the header promises {needed} bytes, the file has {header.file_bytes}; {counted(missing, 'byte')} missing."
         raise header.error(problem, hint=GET_IT_AGAIN, needed_bytes=needed, missing_bytes=missing)
 
 

@@ -11,14 +11,16 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from localrag.decoding import SamplingParams
-from localrag.engine.grammar import grammar_of
-from localrag.engine.library import begin_log, complaint, give_back, library
-from localrag.engine.runner import Logprobs
-from localrag.engine.sampler import LlamaSampler
+from localrag.engine.backend import Logprobs
+from localrag.engine.grammar import Vocabulary, grammar_of
+from localrag.engine.llama_lib import begin_log, complaint, give_back, library
 from localrag.errors import EngineError, ModelFileError
+
+if TYPE_CHECKING:
+    from localrag.engine.constrained import ConstrainedSampler
 
 MAX_SEQUENCES = 256
 """llama.cpp aborts on a sequence id beyond this."""
@@ -50,11 +52,30 @@ class LlamaModel:
         self.vocab = self.lib.llama_model_get_vocab(self.handle)
         self.num_vocab_tokens = int(self.lib.llama_vocab_n_tokens(self.vocab))
 
+    @functools.cached_property
+    def grammar_vocabulary(self) -> Vocabulary:
+        """Its tokens for constrained decoding, each with the bytes that an answer gets from it."""
+        buffer = ctypes.create_string_buffer(4096)
+        write, vocab, ids = self.lib.llama_token_to_piece, self.vocab, range(self.num_vocab_tokens)
+        lengths = (int(write(vocab, token, buffer, len(buffer), 0, False)) for token in ids)
+        pieces = [ctypes.string_at(buffer, max(0, length)) for length in lengths]  # a longer one than the buffer is never chosen
+        return Vocabulary(
+            pieces, [token for token in ids if self.lib.llama_vocab_is_eog(vocab, token)], functools.partial(_encode, self.lib, vocab)
+        )
+
     def close(self) -> None:
         if self.handle:
             self.lib.llama_model_free(self.handle)
             self.handle = None
             give_back()
+
+
+def _encode(lib: Any, vocab: object, text: str) -> list[int]:  # noqa: ANN401  # a module, loaded from a path
+    """The tokens of a text. It holds no model: llguidance keeps it where no garbage collector sees it, and the model keeps llguidance."""
+    raw = text.encode()
+    buffer = (lib.llama_token * (len(raw) + 1))()
+    count = int(lib.llama_tokenize(vocab, raw, len(raw), buffer, len(buffer), False, False))
+    return list(buffer[: max(0, count)])
 
 
 class Abort:
@@ -80,6 +101,68 @@ class Abort:
         if interrupted or (code == _ABORTED and not wanted):  # a signal can also be delivered on the way into the callback
             raise KeyboardInterrupt
         return code == _ABORTED
+
+
+class LlamaSampler:
+    """A chain of llama.cpp's samplers for one sequence. Temperature 0 takes the likeliest token."""
+
+    def __init__(self, params: SamplingParams, model: LlamaModel) -> None:
+        grammar = None if params.json_schema is None else grammar_of(params.json_schema, or_text=params.or_text)
+        self.lib = lib = library()
+        self.handle = self._chain()
+        self._penalties: Any = None
+        self._constrained: ConstrainedSampler | None = None
+        penalties = params.repeat_penalty, params.frequency_penalty, params.presence_penalty
+        if penalties != (1.0, 0.0, 0.0) and params.repeat_last_n > 0:
+            self._penalties = self.handle if grammar is None else self._chain()  # under a grammar it comes before, on all tokens
+            self._add(
+                self._penalties,
+                lib.llama_sampler_init_penalties(model.num_vocab_tokens, params.repeat_last_n, *penalties),
+            )
+        if params.temperature == 0.0:
+            self._add(self.handle, lib.llama_sampler_init_greedy())
+        else:
+            # top-k comes first: the others are 2 to 40 times slower on a whole vocabulary
+            if params.top_k > 0:
+                self._add(self.handle, lib.llama_sampler_init_top_k(params.top_k))
+            self._add(self.handle, lib.llama_sampler_init_top_p(params.top_p, 1))
+            self._add(self.handle, lib.llama_sampler_init_min_p(params.min_p, 1))
+            self._add(self.handle, lib.llama_sampler_init_temp(params.temperature))
+            # the greatest number of 32 bits would have llama.cpp draw a seed of its own
+            self._add(self.handle, lib.llama_sampler_init_dist(params.seed % lib.LLAMA_DEFAULT_SEED))
+        if grammar is not None:
+            from localrag.engine.constrained import ConstrainedSampler  # noqa: PLC0415  # weight: numpy
+
+            self._constrained = ConstrainedSampler(
+                lib,
+                model.grammar_vocabulary.matcher(grammar),
+                num_vocab_tokens=model.num_vocab_tokens,
+                choose=None if params.temperature == 0.0 else self.handle,
+                penalties=self._penalties,
+            )
+
+    def _chain(self) -> Any:  # noqa: ANN401  # a C pointer
+        params = self.lib.llama_sampler_chain_default_params()
+        params.no_perf = True
+        return self.lib.llama_sampler_chain_init(params)
+
+    def _add(self, chain: Any, link: Any) -> None:  # noqa: ANN401  # C pointers
+        if not link:
+            raise EngineError("llama.cpp refused a sampler.")
+        self.lib.llama_sampler_chain_add(chain, link)
+
+    def sample(self, context: Any, index: int) -> int:  # noqa: ANN401  # a C pointer
+        """The next token from entry `index` of the last batch, whose logits must be there (LlamaContext sees to it)."""
+        if self._constrained is not None:
+            return self._constrained.sample(self.lib.llama_get_logits_ith(context, index))
+        return int(self.lib.llama_sampler_sample(self.handle, context, index))
+
+    def close(self) -> None:
+        if self.handle:
+            if self._constrained is not None and self._penalties:
+                self.lib.llama_sampler_free(self._penalties)
+            self.lib.llama_sampler_free(self.handle)
+            self.handle = None
 
 
 class LlamaContext:
@@ -208,7 +291,7 @@ class LlamaContext:
         """Of the whole vocabulary, behind the `index`-th entry of the last batch; see runner.Runner."""
         if index not in self._outputs:
             raise EngineError(f"Entry {index} of the last batch has no logits.")
-        from localrag.engine.likely import logprobs_of  # noqa: PLC0415  # weight: numpy
+        from localrag.engine.logprobs import logprobs_of  # noqa: PLC0415  # weight: numpy
 
         return logprobs_of(self.lib.llama_get_logits_ith(self.handle, index), self.model.num_vocab_tokens, num_top)
 

@@ -6,15 +6,15 @@ import json
 import platform
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from localrag.engine import attention, devices, gguf, memory, threads, trial
 from localrag.engine.context import BATCH_TOKENS
 from localrag.engine.engine import Engine
-from localrag.engine.library import library
 from localrag.engine.llama import LlamaContext, LlamaModel
+from localrag.engine.llama_lib import library
 from localrag.engine.speed import Speed, SpeedFile
 from localrag.engine.template import JinjaChatTemplate
 from localrag.engine.vocab import LlamaTokenizer
@@ -64,8 +64,13 @@ class _Parts:
     n_ctx: int | None
     governor: threads.ThreadGovernor
     gpu_layers: int
-    plan: memory.MemoryPlan | None = None
-    """Of the context that was made last, with the weights in it."""
+    plans: dict[bool, memory.MemoryPlan] = field(default_factory=dict)
+    """Of the context that was made last, with the weights in it: the common one, and (True) the repeatable one."""
+
+    @property
+    def plan(self) -> memory.MemoryPlan | None:
+        """Of the common context, or else of the repeatable one."""
+        return self.plans.get(False) or self.plans.get(True)
 
     def engine(self, name: str, started: float) -> Engine:
         """`started` is when loading began, on the clock of time.perf_counter."""
@@ -104,9 +109,10 @@ class _Parts:
         held = 0 if self.plan is None else self.plan.n_ctx
         return memory.make_slot(self.info, self.n_ctx if requested is None else requested, fitting=max(fitting, held))
 
-    def make_runner(self, num_cells: int, num_sequences: int) -> LlamaContext:
-        self.plan = None  # the context before this one is closed
-        flash_attention = self.home is None or attention.flash_attention(self.home, self.governor)
+    def make_runner(self, num_cells: int, num_sequences: int, /, *, repeatable: bool = False) -> LlamaContext:
+        """A `repeatable` one has plain attention: on a CPU, flash attention splits a token's sum among the threads."""
+        self.plans.pop(repeatable, None)  # the context before this one is closed
+        flash_attention = not repeatable and (self.home is None or attention.flash_attention(self.home, self.governor))
         situation = memory.Situation(is_loaded=True)
         made = memory.plan(
             self.info, num_cells, num_sequences, flash_attention=flash_attention, gpu_layers=self.gpu_layers, situation=situation
@@ -122,7 +128,7 @@ class _Parts:
             flash_attention=flash_attention,
         )
         self.speed.observe_context(context.num_cells, time.perf_counter() - started)
-        self.plan = memory.as_if_unloaded(made, self.info)
+        self.plans[repeatable] = memory.as_if_unloaded(made, self.info)
         return context
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from localrag.engine import attention, devices, gguf, memory, quality, threads, trial
-from localrag.engine.library import library
+from localrag.engine.llama_lib import library
 from localrag.engine.quality import Evaluation, Quality, Run, Window
 from localrag.engine.quantize import default_types, expected_bytes, quantize, require_disk
 from localrag.errors import EngineError, ModelError

@@ -130,19 +130,19 @@ def unpack(packed: bytes) -> tuple[int, ...]:
 
 
 def write(
-    path: Path, identity: Identity, token_ids: Sequence[int], borders: Sequence[int], payload: bytes | bytearray | memoryview
+    path: Path, identity: Identity, token_ids: Sequence[int], breakpoints: Sequence[int], payload: bytes | bytearray | memoryview
 ) -> None:
     """Write the file beside its place, then put it there whole: under `path` stands all of it or what stood there before.
 
     Only its owner may read it: a state holds a person's text. A process that is killed leaves a hidden file that ends in `.part`.
     Raises OSError, after taking away what it wrote; ValueError for an empty list or payload, or ids that are none.
     """
-    tokens, ends, body = pack(token_ids), pack(borders), memoryview(payload).cast("B")
+    tokens, ends, body = pack(token_ids), pack(breakpoints), memoryview(payload).cast("B")
     if not 0 < len(token_ids) <= MAX_TOKENS or not len(body):
         raise ValueError(f"a prefix has 1 to {MAX_TOKENS} tokens and a state, not {len(token_ids)} tokens and {len(body)} bytes")
-    if len(borders) > MAX_TOKENS:
-        raise ValueError(f"a prefix has no more than {MAX_TOKENS} borders, not {len(borders)}")
-    about = {"created": int(time.time()), "num_tokens": len(token_ids), "num_borders": len(borders), "payload_bytes": len(body)}
+    if len(breakpoints) > MAX_TOKENS:
+        raise ValueError(f"a prefix has no more than {MAX_TOKENS} borders, not {len(breakpoints)}")
+    about = {"created": int(time.time()), "num_tokens": len(token_ids), "num_borders": len(breakpoints), "payload_bytes": len(body)}
     header = _json({"identity": asdict(identity)} | about).encode("ascii")
     digest = hashlib.sha256()
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", suffix=PART_SUFFIX, dir=path.parent)  # mode 0600

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from localrag.disk_errors import file_error
 from localrag.engine.prefix_file import (
     MAX_FILE_BYTES,
     PART_SUFFIX,
@@ -28,6 +29,7 @@ from localrag.engine.prefix_file import (
     read_head,
     write,
 )
+from localrag.files import make_private_folder
 from localrag.settings import PREFIX_BYTES
 
 _MAX_INDEXED = 4096
@@ -90,20 +92,20 @@ class PrefixStore:
             return self._first_fault
         return f"{self._first_fault} ({self._num_faults - 1} more like it)"
 
-    def longest(self, token_ids: Sequence[int], borders: Sequence[int] = (), *, last_only: bool = False) -> Found | None:
-        """The longest stored list that is a prefix of `token_ids` as a whole, and whose borders are those of `borders` up to its end.
+    def longest(self, token_ids: Sequence[int], breakpoints: Sequence[int] = (), *, last_only: bool = False) -> Found | None:
+        """The longest stored list that is a prefix of `token_ids` as a whole, and whose borders are those of `breakpoints` up to its end.
 
-        With `last_only`, only one with all of `borders`. A list equal to `token_ids` counts: a caller that needs the last token's
+        With `last_only`, only one with all of `breakpoints`. A list equal to `token_ids` counts: a caller that needs the last token's
         logits leaves that token out.
         """
-        wanted, wanted_borders = pack(token_ids), pack(borders)
+        wanted, wanted_borders = pack(token_ids), pack(breakpoints)
         best: Found | None = None
         for name, entry in sorted(self._refresh().items()):
             stored, ends = entry.token_bytes, entry.border_bytes
             if not stored or not wanted.startswith(stored) or not wanted_borders.startswith(ends) or (last_only and ends != wanted_borders):
                 continue
             num_tokens = len(stored) // 4
-            is_next_beyond = len(ends) == len(wanted_borders) or borders[len(ends) // 4] > num_tokens
+            is_next_beyond = len(ends) == len(wanted_borders) or breakpoints[len(ends) // 4] > num_tokens
             if is_next_beyond and (best is None or num_tokens > best.num_tokens):
                 best = Found(self.folder / name, num_tokens)
         return best
@@ -112,43 +114,43 @@ class PrefixStore:
         """All of its token ids, its borders and its payload, checked to the last byte, and noted as used now; None where it is gone
         or no good."""
         try:
-            token_ids, borders, payload = read(found.path, self.identity, max_bytes=self.max_file_bytes)
-            self._check_name(found.path, pack(token_ids), pack(borders))
+            token_ids, breakpoints, payload = read(found.path, self.identity, max_bytes=self.max_file_bytes)
+            self._check_name(found.path, pack(token_ids), pack(breakpoints))
         except PrefixFileError as error:
             self._ignore(found.path, error)
             return None
         _touch(found.path)
-        return token_ids, borders, payload
+        return token_ids, breakpoints, payload
 
     def discard(self, found: Found, reason: str) -> None:
         """Remove a file whose payload was whole and yet of no use, as llama.cpp's refusal shows, lest it be found again."""
         self._ignore(found.path, PrefixFileError("damaged", reason))
 
-    def save(self, token_ids: Sequence[int], borders: Sequence[int], payload: bytes | bytearray | memoryview) -> bool:
+    def save(self, token_ids: Sequence[int], breakpoints: Sequence[int], payload: bytes | bytearray | memoryview) -> bool:
         """Keep a state; one that is there is only noted as used. False if it is too large or cannot be written."""
-        tokens, ends = pack(token_ids), pack(borders)
+        tokens, ends = pack(token_ids), pack(breakpoints)
         path = self.folder / self._name(tokens, ends)
-        if file_bytes(self.identity, len(token_ids), len(borders), len(memoryview(payload).cast("B"))) > self.max_file_bytes:
+        if file_bytes(self.identity, len(token_ids), len(breakpoints), len(memoryview(payload).cast("B"))) > self.max_file_bytes:
             return False
         known = self._refresh().get(path.name)
         if known is not None and known.token_bytes:
             _touch(path)
             return True
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write(path, self.identity, token_ids, borders, payload)
+            make_private_folder(self.folder)
+            write(path, self.identity, token_ids, breakpoints, payload)
         except OSError as error:
-            self._warn(f"Prefixes cannot be kept in {self.folder}: {error.strerror or error}.")
+            self._warn(f"Prefixes cannot be kept in {self.folder}: {file_error(error, self.folder, hint='').reason}.")
             return False
         self._evict(keep=path.name)
         return True
 
-    def _name(self, tokens: bytes, borders: bytes) -> str:
-        held = len(tokens).to_bytes(8, "little") + tokens + borders
+    def _name(self, tokens: bytes, breakpoints: bytes) -> str:
+        held = len(tokens).to_bytes(8, "little") + tokens + breakpoints
         return f"{self._prefix}{hashlib.sha256(held).hexdigest()[:32]}{self._suffix}"
 
-    def _check_name(self, path: Path, tokens: bytes, borders: bytes) -> None:
-        if path.name != self._name(tokens, borders):
+    def _check_name(self, path: Path, tokens: bytes, breakpoints: bytes) -> None:
+        if path.name != self._name(tokens, breakpoints):
             raise PrefixFileError("damaged", "it holds other tokens than its name says")
 
     def _is_own(self, name: str) -> bool:

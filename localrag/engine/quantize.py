@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from localrag.disk_errors import file_error
 from localrag.engine import child
 from localrag.engine.gguf_types import FILE_TYPES
 from localrag.errors import ConfigError, EngineError, UsageError
+from localrag.files import make_private_folder, open_private
 from localrag.locking import try_lock
 from localrag.model import ModelInfo
 
@@ -85,12 +87,11 @@ def workshop(folder: Path) -> Iterator[Path]:
     `folder` cannot be written.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".making.lock").open("ab")
+        make_private_folder(folder)
+        lock = open_private(folder / ".making.lock", "ab")
     except OSError as error:
-        raise ConfigError(
-            f"{folder} cannot be written: {error.strerror}.", hint="Set LOCALRAG_HOME to a folder that can be written.", path=str(folder)
-        ) from None
+        known = file_error(error, folder, hint="Set LOCALRAG_HOME to a folder that can be written.")
+        raise ConfigError(f"{folder} cannot be written: {known.reason}.", hint=known.hint, path=str(folder), **known.numbers) from None
     with lock:
         if not try_lock(lock.fileno()):
             raise UsageError("Another run of models optimize is at work here.", hint="Wait until it has ended: they would slow each other.")

@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from localrag.engine.library import keep_log, library
+from localrag.engine.llama_lib import keep_log, library
 from localrag.engine.worker import limit_self, send
 from localrag.errors import EngineError
 
@@ -23,6 +23,7 @@ _STEP = re.compile(r"\[ *(\d{1,6})/ *(\d{1,6})\]")  # "[  12/ 272] blk.1.attn_q.
 def work(job: dict[str, Any]) -> None:
     """Write the target of the job, within limits. EngineError if llama.cpp does not."""
     limit_self(spare_bytes=job["spare_bytes"], cpu_s=job["cpu_s"], max_file_bytes=job["most_bytes"])
+    os.umask(0o077)  # llama.cpp makes the file; this process makes no other
     threading.Thread(target=end_with_parent, daemon=True).start()
     lib = library()
     callback = lib.llama_log_callback(hear)  # C holds a pointer to it

@@ -50,7 +50,7 @@ class Scheduler:
             raise EngineError("An empty prompt cannot be evaluated.")
         if sequence.num_reserved > self.num_cells:
             raise EngineError(
-                f"A prompt of {len(sequence.prompt_ids)} tokens with an answer of up to {sequence.sampling.max_tokens} "
+                f"A prompt of {len(sequence.prompt_ids)} tokens with an answer of up to {sequence.sampling.num_answer_tokens} "
                 f"needs {sequence.num_reserved} cells; the context has {self.num_cells}.",
                 hint="Use a larger window (--ctx) or a smaller answer (--max-tokens).",
                 needed=sequence.num_reserved,

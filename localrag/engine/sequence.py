@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 from localrag.decoding import Completion, FinishReason, SamplingParams, Timings, TokenLogprob
-from localrag.errors import EngineError
+from localrag.errors import LocalragError
 from localrag.thinking import Splitter, Thinking
 
 
@@ -18,8 +18,8 @@ class Sequence:
     Of a model that thinks, `text` is the answer and `reasoning` what was thought before it. Thoughts that have taken all their tokens, or
     after which the model wrote no answer, are ended: the tokens for that follow as if they had been sampled.
 
-    `borders` are positions in the prompt, in order, at which a batch ends in any case (see single.py). Of the `watched` tokens, the
-    logits behind the prompt are kept.
+    `breakpoints` are positions in the prompt, in order, at which a batch ends in any case (see ExclusiveCells). Of the `watched` tokens,
+    the logits behind the prompt are kept.
     """
 
     seq_id: int
@@ -29,10 +29,10 @@ class Sequence:
     num_cached_tokens: int = 0
     num_evaluated: int = 0
     finish_reason: FinishReason | None = None
-    error: EngineError | None = None
+    error: LocalragError | None = None
     text: str = ""
     deadline: float | None = None
-    borders: tuple[int, ...] = ()
+    breakpoints: tuple[int, ...] = ()
     watched: tuple[int, ...] = ()
     watched_logits: tuple[float, ...] = ()
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Sequence:
     def num_reserved(self) -> int:
         """Cells of the KV cache that it can come to need. The last sampled token is never evaluated."""
         thoughts = self.thinking.max_tokens if self.thinking is not None else 0
-        return len(self.prompt_ids) + thoughts + self.sampling.max_tokens - 1
+        return len(self.prompt_ids) + thoughts + self.sampling.num_answer_tokens - 1
 
     @property
     def is_finished(self) -> bool:
@@ -94,7 +94,7 @@ class Sequence:
         num_prompt = len(self.prompt_ids)
         if self.is_answering:
             return self.completion_ids[self.num_evaluated - num_prompt :][:most]
-        end = next((border for border in self.borders if border > self.num_evaluated), num_prompt)
+        end = next((border for border in self.breakpoints if border > self.num_evaluated), num_prompt)
         return self.prompt_ids[self.num_evaluated : min(end, self.num_evaluated + most)]
 
     def append(self, token_id: int, piece: bytes, *, is_end: bool) -> str:
@@ -121,7 +121,7 @@ class Sequence:
             return self.finish("stop")
         if self._splitter is not None and self._splitter.is_over:
             return self.finish("stop")
-        if len(self.completion_ids) - self.num_thought >= self.sampling.max_tokens:
+        if len(self.completion_ids) - self.num_thought >= self.sampling.num_answer_tokens:
             return self.finish("length")
         return self._release(len(self._held) - self._may_begin_stop())
 

@@ -21,7 +21,7 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Self
 
-from localrag.engine.kept import KeptValues
+from localrag.engine.json_cache import JsonCache
 
 MAX_KEPT = 64
 """Models and machines whose speed a home keeps; the one that was not used for longest goes first."""
@@ -224,7 +224,7 @@ class SpeedFile:
     """
 
     def __init__(self, home: Path | None, key: str) -> None:
-        self._kept = KeptValues(None if home is None else home / "speeds.json", most=MAX_KEPT)
+        self._kept = JsonCache(None if home is None else home / "speeds.json", most=MAX_KEPT)
         self.key = key
 
     def load_into(self, speed: Speed) -> None:

@@ -34,6 +34,7 @@ from localrag.engine.template_process import RenderProcess
 from localrag.engine.template_tools import Disguise, ToolForm, hide_placeholders, tool_form
 from localrag.errors import TemplateError
 from localrag.messages import Message, ToolSpec
+from localrag.sanitize import one_line
 from localrag.thinking import ThinkingForm, form_of
 from localrag.tokens import Segment
 
@@ -211,7 +212,7 @@ class JinjaChatTemplate:
             if re.search("[\ud800-\udfff]", reply["text"]):
                 raise self._error("writes what is not valid text")
             return reply["text"]
-        said = _one_line(re.sub(placeholder(nonce, "[0-9]+"), "…", hide_placeholders(reply["message"])))
+        said = one_line(re.sub(placeholder(nonce, "[0-9]+"), "…", hide_placeholders(reply["message"])), 200)
         if reply["error"] == "refused":
             return Refusal(said)
         if reply["error"] == "memory":
@@ -259,9 +260,3 @@ def _segment(part: Part, contents: Sequence[str], texts: Sequence[Segment]) -> S
     if isinstance(part, int):
         return Segment(contents[part], part)
     return texts[part.index] if isinstance(part, ToolText) else part
-
-
-def _one_line(text: str) -> str:
-    """Fit to be shown: one line, without control characters, at most 200 characters."""
-    line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
-    return line if len(line) <= 200 else line[:199] + "…"

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from localrag.engine import child
 from localrag.engine.gguf_types import file_error
-from localrag.engine.kept import KeptValues
-from localrag.engine.library import package_folder
+from localrag.engine.json_cache import JsonCache
+from localrag.engine.llama_lib import package_folder
 from localrag.errors import ModelFileError
 
 SPARE_BYTES = 900 << 20  # for what is not the file: vocabulary, a cache of 256 cells, compute buffers of a batch of 32
@@ -50,7 +50,7 @@ class Passed:
     """
 
     def __init__(self, home: Path | None) -> None:
-        self._kept = KeptValues(None if home is None else home / "trials.json", most=MAX_KEPT)
+        self._kept = JsonCache(None if home is None else home / "trials.json", most=MAX_KEPT)
 
     def holds(self, key: str, *, vocab_only: bool) -> bool:
         return self._kept.read().get(key) in (("whole", "vocabulary") if vocab_only else ("whole",))

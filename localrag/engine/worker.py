@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 
 from localrag import limits
-from localrag.engine.library import begin_log, first_error, library
+from localrag.engine.llama_lib import begin_log, first_error, library
 from localrag.errors import LocalragError
 
 _PREFIX = re.compile(r"llama_model_(load: error loading model|quantize: failed to quantize): ")

@@ -1,16 +1,17 @@
-"""An answer compared with the one that is known: by words, numbers and sources, and never by a model."""
+"""Grade the outcome of a question against the known answer: by words, numbers and sources, never by a model."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from itertools import chain
+from typing import Any, Self
 
-from localrag.grading.outcomes import Outcome, Passage
+from localrag.citation import without_tags
 from localrag.grading.questions import Question, Source
-from localrag.passages import CITATION
+from localrag.passages import Citation
 
 REFUSALS = (
     "sources do not",
@@ -47,16 +48,70 @@ REFUSALS = (
     "unable to answer",
     "do not know",
 )
-"""An answer that holds one of these says that the sources do not hold what was asked for. "n't" is read as "not"."""
+"""Phrases of an answer that says that the sources do not answer the question. "n't" is read as "not"."""
+
+_NUMBERS = ("prompt_tokens", "evaluated_tokens", "completion_tokens")
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "citations": (list, tuple),
+    "passages": (list, tuple),
+    "seconds": (int, float),
+    **dict.fromkeys(_NUMBERS, (int,)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A passage as it was supplied to the model: the label that cites it, the document it is of, and its words."""
+
+    label: str
+    source: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The outcome of a question. `text` is the final answer without reasoning, `passages` are those that the model was shown.
+
+    `prompt` is a digest of the tokens sent, if there was one prompt. `evaluated_tokens` are those of all prompts that were not reused from
+    another prompt of the same question. Without an answer, `error` is the name of the error and `error_text` its message.
+    """
+
+    text: str = ""
+    citations: tuple[Citation, ...] = ()
+    passages: tuple[Passage, ...] = ()
+    prompt: str = ""
+    finish_reason: str = ""
+    seconds: float = 0.0
+    prompt_tokens: int = 0
+    evaluated_tokens: int = 0
+    completion_tokens: int = 0
+    error: str = ""
+    error_text: str = ""
+
+    def to_dict(self) -> dict[str, object]:
+        """Fit for JSON. `error` and `error_text` are left out if empty."""
+        data = asdict(self)
+        return {name: value for name, value in data.items() if value or name not in ("error", "error_text")}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Read the result of `to_dict`. Raises TypeError or KeyError for anything else."""
+        given = {each.name: data[each.name] for each in fields(cls) if each.name in data}
+        for each in fields(cls):
+            if each.name in given and not isinstance(given[each.name], _KINDS.get(each.name, (str,))):
+                raise TypeError(f"{each.name} is a {type(given[each.name]).__name__}")
+        given["citations"] = tuple(Citation(str(each["label"]), bool(each["supplied"])) for each in given.get("citations", ()))
+        given["passages"] = tuple(Passage(*(str(each[name]) for name in Passage.__slots__)) for each in given.get("passages", ()))
+        return cls(**given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grade:
-    """Of one answer. Of a question that no page answers, only `num_invented` and `is_refused` can be anything but False or 0.
+    """The grade of one answer. For a question that no page answers, all but `num_invented` and `is_refused` are False.
 
-    `in_evidence`: what was supplied holds the answer. `is_right`: so does what was said. `cites_holder`: a citation is of a source that
-    holds it. `num_invented`: citations of what was not supplied. `is_refused`: it is said that the sources do not answer, and nothing
-    right beside it.
+    `in_evidence`: the supplied passages hold the answer. `is_right`: the text holds it. `cites_holder`: a cited source holds it.
+    `num_invented`: citations of passages that were not supplied. `is_refused`: the text says that the sources do not answer, and holds no
+    right answer beside that.
     """
 
     in_evidence: bool
@@ -83,13 +138,13 @@ def grade(question: Question, outcome: Outcome, refusals: Sequence[str] = REFUSA
 
 
 def is_met(answers: Sequence[Sequence[str]], text: str) -> bool:
-    """Whether a text has one spelling of each group, in whatever case, as words and numbers of their own; labels of sources aside."""
-    text = _plain(CITATION.sub(" ", text))
+    """Whether a text has one spelling of each group as separate words or numbers, ignoring case and labels of sources."""
+    text = _plain(without_tags(text))
     return all(any(_pattern(each).search(text) for each in group) for group in answers)
 
 
 def is_refusal(text: str, phrases: Iterable[str] = REFUSALS) -> bool:
-    """Whether a text holds one of the phrases, in whatever case."""
+    """Whether a text holds one of the phrases, ignoring case."""
     said = _written_out(text)
     return any(_pattern(_written_out(phrase)).search(said) for phrase in phrases)
 
@@ -114,18 +169,18 @@ def _is_cited(source: Source, cited: Iterable[str]) -> bool:
 
 @lru_cache(maxsize=4096)
 def _pattern(spelling: str) -> re.Pattern[str]:
-    """A number is no part of a longer one, such as 75 of 0.75; a unit may stick to it."""
+    """A pattern for a spelling. A number does not match inside a longer one, such as 75 in 0.75; a unit may follow it directly."""
     spelling = _plain(spelling)
     end = r"(?![.,]?\d)" if spelling[-1].isdigit() else r"(?!\w)"
     return re.compile(rf"(?<!\w)(?<!\d[.,]){re.escape(spelling)}{end}", re.IGNORECASE)
 
 
 def _plain(text: str) -> str:
-    """With one kind of minus and of space."""
+    """Text with one kind of minus and of space."""
     return re.sub(r"\s+", " ", re.sub("[−–‑]", "-", text))
 
 
 def _written_out(text: str) -> str:
-    """Without contractions."""
+    """Text without contractions."""
     text = _plain(text).replace("’", "'").casefold()
     return text.replace("can't", "cannot").replace("can not", "cannot").replace("n't", " not")

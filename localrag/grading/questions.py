@@ -1,4 +1,4 @@
-"""Questions with known answers, read from a file that anybody may have written: a JSON object a line."""
+"""Read questions with known answers from an untrusted file of JSON lines."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _Item = TypeVar("_Item")
 _Model = TypeVar("_Model", bound=BaseModel)
 
 Source = str | tuple[str, ...]
-"""A page, one passage of which holds all of an answer, or pages whose passages hold it together."""
+"""A page with the whole answer in one passage, or pages whose passages hold it together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """`answers` are groups of spellings: an answer says one of each group. Without any, no page answers the question.
+    """A question. `answers` are groups of spellings: a right answer has one of each group. Without any, no page answers the question.
 
-    `sources` are alternatives, each by the end of its path as the knowledge base has it.
+    `sources` are alternatives, each the end of a path in the knowledge base.
     """
 
     id: str
@@ -42,13 +42,13 @@ class Question:
 
     @property
     def pages(self) -> set[str]:
-        """All that are named as sources."""
+        """All pages named in `sources`."""
         return {page for source in self.sources for page in ((source,) if isinstance(source, str) else source)}
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionFile:
-    """Its questions in their order, and the phrases that it takes for a refusal in place of REFUSALS; None where it names none."""
+    """The questions of a file in order, and its phrases of refusals that replace REFUSALS; None if it has none."""
 
     questions: tuple[Question, ...]
     refusals: tuple[str, ...] | None = None
@@ -74,7 +74,7 @@ class _Head(BaseModel):
 
 
 def read_questions(path: Path) -> QuestionFile:
-    """All questions of a file. UsageError names the line that is broken, or has the id of an earlier one."""
+    """Read all questions of a file. Raises UsageError with the number of an invalid line, or one that repeats an id."""
     check_regular(path, f"Give a file with {_LIKE} on each line.")
     reader = _Reader()
     for number, raw in read_lines(path, MAX_LINE_BYTES):
@@ -89,7 +89,7 @@ def read_questions(path: Path) -> QuestionFile:
 
 
 def spread(items: Sequence[_Item], num: int | None) -> list[_Item]:
-    """So many of them at even distances, the first among them; all for None, or where there are no more."""
+    """`num` of the items at even distances, beginning with the first; all for None."""
     if num is None or num >= len(items):
         return list(items)
     return [items[at * len(items) // num] for at in range(num)]
@@ -106,7 +106,7 @@ def _checked(model: type[_Model], row: dict[str, Any]) -> _Model:
 
 @dataclass(slots=True)
 class _Reader:
-    """A file on its way: what its lines held so far."""
+    """Collects the lines of a file."""
 
     questions: list[Question] = field(default_factory=list)
     refusals: tuple[str, ...] | None = None

@@ -1,4 +1,4 @@
-"""The grades of one way of answering, added up, and two ways beside each other on the same questions."""
+"""Add up the grades of one way of answering, and compare two ways on the same questions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
 
-from localrag.grading.grades import Grade
-from localrag.grading.outcomes import Outcome
+from localrag.grading.grades import Grade, Outcome
 from localrag.grading.questions import Question
 
 _Z = NormalDist().inv_cdf(0.975)
@@ -19,7 +18,7 @@ Graded = tuple[Question, Outcome, Grade]
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """`num` of `of`, and where the true share lies with a confidence of 95 %, by Wilson's score interval: 0 to 1 where there are none."""
+    """`num` of `of`, with Wilson's 95 % confidence interval of the true share: 0 to 1 if `of` is 0."""
 
     num: int
     of: int
@@ -43,8 +42,8 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """One way over all its questions. Questions that failed count in every number, as not answered; `errors` counts them by what they
-    failed by. Seconds and tokens are means over those that did not.
+    """One way over all its questions. Failed questions count as not answered in every number; `errors` counts them by error. Seconds and
+    tokens are means over the others.
     """
 
     way: str
@@ -54,9 +53,9 @@ class Tally:
     cites_holder: Share
     num_invented: int
     is_refused: Share
-    """Of the questions that no page answers."""
+    """Among the questions that no page answers."""
     is_refused_wrongly: Share
-    """Of those that one does."""
+    """Among the others."""
     mean_s: float
     mean_evaluated_tokens: float
     mean_completion_tokens: float
@@ -83,7 +82,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """How many questions only one of two ways answers right, and how likely so uneven a split is if neither is better."""
+    """The number of questions that only one of two ways answers right, and the probability of so uneven a split by chance."""
 
     way: str
     other: str
@@ -125,14 +124,14 @@ def tally(way: str, graded: Sequence[Graded]) -> Tally:
 
 
 def compare(way: str, graded: Sequence[Graded], other: str, others: Sequence[Graded]) -> Comparison:
-    """Of the questions that both were asked; ids tell which they are."""
+    """Compare two ways on the questions that both were asked, matched by id."""
     theirs = {question.id: each.is_right for question, _, each in others}
     pairs = [(each.is_right, theirs[question.id]) for question, _, each in graded if question.id in theirs]
     return Comparison(way, other, sum(one and not two for one, two in pairs), sum(two and not one for one, two in pairs))
 
 
 def sign_test(num: int, other: int) -> float:
-    """How likely a split at least as uneven as this is where both sides are as likely: two-sided."""
+    """The two-sided p-value of a sign test: the probability of a split at least this uneven by chance."""
     total = num + other
     return min(1.0, 2 * sum(math.comb(total, k) for k in range(min(num, other) + 1)) / (1 << total))
 

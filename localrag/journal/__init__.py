@@ -3,9 +3,7 @@
 from localrag.journal.conversations import ConversationRow, Conversations, Ending, Found, StoredTurn, TurnState
 from localrag.journal.councils import CouncilRow, Councils, StoredCouncil
 from localrag.journal.memories import DEFAULT_IMPORTANCE, Memories, StoredMemory
-from localrag.journal.records import Allotment, AskRecord, EvidenceRecord, SessionRow, StoredAsk, allotments
-from localrag.journal.store import FILE_NAME, Journal
-from localrag.journal.summaries import Summaries
+from localrag.journal.store import FILE_NAME, Allotment, AskRecord, EvidenceRecord, Journal, SessionRow, StoredAsk, Summaries, allotments
 
 __all__ = [
     "DEFAULT_IMPORTANCE",

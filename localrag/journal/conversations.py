@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from localrag.errors import UsageError
-from localrag.journal.database import explained, legible, transaction
-from localrag.journal.processes import began, runs
-from localrag.journal.rows import json_of, object_of, storable
+from localrag.journal.database import began, explained, json_of, legible, object_of, runs, storable, transaction
 from localrag.terms import words
 
 MAX_NAME_CHARS = 80
@@ -98,7 +96,7 @@ class Conversations:
         return self._rows("ORDER BY updated_at, id", ())
 
     def rename(self, conversation_id: int, name: str) -> None:
-        """UsageError for a name that another one has, or that is none."""
+        """UsageError for a name that is taken or invalid."""
         name = checked_name(name)
         with transaction(self._db, self._path):
             self._check_free(name, conversation_id)

@@ -11,9 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from localrag.journal.database import explained, legible, transaction
-from localrag.journal.processes import began, runs
-from localrag.journal.rows import json_of, object_of, storable
+from localrag.journal.database import began, explained, json_of, legible, object_of, runs, storable, transaction
 
 MAX_TASK_CHARS = 10_000
 Ending = Literal["decided", "cancelled", "failed"]
@@ -67,7 +65,7 @@ class Councils:
             return int(self._db.execute(statement, values).lastrowid or 0)
 
     def add(self, council_id: int, event: Mapping[str, Any]) -> None:
-        """Keeps one more event, a number that is none as null; it is on disk when this returns. ConfigError for a run that is not there."""
+        """Append an event, NaN and infinity as null. It is on disk when this returns. ConfigError for a run that is not there."""
         statement = (
             "INSERT INTO council_events (council_id, ordinal, event) "
             "SELECT ?, 1 + coalesce(max(ordinal), 0), ? FROM council_events WHERE council_id = ?"

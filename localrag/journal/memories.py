@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from localrag.errors import UsageError
-from localrag.journal.database import explained, legible, transaction
-from localrag.journal.rows import storable
+from localrag.journal.database import explained, legible, storable, transaction
 
 MAX_CHARS = 2000
 DEFAULT_IMPORTANCE = 0.8

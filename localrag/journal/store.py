@@ -1,26 +1,211 @@
 """The journal: every ask with its ledger, every run of a council, conversations and memories, in one SQLite file.
 
-Write-ahead log and `synchronous = FULL`, so that what was committed survives a crash of the process and of the machine. An ask is
-one BEGIN IMMEDIATE transaction: it is there whole or not at all, and a second writer waits for the first. So is an event of a council.
+Write-ahead log and `synchronous = FULL`: what was committed survives a crash of the process and of the machine. An ask is one
+BEGIN IMMEDIATE transaction, stored whole or not at all; a second writer waits for the first. So is each event of a council.
+Neither the prompt nor the answer is stored with an ask.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import sqlite3
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
-from localrag.budget import Ledger
+from localrag.budget import Budget, Ledger
 from localrag.journal.conversations import Conversations
 from localrag.journal.councils import Councils
-from localrag.journal.database import connect, explained, legible, transaction
+from localrag.journal.database import connect, explained, json_of, legible, storable, transaction
 from localrag.journal.memories import Memories
-from localrag.journal.records import Allotment, AskRecord, EvidenceRecord, SessionRow, StoredAsk
-from localrag.journal.rows import json_of, storable
-from localrag.journal.summaries import Summaries
+
+State = Literal["used", "shortened", "omitted"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allotment:
+    """A section as it went into the negotiation, percentages turned into tokens, and what it was given there.
+
+    `max` is None for a section without a limit. What packing changed afterwards stands in the ledger. TypeError for what is no number.
+    """
+
+    name: str
+    basis: int
+    min: int
+    max: int | None
+    grow: float
+    shrink: float
+    allotted: int
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(each, int | float) for each in (self.basis, self.min, self.max or 0, self.grow, self.shrink, self.allotted)):
+            raise TypeError(f"a section is described by numbers, not by {self}")
+
+
+def allotments(budget: Budget) -> tuple[Allotment, ...]:
+    """A negotiation and its outcome, section by section."""
+    return tuple(
+        Allotment(
+            name=item.name,
+            basis=item.basis,
+            min=item.min,
+            max=item.max,
+            grow=item.grow,
+            shrink=item.shrink,
+            allotted=budget.allocations[item.name],
+        )
+        for item in budget.items
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvidenceRecord:
+    """A passage that was offered to the prompt. `tokens` is what it takes there or, where it was omitted, would have taken.
+
+    `label` is its name in that answer, such as `KB#12`; `kb` and `chunk_id` are what it is known by for good. `relevance`, `tier`
+    and `level` are None or empty where nothing decided them. ValueError, our own bug, for a relevance that is no finite number.
+    """
+
+    label: str
+    source: str
+    kb: str
+    chunk_id: int
+    tokens: int
+    relevance: float | None = None
+    tier: str = ""
+    level: str = ""
+    state: State = "used"
+    cited: bool = False
+
+    def __post_init__(self) -> None:
+        if self.relevance is not None and not math.isfinite(self.relevance):
+            raise ValueError(f"the relevance of {self.label} is {self.relevance}")
+
+    @property
+    def is_in_prompt(self) -> bool:
+        return self.state != "omitted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskRecord:
+    """What an ask leaves behind. `started_at` is seconds since the epoch, `timings` are seconds by name.
+
+    `strategy` says what was done about too much, `bound` what capped the window. The first 10,000 characters of a question are kept.
+    """
+
+    session: str
+    command: str
+    model: str
+    model_sha256: str | None
+    question: str
+    started_at: float
+    window: int
+    finish_reason: str
+    strategy: str
+    bound: str
+    ledger: Ledger
+    sections: Sequence[Allotment]
+    evidence: Sequence[EvidenceRecord] = ()
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    timings: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def utilization(self) -> float:
+        """The part of the window that was used, 0 to 1: prompt and answer."""
+        return (self.prompt_tokens + self.completion_tokens) / self.window if self.window else 0.0
+
+    @property
+    def efficiency(self) -> float | None:
+        """The part of the evidence in the prompt, in tokens, that the answer cites, 0 to 1; None without evidence."""
+        supplied = sum(each.tokens for each in self.evidence if each.is_in_prompt)
+        return sum(each.tokens for each in self.evidence if each.is_in_prompt and each.cited) / supplied if supplied else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredAsk(AskRecord):
+    """An ask of the journal. Ids grow in the order of recording and are never used again."""
+
+    id: int
+
+    def to_dict(self) -> dict[str, object]:
+        """The ask in `--json` output."""
+        kept = (
+            "id",
+            "session",
+            "command",
+            "model",
+            "model_sha256",
+            "question",
+            "started_at",
+            "window",
+            "finish_reason",
+            "strategy",
+            "bound",
+        )
+        return {
+            **{name: getattr(self, name) for name in kept},
+            "usage": {name: getattr(self, name) for name in ("prompt_tokens", "completion_tokens", "cached_tokens")},
+            "utilization": self.utilization,
+            "efficiency": self.efficiency,
+            "ledger": self.ledger.to_dict(),
+            "sections": [asdict(each) for each in self.sections],
+            "evidence": [asdict(each) for each in self.evidence],
+            "timings": dict(self.timings),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRow:
+    """A session of the journal: how many asks, and when the first and the last began, in seconds since the epoch."""
+
+    name: str
+    num_asks: int
+    first_at: float
+    last_at: float
+
+
+MAX_BYTES = 64 * 1024 * 1024
+"""How much text is kept; beyond it, the oldest goes first."""
+
+
+class Summaries:
+    """Text by key. Failures of the file arrive as ConfigError."""
+
+    def __init__(self, db: sqlite3.Connection, path: Path, *, max_bytes: int = MAX_BYTES) -> None:
+        self._db = db
+        self._path = path
+        self._max_bytes = max_bytes
+
+    def get(self, key: str, max_age_s: float | None = None) -> str | None:
+        """The text that was put under that key, unless it is older than `max_age_s` seconds; None if there is none."""
+        with explained(self._path), legible(self._path):
+            row = self._db.execute("SELECT text, created_at FROM summaries WHERE key = ?", (storable(key),)).fetchone()
+            if row is None or (max_age_s is not None and time.time() - float(row[1]) > max_age_s):
+                return None
+            return str(row[0])
+
+    def put(self, key: str, text: str) -> None:
+        """Keeps a text in place of what was under that key."""
+        text = storable(text)
+        with transaction(self._db, self._path):
+            self._db.execute(
+                "INSERT OR REPLACE INTO summaries (key, text, num_bytes, created_at) VALUES (?, ?, ?, ?)",
+                (storable(key), text, len(text.encode()), time.time()),
+            )
+            total = self._db.execute("SELECT sum(num_bytes) FROM summaries").fetchone()[0]
+            if total > self._max_bytes:
+                self._db.execute(
+                    "DELETE FROM summaries WHERE id IN (SELECT id FROM "
+                    "(SELECT id, sum(num_bytes) OVER (ORDER BY id DESC) AS total FROM summaries) WHERE total > ?)",
+                    (self._max_bytes,),
+                )
+
 
 FILE_NAME = "journal.sqlite"
 MAX_QUESTION_CHARS = 10_000

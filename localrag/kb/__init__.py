@@ -1,6 +1,6 @@
-"""What keeps documents and finds passages in them.
+"""Knowledge bases: store documents and find passages in them.
 
-Names are imported when they are first used: a command that asks without a knowledge base, and the process that reads files, need few.
+Names are imported on first use: a question without a knowledge base, and the process that reads files, need few of them.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from localrag.kb.filters import FolderRule, Where
-    from localrag.kb.ingest import IngestResult, Progress, Tagging
+    from localrag.kb.ingest import IngestResult, Tagging
     from localrag.kb.knowledge_base import KnowledgeBase, import_kb, name_of, shown
     from localrag.kb.names import list_kbs
-    from localrag.kb.plan import Plan
+    from localrag.kb.plan import Plan, Progress
     from localrag.kb.retrieve import MODES, Mode
     from localrag.kb.verify import Verified
     from localrag.kb.walk import Skipped
@@ -38,10 +38,10 @@ __all__ = [
 
 _MODULES = {
     "filters": ("FolderRule", "Where"),
-    "ingest": ("IngestResult", "Progress", "Tagging"),
+    "ingest": ("IngestResult", "Tagging"),
     "knowledge_base": ("KnowledgeBase", "import_kb", "name_of", "shown"),
     "names": ("list_kbs",),
-    "plan": ("Plan",),
+    "plan": ("Plan", "Progress"),
     "retrieve": ("MODES", "Mode"),
     "verify": ("Verified",),
     "walk": ("Skipped",),

@@ -1,8 +1,8 @@
-"""Clusters for a large index, so that a search compares some per cent of the vectors. Made in the background; the only `import faiss`.
+"""Cluster a large index, so that a search compares a few per cent of the vectors. Runs in the background; the only `import faiss`.
 
-An inverted file (IVF) over whole float32 vectors: each stands in the group of its nearest centroid, and a search follows the nearest
-centroids. How many is measured when the file is made, on queries near the data, against exact search. A graph (HNSW) answers sooner but
-took 47 s to build for 100,000 vectors, where this takes a few, and it cannot be mapped and checked piece by piece.
+An inverted file (IVF) over float32 vectors: each is in the group of its nearest centroid, and a search probes the nearest centroids. Their
+number is measured against exact search when the file is made, on queries near the data. A graph (HNSW) answers sooner but took 47 s to
+build for 100,000 vectors, where this takes a few, and it cannot be mapped and checked piece by piece.
 
     python -m localrag.kb.ann KB.SQLITE      one build, at the lowest priority
 """
@@ -22,29 +22,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localrag.kb.store import Store
-from localrag.kb.vector_cache import Clusters, VectorFile, open_file, publishing, scratch_file, write_file
-from localrag.kb.vector_layout import Ids, Places, Vectors, Version
+from localrag.kb.vector_cache import Clusters, Ids, Places, VectorFile, Vectors, Version, open_file, publishing, scratch_file, write_file
 from localrag.kb.vectors import APPROXIMATE_FROM, VectorIndex, newest_file, rows_of
 
 MIN_RECALL = 0.97
-"""Of the 10 nearest, when it is built; above the 0.95 that is promised, for data that grow by a sixteenth until the next build."""
+"""Least recall of the 10 nearest when built; above the promised 0.95, because data grow by a sixteenth until the next build."""
 
 QUERY_SIMILARITY = 0.8
-"""Cosine of a trial query with the vector that it was made from: a good question and its answer."""
+"""Cosine of a trial query with its source vector: like a good question and its answer."""
 
-_TRAINING_ROWS = 40  # for each centroid, as faiss advises at least
+_TRAINING_ROWS = 40  # for each centroid, the least that faiss advises
 _ITERATIONS = 8
 _NUM_QUERIES = 256
-_BLOCK_ROWS = 16_384  # compared with all centroids at a time: 100 MB of products at 1M vectors
+_BLOCK_ROWS = 16_384  # to compare with all centroids at a time: 100 MB of products at 1M vectors
 _NUM_NEAREST = 10
 
 _running: dict[Path, subprocess.Popen[bytes]] = {}
 
 
 def start_build(path: Path) -> None:
-    """Builds the index of the knowledge base file `path` in a process of its own, which outlives this one. At most one at a time.
+    """Build the index of the knowledge base file `path` in a process of its own, which outlives this one. At most one at a time.
 
-    Where no process can be started now, a later search tries again.
+    If no process can be started, a later search tries again.
     """
     running = _running.get(path)
     if running is not None and running.poll() is None:
@@ -61,9 +60,9 @@ def start_build(path: Path) -> None:
 
 
 def build(store: Store, *, min_rows: int = APPROXIMATE_FROM) -> VectorFile | None:
-    """Makes and publishes a clustered file of the store's present generation. None if another process builds, or nothing is gained.
+    """Make and publish a clustered file of the store's current generation. None if another process builds, or nothing is gained.
 
-    At 1M x 384 it holds some 500 MB and needs 1.5 GB of disk beside what is published. OSError and KnowledgeBaseError as they come.
+    At 1M x 384 it takes about 500 MB of memory and 1.5 GB more of disk. OSError and KnowledgeBaseError are passed on.
     """
     folder = store.path.parent
     with publishing(folder) as allowed:
@@ -95,7 +94,7 @@ def _is_outdated(store: Store, version: Version, known: VectorFile) -> bool:
 
 
 def cluster(source: VectorFile) -> tuple[Clusters, Places]:
-    """The clusters of a flat file's rows, and the order in which they stand cluster by cluster. The same rows give the same clusters."""
+    """Cluster the rows of a flat file; return the clusters and the order of the rows in them. Deterministic."""
     rng = np.random.default_rng(0)
     centroids = _train(source, rng)
     labels = np.concatenate([np.argmax(block @ centroids.T, axis=1) for block in _blocks(source)])
@@ -124,10 +123,10 @@ def _train(source: VectorFile, rng: np.random.Generator) -> Vectors:
 
 
 def _calibrate(source: VectorFile, centroids: Vectors, labels: Places, rng: np.random.Generator) -> tuple[int, float]:
-    """How many clusters to follow so that MIN_RECALL of the nearest are found, and the share that is.
+    """The number of clusters to probe for MIN_RECALL, and the recall that it reaches.
 
-    Inside a cluster the search is exact: a vector is found if its cluster is followed, so that one pass over all vectors tells every
-    number of clusters its recall.
+    Inside a cluster the search is exact: a vector is found if its cluster is probed, so that one pass over all vectors gives the recall for
+    every number of clusters.
     """
     near = source.rows(np.sort(rng.choice(len(source), min(len(source), _NUM_QUERIES), replace=False)))
     noise = rng.standard_normal(near.shape).astype(np.float32)
@@ -142,7 +141,7 @@ def _calibrate(source: VectorFile, centroids: Vectors, labels: Places, rng: np.r
 
 
 def _nearest(source: VectorFile, queries: Vectors) -> Places:
-    """The rows that are nearest to each query, found by comparing all; in no order."""
+    """The rows nearest to each query by exact search, in no order."""
     num = min(_NUM_NEAREST, len(source))
     scores = np.zeros((len(queries), 0), dtype=np.float32)
     places = np.zeros((len(queries), 0), dtype=np.int64)

@@ -1,25 +1,26 @@
-"""Sections to passages: stretches of a text that the embedder takes in whole.
+"""Split a text into passages that fit the embedder, each with the place where a person finds it in the file.
 
-Everything is counted as it is embedded, heading path included, with the embedder's own tokenizer, so that no passage is ever cut off.
+Passages are counted as they are embedded, heading path included, with the embedder's own tokenizer, so that none is ever truncated.
 """
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from localrag.errors import KnowledgeBaseError
-from localrag.kb.places import Places
 from localrag.kb.readers.base import Reading
 from localrag.kb.schema import embedded, embedded_sha256
 from localrag.tokens import Embedder
 
 TARGET_TOKENS = 200
-"""A passage is made as large as structure allows up to this: a few paragraphs, small enough to be about one thing."""
+"""Target size of a passage: a few paragraphs, small enough to be about one thing."""
 
-CUTTER = 1
-"""The version of the readers and of what is below: documents that an older one made are made again, with ids and vectors of chunks
-that come out the same. Count it up when either is changed."""
+CUTTER = 3
+"""The version of the readers and of this module: documents from an older one are indexed again, and chunks that come out the same keep
+their ids and vectors. Increment it when either is changed."""
 
 _CHARS_PER_TOKEN = 10
 # A WordPiece tokenizer calls any run of more than 100 letters one unknown token, so that a megabyte of base64 would count as one.
@@ -28,6 +29,7 @@ _CHARS_PER_TOKEN = 10
 _WINDOW_CHARS = 4000
 # The splitter's time grows with the square of an unbroken run: 28 s for 100,000 Chinese characters without punctuation, 1 s in windows.
 
+_LINE_END = re.compile(r"\r\n|\r|\n")
 _BORDERS = ("\n\n", "\n", "。", ". ", " ")  # where a window ends, best first
 
 
@@ -35,7 +37,7 @@ _BORDERS = ("\n\n", "\n", "。", ". ", " ")  # where a window ends, best first
 class Passage:
     """Characters `start` to `end` (exclusive) of a text.
 
-    `heading` is the path of headings it stands under, `place` where a person finds it in the file.
+    `heading` is the path of headings above it, `place` says where a person finds it in the file.
     """
 
     start: int
@@ -46,42 +48,71 @@ class Passage:
 
     @property
     def embedded(self) -> str:
-        """What the embedder is given."""
+        """The text to embed."""
         return embedded(self.heading, self.text)
 
     @property
     def sha256(self) -> bytes:
-        """By what a passage is known again."""
+        """The digest that identifies a passage."""
         return embedded_sha256(self.heading, self.text)
 
 
 def cut(reading: Reading, embedder: Embedder) -> list[Passage]:
-    """The passages of a text, in order, not overlapping: `text == reading.text[start:end]`, without outer white space.
+    """Cut a text into passages, in order and without overlap: `text == reading.text[start:end]`, without outer white space.
 
-    Each is at most `min(TARGET_TOKENS, embedder.max_tokens)` tokens long with its heading path, and none crosses the border of a section.
-    A path that takes more than a quarter of that loses its outer parts. Where a section takes several passages, its heading stands only
-    in their paths. KnowledgeBaseError if a single character is too long.
+    A passage has at most `min(TARGET_TOKENS, embedder.max_tokens)` tokens, its heading path included, and stays within its section.
+    A path that takes more than a quarter of that loses its outer parts. If a section takes several passages, its heading is only in
+    their paths. Raises KnowledgeBaseError if a single character is too long.
     """
     limit = min(TARGET_TOKENS, embedder.max_tokens)
     passages: list[Passage] = []
-    places = Places(reading)
+    place_of = _Places(reading)
     for section in reading.sections:
         heading = _shortened(section.heading, embedder, limit // 4)
         splitter = _Splitter(embedder.count, limit, heading=heading, markdown=reading.markdown)
         whole = reading.text[section.start : section.end].strip()
         start = section.start if not heading or splitter.size(whole) <= limit else max(section.start, section.body)
         for at, text in splitter.split(reading.text, start, section.end):
-            passages.append(Passage(at, at + len(text), text, heading, places(at, at + len(text))))
+            passages.append(Passage(at, at + len(text), text, heading, place_of(at, at + len(text))))
     return passages
 
 
 def split_counted(text: str, count: Callable[[str], int], limit: int) -> Iterator[tuple[int, str]]:
-    """(offset, piece) of plain text in pieces of at most `limit` tokens by `count`, without outer white space."""
+    """Split plain text into (offset, piece) of at most `limit` tokens by `count`, without outer white space."""
     return _Splitter(count, limit).split(text, 0, len(text))
 
 
+class _Places:
+    """The places of one reading: a call returns that of characters `start` to `end`, such as "page 3" or "lines 12-40", or ""."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._places = reading.places
+        if not self._places and not reading.own_lines:
+            self._starts: list[int] | None = None
+        elif self._places:
+            self._starts = [place.start for place in self._places]
+        else:
+            self._starts = [0, *(match.end() for match in _LINE_END.finditer(reading.text))]
+
+    def __call__(self, start: int, end: int) -> str:
+        if self._starts is None:
+            return ""
+        first = max(0, bisect_right(self._starts, start) - 1)
+        last = max(first, bisect_left(self._starts, end) - 1)
+        if not self._places:
+            return _place("line", first + 1, last + 1)
+        one, other = self._places[first], self._places[last]
+        if one.kind != other.kind:
+            return _place(one.kind, one.number, one.number)
+        return _place(one.kind, one.number, other.number)
+
+
+def _place(kind: str, first: int, last: int) -> str:
+    return f"{kind}s {first}-{last}" if last > first else f"{kind} {first}"
+
+
 class _Splitter:
-    """Splits text where its structure is weakest into pieces of at most `limit` tokens, the heading path counted with each."""
+    """Splits text at its weakest structure into pieces of at most `limit` tokens, the heading path counted with each."""
 
     def __init__(self, count: Callable[[str], int], limit: int, *, heading: str = "", markdown: bool = False) -> None:
         self.count = count
@@ -90,7 +121,7 @@ class _Splitter:
         self.markdown = markdown
 
     def size(self, piece: str) -> int:
-        """The tokens of a piece as it is embedded; where it is far over the limit, some number over the limit."""
+        """Tokens of a piece as it is embedded; any number over the limit for a piece that is far too long."""
         at_least = -(-len(piece) // _CHARS_PER_TOKEN)
         return at_least if at_least > self.limit else max(at_least, self.count(embedded(self.heading, piece)))
 

@@ -1,7 +1,7 @@
-"""An embedder from a sentence-transformers folder. This is the only file that imports sentence_transformers.
+"""An embedder and a reranker from sentence-transformers folders. The only module that imports sentence_transformers.
 
-Counting needs the tokenizer's file alone (16 ms); torch and the weights (5 s) are loaded when the first text is embedded.
-Everything comes from the folder: no network, no code from it, safetensors only.
+Counting needs only the tokenizer's file (16 ms); torch and the weights (5 s) are loaded when the first text is embedded or scored.
+Everything comes from the folder: no network, no remote code, safetensors only.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
+import time
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -22,22 +24,27 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 BATCH_SIZE = 16
-"""Texts that are evaluated together, padded to the longest of them: of texts of mixed lengths 32 took a sixth more time, and 8 did too."""
+"""Texts per batch, padded to the longest: with mixed lengths, 32 and 8 both took a sixth more time."""
 _NUM_COUNTED = 1024
-LOADING_ERRORS = (OSError, ValueError, RuntimeError, KeyError)
-"""What sentence-transformers raises for a folder that it cannot load."""
+_LOADING_ERRORS = (OSError, ValueError, RuntimeError, KeyError)
+"""Raised by sentence-transformers for a folder that it cannot load."""
 _WEIGHTS = "model.safetensors"
 _TOKENIZER = "tokenizer.json"
 _CONFIGS = ("config.json", "modules.json", "sentence_bert_config.json")
 _MAX_JSON_BYTES = 1024 * 1024
+_PAIRS_AT_ONCE = 32
+_FEW_PAIRS = 4
+"""Pairs to score between two looks at the clock."""
+_IMPORT_S, _LOAD_S = 8.0, 1.0
+"""Seconds to allow for importing torch with its libraries on a slow machine, and for loading a model once they are there."""
 _Json = TypeVar("_Json", dict[str, Any], list[Any])
 
 
 class SentenceTransformerEmbedder:
     """Implements `localrag.tokens.Embedder` with the model in `folder`.
 
-    `sha256` is that of model.safetensors, if the caller has it; else it is computed once. ModelNotFoundError if a file is missing,
-    ModelFileError if one does not say what it must.
+    `sha256` is that of model.safetensors, computed if it is not given. Raises ModelNotFoundError for a missing file, ModelFileError for an
+    invalid one.
     """
 
     def __init__(self, folder: Path, *, sha256: str | None = None) -> None:
@@ -81,15 +88,15 @@ class SentenceTransformerEmbedder:
 
     @cached_property
     def _counted(self) -> Callable[[str], int]:
-        """A passage is counted again and again on its way: when it is tried, when it is cut, when it is embedded."""
+        """Cached, because each passage is counted several times: when it is tried, when it is cut, when it is embedded."""
         return lru_cache(maxsize=_NUM_COUNTED)(lambda text: len(self._tokenizer.encode(text, add_special_tokens=False)))
 
     def input_ids(self, text: str) -> list[int]:
-        """The ids that the model evaluates for a text, special ones among them, never cut off."""
+        """The token ids of a text, special tokens included, never truncated."""
         return self._tokenizer.encode(text).ids
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """float32 array of shape (len(texts), dim), each row of length 1. KnowledgeBaseError for a text over `max_tokens`."""
+        """float32 array of shape (len(texts), dim), rows of length 1. Raises KnowledgeBaseError for a text over `max_tokens`."""
         import numpy as np  # noqa: PLC0415  # heavy
 
         if not texts:
@@ -122,8 +129,8 @@ class SentenceTransformerEmbedder:
     @cached_property
     def _model(self) -> Any:  # noqa: ANN401  # SentenceTransformer, of a package without types
         try:
-            model = load("SentenceTransformer", self.folder)
-        except LOADING_ERRORS as error:
+            model = _load("SentenceTransformer", self.folder)
+        except _LOADING_ERRORS as error:
             raise self._broken(_WEIGHTS, error) from error
         if model.max_seq_length is None or model.max_seq_length < self.max_tokens:
             raise self._broken("sentence_bert_config.json", f"it takes {model.max_seq_length} tokens, not {self.max_tokens}")
@@ -147,8 +154,62 @@ class SentenceTransformerEmbedder:
         )
 
 
-def load(name: str, folder: Path) -> Any:  # noqa: ANN401  # of a package without types
-    """The model in `folder`, as that class of sentence-transformers: no network, no code from it, safetensors only. LOADING_ERRORS."""
+class CrossEncoderReranker:
+    """Implements `localrag.kb.protocols.Reranker` with the CrossEncoder in `folder`, which reads question and passage together."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in ("config.json", "model.safetensors", "tokenizer.json"):
+            if not (folder / name).is_file():
+                raise ModelNotFoundError(
+                    f"The reranker folder {folder} has no {name}.", hint="Name a CrossEncoder folder with safetensors weights."
+                )
+
+    def scores(self, query: str, texts: Sequence[str]) -> list[float]:
+        """The model's own scores, higher is better; a pair that is too long is truncated."""
+        return self._scores(query, texts, _PAIRS_AT_ONCE) if texts else []
+
+    def scores_until(self, query: str, texts: Sequence[str], ends_at: float) -> list[float] | None:
+        """The same, or None if it cannot finish by `ends_at` (time.perf_counter()).
+
+        Loading cannot be stopped, so it only begins if there is time for it; then the first few pairs tell how long the rest takes.
+        """
+        if not texts:
+            return []
+        if "_model" not in self.__dict__ and time.perf_counter() + (_LOAD_S if "torch" in sys.modules else _IMPORT_S) > ends_at:
+            return None
+        found: list[float] = []
+        _ = self._model
+        while len(found) < len(texts):
+            started = time.perf_counter()
+            found += self._scores(query, texts[len(found) : len(found) + _FEW_PAIRS], _FEW_PAIRS)
+            now = time.perf_counter()
+            num_more = -(-(len(texts) - len(found)) // _FEW_PAIRS)
+            if num_more and now + num_more * (now - started) > ends_at:
+                return None
+        return found
+
+    def _scores(self, query: str, texts: Sequence[str], batch_size: int) -> list[float]:
+        found = self._model.predict([(query, text) for text in texts], batch_size=batch_size, show_progress_bar=False)
+        if getattr(found, "ndim", 0) != 1:
+            raise self._broken("it gives several numbers for a pair, not one")
+        return [float(score) for score in found]
+
+    @cached_property
+    def _model(self) -> Any:  # noqa: ANN401  # CrossEncoder, of a package without types
+        try:
+            return _load("CrossEncoder", self.folder)
+        except _LOADING_ERRORS as error:
+            raise self._broken(error) from error
+
+    def _broken(self, why: object) -> ModelFileError:
+        return ModelFileError(
+            f"The reranker in {self.folder} cannot be used: {(str(why).splitlines() or [repr(why)])[0]}", hint="Fetch its folder again."
+        )
+
+
+def _load(name: str, folder: Path) -> Any:  # noqa: ANN401  # of a package without types
+    """Load the model in `folder` as this class of sentence-transformers. Raises one of _LOADING_ERRORS."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import sentence_transformers  # noqa: PLC0415  # 5 s
     from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415
@@ -165,7 +226,7 @@ def load(name: str, folder: Path) -> Any:  # noqa: ANN401  # of a package withou
 
 
 def _json(file: Path, kind: type[_Json]) -> _Json:
-    """What a JSON file holds, nothing if it is not there."""
+    """The contents of a JSON file; empty if it does not exist."""
     if not file.is_file():
         return kind()
     try:

@@ -1,10 +1,9 @@
-"""How well a search finds what people judged relevant, on a collection in the layout of BEIR.
+"""Measure how well a search finds relevant documents, on a collection in the layout of BEIR.
 
 That is a folder with corpus.jsonl (`_id`, `title`, `text`), queries.jsonl (`_id`, `text`) and qrels.tsv or qrels/test.tsv (query id,
 document id, grade). The collection is cut, embedded and indexed as documents are, once, in a folder of its own under `home`.
 
-An `_id` that is there twice, or two grades for one document and question, is an error, as in trec_eval: which of the two was meant is not
-known, and the measures would depend on it.
+A repeated `_id`, or two grades for one document and question, is an error, as in trec_eval: the measures would depend on which one counts.
 """
 
 from __future__ import annotations
@@ -21,21 +20,19 @@ from statistics import median
 from typing import Any
 
 from localrag.errors import UsageError
-from localrag.kb.calibration import min_similarity
 from localrag.kb.chunking import Passage, cut
-from localrag.kb.documents import DocumentRow
-from localrag.kb.embedding import vectors_for
+from localrag.kb.embedding import min_similarity, vectors_for
+from localrag.kb.protocols import DocumentRow, Reranker
 from localrag.kb.readers.base import Reading, Section
-from localrag.kb.rerank import Reranker
 from localrag.kb.retrieve import DEPTH, MODES, Mode, retrieve
 from localrag.kb.store import Store
 from localrag.passages import Hit
 from localrag.tokens import Embedder
 
 MEASURES = {"nDCG@10": "nDCG@10", "R@10": "Recall@10", "R@100": "Recall@100", "RR": "MRR"}
-"""By the names that ir-measures has for them."""
+"""Name in ir-measures → name shown."""
 NUM_DOCUMENTS = 100
-"""So many documents are ranked for a question: the deepest that a measure looks."""
+"""Documents ranked for a question: the depth of the deepest measure."""
 
 _DOCUMENTS_AT_ONCE = 128
 _MAX_CHUNKS = 1000
@@ -43,7 +40,7 @@ _MAX_CHUNKS = 1000
 
 @dataclass(frozen=True)
 class Collection:
-    """The folder of a collection, its questions, and the graded documents of each question that has any."""
+    """A collection: its folder, questions, and graded documents of each question."""
 
     folder: Path
     queries: Mapping[str, str]
@@ -51,7 +48,7 @@ class Collection:
 
     @cached_property
     def sha256(self) -> str:
-        """Of the corpus."""
+        """The sha256 of the corpus."""
         with (self.folder / "corpus.jsonl").open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -63,7 +60,7 @@ class Collection:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one way of searching reached: each measure's mean over the questions, and the median time of a question in milliseconds."""
+    """One way of searching: the mean of each measure over the questions, and the median time of a question in milliseconds."""
 
     name: str
     measures: Mapping[str, float]
@@ -74,7 +71,7 @@ class Result:
 
 
 def read_collection(folder: Path, *, max_queries: int | None = None) -> Collection:
-    """The collection in a folder; with `max_queries`, so many of its questions, taken at even distances. UsageError if it is none."""
+    """Read the collection in a folder, with at most `max_queries` questions at even distances. Raises UsageError for an invalid one."""
     queries = {row["_id"]: str(row.get("text") or "") for row in _rows(folder / "queries.jsonl")}
     file = next((file for file in (folder / "qrels.tsv", folder / "qrels" / "test.tsv") if file.is_file()), folder / "qrels.tsv")
     qrels: dict[str, dict[str, int]] = {}
@@ -101,9 +98,9 @@ def read_collection(folder: Path, *, max_queries: int | None = None) -> Collecti
 def open_index(
     collection: Collection, embedder: Embedder, home: Path, progress: Callable[[int, int], None] = lambda _done, _total: None
 ) -> Store:
-    """The indexed collection, from `home` as far as it is there; the rest is added. `progress` hears of documents done, and of how many.
+    """Index a collection below `home`, or continue an earlier index of it. `progress(done, total)` counts documents.
 
-    UsageError for a corpus that is broken anywhere, before anything is embedded.
+    Raises UsageError for an invalid corpus before anything is embedded.
     """
     total = sum(1 for _ in collection.documents())
     name = f"{collection.sha256[:16]}-{embedder.fingerprint[:16]}"
@@ -131,10 +128,10 @@ def evaluate(
     reranker: Reranker | None = None,
     progress: Callable[[str, int, int], None] = lambda _name, _done, _total: None,
 ) -> list[Result]:
-    """Each mode's measures, and with a `reranker` those of "hybrid + rerank". A document counts by the best of its chunks.
+    """Measure each mode and, with a `reranker`, "hybrid + rerank". A document is ranked by the best of its chunks.
 
-    What the rules of relevance keep out counts as not found. Times are those of one question after another, its embedding included,
-    after one that is not counted.
+    Chunks that the rules of relevance exclude count as not found. Questions are timed one after another, embedding included, after one
+    that is not counted.
     """
     from localrag.kb.vectors import load_index  # noqa: PLC0415  # imports numpy
 
@@ -163,13 +160,13 @@ def evaluate(
 
 
 def ranked_documents(hits: Sequence[Hit]) -> dict[str, float]:
-    """The documents of ranked hits by their best hit, and a score that falls with the rank; NUM_DOCUMENTS at most."""
-    found = list(dict.fromkeys(hit.chunk.source for hit in hits))[:NUM_DOCUMENTS]
+    """document → a score that falls with its rank, for the documents of ranked hits and their copies; NUM_DOCUMENTS at most."""
+    found = list(dict.fromkeys(chunk.source for hit in hits for chunk in (hit.chunk, *hit.copies)))[:NUM_DOCUMENTS]
     return {source: 1.0 / rank for rank, source in enumerate(found, start=1)}
 
 
 def measures(qrels: Mapping[str, Mapping[str, int]], run: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Each of MEASURES by its name, the mean over the questions of `qrels`; one that found nothing counts as 0."""
+    """The mean of each of MEASURES over the questions of `qrels`; a question that found nothing counts as 0."""
     import ir_measures  # noqa: PLC0415  # weight
 
     wanted = [ir_measures.parse_measure(name) for name in MEASURES]
@@ -180,14 +177,14 @@ def measures(qrels: Mapping[str, Mapping[str, int]], run: Mapping[str, Mapping[s
 
 
 def gain(results: Sequence[Result]) -> float | None:
-    """How many times the nDCG@10 of the better of keyword and semantic search hybrid search reaches; None if it is not known."""
+    """The nDCG@10 of hybrid search divided by that of the better of keyword and semantic search; None if unknown."""
     reached = {result.name: result.measures["nDCG@10"] for result in results}
     alone = max(reached.get("keyword", 0.0), reached.get("semantic", 0.0))
     return reached["hybrid"] / alone if "hybrid" in reached and alone else None
 
 
 def _add(store: Store, documents: Sequence[tuple[str, str, str]], embedder: Embedder) -> None:
-    """One transaction for a group of documents."""
+    """Add a group of documents in one transaction."""
     prepared = [(one, title, text, _passages(title, text, embedder)) for one, title, text in documents]
     vectors = vectors_for(store, [passage for *_, passages in prepared for passage in passages], embedder)
     if not vectors:
@@ -203,13 +200,13 @@ def _add(store: Store, documents: Sequence[tuple[str, str, str]], embedder: Embe
 
 
 def _passages(title: str, text: str, embedder: Embedder) -> list[Passage]:
-    """A document without a text is its title."""
+    """The passages of a document; without a text, of its title."""
     text = text if text.strip() else title
     return cut(Reading(text, (Section(0, len(text), title),)), embedder)
 
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:
-    """Those that are not blank, with their numbers."""
+    """(number, line) of every line that is not blank."""
     try:
         with file.open(encoding="utf-8", newline="\n") as lines:
             for number, line in enumerate(lines, start=1):
@@ -222,7 +219,7 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSONL file, each with a text of its own as its `_id`."""
+    """The objects of a JSONL file, each with a unique string as its `_id`."""
     first_lines: dict[str, int] = {}
     for number, line in _lines(file):
         try:

@@ -1,13 +1,11 @@
-"""Read, chunk, embed, write: files become chunks of a knowledge base, a document a transaction.
+"""Read, chunk, embed, write: files become chunks of a knowledge base, one transaction for each document.
 
-Whatever stops a run, what was written stays, and the next run goes on with the files that are missing. A file of the same size and time of
-change is not read, also where there was no text to index in it; one of the same bytes is not cut; and a chunk that is known already, of
-whatever document, is not embedded.
+If a run is stopped, everything written stays, and the next run continues with the missing files. A file with the same size and modification
+time is not read, even if it had no text; one with the same bytes is not cut; and a chunk that any document has already is not embedded.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,37 +13,23 @@ from functools import partial
 from pathlib import Path
 
 from localrag.errors import KnowledgeBaseError, UsageError
-from localrag.kb.calibration import min_similarity
 from localrag.kb.chunking import CUTTER, Passage, cut
-from localrag.kb.documents import DocumentRow, Known, Unread
-from localrag.kb.embedding import EMBED_AT_ONCE, vectors_for
+from localrag.kb.embedding import EMBED_AT_ONCE, min_similarity, vectors_for
 from localrag.kb.filters import FolderRule, is_unicode
-from localrag.kb.known_files import KnownFiles, is_same
+from localrag.kb.names import has_control
+from localrag.kb.plan import INCOMPLETE, SECRET, KnownFiles, Progress, ReadFile, decide, is_same
+from localrag.kb.protocols import AnyStore, DocumentRow, Known, Unread
 from localrag.kb.readers import UnreadableError
 from localrag.kb.reading import Readers
-from localrag.kb.truth import AnyStore
-from localrag.kb.walk import Found, Skipped, read_file, reason_of, walk
+from localrag.kb.walk import Found, Skipped, reason_of, walk
 from localrag.tokens import Embedder
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """`num_done` of `num_files` files are done with: stored, unchanged or skipped. `num_embedded` chunks were embedded in this run so far.
-
-    `source` is the file that was read last; it may still wait for others to be embedded with.
-    """
-
-    source: str
-    num_done: int
-    num_files: int
-    num_embedded: int
-
-
-@dataclass(frozen=True, slots=True)
 class Tagging:
-    """The tags that documents get beside their own. `given` replaces those given before; None leaves them. `rules` hold for this run.
+    """Tags to add to those of the files. `given` replaces the tags given before, None keeps them; `rules` apply to this run.
 
-    UsageError for a tag that is not UTF-8 text.
+    Raises UsageError for a tag that is not UTF-8 text or holds control characters.
     """
 
     given: tuple[str, ...] | None = None
@@ -55,9 +39,11 @@ class Tagging:
         for tag in self.given or ():
             if not is_unicode(tag):
                 raise UsageError(f"The tag {tag[:40]!r} is not UTF-8 text.", hint="Write it as UTF-8.")
+            if has_control(tag):
+                raise UsageError(f"The tag {tag[:40]!r} holds control characters.", hint="Write it without them.")
 
     def of(self, file: Found) -> dict[str, set[tuple[str, str]]]:
-        """By origin: the fields that this file is to have of it."""
+        """origin → the fields that this file gets."""
         found = {"rule": {("tag", tag) for rule in self.rules if rule.holds(file.source, file.path) for tag in rule.tags}}
         if self.given is not None:
             found["given"] = {("tag", tag) for tag in self.given if tag}
@@ -66,9 +52,10 @@ class Tagging:
 
 @dataclass(frozen=True, slots=True)
 class IngestResult:
-    """Documents by what became of them, and what was left out. `renamed` ones kept their chunks under another path.
+    """Numbers of documents by outcome, and the files that were skipped. `renamed` ones kept their chunks under another path.
 
-    `num_embedded` chunks were embedded in this run; the knowledge base now holds `num_chunks`.
+    `num_embedded` chunks were embedded in this run; the knowledge base now holds `num_chunks`. `partial` names documents with parts
+    without text.
     """
 
     added: int
@@ -79,10 +66,12 @@ class IngestResult:
     num_embedded: int
     num_chunks: int
     skipped: tuple[Skipped, ...]
+    partial: tuple[Skipped, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
         """Fit for JSON."""
-        return {**asdict(self), "skipped": [skip._asdict() for skip in self.skipped]}
+        named = {name: [each._asdict() for each in getattr(self, name)] for name in ("skipped", "partial")}
+        return {**asdict(self), **named}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +91,11 @@ def ingest(
     tagging: Tagging | None = None,
     hidden: bool = False,
 ) -> IngestResult:
-    """Brings a store up to date with the files below `paths`. Nobody else may index into it meanwhile.
+    """Bring a store up to date with the files below `paths`. Nobody else may index into it meanwhile.
 
-    A document whose file is gone, or is left out now, is removed; one whose file cannot be read this time stays as it was, and is named in
-    `skipped`. Without a `store`, `make_store` is called when a file could be read, and not before. KnowledgeBaseError if no file below
-    `paths` can be read.
+    A document whose file is gone, or is left out now, is removed; one whose file cannot be read this time stays as it was and is listed in
+    `skipped`. Without a `store`, `make_store` is called once a file could be read. Raises KnowledgeBaseError if no file below `paths` can
+    be read.
     """
     with Readers() as readers:
         run = _Run(embedder, readers, store, make_store, KnownFiles(walk(paths, hidden=hidden)), tagging or Tagging(), progress)
@@ -115,12 +104,22 @@ def ingest(
     if not run.added + run.updated + run.unchanged + run.renamed:
         raise _nothing_read(paths, skipped)
     removed, written = run.finish()
-    return IngestResult(run.added, run.updated, run.unchanged, run.renamed, removed, run.num_embedded, written.num_chunks, tuple(skipped))
+    return IngestResult(
+        run.added,
+        run.updated,
+        run.unchanged,
+        run.renamed,
+        removed,
+        run.num_embedded,
+        written.num_chunks,
+        tuple(skipped),
+        tuple(run.partial),
+    )
 
 
 @dataclass(slots=True)
 class _Run:
-    """One run over the files: documents are gathered until they fill a batch, embedded together, and written one by one."""
+    """One run over the files: documents wait until they fill a batch, are embedded together, and written one by one."""
 
     embedder: Embedder
     readers: Readers
@@ -134,15 +133,16 @@ class _Run:
     unchanged: int = 0
     renamed: int = 0
     num_embedded: int = 0
+    partial: list[Skipped] = field(default_factory=list)
     _now_unread: dict[str, Unread] = field(default_factory=dict)
-    _kept: list[tuple[Found, int]] = field(default_factory=list)  # with their documents' ids
+    _kept: list[tuple[Found, int]] = field(default_factory=list)  # with document ids
     _stamps: list[tuple[int, int | None]] = field(default_factory=list)
     _waiting: list[_Prepared] = field(default_factory=list)
     _num_read: int = 0
 
     def take_all(self) -> None:
         if self.store is not None:
-            self.known.documents, self.known.unread = self.store.documents(), self.store.unread()
+            self.known.load(self.store)
         for file in self.known.found.files:
             self._num_read += 1
             self._take(file)
@@ -152,7 +152,7 @@ class _Run:
             self._report(file.source)
 
     def finish(self) -> tuple[int, AnyStore]:
-        """Removes what vanished, and notes what is to be known of unchanged documents; the number of documents removed."""
+        """Remove vanished documents and update the notes on unchanged ones; return the number removed and the store."""
         store = self._opened()
         vanished = self.known.vanished()
         retagged = self._retagged(store)
@@ -172,65 +172,54 @@ class _Run:
         return len(vanished), store
 
     def _take(self, file: Found) -> None:
-        """Reads and cuts one file, unless it is known."""
-        if document := self.known.document(file):
-            self._keep(file, document)
-            return
-        if without_text := self.known.without_text(file):
-            self._now_unread[file.path] = without_text
-            self._skip(file, without_text.reason)
-            return
+        """Read and cut one file, unless it is unchanged."""
+        decision = decide(file, self.known, self.readers, is_local=None if self.store is None else self.store.is_local)
+        if decision.unread is not None:
+            self._now_unread[file.path] = decision.unread
+        if decision.document is not None:
+            if decision.kind == "renamed":
+                self._rename(file, decision.document)
+            if decision.is_noted:
+                self._stamps.append((decision.document.id, decision.mtime_ns))
+            self._keep(file, decision.document, is_renamed=decision.kind == "renamed")
+        elif decision.read is None:
+            self._skip(file, decision.reason)
+        else:
+            self._prepare(file, decision.read)
+
+    def _prepare(self, file: Found, read: ReadFile) -> None:
+        reading = read.reading
         try:
-            data, mtime_ns = read_file(file.path)
-        except (UnreadableError, OSError) as error:
-            self._skip(file, reason_of(error))
-            return
-        sha256 = hashlib.sha256(data).hexdigest()
-        known = self.known.documents.get(file.path)
-        if known is not None and is_same(known, sha256):
-            self._stamps.append((known.id, mtime_ns))
-            self._keep(file, known)
-            return
-        if (known is None or known.sha256 != sha256) and self._renamed(file, sha256, mtime_ns):
-            return
-        try:
-            reading = self.readers.read(file.path, data)
             passages = cut(reading, self.embedder)
             if not passages:
                 raise UnreadableError("it holds no text")  # noqa: TRY301  # one way to skip
-        except (UnreadableError, KnowledgeBaseError, OSError) as error:
+        except (UnreadableError, KnowledgeBaseError) as error:
             self._skip(file, reason_of(error))
-            if mtime_ns is not None and isinstance(error, UnreadableError) and error.lasts:
-                self._now_unread[file.path] = Unread(len(data), mtime_ns, CUTTER, str(error))
             return
+        fields = (*(pair for pair in reading.fields if pair[0] not in (INCOMPLETE, SECRET)), *read.notes())
         row = DocumentRow(
-            file.path, file.source, sha256, len(data), reading.title, reading.tags, reading.fields, mtime_ns=mtime_ns, cutter=CUTTER
+            file.path, file.source, read.sha256, read.num_bytes, reading.title, reading.tags, fields, mtime_ns=read.mtime_ns, cutter=CUTTER
         )
+        self.partial += [Skipped(file.source, line) for line in reading.missing]
         self._waiting.append(_Prepared(file, row, passages))
 
-    def _keep(self, file: Found, document: Known) -> None:
-        self.unchanged += 1
+    def _keep(self, file: Found, document: Known, *, is_renamed: bool = False) -> None:
+        self.renamed += is_renamed
+        self.unchanged += not is_renamed
+        self.partial += [Skipped(file.source, line) for line in self.known.notes(document, INCOMPLETE)]
         self._kept.append((file, document.id))
 
     def _skip(self, file: Found, reason: str) -> None:
         self.known.found.skipped.append(Skipped(file.source, reason))
 
-    def _renamed(self, file: Found, sha256: str, mtime_ns: int | None) -> bool:
-        """Whether this file is a stored document under a new name, which it then has."""
-        if self.store is None:
-            return False
-        document = self.known.take_renamed(file, sha256, is_local=self.store.is_local)
-        if document is None:
-            return False
+    def _rename(self, file: Found, document: Known) -> None:
+        """Rename a stored document as its file was."""
+        assert self.store is not None
         with self.store.writing():
             self.store.move_document(document.id, file.path, file.source)
-            self.store.stamp_documents([(document.id, mtime_ns)])
-        self.renamed += 1
-        self._kept.append((file, document.id))
-        return True
 
     def _write(self) -> None:
-        """Embeds what waits and is not known, and commits it, a document a transaction."""
+        """Embed the waiting documents and commit them, one transaction for each."""
         store = self._opened()
         store.check_embedder(self.embedder.fingerprint, self.embedder.dim)  # before the work, and again in the transaction
         passages = [passage for prepared in self._waiting for passage in prepared.passages]
@@ -252,7 +241,7 @@ class _Run:
             self._report(self._waiting[-1].file.source)
 
     def _opened(self) -> AnyStore:
-        """The store; where this run makes it, another one may have been faster, and what that one wrote is not embedded again."""
+        """The store, made if need be. Another run may have made it first; documents that it wrote are not embedded again."""
         if self.store is None:
             self.store = self.make_store()
             self.known.documents = self.store.documents()
@@ -266,7 +255,7 @@ class _Run:
         return self.store
 
     def _retagged(self, store: AnyStore) -> list[tuple[int, str, set[tuple[str, str]]]]:
-        """(document id, origin, fields) where an unchanged document is to have other ones than it has."""
+        """(document id, origin, fields) of unchanged documents whose fields change."""
         present = store.fields_by_origin()
         return [
             (document_id, origin, fields)
@@ -286,7 +275,8 @@ def _nothing_read(paths: Sequence[Path], skipped: list[Skipped]) -> KnowledgeBas
     why = "; ".join(f"{num} × {reason}" for reason, num in reasons.most_common(5)) or "there are no files"
     return KnowledgeBaseError(
         f"Nothing to index in {where}: {why}.",
-        hint="Name a folder that holds documents, text or source files. Hidden and ignored files are read when they are named one by one.",
+        hint="Name a folder that holds documents, text or source files. Hidden and ignored files are read when they are named one by one; "
+        "--hidden reads all hidden files, and those that may hold a secret.",
         num_skipped=len(skipped),
         reasons=dict(reasons.most_common(20)),
     )

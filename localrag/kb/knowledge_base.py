@@ -1,37 +1,41 @@
-"""A knowledge base as the rest of localrag sees it: a name, where it is kept, and what can be done with it."""
+"""A knowledge base as the rest of localrag sees it: its name, its folder, and its operations."""
 
 from __future__ import annotations
 
+import os
+import secrets
+import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Self, TypedDict, Unpack
 
-from localrag.errors import KnowledgeBaseError
+from localrag.errors import KnowledgeBaseError, KnowledgeBaseNotFoundError, UsageError
 from localrag.kb.filters import Where
-from localrag.kb.ingest import IngestResult, Progress, Tagging, ingest
-from localrag.kb.location import Folder, check_name
-from localrag.kb.plan import Plan, plan
-from localrag.kb.rerank import Reranker
+from localrag.kb.index_lock import INDEX_WAIT_S, taken
+from localrag.kb.ingest import IngestResult, Tagging, ingest
+from localrag.kb.names import FILE, check_name, list_kbs, not_found
+from localrag.kb.plan import Plan, Progress, plan
+from localrag.kb.protocols import AnyStore, Feedback, Place, Reranker
 from localrag.kb.retrieve import Mode, retrieve
-from localrag.kb.store import Feedback
+from localrag.kb.store import Store
 from localrag.kb.texts import Texts, renew
-from localrag.kb.transfer import import_from, read_name
-from localrag.kb.truth import AnyStore, Place
-from localrag.kb.turn import INDEX_WAIT_S
+from localrag.kb.transfer import export_to, import_from, read_name
 from localrag.kb.verify import Verified, verify
 from localrag.passages import Chunk, Hit
 from localrag.settings import Learning
 from localrag.tokens import Embedder
 
-__all__ = ["INDEX_WAIT_S", "KnowledgeBase", "RetrieveOptions", "import_kb", "name_of", "shown"]
+if TYPE_CHECKING:
+    from localrag.kb.vectors import VectorIndex
 
 _SERVERS = ("postgresql://", "postgres://")
-_MAX_ID = 2**63 - 1  # what a store takes for a number at all
+_REMOVED = ".removed-"
+_MAX_ID = 2**63 - 1  # the largest number of a store
 
 
 class RetrieveOptions(TypedDict, total=False):
-    """See localrag/kb/retrieve.py."""
+    """The options of `KnowledgeBase.retrieve`. See localrag/kb/retrieve.py."""
 
     where: Where | None
     learning: Learning
@@ -40,18 +44,23 @@ class RetrieveOptions(TypedDict, total=False):
 
 
 class KnowledgeBase:
-    """Documents of one name, in a folder of the home or on a PostgreSQL server. Use `open`; then `close`, or a `with` block."""
+    """A named set of documents, in a folder of the home or on a PostgreSQL server. Make one with `open`; then `close` it, or use `with`."""
 
     def __init__(self, place: Place) -> None:
+        if not hasattr(place, "store"):
+            raise UsageError(
+                f"KnowledgeBase takes an open place, not {type(place).__name__}.",
+                hint=f"KnowledgeBase.open(settings.kb_dir, {str(place)!r}) opens one by its name.",
+            )
         self._place = place
 
     @classmethod
     def open(cls, kb_dir: Path, name: str, *, create: bool = False) -> KnowledgeBase:
-        """Opens the knowledge base in the folder `kb_dir/name`, or on a server by `postgresql://user@host:port/database#name`.
+        """Open the knowledge base in the folder `kb_dir/name`, or on a server by `postgresql://user@host:port/database#name`.
 
-        With `create`, one that is not there is made when the first document is written, not before.
+        With `create`, a missing one is made when the first document is written, not before.
 
-        KnowledgeBaseNotFoundError names the nearest ones; KnowledgeBaseError for a name that cannot be one, or what cannot be used.
+        Raises KnowledgeBaseNotFoundError, which suggests similar names, and KnowledgeBaseError for an invalid name or an unusable file.
         """
         place: Place
         if name.startswith(_SERVERS):
@@ -80,17 +89,17 @@ class KnowledgeBase:
 
     @property
     def name(self) -> str:
-        """Its name, as it stands in labels."""
+        """Its name, as used in labels."""
         return self._place.name
 
     @property
     def address(self) -> str:
-        """What it is opened by, without a password."""
+        """The name or address that opens it, without a password."""
         return self._place.address
 
     @property
     def path(self) -> Path:
-        """Its file, where it is kept in one."""
+        """Its file. Only for a knowledge base of the home."""
         assert isinstance(self._place, Folder), "one on a server"
         return self._place.path
 
@@ -108,24 +117,24 @@ class KnowledgeBase:
 
     @property
     def embedder(self) -> tuple[str, int] | None:
-        """(fingerprint, dimensions) of the embedder it was indexed with; None as long as it is empty."""
+        """(fingerprint, dimensions) of the embedder it was indexed with; None while it is empty."""
         return None if self._store is None else self._store.embedder
 
     @property
     def texts(self) -> Texts:
-        """Its documents that were given as texts, to be read and changed. See localrag/kb/texts.py."""
+        """The documents that were given as texts, to read and change. See localrag/kb/texts.py."""
         return Texts(self._place)
 
     def sources(self, where: Where | None = None) -> list[tuple[str, int]]:
-        """(source, number of chunks) of every document that passes, by source."""
+        """(source, number of chunks) of every document that matches, ordered by source."""
         return [] if self._store is None else self._store.sources(where)
 
     def fields(self, where: Where | None = None) -> dict[str, dict[str, list[str]]]:
-        """The tags and other fields of the documents that pass and have any, by source: key to values."""
+        """source → key → values of the tags and other fields of matching documents; documents without any are left out."""
         return {} if self._store is None else self._store.fields(where)
 
     def paths(self) -> dict[str, Path]:
-        """Where each source that is a file was read from."""
+        """source → the path it was read from, for the documents that are files."""
         return {} if self._store is None else {source: Path(path) for source, path in self._store.paths().items()}
 
     def ingest(
@@ -139,11 +148,11 @@ class KnowledgeBase:
         wait_s: float = INDEX_WAIT_S,
         on_wait: Callable[[], None] | None = None,
     ) -> IngestResult:
-        """Adds and updates the documents below `paths`, and removes those whose files are gone. See localrag/kb/ingest.py. Documents that
-        were given as texts stay, and are cut anew where another version cut them.
+        """Add and update the documents below `paths`, and remove those whose files are gone. See localrag/kb/ingest.py. Documents that
+        were given as texts stay; those that another version cut are cut again.
 
-        One at a time: `on_wait` is called if another process is at it, and KnowledgeBaseError says so if it still is after `wait_s`.
-        What was removed or replaced since it was opened is opened, or made, anew.
+        Only one process indexes at a time: `on_wait` is called if another one does, and KnowledgeBaseError is raised if it still does after
+        `wait_s` seconds. A knowledge base that was removed or replaced since it was opened is opened, or made, again.
         """
         with ExitStack() as turn:
 
@@ -166,41 +175,45 @@ class KnowledgeBase:
             self._place.tend()
             return result
 
-    def plan(self, paths: Sequence[Path], *, hidden: bool = False) -> Plan:
-        """What `ingest` would do, without reading a file or writing anything."""
-        if self._store is None:
-            return plan(paths, {}, hidden=hidden)
-        sources = {path: source for source, path in self._store.source_paths()}
-        return plan(paths, self._store.documents(), self._store.unread(), sources, hidden=hidden)
+    def plan(self, paths: Sequence[Path], *, hidden: bool = False, progress: Callable[[Progress], None] | None = None) -> Plan:
+        """Tell what `ingest` would do. Files are read; nothing is embedded or written."""
+        return plan(paths, self._store, hidden=hidden, progress=progress)
 
     def retrieve(
         self, query: str, embedder: Embedder | None, k: int = 8, mode: Mode = "hybrid", **options: Unpack[RetrieveOptions]
     ) -> list[Hit]:
-        """The `k` best chunks that are relevant to a query, best first; none if none is. See localrag/kb/retrieve.py, also for the options.
+        """Find the `k` chunks that are most relevant to a query, best first; fewer, or none, if no more are relevant.
 
-        Only keyword mode does without an embedder.
+        The options are those of localrag/kb/retrieve.py. Only keyword mode works without an embedder.
         """
         if self._store is None:
             return []
         return retrieve(self._store, self._place.index, query, embedder, k=k, mode=mode, kb=self.name, **options)
 
+    def chunks(self, where: Where | None = None) -> list[Chunk]:
+        """Every chunk of the matching documents, ordered by source and position."""
+        if self._store is None:
+            return []
+        with self._store.reading():
+            return self._store.chunks(self._store.passing(where), kb=self.name)
+
     def around(self, chunk_id: int, *, num_before: int = 1, num_behind: int = 1) -> list[Chunk]:
-        """A chunk with those that stand directly before and behind it in its document, in its order; [] for an id that is not there."""
+        """A chunk with its neighbours in the document, in order; [] for an unknown id."""
         if self._store is None or not 0 < chunk_id <= _MAX_ID:
             return []
         with self._store.reading():
             return self._store.chunks(self._store.around(chunk_id, num_before, num_behind), kb=self.name)
 
     def add_feedback(self, counts: Mapping[int, Feedback]) -> None:
-        """Adds to what is known of chunks, by their ids."""
+        """Add to the feedback of chunks, by id."""
         if self._store is not None and counts:
             with self._store.writing(moves_on=False):
                 self._store.add_feedback(counts)
 
     def mark(self, ids: Sequence[int], *, useful: bool) -> None:
-        """What a person says of chunks. KnowledgeBaseError for an id that is not there."""
-        there = set() if self._store is None else set(self._store.existing(ids))
-        if missing := [one for one in ids if one not in there]:
+        """Mark chunks as useful or useless. Raises KnowledgeBaseError for an unknown id."""
+        stored = set() if self._store is None else set(self._store.existing(ids))
+        if missing := [one for one in ids if one not in stored]:
             raise KnowledgeBaseError(
                 f"Knowledge base {self.address!r} has no passage {missing[0]}.",
                 hint="Use the number in a citation, such as 12 of [KB#12].",
@@ -209,13 +222,12 @@ class KnowledgeBase:
         self.add_feedback(dict.fromkeys(ids, Feedback(useful=1) if useful else Feedback(useless=1)))
 
     def feedback(self) -> list[tuple[Chunk, Feedback]]:
-        """What is known of chunks, those that helped most first."""
+        """The feedback of all chunks, most helpful first."""
         if self._store is None:
             return []
-        known = self._store.feedback()
-        chunks = self._store.chunks(list(known), kb=self.name)
-        found = [(chunk, known[chunk.id]) for chunk in chunks]
-        return sorted(found, key=lambda pair: (pair[1].useless - pair[1].useful, -pair[1].cited, -pair[1].supplied, pair[0].id))
+        feedback = self._store.feedback()
+        pairs = [(chunk, feedback[chunk.id]) for chunk in self._store.chunks(list(feedback), kb=self.name)]
+        return sorted(pairs, key=lambda pair: (pair[1].useless - pair[1].useful, -pair[1].cited, -pair[1].supplied, pair[0].id))
 
     def reset_feedback(self) -> None:
         if self._store is not None:
@@ -223,23 +235,103 @@ class KnowledgeBase:
                 self._store.reset_feedback()
 
     def verify(self, *, wait_s: float = INDEX_WAIT_S, on_wait: Callable[[], None] | None = None) -> Verified:
-        """Checks all of it and repairs what is derived. See localrag/kb/verify.py."""
-        assert self._store is not None, "one that is not made yet"
+        """Check all of it and repair derived data. See localrag/kb/verify.py."""
         with self._place.taken(wait_s=wait_s, on_wait=on_wait):
-            self._place.forget_index()
-            return verify(self._store)
+            return verify(self._place)
 
     def export(self, file: Path) -> None:
-        """Writes all of it into one file, which `import_kb` takes. See localrag/kb/transfer.py."""
+        """Write all of it to one file for `import_kb`. See localrag/kb/transfer.py."""
         self._place.export(file)
 
     def remove(self) -> None:
-        """Deletes the knowledge base. At no instant is there half of one under its name."""
+        """Delete the knowledge base, atomically."""
         self._place.remove()
 
 
+class Folder:
+    """The `Place` of the knowledge base in the folder `kb_dir/name`. Raises KnowledgeBaseError for an invalid name."""
+
+    def __init__(self, kb_dir: Path, name: str) -> None:
+        check_name(name)
+        self.name = name
+        self.address = name
+        self.path = kb_dir / name / FILE
+        self.store: Store | None = None
+        self._index: VectorIndex | None = None
+        self._opened: os.stat_result
+
+    def open(self) -> None:
+        if self.path.is_file():
+            self.store = Store(self.path)
+            self._opened = self.path.stat()
+
+    def follow(self) -> None:
+        if self.store is not None and not (self.path.is_file() and os.path.samestat(self.path.stat(), self._opened)):
+            self.store.close()
+            self.store = self._index = None
+        if self.store is None:
+            self.open()
+
+    def make(self) -> Store:
+        self.store = Store(self.path, create=True)
+        self._opened = self.path.stat()
+        return self.store
+
+    def close(self) -> None:
+        if self.store is not None:
+            self.store.close()
+
+    def taken(self, *, wait_s: float, on_wait: Callable[[], None] | None = None) -> AbstractContextManager[None]:
+        return taken(self.path.parent, wait_s=wait_s, on_wait=on_wait)
+
+    def not_found(self) -> KnowledgeBaseNotFoundError:
+        return not_found(self.name, self.name, list_kbs(self.path.parent.parent))
+
+    def index(self) -> VectorIndex | None:
+        from localrag.kb.vectors import load_index  # noqa: PLC0415  # imports numpy
+
+        assert self.store is not None
+        if self._index is None or self._index.generation != self.store.generation:
+            self._index = load_index(self.store, self._index)
+            if self._index is not None and self._index.wants_clusters:
+                from localrag.kb.ann import start_build  # noqa: PLC0415  # imports faiss
+
+                start_build(self.store.path)
+        return self._index
+
+    def index_problems(self) -> list[str]:
+        from localrag.kb.vectors import verify_index  # noqa: PLC0415  # imports numpy
+
+        assert self.store is not None
+        self._index = None
+        with self.store.reading():
+            return verify_index(self.store)
+
+    def tend(self) -> None:
+        """Nothing to do: the index is made when it is needed."""
+
+    def export(self, file: Path) -> None:
+        assert self.store is not None, "one that is not made yet"
+        export_to(self.store, self.name, file)
+
+    def remove(self) -> None:
+        """Delete it: the folder is renamed first, so that its name never stands for half of one."""
+        with self.taken(wait_s=0):
+            self.close()
+        self.store = None
+        kb_dir = self.path.parent.parent
+        try:
+            self.path.parent.rename(kb_dir / f"{_REMOVED}{secrets.token_hex(8)}")
+        except OSError as error:
+            raise KnowledgeBaseError(
+                f"Cannot remove knowledge base {self.name!r}: {error.strerror or error}.", hint=f"Check that {kb_dir} can be written to."
+            ) from error
+        for leftover in kb_dir.glob(f"{_REMOVED}*"):  # also of a removal that was killed
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
 def shown(name: str) -> str:
-    """A name or an address that a person gave, as it may be shown and kept: without a password. Nothing is opened."""
+    """A name or an address without its password, safe to show and to store. Nothing is opened."""
     if not name.startswith(_SERVERS):
         return name
     from localrag.kb.postgres.address import parse  # noqa: PLC0415  # few need it
@@ -251,7 +343,7 @@ def shown(name: str) -> str:
 
 
 def name_of(address: str) -> str:
-    """The name of a knowledge base, as it stands in labels, by what opens it. KnowledgeBaseError for what cannot open one."""
+    """The name, as used in labels, of the knowledge base that an address opens. Raises KnowledgeBaseError for an invalid address."""
     if address.startswith(_SERVERS):
         from localrag.kb.postgres.address import parse  # noqa: PLC0415  # few need it
 
@@ -261,9 +353,9 @@ def name_of(address: str) -> str:
 
 
 def import_kb(kb_dir: Path, file: Path, name: str | None = None, *, replace: bool = False) -> str:
-    """Makes a knowledge base of an exported file, by the name it had or another; gives its name.
+    """Import an exported file under the name it had, or another; return the name.
 
-    KnowledgeBaseError if there is one, unless it is to be replaced; it is when the file was found whole.
+    Raises KnowledgeBaseError if that knowledge base exists, unless `replace` is set; it is replaced after the file was found whole.
     """
     name = read_name(file) if name is None else name
     place = Folder(kb_dir, name)

@@ -1,55 +1,245 @@
-"""What indexing would do with the files of a folder, without reading them."""
+"""Plan an index run: `decide` what to do with one file, as every run does, and `plan` for all, without embedding anything.
+
+A file that is unchanged since an earlier run (`KnownFiles`) is not read or cut again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from types import MappingProxyType
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from os.path import lexists
+from pathlib import Path, PurePath
+from typing import Literal, NamedTuple
 
-from localrag.kb.documents import Known, Unread
-from localrag.kb.known_files import KnownFiles
-from localrag.kb.walk import Skipped, walk
+from localrag.errors import KnowledgeBaseError
+from localrag.kb.chunking import CUTTER
+from localrag.kb.protocols import AnyStore, Known, Unread
+from localrag.kb.readers import Reading, UnreadableError
+from localrag.kb.reading import Readers
+from localrag.kb.secrets import found_secret
+from localrag.kb.walk import Content, Found, Skipped, Walk, is_unchanged, read_file, reason_of, walk
+
+Kind = Literal["new", "changed", "unchanged", "renamed", "skipped"]
+
+INCOMPLETE, SECRET = "incomplete", "contains_secret"
+"""Fields that localrag sets itself: parts of the file without text, and the kind of secret in it. A file cannot set them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """`num_done` of `num_files` files are done: stored, unchanged or skipped. `num_embedded` chunks were embedded so far in this run.
+
+    `source` is the file that was read last; it may still wait to be embedded with others.
+    """
+
+    source: str
+    num_done: int
+    num_files: int
+    num_embedded: int
+
+
+@dataclass(slots=True)
+class KnownFiles:
+    """What earlier runs stored of the files of a walk, by absolute path: documents, and files without text.
+
+    `fields` maps document ids to the fields of their files.
+    """
+
+    found: Walk
+    documents: dict[str, Known] = field(default_factory=dict)
+    unread: dict[str, Unread] = field(default_factory=dict)
+    fields: dict[int, set[tuple[str, str]]] = field(default_factory=dict)
+    _gone: dict[str, list[str]] | None = None  # sha256 → paths of stored documents whose files are gone
+
+    def load(self, store: AnyStore) -> None:
+        """Load documents, unread files and fields from a store."""
+        self.documents, self.unread = store.documents(), store.unread()
+        self.fields = {document_id: pairs for (document_id, origin), pairs in store.fields_by_origin().items() if origin == "file"}
+
+    def notes(self, document: Known, key: str) -> list[str]:
+        """The notes on a stored document under INCOMPLETE or SECRET."""
+        return sorted(value for name, value in self.fields.get(document.id, ()) if name == key)
+
+    def document(self, file: Found) -> Known | None:
+        """The stored document of a file that is unchanged by size and time."""
+        known = self.documents.get(file.path)
+        return known if known is not None and _is_current(file, known) else None
+
+    def without_text(self, file: Found) -> Unread | None:
+        """The record of a file without text that is unchanged by size and time."""
+        unread = self.unread.get(file.path)
+        return unread if unread is not None and _is_current(file, unread) else None
+
+    def take_renamed(self, file: Found, sha256: str, *, is_local: bool) -> Known | None:
+        """Find the stored document that this file is under a new name, and rename it. With another ending, the file would be read as
+        another format, and does not match.
+
+        `is_local`: all documents are files of this machine, so that any missing file counts as gone, and not only those of the walk.
+        """
+        if self._gone is None:
+            self._gone = self._find_gone(is_local=is_local)
+        suffix = PurePath(file.path).suffix.lower()
+        old = next((path for path in self._gone.get(sha256, ()) if PurePath(path).suffix.lower() == suffix), None)
+        if old is None or self.documents[old].cutter != CUTTER:
+            return None
+        if self.notes(self.documents[old], SECRET) and not self.found.hidden:
+            return None
+        self._gone[sha256].remove(old)
+        document = self.documents[file.path] = self.documents.pop(old)
+        return document
+
+    def vanished(self) -> list[str]:
+        """The paths of stored documents whose files are gone or left out now."""
+        return self.found.vanished(list(self.documents))
+
+    def unread_before(self) -> dict[str, Unread]:
+        """The earlier records of files without text that were walked or have vanished."""
+        paths = {file.path for file in self.found.files}.union(self.found.vanished(list(self.unread)))
+        return {path: unread for path, unread in self.unread.items() if path in paths}
+
+    def _find_gone(self, *, is_local: bool) -> dict[str, list[str]]:
+        below = set(self.vanished())
+        here = {file.path for file in self.found.files}
+        gone = defaultdict(list)
+        for path, known in self.documents.items():
+            if path in below or (is_local and path not in here and not lexists(path)):
+                gone[known.sha256].append(path)
+        return gone
+
+
+class ReadFile(NamedTuple):
+    """A file as it was read. `mtime_ns` is None if a later change might not show in it; `secret` names the kind of secret in it."""
+
+    sha256: str
+    num_bytes: int
+    mtime_ns: int | None
+    reading: Reading
+    secret: str
+
+    def notes(self) -> tuple[tuple[str, str], ...]:
+        """The notes to store as fields: missing parts, and the kind of secret."""
+        return (*((INCOMPLETE, line) for line in self.reading.missing), *(((SECRET, self.secret),) if self.secret else ()))
+
+
+class Decision(NamedTuple):
+    """What to do with a file.
+
+    `document` is the stored document of an unchanged or renamed file; with `is_noted`, its modification time becomes `mtime_ns`.
+    `read` is the content of a new or changed file. `reason` says why a file is skipped, and `unread` is the record to store of that.
+    """
+
+    kind: Kind
+    document: Known | None = None
+    mtime_ns: int | None = None
+    is_noted: bool = False
+    read: ReadFile | None = None
+    reason: str = ""
+    unread: Unread | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run would do, as far as that shows without reading: the sources of new files, of those that may have changed, and so on."""
+    """The sources that a run would add, update, leave, rename and remove, and the files it would skip, with reasons.
+
+    `partial` names documents with parts without text.
+    """
 
     new: tuple[str, ...]
     changed: tuple[str, ...]
     unchanged: tuple[str, ...]
+    renamed: tuple[str, ...]
     removed: tuple[str, ...]
     skipped: tuple[Skipped, ...]
+    partial: tuple[Skipped, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
         """Fit for JSON."""
-        return {**asdict(self), "skipped": [skip._asdict() for skip in self.skipped]}
+        named = {name: [each._asdict() for each in getattr(self, name)] for name in ("skipped", "partial")}
+        return {**asdict(self), **named}
+
+
+def decide(file: Found, known: KnownFiles, readers: Readers, *, is_local: bool | None) -> Decision:
+    """Decide what to do with a file, which is read unless it is unchanged. `is_local` is that of the store, None without one."""
+    if document := known.document(file):
+        return _without_secret(file, known, Decision("unchanged", document))
+    if without_text := known.without_text(file):
+        return Decision("skipped", reason=without_text.reason, unread=without_text)
+    try:
+        content = read_file(file.path)
+    except (UnreadableError, OSError) as error:
+        return Decision("skipped", reason=reason_of(error))
+    sha256 = hashlib.sha256(content.data).hexdigest()
+    stored = known.documents.get(file.path)
+    if stored is not None and is_same(stored, sha256):
+        return _without_secret(file, known, Decision("unchanged", stored, content.mtime_ns, is_noted=True))
+    is_other = stored is None or stored.sha256 != sha256
+    if is_other and is_local is not None and (renamed := known.take_renamed(file, sha256, is_local=is_local)):
+        return _without_secret(file, known, Decision("renamed", renamed, content.mtime_ns, is_noted=True))
+    return _without_secret(file, known, _read(file, content, sha256, readers, "new" if stored is None else "changed"))
+
+
+def _is_current(file: Found, known: Known | Unread) -> bool:
+    """Whether a file is unchanged by size and modification time."""
+    return known.cutter == CUTTER and is_unchanged(file.path, known.num_bytes, known.mtime_ns)
+
+
+def is_same(known: Known, sha256: str) -> bool:
+    """Whether a document of this sha256 would be stored today as it is."""
+    return (known.sha256, known.cutter) == (sha256, CUTTER)
+
+
+def _read(file: Found, content: Content, sha256: str, readers: Readers, kind: Kind) -> Decision:
+    num_bytes, mtime_ns = len(content.data), content.mtime_ns
+    try:
+        reading = readers.read(file.path, content.data)
+        if not any(reading.text[section.start : section.end].strip() for section in reading.sections):
+            raise UnreadableError("it holds no text")  # noqa: TRY301  # one way to skip
+    except (UnreadableError, KnowledgeBaseError, OSError) as error:
+        lasts = isinstance(error, UnreadableError) and error.lasts
+        unread = Unread(num_bytes, mtime_ns, CUTTER, str(error)) if lasts and mtime_ns is not None else None
+        return Decision("skipped", reason=reason_of(error), unread=unread)
+    return Decision(kind, read=ReadFile(sha256, num_bytes, mtime_ns, reading, found_secret(reading.text)))
+
+
+def _without_secret(file: Found, known: KnownFiles, decision: Decision) -> Decision:
+    """The decision, or to skip a file that holds a secret; `--hidden` may have let a stored document in with one."""
+    if decision.document is not None:
+        secret = next(iter(known.notes(decision.document, SECRET)), "")
+    else:
+        secret = decision.read.secret if decision.read is not None else ""
+    if not secret or known.found.hidden:
+        return decision
+    known.found.left_out.add(file.path)
+    return Decision("skipped", reason=f"holds {secret}; --hidden reads it")
 
 
 def plan(
-    paths: Sequence[Path],
-    known: Mapping[str, Known],
-    unread: Mapping[str, Unread] = MappingProxyType({}),
-    sources: Mapping[str, str] = MappingProxyType({}),
-    *,
-    hidden: bool = False,
+    paths: Sequence[Path], store: AnyStore | None, *, hidden: bool = False, progress: Callable[[Progress], None] | None = None
 ) -> Plan:
-    """What `ingest` would do with the files below `paths`. A file with a new name counts as new, and under its old one as removed.
-
-    `known`, `unread` and `sources` are by absolute paths; a document whose source is not among them is named by its path.
-    """
-    found = walk(paths, hidden=hidden)
-    files = KnownFiles(found, dict(known), dict(unread))
-    kinds: dict[str, list[str]] = {"new": [], "changed": [], "unchanged": []}
-    for file in found.files:
-        if files.document(file):
-            kinds["unchanged"].append(file.source)
-        elif without_text := files.without_text(file):
-            found.skipped.append(Skipped(file.source, without_text.reason))
-        else:
-            kinds["changed" if file.path in known else "new"].append(file.source)
-    new, changed, unchanged = (tuple(each) for each in kinds.values())
-    is_empty = not (new or changed or unchanged)  # a disk that is not mounted looks like this: `ingest` then removes nothing
-    removed = () if is_empty else tuple(sorted(sources.get(path, path) for path in files.vanished()))
-    return Plan(new, changed, unchanged, removed, tuple(found.skipped))
+    """Tell what `ingest` would do with the files below `paths`. Files are read as it does; nothing is embedded or written."""
+    known = KnownFiles(walk(paths, hidden=hidden))
+    sources: dict[str, str] = {}
+    if store is not None:
+        known.load(store)
+        sources = {path: source for source, path in store.source_paths()}
+    found = known.found
+    kinds: dict[Kind, list[str]] = {"new": [], "changed": [], "unchanged": [], "renamed": [], "skipped": []}
+    partial: list[Skipped] = []
+    with Readers() as readers:
+        for number, file in enumerate(list(found.files)):
+            decision = decide(file, known, readers, is_local=None if store is None else store.is_local)
+            kinds[decision.kind].append(file.source)
+            if decision.kind == "skipped":
+                found.skipped.append(Skipped(file.source, decision.reason))
+            elif decision.document is not None:
+                partial += [Skipped(file.source, value) for value in known.notes(decision.document, INCOMPLETE)]
+            elif decision.read is not None:
+                partial += [Skipped(file.source, value) for value in decision.read.reading.missing]
+            if progress is not None:
+                progress(Progress(file.source, number + 1, len(found.files), 0))
+    new, changed, unchanged, renamed = (tuple(kinds[kind]) for kind in ("new", "changed", "unchanged", "renamed"))
+    is_empty = not (new or changed or unchanged or renamed)  # a disk that is not mounted looks like this: `ingest` then removes nothing
+    removed = () if is_empty else tuple(sorted(sources.get(path, path) for path in known.vanished()))
+    return Plan(new, changed, unchanged, renamed, removed, tuple(found.skipped), tuple(partial))

@@ -1,7 +1,7 @@
 """A question as full-text search sees it: words, quoted phrases, prefixes, and runs of Chinese, Japanese and Korean.
 
-Text of a question never becomes syntax: what is looked for is letters, marks and digits, which each store puts into its own language
-(localrag/kb/fts5.py for SQLite, localrag/kb/postgres/full_text.py for PostgreSQL).
+The text of a question never becomes syntax: terms are letters, marks and digits only, which each store writes in its own query language
+(localrag/kb/store.py for SQLite, localrag/kb/postgres/full_text.py for PostgreSQL).
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from localrag.kb.schema import CJK, spaced
-from localrag.terms import MAX_TERMS, STOP_WORDS, terms, words
+from localrag.terms import CJK, MAX_TERMS, STOP_WORDS, spaced, terms, words
 
 MAX_PHRASE_WORDS = 12
-"""A longer quotation is taken word by word: it would hardly stand within one chunk as it is written."""
+"""A longer quotation is searched word by word: it would hardly stand in one chunk as written."""
 
 _QUOTED = re.compile(r'"([^"]+)"|“([^“”]+)”|„([^„“”]+)[“”]|«([^«»]+)»|「([^「」]+)」|『([^『』]+)』')
 _PREFIX = re.compile(r"(?<![\w*])(\w{2,})\*(?![\w*])")
@@ -27,10 +26,10 @@ _MIN_STEM = 3
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One thing that is looked for: words in lower case that follow each other, one space between two.
+    """A search term: consecutive words in lower case, separated by single spaces.
 
-    With `is_prefix` the last of them is the beginning of a word, and each of `stems` counts as well: a store that keeps words by their
-    stems has kept a shorter one where the prefix reaches into a suffix.
+    With `is_prefix` the last word is the beginning of a word, and each of `stems` matches as well: a store that indexes words by their
+    stems holds a shorter one if the prefix reaches into a suffix.
     """
 
     text: str
@@ -40,7 +39,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is looked for among the words of chunks, and among their Chinese, Japanese and Korean characters, each of which is a word."""
+    """Search terms for the words of chunks, and for their Chinese, Japanese and Korean characters, each of which is a word."""
 
     keyword: tuple[Term, ...] = ()
     characters: tuple[Term, ...] = ()
@@ -50,10 +49,10 @@ class Query:
 
 
 def parse(text: str) -> Query:
-    """What is looked for; at most MAX_TERMS things, stop words set aside unless they stand in a phrase.
+    """Parse a question into at most MAX_TERMS terms of each kind, without stop words outside of phrases.
 
-    `"two words"` in quotation marks of any kind are looked for as they follow each other, `word*` as the beginning of a word. Chinese,
-    Japanese and Korean have no spaces between words: a run of characters is looked for by any two that follow each other.
+    `"two words"` in quotation marks of any kind are a phrase, `word*` is a prefix. Chinese, Japanese and Korean have no spaces between
+    words: a run of characters is searched by its pairs.
     """
     keyword: dict[Term, None] = {}
     characters: dict[Term, None] = {}
@@ -78,7 +77,7 @@ def parse(text: str) -> Query:
 
 
 def _phrases(text: str) -> Iterator[tuple[str, str]]:
-    """What stands in quotation marks, with and without them, where it is more than one word and not too long."""
+    """(with quotation marks, without) of each quotation of 2 to MAX_PHRASE_WORDS words, or of one CJK word."""
     for match in _QUOTED.finditer(text):
         found = words(next(filter(None, match.groups())))
         if 1 < len(found) <= MAX_PHRASE_WORDS or (len(found) == 1 and CJK.search(found[0])):

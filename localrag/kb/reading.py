@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Self
 
 from localrag.errors import KnowledgeBaseError
+from localrag.kb.readers import needs_threads
 from localrag.kb.readers.base import Place, Reading, Section, UnreadableError
 from localrag.kb.reading_process import ReadingProcess
 from localrag.kb.reading_worker import MEMORY_EXIT
+from localrag.sanitize import one_line
 
 CPU_LIMIT_S = 30.0
 WALL_LIMIT_S = 120.0  # a busy machine may take that long over the computing allowed; where no limit of it can be set, this is the limit
@@ -48,6 +50,7 @@ class Readers:
         self.max_text_chars = max_text_chars
         self._worker = worker
         self._child: ReadingProcess | None = None
+        self._has_threads = False  # of the library that needs some: a child starts them before it forbids itself to
 
     def __enter__(self) -> Self:
         return self
@@ -72,6 +75,9 @@ class Readers:
         UnreadableError says why there is none, or which limit was passed. What happens to a file does not depend on the files before
         it: where a child that has read others dies, a fresh one tries again. KnowledgeBaseError if no child can be started.
         """
+        if needs_threads(name, data) and not self._has_threads:
+            self.close()
+            self._has_threads = True
         is_used = self._child is not None
         try:
             return self._read_once(name, data)
@@ -107,7 +113,7 @@ class Readers:
         return reading
 
     def _started(self) -> ReadingProcess:
-        child = ReadingProcess(self._worker, [str(self.memory_limit_bytes), str(self.max_text_chars)])
+        child = ReadingProcess(self._worker, [str(self.memory_limit_bytes), str(self.max_text_chars), str(int(self._has_threads))])
         reason = "it ended"
         try:
             header, _ = child.receive(START_LIMIT_S, 0)
@@ -171,6 +177,7 @@ def _reading(header: dict[str, object], text: str) -> Reading:
         places=tuple(places),
         own_lines=header["own_lines"] is True,
         fields=tuple((key, value) for key, value in fields),
+        missing=tuple(map(_line, _texts(header["missing"]))),
     )
 
 
@@ -194,7 +201,7 @@ def _groups(value: object, size: int) -> list[tuple[int, ...]]:
 
 def _line(text: str) -> str:
     """`text` as one line without control characters, fit to stand after a file's name."""
-    return " ".join("".join(char if char.isprintable() else " " for char in text).split())[:300] or _UNUSABLE
+    return one_line(text, 300) or _UNUSABLE
 
 
 def _size(num_bytes: int) -> str:

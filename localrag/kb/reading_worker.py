@@ -1,6 +1,8 @@
 """The child process in which files are read, started by reading.py as
 
-    python -I -S reading_worker.py MEMORY_LIMIT_BYTES MAX_TEXT_CHARS PATH...      (PATH: where Python looks for modules)
+    python -I -S reading_worker.py MEMORY_LIMIT_BYTES MAX_TEXT_CHARS THREADS PATH...      (PATH: where Python looks for modules)
+
+THREADS 1 starts those of the library that computes in some, before the limits forbid new ones.
 
 A message is two lengths, a JSON object and bytes. It sends `{"ready": true}` once, then answers each request on standard input,
 `{"name": file name, "cpu_s": seconds}` with the file's bytes, either by `{"error": reason, "lasts": boolean}` or by what a Reading is
@@ -91,6 +93,7 @@ def describe(reading: Reading) -> dict[str, object]:
         "markdown": reading.markdown,
         "language": reading.language,
         "own_lines": reading.own_lines,
+        "missing": [_SURROGATE.sub("\ufffd", line) for line in reading.missing],
         "fields": [[_SURROGATE.sub("\ufffd", part) for part in field] for field in reading.fields],
     }
 
@@ -107,9 +110,14 @@ def own_pipes() -> tuple[IO[bytes], IO[bytes]]:
 def main() -> None:
     requests, answers = own_pipes()
     memory_bytes, max_chars = int(sys.argv[1]), int(sys.argv[2])
-    sys.path.extend(sys.argv[3:])
+    sys.path.extend(sys.argv[4:])
     try:
         from localrag import limits  # noqa: PLC0415
+
+        if sys.argv[3] == "1":
+            from localrag.kb.readers import kreuzberg_reader  # noqa: PLC0415
+
+            kreuzberg_reader.prepare()
     except Exception as error:  # noqa: BLE001  # the parent says it
         send(answers, {"error": f"{type(error).__name__}: {error}"})
         return

@@ -1,16 +1,18 @@
-"""A question to ranked chunks: by meaning, by words, or both.
+"""Retrieve ranked chunks for a question: by meaning, by words, or both.
 
-What counts as relevant, so that a question about something else finds nothing:
+Only relevant chunks are returned, so that a question about something else finds nothing:
 
-- by meaning, a chunk whose cosine similarity with the question is at least what the store says of its embedder (see
-  calibration.py), or MIN_SIMILARITY;
-- by words, a chunk that holds one of the question's words, stop words ("what", "the", "does") set aside;
-- in hybrid mode, words alone are enough only if they carry at least MIN_WORD_SHARE of the question's weight, a word weighing the more
-  the fewer chunks hold it (its BM25 weight). A part number asked for by itself is found wherever it stands; a chunk that shares one
-  word of several with the question must also be near it in meaning.
+- by meaning, a chunk is relevant if its cosine similarity with the question reaches the threshold of the store's embedder (see
+  embedding.py), or MIN_SIMILARITY;
+- by words, if it holds one of the question's words; stop words ("what", "the", "does") do not count;
+- in hybrid mode, words alone suffice only if they carry at least MIN_WORD_SHARE of the question's weight. Rare words weigh more (BM25).
+  A part number asked for by itself is found wherever it stands; a chunk that shares one word of several with the question must also be
+  near it in meaning.
 
-What else there is to a ranking, all of it optional: only documents that pass a filter (`where`), what was learned of a chunk (`learning`),
-a second look at the best (`reranker`), and less of what repeats itself (`diversity`). Near duplicates of a better hit are always left out.
+Options: search only documents that match a filter (`where`), weigh feedback (`learning`), have the best hits read again (`reranker`), and
+lower hits that repeat a better one (`diversity`).
+
+Chunks with identical text (letter case and white space aside) share one rank: the best of them is the hit, the others are its `copies`.
 """
 
 from __future__ import annotations
@@ -19,27 +21,25 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from localrag.fusion import Scored, fuse, in_order
-from localrag.kb.chunking import split_counted
-from localrag.kb.diversity import Distinct, diversify
+from localrag.kb.chunking import TARGET_TOKENS, split_counted
 from localrag.kb.filters import Where
-from localrag.kb.prior import prior
+from localrag.kb.protocols import AnyIndex, AnyStore, Reranker
 from localrag.kb.query import Query, parse
-from localrag.kb.rerank import NUM_RERANKED, Reranker, rank
+from localrag.kb.ranking import NUM_RERANKED, Scored, diversify, feedback_boost, fuse, in_order, rank
 from localrag.kb.schema import embedded
-from localrag.kb.truth import AnyIndex, AnyStore
-from localrag.passages import Chunk, Hit
+from localrag.passages import Chunk, Hit, comparable
 from localrag.settings import Learning
+from localrag.terms import terms
 from localrag.tokens import Embedder
 
 if TYPE_CHECKING:
-    from localrag.kb.vectors import Vectors
+    from localrag.kb.vector_cache import Vectors
 
 Mode = Literal["hybrid", "semantic", "keyword"]
 MODES: tuple[Mode, ...] = ("hybrid", "semantic", "keyword")
 
 MIN_SIMILARITY = 0.30
-"""For a store that does not say what counts for its embedder. Measured with all-MiniLM-L6-v2. On examples/handbook the best chunk had
+"""The threshold for a store without one for its embedder. Measured with all-MiniLM-L6-v2. On examples/handbook the best chunk had
 0.42 to 0.80 for 22 questions that it answers, 0.36 to 0.47 for 8 questions of its field that it does not answer, which no floor tells
 apart, and 0.04 to 0.35 for 30 questions about other things, 2 of them over the floor. On 387 relevant pairs of Cranfield, 6.5 % lie below
 it; the best of each of 45 questions had 0.41 or more."""
@@ -49,12 +49,19 @@ MIN_WORD_SHARE = 0.5
 fewer would have let 12 through."""
 
 DEPTH = 100
-"""How far down each ranking is followed before they are fused; more if more hits are wanted."""
+"""Length of each ranking before fusion; more if more hits are wanted."""
+
+_DEEPER = 4
+"""Factor by which the rankings are lengthened if identical texts leave fewer than `k`."""
 
 RERANK_WEIGHT = 4.0
-"""What the reranker's order weighs beside those of meaning and words, which weigh 1 each: it leads, and they settle what it finds alike."""
+"""Weight of the reranker's order in the fusion; meaning and words weigh 1 each, so the reranker leads and they break near-ties."""
 
 MAX_QUERY_CHARS = 32_768
+
+PIPED_SOURCE = "standard input"
+PIPED_SCOPE = "stdin"
+"""The source of text that is piped in with a question, and the scope of its labels."""
 
 _Ranking = list[tuple[int, float]]
 
@@ -73,15 +80,16 @@ def retrieve(
     reranker: Reranker | None = None,
     diversity: float = 0.0,
 ) -> list[Hit]:
-    """The `k` best relevant chunks, best first; fewer, or none, if no more are relevant. All are of one generation of the store.
+    """Return the `k` best relevant texts, best first; fewer, or none, if no more are relevant. All are of one generation of the store.
 
-    `index` gives the vector index of the present generation, and is called inside the reading transaction; keyword mode needs neither
+    `index` returns the vector index of the current generation and is called inside the reading transaction; keyword mode needs neither
     it nor an embedder. The score is the reciprocal rank fusion of "semantic" and "keyword" in hybrid mode, the cosine similarity in
-    semantic mode, BM25 in keyword mode. With a `reranker`, which looks at the best NUM_RERANKED, it is the fusion of the mode's rankings
-    with "rerank". With `learning`, what is known of a chunk's use adds or takes up to a tenth, as "feedback"; `diversity` (0 to 1) takes
-    from what repeats a better hit (see diversity.py). A hit's relevance is its cosine similarity on a scale that
-    embedders have in common, the least that counts where words alone found it, and not known in keyword mode. Of a query, the first
-    MAX_QUERY_CHARS characters and MAX_TERMS different words count.
+    semantic mode, BM25 in keyword mode. With a `reranker`, which reads the best NUM_RERANKED, it is the fusion of the mode's rankings
+    with "rerank". With `learning`, feedback changes the score by up to a tenth, as "feedback"; `diversity` (0 to 1) lowers hits that
+    repeat a better one (see `diversify`). Chunks with the text of a better hit are its `copies` and do not count towards `k`.
+
+    A hit's relevance is its cosine similarity on a scale that all embedders share, the threshold if words alone found it, and None in
+    keyword mode. Of a query, the first MAX_QUERY_CHARS characters and MAX_TERMS different words count.
     """
     query = query[:MAX_QUERY_CHARS].encode("utf-8", "replace").decode()
     vector = None if mode == "keyword" or embedder is None else _embed(query, embedder)
@@ -90,43 +98,70 @@ def retrieve(
     with store.reading():
         if embedder is not None and mode != "keyword":
             store.check_embedder(embedder.fingerprint, embedder.dim)
-        by_words = _by_words(store, wanted, max(DEPTH, k), where) if mode != "semantic" else []
         vectors = index() if vector is not None else None
-        by_meaning: _Ranking = []
-        relevance: dict[int, float] = {}
-        if vectors is not None and vector is not None:
-            by_meaning, by_words, relevance = _by_meaning(store, vectors, vector, wanted, by_words, max(DEPTH, k), where)
-        rankings: dict[str, _Ranking] = (
-            {"semantic": by_meaning, "keyword": by_words} if mode == "hybrid" else {mode: by_meaning or by_words}
-        )
-        scored = _scored(rankings)
-        if learning != "off":
-            scored = _with_feedback(store, scored, learning)
-        chunks = _distinct(store, [one for one, _, _ in scored], num_looked_at, kb)
+        limit = max(DEPTH, k)
+        while True:
+            by_words = _by_words(store, wanted, limit, where) if mode != "semantic" else []
+            is_deeper = len(by_words) == limit
+            by_meaning: _Ranking = []
+            relevance: dict[int, float] = {}
+            if vectors is not None and vector is not None:
+                by_meaning, by_words, relevance = _by_meaning(store, vectors, vector, wanted, by_words, limit, where)
+            rankings: dict[str, _Ranking] = (
+                {"semantic": by_meaning, "keyword": by_words} if mode == "hybrid" else {mode: by_meaning or by_words}
+            )
+            scored = _scored(rankings)
+            if learning != "off":
+                scored = _with_feedback(store, scored, learning)
+            texts = _texts(store, [one for one, _, _ in scored], num_looked_at, kb)
+            if len(texts) >= k or not (is_deeper or len(by_meaning) == limit):
+                break
+            limit *= _DEEPER  # copies of few texts fill the rankings
+    chunks = {one: same[0] for one, same in texts.items()}
     if reranker is not None:
         scored = _reranked(scored, rankings, chunks, query, reranker)
-    return diversify(_hits(scored, chunks, relevance, rankings), k, diversity)
+    return diversify(_hits(scored, texts, relevance, rankings), k, diversity)
 
 
-def _hits(scored: list[Scored], chunks: Mapping[int, Chunk], relevance: Mapping[int, float], rankings: Mapping[str, _Ranking]) -> list[Hit]:
+def piped_hits(text: str, question: str, count: Callable[[str], int]) -> list[Hit]:
+    """Cut a text that is piped in into hits: all of it, those that share most words with the question first, ties in order of the text.
+
+    `count` counts tokens of the model that will read them. The score is the share of the question's words that a chunk holds.
+    Labels are `KB#stdin/1` and so on, in order of the text.
+    """
+    text = text.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate is a question mark, as in every text that a model is given
+    wanted = set(terms(question))
+    hits = []
+    for ordinal, (start, piece) in enumerate(split_counted(text, count, TARGET_TOKENS)):
+        end = start + len(piece)
+        chunk = Chunk(ordinal + 1, 0, ordinal, piece, start, end, PIPED_SOURCE, scope=PIPED_SCOPE)
+        score = len(wanted & set(terms(piece))) / max(1, len(wanted))
+        hits.append(Hit(chunk, score, {"words": score}))
+    return sorted(hits, key=lambda hit: -hit.score)
+
+
+def _hits(
+    scored: list[Scored], texts: Mapping[int, Sequence[Chunk]], relevance: Mapping[int, float], rankings: Mapping[str, _Ranking]
+) -> list[Hit]:
     own = {name: dict(ranking) for name, ranking in rankings.items()}
     return [
         Hit(
-            chunks[one],
+            texts[one][0],
             score,
             parts,
             min(1.0, relevance[one]) if one in relevance else None,
             {name: found[one] for name, found in own.items() if one in found},
+            tuple(texts[one][1:]),
         )
         for one, score, parts in scored
-        if one in chunks
+        if one in texts
     ]
 
 
 def _by_meaning(
     store: AnyStore, vectors: AnyIndex, vector: Vectors, wanted: Query, by_words: _Ranking, limit: int, where: Where | None
 ) -> tuple[_Ranking, _Ranking, dict[int, float]]:
-    """What is near, those matches of words that count beside it, and how relevant each of both is."""
+    """The nearest chunks, the matches of words that count beside them, and the relevance of both by id."""
     known = store.min_similarity
     least = MIN_SIMILARITY if known is None else known
     near = [(one, score) for one, score in vectors.search(vector, limit, among=store.allowed(where)) if score >= least]
@@ -139,12 +174,12 @@ def _by_meaning(
 
 
 def _relevance(similarity: float, least: float) -> float:
-    """MIN_SIMILARITY for the least that counts by this embedder, or less, to 1: the tiers of budgets hold for every embedder."""
+    """A similarity on the common scale: MIN_SIMILARITY at the embedder's threshold or below, to 1. Tiers of budgets use it."""
     return MIN_SIMILARITY + (max(similarity, least) - least) * (1.0 - MIN_SIMILARITY) / (1.0 - least)
 
 
 def _by_words(store: AnyStore, wanted: Query, limit: int, where: Where | None) -> _Ranking:
-    """The best matches of words and of characters; what matches both has the sum of its scores."""
+    """The best matches of words and of characters; a chunk that matches both gets the sum of its scores."""
     found = dict(store.keyword_ids(wanted.keyword, limit, where)) if wanted.keyword else {}
     if wanted.characters:
         for one, score in store.character_ids(wanted.characters, limit, where):
@@ -153,7 +188,7 @@ def _by_words(store: AnyStore, wanted: Query, limit: int, where: Where | None) -
 
 
 def _relevant(store: AnyStore, by_words: _Ranking, wanted: Query, similarities: Mapping[int, float], least: float) -> _Ranking:
-    """The matches that are near in meaning, or hold enough of what the question looks for."""
+    """The matches that are near in meaning, or hold enough of the question's words."""
     far = [one for one, _ in by_words if similarities.get(one, 0.0) < least]
     if not far:
         return by_words
@@ -171,13 +206,13 @@ def _relevant(store: AnyStore, by_words: _Ranking, wanted: Query, similarities: 
     for num_matches, matching in store.keyword_holders(wanted.keyword, far):
         weigh(num_matches, matching)
     for num_matches, matching in store.character_holders(wanted.characters, far):
-        # many of a question's pairs of characters reach over two words and stand nowhere: those weigh no more than the rarest that do
+        # many of a question's pairs of characters span two words and occur nowhere: those weigh no more than the rarest that do
         weigh(max(1, num_matches), matching)
     return [(one, score) for one, score in by_words if shares.get(one, total) >= MIN_WORD_SHARE * total]
 
 
 def _scored(rankings: Mapping[str, _Ranking]) -> list[Scored]:
-    """The fusion of several rankings; a ranking by itself keeps its own scores."""
+    """Fuse several rankings; a single one keeps its own scores."""
     if len(rankings) > 1:
         return fuse({name: [one for one, _ in ranking] for name, ranking in rankings.items()})
     return [(one, score, {name: score}) for name, ranking in rankings.items() for one, score in ranking]
@@ -185,33 +220,32 @@ def _scored(rankings: Mapping[str, _Ranking]) -> list[Scored]:
 
 def _with_feedback(store: AnyStore, scored: list[Scored], learning: Learning) -> list[Scored]:
     known = store.feedback([one for one, _, _ in scored])
-    return in_order(
-        (one, sum(parts.values()), parts)
-        for one, score, before in scored
-        for gained in [score * prior(known[one], learning) if one in known else 0.0]
-        for parts in [{**before, "feedback": gained} if gained else before]
-    )
+    boosted = []
+    for one, score, parts in scored:
+        boost = score * feedback_boost(known[one], learning) if one in known else 0.0
+        whole = {**parts, "feedback": boost} if boost else parts
+        boosted.append((one, sum(whole.values()), whole))
+    return in_order(boosted)
 
 
-def _distinct(store: AnyStore, ids: Sequence[int], num: int, kb: str) -> dict[int, Chunk]:
-    """The first `num` of these chunks that are no near duplicates of an earlier one."""
-    distinct, found = Distinct(), dict[int, Chunk]()
-    step = num + num // 4 + 1
-    for at in range(0, len(ids), step):
-        for chunk in store.chunks(ids[at : at + step], kb=kb):
-            if len(found) < num and distinct.is_new(chunk.text):
-                found[chunk.id] = chunk
-        if len(found) == num:
-            break
-    return found
+def _texts(store: AnyStore, ids: Sequence[int], num: int, kb: str) -> dict[int, list[Chunk]]:
+    """The first `num` different texts of these chunks: id of the first chunk → all chunks with that text, in order."""
+    found: dict[str, list[Chunk]] = {}
+    for chunk in store.chunks(ids, kb=kb):
+        key = comparable(chunk.text)
+        if key in found or len(found) < num:
+            found.setdefault(key, []).append(chunk)
+    return {same[0].id: same for same in found.values()}
 
 
 def _reranked(
     scored: list[Scored], rankings: Mapping[str, _Ranking], chunks: Mapping[int, Chunk], query: str, reranker: Reranker
 ) -> list[Scored]:
-    """Everything fused anew with the order that the reranker gives to the best. What was learned weighs as it did."""
+    """Fuse again with the reranker's order of the best, if it returns one. Feedback keeps its share."""
     best = [one for one, _, _ in scored if one in chunks][:NUM_RERANKED]
     places = rank(reranker, query, [embedded(chunks[one].heading, chunks[one].text) for one in best])
+    if places is None:
+        return scored
     orders = {name: [one for one, _ in ranking] for name, ranking in rankings.items()} | {"rerank": [best[place] for place in places]}
     shares = {one: parts["feedback"] / (score - parts["feedback"]) for one, score, parts in scored if "feedback" in parts}
     fused = []
@@ -222,7 +256,7 @@ def _reranked(
 
 
 def _embed(query: str, embedder: Embedder) -> Vectors | None:
-    """One unit vector for the whole query: the mean of its pieces' where it is longer than the embedder takes. None for no text."""
+    """A unit vector of the whole query: the mean over its pieces if it is too long for the embedder. None for no text."""
     pieces = [piece for _, piece in split_counted(query, embedder.count, embedder.max_tokens)]
     if not pieces:
         return None

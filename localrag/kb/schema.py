@@ -1,42 +1,29 @@
 """The tables of a knowledge base, as numbered migrations.
 
-`PRAGMA user_version` counts the migrations that a file has had. Each is one function, applied once, in one transaction together with
-that count, so that a file is never between two versions. A migration that was released is never edited: a change is a new one.
+`PRAGMA user_version` counts the migrations of a file. Each is one function, applied once, in one transaction together with that count, so
+that a file is never between two versions. A released migration is never edited: a change is a new one.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
 import sqlite3
 
 from localrag.errors import KnowledgeBaseError
 from localrag.migrations import Migration, apply_missing
+from localrag.terms import CJK, spaced
 
-_CJK = (
-    "\u1100-\u11ff\u3040-\u30ff\u3100-\u318f\u31a0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
-    "\uac00-\ud7af\uf900-\ufaff\uff66-\uff9d\U00020000-\U0003ffff"
-)
-
-CJK_GLOB = f"*[{_CJK}]*"
-"""What text in Chinese, Japanese or Korean matches. Part of the schema: a change is a new migration."""
-
-CJK = re.compile(f"[{_CJK}]")
-"""The same for one character."""
-
-
-def spaced(text: str) -> str:
-    """With a space around each Chinese, Japanese or Korean character: such text has none between its words, and full text needs them."""
-    return CJK.sub(r" \g<0> ", text)
+CJK_GLOB = f"*{CJK.pattern}*"
+"""Matches text with Chinese, Japanese or Korean characters. Part of the schema: a change is a new migration."""
 
 
 def embedded(heading: str, text: str) -> str:
-    """What the embedder is given of a chunk: the heading path on a line of its own, then the text."""
+    """The text to embed for a chunk: the heading path on a line of its own, then the text."""
     return f"{heading}\n{text}" if heading else text
 
 
 def embedded_sha256(heading: str, text: str) -> bytes:
-    """By what a chunk is known again."""
+    """The digest that identifies a chunk."""
     return hashlib.sha256(embedded(heading, text).encode("utf-8", "surrogatepass")).digest()
 
 
@@ -103,7 +90,7 @@ _FIELDS = (
     "INSERT OR IGNORE INTO fields SELECT d.id, 'tag', t.value, 'file' FROM documents d, json_each(d.tags) t",
     "ALTER TABLE documents DROP COLUMN tags",
 )
-"""What documents can be filtered by."""
+"""Fields to filter documents by."""
 
 _KNOWN_AGAIN = (
     "ALTER TABLE documents ADD COLUMN mtime_ns INTEGER",  # NULL: the file is read before it is taken for unchanged
@@ -113,7 +100,7 @@ _KNOWN_AGAIN = (
     "UPDATE chunks SET sha256 = embedded_sha256(heading, text)",
     "CREATE INDEX chunks_by_sha256 ON chunks (sha256)",
 )
-"""What is needed to know an unchanged document or chunk again, and where a chunk stands in its file."""
+"""To recognise unchanged documents and chunks, and to say where a chunk stands in its file."""
 
 _FEEDBACK = (
     """CREATE TABLE feedback (
@@ -125,7 +112,7 @@ _FEEDBACK = (
         useless INTEGER NOT NULL DEFAULT 0
     )""",
 )
-"""How a chunk fared."""
+"""Feedback on chunks."""
 
 _IS_CJK, _NEW_IS_CJK, _OLD_IS_CJK = (f"{row}heading GLOB '{CJK_GLOB}' OR {row}text GLOB '{CJK_GLOB}'" for row in ("", "new.", "old."))
 _CHARACTERS = (
@@ -142,9 +129,8 @@ _CHARACTERS = (
         VALUES ('delete', old.id, spaced(old.heading), spaced(old.text));
     END""",  # noqa: S608  # our own ranges
 )
-"""Words of Chinese, Japanese and Korean are not parted by spaces, so that `chunks_fts` has whole clauses for words: chunks that hold such
-text, and no others, are in `chunks_characters` as well, character by character. It reads them through a view, for its own check and
-rebuild to see the same."""
+"""Chinese, Japanese and Korean have no spaces between words, so that `chunks_fts` takes whole clauses for words: chunks with such text are
+also in `chunks_characters`, character by character. It reads them through a view, so that its own check and rebuild see the same."""
 
 _UNREAD = (
     """CREATE TABLE unread (
@@ -155,26 +141,26 @@ _UNREAD = (
         reason TEXT NOT NULL
     ) WITHOUT ROWID""",
 )
-"""What need not be read again to know that there is nothing to index in it."""
+"""Files without text, which need not be read again."""
 
 _GENERATIONS = (
     "CREATE TABLE generations (generation INTEGER PRIMARY KEY, stamp INTEGER NOT NULL)",
     "INSERT INTO generations SELECT generation, random() >> 1 & 0x7fffffffffffffff FROM state",
 )
-"""A random number for each of the newest generations: it tells a file from its own backup that has counted up again."""
+"""A random number for each of the newest generations: it tells a file from its own backup that has reached the same generation."""
 
 
 def add_fields_places_and_characters(db: sqlite3.Connection) -> None:
-    """Fields to filter by, where a chunk stands in its file, what is needed to know an unchanged one again, and how it fared.
+    """Add fields, places, digests, feedback and the characters index.
 
-    A chunk's id is greater than every id before it, and its vector never changes: what is embedded anew has a new id.
+    A chunk's id is greater than every id before it, and its vector never changes: a chunk that is embedded again gets a new id.
     """
     for statement in (*_FIELDS, *_KNOWN_AGAIN, *_FEEDBACK, *_CHARACTERS, *_UNREAD, *_GENERATIONS):
         db.execute(statement)
 
 
 def add_min_similarity(db: sqlite3.Connection) -> None:
-    """From which similarity with a question on a chunk is relevant, by the embedder of this file; NULL: not known."""
+    """Add the least similarity of a relevant chunk, for the embedder of this file; NULL if unknown."""
     db.execute("ALTER TABLE state ADD COLUMN min_similarity REAL")
 
 
@@ -195,7 +181,7 @@ _TEXTS = (
 
 
 def add_texts(db: sqlite3.Connection) -> None:
-    """Documents that are no files: their `path` is "text:" and their id, their `sha256` is of text and metadata."""
+    """Add documents that are not files: their `path` is "text:" and the id, their `sha256` covers text and metadata."""
     for statement in _TEXTS:
         db.execute(statement)
 
@@ -204,7 +190,7 @@ MIGRATIONS: tuple[Migration, ...] = (create_tables, add_fields_places_and_charac
 
 
 def migrate(db: sqlite3.Connection, migrations: tuple[Migration, ...] = MIGRATIONS) -> None:
-    """Applies the migrations that are missing. A file from a newer localrag is refused and left as it is (KnowledgeBaseError)."""
+    """Apply the missing migrations. Raises KnowledgeBaseError for a file from a newer localrag, which is left as it is."""
 
     def newer(found: int) -> KnowledgeBaseError:
         return KnowledgeBaseError(

@@ -1,7 +1,7 @@
-"""The SQLite file of a knowledge base: opened, asked and changed in transactions.
+"""The SQLite file of a knowledge base: open, check, query and change it; its failures are raised as KnowledgeBaseErrors.
 
-Write-ahead log and `synchronous = FULL`, so that what was committed survives a crash of the process and of the machine. A second writer
-waits for the first.
+With a write-ahead log and `synchronous = FULL`, commits survive a crash of the process and of the machine. A second writer waits for the
+first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from localrag.kb.failures import explained, make_folder
+from localrag.disk_errors import disk_error, file_error
+from localrag.errors import KnowledgeBaseError
+from localrag.files import create_private, make_private_folder
 from localrag.kb.filters import folded
 from localrag.kb.schema import migrate
 from localrag.migrations import use_write_ahead_log, version
@@ -21,16 +23,29 @@ _BATCH = 500  # ids in one statement; SQLite takes 32,766 parameters, older buil
 
 Row = tuple[Any, ...]
 
+_MAX_PROBLEMS = 20
+_MAX_NUMBER = 2**53  # of an id or a count: JSON readers know no more, and SQLite has no next id after 2^63
+_NUMBERS = {
+    "state": ("generation", "coalesce(dim, 1)"),
+    "documents": ("id", "num_bytes", "cutter"),
+    "chunks": ("id",),
+    "feedback": ("retrieved", "supplied", "cited", "useful", "useless"),
+    "sqlite_sequence": ("seq",),
+}
+"""Columns that hold whole numbers from 0 to _MAX_NUMBER. Ids begin at 1; an id of 0 breaks nothing."""
+
 
 class SqliteFile:
-    """One connection to one file with the tables of today. Every failure of SQLite arrives as a KnowledgeBaseError with a way out."""
+    """A connection to a file with the current schema. Every failure of SQLite is raised as a KnowledgeBaseError with a hint."""
 
     def __init__(self, path: Path, *, create: bool, wait_s: float) -> None:
-        """With `create`, a file that is not there is made, and its folder. A writer waits `wait_s` seconds for another one."""
+        """With `create`, a missing file is made, and its folder. A writer waits `wait_s` seconds for another one."""
         self._path = path
         if create:
             make_folder(path.parent)
         with explained(path):
+            if create:
+                create_private(path)  # its -wal and -shm files take its mode over
             mode = "rwc" if create else "rw"
             self.connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=wait_s, isolation_level=None)
             try:
@@ -49,7 +64,7 @@ class SqliteFile:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """One snapshot for all that is read inside."""
+        """One snapshot for all reads inside."""
         with explained(self._path):
             self.connection.execute("BEGIN")
             try:
@@ -60,7 +75,7 @@ class SqliteFile:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """One transaction, all or nothing; one at a time."""
+        """One transaction, all or nothing; one writer at a time."""
         with explained(self._path):
             self.connection.execute("BEGIN IMMEDIATE")
             try:
@@ -72,17 +87,17 @@ class SqliteFile:
                 raise
 
     def rows(self, statement: str, values: Sequence[object] = ()) -> list[Row]:
-        """What a statement gives."""
+        """All rows of a statement."""
         with explained(self._path):
             return self.connection.execute(statement, values).fetchall()
 
     def each(self, statement: str, values: Sequence[object] = ()) -> Iterator[Row]:
-        """The same row by row, where they are many."""
+        """The rows of a statement, one by one."""
         with explained(self._path):
             yield from self.connection.execute(statement, values)
 
     def rows_in(self, statement: str, wanted: Sequence[object], *values: object) -> Iterator[Row]:
-        """The rows of a statement that ends with IN, for any number of wanted values."""
+        """The rows of a statement that ends with IN, for any number of `wanted` values."""
         for at in range(0, len(wanted), _BATCH):
             batch = wanted[at : at + _BATCH]
             yield from self.rows(f"{statement} ({', '.join('?' * len(batch))})", (*values, *batch))
@@ -90,3 +105,63 @@ class SqliteFile:
     def one(self, statement: str, values: Sequence[object] = ()) -> Any:  # noqa: ANN401  # a value as SQLite gives it
         """The one value of the one row."""
         return self.rows(statement, values)[0][0]
+
+    def problems(self) -> list[str]:
+        """The errors that SQLite's own checks find, and numbers that localrag does not write, each once."""
+        db = self.connection
+        try:
+            found = [line for (line,) in db.execute("PRAGMA integrity_check") if line != "ok"]
+            if not found:
+                found = [
+                    f"a row of {table} refers to a row of {parent} that is not there"
+                    for table, _, parent, _ in db.execute("PRAGMA foreign_key_check")
+                ]
+            if not found:
+                found = [
+                    f"a number in its table {table!r} is not one that localrag writes"
+                    for table, columns in _NUMBERS.items()
+                    if db.execute(f"SELECT 1 FROM {table} WHERE {' OR '.join(map(_cannot_be, columns))} LIMIT 1").fetchone()  # noqa: S608  # our own names
+                ]
+        except sqlite3.DatabaseError as error:
+            found = [str(error)]
+        return list(dict.fromkeys(found))[:_MAX_PROBLEMS]
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Raise every failure of SQLite inside as a KnowledgeBaseError about the file `path`, with a hint."""
+    try:
+        yield
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter where SQLite's message repeats damaged text
+        if (known := disk_error(error, path)) is not None:
+            message = f"The knowledge base file {path} cannot be used: {known.reason}."
+            raise KnowledgeBaseError(message, hint=known.hint, **known.numbers) from error
+        kind = getattr(error, "sqlite_errorname", "") or ""
+        raise KnowledgeBaseError(f"The knowledge base file {path} cannot be used: {error}.", hint=_way_out(kind)) from error
+
+
+def make_folder(folder: Path) -> None:
+    """Make a private folder and its parents. Raises KnowledgeBaseError if that fails."""
+    try:
+        make_private_folder(folder)
+    except OSError as error:
+        raise unwritable(f"Cannot make the folder {folder}", error, folder) from error
+
+
+def unwritable(what: str, error: OSError, path: Path) -> KnowledgeBaseError:
+    """The error for an action (`what`) that the file system refuses at `path`."""
+    known = file_error(error, path, hint=_way_out(""))
+    return KnowledgeBaseError(f"{what}: {known.reason}.", hint=known.hint, **known.numbers)
+
+
+def _way_out(kind: str) -> str:
+    """The hint for a damaged file; disk_errors.py has the rest."""
+    name = kind.removeprefix("SQLITE_").split("_")[0]
+    return {
+        "NOTADB": "It is not a knowledge base, or it is damaged. Remove it (localrag kb remove) and index the documents again.",
+        "CORRUPT": "It is damaged. Remove it (localrag kb remove) and index the documents again.",
+    }.get(name, "Check that the folder exists and can be written to, or set LOCALRAG_HOME to one that can.")
+
+
+def _cannot_be(column: str) -> str:
+    return f"typeof({column}) != 'integer' OR {column} NOT BETWEEN 0 AND {_MAX_NUMBER}"

@@ -1,66 +1,65 @@
 """The truth of a knowledge base: one SQLite file with documents, chunks, full text and vectors.
 
-Every change is one transaction that also counts the generation up. What is derived from the file names the generation that it was
+Every change is one transaction that also increments the generation. Everything derived from the file names the generation that it was
 derived from.
+
+An unchanged chunk keeps its id, and with it its vector, its full text and its feedback: a chunk is recognised by the sha256 of the embedded
+text and by its heading path.
 """
 
 from __future__ import annotations
 
+import secrets
 import sqlite3
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
-from localrag.kb import documents, file_check, fts5
 from localrag.kb.chunking import Passage
-from localrag.kb.documents import DocumentRow, Known, Origin, Unread
-from localrag.kb.failures import explained, other_embedder
 from localrag.kb.filters import Where
+from localrag.kb.protocols import DocumentRow, Feedback, GivenText, Known, Origin, StoredChunk, TextRow, Unread, other_embedder
 from localrag.kb.query import Term
-from localrag.kb.sqlite_file import SqliteFile
-from localrag.kb.text_rows import TextRows
+from localrag.kb.sqlite_file import SqliteFile, explained
 from localrag.passages import Chunk
 
 WAIT_S = 30.0
-"""How long a writer waits for another one."""
+"""Seconds that a writer waits for another one."""
+
+NUM_STAMPS = 10_000  # generations that are told apart from those of a backup; about 15 bytes each
 
 _FEW = 1000
 _IS_FILE = "id NOT IN (SELECT document_id FROM texts)"
 _CHUNK = (
     'SELECT c.id, document_id, ordinal, text, start, "end", source, heading, place FROM chunks c JOIN documents d ON d.id = document_id'
 )
+_TEXTS = "FROM texts t JOIN documents d ON d.id = t.document_id"
+_ENTRIES = "(SELECT group_concat(hex(entry), ' ') FROM entries e WHERE e.document_id = d.id)"
+_ALL_TEXTS = f"SELECT t.id, text, length(text), metadata, sha256, {_ENTRIES} {_TEXTS} ORDER BY d.id"
 
-
-class Feedback(NamedTuple):
-    """How often a chunk was found, was in a prompt, was cited, and was marked by a person."""
-
-    retrieved: int = 0
-    supplied: int = 0
-    cited: int = 0
-    useful: int = 0
-    useless: int = 0
+_BODIES = """SELECT t.id AS text_id, source, metadata, sha256, coalesce(t.text, (SELECT group_concat(text, char(10, 10)) FROM
+    (SELECT text FROM chunks c WHERE c.document_id = d.id ORDER BY ordinal)), '') AS body
+    FROM documents d LEFT JOIN texts t ON t.document_id = d.id"""
 
 
 class Store:
-    """One knowledge base file. Opening one that is not there needs `create`, and makes its folder.
+    """One knowledge base file, an `AnyStore`. With `create`, a missing file is made, and its folder.
 
-    Every failure of SQLite arrives as a KnowledgeBaseError with a way out. A Store belongs to the thread that opened it. What it has in
-    common with stores elsewhere is told by `AnyStore` in localrag/kb/truth.py.
+    Every failure of SQLite is raised as a KnowledgeBaseError with a hint. A Store belongs to the thread that opened it.
     """
 
     is_local = True
-    """Whether all documents are files of this machine: where one is not there, it is gone."""
+    """Whether all documents are files of this machine, so that a missing file is deleted."""
 
     full_texts = ("chunks_fts", "chunks_characters")
-    """The full texts by their names, for `full_text_is_sound` and `rebuild_full_text`."""
+    """Names of the full-text indexes, for `full_text_is_sound` and `rebuild_full_text`."""
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
         self.path = path
         self._file = SqliteFile(path, create=create, wait_s=WAIT_S)
         self._db = self._file.connection
-        self.texts = TextRows(self._file)
-        """What was given as texts."""
+        self.texts = SqliteTexts(self._file)
+        """The documents that were given as texts."""
 
     def close(self) -> None:
         self._file.close()
@@ -73,13 +72,13 @@ class Store:
 
     @contextmanager
     def writing(self, *, moves_on: bool = True) -> Iterator[None]:
-        """One transaction, all or nothing, with the next generation unless chunks and vectors stay as they are."""
+        """One transaction, all or nothing. It increments the generation unless `moves_on` is false: chunks and vectors stay as they are."""
         with self._file.writing():
             yield
             if moves_on:
-                documents.count_generation(self._db)
+                self._count_generation()
 
-    # What is there. Several reads that must agree belong into one `reading()`.
+    # Reads. Several that must agree belong in one `reading()`.
 
     @property
     def generation(self) -> int:
@@ -87,13 +86,13 @@ class Store:
 
     @property
     def embedder(self) -> tuple[str, int] | None:
-        """(fingerprint, dim) of the embedder whose vectors are stored; None as long as nothing was indexed."""
+        """(fingerprint, dim) of the embedder whose vectors are stored; None until something is indexed."""
         fingerprint, dim = self._file.rows("SELECT embedder, dim FROM state")[0]
         return None if fingerprint is None else (str(fingerprint), int(dim))
 
     @property
     def min_similarity(self) -> float | None:
-        """What cosine similarity with a question makes a chunk relevant, by this embedder; None where it was not measured."""
+        """The least cosine similarity between a question and a relevant chunk, for this embedder; None if it was not measured."""
         found = self._file.one("SELECT min_similarity FROM state")
         return None if found is None else float(found)
 
@@ -106,7 +105,7 @@ class Store:
         return int(self._file.one("SELECT count(*) FROM chunks"))
 
     def sources(self, where: Where | None = None) -> list[tuple[str, int]]:
-        """(source, number of chunks) of every document that passes, by source."""
+        """(source, number of chunks) of every document that matches, ordered by source."""
         chosen, values = (where or Where()).to_sql()
         return self._file.rows(
             "SELECT source, count(c.id) FROM documents d LEFT JOIN chunks c ON document_id = d.id "  # noqa: S608  # no values in it
@@ -120,12 +119,12 @@ class Store:
         return {path: Known(*rest) for path, *rest in rows}
 
     def unread(self) -> dict[str, Unread]:
-        """The files that are known to have no text, by absolute path."""
+        """The files without text, by absolute path."""
         rows = self._file.rows("SELECT path, num_bytes, mtime_ns, cutter, reason FROM unread")
         return {path: Unread(*rest) for path, *rest in rows}
 
     def fields(self, where: Where | None = None) -> dict[str, dict[str, list[str]]]:
-        """The fields of every document that passes and has any, by source: key to values, sorted; "tag" among the keys."""
+        """source → key → sorted values, for every matching document that has fields. Tags are the values of "tag"."""
         chosen, values = (where or Where()).to_sql()
         found: dict[str, dict[str, list[str]]] = {}
         for source, key, value in self._file.rows(
@@ -137,55 +136,62 @@ class Store:
         return found
 
     def fields_by_origin(self) -> dict[tuple[int, Origin], set[tuple[str, str]]]:
-        """(document id, origin) to its fields, but for those that files say of themselves."""
+        """(document id, origin) → fields."""
         found: dict[tuple[int, Origin], set[tuple[str, str]]] = {}
-        for document_id, origin, key, value in self._file.rows("SELECT document_id, origin, key, value FROM fields WHERE origin != 'file'"):
+        for document_id, origin, key, value in self._file.rows("SELECT document_id, origin, key, value FROM fields"):
             found.setdefault((document_id, origin), set()).add((key, value))
         return found
 
     def paths(self) -> dict[str, str]:
-        """Source to absolute path of every document of this machine that is a file; of two with one source, one."""
+        """source → absolute path of every document that is a file of this machine; of two with one source, one."""
         return dict(self._file.rows(f"SELECT source, path FROM documents WHERE {_IS_FILE}"))  # noqa: S608  # no values in it
 
     def stamp(self, generation: int) -> int | None:
-        """The random number that was drawn when this generation was committed; None if this file never had it, or it is very old."""
+        """The random number drawn when this generation was committed; None if the file never had it, or it is very old."""
         rows = self._file.rows("SELECT stamp FROM generations WHERE generation = ?", (generation,))
         return int(rows[0][0]) if rows else None
 
     def vectors(self, after: int = 0) -> Iterator[tuple[int, bytes]]:
-        """(chunk id, vector) of every chunk whose id is greater than `after`, by id."""
+        """(chunk id, vector) of every chunk with an id greater than `after`, ordered by id."""
         yield from self._file.each("SELECT chunk_id, vector FROM vectors WHERE chunk_id > ? ORDER BY chunk_id", (after,))
 
     def existing(self, ids: Sequence[int]) -> list[int]:
-        """Those of these chunk ids that are stored."""
+        """The given chunk ids that are stored."""
         return [row[0] for row in self._file.rows_in("SELECT id FROM chunks WHERE id IN", ids)]
 
     def vectors_of(self, sha256s: Sequence[bytes]) -> dict[bytes, bytes]:
-        """The vectors of chunks that are known by what was embedded of them."""
+        """sha256 of the embedded text → vector, for the chunks that are stored."""
         return dict(self._file.rows_in("SELECT sha256, vector FROM chunks JOIN vectors ON chunk_id = id WHERE sha256 IN", sha256s))
 
     def allowed(self, where: Where | None) -> list[int] | None:
-        """The ids of the chunks whose documents pass, ascending; None if all do."""
+        """The ids of the chunks of matching documents, ascending; None if there is no filter."""
         if not where:
             return None
         chosen, values = where.to_sql()
         statement = f"SELECT id FROM chunks WHERE document_id IN ({chosen}) ORDER BY id"  # noqa: S608  # no values in it
         return [row[0] for row in self._file.rows(statement, values)]
 
+    def passing(self, where: Where | None) -> list[int]:
+        """The ids of the chunks of matching documents, ordered by source and position."""
+        chosen, values = where.to_sql() if where else ("SELECT id FROM documents", ())
+        order = "ORDER BY d.source, d.id, c.ordinal"
+        statement = f"SELECT c.id FROM chunks c JOIN documents d ON d.id = c.document_id WHERE d.id IN ({chosen}) {order}"  # noqa: S608  # no values in it
+        return [row[0] for row in self._file.rows(statement, values)]
+
     def keyword_ids(self, terms: Sequence[Term], limit: int, where: Where | None = None) -> list[tuple[int, float]]:
-        """(chunk id, BM25 score, higher for better) of the chunks that match any of these terms best; ties by id."""
+        """(chunk id, BM25 score, higher is better) of the chunks that best match any of the terms; ties by id."""
         return self._best("chunks_fts", terms, limit, where)
 
     def character_ids(self, terms: Sequence[Term], limit: int, where: Where | None = None) -> list[tuple[int, float]]:
-        """The same among the chunks that hold Chinese, Japanese or Korean text, each character of it a word (`schema.spaced`)."""
+        """The same for chunks with Chinese, Japanese or Korean text, where each character is a word (`terms.spaced`)."""
         return self._best("chunks_characters", terms, limit, where)
 
     def keyword_holders(self, terms: Sequence[Term], among: Sequence[int]) -> list[tuple[int, list[int]]]:
-        """For each term, how many chunks match it, and which of these do."""
+        """For each term, the number of chunks that match it, and the ids of `among` that do."""
         return [self._holders("chunks_fts", term, among) for term in terms]
 
     def character_holders(self, terms: Sequence[Term], among: Sequence[int]) -> list[tuple[int, list[int]]]:
-        """The same among the chunks that hold Chinese, Japanese or Korean text."""
+        """The same for chunks with Chinese, Japanese or Korean text."""
         return [self._holders("chunks_characters", term, among) for term in terms]
 
     def _best(self, table: str, terms: Sequence[Term], limit: int, where: Where | None) -> list[tuple[int, float]]:
@@ -195,10 +201,10 @@ class Store:
             # without the +, the full text is searched once for each that passes: 380 ms for 500 of 5,000, not 8
             chosen = f"AND +rowid IN (SELECT id FROM chunks WHERE document_id IN ({passing}))"  # noqa: S608  # no values in it
         statement = f"SELECT rowid, -rank FROM {table} WHERE {table} MATCH ? {chosen} ORDER BY rank, rowid LIMIT ?"  # noqa: S608  # our own names
-        return self._file.rows(statement, (fts5.any_of(terms), *values, limit))
+        return self._file.rows(statement, (fts5_query(terms), *values, limit))
 
     def _holders(self, table: str, term: Term, among: Sequence[int]) -> tuple[int, list[int]]:
-        match = fts5.any_of((term,))
+        match = fts5_query((term,))
         matching = f"FROM {table} WHERE {table} MATCH ?"  # our own names
         few = [row[0] for row in self._file.rows(f"SELECT rowid {matching} LIMIT {_FEW + 1}", (match,))]
         if len(few) <= _FEW:  # to look each id up in the full text takes longer
@@ -208,7 +214,7 @@ class Store:
         return int(self._file.one(f"SELECT count(*) {matching}", (match,))), [row[0] for row in found]
 
     def chunks(self, ids: Sequence[int], *, kb: str = "") -> list[Chunk]:
-        """The chunks of these ids, in the order asked for; an id that is not there is left out."""
+        """The chunks with these ids, in the order of `ids`; unknown ids are left out."""
         found: dict[int, Chunk] = {}
         for row in self._file.rows_in(f"{_CHUNK} WHERE c.id IN", ids):
             chunk_id, document_id, ordinal, text, start, end, source, heading, place = row
@@ -216,7 +222,7 @@ class Store:
         return [found[one] for one in ids if one in found]
 
     def around(self, chunk_id: int, before: int, behind: int) -> list[int]:
-        """The ids of a chunk and of so many that stand directly before and behind it in its document, in its order."""
+        """The ids of a chunk and of its neighbours in the document: `before` of them before it, `behind` after it."""
         rows = self._file.rows(
             "SELECT n.id FROM chunks c JOIN chunks n USING (document_id) "
             "WHERE c.id = ? AND n.ordinal BETWEEN c.ordinal - ? AND c.ordinal + ? ORDER BY n.ordinal",
@@ -225,38 +231,35 @@ class Store:
         return [row[0] for row in rows]
 
     def feedback(self, ids: Sequence[int] | None = None) -> dict[int, Feedback]:
-        """What is known of how these chunks fared, or all; chunks of which nothing is known are left out."""
+        """The feedback of these chunks, or of all; chunks without feedback are left out."""
         statement = "SELECT chunk_id, retrieved, supplied, cited, useful, useless FROM feedback"
         rows = self._file.rows(statement) if ids is None else self._file.rows_in(f"{statement} WHERE chunk_id IN", ids)
         return {one: Feedback(*counts) for one, *counts in rows}
 
-    # What `localrag kb verify` and `export` look at.
+    # For `localrag kb verify` and `export`.
 
-    def all_rows(self) -> Iterator[tuple[int, str, str, bytes, bytes | None]]:
-        """(chunk id, heading, text, sha256, vector) of every chunk, by id."""
-        yield from self._file.each("SELECT id, heading, text, sha256, vector FROM chunks LEFT JOIN vectors ON chunk_id = id ORDER BY id")
+    def all_rows(self) -> Iterator[StoredChunk]:
+        """Every chunk, ordered by id."""
+        statement = (
+            'SELECT id, ordinal, start, "end", place, heading, text, sha256, vector '
+            "FROM chunks LEFT JOIN vectors ON chunk_id = id ORDER BY id"
+        )
+        yield from map(StoredChunk._make, self._file.each(statement))
 
     def source_paths(self) -> list[tuple[str, str]]:
-        """(source, absolute path) of every document that is a file, by source."""
+        """(source, absolute path) of every document that is a file, ordered by source."""
         return self._file.rows(f"SELECT source, path FROM documents WHERE {_IS_FILE} ORDER BY source, path")  # noqa: S608  # no values in it
 
     def elsewhere(self) -> dict[str, int]:
-        """The number of documents by machine, but for those of this one. Everything else that is told by path is told of this one's."""
+        """machine → number of documents, for other machines. All other methods that return paths return those of this machine."""
         return {}
 
     def problems(self) -> list[str]:
-        """What is wrong with the pages, the indices and the references of the file itself."""
-        return file_check.problems(self._db)
-
-    def index_problems(self) -> list[str]:
-        """What was wrong with the files of vectors, which are removed then."""
-        from localrag.kb.vector_check import verify_index  # noqa: PLC0415  # imports numpy
-
-        with self.reading():
-            return verify_index(self)
+        """The errors in the pages, indexes, references and numbers of the file."""
+        return self._file.problems()
 
     def full_text_is_sound(self, name: str) -> bool:
-        """Whether a full text says what the chunks say."""
+        """Whether a full-text index agrees with the chunks."""
         try:
             self._db.execute(f"INSERT INTO {name} ({name}, rank) VALUES ('integrity-check', 1)")  # noqa: S608  # our own names
         except sqlite3.DatabaseError:
@@ -264,57 +267,99 @@ class Store:
         return True
 
     def copy_to(self, path: Path) -> None:
-        """A copy of the file as it is at one instant, whoever writes to it meanwhile."""
+        """Copy one snapshot of the file; others may write to it meanwhile."""
         with explained(path), closing(sqlite3.connect(path, isolation_level=None)) as copy:
             self._db.backup(copy)
 
-    # What changes, inside `writing()`.
+    # Writes, inside `writing()`.
 
     def claim_embedder(self, fingerprint: str, dim: int, min_similarity: float | None = None) -> None:
-        """Notes whose vectors are stored here, and from where on they are near; another embedder than before is refused."""
+        """Record the embedder of the vectors and its least similarity. Raises KnowledgeBaseError if another one was recorded."""
         self.check_embedder(fingerprint, dim)
         self._db.execute(
             "UPDATE state SET embedder = ?, dim = ?, min_similarity = ? WHERE embedder IS NULL", (fingerprint, dim, min_similarity)
         )
 
     def check_embedder(self, fingerprint: str, dim: int) -> None:
-        """Refuses an embedder whose vectors do not compare with the stored ones (KnowledgeBaseError)."""
+        """Raises KnowledgeBaseError for an embedder whose vectors are not comparable with the stored ones."""
         known = self.embedder
         if known is not None and known != (fingerprint, dim):
             raise other_embedder(self.path.parent.name, known, (fingerprint, dim))
 
     def put_document(self, row: DocumentRow, passages: Sequence[Passage], vectors: Mapping[bytes, bytes]) -> int:
-        """Stores a document in place of what was known of the same path. See localrag/kb/documents.py."""
-        return documents.put_document(self._db, row, passages, vectors)
+        """Store a document with its chunks, replacing the one with the same path; return its id.
+
+        `vectors` maps the sha256 of a passage to its vector; passages that the document already has need none. A file keeps its first
+        `source`.
+        """
+        old = self._db.execute("SELECT id FROM documents WHERE path = ?", (row.path,)).fetchone()
+        values = (row.sha256, row.num_bytes, row.title, row.mtime_ns, row.cutter)
+        if old is None:
+            added = self._db.execute(
+                "INSERT INTO documents (sha256, num_bytes, title, mtime_ns, cutter, path, source) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (*values, row.path, row.source),
+            )
+            document_id = int(added.lastrowid or 0)
+        else:
+            document_id = int(old[0])
+            self._db.execute(
+                "UPDATE documents SET sha256 = ?, num_bytes = ?, title = ?, mtime_ns = ?, cutter = ? WHERE id = ?", (*values, document_id)
+            )
+        self.set_fields(document_id, (*(("tag", tag) for tag in row.tags), *row.fields), "file")
+        if row.given is not None:
+            self._put_given(document_id, row.source, row.given)
+        self._put_chunks(document_id, passages, vectors)
+        return document_id
 
     def move_document(self, document_id: int, path: str, source: str) -> None:
-        """Gives a document another name; it keeps its chunks and their ids."""
-        documents.move_document(self._db, document_id, path, source)
+        """Rename a document, which keeps its chunks; another document with that name is removed."""
+        self._db.execute("DELETE FROM documents WHERE path = ? AND id != ?", (path, document_id))
+        self._db.execute("UPDATE documents SET path = ?, source = ? WHERE id = ?", (path, source, document_id))
 
     def adopt(self, ids: Sequence[int]) -> None:
-        """Documents that no machine is noted of become this one's: it has their files. Here all of them are."""
+        """Assign documents without a machine to this one, which has their files. A local store has none of them."""
 
     def stamp_documents(self, stamps: Iterable[tuple[int, int | None]]) -> None:
-        """(document id, mtime_ns): the files were read, and are what is stored."""
+        """Record (document id, mtime_ns) of files that were read and found unchanged."""
         self._db.executemany("UPDATE documents SET mtime_ns = ? WHERE id = ?", [(mtime_ns, one) for one, mtime_ns in stamps])
 
     def set_unread(self, gone: Iterable[str], found: Mapping[str, Unread]) -> None:
-        """Remembers files that have no text, and forgets others."""
-        documents.set_unread(self._db, gone, found)
+        """Record files without text (`found`) by absolute path, and forget others (`gone`)."""
+        self._db.executemany("DELETE FROM unread WHERE path = ?", [(path,) for path in gone])
+        self._db.executemany(
+            "INSERT OR REPLACE INTO unread (path, num_bytes, mtime_ns, cutter, reason) VALUES (?, ?, ?, ?, ?)",
+            [(path, one.num_bytes, one.mtime_ns, one.cutter, one.reason) for path, one in found.items()],
+        )
 
     def drop_chunks(self, ids: Sequence[int]) -> list[str]:
-        """Takes chunks out that are not what was written; gives the sources of their documents, which are read again next time."""
-        return documents.drop_chunks(self._db, ids)
+        """Delete chunks. Their documents, whose sources are returned, then count as made by an older version and are indexed again."""
+        found = set()
+        for one in ids:
+            found |= set(
+                self._db.execute("SELECT d.id, source FROM documents d JOIN chunks c ON document_id = d.id WHERE c.id = ?", (one,))
+            )
+            self._db.execute("DELETE FROM chunks WHERE id = ?", (one,))
+        self._db.executemany("UPDATE documents SET cutter = 0, mtime_ns = NULL WHERE id = ?", [(document_id,) for document_id, _ in found])
+        return sorted(source for _, source in found)
 
     def rebuild_full_text(self, name: str) -> None:
         self._db.execute(f"INSERT INTO {name} ({name}) VALUES ('rebuild')")  # noqa: S608  # our own names
 
     def set_fields(self, document_id: int, fields: Sequence[tuple[str, str]], origin: Origin) -> bool:
-        """The fields of one origin, in place of those that were; whether that is a change."""
-        return documents.set_fields(self._db, document_id, fields, origin)
+        """Replace the fields of one origin; return whether that changes anything."""
+        wanted = {(key, value) for key, value in fields if value}
+        present = set(self._db.execute("SELECT key, value FROM fields WHERE document_id = ? AND origin = ?", (document_id, origin)))
+        if wanted == present:
+            return False
+        self._db.execute("DELETE FROM fields WHERE document_id = ? AND origin = ?", (document_id, origin))
+        self._db.executemany(
+            "INSERT INTO fields (document_id, key, value, origin) VALUES (?, ?, ?, ?)",
+            [(document_id, *pair, origin) for pair in sorted(wanted)],
+        )
+        return True
 
     def add_feedback(self, counts: Mapping[int, Feedback]) -> None:
-        """Adds to what is known of chunks; an id that is not there any more is left out."""
+        """Add to the feedback of chunks; ids that no longer exist are left out."""
         self._db.executemany(
             "INSERT INTO feedback SELECT id, ?, ?, ?, ?, ? FROM chunks WHERE id = ? ON CONFLICT (chunk_id) DO UPDATE SET "
             "retrieved = retrieved + excluded.retrieved, supplied = supplied + excluded.supplied, cited = cited + excluded.cited, "
@@ -326,5 +371,111 @@ class Store:
         self._db.execute("DELETE FROM feedback")
 
     def remove_documents(self, paths: Iterable[str]) -> None:
-        """Documents, their chunks, vectors and full text."""
+        """Delete documents with their chunks, vectors and full text."""
         self._db.executemany("DELETE FROM documents WHERE path = ?", [(path,) for path in paths])
+
+    def _count_generation(self) -> None:
+        """Begin the next generation, with a random number of its own."""
+        (generation,) = self._db.execute("UPDATE state SET generation = generation + 1 RETURNING generation").fetchone()
+        self._db.execute("INSERT OR REPLACE INTO generations (generation, stamp) VALUES (?, ?)", (generation, secrets.randbits(63)))
+        self._db.execute("DELETE FROM generations WHERE generation <= ?", (generation - NUM_STAMPS,))
+
+    def _put_given(self, document_id: int, source: str, given: GivenText) -> None:
+        self._db.execute("UPDATE documents SET source = ? WHERE id = ?", (source, document_id))
+        values = (document_id, given.id, given.metadata, given.text)
+        self._db.execute("INSERT OR REPLACE INTO texts (document_id, id, metadata, text) VALUES (?, ?, ?, ?)", values)
+        self._db.execute("DELETE FROM entries WHERE document_id = ?", (document_id,))
+        self._db.executemany(
+            "INSERT INTO entries (document_id, entry) VALUES (?, ?)", [(document_id, entry) for entry in sorted(given.entries)]
+        )
+
+    def _put_chunks(self, document_id: int, passages: Sequence[Passage], vectors: Mapping[bytes, bytes]) -> None:
+        statement = "SELECT id, sha256, heading FROM chunks WHERE document_id = ? ORDER BY ordinal DESC"
+        kept, left = kept_of(self._db.execute(statement, (document_id,)), passages)
+        self._db.executemany("DELETE FROM chunks WHERE id = ?", [(one,) for one in left])
+        # No two chunks of a document have one ordinal, not even between two statements: those that stay are moved out of the way first.
+        self._db.execute("UPDATE chunks SET ordinal = -1 - ordinal WHERE document_id = ?", (document_id,))
+        for ordinal, (passage, chunk_id) in enumerate(zip(passages, kept, strict=True)):
+            where = (ordinal, passage.start, passage.end, passage.place)
+            if chunk_id is not None:
+                self._db.execute('UPDATE chunks SET ordinal = ?, start = ?, "end" = ?, place = ? WHERE id = ?', (*where, chunk_id))
+                continue
+            added = self._db.execute(
+                'INSERT INTO chunks (document_id, ordinal, start, "end", place, heading, text, sha256) VALUES (?, ?, ?, ?, ?, ?, ?, ?)',
+                (document_id, *where, passage.heading, passage.text, passage.sha256),
+            )
+            self._db.execute("INSERT INTO vectors (chunk_id, vector) VALUES (?, ?)", (added.lastrowid, vectors[passage.sha256]))
+
+
+class SqliteTexts:
+    """The documents that were given as texts, by their ids, an `AnyTexts`. `Store.put_document` writes them."""
+
+    def __init__(self, file: SqliteFile) -> None:
+        self._file = file
+
+    def known(self, ids: Sequence[str]) -> dict[str, Known]:
+        """The stored ones among these ids."""
+        rows = self._file.rows_in(f"SELECT t.id, d.id, sha256, num_bytes, mtime_ns, cutter {_TEXTS} WHERE t.id IN", ids)
+        return {text_id: Known(*rest) for text_id, *rest in rows}
+
+    def outdated(self, cutter: int) -> list[str]:
+        """The ids of texts that another version cut, oldest first."""
+        return [row[0] for row in self._file.rows(f"SELECT t.id {_TEXTS} WHERE cutter != ? ORDER BY d.id", (cutter,))]
+
+    def whole(self, ids: Sequence[str]) -> dict[str, TextRow]:
+        """The stored ones among these ids, with their whole text."""
+        rows = self._file.rows_in(f"SELECT t.id, text, length(text), metadata, sha256 {_TEXTS} WHERE t.id IN", ids)
+        return {row[0]: TextRow(*row) for row in rows}
+
+    def page(self, where: Where, *, offset: int, limit: int, max_chars: int) -> list[TextRow]:
+        """`limit` matching documents from `offset` on, files included, oldest first, each with `max_chars` characters of its text."""
+        chosen, values = where.to_sql()
+        rows = self._file.rows(
+            f"SELECT text_id, source, substr(body, 1, ?), length(body), metadata, sha256 FROM ({_BODIES} WHERE d.id IN ({chosen}) "  # noqa: S608  # no values in it
+            "ORDER BY d.id LIMIT ? OFFSET ?)",
+            (max_chars, *values, limit, offset),
+        )
+        return [TextRow.listed(*row) for row in rows]
+
+    def count(self, where: Where) -> int:
+        """The number of matching documents, files included."""
+        chosen, values = where.to_sql()
+        return int(self._file.one(f"SELECT count(*) FROM ({chosen})", values))  # noqa: S608  # no values in it
+
+    def names(self, document_ids: Sequence[int]) -> dict[int, tuple[str, str | None, str | None]]:
+        """document id → (source, text id, metadata); the last two are None for files."""
+        rows = self._file.rows_in(
+            "SELECT d.id, source, t.id, metadata FROM documents d LEFT JOIN texts t ON t.document_id = d.id WHERE d.id IN", document_ids
+        )
+        return {document_id: (source, text_id, metadata) for document_id, source, text_id, metadata in rows}
+
+    def all(self) -> Iterator[tuple[TextRow, frozenset[bytes]]]:
+        """Every text with the digests of its metadata."""
+        for text_id, *rest, entries in self._file.each(_ALL_TEXTS):
+            yield TextRow(text_id, *rest), frozenset(bytes.fromhex(each) for each in (entries or "").split())
+
+
+def kept_of(present: Iterable[tuple[int, bytes, str]], passages: Sequence[Passage]) -> tuple[list[int | None], list[int]]:
+    """Match the passages of a document with its stored chunks: the chunk id of each passage, or None, and the ids of the other chunks.
+
+    `present` are (chunk id, sha256, heading) of its chunks in reverse order, so that of equal ones the first stays first.
+    """
+    ids: defaultdict[tuple[bytes, str], list[int]] = defaultdict(list)
+    for chunk_id, sha256, heading in present:
+        ids[sha256, heading].append(chunk_id)
+    kept = [same.pop() if (same := ids[passage.sha256, passage.heading]) else None for passage in passages]
+    return kept, [one for left in ids.values() for one in left]
+
+
+def fts5_query(terms: Iterable[Term]) -> str:
+    """The FTS5 expression that matches any of these terms."""
+    return " OR ".join(each for term in terms for each in _expressions(term))
+
+
+def _expressions(term: Term) -> list[str]:
+    return [_quoted(term.text) + "*" * term.is_prefix, *map(_quoted, term.stems)]
+
+
+def _quoted(text: str) -> str:
+    """An FTS5 string, in which only quotation marks have a meaning."""
+    return '"' + text.replace('"', '""') + '"'

@@ -1,8 +1,8 @@
-"""Documents that are given as texts, by somebody who knows them by ids. They are no files, and `localrag index` leaves them alone.
+"""Documents that are given as texts with ids of the caller's choice. They are not files, and `localrag index` leaves them alone.
 
-A text is kept whole, as it was given, with its metadata. Its chunks are cut from what is left of it without characters that nobody can
-see, as those of files are. Each document is one transaction, and an unchanged chunk keeps its id. What another version cut, or `verify`
-took out, is made again from what is kept (`renew`).
+A text is stored whole with its metadata. Its chunks are cut from the text without invisible characters, as those of files are. Each
+document is one transaction, and an unchanged chunk keeps its id. Documents that another version cut, or that `verify` took chunks out of,
+are cut again from the stored text (`renew`).
 """
 
 from __future__ import annotations
@@ -16,18 +16,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from localrag.errors import UsageError
-from localrag.kb.calibration import min_similarity
 from localrag.kb.chunking import CUTTER, Passage, cut
-from localrag.kb.documents import DocumentRow, GivenText
-from localrag.kb.embedding import EMBED_AT_ONCE, vectors_for
-from localrag.kb.filters import Where, is_unicode
-from localrag.kb.known_files import is_same
-from localrag.kb.metadata import canonical, dumped, entries_of
+from localrag.kb.embedding import EMBED_AT_ONCE, min_similarity, vectors_for
+from localrag.kb.filters import Where, canonical, dumped, entries_of, is_unicode, loaded
+from localrag.kb.index_lock import INDEX_WAIT_S
+from localrag.kb.names import escaped
+from localrag.kb.plan import is_same
+from localrag.kb.protocols import AnyStore, DocumentRow, GivenText, Place, TextRow
 from localrag.kb.readers.base import Reading, Section
 from localrag.kb.readers.draft import MAX_TEXT_CHARS, clean, one_line
-from localrag.kb.text_rows import TextRow, loaded
-from localrag.kb.truth import AnyStore, Place
-from localrag.kb.turn import INDEX_WAIT_S
 from localrag.tokens import Embedder
 
 MAX_ID_CHARS = 256
@@ -38,12 +35,12 @@ _Prepared = tuple[DocumentRow, list[Passage]]
 _AT_ONCE = 16  # whole texts
 _FIELD = re.compile(r"[a-z][\w.-]{0,63}")  # as in a condition of filters.py
 _NAMES = ("source", "file_name", "filename", "title")
-"""The keys of metadata that may say what a document is called, the first that does."""
+"""The keys of metadata that can name a document, in order of preference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A document: its id, its text, and the JSON object that is its metadata. Made by `of`, which checks them."""
+    """A document: its id, its text and its metadata, a JSON object. Make it with `of`, which checks them."""
 
     id: str
     text: str
@@ -51,7 +48,7 @@ class Text:
 
     @classmethod
     def of(cls, text: str, metadata: Mapping[str, Any] | None = None, *, text_id: str = "") -> Text:
-        """Without an id, that is the sha256 of the text. UsageError for what cannot be stored as it is, and for a text without any."""
+        """Check a document. The default id is the sha256 of the text. Raises UsageError for an empty text and for what cannot be stored."""
         if "\0" in text or not is_unicode(text):
             raise UsageError("The text holds a NUL character or half of a surrogate pair.", hint="Give text, not bytes of a file.")
         if len(text) > MAX_TEXT_CHARS:
@@ -65,16 +62,16 @@ class Text:
 
     @property
     def sha256(self) -> str:
-        """Of text and metadata."""
+        """The sha256 of text and metadata."""
         return hashlib.sha256(canonical([self.text, self.metadata]).encode()).hexdigest()
 
     def reading(self) -> Reading:
-        """What is cut."""
+        """The text to cut, without invisible characters."""
         text = clean(self.text)
         return Reading(text, (Section(0, len(text)),), own_lines=True)
 
     def row(self) -> DocumentRow:
-        """What is stored of it beside its chunks."""
+        """The document's row, without its chunks."""
         return DocumentRow(
             _path(self.id),
             _source(self),
@@ -87,10 +84,10 @@ class Text:
 
 
 class Texts:
-    """The documents of the knowledge base in `place` that were given as texts.
+    """The documents of a knowledge base that were given as texts. `page` and `remove` include those that are files.
 
-    Who writes waits for his turn: `on_wait` is called if another indexes, and KnowledgeBaseBusyError says so if it still does after
-    `wait_s`. KnowledgeBaseNotFoundError if the knowledge base was removed meanwhile.
+    Writers wait for each other: `on_wait` is called if another process indexes, and KnowledgeBaseBusyError is raised if it still does after
+    `wait_s` seconds. KnowledgeBaseNotFoundError is raised if the knowledge base was removed meanwhile.
     """
 
     def __init__(self, place: Place) -> None:
@@ -99,7 +96,7 @@ class Texts:
     def put(
         self, texts: Sequence[Text], embedder: Embedder, *, wait_s: float = INDEX_WAIT_S, on_wait: Callable[[], None] | None = None
     ) -> None:
-        """Stores texts, each in place of the one with its id. The knowledge base is made with the first, if it is not there."""
+        """Store texts, each replacing the one with its id. The knowledge base is made with the first if it does not exist."""
         if not texts:
             return
         with self._turn(wait_s, on_wait):
@@ -111,7 +108,7 @@ class Texts:
     def update(
         self, texts: Sequence[Text], embedder: Embedder, *, wait_s: float = INDEX_WAIT_S, on_wait: Callable[[], None] | None = None
     ) -> list[Outcome]:
-        """Stores those of which there is one with their id, and says what became of each."""
+        """Store texts whose ids exist, and return the outcome of each."""
         with self._turn(wait_s, on_wait):
             known = {text_id: one.sha256 for text_id, one in self._there().texts.known([text.id for text in texts]).items()}
             wanted: dict[str, Text] = {}
@@ -125,17 +122,26 @@ class Texts:
             return outcomes
 
     def remove(self, ids: Sequence[str], *, wait_s: float = INDEX_WAIT_S, on_wait: Callable[[], None] | None = None) -> set[str]:
-        """Deletes those that are there, all in one transaction, and gives their ids."""
+        """Delete documents by id, in one transaction; return the ids that existed. The id of a file is its source; the next
+        `localrag index` of its folder stores it again.
+        """
         with self._turn(wait_s, on_wait):
             store = self._there()
-            found = set(store.texts.known([one for one in ids if one.isprintable()]))
-            if found:
+            texts = set(store.texts.known([one for one in ids if one.isprintable()]))
+            files = _files(store, set(ids) - texts)
+            if texts or files:
                 with store.writing():
-                    store.remove_documents([_path(one) for one in sorted(found)])
-            return found
+                    store.remove_documents([*map(_path, sorted(texts)), *(path for _, path in files)])
+            return texts.union(source for source, _ in files)
+
+    def files(self, ids: Sequence[str]) -> set[str]:
+        """The ids that are sources of files and not ids of texts."""
+        store = self._there()
+        texts = store.texts.known([one for one in ids if one.isprintable()])
+        return {source for source, _ in _files(store, set(ids) - texts.keys())}
 
     def get(self, text_id: str) -> TextRow | None:
-        """The text of this id, whole; None if there is none."""
+        """The whole text with this id; None if there is none."""
         if self._place.store is None or not text_id.isprintable():
             return None
         return self._place.store.texts.whole([text_id]).get(text_id)
@@ -143,7 +149,7 @@ class Texts:
     def page(
         self, *, offset: int = 0, limit: int = 10, max_chars: int = MAX_TEXT_CHARS, where: Where | None = None
     ) -> tuple[list[TextRow], int]:
-        """`limit` of those that pass, from the one at `offset` on, the first given first; and how many pass. See text_rows.py."""
+        """`limit` matching documents from `offset` on, files included, oldest first; and the number that match."""
         if (store := self._place.store) is None:
             return [], 0
         where = where or Where()
@@ -152,7 +158,7 @@ class Texts:
             return found, store.texts.count(where)
 
     def names(self, document_ids: Sequence[int]) -> dict[int, tuple[str, dict[str, Any]]]:
-        """(id, metadata) of documents by the numbers that chunks name them by; a file's are its source. One that is gone is left out."""
+        """document id of a chunk → (id, metadata) of its document; for a file, both are its source. Unknown ids are left out."""
         if (store := self._place.store) is None:
             return {}
         return {
@@ -177,8 +183,13 @@ class Texts:
         self._place.tend()
 
 
+def _files(store: AnyStore, sources: set[str]) -> list[tuple[str, str]]:
+    """(source, path) of the files with these sources; several files can share one."""
+    return [(source, path) for source, path in store.source_paths() if source in sources] if sources else []
+
+
 def renew(store: AnyStore, embedder: Embedder) -> None:
-    """Cuts and embeds anew what another version cut, or what lost chunks. Nobody else may index meanwhile."""
+    """Cut and embed texts again that another version cut or that lost chunks. Nobody else may index meanwhile."""
     ids = store.texts.outdated(CUTTER)
     for at in range(0, len(ids), _AT_ONCE):
         rows = store.texts.whole(ids[at : at + _AT_ONCE]).values()
@@ -192,7 +203,7 @@ def _changed(store: AnyStore, texts: Mapping[str, Text]) -> dict[str, Text]:
 
 
 def _prepared(texts: Iterable[Text], embedder: Embedder) -> Iterator[list[_Prepared]]:
-    """What is to be stored of texts, so many at once as are embedded together."""
+    """Cut texts, in groups that are embedded together."""
     some: list[_Prepared] = []
     for text in texts:
         some.append((text.row(), cut(text.reading(), embedder)))
@@ -214,17 +225,18 @@ def _store(store: AnyStore, prepared: list[_Prepared], embedder: Embedder) -> No
 
 
 def _path(text_id: str) -> str:
-    """In the place of a file's path; no absolute path is like it."""
+    """The path of a text, which no file has."""
     return f"text:{text_id}"
 
 
 def _source(text: Text) -> str:
-    """The name that a person knows it by: what its metadata calls it, else its id."""
-    return next((name for key in _NAMES if (name := next(_lines(text.metadata.get(key)), ""))), text.id)
+    """The name that a person knows it by: from its metadata, or its id."""
+    names = (next(_lines(text.metadata.get(key)), "") for key in _NAMES)
+    return escaped(next(filter(None, names), text.id))
 
 
 def _fields(metadata: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """What it can be filtered by: each text, number and truth value of its own, or in a list, under a key that a condition can name."""
+    """The fields to filter by: each text, number and boolean, alone or in a list, under a key that a condition can name."""
     found: dict[tuple[str, str], None] = {}
     for key, value in metadata.items():
         name = "tag" if key.lower() == "tags" else key.lower()

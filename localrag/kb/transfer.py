@@ -1,6 +1,6 @@
-"""A knowledge base as one file, to keep or to take along: a zip with the database and a manifest that has the sha256 of it.
+"""Export and import a knowledge base as one file: a zip of the database and a manifest with its sha256.
 
-What comes back in is validated before it gets a name here: nothing of a file from outside is believed.
+An import is validated before it gets a name here; nothing in the file is trusted.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from localrag.errors import KnowledgeBaseError
-from localrag.kb.failures import explained, make_folder
+from localrag.files import FILE_MODE, FOLDER_MODE, open_private
 from localrag.kb.schema import MIGRATIONS, migrate
+from localrag.kb.sqlite_file import explained, make_folder, unwritable
 from localrag.kb.store import Store
-from localrag.kb.verify import bad_chunks, bad_texts
+from localrag.kb.verify import bad_chunks, bad_names, bad_texts
 from localrag.migrations import use_write_ahead_log
 
 _MANIFEST, _DATABASE = "manifest.json", "kb.sqlite"
@@ -41,16 +42,16 @@ _CONTENT = (
     "SELECT chunk_id, vector FROM vectors ORDER BY chunk_id",
     "SELECT document_id, id, metadata, text FROM texts ORDER BY document_id",
 )
-"""What `content_sha256` is of."""
+"""The rows that `content_sha256` covers."""
 _STATE = "SELECT 1 FROM state WHERE (embedder IS NULL) = (dim IS NULL) AND coalesce(dim, 1) > 0 AND coalesce(min_similarity, 0) < 1"
 
 
 def export_to(store: Store, name: str, file: Path) -> dict[str, object]:
-    """Writes a knowledge base into `file`, in place of what is there, and gives its manifest. Others may write to it meanwhile."""
+    """Write a knowledge base to `file`, replacing it, and return the manifest. Others may write to the knowledge base meanwhile."""
     temporary, copy = (file.with_name(f".{file.name}.{secrets.token_hex(8)}.{kind}") for kind in ("tmp", "sqlite"))
     try:
         with _disk_errors(file):
-            copy.touch(exist_ok=False)  # a folder that cannot be written to is an error of `file`, not of the knowledge base
+            copy.touch(mode=FILE_MODE, exist_ok=False)  # a folder without write access is an error of `file`, not of `store`
             store.copy_to(copy)
             with closing(sqlite3.connect(copy, isolation_level=None)) as db:
                 db.execute("PRAGMA journal_mode = DELETE")  # all of it in one file
@@ -70,15 +71,15 @@ def export_to(store: Store, name: str, file: Path) -> dict[str, object]:
 
 
 def read_name(file: Path) -> str:
-    """The name that a knowledge base had where it was exported."""
+    """The name that a knowledge base had when it was exported."""
     with _disk_errors(file), _opened(file) as packed:
         return str(_manifest(file, packed).get("name", ""))
 
 
 def content_sha256(database: Path) -> str:
-    """The sha256 of what a knowledge base of today's schema says: embedder, documents, fields, chunks, vectors and texts.
+    """The sha256 of the content of a knowledge base with the current schema: embedder, documents, fields, chunks, vectors and texts.
 
-    How its passages fared since is left out, so a copy that was only used stays the same.
+    Feedback is left out, so a copy that was only used stays the same.
     """
     digest = hashlib.sha256()
     with explained(database), closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)) as db:
@@ -90,16 +91,16 @@ def content_sha256(database: Path) -> str:
 
 
 def import_from(file: Path, kb_dir: Path, name: str, *, make_room: Callable[[], None] | None = None) -> None:
-    """Unpacks a file into `kb_dir/name`: all of it, or nothing. KnowledgeBaseError says what is wrong with it.
+    """Unpack a file into `kb_dir/name`, all of it or nothing. Raises KnowledgeBaseError for an invalid file.
 
-    `make_room` is called where there is something of that name, when the file was found whole: it removes that, or raises.
+    If that name exists, `make_room` is called after the file was found whole: it removes the old one, or raises.
     """
     make_folder(kb_dir)
     _remove_stale(kb_dir)
     folder = kb_dir / f"{_IMPORTING}{secrets.token_hex(8)}"
     try:
         with _disk_errors(kb_dir):
-            folder.mkdir()
+            folder.mkdir(mode=FOLDER_MODE)
             _unpack(file, folder / _DATABASE)
             _check_database(file, folder / _DATABASE)
             _sync(folder)
@@ -124,7 +125,7 @@ def _unpack(file: Path, target: Path) -> None:
                 f"It needs {num_bytes / 1e6:.0f} MB, which are not free on the disk.", hint="Free some space.", num_bytes=num_bytes
             )
         digest, left = hashlib.sha256(), num_bytes
-        with packed.open(info) as source, target.open("xb") as out:
+        with packed.open(info) as source, open_private(target, "xb") as out:
             while piece := source.read(_PIECE_BYTES):
                 left -= len(piece)
                 if left < 0:
@@ -138,7 +139,7 @@ def _unpack(file: Path, target: Path) -> None:
 
 
 def _check_database(file: Path, database: Path) -> None:
-    """That it is what localrag makes, and holds together; its full text is made anew, whatever was in it."""
+    """Check that localrag can have made the database, and rebuild its full text. Closes the door to forged schemas and values."""
     try:
         with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as db:
             db.execute("PRAGMA trusted_schema = OFF")
@@ -151,7 +152,7 @@ def _check_database(file: Path, database: Path) -> None:
                 with store.writing(moves_on=False):
                     for name in store.full_texts:
                         store.rebuild_full_text(name)
-                problems = [*(reason for _, reason in bad_chunks(store)), *bad_texts(store)]
+                problems = [*(reason for _, reason in bad_chunks(store)), *bad_names(store), *bad_texts(store)]
             if problems:
                 raise _refused(file, problems[0])
         with closing(sqlite3.connect(database, isolation_level=None)) as db:
@@ -161,7 +162,7 @@ def _check_database(file: Path, database: Path) -> None:
 
 
 def _foreign_values(database: Path) -> list[str]:
-    """Values that are not of their column's type, which SQLite keeps in any column, and a row of state that cannot be."""
+    """Values of another type than their column, which SQLite accepts, and an impossible row of state."""
     with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as db:
         tables = sorted(name for kind, name, _ in _schema(db) if kind == "table" and name not in Store.full_texts)
         found = []
@@ -176,7 +177,7 @@ def _foreign_values(database: Path) -> list[str]:
 
 
 def _schema(db: sqlite3.Connection) -> set[tuple[str, str, str]]:
-    """Every table, index, view and trigger but those that full text and SQLite make for themselves."""
+    """Every table, index, view and trigger except those of full text and SQLite themselves."""
     rows = db.execute("SELECT type, name, coalesce(sql, '') FROM sqlite_master").fetchall()
     own = tuple(f"{name}_" for name in Store.full_texts)
     return {
@@ -194,7 +195,7 @@ def _expected_schema(version: int) -> set[tuple[str, str, str]]:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[zipfile.ZipFile]:
-    """A zip with exactly the two members, each once; whatever is wrong with it is one error."""
+    """Open a zip with exactly the two members. Raises KnowledgeBaseError for everything that can be wrong with a zip."""
     try:
         with zipfile.ZipFile(file) as packed:
             if sorted(packed.namelist()) != sorted((_MANIFEST, _DATABASE)):
@@ -232,10 +233,7 @@ def _disk_errors(place: Path) -> Iterator[None]:
         with explained(place):
             yield
     except OSError as error:
-        raise KnowledgeBaseError(
-            f"{error.filename or place}: {error.strerror or error}.",
-            hint="Check the path and its permissions, and that the disk is not full.",
-        ) from error
+        raise unwritable(f"{error.filename or place}", error, Path(error.filename or place)) from error
 
 
 def _sha256(path: Path) -> str:
@@ -253,7 +251,7 @@ def _sync(folder: Path) -> None:
 
 
 def _remove_stale(kb_dir: Path) -> None:
-    """What imports that were killed left behind."""
+    """Remove leftovers of killed imports."""
     for leftover in kb_dir.glob(f"{_IMPORTING}*"):
         with suppress(OSError):
             if leftover.stat().st_mtime < time.time() - _STALE_S:

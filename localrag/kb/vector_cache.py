@@ -1,45 +1,126 @@
 """The file `vec-<generation>` beside a knowledge base: its vectors, memory-mapped, and never trusted.
 
-A process that asks one question must not read and check all of it, so the vectors are checked where they are used: each row has a
-checksum, and what leads to the rows (ids, places, checksums) is covered by one crc32 that is looked at when the file is opened. The rows
-stand in groups. In a flat file these are rows in order of their ids; in a clustered one, the rows that are nearest to one centroid.
-A file is written under another name, brought to the disk, and renamed; localrag/kb/vector_layout.py says what stands in it.
+A process that asks one question must not read and check all of it, so vectors are checked when they are used: each row has a checksum,
+and everything that leads to the rows (ids, places, checksums) is covered by one crc32 that is checked when the file is opened. The rows are
+in groups: in a flat file, rows in order of their ids; in a clustered one, the rows nearest to one centroid. A file is written under another
+name, synced, and renamed. It holds:
+
+    header                the fields of `Header`, and a crc32
+    vectors               num x dim float32, group after group
+    directory             the start of each group, ids and checksums of the rows, centroids, order of the ids
+
+All numbers are little-endian. The crc32 covers the header and the directory; each row of the vectors has a checksum in the directory.
 """
 
 from __future__ import annotations
 
 import os
+import struct
 import sys
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from localrag.kb.vector_layout import (
-    HEADER_BYTES,
-    DamagedCacheError,
-    Directory,
-    Header,
-    Ids,
-    Places,
-    Vectors,
-    Version,
-    row_sums,
-    unpack_directory,
-    unpack_header,
-)
+from localrag.files import open_private
 from localrag.locking import try_lock
 
+Vectors = NDArray[np.float32]
+Ids = NDArray[np.int64]
+Places = NDArray[np.int64]
+
 GROUP_ROWS = 512
-"""Rows in a group of a flat file, and of one product with a query. OpenBLAS hands larger products of this kind to all cores, whose waiting
-for each other took 190 ms of CPU time for what 20 ms do in pieces, on a busy machine with 2 cores."""
+"""Rows in a group of a flat file, and in one product with a query. OpenBLAS spreads larger products over all cores, which wait for each
+other: 190 ms of CPU time instead of 20 ms in pieces, on a busy machine with 2 cores."""
 
 _GATHERED_ROWS = 512  # copied at a time
-_GATHER_COST = 8  # reading one row here and there costs as much as so many in order, measured at 100,000 x 384
+_GATHER_COST = 8  # reading one row at random costs as much as this many in order, measured at 100,000 x 384
+
+_MAGIC = b"LRVECS02"
+_CRC = struct.Struct("<8sI")  # magic, crc32 of all the rest of the header and of the directory
+_FIELDS = struct.Struct("<IQQ32sQIIIf40x")
+_KINDS = ("<i8", "<i8", "<u4", "<f4", "<u4")  # of the parts of the directory
+HEADER_BYTES = _CRC.size + _FIELDS.size
+assert HEADER_BYTES == 128
+
+
+class DamagedCacheError(Exception):
+    """A file is not what was written. Never leaves localrag.kb: the vectors are read from the store instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """The origin of a file of vectors: the store's generation, that generation's stamp, and the embedder."""
+
+    generation: int
+    stamp: int
+    embedder: str
+    dim: int
+
+    @property
+    def embedder_bytes(self) -> bytes:
+        """The first 32 bytes of the fingerprint (half of a sha256 in hexadecimal), as stored in a file."""
+        return self.embedder.encode()[:32].ljust(32, b"\0")
+
+    def same_as(self, other: Version) -> bool:
+        own = (self.generation, self.stamp, self.embedder_bytes, self.dim)
+        return own == (other.generation, other.stamp, other.embedder_bytes, other.dim)
+
+
+class Header(NamedTuple):
+    """The header of a file: its dimensions, origin and contents."""
+
+    dim: int
+    generation: int
+    stamp: int
+    embedder: bytes  # `Version.embedder_bytes`
+    num: int
+    num_groups: int
+    num_centroids: int
+    num_probes: int
+    recall: float
+
+    @property
+    def version(self) -> Version:
+        return Version(self.generation, self.stamp, self.embedder.rstrip(b"\0").decode("ascii", "replace"), self.dim)
+
+    @property
+    def vectors_bytes(self) -> int:
+        return 4 * self.num * self.dim
+
+    @property
+    def directory_sizes(self) -> tuple[int, int, int, int, int]:
+        """Bytes of each part of the directory. Python's integers do not wrap, so that a damaged count cannot pass as a small one."""
+        order_bytes = 4 * self.num if self.num_centroids else 0
+        return 8 * (self.num_groups + 1), 8 * self.num, 4 * self.num, 4 * self.num_centroids * self.dim, order_bytes
+
+    @property
+    def file_bytes(self) -> int:
+        return HEADER_BYTES + self.vectors_bytes + sum(self.directory_sizes)
+
+    def packed(self, directory: bytes) -> bytes:
+        """The header of a file with this directory."""
+        fields = _FIELDS.pack(*self)
+        return _CRC.pack(_MAGIC, _crc(fields, directory)) + fields
+
+
+class Directory(NamedTuple):
+    """The start of each group, ids and checksums of the rows, centroids of the groups, and the order that sorts the ids."""
+
+    starts: Places
+    ids: Ids
+    sums: NDArray[np.uint32]
+    centroids: Vectors
+    order: NDArray[np.uint32]
+
+    def packed(self) -> bytes:
+        parts: tuple[NDArray[np.generic], ...] = tuple(self)
+        return b"".join(part.astype(kind, copy=False).tobytes() for part, kind in zip(parts, _KINDS, strict=True))
 
 
 class VectorFile:
@@ -59,11 +140,11 @@ class VectorFile:
         recall: float = 1.0,
         identity: tuple[int, ...] = (),
     ) -> None:
-        """`vectors` of shape (num, dim); `ids` of shape (num,), those of the rows; group i is the rows starts[i] to starts[i + 1].
+        """`vectors` has shape (num, dim), `ids` shape (num,); group i is the rows starts[i] to starts[i + 1].
 
-        Rows are checked against `sums` before they are used; without it they count as checked. With `centroids` of shape (groups, dim),
-        a search follows the `num_probes` nearest of them, which found the share `recall` of the 10 nearest when that was measured.
-        `order` sorts the ids; without it they ascend. `identity` tells two files of one name apart.
+        Rows are checked against `sums` before use; without it they count as checked. With `centroids` of shape (groups, dim), a search
+        probes the `num_probes` nearest of them, which finds the share `recall` of the 10 nearest, as measured. `order` sorts the ids;
+        without it they ascend. `identity` tells two files of one name apart.
         """
         self.version = version
         self.vectors = vectors
@@ -88,7 +169,7 @@ class VectorFile:
         return int(self.ids[-1] if self._order is None else self.ids[self._order[-1]])
 
     def places(self, ids: Ids) -> Places:
-        """The rows of those of these chunk ids that are here."""
+        """The rows of the chunk ids that are in the file."""
         if not len(self.ids):
             return np.zeros(0, dtype=np.int64)
         at = np.searchsorted(self.ids, ids, sorter=self._order)
@@ -98,25 +179,25 @@ class VectorFile:
         return rows[same]
 
     def rows(self, places: Places) -> Vectors:
-        """A copy of some rows, checked."""
+        """A checked copy of some rows."""
         found = self.vectors[places]
-        if self._sums is not None and not np.array_equal(row_sums(found), self._sums[places]):
+        if self._sums is not None and not np.array_equal(_row_sums(found), self._sums[places]):
             raise DamagedCacheError
         return found
 
     def group(self, number: int) -> Vectors:
-        """The rows of one group, checked when they are first asked for."""
+        """The rows of one group, checked on first use."""
         start, end = int(self.starts[number]), int(self.starts[number + 1])
         rows = self.vectors[start:end]
         if not self._checked[number]:
             assert self._sums is not None
-            if not np.array_equal(row_sums(rows), self._sums[start:end]):
+            if not np.array_equal(_row_sums(rows), self._sums[start:end]):
                 raise DamagedCacheError
             self._checked[number] = True
         return rows
 
     def dot(self, query: Vectors, places: Places | None = None) -> Vectors:
-        """The inner product of every row, or of these, with a vector of shape (dim,), at the speed of the memory."""
+        """Inner products of all rows, or of those at `places`, with a vector of shape (dim,)."""
         if places is not None and len(places) * _GATHER_COST < len(self):
             blocks = [self.rows(places[at : at + _GATHERED_ROWS]) @ query for at in range(0, len(places), _GATHERED_ROWS)]
             return np.concatenate(blocks) if blocks else np.zeros(0, dtype=np.float32)
@@ -129,7 +210,7 @@ class VectorFile:
         return np.concatenate([self.dot_group(number, query) for number in range(len(self._checked))])
 
     def dot_group(self, number: int, query: Vectors) -> Vectors:
-        """The inner product of every row of a group with a vector of shape (dim,)."""
+        """Inner products of the rows of a group with a vector of shape (dim,)."""
         rows = self.group(number)
         pieces = [rows[at : at + GROUP_ROWS] @ query for at in range(0, len(rows), GROUP_ROWS)]
         return np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.float32)
@@ -140,19 +221,19 @@ def file_of(folder: Path, generation: int) -> Path:
 
 
 def cached_generations(folder: Path) -> list[int]:
-    """The generations of which there is a file, newest first."""
+    """The generations with a file, newest first."""
     numbers = (entry.name.removeprefix("vec-") for entry in folder.glob("vec-*"))
     return sorted((int(number) for number in numbers if number.isdecimal()), reverse=True)
 
 
 def open_file(file: Path) -> VectorFile:
-    """Maps a file and checks all of it but the vectors. DamagedCacheError for what is not a whole file; OSError as it comes."""
+    """Map a file and check everything but the vectors. Raises DamagedCacheError for a damaged file; OSError is passed on."""
     with file.open("rb") as source:
         status = os.fstat(source.fileno())
         head = source.read(HEADER_BYTES)
-        header = unpack_header(head, status.st_size)
+        header = _unpack_header(head, status.st_size)
         source.seek(HEADER_BYTES + header.vectors_bytes)
-        directory = unpack_directory(head, header, source.read())
+        directory = _unpack_directory(head, header, source.read())
         shape = (header.num, header.dim)
         if header.num:
             vectors: Vectors = np.memmap(source, dtype="<f4", mode="r", offset=HEADER_BYTES, shape=shape).view(np.ndarray)
@@ -174,7 +255,7 @@ def open_file(file: Path) -> VectorFile:
 
 @dataclass(slots=True)
 class Clusters:
-    """What makes a clustered file of a flat one: the groups' sizes, their centroids, and how many are followed for which recall."""
+    """The clusters of a file: group sizes, centroids, and the number to probe with its recall."""
 
     num_rows: NDArray[np.int64]
     centroids: Vectors
@@ -183,9 +264,9 @@ class Clusters:
 
 
 def write_file(folder: Path, version: Version, rows: Iterable[tuple[Ids, Vectors]], clusters: Clusters | None = None) -> Path:
-    """Writes `vec-<generation>` and removes older ones; the caller holds the `publishing` lock. OSError as it comes.
+    """Write `vec-<generation>` atomically and remove older ones. The caller holds the `publishing` lock; OSError is passed on.
 
-    `rows` come in order of the file; in a flat one, by ascending ids. Under its name there is a whole file or none, at every instant.
+    `rows` are in the order of the file: by ascending ids in a flat one.
     """
     file = file_of(folder, version.generation)
     with scratch_file(folder, version, rows, clusters) as temporary:
@@ -200,13 +281,13 @@ def write_file(folder: Path, version: Version, rows: Iterable[tuple[Ids, Vectors
 
 @contextmanager
 def scratch_file(folder: Path, version: Version, rows: Iterable[tuple[Ids, Vectors]], clusters: Clusters | None = None) -> Iterator[Path]:
-    """The same under a name that nobody else reads; it is removed if it still has that name afterwards."""
+    """Write a file under a temporary name; it is removed afterwards unless it was renamed."""
     for leftover in folder.glob("vec-*.tmp"):  # of a process that was killed: who writes holds the lock
         if not leftover.name.endswith(f".{os.getpid()}.tmp"):
             leftover.unlink(missing_ok=True)
     temporary = folder / f"vec-{version.generation}{'' if clusters is None else '-clustered'}.{os.getpid()}.tmp"
     try:
-        with temporary.open("wb") as out:
+        with open_private(temporary, "wb") as out:
             _write(out, version, rows, clusters)
             out.flush()
             os.fsync(out.fileno())
@@ -217,9 +298,9 @@ def scratch_file(folder: Path, version: Version, rows: Iterable[tuple[Ids, Vecto
 
 @contextmanager
 def publishing(folder: Path) -> Iterator[bool]:
-    """Whether this process may write vector files now: one at a time does, and the lock of one that died is free."""
+    """Whether this process may write vector files now. One process at a time may; a dead one releases the lock."""
     try:
-        lock = (folder / "vec.lock").open("ab")
+        lock = open_private(folder / "vec.lock", "ab")
     except OSError:
         yield False
         return
@@ -234,7 +315,7 @@ def _write(out: IO[bytes], version: Version, rows: Iterable[tuple[Ids, Vectors]]
         block = np.ascontiguousarray(vectors, dtype="<f4")
         out.write(block.data)
         ids.append(some_ids)
-        sums.append(row_sums(block))
+        sums.append(_row_sums(block))
     directory = _directory(np.concatenate(ids), np.concatenate(sums), version.dim, clusters)
     header = Header(
         version.dim,
@@ -274,3 +355,36 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def _unpack_header(head: bytes, file_bytes: int) -> Header:
+    """Read the header of a file of this size. Raises DamagedCacheError if it is invalid or of another file."""
+    if len(head) < HEADER_BYTES:
+        raise DamagedCacheError
+    header = Header(*_FIELDS.unpack_from(head, _CRC.size))
+    if not head.startswith(_MAGIC) or file_bytes != header.file_bytes or header.num_centroids not in {0, header.num_groups}:
+        raise DamagedCacheError
+    return header
+
+
+def _unpack_directory(head: bytes, header: Header, directory: bytes) -> Directory:
+    """Read the directory that belongs to a header with the bytes `head`. Raises DamagedCacheError unless both are intact."""
+    if _crc(head[_CRC.size :], directory) != _CRC.unpack_from(head)[1]:
+        raise DamagedCacheError
+    ends = np.cumsum([0, *header.directory_sizes])
+    starts, ids, sums, centroids, order = (
+        np.frombuffer(directory[at:end], dtype=kind) for at, end, kind in zip(ends, ends[1:], _KINDS, strict=False)
+    )
+    return Directory(starts, ids, sums, centroids.reshape(header.num_centroids, header.dim), order)
+
+
+def _row_sums(rows: Vectors) -> NDArray[np.uint32]:
+    """The sum of each row's 32-bit words, modulo 2**32: as fast as the memory, and changed by any single flipped bit."""
+    if not len(rows):
+        return np.zeros(0, dtype=np.uint32)
+    sums: NDArray[np.uint32] = np.add.reduce(rows.view(np.uint32), axis=1, dtype=np.uint32)
+    return sums
+
+
+def _crc(fields: bytes, directory: bytes) -> int:
+    return zlib.crc32(directory, zlib.crc32(fields))

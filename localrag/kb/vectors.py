@@ -1,11 +1,11 @@
-"""The vector index: derived from the store, kept beside it as a file, and never older or other than the truth.
+"""The vector index: derived from the store, kept beside it as a file, and always consistent with it.
 
-An index is a file of vectors of some earlier generation (localrag/kb/vector_cache.py) and, in memory, the vectors that came since. Both
-are searched, and what was found is looked up in the store, where what was removed is missing. This rests on two promises of the store:
-an id is never used twice and grows with time, and the vector of an id never changes. The stamp of a generation tells a file of this
-store's own past from one of a store that was put back from a backup and went another way.
+An index is a file of vectors of an earlier generation (localrag/kb/vector_cache.py) and, in memory, the vectors added since. Both are
+searched, and results that the store no longer has are dropped. This rests on two promises of the store: an id is never used twice and
+grows with time, and the vector of an id never changes. The stamp of a generation tells a file of this store's own past from one of a store
+that was restored from a backup and took another course.
 
-Searching is exact (every vector is compared) until localrag/kb/ann.py has made a clustered file, in the background. A query imports
+Searching is exact (every vector is compared) until localrag/kb/ann.py has made a clustered file in the background. A query imports
 neither faiss nor torch.
 """
 
@@ -14,53 +14,46 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
-from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
-from localrag.kb.vector_cache import GROUP_ROWS, VectorFile, cached_generations, file_of, open_file, publishing, write_file
-from localrag.kb.vector_layout import DamagedCacheError, Ids, Places, Vectors, Version
-
-__all__ = ["APPROXIMATE_FROM", "VectorIndex", "Vectors", "load_index"]
+from localrag.kb.store import Store
+from localrag.kb.vector_cache import (
+    GROUP_ROWS,
+    DamagedCacheError,
+    Ids,
+    Places,
+    VectorFile,
+    Vectors,
+    Version,
+    cached_generations,
+    file_of,
+    open_file,
+    publishing,
+    write_file,
+)
 
 APPROXIMATE_FROM = 100_000
-"""Chunks from which a clustered file is worth its making: exact search of 100,000 x 384 takes 8 to 20 ms on 2 cores, with their load."""
+"""Chunks from which a clustered file pays off: exact search of 100,000 x 384 takes 8 to 20 ms on 2 busy cores."""
 
 NUM_CHANGED = 2048
-"""A file is made anew when so many chunks, and a sixteenth of it, came or went since: 2,048 are read from the store in 10 ms."""
+"""A file is rewritten after this many changes plus a sixteenth of its rows: 2,048 vectors are read from the store in 10 ms."""
 
-_ROUNDING = 1e-5  # more than two ways of adding up one inner product of unit vectors differ
-_CANDIDATES = 4  # vectors that are compared at least, for each that is wanted
-
-
-class Truth(Protocol):
-    """What is needed of a store; localrag/kb/store.py says what each is."""
-
-    path: Path
-
-    @property
-    def generation(self) -> int: ...
-    @property
-    def embedder(self) -> tuple[str, int] | None: ...
-    @property
-    def num_chunks(self) -> int: ...
-    def stamp(self, generation: int) -> int | None: ...
-    def vectors(self, after: int = 0) -> Iterator[tuple[int, bytes]]: ...
-    def existing(self, ids: Sequence[int]) -> list[int]: ...
+_ROUNDING = 1e-5  # more than the difference between two ways of summing an inner product of unit vectors
+_CANDIDATES = 4  # least number of vectors to compare for each one wanted
 
 
 class VectorIndex:
     """Cosine similarity over the chunks of one generation of a store. Use it inside `store.reading()`, at that generation."""
 
-    def __init__(self, truth: Truth, version: Version, base: VectorFile, added: VectorFile) -> None:
-        """`base` is of this version or of an earlier one of this store; `added` holds what came since, by id."""
+    def __init__(self, store: Store, version: Version, base: VectorFile, added: VectorFile) -> None:
+        """`base` is of this version or of an earlier one of this store; `added` holds the vectors added since, by id."""
         self.version = version
         self.base = base
         self.added = added
-        self._truth = truth
+        self._store = store
         self._moved_on = base.version.generation != version.generation
-        self._num_chunks = truth.num_chunks if self._moved_on else len(base)
+        self._num_chunks = store.num_chunks if self._moved_on else len(base)
 
     @property
     def generation(self) -> int:
@@ -71,7 +64,7 @@ class VectorIndex:
 
     @property
     def num_changed(self) -> int:
-        """How many chunks came or went since the file was made."""
+        """Number of chunks added or removed since the file was made."""
         return len(self.added) + max(0, len(self.base) + len(self.added) - self._num_chunks)
 
     @property
@@ -80,14 +73,14 @@ class VectorIndex:
 
     @property
     def wants_clusters(self) -> bool:
-        """Whether localrag/kb/ann.py should be started: searching would be faster with a new clustered file."""
+        """Whether to start localrag/kb/ann.py: searching would be faster with a new clustered file."""
         return self._num_chunks >= APPROXIMATE_FROM and (self.base.centroids is None or self.is_outdated)
 
     def search(self, query: Vectors, k: int, among: Sequence[int] | Ids | None = None) -> list[tuple[int, float]]:
-        """The `k` nearest chunks to a vector of shape (dim,), as (chunk id, cosine similarity), best first, ties by id.
+        """Return the `k` chunks nearest to a vector of shape (dim,), as (chunk id, cosine similarity), best first, ties by id.
 
-        With `among`, only of these chunks; that is exact always, in time proportional to their number, or that of all if they are many.
-        Without, it is exact unless the index is clustered: then `base.recall` of the 10 nearest were found when that was measured.
+        With `among`, only these chunks are searched, exactly, in time proportional to their number, or to that of all if they are many.
+        Without, search is exact unless the index is clustered: then it finds the share `base.recall` of the 10 nearest, as measured.
         """
         if k < 1:
             return []
@@ -100,12 +93,12 @@ class VectorIndex:
             return self._search(query, k, wanted)
 
     def similarities(self, query: Vectors, ids: Sequence[int]) -> dict[int, float]:
-        """The cosine similarity of each of these chunks with a vector of shape (dim,); ids that are not here are left out."""
+        """The cosine similarity of each of these chunks with a vector of shape (dim,); unknown ids are left out."""
         exact = query.astype(np.float64)
         return {one: _product(vector, exact) for one, vector in self.vectors_of(ids).items()}
 
     def vectors_of(self, ids: Sequence[int]) -> dict[int, Vectors]:
-        """The vector, of shape (dim,), of each of these chunks; ids that are not here are left out."""
+        """The vector, of shape (dim,), of each of these chunks; unknown ids are left out."""
         wanted = np.unique(np.asarray(self._present(ids), dtype=np.int64))
         try:
             return self._vectors_of(wanted)
@@ -134,10 +127,10 @@ class VectorIndex:
             best = best[np.isin(ids[best], self._present(ids[best].tolist()))]
             if len(best) >= k or depth >= len(scores):
                 break
-            depth *= 4  # so many of the best were removed since
+            depth *= 4  # many of the best were removed since
         if len(best) < k and clustered and len(scores) < len(self.base):
             return self._search(query, k, wanted, exact=True)
-        # The scores that are given out are computed alike wherever a vector stands, so that equal vectors tie.
+        # The returned scores are computed in the same way for all vectors, so that equal vectors tie.
         precise = query.astype(np.float64)
         hits = []
         for part, here in ((self.base, best[in_base[best]]), (self.added, best[~in_base[best]])):
@@ -146,22 +139,22 @@ class VectorIndex:
         return sorted(hits, key=lambda hit: (-hit[1], hit[0]))[:k]
 
     def _present(self, ids: Sequence[int]) -> Sequence[int]:
-        """Those of these chunks that this generation of the store has."""
-        return self._truth.existing(ids) if self._moved_on else ids
+        """The chunks that this generation of the store has."""
+        return self._store.existing(ids) if self._moved_on else ids
 
     def _do_without_file(self) -> None:
-        """The file is not what was written: read the store instead, and let the next process make a new file."""
+        """Read the store instead of a damaged file, which is removed; the next process makes a new one."""
         with suppress(OSError):
-            file_of(self._truth.path.parent, self.base.version.generation).unlink(missing_ok=True)
-        self.base = _in_memory(self._truth, self.version)
+            file_of(self._store.path.parent, self.base.version.generation).unlink(missing_ok=True)
+        self.base = _in_memory(self._store, self.version)
         self.added = _empty(self.version)
         self._moved_on, self._num_chunks = False, len(self.base)
 
 
-def load_index(store: Truth, previous: VectorIndex | None = None) -> VectorIndex | None:
-    """The index of the store's present generation; None if nothing was ever stored. `previous`, of the same store, spares reading.
+def load_index(store: Store, previous: VectorIndex | None = None) -> VectorIndex | None:
+    """Load the index of the store's current generation; None if nothing was ever stored. `previous`, of the same store, saves reading.
 
-    Call it inside `store.reading()`. A file is made where there is none that serves; one that cannot be written is no error.
+    Call it inside `store.reading()`. If no file serves, one is made; failing to write it is not an error.
     """
     embedder = store.embedder
     if embedder is None:
@@ -177,8 +170,20 @@ def load_index(store: Truth, previous: VectorIndex | None = None) -> VectorIndex
     return index
 
 
-def make_flat(store: Truth, version: Version) -> VectorFile:
-    """All vectors of this version, the store's present one, by id: from a new file if it can be written, else in memory."""
+def verify_index(store: Store) -> list[str]:
+    """Compare the files of vectors with the store, row by row; remove wrong ones and name their problems. Inside `store.reading()`."""
+    folder, problems = store.path.parent, []
+    for generation in cached_generations(folder):
+        problem = _problem(store, generation)
+        if problem:
+            problems.append(f"vec-{generation}: {problem}")
+            with suppress(OSError):
+                file_of(folder, generation).unlink(missing_ok=True)
+    return problems
+
+
+def make_flat(store: Store, version: Version) -> VectorFile:
+    """All vectors of the store's current version, by id: in a new file if it can be written, else in memory."""
     folder = store.path.parent
     with publishing(folder) as allowed, suppress(OSError, DamagedCacheError):
         if allowed:
@@ -186,16 +191,16 @@ def make_flat(store: Truth, version: Version) -> VectorFile:
     return _in_memory(store, version)
 
 
-def rows_of(store: Truth, dim: int, after: int = 0) -> Iterator[tuple[Ids, Vectors]]:
-    """Ids and vectors of the store's chunks beyond an id, some hundreds at a time, by id."""
+def rows_of(store: Store, dim: int, after: int = 0) -> Iterator[tuple[Ids, Vectors]]:
+    """Yield ids and vectors of the chunks after an id, some hundreds at a time, ordered by id."""
     rows = store.vectors(after)
     while batch := list(islice(rows, GROUP_ROWS)):
         ids = np.fromiter((one for one, _ in batch), dtype=np.int64, count=len(batch))
         yield ids, np.frombuffer(b"".join(vector for _, vector in batch), dtype="<f4").reshape(len(batch), dim)
 
 
-def newest_file(store: Truth, version: Version, previous: VectorIndex | None = None) -> VectorFile | None:
-    """The newest file of vectors that this version grew from, or is."""
+def newest_file(store: Store, version: Version, previous: VectorIndex | None = None) -> VectorFile | None:
+    """The newest file of this version or of one that it grew from."""
     folder = store.path.parent
     for generation in cached_generations(folder):
         stamp = store.stamp(generation) if generation <= version.generation else None
@@ -214,7 +219,7 @@ def newest_file(store: Truth, version: Version, previous: VectorIndex | None = N
     return None
 
 
-def _added_since(store: Truth, version: Version, base: VectorFile, previous: VectorIndex | None) -> VectorFile:
+def _added_since(store: Store, version: Version, base: VectorFile, previous: VectorIndex | None) -> VectorFile:
     if base.version.generation == version.generation:
         return _empty(version)
     known = None
@@ -227,7 +232,7 @@ def _added_since(store: Truth, version: Version, base: VectorFile, previous: Vec
     return VectorFile(version, np.concatenate((known.vectors, new.vectors)), np.concatenate((known.ids, new.ids))) if len(new) else known
 
 
-def _in_memory(store: Truth, version: Version, *, after: int = 0) -> VectorFile:
+def _in_memory(store: Store, version: Version, *, after: int = 0) -> VectorFile:
     data, ids = bytearray(), [np.zeros(0, dtype=np.int64)]
     for some, vectors in rows_of(store, version.dim, after):
         ids.append(some)
@@ -240,7 +245,7 @@ def _empty(version: Version) -> VectorFile:
 
 
 def _compare(part: VectorFile, query: Vectors, wanted: Ids | None) -> tuple[Places, Vectors]:
-    """Rows and their inner products with the query: all rows, or those of the chunks that are wanted."""
+    """Rows and their inner products with the query: all rows, or those of the wanted chunks."""
     places = None if wanted is None else part.places(wanted)
     return np.arange(len(part)) if places is None else places, part.dot(query, places)
 
@@ -256,7 +261,7 @@ def _probe(part: VectorFile, query: Vectors, k: int) -> tuple[Places, Vectors]:
 
 
 def _best(scores: Vectors, num: int) -> Places:
-    """Where the `num` best scores stand, and those that rounding may have put behind them; in no order."""
+    """Indices of the `num` best scores and of those that rounding may have put just below; in no order."""
     if num >= len(scores):
         return np.arange(len(scores))
     least = np.partition(scores, len(scores) - num)[len(scores) - num]
@@ -265,3 +270,18 @@ def _best(scores: Vectors, num: int) -> Places:
 
 def _product(vector: Vectors, query: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
     return float(np.float32(vector.astype(np.float64) @ query))
+
+
+def _problem(store: Store, generation: int) -> str:
+    try:
+        file = open_file(file_of(store.path.parent, generation))
+        if (file.version.generation, file.version.stamp) != (generation, store.stamp(generation)):
+            return "it is not of this knowledge base"
+        for ids, vectors in rows_of(store, file.version.dim):
+            shared = ids[ids <= file.last_id]
+            places = file.places(shared)
+            if len(places) != len(shared) or not np.array_equal(file.rows(places), vectors[: len(shared)]):
+                return "it differs from the stored vectors"
+    except (OSError, DamagedCacheError):
+        return "it is damaged"
+    return ""

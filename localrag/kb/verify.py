@@ -1,13 +1,14 @@
-"""Whether a knowledge base is whole: its file, what is derived from it, and how it compares with the documents on disk.
+"""Verify a knowledge base: its file, derived data, and how it compares with the documents on disk.
 
-What is derived (full text, files of vectors) is made again where it is wrong. Chunks that are not what was written are taken out, and
-their documents are read again by the next `localrag index`. Documents that changed since are reported, and are no fault. Those that were
-indexed on another machine, or from a folder that is not here now, are not compared with files, and so never taken for lost.
+Derived data (full text, files of vectors) is rebuilt if it is wrong. Chunks that differ from what was written are taken out, and the next
+`localrag index` reads their documents again. Documents that changed since are reported, not counted as problems. Those that were indexed
+on another machine, or from a folder that is not here now, are not compared with files, and so never reported as missing.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -15,23 +16,28 @@ from itertools import islice
 from os.path import lexists
 from pathlib import PurePath
 
-from localrag.errors import LocalragError
-from localrag.kb.metadata import entries_of
+from localrag.errors import LocalragError, counted
+from localrag.kb.filters import entries_of
+from localrag.kb.names import escaped, has_control
+from localrag.kb.protocols import AnyStore, Place
 from localrag.kb.readers import UnreadableError
+from localrag.kb.reading import MAX_TEXT_CHARS
 from localrag.kb.schema import embedded_sha256
 from localrag.kb.texts import Text
-from localrag.kb.truth import AnyStore
 from localrag.kb.walk import is_unchanged, read_file
 
 _AT_ONCE = 1000
+_TERMINAL = re.compile("[\x00-\x1f\x7f]")
+"""Control characters that readers remove from headings and fields. Those from U+0080 on can stand in a mis-decoded title."""
+_MAX_PLACE_CHARS = 64  # "lines 1048576-1048577"
 _MAX_LENGTH_ERROR = 1e-3  # of a vector's length, which is 1: float32 of a thousand dimensions is within 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was looked at, and what was found. `problems` are what could not be repaired; `changed` and `missing` are sources.
+    """The result of a check. `problems` could not be repaired; `changed` and `missing` are sources.
 
-    `not_compared` says how many documents have no files here to be compared with, and where those are.
+    `not_compared` says how many documents have no files here to compare with, and where those files are.
     """
 
     num_documents: int
@@ -51,8 +57,10 @@ class Verified:
         return {"sound": self.is_sound, **asdict(self)}
 
 
-def verify(store: AnyStore) -> Verified:
-    """Checks all of a store and repairs what it can. Nobody else may write to it meanwhile."""
+def verify(place: Place) -> Verified:
+    """Check all of a knowledge base and repair what is derived. Nobody else may write to it meanwhile."""
+    store = place.store
+    assert store is not None, "one that is not made yet"
     repaired = [f"{name} was made again" for name in store.full_texts if _rebuilt(store, name)]
     problems = store.problems()
     if problems:  # what reads on would only repeat it
@@ -61,39 +69,54 @@ def verify(store: AnyStore) -> Verified:
     if bad:
         with store.writing():
             sources = store.drop_chunks(list(bad))
-        repaired += [f"{reason}: {num} chunks were taken out" for reason, num in _counted(bad)]
+        repaired += [f"{reason}: {counted(num, 'chunk')} taken out" for reason, num in _counted(bad)]
         there = ", on the machine that has it" if store.elsewhere() else ""
         repaired += [f"{source} is read again by the next: localrag index{there}" for source in sources]
-    repaired += [f"{problem}; it was removed and is made again when it is needed" for problem in store.index_problems()]
+    repaired += [f"{problem}; it was removed and is made again when it is needed" for problem in place.index_problems()]
+    problems = [*bad_names(store)]
     with store.reading():
         changed, missing, not_compared = _against_files(store)
-        texts = tuple(bad_texts(store))
-        return Verified(store.num_documents, store.num_chunks, texts, tuple(repaired), changed, missing, not_compared)
+        problems += bad_texts(store)
+        return Verified(store.num_documents, store.num_chunks, tuple(problems), tuple(repaired), changed, missing, not_compared)
 
 
 def bad_chunks(store: AnyStore) -> Iterator[tuple[int, str]]:
-    """(chunk id, what is wrong) of every chunk whose text or vector is not what was written."""
+    """(chunk id, problem) of every chunk that `localrag index` cannot have written."""
     import numpy as np  # noqa: PLC0415  # heavy
 
     dim = store.embedder[1] if store.embedder else 0
     rows = store.all_rows()
     while batch := list(islice(rows, _AT_ONCE)):
         whole = []
-        for chunk_id, heading, text, sha256, vector in batch:
-            if embedded_sha256(heading, text) != sha256:
-                yield chunk_id, "text that is not what was embedded"
-            elif not isinstance(vector, bytes) or len(vector) != 4 * dim:
-                yield chunk_id, "no vector, or one of another size"
+        for chunk in batch:
+            if embedded_sha256(chunk.heading, chunk.text) != chunk.sha256:
+                yield chunk.id, "text that is not what was embedded"
+            elif chunk.ordinal < 0 or not 0 <= chunk.start <= chunk.end <= MAX_TEXT_CHARS or chunk.end - chunk.start != len(chunk.text):
+                yield chunk.id, "a position that cannot be in its document"
+            elif has_control(chunk.place) or len(chunk.place) > _MAX_PLACE_CHARS or _TERMINAL.search(chunk.heading):
+                yield chunk.id, "a heading or a place with control characters"
+            elif not isinstance(chunk.vector, bytes) or len(chunk.vector) != 4 * dim:
+                yield chunk.id, "no vector, or one of another size"
             else:
-                whole.append((chunk_id, vector))
+                whole.append((chunk.id, chunk.vector))
         lengths = np.linalg.norm(np.frombuffer(b"".join(vector for _, vector in whole), dtype="<f4").reshape(len(whole), dim), axis=1)
         with np.errstate(invalid="ignore"):
             wrong = ~(np.abs(lengths - 1) <= _MAX_LENGTH_ERROR)  # also what is not a number
         yield from ((whole[at][0], "a vector that is not of length 1") for at in np.flatnonzero(wrong))
 
 
+def bad_names(store: AnyStore) -> Iterator[str]:
+    """The problems in names, tags and fields of documents."""
+    for source, _ in store.sources():
+        if has_control(source):
+            yield f"the document {escaped(source[:80])!r} has control characters in its name"
+    for source, fields in store.fields().items():
+        if any(_TERMINAL.search(text) for key, values in fields.items() for text in (key, *values)):
+            yield f"a tag or field of the document {escaped(source[:80])!r} has control characters"
+
+
 def bad_texts(store: AnyStore) -> Iterator[str]:
-    """What is wrong with documents that were given as texts."""
+    """The problems in documents that were given as texts."""
     for row, entries in store.texts.all():
         try:
             text = Text.of(row.text, row.metadata, text_id=row.id)
@@ -105,7 +128,7 @@ def bad_texts(store: AnyStore) -> Iterator[str]:
 
 
 def _rebuilt(store: AnyStore, name: str) -> bool:
-    """Whether a full text did not say what the chunks say, and was made again."""
+    """Rebuild a full-text index if it disagrees with the chunks; return whether it did."""
     if store.full_text_is_sound(name):
         return False
     with store.writing(moves_on=False):
@@ -114,7 +137,7 @@ def _rebuilt(store: AnyStore, name: str) -> bool:
 
 
 def _against_files(store: AnyStore) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """The sources whose files are not what is stored, those whose files are gone, and what has no files here."""
+    """The sources whose files differ, those whose files are gone, and lines about documents without files here."""
     documents = store.documents()
     changed, missing, away = [], [], Counter[str]()
     for source, path in store.source_paths():
@@ -133,7 +156,7 @@ def _against_files(store: AnyStore) -> tuple[tuple[str, ...], tuple[str, ...], t
 
 
 def _folder(source: str, path: str) -> str:
-    """The folder from which a document was indexed: its source begins with the name of that, or is the name of the file alone."""
+    """The folder that a document was indexed from: its source begins with that folder's name, or is the name of the file alone."""
     above = PurePath(path).parents
     return str(above[min(max(source.count("/") - 1, 0), len(above) - 1)])
 

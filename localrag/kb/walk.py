@@ -1,4 +1,4 @@
-"""Which files of a folder are read, and why the others are not."""
+"""Walk folders: which files are read, why others are skipped, and when they change."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import stat
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from localrag.errors import KnowledgeBaseError
+from localrag.kb.names import escaped
 from localrag.kb.readers import UnreadableError
+from localrag.kb.secrets import is_secret_name
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
@@ -22,13 +23,17 @@ MAX_FILE_BYTES = 20 * 1024 * 1024
 MAX_DEPTH = 64
 IGNORE_FILES = (".gitignore", ".localragignore")  # the second has the last word
 
-SECRET_NAMES = ("*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.kdbx", "*.ppk", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*")
 MACHINE_MADE = frozenset({"node_modules", "__pycache__", "site-packages", ".git", ".hg", ".svn", ".venv"})
 
-SETTLED_NS = 2_000_000_000
-"""A file that was changed less than 2 s before it was read can change again without its time of change showing that."""
+LEFT_OUT_BY_NAME = "may hold a secret by its name; --hidden reads it"
 
-# A pattern with more wildcards, or a longer one, can take minutes against one name: each further star made matching five times slower.
+QUIET_MS = 600
+"""Changes within this time of each other count as one."""
+
+SETTLED_NS = 2_000_000_000
+"""A file that was changed less than 2 s before it was read can change again without a new modification time."""
+
+# A pattern with more wildcards, or a longer one, can take minutes on one name: each further star made matching five times slower.
 _MAX_WILDCARDS = 6
 _MAX_PATTERN_CHARS = 255
 _MAX_IGNORE_BYTES = 256 * 1024
@@ -36,21 +41,21 @@ _WILDCARD = re.compile(r"\*+|\?|\[")
 
 
 class Skipped(NamedTuple):
-    """A file, folder or pattern that was left out, by the path a person knows, and the reason."""
+    """A file, folder or pattern that was skipped, by the path that a person knows, and the reason."""
 
     source: str
     reason: str
 
 
 class Found(NamedTuple):
-    """A file to read. `source` is its path below the root it was found in, with the root's own name in front."""
+    """A file to read. `source` is its path below the given folder, beginning with that folder's name."""
 
     path: str
     source: str
 
 
 class Content(NamedTuple):
-    """A file's bytes. `mtime_ns` is None where a later change of the file might not show in it."""
+    """A file's bytes. `mtime_ns` is None if a later change of the file might not show in it."""
 
     data: bytes
     mtime_ns: int | None
@@ -58,26 +63,27 @@ class Content(NamedTuple):
 
 @dataclass(slots=True)
 class Walk:
-    """What a walk over `roots` (absolute paths) found. Below `unseen` it could not look: nothing is known about the files there."""
+    """The result of a walk over `roots` (absolute paths). Folders in `unseen` could not be read: nothing is known about their files."""
 
     roots: list[str] = field(default_factory=list)
     files: list[Found] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     unseen: list[str] = field(default_factory=list)
     hidden: bool = False
+    left_out: set[str] = field(default_factory=set)  # files that turned out to hold a secret when they were read
 
     def vanished(self, known: Sequence[str]) -> list[str]:
-        """Those of the known paths that lie below the roots and are no longer among the files."""
-        here = {file.path for file in self.files}
+        """The known paths below the roots that are no longer among the files."""
+        here = {file.path for file in self.files} - self.left_out
         return [path for path in known if path not in here and _below(path, self.roots) and not _below(path, self.unseen)]
 
 
 def walk(paths: Sequence[Path], *, hidden: bool = False) -> Walk:
-    """All files to read below `paths` (folders or single files), sorted by name, each once.
+    """List all files to read below `paths` (folders or single files), sorted by name, each once.
 
-    Symbolic links are not followed, unless given. Hidden names and key files are left out unless `hidden` is set, and so is what an
-    ignore file names; what is given itself is read in any case.
-    KnowledgeBaseError if a given path does not exist or is not valid UTF-8.
+    Symbolic links are only followed if they are in `paths`. Unless `hidden` is set, hidden names are skipped, and so are files whose names
+    suggest a secret, even if they are in `paths`. Ignored files are skipped unless they are in `paths`. Raises KnowledgeBaseError if a path
+    does not exist or is not valid UTF-8.
     """
     result = Walk(hidden=hidden)
     seen: set[str] = set()
@@ -85,11 +91,17 @@ def walk(paths: Sequence[Path], *, hidden: bool = False) -> Walk:
         root = os.path.realpath(given)
         if not os.path.lexists(root):
             raise KnowledgeBaseError(f"There is no file or folder {given}.", hint="Check the path.", path=str(given))
-        if root != _shown(root):
+        if root != _utf8(root):
             raise KnowledgeBaseError(f"The path {_shown(root)} is not valid UTF-8.", hint="Rename the folder.", path=_shown(root))
         result.roots.append(root)
         name = _shown(given.name if given.name not in ("", "..") else Path(root).name or root)
-        found = _folder(root, name, [], result) if Path(root).is_dir() else iter([Found(root, name)])
+        if Path(root).is_dir():
+            found = _folder(root, name, [], result)
+        elif not hidden and is_secret_name(Path(root).name):
+            result.skipped.append(Skipped(name, LEFT_OUT_BY_NAME))
+            found = iter(())
+        else:
+            found = iter([Found(root, name)])
         for file in found:
             if file.path not in seen:
                 seen.add(file.path)
@@ -98,9 +110,9 @@ def walk(paths: Sequence[Path], *, hidden: bool = False) -> Walk:
 
 
 def read_file(path: str) -> Content:
-    """A regular file's bytes. UnreadableError for anything else, or a file over MAX_FILE_BYTES; OSError as it comes.
+    """Read a regular file. Raises UnreadableError for anything else and for a file over MAX_FILE_BYTES; OSError is passed on.
 
-    A link put in the file's place is not followed, and a pipe put there does not block.
+    A link that has replaced the file is not followed, and a pipe does not block.
     """
     flags = os.O_RDONLY
     for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):  # not every system has them all
@@ -118,18 +130,13 @@ def read_file(path: str) -> Content:
     return Content(data, status.st_mtime_ns if is_settled else None)
 
 
-def read_bytes(path: str) -> bytes:
-    """The bytes alone."""
-    return read_file(path).data
-
-
 def reason_of(error: Exception) -> str:
-    """Why something could not be read, to stand after its name."""
+    """The reason of a reading error, to follow the name of the file."""
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 
 def is_unchanged(path: str, num_bytes: int, mtime_ns: int | None) -> bool:
-    """Whether a file is still the one of this size and time of change, without reading it."""
+    """Whether a file still has this size and modification time."""
     if mtime_ns is None:
         return False
     try:
@@ -139,8 +146,49 @@ def is_unchanged(path: str, num_bytes: int, mtime_ns: int | None) -> bool:
     return stat.S_ISREG(status.st_mode) and (status.st_size, status.st_mtime_ns) == (num_bytes, mtime_ns)
 
 
+def changes(paths: Sequence[Path], *, but: Path) -> Iterator[int]:
+    """Yield the number of changed files below `paths` whenever some change; files below `but` do not count. KeyboardInterrupt ends it.
+
+    The first number, usually 0, tells that it listens; earlier changes are missed. The only `import watchfiles`.
+    """
+    from watchfiles import watch  # noqa: PLC0415  # an extension module, wanted only here
+
+    own, wanted = but.resolve(), [path.resolve() for path in paths]
+    only_files = not any(path.is_dir() for path in wanted)
+    # An editor saves by putting another file in place, which a watch of the old one does not hear of: its folder does. Beside a folder,
+    # which is watched with all below it, that costs watching all below that one too.
+    watched = {path if path.is_dir() else path.parent for path in wanted}
+
+    def counts(_change: object, name: str) -> bool:
+        path = Path(name)
+        return not path.is_relative_to(own) and any(path.is_relative_to(each) for each in wanted)
+
+    heard = watch(
+        *sorted(watched),
+        watch_filter=counts,
+        step=QUIET_MS,
+        debounce=10 * QUIET_MS,
+        rust_timeout=QUIET_MS,
+        yield_on_timeout=True,
+        recursive=not only_files,
+        ignore_permission_denied=True,
+    )
+    listens = False
+    while True:
+        try:
+            found = next(heard)
+        except (RuntimeError, OSError) as error:  # the system has no more room for watches
+            raise KnowledgeBaseError(
+                f"Changes cannot be watched for: {error}.",
+                hint="Raise fs.inotify.max_user_watches and max_user_instances, or leave --watch out.",
+            ) from error
+        if found or not listens:
+            listens = True
+            yield len(found)
+
+
 class _Rules(NamedTuple):
-    """The patterns of one ignore file; they speak of paths below its folder."""
+    """The patterns of one ignore file, for paths below its folder."""
 
     folder: str
     file: str
@@ -172,13 +220,13 @@ def _folder(folder: str, source: str, rules: list[_Rules], result: Walk, depth: 
 
 
 def _left_out(entry: os.DirEntry[str], rules: list[_Rules], *, is_folder: bool, hidden: bool) -> str:
-    """The reason to leave an entry out, or nothing."""
+    """The reason to skip an entry, or ""."""
     name = entry.name
     reasons = (
-        ("its name is not valid UTF-8", name != _shown(name)),
+        ("its name is not valid UTF-8", name != _utf8(name)),
         ("hidden", not hidden and name.startswith(".")),
         ("made by a program", name in MACHINE_MADE),
-        ("may hold a secret key", not hidden and not is_folder and any(fnmatch(name.lower(), pattern) for pattern in SECRET_NAMES)),
+        (LEFT_OUT_BY_NAME, not hidden and not is_folder and is_secret_name(name)),
         ("symbolic link", entry.is_symlink()),
         ("not a regular file", not is_folder and not entry.is_symlink() and not entry.is_file(follow_symlinks=False)),
     )
@@ -195,7 +243,7 @@ def _ignored(path: str, rules: list[_Rules], *, is_folder: bool) -> str:
 
 
 def _rules(folder: str, name: str, source: str, result: Walk) -> _Rules:
-    """An ignore file, without the patterns that are no patterns or could take forever; those are named as skipped."""
+    """Read an ignore file. Patterns that are invalid or could take forever are skipped and named."""
     from pathspec import GitIgnoreSpec  # noqa: PLC0415  # wanted only where there is such a file
 
     shown = f"{source}/{name}"
@@ -225,5 +273,9 @@ def _below(path: str, folders: Sequence[str]) -> bool:
 
 
 def _shown(name: str) -> str:
-    """A name fit to print and to store: bytes that are not UTF-8 become `\\xNN`."""
+    """A name that is safe to print and to store: invalid UTF-8 and control characters become `\\xNN`."""
+    return escaped(_utf8(name))
+
+
+def _utf8(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "backslashreplace")

@@ -1,4 +1,4 @@
-"""The protocol over standard input and output: tools listed at once, used one at a time, and ended when a client wants no more of it."""
+"""The protocol over standard input and output: tools are listed at once, run one at a time, and stopped when the client cancels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.metadata import version
@@ -33,12 +33,36 @@ from mcp_types import (
 from pydantic import ValidationError
 
 import localrag
+from localrag.disk_errors import file_error
 from localrag.errors import LocalragError
-from localrag.mcp.desk import Desk, Wanted
-from localrag.mcp.refusals import told
-from localrag.mcp.tools import INSTRUCTIONS, TOOLS, Offered
-from localrag.session.hush import Hush
+from localrag.mcp.tools import INSTRUCTIONS, TOOLS, Desk, Offered, Wanted
+from localrag.sanitize import one_line
+from localrag.session import open_knowledge_base
+from localrag.session.redact import Redactor
 from localrag.settings import expanded
+
+MAX_CHARS = 1200
+_MAX_FAULTS, _MAX_NAME_CHARS = 4, 40
+
+
+def told(error: Exception, hush: Redactor) -> str:
+    """The line; of what is no error of localrag or of the arguments, only its kind."""
+    if isinstance(error, ValidationError):
+        faults = error.errors(include_url=False, include_input=False)
+        text = f"{'; '.join(_fault(each['loc'], each['msg']) for each in faults[:_MAX_FAULTS])}."
+    elif isinstance(error, LocalragError):
+        text = f"{error.message} {error.hint or ''}"
+    elif isinstance(error, OSError):
+        known = file_error(error, None, hint="Check the disk and the permissions of the home of localrag.")
+        text = f"{known.reason[:1].upper()}{known.reason[1:]}. {known.hint}"
+    else:
+        text = f"localrag failed ({type(error).__name__}). Its log has more."
+    return one_line(hush(text), MAX_CHARS)
+
+
+def _fault(where: Iterable[int | str], what: str) -> str:
+    return f"{'.'.join(str(each)[:_MAX_NAME_CHARS] for each in where)}: {what}"
+
 
 LOG = logging.getLogger("localrag.mcp")
 _STOP_S = 0.05
@@ -47,9 +71,11 @@ Given = TypeVar("Given")
 
 
 def serve(wanted: Wanted) -> None:
-    """Serve until standard input ends. Errors as of Desk."""
-    hush = Hush(_folders(wanted))
+    """Serve until standard input ends. Errors as of Desk, and KnowledgeBaseError for one of `kbs` that does not exist."""
+    hush = Redactor(_folders(wanted))
     desk = Desk(wanted, hush)
+    for address in wanted.kbs:  # now, while a person sees it: a client would show no more than a tool that fails
+        open_knowledge_base(address, settings=wanted.settings).close()
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # standard input is read in a thread that nothing else ends; what is kept is committed
     out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
@@ -60,7 +86,7 @@ def serve(wanted: Wanted) -> None:
         pass
 
 
-async def _serve(desk: Desk, hush: Hush, out: io.TextIOWrapper) -> None:
+async def _serve(desk: Desk, hush: Redactor, out: io.TextIOWrapper) -> None:
     with ThreadPoolExecutor(1, "desk") as thread:
         server = _make_server(desk, _Turn(thread, desk.stop), hush)
         try:
@@ -70,7 +96,7 @@ async def _serve(desk: Desk, hush: Hush, out: io.TextIOWrapper) -> None:
             thread.submit(desk.close)
 
 
-def _make_server(desk: Desk, turn: _Turn, hush: Hush) -> Server[dict[str, Any]]:
+def _make_server(desk: Desk, turn: _Turn, hush: Redactor) -> Server[dict[str, Any]]:
     async def list_tools(_context: object, _params: PaginatedRequestParams | None) -> ListToolsResult:
         kbs = list(desk.kbs)
         return ListToolsResult(tools=[tool.listed(name, kbs) for name, tool in TOOLS.items()])
@@ -135,6 +161,6 @@ def _sendable(value: Any) -> Any:  # noqa: ANN401  # JSON
 
 def _folders(wanted: Wanted) -> list[Path]:
     """Those that an error could name."""
-    files = [wanted.settings.find_models_file(), wanted.chat_template, Path(wanted.model) if wanted.model else None]
+    files = [*wanted.settings.models_files(), wanted.chat_template, Path(wanted.model) if wanted.model else None]
     beside = [expanded(path).absolute().parent for path in files if path is not None]
     return [wanted.settings.home, Path.home(), Path.cwd(), Path(localrag.__file__).parent, *beside]

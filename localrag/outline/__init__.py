@@ -1,16 +1,17 @@
-"""The structure of a file, read by parsers: what it imports, and the pieces that say what is in it.
+"""The structure of a file, read by parsers: its imports, and an outline of its contents.
 
-Code is parsed by tree-sitter, Markdown by markdown-it-py; each grammar is imported when a file needs it. Nothing here raises for
-what stands in a text: broken syntax, deep nesting, NUL characters and lone surrogates give the pieces that were found. The work is
-bounded, and what was not read is said in a last piece of kind "omitted".
+Code is parsed by tree-sitter, Markdown by markdown-it-py; each grammar is imported when a file needs it. No text raises an error: with
+broken syntax, deep nesting, NUL characters or lone surrogates, the result is incomplete. The work is bounded, and a last piece of kind
+"omitted" says what was not read.
 """
 
 from __future__ import annotations
 
 from pathlib import PurePath
 
+from localrag.outline.imports import find_imports
 from localrag.outline.languages import LANGUAGES, SUFFIXES
-from localrag.outline.piece import Kind, Piece
+from localrag.outline.pieces import Kind, Piece, outline_code, outline_markdown
 
 __all__ = ["LANGUAGES", "Kind", "Piece", "imports", "language_of", "outline"]
 
@@ -21,7 +22,7 @@ def language_of(path: str | PurePath) -> str | None:
 
 
 def imports(text: str, language: str | None) -> list[str]:
-    """What a file imports, as written, in order, each once; empty for Markdown and for a language that is not known.
+    """The imports of a file, as written, in order, each once; [] for Markdown and unknown languages.
 
     - python: `import a.b` is "a.b"; `from a import b` is "a" and "a.b", for b can be a module; `from .a import b` is ".a" and ".a.b";
       `from . import x` is ".x"; `from . import *` is "."
@@ -34,23 +35,17 @@ def imports(text: str, language: str | None) -> list[str]:
     """
     if language is None or language == "markdown" or language not in LANGUAGES:
         return []
-    from localrag.outline.imports import find  # noqa: PLC0415  # weight: tree-sitter
-
-    return find(text, language)
+    return find_imports(text, language)
 
 
 def outline(text: str, language: str | None) -> list[Piece]:
-    """What the structure of a text is made of, in order and without overlap; empty for a language that is not known.
+    """The pieces of a text's structure, in order and without overlap; [] for an unknown language.
 
     Of code: imports, the heads of functions and methods (no bodies), of classes and types with their fields, docstrings and doc
     comments. Of Markdown: headings, the first sentence of each section, the first items of lists, the heads of tables.
     """
     if language == "markdown":
-        from localrag.outline.markdown import read  # noqa: PLC0415  # weight: markdown-it-py
-
-        return read(text)
+        return outline_markdown(text)
     if language is None or language not in LANGUAGES:
         return []
-    from localrag.outline.code import read as read_code  # noqa: PLC0415  # weight: tree-sitter
-
-    return read_code(text, language)
+    return outline_code(text, language)

@@ -1,4 +1,4 @@
-"""What a file imports, from its syntax tree."""
+"""The imports of a file, from its syntax tree."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from localrag.outline.parsing import first_child, parse, walk
+from localrag.outline.languages import first_child, parse, walk
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 _MAX_IMPORTS = 10_000
 
 
-def find(text: str, language: str) -> list[str]:
-    """The imports of a text in order, each once, at most 10,000; also those inside functions."""
+def find_imports(text: str, language: str) -> list[str]:
+    """The imports of a text in order, each once, at most 10,000; those inside functions included."""
     parsed = parse(text, language)
     if parsed is None:
         return []
@@ -52,7 +52,7 @@ class _Reader(ABC):
         return self.text(node.child_by_field_name(name))
 
     def string(self, node: Node | None) -> str:
-        """What stands in a string's quotes; empty for what is no literal."""
+        """The contents of a string literal; "" for other nodes."""
         literal = node is not None and node.type in {"string", "interpreted_string_literal", "raw_string_literal"}
         return self.text(node)[1:-1] if literal else ""
 

@@ -1,11 +1,21 @@
-"""The languages whose structure is read: file endings, grammars, and what the kinds of syntax nodes mean."""
+"""The known languages: file endings, grammars, roles of syntax nodes, and syntax trees.
+
+Parsing is bounded, and no depth of nesting can overflow a walk over a tree.
+"""
 
 from __future__ import annotations
 
-from typing import Literal, cast
+import importlib
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Literal, cast
+
+if TYPE_CHECKING:
+    from tree_sitter import Language, Node, Point, Tree
 
 Role = Literal["import", "class", "function", "type", "field", "assign", "statement", "comment", "attribute", "wrap", "inside"]
-"""What an outline makes of a syntax node; a node without a role is passed over with all that is in it.
+"""The role of a syntax node in an outline; a node without a role is skipped with everything in it.
 
 `class`: its head, then what is in it. `function`: its head. `type`: all of it if short, else its head and what is in it.
 `field`: its first line. `assign`: the head of the function that is assigned, else a field. `statement` (python): an assignment is a
@@ -59,7 +69,7 @@ GRAMMARS = {
 
 
 def _roles(**kinds: str) -> dict[str, Role]:
-    """Node kinds by role, turned round. What a parser could not make sense of can still hold whole definitions."""
+    """node kind → role, from kinds by role. A part that a parser does not understand (ERROR) can still hold whole definitions."""
     roles: dict[str, Role] = {"ERROR": "inside"}
     roles.update({kind: cast("Role", role) for role, names in kinds.items() for kind in names.split()})
     return roles
@@ -211,3 +221,83 @@ ROLES = {
     "lua": _LUA,
 }
 """language → node kind → role. The kinds are those of the grammars' own node-types.json."""
+
+MAX_CHARS = 512 * 1024
+"""Most characters of a text to parse: a longer source file is generated, or data."""
+_SECOND_TRY_CHARS = 16 * 1024
+_MAX_PARSE_S = 2.0
+# CPU seconds. Real source of this length takes 0.1 to 0.5; error recovery is quadratic on some hostile input (200,000 quotes: 4.7 s).
+_READ_BYTES = 64 * 1024
+_BODIES = frozenset({"class_body", "enum_class_body", "function_body"})  # in Kotlin's grammar a body has no name
+
+
+def parse(text: str, language: str) -> tuple[Tree, bytes, int] | None:
+    """Parse the beginning of a text: its tree, the bytes that offsets count, and the number of characters parsed.
+
+    First all of the text up to MAX_CHARS is tried, then a short beginning; None if even that takes too long. The bytes are UTF-8 with a
+    space for NUL, where lexers stop, and a question mark for a lone surrogate, so that the number of characters stays the same.
+    """
+    for limit in (MAX_CHARS, _SECOND_TRY_CHARS):
+        num_chars = _whole_lines(text, limit)
+        data = text[:num_chars].replace("\0", " ").encode("utf-8", "replace")
+        tree = _parse(data, language)
+        if tree is not None:
+            return tree, data, num_chars
+    return None
+
+
+def walk(tree: Tree, enter: Callable[[Node], bool]) -> None:
+    """Call `enter` with the nodes in the order of the text; a node is only entered if it returns true."""
+    cursor = tree.walk()
+    while True:
+        node = cursor.node
+        if node is not None and enter(node) and cursor.goto_first_child():
+            continue
+        while not cursor.goto_next_sibling():
+            if not cursor.goto_parent():
+                return
+
+
+def first_child(node: Node | None) -> Node | None:
+    """The first named child, or None (the binding's own `named_child` raises then)."""
+    return node.named_child(0) if node is not None and node.named_child_count else None
+
+
+def body_of(node: Node) -> Node | None:
+    """The body of a definition, or None."""
+    body = node.child_by_field_name("body")
+    if body is None and node.named_child_count:
+        last = node.named_child(node.named_child_count - 1)
+        return last if last is not None and last.type in _BODIES else None
+    return body
+
+
+def _whole_lines(text: str, limit: int) -> int:
+    if len(text) <= limit:
+        return len(text)
+    return text.rfind("\n", limit // 2, limit) + 1 or limit
+
+
+def _parse(data: bytes, language: str) -> Tree | None:
+    from tree_sitter import Parser  # noqa: PLC0415  # an extension module, wanted only here
+
+    stop_at = time.thread_time() + _MAX_PARSE_S
+
+    def read(offset: int, _point: Point) -> bytes:
+        return data[offset : offset + _READ_BYTES]
+
+    def gives_up(_offset: int, _has_error: bool) -> bool:  # noqa: FBT001  # tree-sitter's signature
+        return time.thread_time() > stop_at
+
+    try:
+        return Parser(_language(language)).parse(read, encoding="utf8", progress_callback=gives_up)
+    except ValueError:  # how the binding says that the callback stopped it
+        return None
+
+
+@cache
+def _language(language: str) -> Language:
+    from tree_sitter import Language  # noqa: PLC0415  # an extension module, wanted only here
+
+    module, function = GRAMMARS[language]
+    return Language(getattr(importlib.import_module(module), function)())

@@ -7,18 +7,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from localrag.budget import Budget, Ledger, TimeLimit
+from localrag.budget import Budget, Ledger, TimeLimit, settle
+from localrag.budget.sections import ORDER
 from localrag.errors import BudgetExceededError
 from localrag.markup import EncodedPart
 from localrag.passages import Hit
-from localrag.prompt import offer
-from localrag.prompt.accounts import ORDER, account
-from localrag.prompt.borders import borders
-from localrag.prompt.drafting import GIVING, SOURCES, Draft, fill, give_way
+from localrag.prompt import inputs
+from localrag.prompt.breakpoints import breakpoints
 from localrag.prompt.layout import Choice, encode_prompt
-from localrag.prompt.measure import Wants, used_by
+from localrag.prompt.ledger_entries import account
+from localrag.prompt.measure import Demand, used_by
 from localrag.prompt.pack import Shortening
-from localrag.prompt.probing import JOIN_TOKENS
+from localrag.prompt.packing import GIVING, SOURCES, Draft, fill, give_way
+from localrag.prompt.template_cost import JOIN_TOKENS
 from localrag.prompt.thoughts import thinking_of
 from localrag.thinking import Thinking
 
@@ -56,9 +57,14 @@ class Prompt:
         return len(self.token_ids) + thoughts + self.max_tokens + self.budget.allocations.get("gap", 0)
 
     @property
-    def borders(self) -> tuple[int, ...]:
-        """Positions from which another prompt that begins like this one can go on (see borders.py)."""
-        return borders(self.parts)
+    def settled(self) -> Budget:
+        """The negotiation as the ledger accounts for it: for each section the same number of tokens (see budget.settle)."""
+        return settle(self.budget, self.ledger.window, {entry.name: entry.allotted for entry in self.ledger.entries})
+
+    @property
+    def breakpoints(self) -> tuple[int, ...]:
+        """Positions from which another prompt that begins like this one can go on (see breakpoints.py)."""
+        return breakpoints(self.parts)
 
     @property
     def item_tokens(self) -> dict[str, int]:
@@ -70,7 +76,7 @@ class Prompt:
 
 
 def compose(
-    wants: Wants,
+    wants: Demand,
     budget: Budget,
     shortening: Shortening,
     *,
@@ -100,7 +106,7 @@ def compose(
     whole = budget.window if window is None else window
     left = whole - total - gap
     think = min(budget.allocations.get("thinking", 0), left - floor)
-    answer = min(wants.offer.max_tokens, left - think)
+    answer = left - think if wants.offer.max_tokens is None else min(wants.offer.max_tokens, left - think)
     if wants.thinks:
         most = wants.offer.profile.allowance("thinking", budget.window, wants.set_aside.total())
         think = max(think, min(wants.offer.think_tokens, most, left - answer))
@@ -126,13 +132,14 @@ def compose(
     )
 
 
-def _floor(wants: Wants, budget: Budget) -> int:
+def _floor(wants: Demand, budget: Budget) -> int:
     """The fewest tokens for an answer."""
     least = wants.offer.profile.sections["answer"].min
-    return min(wants.offer.max_tokens, least if isinstance(least, int) else budget.allocations["answer"])
+    floor = least if isinstance(least, int) else budget.allocations["answer"]
+    return floor if wants.offer.max_tokens is None else min(wants.offer.max_tokens, floor)
 
 
-def _encode(wants: Wants, draft: Draft) -> list[EncodedPart]:
+def _encode(wants: Demand, draft: Draft) -> list[EncodedPart]:
     shown = {each.label: each for name in SOURCES for each in draft.packed[name].kept}
     best = next((hit.label for hit in wants.offer.hits if hit.label in shown), next(iter(wants.offer.again), ""))
     choice = Choice(
@@ -154,13 +161,13 @@ def _encode(wants: Wants, draft: Draft) -> list[EncodedPart]:
     return encode_prompt(wants.split, choice, tokenizer=wants.counter.tokenizer, template=wants.template)
 
 
-def _sources_intro(wants: Wants, draft: Draft) -> str:
+def _sources_intro(wants: Demand, draft: Draft) -> str:
     """What stands before the sources; where some were left out, the numbers, each source counted by itself."""
     costs = [shown.cost - JOIN_TOKENS for name in SOURCES for shown in draft.packed[name].kept]
     found = len(wants.offer.hits)
     if not wants.offer.tells_omitted or len(costs) == found:
-        return offer.SOURCES_INTRO
-    return offer.PARTIAL_SOURCES_INTRO.format(shown=len(costs), found=found, tokens=f"{sum(costs):,}", room=f"{draft.sources_room:,}")
+        return inputs.SOURCES_INTRO
+    return inputs.PARTIAL_SOURCES_INTRO.format(shown=len(costs), found=found, tokens=f"{sum(costs):,}", room=f"{draft.sources_room:,}")
 
 
 def _tokens_by_item(parts: Sequence[EncodedPart]) -> Counter[tuple[str, str]]:
@@ -172,13 +179,13 @@ def _tokens_by_item(parts: Sequence[EncodedPart]) -> Counter[tuple[str, str]]:
     return counts
 
 
-def _hits(wants: Wants, draft: Draft) -> list[Hit]:
+def _hits(wants: Demand, draft: Draft) -> list[Hit]:
     """The passages of both sections, as they are read."""
     kept = {shown.label for name in SOURCES for shown in draft.packed[name].kept}
     return _arranged([hit for hit in wants.offer.hits if hit.label in kept])
 
 
-def _earlier(wants: Wants, draft: Draft) -> Iterator[Hit]:
+def _earlier(wants: Demand, draft: Draft) -> Iterator[Hit]:
     """The hits of earlier messages that are sent whole."""
     for exchange in (*wants.split.pinned, *draft.kept):
         for number, _ in exchange.messages:

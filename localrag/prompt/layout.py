@@ -14,8 +14,8 @@ from localrag.conversation import Exchange, Split
 from localrag.errors import UsageError
 from localrag.markup import EncodedPart, Part, encode
 from localrag.messages import Message, Role, ToolSpec, strip_reasoning
-from localrag.prompt import offer
-from localrag.prompt.offer import Item
+from localrag.prompt import inputs
+from localrag.prompt.inputs import Item
 from localrag.tokens import ChatTemplate, Tokenizer
 
 
@@ -45,7 +45,7 @@ class Choice:
     attachments: Sequence[Shown] = ()
     evidence: Sequence[Shown] = ()
     """In the order in which it is read, of both sections that hold some; "cited" has the wording around it where it holds any."""
-    sources_intro: str = offer.SOURCES_INTRO
+    sources_intro: str = inputs.SOURCES_INTRO
     again: Sequence[str] = ()
     """Labels of evidence that stands in an earlier message."""
     cite: str = ""
@@ -92,9 +92,9 @@ def _system(split: Split, choice: Choice) -> list[_Said]:
     blocks = []
     if choice.memories:
         facts = [Part("memories", shown.text, item=shown.label) for shown in choice.memories]
-        blocks.append([Part("memories", offer.MEMORIES_INTRO), *facts])
+        blocks.append([Part("memories", inputs.MEMORIES_INTRO), *facts])
     if choice.summary:
-        blocks.append([Part("summary", offer.SUMMARY_INTRO + choice.summary.strip())])
+        blocks.append([Part("summary", inputs.SUMMARY_INTRO + choice.summary.strip())])
     for block in blocks:
         lead = Part(block[0].section, "\n\n" if parts else "")
         parts += [Part(lead.section, lead.text + block[0].text), *block[1:]]
@@ -121,7 +121,7 @@ def as_sent(message: Message) -> str:
 
 def _current(split: Split, choice: Choice) -> list[_Said]:
     """What is asked now; files and evidence go into the last user message, a round of tools follows it."""
-    last_user = max(number for number, message in split.current if message.role == "user")
+    last_user = max((number for number, message in split.current if message.role == "user"), default=0)
     said = []
     for number, message in split.current:
         text = message.content.strip()
@@ -145,16 +145,16 @@ def _question(text: str, choice: Choice) -> tuple[Part, ...]:
         cite = [Part(owner, choice.cite)] if choice.cite else []
     if choice.again:
         owner = owner if parts else "pointers"
-        parts.append(Part("pointers", offer.AGAIN.format(labels=", ".join(f"[{label}]" for label in choice.again))))
+        parts.append(Part("pointers", inputs.AGAIN.format(labels=", ".join(f"[{label}]" for label in choice.again))))
         cite = cite or [Part("pointers", choice.cite)]
     if parts:
-        parts.append(Part(owner, offer.QUESTION_INTRO))
+        parts.append(Part(owner, inputs.QUESTION_INTRO))
     parts += [Part("question", text), *([] if choice.instructions.strip() else cite)]
-    for section, intro, items in (("proposals", offer.PROPOSALS_INTRO, choice.proposals), ("plan", offer.PLAN_INTRO, choice.plan)):
+    for section, intro, items in (("proposals", inputs.PROPOSALS_INTRO, choice.proposals), ("plan", inputs.PLAN_INTRO, choice.plan)):
         if items:
             parts += [Part(section, intro), *(Part(section, shown.text, item=shown.label) for shown in items)]
     if choice.instructions.strip():
-        parts += [Part("instructions", offer.INSTRUCTIONS_INTRO + choice.instructions.strip()), *cite]
+        parts += [Part("instructions", inputs.INSTRUCTIONS_INTRO + choice.instructions.strip()), *cite]
     return _trimmed(parts)
 
 

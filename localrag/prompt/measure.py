@@ -5,49 +5,49 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from functools import partial
-from math import floor
 
-from localrag.budget import Budget, Percent, Section, container, negotiate
-from localrag.budget.profile import PROTECTED
+from localrag.budget import Budget, Percent, Section, container, negotiate, tokens_of
+from localrag.budget.sections import PROTECTED
 from localrag.conversation import Exchange, Split, newest, split
 from localrag.errors import BudgetExceededError, UsageError
 from localrag.markup import EncodedPart, count_content
 from localrag.messages import Message, ToolSpec
 from localrag.passages import Hit
-from localrag.prompt import offer
+from localrag.prompt import inputs
+from localrag.prompt.inputs import Item, PromptInputs
 from localrag.prompt.layout import Choice, as_sent, encode_prompt
-from localrag.prompt.offer import Item, Offer
-from localrag.prompt.probing import JOIN_TOKENS, markup_costs, tool_costs
+from localrag.prompt.template_cost import JOIN_TOKENS, markup_costs, tool_costs
 from localrag.prompt.thoughts import end_ids
 from localrag.thinking import MIN_TOKENS
 from localrag.tokens import ChatTemplate, TokenCounter
 
 SUMMARY_TOKENS = 400
 """The longest summary of what was said long ago."""
+OPEN_ANSWER = Percent(10)
+"""What an answer without a limit of its own has at most in the negotiation, of what is not fixed; the rest it has of what is left."""
 MIN_PROPOSAL_TOKENS = 32
 """Of each proposal so much is there at least, or the whole is refused: none is left out."""
 
 _INTROS = {
-    "attachments": offer.QUESTION_INTRO,
-    "memories": "\n\n" + offer.MEMORIES_INTRO,
-    "proposals": offer.PROPOSALS_INTRO,
-    "plan": offer.PLAN_INTRO,
+    "attachments": inputs.QUESTION_INTRO,
+    "memories": "\n\n" + inputs.MEMORIES_INTRO,
+    "proposals": inputs.PROPOSALS_INTRO,
+    "plan": inputs.PLAN_INTRO,
 }
 _LARGEST = "9,999,999"
 """A number of tokens that takes as much room as any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Wants:
+class Demand:
     """An offer, counted. `history` is all that was said before; of it, `recent` is what is not settled and the limit of messages lets in.
 
     Costs are upper bounds of what each thing takes in the prompt, by section and label or number; `fixed` and `rounds`, the
     messages of a round of tools, are what they take now.
     """
 
-    offer: Offer
+    offer: PromptInputs
     split: Split
     counter: TokenCounter
     template: ChatTemplate
@@ -55,6 +55,8 @@ class Wants:
     items: dict[str, list[Item]]
     tool_costs: dict[str, int]
     tools: tuple[ToolSpec, ...]
+    forced_tool: str | None
+    """The tool that is always sent, if the answer must be a call."""
     message_costs: dict[int, int]
     recent: tuple[Exchange, ...]
     end_ids: tuple[int, ...] = ()
@@ -69,7 +71,8 @@ class Wants:
 
     def content(self, number: int) -> str:
         """What is sent of the message of that number, if it is sent whole."""
-        message, is_over = self.offer.messages[number - 1], number < self.split.current[0].number
+        message = self.offer.messages[number - 1]
+        is_over = not self.split.current or number < self.split.current[0].number
         return _said(message) if is_over else _calling(message)
 
     def cost(self, exchange: Exchange) -> int:
@@ -90,7 +93,12 @@ class Wants:
         rounds = [number for number, message in self.split.current if message.role != "user"]
         return sum(self.message_costs[number] - self.sent(self.content(number)) for number in rounds)
 
-    def with_fixed(self, section: str, tokens: int) -> Wants:
+    @property
+    def num_forced_tokens(self) -> int:
+        """Tokens of the tool that is always sent; 0 if there is none."""
+        return 0 if self.forced_tool is None else self.tool_costs[self.forced_tool]
+
+    def with_fixed(self, section: str, tokens: int) -> Demand:
         """The same with at least so many tokens, and what joining can cost, set aside for a section that is always sent whole."""
         return replace(self, reserved=self.reserved | Counter({section: tokens + JOIN_TOKENS}))
 
@@ -119,9 +127,9 @@ class Wants:
         if section in _INTROS:
             return self.counter(_INTROS[section])
         found = len(self.offer.hits)  # cited or evidence: one of the two has the wording around both
-        most = offer.PARTIAL_SOURCES_INTRO.format(shown=found, found=found, tokens=_LARGEST, room=_LARGEST)
-        intro = most if self.offer.tells_omitted else offer.SOURCES_INTRO
-        return sum(map(self.counter, (intro, offer.QUESTION_INTRO, self.cite(items[0].label))))
+        most = inputs.PARTIAL_SOURCES_INTRO.format(shown=found, found=found, tokens=_LARGEST, room=_LARGEST)
+        intro = most if self.offer.tells_omitted else inputs.SOURCES_INTRO
+        return sum(map(self.counter, (intro, inputs.QUESTION_INTRO, self.cite(items[0].label))))
 
     def cite(self, label: str) -> str:
         """What is said about citing, with a label for an example."""
@@ -162,9 +170,10 @@ class Wants:
             thinking = profile.sections["thinking"]
             basis = min(thinking.basis, self.offer.think_tokens) if isinstance(thinking.basis, int) else thinking.basis
             sections.append(replace(thinking, basis=basis).section("thinking", self.offer.think_tokens))
-        answer = profile.sections["answer"]
-        basis = min(answer.basis, self.offer.max_tokens) if isinstance(answer.basis, int) else answer.basis
-        sections.append(replace(answer, basis=basis).section("answer", self.offer.max_tokens))
+        if self.offer.max_tokens is not None:  # else `share` knows
+            answer = profile.sections["answer"]
+            basis = min(answer.basis, self.offer.max_tokens) if isinstance(answer.basis, int) else answer.basis
+            sections.append(replace(answer, basis=basis).section("answer", self.offer.max_tokens))
         return sections
 
     def share(self, window: int) -> Budget:
@@ -178,36 +187,58 @@ class Wants:
                     most, {name: self.fixed[name]}, hint=f"The budget {self.offer.profile.name!r} gives {name} {most} tokens."
                 )
         sections = self._with_floor(self.sections, window)
+        if self.offer.max_tokens is None:
+            sections = [*sections, self._open_answer(sections, window)]
         budget = negotiate(window, sections)
         if self.offer.profile.sections["history"].cut != "summarize" or self._holds_history(budget):
             return budget
         tokens = min(SUMMARY_TOKENS, max(1, self.num_history_tokens // 2))
         return negotiate(window, [*sections, self.offer.profile.sections["summary"].section("summary", tokens)])
 
+    def _open_answer(self, sections: Sequence[Section], window: int) -> Section:
+        """An answer without a limit. It takes its least size where that leaves room for all of the history.
+
+        Where something of the history gives way in any case, the answer starts from its basis, or a tenth of what is not fixed if that
+        is less: else each answer of a long conversation would be as short as can be.
+        """
+        answer = replace(self.offer.profile.sections["answer"], max=None, grow=0.0)
+        least = replace(replace(answer, basis=answer.min).section("answer", 0), content=None)
+        if self._holds_history(negotiate(window, [*sections, least])):
+            return least
+        most = container(window, sections)
+        basis = [tokens_of(length, most) for length in (answer.basis or 0, OPEN_ANSWER)]
+        return replace(least, basis=max(tokens_of(answer.min, most), min(basis)))
+
     def _with_floor(self, sections: Sequence[Section], window: int) -> list[Section]:
-        """The same with as much for calls and proposals that none is left out, and for thoughts that they can be ended."""
+        """The same with room for all calls and proposals, for a tool that must be called, and for the end of thoughts."""
         whole = container(window, sections)
-        least = {"tools": self.num_rigid_tokens, "proposals": self.num_proposal_tokens, "thinking": self.num_thinking_tokens}
+        least = {
+            "tools": self.num_rigid_tokens + self.num_forced_tokens,
+            "proposals": self.num_proposal_tokens,
+            "thinking": self.num_thinking_tokens,
+        }
         return [_at_least(each, least[each.name], whole) if each.name in least else each for each in sections]
 
     def _holds_history(self, budget: Budget) -> bool:
         return budget.allocations.get("history", 0) >= self.num_history_tokens
 
 
-def measure(given: Offer, *, counter: TokenCounter, template: ChatTemplate) -> Wants:
+def measure(given: PromptInputs, *, counter: TokenCounter, template: ChatTemplate) -> Demand:
     """Count everything that is offered, with the wording and the markup that it brings with it.
 
     UsageError for an empty question and for two things of one name, TemplateError for a template that cannot render the conversation.
     """
     _check_names(given)
-    parts = split(given.messages, given.pinned)
+    parts = split(given.messages, given.pinned, needs_question=given.needs_question)
+    if not parts.current:
+        _check_bare(given)
     tokenizer = counter.tokenizer
     bare = replace(parts, history=(), current=tuple(pair for pair in parts.current if pair[1].role == "user"))
     cite = given.cite.replace("{label}", given.again[0]) if given.again else ""
     ends = end_ids(given.think_tokens, template, tokenizer)
     choice = Choice(again=given.again, cite=cite, instructions=given.instructions, thinks=bool(ends))
     encoded = encode_prompt(bare, choice, tokenizer=tokenizer, template=template)
-    tools, costs = tool_costs(given.tools, bare, choice, encoded, counter=counter, template=template)
+    tools, costs, forced = tool_costs(given.tools, bare, choice, encoded, must_call=given.must_call, counter=counter, template=template)
     spoken = [(number, message.role, _said(message)) for exchange in parts.history for number, message in exchange.messages]
     rounds = [(number, message.role, _calling(message)) for number, message in parts.current if message.role != "user"]
     markup = markup_costs(parts, counter, template) if spoken or rounds else {}
@@ -216,7 +247,7 @@ def measure(given: Offer, *, counter: TokenCounter, template: ChatTemplate) -> W
     most = given.profile.max_messages
     recent = parts.history if most is None else newest(parts.history, most)[0]
     settled = 0 if given.profile.sections["history"].cut == "error" else given.settled
-    return Wants(
+    return Demand(
         offer=given,
         split=parts,
         counter=counter,
@@ -225,13 +256,14 @@ def measure(given: Offer, *, counter: TokenCounter, template: ChatTemplate) -> W
         items=_items(given, counter),
         tool_costs=costs,
         tools=tools,
+        forced_tool=forced,
         message_costs=message_costs,
         recent=tuple(each for each in recent if each.messages[0].number > settled),
         end_ids=ends,
     )
 
 
-def alike(measured: Sequence[Wants]) -> list[Wants]:
+def alike(measured: Sequence[Demand]) -> list[Demand]:
     """The same with as much set aside in all for what is always sent whole as the one needs that needs most.
 
     Offers that differ in their instructions alone thus have room for the same, and their prompts are the same up to those.
@@ -244,10 +276,17 @@ def alike(measured: Sequence[Wants]) -> list[Wants]:
     return found
 
 
-def _check_names(given: Offer) -> None:
+def _check_bare(given: PromptInputs) -> None:
+    """Sources and their like stand in the message of the question, so without one there is no place for them."""
+    beside = (given.hits, given.again, given.attachments, given.proposals, given.plan.strip(), given.instructions.strip())
+    if any(beside) or not any(message.content.strip() for message in given.messages):
+        raise UsageError("There must be a question since the last answer.", hint="End the conversation with a user message.")
+
+
+def _check_names(given: PromptInputs) -> None:
     """Ledgers name things by their labels, so these must tell them apart."""
     for kind, labels in (
-        ("passages", [hit.label for hit in given.hits]),
+        ("passages", [chunk.label for hit in given.hits for chunk in (hit.chunk, *hit.copies)]),
         ("attachments", [each.label for each in given.attachments]),
         ("memories", [each.label for each in given.memories]),
         ("tools", [tool.name for tool in given.tools]),
@@ -276,7 +315,7 @@ def used_by(parts: Iterable[EncodedPart]) -> Counter[str]:
     return used
 
 
-def _items(given: Offer, counter: TokenCounter) -> dict[str, list[Item]]:
+def _items(given: PromptInputs, counter: TokenCounter) -> dict[str, list[Item]]:
     """What can be left out or shortened as items, each kind in the order in which they are kept."""
 
     def item(section: str, label: str, score: float, body: str, dress: Callable[[str], str], **more: object) -> Item:
@@ -284,17 +323,17 @@ def _items(given: Offer, counter: TokenCounter) -> dict[str, list[Item]]:
         return Item(section, label, score, body, dress, cost, **more)  # type: ignore[arg-type]  # tier and modified
 
     def source(section: str, hit: Hit) -> Item:
-        return item(section, hit.label, hit.score, hit.chunk.text, partial(offer.source, hit), tier=given.profile.tier(hit.relevance))
+        return item(section, hit.label, hit.score, hit.chunk.text, partial(inputs.source, hit), tier=given.profile.tier(hit.relevance))
 
     items = {
-        "memories": [item("memories", m.label, m.importance, m.text, partial(offer.fact, m)) for m in given.memories],
+        "memories": [item("memories", m.label, m.importance, m.text, partial(inputs.fact, m)) for m in given.memories],
         "attachments": [
-            item("attachments", a.label, a.relevance, a.text, partial(offer.file, a), modified=a.modified) for a in given.attachments
+            item("attachments", a.label, a.relevance, a.text, partial(inputs.file, a), modified=a.modified) for a in given.attachments
         ],
         "cited": [source("cited", hit) for hit in given.hits if hit.label in given.cited],
         "evidence": [source("evidence", hit) for hit in given.hits if hit.label not in given.cited],
-        "proposals": [item("proposals", p.label, 0.0, p.text, partial(offer.proposal, p)) for p in given.proposals],
-        "plan": [item("plan", "plan", 0.0, given.plan, offer.planned)] if given.plan.strip() else [],
+        "proposals": [item("proposals", p.label, 0.0, p.text, partial(inputs.proposal, p)) for p in given.proposals],
+        "plan": [item("plan", "plan", 0.0, given.plan, inputs.planned)] if given.plan.strip() else [],
     }
     for name in ("memories", "attachments"):
         items[name].sort(key=lambda each: -each.score)  # stable: equals stay as they were given
@@ -313,8 +352,5 @@ def least_of(item: Item, count: Callable[[str], int]) -> int:
 
 def _at_least(section: Section, tokens: int, whole: int) -> Section:
     """The same with a floor, even where the table that a person wrote has a lower maximum. Percentages are of `whole`."""
-    least, most = section.min, section.max
-    if isinstance(least, Percent):
-        least = floor(Fraction(str(least.value)) * whole / 100)
-    least = max(least, tokens)
+    least, most = max(tokens_of(section.min, whole), tokens), section.max
     return replace(section, min=least, max=max(most, least) if isinstance(most, int) else most)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from localrag import citation
 from localrag.budget import Cut, Percent, Section, Tier, negotiate
 from localrag.conversation import Covered, Exchange
-from localrag.passages import CITATION
+from localrag.prompt.inputs import Item
 from localrag.prompt.layout import Shown
 from localrag.prompt.measure import frame_of, least_of
-from localrag.prompt.offer import Item
-from localrag.prompt.probing import JOIN_TOKENS
+from localrag.prompt.template_cost import JOIN_TOKENS
 from localrag.summary import LEVELS, LIMITS, Level, cut_middle, truncate
 
 Count = Callable[[str], int]
@@ -164,7 +164,7 @@ def _evenly(items: Sequence[Item], room: int, count: Count) -> Packed:
 def _without_middle(item: Item, room: int, count: Count) -> Shown | None:
     limit = room - frame_of(item, count)
     while limit > 0:
-        body = cut_middle(item.body, limit, count, whole=CITATION)
+        body = cut_middle(item.body, limit, count, whole=citation.WHOLE)
         shown = _shown(item, body, "truncated", count, room) if body else None
         if shown is not None:
             return shown

@@ -1,10 +1,8 @@
-"""How relevant a file is for a task: five factors, each 0 to 1, weighted and added; the parts are the explanation."""
+"""Score the relevance of files for a task: five factors of 0 to 1, weighted and added; the parts explain the score."""
 
-from localrag.relevance.kinds import kind_of
-from localrag.relevance.profile import File
-from localrag.relevance.scoring import MAX_TASK_CHARS, Score, score
-from localrag.relevance.weighing import weigh
-from localrag.relevance.weights import DEFAULT_FILE_TYPES, FACTORS, METHODS, Method, Weights
+from localrag.relevance.alignment import METHODS, Method
+from localrag.relevance.profile import File, kind_of
+from localrag.relevance.scoring import DEFAULT_FILE_TYPES, FACTORS, MAX_TASK_CHARS, Score, Weights, score, weigh
 
 __all__ = [
     "DEFAULT_FILE_TYPES",

@@ -1,10 +1,10 @@
-"""How often the other files and the task refer to a file.
+"""Mention density: how often the other files and the task refer to a file.
 
 A reference is the file's path or the end of it, its name, or its module name with a dot (`kb.retrieve`); the stem of the name where it
 is hardly an ordinary word: between backticks, after `./`, where it is made of several parts (`knowledge_base`), and in the task where
 few other files hold that word, so that "a model" does not name model.py where every file speaks of models. An import that leads to the
-file counts once if the text does not spell a reference out. A name that several of the files share, and one as common as `index` or
-`__init__`, is no reference without its folder. Letters' case does not matter.
+file counts once if the text does not spell a reference out. A name that several files share, or one as common as `index` or `__init__`,
+needs its folder to be a reference. Case is ignored.
 
 With f references in the other files, which have w words, and t in the task, which has v words, the density per 1,000 words is
 d = 1000 f / max(w, 1000) + 1000 t / v, and the value is d / (d + HALF_DENSITY). So one reference in a short note is not yet a crowd, and
@@ -33,12 +33,12 @@ _MAX_RUN_CHARS = 512
 _MAX_PARTS = 12
 _MIN_STEM_CHARS = 3
 _FROM_HERE = re.compile(r"^(?:\.{0,2}/)+")
-"""What of a path says where to start: `./`, `../../`, `/`."""
+"""The beginning of a path that says where to start: `./`, `../../`, `/`."""
 _SEVERAL_PARTS = re.compile(r"[^_-]+[_-]+[^_-]")
 
 
 class Names:
-    """What each file is called: key → path, and a shared key → nothing. Keys are in lower case."""
+    """The names of all files: key → path; None for a key that several share. Keys are in lower case."""
 
     def __init__(self, profiles: Sequence[Profile]) -> None:
         self.paths: dict[str, str | None] = {}
@@ -64,7 +64,7 @@ class Names:
             _claim(self.stems, name, profile.path)
 
     def find(self, run: str, *, bare: Container[str], is_call: bool) -> str | None:
-        """The file that a run of path-like characters refers to. `bare`: stems that will do by themselves. `is_call`: a bracket follows."""
+        """The file that a run of path-like characters refers to. `bare`: stems that count alone. `is_call`: a parenthesis follows."""
         relative = run.startswith((".\\", "./", "..\\", "../"))
         run = run.replace("\\", "/").rstrip("./-").lower()
         hidden = _FROM_HERE.sub("", run)
@@ -111,7 +111,7 @@ def _claim(names: dict[str, str | None], key: str, path: str) -> None:
 def rate_mentions(
     profiles: Sequence[Profile], everything: Sequence[Profile], task: str, graph: Mapping[str, Sequence[str]]
 ) -> tuple[list[Rating], list[str]]:
-    """How densely each of `profiles` is referred to in `everything` and the task; and the paths that the task names."""
+    """Rate how densely `everything` and the task refer to each of `profiles`; also return the paths that the task names."""
     names = Names(everything)
     found: Counter[str] = Counter()
     for source in everything:
@@ -134,7 +134,7 @@ def rate_mentions(
 
 
 def _rare_stems(task: str, names: Names, everything: Sequence[Profile]) -> set[str]:
-    """The words of a task that are the stem of a file's name, and that at most one in ten of the other files (or one) holds."""
+    """The words of a task that are the stem of a file's name and occur in at most one in ten of the other files (or in one)."""
     found = {word for word in words(task.lower()) if names.stems.get(word) is not None}
     most = max(1, len(everything) // 10)
     return {word for word in found if sum(each.counts[stem(word)] > 0 for each in everything if each.path != names.stems[word]) <= most}

@@ -1,4 +1,4 @@
-"""A file and the words it holds, read once for all factors."""
+"""A file with its kind and its words, read once for all factors."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from localrag.outline import language_of, outline
 from localrag.terms import terms, words
 
 MAX_WORD_CHARS = 64
-"""A longer run of letters is data, not a word that a person would look for."""
+"""A longer run of letters is data, not a word that a person would search for."""
 
 _NAMING = frozenset(("heading", "class", "function", "type"))
 _HEAD_END = re.compile(r"[({\n]")  # before it stands the name, after it parameters and bodies
@@ -25,6 +26,32 @@ _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _STEM = re.compile(
     r"([a-z]{4,}?)(?:i[zs](?:ations?|ers?|es?|ed|ing)|ations?|ators?|at(?:es?|ed|ing)|ings?|ions?|ies|ers?|ed|es|ly|e|s|y)?", re.ASCII
 )
+
+_CODE = frozenset(
+    """.py .pyi .pyx .js .mjs .cjs .jsx .ts .mts .cts .tsx .vue .svelte .java .kt .kts .scala .groovy .c .h .cc .cpp .cxx .hpp .hh .cs .go
+    .rs .rb .php .pl .pm .lua .r .jl .swift .m .mm .dart .hs .ml .mli .clj .ex .exs .erl .elm .f .f90 .pas .sql .sh .bash .zsh .fish .ps1
+    .bat .proto .graphql .html .htm .css .scss .less .ipynb .scad .cu .cuh .zig .vim .el""".split()  # noqa: SIM905  # a word list
+)
+_DOCUMENTS = frozenset((".md", ".markdown", ".mdx", ".rst", ".adoc", ".org", ".tex", ".txt", ".text"))
+_CONFIG = frozenset(
+    """.toml .yaml .yml .json .jsonc .json5 .ini .cfg .conf .env .properties .editorconfig .gitignore .gitattributes .dockerignore .lock
+    .mod .sum .plist .gradle .cmake .mk .tf .tfvars .nix .xml""".split()  # noqa: SIM905  # a word list
+)
+_CONFIG_NAMES = frozenset(("dockerfile", "makefile", "cmakelists.txt", "procfile", "justfile", "vagrantfile", "jenkinsfile", "codeowners"))
+_DOCUMENT_NAMES = frozenset(
+    ("readme", "license", "licence", "copying", "changelog", "changes", "contributing", "authors", "notice", "news")
+)
+_TEST_FOLDERS = frozenset(("test", "tests", "testing", "__tests__", "spec", "e2e"))
+_REQUIREMENT_FOLDERS = frozenset(("requirements", "specs", "spec", "specifications", "user-stories", "use-cases", "rfcs"))
+
+_TEST_NAME = re.compile(r"test_.*|.*[_.-](?:test|tests|spec)|conftest|tests?", re.IGNORECASE)
+_TEST_CLASS = re.compile(r".*[a-z0-9](?:Test|Tests|TestCase|Spec|IT)")  # Java and its kin: case tells ParserTest from latest
+_REQUIREMENT_NAME = re.compile(
+    r"(?:uc|req|fr|nfr|us|prd|srs|rfc)[-_ ]?\d.*"
+    r"|(?:.*[-_. ])?(?:req|prd|srs|specs?|specification|requirements?|user[-_]?stor(?:y|ies))(?:[-_. ].*)?",
+    re.IGNORECASE,
+)
+_PIP = re.compile(r"(?:.*[-_.])?(?:requirements|constraints)(?:[-_.].*)?\.(?:txt|in)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +64,14 @@ class File:
 
 
 class Rating(NamedTuple):
-    """What one factor says of one file: `value` is 0 to 1, and `details` what it was computed from, fit for JSON."""
+    """The value of one factor for one file, 0 to 1, with the `details` behind it, fit for JSON."""
 
     value: float
     details: Mapping[str, object]
 
 
 class Profile:
-    """What the factors need to know of a file. `path` is normalised: / between folders, no `.` and no `..` that can be resolved."""
+    """A file as the factors need it. `path` is normalised: / between folders, `.` and `..` resolved."""
 
     def __init__(self, file: File) -> None:
         self.label = file.path
@@ -68,7 +95,7 @@ class Profile:
 
     @cached_property
     def naming_counts(self) -> Counter[str]:
-        """The same of what names things: the path, headings, and the names of the classes, functions and types that are defined."""
+        """`count_words` of names: the path, headings, and the names of classes, functions and types defined in the file."""
         pieces = (piece.text for piece in outline(self.text, language_of(self.name)) if piece.kind in _NAMING)
         return count_words("\n".join([self.path, *(_HEAD_END.split(text, maxsplit=1)[0] for text in pieces)]))
 
@@ -86,8 +113,30 @@ def normalised(path: str) -> str:
     return posixpath.normpath(path.replace("\\", "/")) if path else ""
 
 
+def kind_of(path: str, text: str = "") -> str:
+    """source_code, test_code, requirements, documentation, config or other, by name, ending and folders.
+
+    A file without an ending that begins with `#!` is source code. A `requirements.txt` lists packages, so it is config.
+    """
+    pure = PurePosixPath(normalised(path))
+    suffix, bare = pure.suffix.lower(), pure.name[: -len(pure.suffix)] if pure.suffix else pure.name
+    folders = {part.lower() for part in pure.parts[:-1]}
+    if suffix in _CODE or (not suffix and text.startswith("#!")):
+        is_test = _TEST_NAME.fullmatch(bare) or _TEST_CLASS.fullmatch(bare) or folders & _TEST_FOLDERS
+        return "test_code" if is_test else "source_code"
+    if suffix == ".feature":
+        return "requirements"
+    if pure.name.lower() in _CONFIG_NAMES or _PIP.fullmatch(pure.name):
+        return "config"
+    if suffix in _DOCUMENTS or bare.lower() in _DOCUMENT_NAMES:
+        return "requirements" if _REQUIREMENT_NAME.fullmatch(bare) or folders & _REQUIREMENT_FOLDERS else "documentation"
+    if suffix in _CONFIG or pure.name.lower() in _CONFIG:
+        return "requirements" if folders & _REQUIREMENT_FOLDERS else "config"
+    return "other"
+
+
 def task_terms(task: str) -> dict[str, str]:
-    """The words of a task that are looked for: stem → the word as the task has it. An identifier counts whole and in its parts."""
+    """The search words of a task: stem → the word as written. An identifier counts whole and in its parts."""
     found: dict[str, str] = {}
     for word in terms(f"{_HUMP.sub(' ', task)} {task}"):
         found.setdefault(stem(word), word)
@@ -96,9 +145,9 @@ def task_terms(task: str) -> dict[str, str]:
 
 @lru_cache(maxsize=65_536)
 def stem(word: str) -> str:
-    """An English word in lower case without its ending: enough for "negotiation" to meet "negotiate", applied to both sides alike.
+    """Stem an English word in lower case, just enough for "negotiation" to match "negotiate".
 
-    Words with other than ASCII letters, and short ones, stay as they are.
+    Short words and those with other than ASCII letters stay as they are.
     """
     match = _STEM.fullmatch(word)
     if match is None:
@@ -108,12 +157,12 @@ def stem(word: str) -> str:
 
 
 def idf(num_files: int, num_holding: int) -> float:
-    """The weight of a word by BM25's inverse document frequency, which is never 0 or less."""
+    """The inverse document frequency of BM25, always positive."""
     return math.log1p((num_files - num_holding + 0.5) / (num_holding + 0.5))
 
 
 def count_words(text: str) -> Counter[str]:
-    """How often each word stands in a text, by its stem; a word inside an identifier counts as a word too."""
+    """Count the words of a text by stem; a word inside an identifier counts too."""
     return _stemmed(_counted(text))
 
 

@@ -141,9 +141,9 @@ def _cut_sections(asks: Sequence[StoredAsk]) -> list[Cut]:
     for ask in asks:
         for entry in ask.ledger.entries:
             less = max(0, entry.wanted - entry.allotted)
-            if less or entry.omitted or entry.shortened:
+            if less or entry.without_room or entry.shortened:
                 times[entry.name] += 1
-                omitted[entry.name] += len(entry.omitted)
+                omitted[entry.name] += len(entry.without_room)
                 shortened[entry.name] += len(entry.shortened)
                 missing[entry.name] += less
     cuts = [Cut(name, times[name], omitted[name], shortened[name], missing[name]) for name in times]
@@ -157,7 +157,7 @@ def _omitted_items(asks: Sequence[StoredAsk]) -> list[Item]:
     for ask in asks:
         passages = {each.label: each for each in ask.evidence}
         for entry in ask.ledger.entries:
-            for label in entry.omitted:
+            for label in entry.without_room:
                 found = passages.get(label)
                 lasts = found is not None and bool(found.kb)
                 key = (entry.name, found.kb, found.source, found.chunk_id) if found and lasts else (entry.name, ask.session, label)

@@ -1,4 +1,5 @@
-"""/v1/chat/completions: a conversation is answered, from an index if it names one."""
+"""/v1/chat/completions and /v1/completions: a conversation is answered, from an index if it names one, and a text is gone on with as it
+stands, without a chat template."""
 
 from __future__ import annotations
 
@@ -6,23 +7,194 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from pydantic import BaseModel, Field
 
-from localrag.server.asking import FINISHES, accounts, answered, body_of, data_of, opened, usage
-from localrag.server.chat_answer_schemas import ChatChunk, ChatCompletion
-from localrag.server.chat_schemas import ChatRequest
-from localrag.server.documenting import ENGINE_FAILS, described
-from localrag.server.problems import Problem, stream_failure
-from localrag.server.questions import Asked, read
+from localrag.server.chat_request import Asked, ChatRequest, NumTokens, Penalty, Stop, StreamOptions, Temperature, TopP, Unused, read
+from localrag.server.errors import Problem
+from localrag.server.openapi import ENGINE_FAILS, described
+from localrag.server.routing import FINISHES, Engine, accounts, answered, body_of, data_of, usage
+from localrag.server.schemas import (
+    ACCOUNT,
+    USAGE,
+    ChatUsage,
+    CitationInfo,
+    Evidence,
+    LedgerInfo,
+    LocalAccount,
+    NodeWithScore,
+    SlotInfo,
+    example,
+    parse,
+    worded,
+)
+from localrag.server.state import State
 from localrag.server.tools import Call, may_be_call
 
-if TYPE_CHECKING:
-    from localrag.server.app import Shared
-
 router = APIRouter(tags=["completions"])
+
+_HEAD = {"id": "chatcmpl-dd10960f2f3b54b0c4841143", "created": 1795395678, "model": "echo"}
+_MESSAGE = {"role": "assistant", "content": "You asked: What is PLA?"}
+DEFAULT_MAX_TOKENS = 16
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "suffix": ("",), "echo": (False,), "best_of": (1,), "logit_bias": ({},), "modalities": (["text"],)
+}  # fmt: skip
+"""Values that ask for nothing, of parameters of /v1/completions that cannot be honoured."""
+_ONE_PROMPT = "prompt is one text that is not empty."
+
+
+# --- a conversation ---
+
+
+class LikelyToken(BaseModel):
+    """A token and the natural logarithm of its probability."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None = None
+
+
+class TokenLogprob(LikelyToken):
+    """A token of the answer, and those that might have stood there."""
+
+    top_logprobs: list[LikelyToken]
+
+
+class Logprobs(BaseModel):
+    """The probabilities of an answer's tokens."""
+
+    content: list[TokenLogprob] | None
+    refusal: None = None
+
+
+class FunctionCall(BaseModel):
+    """A function and what it is called with."""
+
+    name: str
+    arguments: str = Field(description="JSON.")
+
+
+class ToolCall(BaseModel):
+    """A call of a tool that the model wrote."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class ChatAnswer(BaseModel):
+    """What the model said, and what it thought before, under both names that are known for it."""
+
+    role: Literal["assistant"]
+    content: str | None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    function_call: FunctionCall | None = None
+
+
+FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
+
+
+class ChatChoice(BaseModel):
+    """The one answer."""
+
+    index: int
+    message: ChatAnswer
+    finish_reason: FinishReason
+    logprobs: Logprobs | None = None
+
+
+class ChatCompletion(BaseModel):
+    """An answer with its sources and its account."""
+
+    model_config = example(
+        {
+            **_HEAD,
+            "object": "chat.completion",
+            "choices": [{"index": 0, "message": _MESSAGE, "finish_reason": "stop", "logprobs": None}],
+            "usage": USAGE,
+            "source_nodes": None,
+            "localrag": ACCOUNT,
+        }
+    )
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: ChatUsage
+    source_nodes: list[NodeWithScore] | None = Field(description="The passages in the prompt; null where nothing was searched.")
+    localrag: LocalAccount
+
+
+class ToolCallDelta(BaseModel):
+    """A piece of a call of a tool."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: dict[str, str] | None = None
+
+
+class ChatDelta(BaseModel):
+    """A piece of an answer."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
+    function_call: FunctionCall | None = None
+
+
+class ChunkChoice(BaseModel):
+    index: int
+    delta: ChatDelta
+    finish_reason: FinishReason | None
+    logprobs: Logprobs | None = None
+
+
+class LiveAccount(BaseModel):
+    """The account of an answer that is being written: of its prompt in the first chunk, of all in the last."""
+
+    prompt_tokens: int | None = None
+    slot: SlotInfo | None = None
+    sections: list[dict[str, Any]] | None = Field(
+        default=None, description="Each section of the ledger as a flex item; its `allotted` is the ledger's."
+    )
+    ledger: LedgerInfo | None = None
+    evidence: list[Evidence] | None = None
+    completion_tokens: int | None = Field(default=None, description="How many were written so far.")
+    citations: list[CitationInfo] | None = None
+    timings: dict[str, float] | None = None
+    tokens_per_s: float | None = None
+
+
+class ChatChunk(BaseModel):
+    """A piece of a stream. If `include_usage` asked for them, the first one has the account of the prompt, and the last one, without a
+    choice, usage, sources and the whole account."""
+
+    model_config = example(
+        {
+            **_HEAD,
+            "object": "chat.completion.chunk",
+            "choices": [{"index": 0, "delta": {"content": "You"}, "finish_reason": None, "logprobs": None}],
+        }
+    )
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: ChatUsage | None = None
+    source_nodes: list[NodeWithScore] | None = None
+    localrag: LiveAccount | None = None
 
 
 @router.post(
@@ -30,15 +202,13 @@ router = APIRouter(tags=["completions"])
     operation_id="create_chat_completion",
     **described(ChatCompletion, body=ChatRequest, stream=ChatChunk, fails=(*ENGINE_FAILS, 404, 409)),
 )
-async def complete_chat(request: Request) -> Response:
+async def complete_chat(request: Request, state: State, engine: Engine) -> Response:
     """Answer a conversation; with `index_name` from what is found there. See docs/how-to/server.md for the order of the checks."""
-    shared: Shared = request.app.state.shared
-    engine = await opened(shared)
-    asked = read(await body_of(request), has_index=shared.has_index, rejects_tools=shared.rejects_tools)
-    return await answered(request, engine, asked, _Answered(asked, engine.about["model"], shared.metrics.answered))
+    asked = read(await body_of(request), has_index=state.has_index, rejects_tools=state.rejects_tools)
+    return await answered(request, engine, asked, _ChatForm(asked, engine.about["model"], state.metrics.answered))
 
 
-class _Answered:
+class _ChatForm:
     """One completion in OpenAI's form, whole or in chunks."""
 
     def __init__(self, asked: Asked, model: str, on_done: Callable[[Mapping[str, Any]], None]) -> None:
@@ -72,7 +242,7 @@ class _Answered:
                         yield chunk
                     reply = await anext(replies)
             except Problem as problem:
-                yield {"data": data_of(stream_failure(problem.status, problem.detail))}
+                yield {"data": data_of(problem.event)}
                 return
         done = reply["done"]
         self._on_done(done)
@@ -126,7 +296,7 @@ class _Answered:
         """The prompt before it is evaluated."""
         if not self._asked.includes_usage:
             return {}
-        local = {name: begun[name] for name in ("slot", "sections", "ledger", "evidence")}
+        local = {name: begun[name] for name in ("prompt_tokens", "slot", "sections", "ledger", "evidence")}
         return {"source_nodes": begun["nodes"] if self._asked.searches else None, "localrag": local}
 
 
@@ -141,3 +311,140 @@ def _token(piece: Sequence[int], logprob: float) -> dict[str, Any]:
 def _reasoning(thought: str) -> dict[str, str]:
     """Under the name that this project uses and the one that most clients know."""
     return {"reasoning": thought, "reasoning_content": thought} if thought else {}
+
+
+# --- a text ---
+
+
+class CompletionRequest(Unused):
+    """A text to be gone on with."""
+
+    model_config = example({"model": "echo", "prompt": "PLA is annealed at", "max_tokens": 16, "temperature": 0}, extra="forbid")
+
+    prompt: Annotated[str | Annotated[list[str], Field(min_length=1, max_length=1)], worded(_ONE_PROMPT)]
+    max_tokens: NumTokens | None = Field(default=None, description=f"The default is {DEFAULT_MAX_TOKENS}.")
+    n: Literal[1] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    seed: int | None = None
+    stop: Stop | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+
+
+class CompletionLogprobs(BaseModel):
+    """One item for each token."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None = None
+    text_offset: list[int]
+
+
+class CompletionChoice(BaseModel):
+    """The one text, or a piece of it in a stream."""
+
+    index: int
+    text: str
+    finish_reason: Literal["stop", "length"] | None
+    logprobs: CompletionLogprobs | None = None
+
+
+class TextCompletion(BaseModel):
+    """What the model wrote, or in a stream a piece of it."""
+
+    model_config = example(
+        {
+            "id": "cmpl-dd10960f2f3b54b0c4841143",
+            "object": "text_completion",
+            "created": 1795395678,
+            "model": "echo",
+            "choices": [{"index": 0, "text": " 80 degrees.", "finish_reason": "stop", "logprobs": None}],
+            "usage": USAGE,
+        }
+    )
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: ChatUsage | None = None
+    source_nodes: None = Field(default=None, description="Nothing is searched.")
+    localrag: LocalAccount | None = None
+
+
+@router.post(
+    "/v1/completions",
+    operation_id="create_completion",
+    **described(TextCompletion, body=CompletionRequest, stream=TextCompletion, fails=ENGINE_FAILS),
+)
+async def complete_text(request: Request, state: State, engine: Engine) -> Response:
+    """Go on with a text. Special strings in it are text."""
+    asked = read_text(await body_of(request))
+    return await answered(request, engine, asked, _TextForm(asked, engine.about["model"], state.metrics.answered))
+
+
+def read_text(body: object) -> Asked:
+    """The body as a conversation of one message. Problem for what it cannot be."""
+    request = parse(CompletionRequest, body, _NEUTRAL)
+    prompt = request.prompt if isinstance(request.prompt, str) else request.prompt[0]
+    if not prompt.strip():
+        raise Problem(400, _ONE_PROMPT, param="prompt")
+    chat = request.model_dump(exclude={"prompt", "logprobs"}, exclude_none=True, warnings=False)  # unused fields are of any type
+    if request.logprobs is not None:
+        chat |= {"logprobs": True, "top_logprobs": request.logprobs}
+    messages = [{"role": "user", "content": prompt}]
+    return read({"max_tokens": DEFAULT_MAX_TOKENS, **chat, "messages": messages}, has_index=lambda _: False, is_plain=True)
+
+
+class _TextForm:
+    """One completion in OpenAI's older form, whole or in chunks."""
+
+    def __init__(self, asked: Asked, model: str, on_done: Callable[[Mapping[str, Any]], None]) -> None:
+        self._asked = asked
+        self._on_done = on_done
+        self._head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time()), "model": model}
+        self._offset = len(asked.messages[0].content)
+
+    def whole(self, done: Mapping[str, Any]) -> dict[str, Any]:
+        self._on_done(done)
+        choice = self._choice(done["answer"], done["logprobs"], FINISHES[done["finish_reason"]])
+        return {**self._head, "choices": [choice], "usage": usage(done), **accounts(self._asked, done)}
+
+    async def chunks(self, _first: dict[str, Any], replies: AsyncGenerator[dict[str, Any], None]) -> AsyncIterator[dict[str, str]]:
+        """Server-sent events; the last one but the end carries the usage, if it was asked for."""
+        async with aclosing(replies):
+            try:
+                reply = await anext(replies)
+                while "done" not in reply:
+                    yield self._event([self._choice(reply["text"], reply["logprobs"])])
+                    reply = await anext(replies)
+            except Problem as problem:
+                yield {"data": data_of(problem.event)}
+                return
+        done = reply["done"]
+        self._on_done(done)
+        yield self._event([self._choice("", [], FINISHES[done["finish_reason"]])])
+        if self._asked.includes_usage:
+            yield self._event([], {"usage": usage(done), **accounts(self._asked, done)})
+        yield {"data": "[DONE]"}
+
+    def _event(self, choices: list[Any], more: Mapping[str, Any] | None = None) -> dict[str, str]:
+        return {"data": data_of({**self._head, "choices": choices, **(more or {})})}
+
+    def _choice(self, text: str, logprobs: Sequence[Any], finish: str | None = None) -> dict[str, Any]:
+        told = self._logprobs(logprobs) if "logprobs" in self._asked.sampling else None
+        return {"index": 0, "text": text, "logprobs": told, "finish_reason": finish}
+
+    def _logprobs(self, found: Sequence[Any]) -> dict[str, Any]:
+        """Offsets are in characters, from the beginning of the prompt on."""
+        texts, offsets = [bytes(piece).decode("utf-8", "replace") for piece, _, _ in found], []
+        for text in texts:
+            offsets.append(self._offset)
+            self._offset += len(text)
+        tops = [{bytes(piece).decode("utf-8", "replace"): value for piece, value in top} for _, _, top in found]
+        return {"tokens": texts, "token_logprobs": [value for _, value, _ in found], "top_logprobs": tops, "text_offset": offsets}

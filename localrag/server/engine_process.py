@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from localrag.server.problems import LOG, Problem
+from localrag.server.errors import LOG, Problem
 from localrag.server.wire import MAX_LINE_BYTES, line_of
 from localrag.session.serving import MAX_AT_ONCE
 from localrag.settings import Settings
@@ -171,6 +171,9 @@ class EngineProcess:
         while line := await process.stdout.readline():
             message = json.loads(line)
             if "ready" in message:
+                if not self.about:
+                    for warning in message["warnings"]:
+                        LOG.warning("%s", warning)
                 self.about, self._is_up = message["ready"], True
                 self._ready.set()
                 self._feed()

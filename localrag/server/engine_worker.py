@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,18 +19,20 @@ from localrag.errors import LocalragError
 from localrag.journal import allotments
 from localrag.messages import Message, ToolSpec
 from localrag.passages import Hit
-from localrag.report.flexbox import item_style, shrink_multiple
-from localrag.server.problems import problem_of
+from localrag.report.page import item_style, shrink_multiple
+from localrag.server.errors import problem_of
+from localrag.server.tools import schema_of_calls
 from localrag.server.wire import line_of
 from localrag.session import Answer, Options, Prepared, Session, supplied
-from localrag.session.hush import Hush
+from localrag.session.redact import Redactor
 from localrag.session.serving import Event, Question, Service
 from localrag.settings import Settings
 
 
 def main() -> None:
     """Open what the first line asks for, and answer until standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends this one
+    for signum in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group by a terminal, timeout and systemd: the server ends this one
+        signal.signal(signum, signal.SIG_IGN)
     out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody else writes to the pipe
     wanted = json.loads(sys.stdin.buffer.readline())
@@ -61,7 +64,7 @@ class _Worker:
             settings=settings,
         )
         self._session = session
-        self._hush = Hush([settings.home])
+        self._hush = Redactor([settings.home])
         self._send = send
         self._service = Service(session, settings).open()
         self._heard: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
@@ -71,7 +74,7 @@ class _Worker:
             "slot": session.slot.to_dict(),
             "num_cells": engine.context.runner.num_cells if engine.context else 0,
         }
-        send({"ready": about})
+        send({"ready": about, "warnings": [self._hush(each) for each in session.warnings]})
 
     def run(self, source: BinaryIO) -> None:
         threading.Thread(target=self._hear, args=(source,), daemon=True).start()
@@ -109,7 +112,7 @@ class _Worker:
     def _budget(self, question: Question) -> dict[str, Any]:
         _, prepared, opened = self._service.prepare(question)
         with opened:
-            return {"prompt_tokens": len(prepared.prompt.token_ids), **composed(prepared)}
+            return composed(prepared) | ({"warnings": prepared.warnings} if prepared.warnings else {})
 
     def _tell(self, event: Event) -> None:
         if event.begun is not None:
@@ -124,8 +127,7 @@ class _Worker:
             self._send({"id": event.id, "text": event.text, "thought": event.thought, "num_tokens": event.num_tokens, "logprobs": logprobs})
 
     def _refuse(self, number: int, error: LocalragError) -> None:
-        problem = problem_of(error)
-        self._send({"id": number, "problem": [problem.status, problem.detail]})
+        self._send({"id": number, "problem": problem_of(error).parts})
 
 
 def settings_of(wanted: Mapping[str, Any]) -> Settings:
@@ -147,8 +149,12 @@ def question_of(message: Mapping[str, Any]) -> Question:
         options["context_ratio"] = given["context_ratio"]
     if given.get("top_k") is not None:
         options["top_k"] = given["top_k"]
+    if given.get("needs_question") is False:
+        options["needs_question"] = False
     if message["tools"]:
         options["tools"] = [ToolSpec(**each) for each in message["tools"]]
+        if not message["calls"]["or_text"]:
+            options["must_call"] = message["calls"]["choices"]
     return Question(
         id=message["id"],
         messages=[Message(each["role"], each["content"]) for each in message["messages"]],
@@ -157,15 +163,23 @@ def question_of(message: Mapping[str, Any]) -> Question:
         options=options,
         is_plain=message["is_plain"],
         max_seconds=message.get("max_seconds"),
+        form_of_calls=partial(_form_of_calls, **message["calls"]) if message["tools"] else None,
     )
 
 
+def _form_of_calls(sent: Sequence[ToolSpec], *, choices: Sequence[str], strict: Sequence[str], or_text: bool) -> dict[str, Any]:
+    """The fields of SamplingParams that hold an answer to a call of the tools that were sent."""
+    specs = [spec for spec in sent if spec.name in choices]
+    return {"json_schema": schema_of_calls(specs, strict) if specs else None, "or_text": or_text and bool(specs)}
+
+
 def composed(prepared: Prepared) -> dict[str, Any]:
-    """A prompt before it is evaluated: how its window was negotiated, each section as a CSS flex item too, and what came of it."""
-    budget = prepared.prompt.budget
+    """A prompt before it is evaluated: its ledger, and each section of it as a CSS flex item that takes as many pixels as it has tokens."""
+    budget = prepared.prompt.settled
     sections = allotments(budget)
     multiple = shrink_multiple(budget.window, sections)
     return {
+        "prompt_tokens": prepared.prompt.ledger.prompt_tokens,
         "slot": prepared.slot.to_dict(),
         "sections": [{**asdict(each), "css": item_style(each, multiple)} for each in sections],
         "ledger": prepared.prompt.ledger.to_dict(),
@@ -176,7 +190,8 @@ def composed(prepared: Prepared) -> dict[str, Any]:
 def told(event: Event, answer: Answer, hush: Callable[[str], str]) -> dict[str, Any]:
     """The answer object, and its sources as nodes. `hush` takes paths of this machine out of warnings."""
     warnings = {"warnings": [hush(each) for each in answer.warnings]} if answer.warnings else {}
-    return {**answer.to_dict(), **warnings, "nodes": nodes(event, answer.hits)}
+    speed = answer.timings.tokens_per_s(answer.completion_tokens)
+    return {**answer.to_dict(), **warnings, "tokens_per_s": speed, "nodes": nodes(event, answer.hits)}
 
 
 def nodes(event: Event, hits: Sequence[Hit]) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Indexes: knowledge bases that other programs fill with texts, and search.
 
-An index is a knowledge base of the home, so that `localrag ask --kb` answers from it too. What `localrag index` made of files in it is
-found by a search; the routes of documents have to do with those that were given as texts.
+An index is a knowledge base of the home, so that `localrag ask --kb` answers from it too. The files that `localrag index` read into it are
+listed and deleted like texts, by their sources; only their text comes from the files alone.
 """
 
 from __future__ import annotations
@@ -11,54 +11,157 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query
+from fastapi import Path as PathParam
+from pydantic import BaseModel, Field
 
 from localrag.errors import KnowledgeBaseNotFoundError, UsageError
+from localrag.files import FILE_MODE
 from localrag.kb import KnowledgeBase, Where, import_kb, list_kbs
-from localrag.kb.failures import make_folder
-from localrag.kb.location import Folder
+from localrag.kb.knowledge_base import Folder
 from localrag.kb.names import NAME
+from localrag.kb.protocols import TextRow
 from localrag.kb.readers.draft import MAX_TEXT_CHARS
-from localrag.kb.text_rows import TextRow
+from localrag.kb.sqlite_file import make_folder
 from localrag.kb.texts import Text
 from localrag.passages import Hit
-from localrag.server.documenting import INDEX_FAILS, failures, shown
-from localrag.server.index_schemas import (
-    DEFAULT_PATH,
-    DOCUMENT,
-    DeleteDocumentRequest,
-    DeleteDocumentResponse,
-    Document,
-    IndexName,
-    IndexRequest,
-    KeptAt,
-    Limit,
-    ListDocumentsResponse,
-    LoadedFrom,
-    MaxTextLength,
-    Message,
-    MetadataFilter,
-    NewIndexName,
-    NodeWithScore,
-    Offset,
-    Overwrite,
-    RetrieveRequest,
-    RetrieveResponse,
-    UpdateDocumentRequest,
-    UpdateDocumentResponse,
-)
-from localrag.server.problems import Problem
+from localrag.server.errors import Problem
+from localrag.server.openapi import INDEX_FAILS, failures, shown
+from localrag.server.schemas import DOCUMENT, METADATA, NODE, TEXT, NodeWithScore, example
+from localrag.server.state import State
 from localrag.session.opening import open_knowledge_base
-
-if TYPE_CHECKING:
-    from localrag.server.app import Shared
+from localrag.session.retrieval import Retriever
+from localrag.settings import Settings
 
 router = APIRouter(tags=["Index"])
 
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _MAX_PARTS = 4
+_NAME = f"^{NAME.pattern}$"
+MAX_NODES = 300
+MAX_OFFSET = 2**53
+DEFAULT_PATH = "storage"
+"""Where an index is kept whose place is not named: there, under its name."""
+
+
+class Document(BaseModel):
+    """A text with what is said of it. What is given needs no more than `text`; to be updated, it needs its `doc_id`."""
+
+    model_config = example(DOCUMENT)
+
+    doc_id: str = Field(default="", description="The sha256 of the text, unless it was given another one.")
+    text: str
+    metadata: dict[str, Any] | None = Field(default_factory=dict)
+    hash_value: str | None = Field(default=None, description="Of text and metadata.")
+    is_truncated: bool = Field(default=False, description="Whether `text` is only the beginning, as a listing was asked to give it.")
+
+
+class IndexRequest(BaseModel):
+    """Documents for an index."""
+
+    model_config = example({"index_name": "example_index", "documents": [{"text": TEXT, "metadata": METADATA}]})
+
+    index_name: Annotated[str, Field(pattern=_NAME, examples=["example_index"])]
+    documents: list[Document]
+
+
+class UpdateDocumentRequest(BaseModel):
+    """Documents in place of those with their ids."""
+
+    model_config = example({"documents": [DOCUMENT]})
+
+    documents: list[Document]
+
+
+class DeleteDocumentRequest(BaseModel):
+    """The ids of documents that are to go."""
+
+    model_config = example({"doc_ids": [DOCUMENT["doc_id"]]})
+
+    doc_ids: list[str]
+
+
+class ListDocumentsResponse(BaseModel):
+    """One page: `count` documents of the `total_items` that pass."""
+
+    model_config = example({"documents": [DOCUMENT], "count": 1, "total_items": 1})
+
+    documents: list[Document]
+    count: int
+    total_items: int
+
+
+class UpdateDocumentResponse(BaseModel):
+    """What became of each document."""
+
+    model_config = example({"updated_documents": [DOCUMENT], "unchanged_documents": [], "not_found_documents": []})
+
+    updated_documents: list[Document]
+    unchanged_documents: list[Document]
+    not_found_documents: list[Document]
+
+
+class DeleteDocumentResponse(BaseModel):
+    """What became of each id."""
+
+    model_config = example({"deleted_doc_ids": [DOCUMENT["doc_id"]], "not_found_doc_ids": []})
+
+    deleted_doc_ids: list[str]
+    not_found_doc_ids: list[str]
+
+
+class RetrieveRequest(BaseModel):
+    """A query for an index."""
+
+    model_config = example({"index_name": "example_index", "query": "annealing PLA", "max_node_count": 5})
+
+    index_name: str = Field(examples=["example_index"])
+    query: str = Field(examples=["What is KAITO?"])
+    max_node_count: int = Field(default=5, ge=1, le=MAX_NODES)
+    metadata_filter: dict[str, Any] | None = Field(default=None, description="Keys and values that the metadata must have.")
+
+
+class FoundNode(NodeWithScore):
+    """A passage that was found; `identical` is there where other passages have its text."""
+
+    identical: list[str] = Field(default_factory=list, description="Other passages with the same text, by their `node_id`.")
+
+
+class RetrieveResponse(BaseModel):
+    """The passages that fit best, the best first."""
+
+    model_config = example({"query": "annealing PLA", "results": [NODE], "count": 1})
+
+    query: str
+    results: list[FoundNode]
+    count: int
+
+
+class Message(BaseModel):
+    """What was done."""
+
+    model_config = example({"message": "Successfully deleted index example_index."})
+
+    message: str
+
+
+IndexName = Annotated[str, PathParam(description="The name of an index.", examples=["example_index"])]
+NewIndexName = Annotated[str, PathParam(pattern=_NAME, description="The name that the index gets.", examples=["example_index"])]
+_PLACE = "Names with / between them, in the server's own folder; the name of the index is its own place."
+KeptAt = Annotated[str, Query(description=f"Where it is kept. {_PLACE}", examples=["backups/monday"])]
+LoadedFrom = Annotated[str | None, Query(description=f"Where it was kept. {_PLACE}", examples=["backups/monday"])]
+Limit = Annotated[int, Query(ge=1, le=100, description="The most documents to return.")]
+Offset = Annotated[int, Query(ge=0, le=MAX_OFFSET, description="How many documents to pass over.")]
+MaxTextLength = Annotated[int | None, Query(ge=1, description="The most characters of each text.")]
+MetadataFilter = Annotated[
+    str | None, Query(description="A JSON object: the keys and values that the metadata must have.", examples=['{"branch": "main"}'])
+]
+Overwrite = Annotated[bool, Query(description="Whether an index of that name is replaced.")]
+
+
+# --- the routes ---
 
 
 @router.post(
@@ -66,57 +169,58 @@ _MAX_PARTS = 4
     operation_id="create_index",
     responses={**shown([DOCUMENT], "The documents as they are stored."), **failures(400, 409, 422, 503)},
 )
-def create_index(body: IndexRequest, request: Request) -> list[Document]:
+def create_index(body: IndexRequest, state: State) -> list[Document]:
     """Store documents in an index, each in place of the one with its id; an index that is not there is made."""
-    shared = _shared(request)
     texts = _texts(body.documents)
     if texts:
-        embedder = shared.embedders.for_texts()
-        with open_knowledge_base(body.index_name, settings=shared.settings, create=True) as kb:
+        embedder = state.embedders.for_texts()
+        with open_knowledge_base(body.index_name, settings=state.settings, create=True) as kb:
             kb.texts.put(texts, embedder)
     return [_document(text) for text in texts]
 
 
 @router.get("/indexes", operation_id="list_indexes", responses=shown(["example_index"], "Names, sorted."))
-def list_indexes(request: Request) -> list[str]:
+def list_indexes(state: State) -> list[str]:
     """The names of all indexes."""
-    return list_kbs(_shared(request).settings.kb_dir)
+    return list_kbs(state.settings.kb_dir)
 
 
 @router.get("/indexes/{index_name}/documents", operation_id="list_documents_in_index", responses=failures(400, *INDEX_FAILS))
 def list_documents(
     index_name: IndexName,
-    request: Request,
+    state: State,
     limit: Limit = 10,
     offset: Offset = 0,
     max_text_length: MaxTextLength = 1000,
     metadata_filter: MetadataFilter = None,
 ) -> ListDocumentsResponse:
-    """Some of the documents that were given to an index, the first given first."""
-    with _opened(request, index_name) as kb:
+    """Some of the documents of an index, the first stored first. The `doc_id` of a file that `localrag index` read is its source."""
+    with _opened(state.settings, index_name) as kb:
         where = _filter(metadata_filter)
         found, total = kb.texts.page(offset=offset, limit=limit, max_chars=max_text_length or MAX_TEXT_CHARS, where=where)
     return ListDocumentsResponse(documents=[_listed(row) for row in found], count=len(found), total_items=total)
 
 
 @router.post("/indexes/{index_name}/documents", operation_id="update_documents_in_index", responses=failures(400, *INDEX_FAILS))
-def update_documents(index_name: IndexName, body: UpdateDocumentRequest, request: Request) -> UpdateDocumentResponse:
+def update_documents(index_name: IndexName, body: UpdateDocumentRequest, state: State) -> UpdateDocumentResponse:
     """Store documents in place of those with their ids."""
     found = UpdateDocumentResponse(updated_documents=[], unchanged_documents=[], not_found_documents=[])
     kinds = {"updated": found.updated_documents, "unchanged": found.unchanged_documents, "not_found": found.not_found_documents}
-    with _opened(request, index_name) as kb:
+    with _opened(state.settings, index_name) as kb:
         named = [document for document in body.documents if document.doc_id]
+        if files := kb.texts.files([document.doc_id for document in named]):
+            raise Problem(400, f"{min(files)[:200]!r} is a file: change it, and run localrag index again.")
         texts = _texts(named)
-        outcomes = iter(kb.texts.update(texts, _shared(request).embedders.for_texts()) if texts else ())
+        outcomes = iter(kb.texts.update(texts, state.embedders.for_texts()) if texts else ())
     for document in body.documents:
         kinds[next(outcomes) if document.doc_id else "not_found"].append(document)
     return found
 
 
 @router.post("/indexes/{index_name}/documents/delete", operation_id="delete_documents_in_index", responses=failures(*INDEX_FAILS))
-def delete_documents(index_name: IndexName, body: DeleteDocumentRequest, request: Request) -> DeleteDocumentResponse:
-    """Delete documents by their ids."""
-    with _opened(request, index_name) as kb:
+def delete_documents(index_name: IndexName, body: DeleteDocumentRequest, state: State) -> DeleteDocumentResponse:
+    """Delete documents by their ids. A file that `localrag index` read is stored again by its next run over that file."""
+    with _opened(state.settings, index_name) as kb:
         removed = kb.texts.remove(body.doc_ids)
     return DeleteDocumentResponse(
         deleted_doc_ids=[one for one in body.doc_ids if one in removed],
@@ -125,9 +229,9 @@ def delete_documents(index_name: IndexName, body: DeleteDocumentRequest, request
 
 
 @router.delete("/indexes/{index_name}", operation_id="delete_index", responses=failures(*INDEX_FAILS))
-def delete_index(index_name: IndexName, request: Request) -> Message:
+def delete_index(index_name: IndexName, state: State) -> Message:
     """Delete an index with all that is in it, also one that is damaged."""
-    settings = _shared(request).settings
+    settings = state.settings
     if index_name not in list_kbs(settings.kb_dir):
         raise _no_index(index_name)
     Folder(settings.kb_dir, index_name).remove()
@@ -135,20 +239,21 @@ def delete_index(index_name: IndexName, request: Request) -> Message:
 
 
 @router.post("/persist/{index_name}", operation_id="persist_index", responses=failures(400, *INDEX_FAILS))
-def persist_index(index_name: IndexName, request: Request, path: KeptAt = DEFAULT_PATH) -> Message:
+def persist_index(index_name: IndexName, state: State, path: KeptAt = DEFAULT_PATH) -> Message:
     """Write an index into a file of the server's own folder, from which it can be loaded."""
-    with _opened(request, index_name) as kb:
-        shown, file = _place(request, index_name, path)
+    with _opened(state.settings, index_name) as kb:
+        shown, file = _place(state.settings, index_name, path)
         make_folder(file.parent)
         kb.export(file)
+        file.chmod(FILE_MODE)  # its folder is private from the beginning
     return Message(message=f"Successfully persisted index {index_name} to {shown}.")
 
 
 @router.post("/load/{index_name}", operation_id="load_index", responses=failures(400, *INDEX_FAILS))
-def load_index(index_name: NewIndexName, request: Request, path: LoadedFrom = None, overwrite: Overwrite = False) -> Message:  # noqa: FBT002  # by name in the address
+def load_index(index_name: NewIndexName, state: State, path: LoadedFrom = None, overwrite: Overwrite = False) -> Message:  # noqa: FBT002  # by name in the address
     """Make an index of a file that was written by `/persist`."""
-    kb_dir = _shared(request).settings.kb_dir
-    shown, file = _place(request, index_name, DEFAULT_PATH if path is None else path)
+    kb_dir = state.settings.kb_dir
+    shown, file = _place(state.settings, index_name, DEFAULT_PATH if path is None else path)
     if not file.is_file():
         raise Problem(404, f"Path does not exist: {shown}")
     if not overwrite and index_name in list_kbs(kb_dir):
@@ -157,28 +262,28 @@ def load_index(index_name: NewIndexName, request: Request, path: LoadedFrom = No
     return Message(message=f"Successfully loaded index {index_name} from {shown}.")
 
 
-@router.post("/retrieve", operation_id="retrieve_index", responses=failures(400, *INDEX_FAILS))
-def retrieve(body: RetrieveRequest, request: Request) -> RetrieveResponse:
+@router.post("/retrieve", operation_id="retrieve_index", response_model_exclude_unset=True, responses=failures(400, *INDEX_FAILS))
+def retrieve(body: RetrieveRequest, state: State) -> RetrieveResponse:
     """The passages of an index that fit a query best, by meaning and by words. Fewer, or none, if no more are relevant."""
-    shared = _shared(request)
-    with _opened(request, body.index_name) as kb:
+    with _opened(state.settings, body.index_name) as kb:
         if not body.query.strip():
             raise Problem(400, "Query string cannot be empty.")
         where = Where.equals(body.metadata_filter or {})
-        embedder = shared.embedders.for_queries()
-        hits = kb.retrieve(body.query, embedder, k=body.max_node_count, where=where, learning=shared.settings.learn)
+        embedder = state.embedders.for_queries()
+        retriever = Retriever(knowledge_bases=[kb], embedder=embedder, learning=state.settings.learn)
+        hits = retriever.search(body.query, top_k=body.max_node_count, where=where)
         results = list(nodes(kb, hits))
     return RetrieveResponse(query=body.query, results=results, count=len(results))
 
 
-def nodes(kb: KnowledgeBase, hits: Sequence[Hit]) -> Iterator[NodeWithScore]:
+def nodes(kb: KnowledgeBase, hits: Sequence[Hit]) -> Iterator[FoundNode]:
     """Passages as they are shown; what was deleted since they were found is left out."""
     names = kb.texts.names([hit.chunk.document_id for hit in hits])
     for hit in hits:
         if hit.chunk.document_id in names:
             doc_id, metadata = names[hit.chunk.document_id]
             dense, sparse = hit.scores.get("semantic"), hit.scores.get("keyword")
-            yield NodeWithScore(
+            yield FoundNode(
                 doc_id=doc_id,
                 node_id=hit.label,
                 text=hit.chunk.text,
@@ -187,28 +292,24 @@ def nodes(kb: KnowledgeBase, hits: Sequence[Hit]) -> Iterator[NodeWithScore]:
                 sparse_score=sparse,
                 source="dense_only" if sparse is None else "sparse_only" if dense is None else "both",
                 metadata=metadata,
+                **({"identical": [chunk.label for chunk in hit.copies]} if hit.copies else {}),
             )
 
 
-def _shared(request: Request) -> Shared:
-    shared: Shared = request.app.state.shared
-    return shared
-
-
 @contextmanager
-def _opened(request: Request, index_name: str) -> Iterator[KnowledgeBase]:
+def _opened(settings: Settings, index_name: str) -> Iterator[KnowledgeBase]:
     """An index, opened for one request: it belongs to the thread that opened it."""
     if not NAME.fullmatch(index_name):  # the address of a server would be opened, too
         raise _no_index(index_name)
     try:
-        with open_knowledge_base(index_name, settings=_shared(request).settings) as kb:
+        with open_knowledge_base(index_name, settings=settings) as kb:
             yield kb
     except KnowledgeBaseNotFoundError:
         raise _no_index(index_name) from None
 
 
 def _no_index(index_name: str) -> Problem:
-    return Problem(404, f"No such index: '{index_name[:64]}' exists.")
+    return Problem(404, f"No such index: '{index_name[:64]}' exists.", "index_not_found", "index_name")
 
 
 def _texts(documents: Sequence[Document]) -> list[Text]:
@@ -241,10 +342,10 @@ def _filter(text: str | None) -> Where:
     return Where.equals(found)
 
 
-def _place(request: Request, index_name: str, path: str) -> tuple[str, Path]:
+def _place(settings: Settings, index_name: str, path: str) -> tuple[str, Path]:
     """Where an index is kept: as it is shown, and the file. Nothing outside the folder of exports can be named."""
     shown = f"{DEFAULT_PATH}/{index_name}" if path == DEFAULT_PATH else path
     parts = shown.removeprefix("./").rstrip("/").split("/")
     if len(parts) > _MAX_PARTS or not all(_PART.fullmatch(part) for part in parts):
         raise Problem(400, f"The path must be 1 to {_MAX_PARTS} names of letters, digits, '-' and '_', with / between them.")
-    return shown, (_shared(request).settings.home / "exports").joinpath(*parts[:-1], f"{parts[-1]}.kb")
+    return shown, (settings.home / "exports").joinpath(*parts[:-1], f"{parts[-1]}.kb")

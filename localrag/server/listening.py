@@ -1,10 +1,14 @@
-"""uvicorn, with a deadline for the headers of a request, which it has none for itself."""
+"""uvicorn, with two limits that it lacks: a deadline for the headers of a request, and a share of the connections for each client.
+
+Without them a few connections that never finish a request keep everybody out, before any token is checked.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import socket
+from collections import Counter
 from typing import Any
 
 import uvicorn
@@ -12,39 +16,73 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from localrag.errors import UsageError
+from localrag.server.security import Peer
 
 HEADERS_S = 10.0
-MAX_CONNECTIONS = 64
+MAX_CONNECTIONS = 256
+MAX_CONNECTIONS_OF_ONE = 64
+"""Open connections, in all and of one client. Above, one that waits for a request is closed."""
 KEEP_ALIVE_S = 15
 STOP_S = 15
 
 
 class TimedProtocol(H11Protocol):
-    """Closes a connection on which a request's headers take longer than `headers_s`: from the connection on, or from their first byte."""
+    """Closes a connection on which a request's headers take longer than `headers_s`: from the connection on, or from their first byte.
+
+    A new connection that is one too many closes another that waits for a request: of the same client if that has its share already, else
+    of the client with the most that wait. One on which no request ever came goes first, then the one that waits longest. A connection that
+    has its answer to come is never closed.
+    """
 
     headers_s = HEADERS_S
+    max_connections = MAX_CONNECTIONS
+    max_connections_of_one = MAX_CONNECTIONS_OF_ONE
+    waits_since = 0.0
+    """On the clock of the loop."""
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:  # noqa: ANN401  # asyncio's
         super().connection_made(transport)
+        self.peer = Peer(self.client, self.server)
+        self.app_state = {**self.app_state, "peer": self.peer}  # for the gate, with each request of this connection
         self._start_timer()
+        self._make_room()
+
+    def _make_room(self) -> None:
+        opened = [each for each in self.connections if isinstance(each, TimedProtocol) and not each.transport.is_closing()]
+        waiting = [each for each in opened if each is not self and each.is_between_requests]
+        if sum(each.peer.key == self.peer.key for each in opened) > self.max_connections_of_one:
+            waiting = [each for each in waiting if each.peer.key == self.peer.key]
+        elif len(opened) > self.max_connections:
+            most = Counter(each.peer.key for each in waiting).most_common(1)
+            waiting = [each for each in waiting if each.peer.key == most[0][0]]
+        else:
+            return
+        if waiting:
+            min(waiting, key=lambda each: (each.cycle is not None, each.waits_since)).transport.close()
 
     def data_received(self, data: bytes) -> None:
-        if self._timer is None and self._is_between_requests:
+        if self._timer is None and self.is_between_requests:
             self._start_timer()  # uvicorn's own, for connections that are kept alive, ends with the first byte
         super().data_received(data)
-        if not self._is_between_requests:
+        if not self.is_between_requests:
             self._stop_timer()
 
     @property
-    def _is_between_requests(self) -> bool:
+    def is_between_requests(self) -> bool:
+        """Whether no answer is to come on it: it is new, has half a request, or is kept open for the next one."""
         return self.cycle is None or self.cycle.response_complete
+
+    def on_response_complete(self) -> None:
+        self.waits_since = self.loop.time()
+        super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
 
     def _start_timer(self) -> None:
+        self.waits_since = self.loop.time()
         self._timer = self.loop.call_later(self.headers_s, self.transport.close)
 
     def _stop_timer(self) -> None:
@@ -75,7 +113,6 @@ def make_server(app: FastAPI, *, host: str, port: int) -> uvicorn.Server:
         access_log=False,
         log_level="warning",
         server_header=False,
-        limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=STOP_S,
     )

@@ -1,23 +1,17 @@
-"""GET /metrics: what Prometheus reads. Every server has a registry of its own."""
+"""What Prometheus reads of a server: counters of its requests and tokens, in a registry of its own."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fastapi import APIRouter, Request
-from fastapi.responses import Response
 from fastapi.routing import APIRoute
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from localrag.server.documenting import shown
-from localrag.server.gate import Receive, Scope, Send
+from localrag.server.engine_process import EngineProcess
+from localrag.server.security import Receive, Scope, Send
 
-if TYPE_CHECKING:
-    from localrag.server.app import Shared
-    from localrag.server.engine_process import EngineProcess
-
-router = APIRouter(tags=["state"])
 _ROUTES = {
     ("POST", "/index"): "index",
     ("GET", "/indexes"): "indexes",
@@ -31,12 +25,9 @@ _ROUTES = {
     ("POST", "/v1/chat/completions"): "chat",
 }
 """The names by which KAITO's RAG engine counts its routes."""
+_COUNTED = ("/index", "/persist/", "/load/", "/retrieve", "/v1/chat/completions")
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _SHARES = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
-_EXAMPLE = """# HELP localrag_requests_running Requests that the engine works on.
-# TYPE localrag_requests_running gauge
-localrag_requests_running 1.0
-"""
 
 
 class Metrics:
@@ -47,6 +38,15 @@ class Metrics:
         self._requests = {
             route: Counter(f"rag_{name}_requests", " ".join(route), ["status"], registry=self.registry) for route, name in _ROUTES.items()
         }
+        self._latency = {
+            route: Histogram(f"rag_{name}_latency_seconds", " ".join(route), ["status"], buckets=_SECONDS, registry=self.registry)
+            for route, name in _ROUTES.items()
+        }
+        self._all = Counter("e2e_request", "Requests of all these routes.", ["status"], registry=self.registry)
+        self._all_latency = Histogram(
+            "e2e_request_latency_seconds", "Requests of all these routes.", ["status"], buckets=_SECONDS, registry=self.registry
+        )
+        self._num_running = Gauge("num_requests_running", "Requests of all these routes that are being answered.", registry=self.registry)
         counter, gauge = self._counter, self._gauge
         self._evaluated = counter("tokens_evaluated", "Prompt tokens that were evaluated.")
         self._cached = counter("tokens_cached", "Prompt tokens that were held already.")
@@ -68,10 +68,23 @@ class Metrics:
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(f"localrag_{name}", text, registry=self.registry)
 
+    def begun(self, *, ended: bool = False) -> None:
+        """A request was let in, or has `ended`."""
+        self._num_running.inc(-1 if ended else 1)
+
     def requested(self, method: str, path: str, status: int) -> None:
-        """A request to a route, by the pattern of its path, was answered."""
+        """A request to a route, by the pattern of its path, is being answered."""
         if (method, path) in self._requests:
-            self._requests[method, path].labels(status="success" if status < 400 else "failure").inc()
+            told = _status(status)
+            self._requests[method, path].labels(status=told).inc()
+            self._all.labels(status=told).inc()
+
+    def took(self, method: str, path: str, status: int, seconds: float) -> None:
+        """It was answered to the end of its last event."""
+        if (method, path) in self._latency:
+            told = _status(status)
+            self._latency[method, path].labels(status=told).observe(seconds)
+            self._all_latency.labels(status=told).observe(seconds)
 
     def answered(self, done: Mapping[str, Any]) -> None:
         """An answer object is complete."""
@@ -101,17 +114,29 @@ class Counting:
         self._counts = counts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started, status = time.perf_counter(), 500
+
         async def told(message: MutableMapping[str, Any]) -> None:
+            nonlocal status
             route = scope.get("route")
-            if message["type"] == "http.response.start" and isinstance(route, APIRoute):
-                self._counts.requested(scope["method"], route.path, message["status"])
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                if isinstance(route, APIRoute):
+                    self._counts.requested(scope["method"], route.path, status)
             await send(message)
 
-        await self._app(scope, receive, told)
+        is_counted = scope["type"] == "http" and str(scope.get("path", "")).startswith(_COUNTED)
+        try:
+            if is_counted:
+                self._counts.begun()
+            await self._app(scope, receive, told)
+        finally:
+            if is_counted:
+                self._counts.begun(ended=True)
+            route = scope.get("route")
+            if isinstance(route, APIRoute):
+                self._counts.took(scope["method"], route.path, status, time.perf_counter() - started)
 
 
-@router.get("/metrics", operation_id="metrics", response_class=Response, responses=shown(_EXAMPLE, "All counters."))
-async def metrics(request: Request) -> Response:
-    """Counters of requests and tokens, in the format of Prometheus."""
-    shared: Shared = request.app.state.shared
-    return Response(shared.metrics.text(shared.engine), media_type=CONTENT_TYPE_LATEST)
+def _status(status: int) -> str:
+    return "success" if status < 400 else "failure"

@@ -7,31 +7,220 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from pydantic import BaseModel, Field
 
-from localrag.server.asking import accounts, answered, body_of, data_of, opened
-from localrag.server.documenting import ENGINE_FAILS, described
-from localrag.server.openai_schemas import ResponsesAnswer, ResponsesEvent, ResponsesRequest
-from localrag.server.problems import Problem
-from localrag.server.questions import Asked, read
-
-if TYPE_CHECKING:
-    from localrag.server.app import Shared
+from localrag.server.chat_request import (
+    MAX_MESSAGES,
+    Asked,
+    ChatRequest,
+    Effort,
+    FreeForm,
+    NumTokens,
+    Ratio,
+    Stop,
+    Temperature,
+    TopP,
+    Unused,
+    read,
+)
+from localrag.server.errors import Problem
+from localrag.server.openapi import ENGINE_FAILS, described
+from localrag.server.routing import Engine, accounts, answered, body_of, data_of
+from localrag.server.schemas import ACCOUNT, LocalAccount, NodeWithScore, example, parse, worded
+from localrag.server.state import State
 
 router = APIRouter(tags=["completions"])
 
-_SAME = ("model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "temperature", "top_p", "stream",
-         "seed", "stop", "index_name", "context_token_ratio", "parallel_tool_calls")  # fmt: skip
-"""Fields that mean what they mean of a chat completion."""
-_READ = ("input", "instructions", "max_output_tokens", "text", "reasoning", *_SAME)
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "truncation": ("disabled",), "tools": ([],), "tool_choice": ("auto", "none"), "include": ([],), "background": (False,),
     "stream_options": ({}, {"include_obfuscation": False}),
 }  # fmt: skip
-_TEXT_PARTS = ("input_text", "output_text", "text")
+"""Values that ask for nothing, of parameters that cannot be honoured."""
+
+
+# --- the forms ---
+
+
+class InputPart(BaseModel):
+    """A part of a content. The model reads text alone."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+
+
+class InputMessage(BaseModel):
+    """One message of a conversation."""
+
+    type: Literal["message"] | None = None
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[InputPart]
+
+
+class SchemaFormat(BaseModel):
+    """JSON that is valid under a schema. Every field is checked: the response repeats the format as it was sent."""
+
+    type: Literal["json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(BaseModel):
+    """The form of the answer."""
+
+    format: Annotated[FreeForm | SchemaFormat, worded("text.format is text, json_object, or json_schema with a schema.")] | None = None
+
+
+class ReasoningOptions(BaseModel):
+    """How long a model that thinks may think."""
+
+    effort: Effort | None = None
+
+
+class ResponsesRequest(Unused):
+    """A question or a conversation. Nothing of it is kept: each request says all."""
+
+    model_config = example({"model": "echo", "instructions": "Be brief.", "input": "What is PLA?", "max_output_tokens": 60}, extra="forbid")
+
+    input: Annotated[
+        str | Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES)],
+        worded("input is a text, or a list of messages whose content is text."),
+    ]
+    instructions: str | None = Field(default=None, description="The system message.")
+    max_output_tokens: NumTokens | None = None
+    text: TextOptions | None = None
+    stream: bool | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    reasoning: ReasoningOptions | None = None
+    index_name: str | None = Field(default=None, description="The index to answer from; without one the model answers alone.")
+    context_token_ratio: Ratio | None = Field(default=None, description="The default is 0.5.")
+    seed: int | None = None
+    stop: Stop | None = None
+
+
+class OutputText(BaseModel):
+    """The text of an answer."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: list[dict[str, Any]]
+    logprobs: list[dict[str, Any]] = Field(default_factory=list)
+
+
+class OutputMessage(BaseModel):
+    """The answer."""
+
+    type: Literal["message"]
+    id: str
+    status: Literal["in_progress", "completed", "incomplete"]
+    role: Literal["assistant"]
+    content: list[OutputText]
+
+
+class ReasoningItem(BaseModel):
+    """What a model thought before its answer."""
+
+    type: Literal["reasoning"]
+    id: str
+    summary: list[dict[str, Any]]
+    content: list[dict[str, Any]]
+
+
+class IncompleteDetails(BaseModel):
+    reason: Literal["max_output_tokens"]
+
+
+class InputTokens(BaseModel):
+    cached_tokens: int
+
+
+class OutputTokens(BaseModel):
+    reasoning_tokens: int
+
+
+class ResponsesUsage(BaseModel):
+    input_tokens: int
+    input_tokens_details: InputTokens
+    output_tokens: int
+    output_tokens_details: OutputTokens
+    total_tokens: int
+
+
+class ResponsesAnswer(BaseModel):
+    """A response."""
+
+    model_config = example(
+        {
+            "id": "resp_dd10960f2f3b54b0c4841143",
+            "object": "response",
+            "created_at": 1795395678,
+            "status": "completed",
+            "error": None,
+            "incomplete_details": None,
+            "model": "echo",
+            "output": [
+                {
+                    "type": "message",
+                    "id": "msg_dd10960f2f3b54b0c4841143",
+                    "status": "completed",
+                    "role": "assistant",
+                    "content": [{"type": "output_text", "text": "You asked: What is PLA?", "annotations": []}],
+                }
+            ],
+            "usage": {
+                "input_tokens": 31,
+                "input_tokens_details": {"cached_tokens": 0},
+                "output_tokens": 24,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": 55,
+            },
+            "localrag": ACCOUNT,
+        }
+    )
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    error: dict[str, Any] | None
+    incomplete_details: IncompleteDetails | None
+    model: str
+    output: list[OutputMessage | ReasoningItem]
+    usage: ResponsesUsage | None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    text: TextOptions | None = None
+    tools: list[dict[str, Any]] = Field(default_factory=list)
+    tool_choice: str = "auto"
+    parallel_tool_calls: bool = True
+    previous_response_id: None = None
+    reasoning: dict[str, Any] | None = None
+    store: Literal[False] = False
+    truncation: Literal["disabled"] = "disabled"
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    source_nodes: list[NodeWithScore] | None = None
+    localrag: LocalAccount | None = None
+
+
+class ResponsesEvent(BaseModel):
+    """One event of a stream: what it has beside its type depends on that."""
+
+    model_config = example({"type": "response.output_text.delta", "sequence_number": 4, "delta": "You"}, extra="allow")
+
+    type: str
+    sequence_number: int
+
+
+# --- the route ---
 
 
 @router.post(
@@ -39,65 +228,45 @@ _TEXT_PARTS = ("input_text", "output_text", "text")
     operation_id="create_response",
     **described(ResponsesAnswer, body=ResponsesRequest, stream=ResponsesEvent, fails=(*ENGINE_FAILS, 404, 409)),
 )
-async def respond(request: Request) -> Response:
+async def respond(request: Request, state: State, engine: Engine) -> Response:
     """Answer a text or a conversation; with `index_name` from what is found there."""
-    shared: Shared = request.app.state.shared
-    engine = await opened(shared)
     body = await body_of(request)
-    asked = read(chat_body(body), has_index=shared.has_index)
-    return await answered(request, engine, asked, _Answered(asked, body, engine.about["model"], shared.metrics.answered))
+    asked = read(chat_body(body), has_index=state.has_index)
+    return await answered(request, engine, asked, _ResponseForm(asked, body, engine.about["model"], state.metrics.answered))
 
 
 def chat_body(body: object) -> dict[str, Any]:
     """The body of the chat completion that asks the same. Problem for what none can ask."""
-    if not isinstance(body, dict):
-        raise Problem(400, "The body is not a JSON object.")
-    for name, value in body.items():
-        if name not in _READ and value is not None and value not in _NEUTRAL.get(name, ()):
-            raise Problem(400, f"The parameter {name[:80]!r} cannot be honoured here.")
-    chat = {name: body[name] for name in _SAME if name in body}
-    instructions = body.get("instructions")
-    if instructions is not None and not isinstance(instructions, str):
-        raise Problem(400, "instructions is a text.")
-    system = [{"role": "system", "content": instructions}] if instructions else []
-    chat["messages"] = [*system, *_messages(body.get("input"))]
-    chat["max_tokens"] = body.get("max_output_tokens")
-    chat["response_format"] = _format(body.get("text"))
-    reasoning = body.get("reasoning")
-    if reasoning is not None and not isinstance(reasoning, dict):
-        raise Problem(400, "reasoning is an object.")
-    chat["reasoning_effort"] = (reasoning or {}).get("effort")
+    request = parse(ResponsesRequest, body, _NEUTRAL)
+    chat = request.model_dump(include=set(ChatRequest.model_fields), exclude_none=True, warnings=False)  # unused fields are of any type
+    system = [{"role": "system", "content": request.instructions}] if request.instructions else []
+    chat["messages"] = [*system, *_messages(request.input)]
+    chat["max_tokens"] = request.max_output_tokens
+    chat["response_format"] = _format(request.text)
+    chat["reasoning_effort"] = request.reasoning.effort if request.reasoning else None
     return chat
 
 
-def _messages(given: object) -> list[dict[str, Any]]:
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    if not isinstance(given, list):
-        raise Problem(400, "input is a text or a list of messages.")
-    return [_message(number, each) for number, each in enumerate(given, 1)]
+def _messages(said: str | list[InputMessage]) -> list[dict[str, Any]]:
+    if isinstance(said, str):
+        return [{"role": "user", "content": said}]
+    return [{"role": each.role, "content": _content(each.content)} for each in said]
 
 
-def _message(number: int, item: object) -> dict[str, Any]:
-    if not isinstance(item, dict) or item.get("type") not in (None, "message"):
-        raise Problem(400, f"Item {number} of the input is not a message.")
-    content = item.get("content")
-    if isinstance(content, list):
-        content = [{**part, "type": "text"} if isinstance(part, dict) and part.get("type") in _TEXT_PARTS else part for part in content]
-    return {"role": item.get("role"), "content": content}
+def _content(content: str | list[InputPart]) -> str | list[dict[str, str]]:
+    return content if isinstance(content, str) else [{"type": "text", "text": part.text} for part in content]
 
 
-def _format(text: object) -> Any:  # noqa: ANN401  # JSON
+def _format(text: TextOptions | None) -> dict[str, Any] | None:
     """As `response_format` has it."""
-    if text is not None and not isinstance(text, dict):
-        raise Problem(400, "text is an object.")
-    wanted = (text or {}).get("format")
-    if isinstance(wanted, dict) and wanted.get("type") == "json_schema":
-        return {"type": "json_schema", "json_schema": {"schema": wanted.get("schema")}}
-    return wanted
+    if text is None or text.format is None:
+        return None
+    if isinstance(text.format, SchemaFormat):
+        return {"type": "json_schema", "json_schema": {"schema": text.format.schema_}}
+    return {"type": text.format.type}
 
 
-class _Answered:
+class _ResponseForm:
     """One response, whole or as the events that build it up."""
 
     def __init__(self, asked: Asked, body: Mapping[str, Any], model: str, on_done: Callable[[Mapping[str, Any]], None]) -> None:
@@ -114,7 +283,7 @@ class _Answered:
             "error": None,
             "instructions": body.get("instructions"),
             "max_output_tokens": body.get("max_output_tokens"),
-            "metadata": body.get("metadata") or {},
+            "metadata": metadata if isinstance(metadata := body.get("metadata"), dict) else {},
             "parallel_tool_calls": True,
             "previous_response_id": None,
             "reasoning": {"effort": reasoning.get("effort"), "summary": None},
@@ -125,7 +294,7 @@ class _Answered:
             "tools": [],
             "top_p": asked.sampling.get("top_p"),
             "truncation": "disabled",
-            "user": body.get("user"),
+            "user": user if isinstance(user := body.get("user"), str) else None,
         }
 
     def whole(self, done: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,7 +340,8 @@ class _Answered:
                         yield self._event("response.output_text.delta", **place, delta=reply["text"], logprobs=[])
                     reply = await anext(replies)
             except Problem as problem:
-                yield self._event("error", code=str(problem.status), message=problem.detail, param=None)
+                failed = problem.event["error"]
+                yield self._event("error", **{name: failed[name] for name in ("code", "message", "param", "status")})
                 return
         whole = self.whole(reply["done"])
         message = whole["output"][0]

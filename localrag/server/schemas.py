@@ -1,14 +1,19 @@
-"""What the routes take and give, as the OpenAPI document tells it: what several of them share, and the state of the server.
-
-Bodies that are read by hand, in an order of their own (questions.py), are described here and not checked by these models.
-"""
+"""The forms that the answers of several routes share (failures, the account of a prompt, its sources), and how a body is read as a form."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
 
-from fastapi import Path
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic_core import PydanticCustomError
+
+from localrag.server.errors import Problem
+
+_Form = TypeVar("_Form", bound=BaseModel)
+_WORDED = "worded"
+"""The type of a fault whose message stands by itself."""
 
 
 def example(value: dict[str, Any], extra: Literal["ignore", "forbid", "allow"] = "ignore") -> ConfigDict:
@@ -22,6 +27,42 @@ def shown_by(model: type[BaseModel]) -> Any:  # noqa: ANN401  # JSON
     return extra["examples"][0] if isinstance(extra, dict) else None  # type: ignore[index]  # `example` wrote it
 
 
+def parse(form: type[_Form], body: object, neutral: Mapping[str, tuple[object, ...]] | None = None) -> _Form:
+    """A JSON value as this form, strictly. Problem 400 for its first fault, in the order of the form's fields.
+
+    A field that is null is left out, and so is one with a value that `neutral` names: it asks for nothing.
+    """
+    if not isinstance(body, dict):
+        raise Problem(400, "The body is not a JSON object.")
+    fields = {name: value for name, value in body.items() if value is not None and value not in (neutral or {}).get(name, ())}
+    try:
+        return form.model_validate(fields, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    name = str(first["loc"][0])[:80]
+    if first["type"] == "extra_forbidden":
+        raise Problem(400, f"The parameter {name!r} cannot be honoured here.", "unsupported_parameter", name)
+    message = first["msg"] if first["type"] == _WORDED else f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    raise Problem(400, message, param=name)
+
+
+def fault(message: str) -> PydanticCustomError:
+    """What a validator raises: a client is told this message as it stands."""
+    return PydanticCustomError(_WORDED, "{message}", {"message": message})
+
+
+def worded(message: str) -> WrapValidator:
+    """Annotates a type with what a client is told for any fault in it, in place of one message for each member of a union."""
+
+    def validate(value: object, handler: ValidatorFunctionWrapHandler) -> object:
+        try:
+            return handler(value)
+        except ValidationError:
+            raise fault(message) from None
+
+    return WrapValidator(validate)
+
+
 SLOT = {"n_ctx": 8192, "n_ctx_train": 131072, "requested": 8192, "bound": "requested"}
 LEDGER = {
     "window": 8192,
@@ -32,23 +73,73 @@ LEDGER = {
     ],
     "spare": 7649,
 }
+USAGE = {
+    "prompt_tokens": 31,
+    "completion_tokens": 24,
+    "total_tokens": 55,
+    "prompt_tokens_details": {"cached_tokens": 0},
+    "completion_tokens_details": {"reasoning_tokens": 0},
+}
+ACCOUNT = {
+    "slot": SLOT,
+    "ledger": LEDGER,
+    "evidence": [],
+    "citations": [],
+    "unsupported_citations": [],
+    "coverage": {"chunks_read": 0, "chunks_in_kb": 0},
+    "timings": {"load_s": 0.0, "prefill_s": 0.01, "first_token_s": 0.02, "decode_s": 0.2, "total_s": 0.22},
+}
+TEXT, METADATA = "PLA is annealed at 80 degrees.", {"filename": "pla.md", "branch": "main"}
+DOCUMENT = {
+    "doc_id": hashlib.sha256(TEXT.encode()).hexdigest(),
+    "text": TEXT,
+    "metadata": METADATA,
+    "hash_value": hashlib.sha256(b"example").hexdigest(),
+    "is_truncated": False,
+}
+NODE = {
+    "doc_id": DOCUMENT["doc_id"],
+    "node_id": "KB#1",
+    "text": TEXT,
+    "score": 0.0328,
+    "dense_score": 0.91,
+    "sparse_score": 1.7,
+    "source": "both",
+    "metadata": METADATA,
+}
 
 
 # --- what went wrong ---
 
 
 class Error(BaseModel):
-    """What is said, and the status, which a stream cannot have any more."""
+    """What went wrong, in OpenAI's form."""
 
     message: str
-    code: int
+    type: Literal["invalid_request_error", "authentication_error", "permission_error", "rate_limit_error", "server_error"]
+    param: str | None = Field(description="The field of the body that is to blame.")
+    code: str = Field(description="For programs, such as `context_length_exceeded`, `model_not_found` or `index_not_found`.")
+
+
+class StreamError(Error):
+    """An error in a stream, whose status can no longer be told otherwise."""
+
+    status: int = Field(description="The status that the answer would have had.")
 
 
 class Failure(BaseModel):
     """What went wrong."""
 
     model_config = example(
-        {"detail": "No such index: 'nowhere' exists.", "error": {"message": "No such index: 'nowhere' exists.", "code": 404}}
+        {
+            "detail": "No such index: 'nowhere' exists.",
+            "error": {
+                "message": "No such index: 'nowhere' exists.",
+                "type": "invalid_request_error",
+                "param": None,
+                "code": "index_not_found",
+            },
+        }
     )
 
     detail: str
@@ -58,9 +149,15 @@ class Failure(BaseModel):
 class StreamFailure(BaseModel):
     """What went wrong in the middle of a stream, which it ends."""
 
-    model_config = example({"error": {"message": "The model could not answer.", "code": 503}})
+    model_config = example(
+        {
+            "error": {
+                "message": "The model could not answer.", "type": "server_error", "param": None, "code": "model_unavailable", "status": 503,
+            }
+        }
+    )  # fmt: skip
 
-    error: Error
+    error: StreamError
 
 
 class Fault(BaseModel):
@@ -77,7 +174,12 @@ class Invalid(BaseModel):
     model_config = example(
         {
             "detail": [{"type": "missing", "loc": ["body", "documents"], "msg": "Field required"}],
-            "error": {"message": "body.documents: Field required", "code": 422},
+            "error": {
+                "message": "body.documents: Field required",
+                "type": "invalid_request_error",
+                "param": "documents",
+                "code": "invalid_request",
+            },
         }
     )
 
@@ -114,19 +216,23 @@ class LedgerEntry(BaseModel):
     allotted: int
     used: int
     omitted: list[str] = Field(description="Each passage, message or tool that was left out.")
+    omitted_reasons: dict[str, str] = Field(
+        default_factory=dict, description="Why, for each that is not left out for lack of room, such as `identical to KB#1`."
+    )
     shortened: list[Shortening] = Field(default_factory=list, description="What is there in a shorter form.")
     covered: list[str] = Field(default_factory=list, description="The messages that a summary stands for.")
     parts: list[LedgerEntry] = Field(default_factory=list, description="The tiers of a section.")
 
 
 class TimePlan(BaseModel):
-    """What a limit of time came to; speeds are in tokens per second."""
+    """The effect of a time limit. Speeds are in tokens per second."""
 
     max_seconds: float
     is_bound: bool
     planned_s: float
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
+    skipped: list[str] = Field(default_factory=list, description="Steps for which there was no time, such as `rerank`.")
 
 
 class LedgerInfo(BaseModel):
@@ -155,77 +261,59 @@ class Evidence(BaseModel):
 
 
 class CitationInfo(BaseModel):
-    """A source that the answer names; `supplied` if it was in the prompt."""
+    """A source that the answer cites; `supplied` if it was in the prompt."""
 
     id: str
     supplied: bool
 
 
-# --- the state of the server ---
+# --- sources and tokens of an answer ---
 
 
-class Health(BaseModel):
-    """The server answers. It says nothing of the model: see /v1/models."""
+class NodeWithScore(BaseModel):
+    """A passage of a document. `node_id` is what an answer cites it by."""
 
-    model_config = example({"status": "Healthy", "detail": None})
+    model_config = example(NODE)
 
-    status: Literal["Healthy"]
-    detail: str | None
-
-
-ModelName = Annotated[str, Path(min_length=1, max_length=200, description="As /v1/models has it.", examples=["echo"])]
-
-
-class ModelCard(BaseModel):
-    """A model, with the window that an answer has."""
-
-    model_config = example({"id": "echo", "object": "model", "created": 1795395674, "owned_by": "localrag", "slot": SLOT})
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    slot: SlotInfo
-
-
-class ModelList(BaseModel):
-    """The one model that answers."""
-
-    model_config = example(
-        {
-            "object": "list",
-            "data": [{"id": "echo", "object": "model", "created": 1795395674, "owned_by": "localrag", "slot": SLOT}],
-        }
-    )
-
-    object: Literal["list"]
-    data: list[ModelCard]
-
-
-class TokenizeRequest(BaseModel):
-    """A plain text: strings in it that look like control tokens are text, too."""
-
-    model_config = example({"text": "PLA"})
-
+    doc_id: str
+    node_id: str
     text: str
+    score: float = Field(description="Reciprocal rank fusion of both rankings.")
+    dense_score: float | None = Field(default=None, description="Cosine similarity with the query, where it is near it.")
+    sparse_score: float | None = Field(default=None, description="BM25, where it holds words of the query.")
+    source: Literal["both", "dense_only", "sparse_only"] | None = None
+    metadata: dict[str, Any] | None = None
 
 
-class TokenizeResponse(BaseModel):
-    """The tokens of a text."""
-
-    model_config = example({"num_tokens": 3, "token_ids": [80, 76, 65]})
-
-    num_tokens: int
-    token_ids: list[int]
+class PromptTokens(BaseModel):
+    cached_tokens: int = Field(description="Held already, and not evaluated again.")
 
 
-class BudgetResponse(BaseModel):
-    """What a prompt would take, and what would be in it."""
+class CompletionTokens(BaseModel):
+    reasoning_tokens: int
 
-    model_config = example({"prompt_tokens": 31, "slot": SLOT, "ledger": LEDGER, "evidence": []})
+
+class ChatUsage(BaseModel):
+    """Tokens that the model was given, and that it wrote."""
 
     prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokens
+    completion_tokens_details: CompletionTokens
+
+
+class LocalAccount(BaseModel):
+    """The account of an answer, as `localrag ask --json` gives it."""
+
+    finish_reason: str = Field(default="stop", description="As localrag tells it: `time` where a limit of time ended the answer.")
     slot: SlotInfo
-    sections: list[dict[str, Any]] = Field(default_factory=list, description="How the window was negotiated: each section as a flex item.")
     ledger: LedgerInfo
     evidence: list[Evidence]
+    citations: list[CitationInfo]
+    unsupported_citations: list[str]
+    coverage: dict[str, Any]
+    timings: dict[str, float] = Field(description="In seconds.")
+    tokens_per_s: float | None = Field(default=None, description="Speed of decoding; null for fewer than two tokens.")
+    warnings: list[str] = Field(default_factory=list)
+    bypass: str | None = Field(default=None, description="Why the index was not searched, or has no part in the answer.")

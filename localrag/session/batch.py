@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, Unpack
 
-from localrag.decoding import SamplingParams
-from localrag.engine.prefix import common_length
+from localrag.decoding import Completion, SamplingParams
+from localrag.engine.radix_tree import common_length
 from localrag.errors import EngineError, InterruptedRunError, LocalragError, UsageError
-from localrag.session.answers import Answer, Prepared
+from localrag.session.answer import Answer, Prepared
 
 if TYPE_CHECKING:
+    from localrag.engine.engine import Engine
     from localrag.engine.sequence import Sequence
     from localrag.session.options import Options
-    from localrag.session.walk import Session
 
 MAX_SEQUENCES = 8
 """Answers that are written at once: more of them decode hardly faster on a CPU (measured), and each takes its cells."""
@@ -52,14 +53,28 @@ class _Job:
     sequence: Sequence | None = None
 
     @property
+    def is_repeatable(self) -> bool:
+        return self.request.sampling.repeatable
+
+    @property
     def num_cells(self) -> int:
         return self.prepared.prompt.num_cells
+
+
+class Asker(Protocol):
+    """What a batch needs of a session."""
+
+    @property
+    def engine(self) -> Engine: ...
+    def prepare(self, question: str, *, max_tokens: int | None, think_tokens: int, write: bool, **options: Unpack[Options]) -> Prepared: ...
+    def ask(self, question: str, *, sampling: SamplingParams, **options: Unpack[Options]) -> Answer: ...
+    def finish(self, prepared: Prepared, completion: Completion, question: str, **options: Unpack[Options]) -> Answer: ...
 
 
 class Batch:
     """One batch on its way. `outcomes` is what Session.batch gives; `on_step` hears of every step how many tokens were sampled."""
 
-    def __init__(self, session: Session, *, num_sequences: int = MAX_SEQUENCES, on_step: Callable[[int], None] = lambda _: None) -> None:
+    def __init__(self, session: Asker, *, num_sequences: int = MAX_SEQUENCES, on_step: Callable[[int], None] = lambda _: None) -> None:
         if num_sequences < 1:
             raise UsageError(f"{num_sequences} answers at once are too few.", hint="Allow 1 or more.")
         self._session = session
@@ -75,9 +90,11 @@ class Batch:
         try:
             with self._session.engine.whole_prompts():  # answers are given when they have ended
                 while window := list(islice(requests, WINDOW_REQUESTS)):
-                    jobs = yield from self._prepare(window)
+                    jobs = yield from self._prepare([request for request in window if not _is_timed(request)])
                     jobs.sort(key=lambda job: job.token_ids)
                     yield from self._answer(jobs)
+                    for request in filter(_is_timed, window):
+                        yield request.id, self._answered_alone(request)
         finally:
             self._cancel()
 
@@ -87,8 +104,6 @@ class Batch:
         for request in window:
             self._on_step(0)
             try:
-                if request.options.get("max_seconds") is not None:
-                    raise UsageError("An answer of a batch has no limit of time: it shares the machine.", hint="Leave max_seconds out.")
                 prepared = self._session.prepare(
                     request.question,
                     max_tokens=request.sampling.max_tokens,
@@ -104,10 +119,22 @@ class Batch:
                 jobs.append(_Job(request, prepared, list(prepared.prompt.token_ids)))
         return jobs
 
+    def _answered_alone(self, request: Request) -> Answer | LocalragError:
+        """The answer to a question with a limit of time, which counts from here: beside others, nobody could say how long it takes."""
+        self._on_step(0)
+        options: Options = {**request.options, "started_at": time.perf_counter()}
+        try:
+            answer = self._session.ask(request.question, sampling=request.sampling, **options)
+        except LocalragError as error:
+            if isinstance(error, InterruptedRunError):
+                raise
+            return error
+        self._on_step(answer.completion_tokens)
+        return answer
+
     def _answer(self, jobs: list[_Job]) -> Iterator[Outcome]:
         """Answer them all; the place of one that is finished is taken at once."""
-        if jobs:
-            self._reserve(jobs)
+        self._reserve([job for job in jobs if not job.is_repeatable])
         engine, waiting, num_sampled = self._session.engine, deque(jobs), 0
         while waiting or self._running:
             yield from self._admit(waiting)
@@ -125,6 +152,8 @@ class Batch:
         """A context for as many of the largest as may run together and memory holds, and in any case for one."""
         from localrag.engine.memory import Situation, plan  # noqa: PLC0415  # weight: an ask alone needs none of it
 
+        if not jobs:
+            return
         info, situation = self._session.engine.info, Situation(is_loaded=True)
         needs = sorted((job.num_cells for job in jobs), reverse=True)[: self._num_sequences]
         while len(needs) > 1 and self._num_cells < sum(needs) and not plan(info, sum(needs), len(needs), situation=situation).fits:
@@ -137,27 +166,33 @@ class Batch:
 
         One whose schema the engine cannot keep to is its own outcome.
         """
-        num_free = self._num_cells - sum(job.num_cells for job in self._running)
-        while waiting and len(self._running) < self._num_sequences and waiting[0].num_cells <= num_free and self._pays(waiting[0]):
+        num_free = self._num_cells - sum(job.num_cells for job in self._running if not job.is_repeatable)
+        while waiting and len(self._running) < self._num_sequences and self._has_place(waiting[0], num_free):
             job = waiting.popleft()
             sampling = job.request.sampling.with_max_tokens(job.prepared.prompt.max_tokens)
             try:
                 job.sequence = self._session.engine.add(
-                    job.token_ids, sampling, borders=job.prepared.prompt.borders, thinking=job.prepared.prompt.thinking
+                    job.token_ids, sampling, breakpoints=job.prepared.prompt.breakpoints, thinking=job.prepared.prompt.thinking
                 )
             except UsageError as error:
                 yield job.request.id, error
                 continue
             self._running.append(job)
-            num_free -= job.num_cells
+            num_free -= 0 if job.is_repeatable else job.num_cells
+
+    def _has_place(self, job: _Job, num_free: int) -> bool:
+        """Repeatable answers are written one after another; others need cells, and to be worth it."""
+        if job.is_repeatable:
+            return not any(each.is_repeatable for each in self._running)
+        return job.num_cells <= num_free and self._pays(job)
 
     def _pays(self, job: _Job) -> bool:
         """Whether a prompt is better answered beside those that run than after them."""
         engine = self._session.engine
         made = engine.memory_plan
-        if not self._running or made is None or made.gpu_layers:
+        beside = [each.token_ids for each in self._running if not each.is_repeatable]
+        if not beside or made is None or made.gpu_layers:
             return True
-        beside = [each.token_ids for each in self._running]
         apart = [len(ids) - common_length(before, ids) for before, ids in pairwise([[], *beside, job.token_ids])]
         return apart[-1] <= MOST_PROMPT * job.prepared.prompt.max_tokens and sum(apart) <= engine.speed.depth_of(MOST_SLOWDOWN)
 
@@ -167,7 +202,7 @@ class Batch:
         queued = [job.token_ids for job in self._running if job.sequence is not None and job.sequence.slot is None]
         self._held = self._session.engine.keep_for([*queued, *(job.token_ids for job in islice(waiting, 1))], self._held)
 
-    def _answered(self, job: _Job) -> Answer | EngineError:
+    def _answered(self, job: _Job) -> Answer | LocalragError:
         if job.sequence is None:
             raise EngineError("An answer ended that was never begun.")
         if job.sequence.error is not None:
@@ -179,3 +214,7 @@ class Batch:
         """Nothing of this batch goes on when it is left, by an error or because nobody wants the rest."""
         running, self._running = self._running, []
         self._session.engine.abandon(job.sequence for job in running if job.sequence is not None)
+
+
+def _is_timed(request: Request) -> bool:
+    return request.options.get("max_seconds") is not None

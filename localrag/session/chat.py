@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from localrag.conversation import search_query
 from localrag.decoding import SamplingParams
-from localrag.errors import BudgetExceededError, LocalragError, UsageError
+from localrag.errors import BudgetExceededError, InterruptedRunError, LocalragError, UsageError, counted
 from localrag.messages import Message
-from localrag.passages import Hit
-from localrag.session import finding
-from localrag.session.answers import Answer, Prepared
-from localrag.session.bypass import outcome
-from localrag.session.proposing import propose
-from localrag.session.rewriting import Rewriter, Rewriting
-from localrag.session.standing import Giving, Standing
+from localrag.passages import Hit, comparable
+from localrag.session import retrieval
+from localrag.session.answer import Answer, Prepared
+from localrag.session.history_window import Giving, HistoryWindow
+from localrag.session.memory_extract import propose
+from localrag.session.query_rewrite import QueryRewrite, QueryRewriter
+from localrag.session.search_policy import outcome
 from localrag.session.turns import Forgotten, Turn, let_go_of_strangers, restored, sent_message, to_keep
 
 if TYPE_CHECKING:
     from localrag.budget import Ledger
     from localrag.journal import Ending, Journal
     from localrag.session.options import Options
-    from localrag.session.walk import Session
+    from localrag.session.session import Session
 
 WRITE_EVERY_S = 0.5
 """An answer is put on disk so often while it is written: what is killed loses no more than that."""
@@ -54,7 +54,7 @@ class Chat:
         self.rewrites = False
         """Whether the model rewrites short follow-ups before they are searched for."""
         self._last_ids: list[int] = []
-        self._standing = Standing()
+        self._standing = HistoryWindow()
         """Of the prompt that was prepared last."""
         self.turns = [restored(stored) for stored in self._kept.turns(conversation_id)]
         session.engine.min_sequences = MIN_SEQUENCES
@@ -82,15 +82,20 @@ class Chat:
     ) -> Answer:
         """Ask, and keep the turn. An answer that is stopped is kept as far as it was written; one that fails leaves its question.
 
-        `on_prepared` is told what is about to be sent. Errors as those of Session.ask.
+        A question that is stopped before its answer begins stays too, and is sent again with the next one; one that cannot be asked at
+        all, as it does not fit, does not. `on_prepared` is told what is about to be sent. Errors as those of Session.ask.
         """
-        prepared = self.prepare(question, sampling=sampling, **options)
-        on_prepared(prepared)
         about: dict[str, Any] = {"model": self.session.engine.name, "seed": sampling.seed, "temperature": sampling.temperature}
+        turn = Turn(id=self._kept.begin_turn(self.id, question, about), question=question, began_at=time.time())
+        try:
+            prepared = self.prepare(question, sampling=sampling, **options)
+            on_prepared(prepared)
+        except BaseException as error:
+            self._end_unasked(turn, error, about)
+            raise
         if prepared.rewriting is not None:
             about["rewriting"] = prepared.rewriting.to_dict()
         messages = self._messages(question)
-        turn = Turn(id=self._kept.begin_turn(self.id, question, about), question=question, began_at=time.time())
         self.turns.append(turn)
         writer = _Writer(lambda text: self._kept.write(turn.id, text), on_text)
         try:
@@ -108,23 +113,30 @@ class Chat:
         """The prompt of the next turn. Passages that stand in it already are not given again, but named."""
         said = self._messages(question)
         before = next((turn.question for turn in reversed(self.turns) if turn.is_told), "")
-        unsearched = finding.unsearched(self.session, said, options)
+        unsearched = self.session.unsearched(said, options)
         rewriting = None if unsearched or "hits" in options else self._rewriting(question, before, sampling, options)
         rewritten = "" if rewriting is None else rewriting.text
-        hits = finding.offered(self.session, search_query(said), options, before=before, rewritten=rewritten, searches=unsearched is None)
+        offered = self.session.retriever.offered(
+            search_query(said), options, before=before, rewritten=rewritten, searches=unsearched is None
+        )
+        hits = retrieval.distinct(offered)
         let_go_of_strangers(self.turns, hits, {kb.name for kb in self.session.knowledge_bases})
-        prepared, self._standing = self._fitting(question, hits, sampling, options)
+        try:
+            prepared, self._standing = self._fitting(question, hits, sampling, options)
+        except BudgetExceededError as error:
+            raise self._with_way_out(error) from None
         sources = (*prepared.prompt.hits, *self._above(hits, self._standing))
         return replace(prepared, bypass=outcome(unsearched, hits, sources), rewriting=rewriting)
 
-    def _fitting(self, question: str, hits: Sequence[Hit], sampling: SamplingParams, options: Options) -> tuple[Prepared, Standing]:
+    def _fitting(self, question: str, hits: Sequence[Hit], sampling: SamplingParams, options: Options) -> tuple[Prepared, HistoryWindow]:
         """The prompt of a question with what was found for it, and what had to give way."""
-        giving, standing = self._giving(options), Standing.of(self.turns)
+        giving, standing = self._giving(options), HistoryWindow.of(self.turns)
         while True:
             messages, asked = self._asked(question, options, standing)
-            again = self._above(hits, standing)
-            asked["hits"] = [hit for hit in hits if hit.label not in again]
-            asked["again"] = again[:MAX_AGAIN]
+            above = self._above(hits, standing)
+            asked["hits"] = [hit for hit in hits if hit.label not in above]
+            asked["again"] = list(dict.fromkeys(above.values()))[:MAX_AGAIN]
+            asked["left_out"] = _left_out(hits, above)
             prepared = self._prepared(messages, sampling, asked)
             forgotten = self.forgotten(prepared.prompt.ledger)
             reached = max((*forgotten.summarised, *forgotten.left_out), default=0)
@@ -138,18 +150,22 @@ class Chat:
         most = session.profile_of(options).max_messages
         return Giving(turns=self.turns, count=session.engine.counter, n_ctx=session.slot.n_ctx, max_messages=most)
 
-    def _above(self, hits: Iterable[Hit], standing: Standing) -> list[str]:
-        """Labels of those hits that stand in earlier messages."""
-        above = {hit.label for at in standing.carrying(self.turns) for hit in self.turns[at].hits}
-        return [hit.label for hit in hits if hit.label in above]
+    def _above(self, hits: Iterable[Hit], standing: HistoryWindow) -> dict[str, str]:
+        """Labels of those hits whose text stands in earlier messages, each with the label that it has there."""
+        labels: dict[str, str] = {}
+        for at in standing.carrying(self.turns):
+            for hit in self.turns[at].hits:
+                labels.setdefault(comparable(hit.chunk.text), hit.label)
+        texts = {hit.label: comparable(hit.chunk.text) for hit in hits}
+        return {label: labels[text] for label, text in texts.items() if text in labels}
 
-    def _rewriting(self, question: str, before: str, sampling: SamplingParams, options: Options) -> Rewriting | None:
+    def _rewriting(self, question: str, before: str, sampling: SamplingParams, options: Options) -> QueryRewrite | None:
         """A follow-up as a question that is understood alone, if that is wanted."""
-        if not self.rewrites or not finding.is_follow_up(search_query(self._messages(question)), before):
+        if not self.rewrites or not retrieval.is_follow_up(search_query(self._messages(question)), before):
             return None
-        messages, asked = self._asked(question, options, Standing.of(self.turns))
+        messages, asked = self._asked(question, options, HistoryWindow.of(self.turns))
         coming = self._prepared(messages, sampling, asked).prompt.token_ids
-        return Rewriter(self.session.engine, n_ctx=self.session.slot.n_ctx)(messages, beside=coming)
+        return QueryRewriter(self.session.engine, n_ctx=self.session.slot.n_ctx)(messages, beside=coming)
 
     def _prepared(self, messages: list[Message], sampling: SamplingParams, asked: Options, *, write: bool = False) -> Prepared:
         max_tokens, think_tokens = sampling.max_tokens, sampling.room_to_think
@@ -164,7 +180,7 @@ class Chat:
                 messages.append(Message("assistant", turn.answer))
         return [*messages, Message("user", question)]
 
-    def _asked(self, question: str, options: Options, standing: Standing) -> tuple[list[Message], Options]:
+    def _asked(self, question: str, options: Options, standing: HistoryWindow) -> tuple[list[Message], Options]:
         """The conversation with a question, and the options, with what is pinned, summarised and given in its messages, and no hits."""
         numbers = self._question_numbers()
         asked = options.copy()
@@ -178,6 +194,22 @@ class Chat:
         """The number of each turn's question among the messages, and that of the next one's."""
         lengths = (1 + turn.is_told for turn in self.turns)
         return list(accumulate(lengths, initial=1 + bool(self.system.strip())))
+
+    def _with_way_out(self, error: BudgetExceededError) -> BudgetExceededError:
+        """The same; where an earlier question without an answer takes some of the room, with what to do about it."""
+        if not self.turns or self.turns[-1].is_told:
+            return error
+        hint = "The question before it has no answer, so it is sent again with this one. Take it back first (/undo), or ask for less."
+        return BudgetExceededError(error.numbers["window"], error.numbers["sections"], hint=hint)  # type: ignore[arg-type]  # as given
+
+    def _end_unasked(self, turn: Turn, error: BaseException, about: Mapping[str, Any]) -> None:
+        """Keep a question that a person stopped before its answer began; take back one that could not be asked."""
+        if isinstance(error, InterruptedRunError) or not isinstance(error, Exception):
+            self.turns.append(turn)
+            self._end(turn, "stopped", "", about)
+        else:
+            with suppress(LocalragError):
+                self._kept.undo([turn.id])
 
     def _end(self, turn: Turn, state: Ending, answer: str, about: Mapping[str, Any]) -> None:
         turn.answer, turn.state, turn.about = answer, state, about
@@ -229,7 +261,7 @@ class Chat:
     def undo(self, num: int = 1) -> list[Turn]:
         """Take the last turns back, and return them. UsageError if there are fewer."""
         if not 0 < num <= len(self.turns):
-            raise UsageError(f"There are {len(self.turns)} turns to take back, not {num}.", hint="Take back fewer.")
+            raise UsageError(f"{counted(len(self.turns), 'turn')} can be taken back, not {num}.", hint="Take back fewer.")
         taken = self.turns[-num:]
         self._kept.undo([turn.id for turn in taken])
         del self.turns[-num:]
@@ -256,9 +288,9 @@ class Chat:
     def recall(self, *, sampling: SamplingParams, **options: Unpack[Options]) -> None:
         """Have the engine hold what it evaluated of this conversation in an earlier process, if that was kept and fits this window."""
         engine = self.session.engine
-        if not self.turns or engine.keeper is None or not engine.can_generate:
+        if not self.turns or engine.keeper is None or not engine.can_generate or sampling.repeatable:  # which asks the keeper itself
             return
-        messages, asked = self._asked("?", options, Standing.of(self.turns))
+        messages, asked = self._asked("?", options, HistoryWindow.of(self.turns))
         try:
             found = self._prepared(messages, sampling, asked)
         except BudgetExceededError:
@@ -293,6 +325,17 @@ class _Writer:
             with suppress(LocalragError):  # the end of the turn says it
                 self._write(self.text)
         self._on_text(piece)
+
+
+def _left_out(hits: Iterable[Hit], above: Mapping[str, str]) -> dict[str, str]:
+    """What the ledger says of passages that were found and whose text stands in an earlier message under another label."""
+    return {
+        chunk.label: f"identical to {above[hit.label]}"
+        for hit in hits
+        if hit.label in above
+        for chunk in (hit.chunk, *hit.copies)
+        if chunk.label != above[hit.label]
+    }
 
 
 def _numbers(numbers: Mapping[str, int], names: Iterable[str]) -> tuple[int, ...]:

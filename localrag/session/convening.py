@@ -9,9 +9,9 @@ from typing import Any, Self
 from localrag.council import Council
 from localrag.errors import UsageError
 from localrag.journal import FILE_NAME, Journal
+from localrag.session.council_run import CouncilResult, CouncilRun
 from localrag.session.minutes import Event
-from localrag.session.opening import open_council
-from localrag.session.sitting import Sat, Sitting
+from localrag.session.opening import names_of, open_council
 from localrag.settings import Settings
 
 
@@ -25,8 +25,9 @@ class Call:
     model: str | None = None
     n_ctx: int | None = None
     max_tokens: int | None = None
-    seed: int = 0
+    seed: int | None = None
     piped: str = ""
+    max_seconds: float | None = None
 
     def open(self, settings: Settings) -> Council:
         """The council, with what this call changes of it. ConfigError for one that is not there."""
@@ -37,7 +38,8 @@ class Call:
     def about(self) -> dict[str, Any]:
         """What the journal keeps of it, so that it can be made again."""
         given = asdict(self) | {"kbs": list(self.kbs)}
-        return given if self.piped else {name: value for name, value in given.items() if name != "piped"}
+        unset = {name for name in ("piped", "max_seconds") if not given[name]}
+        return {name: value for name, value in given.items() if name not in unset}
 
     @classmethod
     def kept(cls, run_id: int, *, settings: Settings) -> tuple[Self, str]:
@@ -58,22 +60,24 @@ def convene(
     task: str,
     council: str = "default",
     *,
-    kbs: Sequence[str] = (),
+    kbs: str | Sequence[str] = (),
     model: str | None = None,
     n_ctx: int | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     max_tokens: int | None = None,
+    max_seconds: float | None = None,
     keep: bool = True,
     on_event: Callable[[Event], None] | None = None,
     settings: Settings | None = None,
-) -> Sat:
+) -> CouncilResult:
     """Have a council of models.toml decide a task, from these knowledge bases; this is `localrag.council`.
 
-    `model`, `n_ctx` (tokens) and `max_tokens` are those of all its roles where given, and `seed` is added to theirs. `on_event` hears
-    what happens (docs/how-to/council.md), and `keep` leaves it in the journal too. Raises ConfigError for a council that is not there, and
-    what `sit` does.
+    `model`, `n_ctx` (tokens) and `max_tokens` are those of all its roles where given. A `seed` is added to theirs, and all that they write
+    is repeatable then (see SamplingParams). `max_seconds` bounds the whole run. `on_event` hears what happens (docs/how-to/council.md),
+    and `keep` leaves it in the journal too. Raises ConfigError for a council that is not there, and what `sit` does.
     """
-    call = Call(task=task, council=council, kbs=tuple(kbs), model=model, n_ctx=n_ctx, max_tokens=max_tokens, seed=seed)
+    names = tuple(names_of(kbs))
+    call = Call(task=task, council=council, kbs=names, model=model, n_ctx=n_ctx, max_tokens=max_tokens, seed=seed, max_seconds=max_seconds)
     found = settings or Settings.from_env()
     with seated(call, call.open(found), settings=found, keep=keep, on_event=on_event or (lambda _: None)) as sitting:
         return sitting.hold()
@@ -85,17 +89,20 @@ def seated(
     *,
     settings: Settings,
     keep: bool = True,
+    started_at: float | None = None,
     on_event: Callable[[Event], None],
     on_text: Callable[[str, str], None] = lambda _role, _text: None,
-) -> Sitting:
+) -> CouncilRun:
     """The sitting that a call asks for, before it is held, to be used in a `with` block; `council` is what the call opens."""
-    return Sitting(
+    return CouncilRun(
         council,
         call.task,
         settings=settings,
         kbs=call.kbs,
         piped=call.piped,
         kept=call.about if keep else None,
+        max_seconds=call.max_seconds,
+        started_at=started_at,
         on_event=on_event,
         on_text=on_text,
     )

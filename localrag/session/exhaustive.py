@@ -1,35 +1,44 @@
-"""A question for which every matching passage is read, in as many prompts as the window needs.
+"""A question for which every passage that passes the conditions is read, in as many prompts as the window needs.
 
-Each pass shows the model as many passages as fit and has it note the facts in them, as JSON under a schema in which a fact can only come
-from a passage of that pass. The answer is then written from the facts, each under the tag of its passage; where even they are too many,
-they are read like passages again. Every prompt keeps within the same exact budget as any other.
+How near a passage is to the question decides only how early it is read. Each pass shows the model as many passages as fit and has it
+note the facts in them, as JSON under a schema in which a fact can only come from a passage of that pass. The answer is then written from
+the facts, each under the tag of its passage; where even they are too many, they are read like passages again. Every prompt keeps within
+the same exact budget as any other.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Unpack
 
 from localrag.decoding import SamplingParams
-from localrag.errors import BudgetExceededError
+from localrag.errors import BudgetExceededError, TimeLimitError, counted
 from localrag.passages import Hit
 from localrag.prompt import Prompt
-from localrag.prompt.offer import QUESTION_INTRO, SOURCES_INTRO
-from localrag.session import finding
-from localrag.session.answers import Answer, Pass
+from localrag.prompt.inputs import QUESTION_INTRO, SOURCES_INTRO
+from localrag.session import retrieval
+from localrag.session.answer import RERANK_SKIPPED, Answer, Pass, Prepared
+from localrag.session.timing import TimedReranker
 
 if TYPE_CHECKING:
     from localrag.session.options import Options
-    from localrag.session.walk import Session
+    from localrag.session.session import Session
 
 NOTES_SHARE = 0.3
 """Of the window, for the notes of one pass; passages have the rest. Where they come to no end in it, the pass is read again in halves."""
 MIN_NOTES_TOKENS = 96
+_LEAST_S = 0.001
+"""A limit of time is above 0, also when it is over."""
 MAX_FACT_CHARS = 240
 """About 60 tokens of English, to 200 or more of the passage: all passages of a pass can have their fact."""
+PASSES_SHARE = 0.7
+"""Of a limit of time, for the passes; the answer has the rest."""
+NOTHING_NOTED, TOO_LONG, NO_TIME = "read, and nothing was noted", "too long for the window", "not read for lack of time"
+"""Why a passage is not in the prompt of the answer."""
 NOTE = (
     "\n\nDo not answer yet. Go through all sources above and note each fact that the answer needs, in a few words, with the tag of its "
     "source, like {label}. Leave out what does not help; if nothing does, note nothing."
@@ -38,7 +47,7 @@ NOTE = (
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`num_read` of `num_matching` passages have been read in `num_passes` passes so far; `num_facts` were found."""
+    """`num_read` of `num_matching` texts have been read in `num_passes` passes so far; `num_facts` were found."""
 
     num_read: int
     num_matching: int
@@ -56,36 +65,37 @@ def ask_all(
     on_step: Callable[[Step], None] = lambda _: None,
     **options: Unpack[Options],
 ) -> Answer:
-    """Answer from all passages that match, not only the best. `on_text` hears the answer, `on_step` each pass before it.
+    """Answer from every passage that passes the conditions, not only the best. `on_text` hears the answer, `on_step` each pass before it.
 
-    The answer's `coverage` counts what was read, and its passes say what each took. BudgetExceededError where the window has no room
-    for a single passage; where it lacks room for some, `warnings` name them. Ctrl-C ends it with the notes of the pass that ran, as
-    `finish_reason` "cancelled".
+    The answer's `coverage` counts what was read, and its passes say what each took; its ledger names each passage that is not in the
+    last prompt, with the reason. A text that stands in several places is read once. BudgetExceededError where the window has no room
+    for a single passage; where it lacks room for some, `warnings` name them. With `max_seconds`, what there is no time for is left
+    unread, and named too. Ctrl-C ends it with the notes of the pass that ran, as `finish_reason` "cancelled".
     """
     sampling = sampling or SamplingParams()
     options["overflow"] = [*options.get("overflow", ()), ("prioritize", "evidence")]  # what a pass has no room for, the next one reads
-    everything: Options = {**options, "top_k": max(1, session.num_chunks)}
-    hits = finding.offered(session, question, everything)
-    reading = _Reading(session, question, sampling, on_step, options)
-    shown = hits
-    while True:
-        with_hits: Options = {**options, "hits": shown}
-        prepared = session.prepare(question, max_tokens=sampling.max_tokens, think_tokens=sampling.room_to_think, write=True, **with_hits)
-        if len(prepared.prompt.hits) == len(shown):
-            break
-        facts = reading.facts(shown)
-        if reading.cancelled is not None:
-            return replace(reading.cancelled, passes=tuple(reading.passes))
-        if _size(facts) >= _size(shown):
-            break  # what there is no room for is named in the ledger
-        shown = facts
-    answer = session.answer(prepared, question, sampling=sampling, on_text=on_text, on_thought=on_thought, **with_hits)
-    num_read = len(hits) - len(reading.unread)
+    limit = options.get("max_seconds")
+    started = options["started_at"] = options.get("started_at") or time.perf_counter()
+    retriever = session.retriever_until(limit, started)
+    hits = retrieval.distinct(retriever.offered(question, options, reads_all=True))
+    ends_at = None if limit is None else started + PASSES_SHARE * limit
+    reading = _Reading(session, question, sampling, on_step, options, hits, ends_at)
+    shown = reading.shown()
+    if reading.cancelled is not None:
+        return replace(reading.cancelled, passes=tuple(reading.passes))
+    ready, with_hits = reading.prepared(shown, limit)
+    answer = session.answer(ready, question, sampling=sampling, on_text=on_text, on_thought=on_thought, **with_hits)
+    unread = reading.unread_by(answer)
+    num_read = sum(1 + len(hit.copies) for hit in hits if hit.label not in unread)
     warnings = list(answer.warnings)
-    if reading.unread:
-        warnings.append(f"Too long for the window, and not read: {', '.join(reading.unread)}.")
+    if isinstance(retriever.reranker, TimedReranker) and retriever.reranker.is_skipped:
+        warnings.append(RERANK_SKIPPED)
+    if reading.too_long:
+        warnings.append(f"Too long for the window, and not read: {', '.join(reading.too_long)}.")
+    if late := len(unread) - len(reading.too_long):
+        warnings.append(f"{late} of {len(hits)} passages were not read for lack of time.")
     if hits and not shown:
-        warnings.append(f"Nothing about it was found in the {num_read} passages that were read; the answer is the model's own.")
+        warnings.append(f"Nothing about it was found in the {counted(num_read, 'passage')} read; the answer is the model's own.")
     return replace(answer, passes=tuple(reading.passes), num_read=num_read, warnings=tuple(warnings))
 
 
@@ -97,23 +107,73 @@ class _Reading:
     """The passes of one question."""
 
     def __init__(
-        self, session: Session, question: str, sampling: SamplingParams, on_step: Callable[[Step], None], options: Options
+        self,
+        session: Session,
+        question: str,
+        sampling: SamplingParams,
+        on_step: Callable[[Step], None],
+        options: Options,
+        hits: Sequence[Hit],
+        ends_at: float | None,
     ) -> None:
         self._session = session
         self._question = question
         self._sampling = sampling
         self._on_step = on_step
         self._options = options
+        self._hits = hits
+        self._ends_at = ends_at
+        """When the passes end, by time.perf_counter(); None without a limit of time."""
         self.passes: list[Pass] = []
-        self.unread: list[str] = []
-        """Of passages that are too long for any pass."""
+        self.too_long: list[str] = []
+        """Labels of passages that are too long for any pass."""
+        self.late: list[str] = []
+        """Of passages for which there was no time."""
         self.cancelled: Answer | None = None
+
+    def shown(self) -> Sequence[Hit]:
+        """What the answer is written from: all passages where the window holds them, else what was noted in them."""
+        shown = self._hits
+        while True:
+            ready, _ = self.prepared(shown, None)
+            if len(ready.prompt.hits) == len(shown):
+                return shown
+            facts = self.facts(shown)
+            if self.late and not self.passes:
+                self.late.clear()
+                return shown  # no time for a single pass: the best passages are read with the question
+            if self.cancelled is not None or _size(facts) >= _size(shown):
+                return shown  # what there is no room for is named in the ledger
+            shown = facts
+
+    def prepared(self, shown: Sequence[Hit], max_seconds: float | None) -> tuple[Prepared, Options]:
+        """The prompt of the answer, and its options."""
+        options: Options = {**self._options, "hits": shown, "left_out": self._left_out(shown), "max_seconds": max_seconds}
+        max_tokens, think_tokens = self._sampling.max_tokens, self._sampling.room_to_think
+        may_write = self._ends_at is None
+        ready = self._session.prepare(self._question, max_tokens=max_tokens, think_tokens=think_tokens, write=may_write, **options)
+        return ready, options
+
+    def _left_out(self, shown: Sequence[Hit]) -> dict[str, str]:
+        """Why each of the passages that are not shown is left out, and each of their copies."""
+        kept = {hit.label for hit in shown}
+        reasons = dict.fromkeys((hit.label for hit in self._hits), NOTHING_NOTED)
+        reasons |= dict.fromkeys(self.too_long, TOO_LONG) | dict.fromkeys(self.late, NO_TIME)
+        left_out = {label: reason for label, reason in reasons.items() if label not in kept}
+        copies = {chunk.label: f"identical to {hit.label}" for hit in self._hits if hit.label in left_out for chunk in hit.copies}
+        return left_out | copies
+
+    def unread_by(self, answer: Answer) -> set[str]:
+        """Labels of the passages that were read neither in a pass nor with the question."""
+        if self.passes:
+            return {*self.too_long, *self.late}
+        return {hit.label for hit in self._hits} - {hit.label for hit in answer.hits}
 
     def facts(self, hits: Sequence[Hit]) -> list[Hit]:
         """The hits in which something was found, each with the facts in place of its text."""
         waiting, most = list(hits), len(hits)
         noted: dict[str, list[str]] = {}
-        while waiting and self.cancelled is None:
+        while waiting and self.cancelled is None and not self.late:
             num_facts = sum(map(len, noted.values()))
             self._on_step(Step(len(hits) - len(waiting), len(hits), len(self.passes), num_facts))
             read, found, is_whole = self._pass(waiting[:most])
@@ -124,27 +184,45 @@ class _Reading:
                 if fact not in noted.setdefault(label, []):
                     noted[label].append(fact)
             waiting = [hit for hit in waiting if hit.label not in read]
+        if self.late:
+            self.late = list(dict.fromkeys([*self.late, *(hit.label for hit in waiting)]))
         return [replace(hit, chunk=replace(hit.chunk, text=" ".join(noted[hit.label]))) for hit in hits if noted.get(hit.label)]
 
     def _pass(self, hits: Sequence[Hit]) -> tuple[set[str], list[tuple[str, str]], bool]:
         """The labels of what was read, (label, fact) of what was found, and whether the notes came to their end."""
         notes_tokens = max(MIN_NOTES_TOKENS, int(NOTES_SHARE * self._session.slot.n_ctx))
-        options: Options = {**self._options, "hits": hits, "cite": NOTE, "context_ratio": 1.0 - NOTES_SHARE}
-        prepared = self._session.prepare(self._question, max_tokens=notes_tokens, write=True, **options)
+        options: Options = {**self._options, "hits": hits, "left_out": {}, "cite": NOTE, "context_ratio": 1.0 - NOTES_SHARE}
+        if self._ends_at is not None:
+            now = options["started_at"] = time.perf_counter()
+            options["max_seconds"] = max(_LEAST_S, self._ends_at - now)
+        try:
+            prepared = self._session.prepare(self._question, max_tokens=notes_tokens, write=True, **options)
+        except TimeLimitError:
+            return self._out_of_time(hits, ())
         composed = prepared.prompt
         labels = [hit.label for hit in composed.hits]
+        if not labels and composed.ledger.time is not None and composed.ledger.time.is_bound:
+            return self._out_of_time(hits, ())
         if not labels and self.passes:
-            self.unread += [hit.label for hit in hits]
+            self.too_long += [hit.label for hit in hits]
             return {hit.label for hit in hits}, [], True
         if not labels:
             raise self._no_room(composed, hits, notes_tokens)
         sampling = replace(self._sampling, max_tokens=notes_tokens, stop=(), json_schema=_schema(labels))
         answer = self._session.answer(prepared, self._question, sampling=sampling, **options)
-        if answer.finish_reason in ("cancelled", "time", "error"):
+        if answer.finish_reason in ("cancelled", "error"):
             self.cancelled = answer
         found = _facts(answer.text, set(labels))
         self.passes.append(Pass(len(labels), len(found), answer.prompt_tokens, answer.completion_tokens))
+        if answer.finish_reason == "time":
+            return self._out_of_time([hit for hit in hits if hit.label in labels], found)
         return set(labels), found, answer.finish_reason == "stop"
+
+    def _out_of_time(self, hits: Sequence[Hit], found: Sequence[tuple[str, str]]) -> tuple[set[str], list[tuple[str, str]], bool]:
+        """What a pass comes to that the limit of time ended: the passages of which it noted nothing count as not read."""
+        noted = {label for label, _ in found}
+        self.late += [hit.label for hit in hits if hit.label not in noted]
+        return {hit.label for hit in hits}, list(found), True
 
     def _no_room(self, composed: Prompt, hits: Sequence[Hit], notes_tokens: int) -> BudgetExceededError:
         """What one passage needs: itself with the wording around it, and as much for notes as a window has that holds both."""

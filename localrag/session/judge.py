@@ -7,10 +7,12 @@ alike and that beginning is evaluated once; the passages are evaluated side by s
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from localrag.decoding import SamplingParams
+from localrag.engine.radix_tree import common_length
 from localrag.errors import EngineError, InterruptedRunError
 from localrag.markup import count_content
 from localrag.messages import Message
@@ -33,7 +35,7 @@ _ONE_TOKEN = SamplingParams(max_tokens=1)
 
 
 class Judge:
-    """Implements `localrag.kb.rerank.Reranker` with an open engine, which the caller closes."""
+    """Implements `localrag.kb.protocols.Reranker` with an open engine, which the caller closes."""
 
     def __init__(self, engine: Engine) -> None:
         """EngineError for a model whose tokens do not tell yes from no; TemplateError for one without a chat template."""
@@ -45,9 +47,17 @@ class Judge:
 
     def scores(self, query: str, texts: Sequence[str]) -> list[float]:
         """log p(yes) − log p(no) of each text, over the ways in which both are written. InterruptedRunError if a person stopped it."""
+        found = self.scores_until(query, texts, math.inf)
+        assert found is not None, "there is no end to it"
+        return found
+
+    def scores_until(self, query: str, texts: Sequence[str], ends_at: float) -> list[float] | None:
+        """The same, or None if it is not expected to finish by `ends_at` (time.perf_counter()), or does not."""
         prompts = [self._prompt(query, text) for text in texts]
         if not prompts:
             return []
+        if time.perf_counter() + self._expected_s(prompts) > ends_at:
+            return None
         largest = sorted(map(len, prompts), reverse=True)[:NUM_SEQUENCES]
         self._engine.reserve(sum(largest), num_sequences=NUM_SEQUENCES)
         watched = (*self._yes, *self._no)
@@ -55,12 +65,21 @@ class Judge:
         try:
             running.extend(self._engine.add(prompt, _ONE_TOKEN, watched=watched) for prompt in prompts)
             while not all(each.is_finished for each in running):
+                if time.perf_counter() >= ends_at:
+                    return None
                 self._engine.step()
         except KeyboardInterrupt:
             raise InterruptedRunError("Interrupted.") from None
         finally:
             self._engine.abandon(running)
         return [self._score(each) for each in running]
+
+    def _expected_s(self, prompts: Sequence[list[int]]) -> float:
+        """Seconds to evaluate them all; 0 where the speed is not known. What all begin with is evaluated once."""
+        speed = self._engine.speed
+        shared = min((common_length(prompts[0], each) for each in prompts[1:]), default=0)
+        num_tokens = sum(map(len, prompts)) - shared * (len(prompts) - 1)
+        return num_tokens / speed.prefill_tokens_per_s if speed.is_known else 0.0
 
     def _score(self, sequence: Running) -> float:
         if sequence.error is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localrag.errors import LocalragError
-from localrag.session.recording import open_journal
+from localrag.session.recorder import open_journal
 
 if TYPE_CHECKING:
     from localrag.journal import Journal

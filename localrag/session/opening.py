@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from localrag.engine.engine import Engine
     from localrag.kb import KnowledgeBase
     from localrag.kb.filters import FolderRule
-    from localrag.kb.rerank import Reranker
+    from localrag.kb.protocols import Reranker
     from localrag.tokens import Embedder
 
 
@@ -28,14 +28,15 @@ def open_engine(
     With `keep`, what took long to evaluate is kept in the home, for the next process whose prompt begins with it.
     """
     if model == "echo":
-        from localrag.engine.echo import EchoTokenizer, open_echo  # noqa: PLC0415  # weight
+        from localrag.engine.echo import SPEEDUP, EchoTokenizer, open_echo  # noqa: PLC0415  # weight
 
         if chat_template is None:
-            return open_echo()
+            return open_echo(speedup=SPEEDUP)
         from localrag.engine.template import JinjaChatTemplate  # noqa: PLC0415  # weight
 
         origin = chat_template.name
-        return open_echo(template=JinjaChatTemplate(read_template(chat_template), eos_text=EchoTokenizer.eos_text, origin=origin))
+        made = JinjaChatTemplate(read_template(chat_template), eos_text=EchoTokenizer.eos_text, origin=origin)
+        return open_echo(template=made, speedup=SPEEDUP)
     from localrag.catalog import Catalog  # noqa: PLC0415  # weight
     from localrag.engine.loading import open_model  # noqa: PLC0415  # weight
 
@@ -54,9 +55,9 @@ def open_engine(
     )
     engine.sha256 = spec.sha256
     if keep and engine.can_generate and settings.prefix_bytes:
-        from localrag.engine.keeping import make_keeper  # noqa: PLC0415  # weight
+        from localrag.engine.prefix_disk_cache import make_prefix_cache  # noqa: PLC0415  # weight
 
-        engine.keeper = make_keeper(settings.home, engine.info, sha256=spec.sha256, max_bytes=settings.prefix_bytes)
+        engine.keeper = make_prefix_cache(settings.home, engine.info, sha256=spec.sha256, max_bytes=settings.prefix_bytes)
     return engine
 
 
@@ -65,7 +66,7 @@ def open_profile(name: str | None, *, settings: Settings) -> tuple[Profile, Mapp
 
     Without a name it is the table [budgets.default] if there is one, else what is built in.
     """
-    if name is None and settings.find_models_file() is None:
+    if name is None and not settings.models_files():
         return Profile(), {}
     from localrag.catalog import Catalog  # noqa: PLC0415  # weight
 
@@ -87,6 +88,15 @@ def open_knowledge_base(name: str, *, settings: Settings, create: bool = False) 
     return KnowledgeBase.open(settings.kb_dir, name, create=create)
 
 
+def names_of(kbs: str | Sequence[str]) -> list[str]:
+    """The names of knowledge bases: one, or several. UsageError for anything else."""
+    names = [kbs] if isinstance(kbs, str) else list(kbs) if isinstance(kbs, Sequence) else [kbs]
+    for name in names:
+        if not isinstance(name, str):
+            raise UsageError(f"A knowledge base is given by its name, not by {type(name).__name__}.", hint='Give kbs="handbook" or a list.')
+    return names
+
+
 def open_knowledge_bases(names: Sequence[str], *, settings: Settings, opened: ExitStack) -> list[KnowledgeBase]:
     """Those of these names, each once, left to `opened` to close. UsageError for two whose labels would be the same."""
     found = [opened.enter_context(open_knowledge_base(each, settings=settings)) for each in dict.fromkeys(names)]
@@ -98,8 +108,8 @@ def open_knowledge_bases(names: Sequence[str], *, settings: Settings, opened: Ex
 
 
 def folder_rules(settings: Settings) -> tuple[FolderRule, ...]:
-    """What [tags] of models.toml says. ConfigError for a pattern that is none."""
-    if settings.find_models_file() is None:
+    """The rules of [tags] in models.toml. ConfigError for an invalid pattern."""
+    if not settings.models_files():
         return ()
     from localrag.catalog import Catalog  # noqa: PLC0415  # weight
     from localrag.kb.filters import FolderRule  # noqa: PLC0415  # weight
@@ -129,7 +139,7 @@ def open_embedder(settings: Settings, name: str | None = None, *, for_queries: b
     original = SentenceTransformerEmbedder(path, sha256=spec.sha256)
     if not for_queries:
         return original
-    from localrag.engine.query_path import query_embedder  # noqa: PLC0415  # weight
+    from localrag.engine.query_embedder import query_embedder  # noqa: PLC0415  # weight
 
     return query_embedder(original, settings)
 
@@ -153,7 +163,7 @@ def open_reranker(settings: Settings, name: str, engine: Engine | None = None) -
 
         return Judge(engine)
     from localrag.catalog import Catalog  # noqa: PLC0415  # weight
-    from localrag.kb.cross_encoder import CrossEncoderReranker  # noqa: PLC0415  # weight
+    from localrag.kb.embedder import CrossEncoderReranker  # noqa: PLC0415  # weight
 
     catalog = Catalog.load(settings)
     return CrossEncoderReranker(catalog.open(catalog.reranker(name)))
@@ -161,7 +171,7 @@ def open_reranker(settings: Settings, name: str, engine: Engine | None = None) -
 
 def prepare_queries(embedder: Embedder, settings: Settings, *, on_start: Callable[[], None]) -> None:
     """Have questions embedded without torch from now on, where llama.cpp gives the same vectors; `on_start` is called if it takes long."""
-    from localrag.engine.query_path import convert_for_queries  # noqa: PLC0415  # weight
+    from localrag.engine.query_embedder import convert_for_queries  # noqa: PLC0415  # weight
 
     convert_for_queries(embedder, settings, on_start=on_start)
 

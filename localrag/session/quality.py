@@ -21,12 +21,11 @@ from localrag.decoding import SamplingParams
 from localrag.errors import InterruptedRunError, LocalragError
 from localrag.grading import Outcome, Passage
 from localrag.passages import Citation
-from localrag.session.answers import Answer
-from localrag.session.finding import DEFAULT_TOP_K, TopK
+from localrag.session.answer import Answer
+from localrag.session.council_run import CouncilRun
 from localrag.session.opening import open_council, open_profile, read_template
-from localrag.session.options import Options
-from localrag.session.sitting import Sitting
-from localrag.session.walk import Session
+from localrag.session.options import Options, TopK
+from localrag.session.session import Session
 from localrag.settings import Settings
 
 _EVIDENCE = ("evidence", "cited")
@@ -49,6 +48,8 @@ class Means:
     top_k: TopK | None = None
     max_tokens: int | None = None
     seed: int = 0
+    repeatable: bool = False
+    """See SamplingParams."""
     system: str | None = None
 
     @property
@@ -103,12 +104,12 @@ class AskWay:
             yield partial(_ask, session, self._sampling(), self._options())
 
     def _sampling(self) -> SamplingParams:
-        sampling = SamplingParams(seed=self.means.seed)
+        sampling = SamplingParams(seed=self.means.seed, repeatable=self.means.repeatable)
         return sampling if self.means.max_tokens is None else replace(sampling, max_tokens=self.means.max_tokens)
 
     def _options(self) -> Options:
-        top_k = DEFAULT_TOP_K if self.means.top_k is None else self.means.top_k
-        return Options(top_k=top_k, context_ratio=self.context_ratio, system=self.means.system)
+        options = Options(context_ratio=self.context_ratio, system=self.means.system)
+        return options if self.means.top_k is None else {**options, "top_k": self.means.top_k}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,9 @@ class CouncilWay:
     def of(cls, name: str, means: Means) -> CouncilWay:
         """ConfigError for a council that is not there."""
         council = open_council(name, settings=means.settings)
-        council = council.changed(model=means.model, n_ctx=means.n_ctx, seed=means.seed, max_tokens=means.max_tokens)
+        council = council.changed(
+            model=means.model, n_ctx=means.n_ctx, seed=means.seed if means.repeatable else None, max_tokens=means.max_tokens
+        )
         return cls(means, council if means.top_k is None else replace(council, top_k=means.top_k))
 
     @property
@@ -193,7 +196,7 @@ def _convene(council: Council, means: Means, question: str) -> Outcome:
     def hear(event: dict[str, Any]) -> None:
         told[event["event"]] = event
 
-    with Sitting(council, question, settings=means.settings, kbs=means.kbs, on_event=hear, on_text=lambda _role, _text: None) as sitting:
+    with CouncilRun(council, question, settings=means.settings, kbs=means.kbs, on_event=hear, on_text=lambda _role, _text: None) as sitting:
         try:
             sat = sitting.hold()
         except InterruptedRunError:

@@ -29,16 +29,19 @@ class Need:
     model: str | None = None
     num_cells: int | None = None
     num_sequences: int = 1
+    repeatable: bool = False
+    """Whether all that it writes is (see SamplingParams): then its context is for one sequence at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resident:
+class PooledModel:
     """One model file of a run, the roles that use it, and what it takes; `load_s` is what its last load took, if that is known."""
 
     name: str
     roles: tuple[str, ...]
     num_cells: int
     num_sequences: int
+    repeatable: bool
     load_s: float | None
     info: ModelInfo | None
     plan: MemoryPlan | None
@@ -71,14 +74,14 @@ class Resident:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Residence:
+class PoolPlan:
     """Which models of a run are open at once, and what an order of use costs.
 
     `loads` are the models in the order in which they are loaded; one that is there twice was closed for another in between.
     `needed_bytes` is of all models together, `available_bytes` what they may share; `gpu_…` is that of the GPU.
     """
 
-    models: tuple[Resident, ...]
+    models: tuple[PooledModel, ...]
     together: bool
     loads: tuple[str, ...]
     load_bytes: int

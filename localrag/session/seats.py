@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 from localrag import prompt
 from localrag.council import JUDGE, PLANNER, Council, Turn
 from localrag.decoding import SamplingParams
-from localrag.engine.keeping import sharing
-from localrag.engine.prefix import common_length
-from localrag.errors import BudgetExceededError, EngineError
+from localrag.engine.radix_tree import common_length
+from localrag.errors import BudgetExceededError, LocalragError
 from localrag.messages import Message
-from localrag.prompt import Offer, Prompt, Wants
-from localrag.session.answers import Answer, Prepared
+from localrag.passages import expanded
+from localrag.prompt import Demand, Prompt, PromptInputs
+from localrag.session import retrieval
+from localrag.session.answer import Answer, Prepared
 from localrag.session.residence import Need
-from localrag.session.walk import Session
+from localrag.session.session import Session
 
 if TYPE_CHECKING:
     from localrag.engine.engine import Engine
@@ -51,7 +52,7 @@ class Seat:
         return replace(sampling, json_schema=self.turn.make_schema([hit.label for hit in composed.hits], composed.max_tokens))
 
     @property
-    def answer(self) -> Answer | EngineError | None:
+    def answer(self) -> Answer | LocalragError | None:
         """What was written, if it has ended, or why it could not go on."""
         if self.running is None or not self.running.is_finished:
             return None
@@ -80,11 +81,11 @@ class Seating:
             learning=self.learning,
         )
 
-    def offer(self, session: Session, turn: Turn) -> Offer:
+    def offer(self, session: Session, turn: Turn) -> PromptInputs:
         system = self.council.system.strip()
-        return Offer(
+        return PromptInputs(
             messages=[*([Message("system", system)] if system else []), *self.messages, *turn.rounds],
-            hits=turn.hits,
+            hits=retrieval.distinct(turn.hits, kept=turn.cited),
             tools=turn.tools,
             cite=turn.cite,
             cited=turn.cited,
@@ -94,7 +95,7 @@ class Seating:
             instructions=turn.instructions,
             max_tokens=turn.sampling.max_tokens,
             think_tokens=turn.sampling.room_to_think,
-            profile=session.profile_of({}),
+            profile=session.profile_of({"top_k": "fit"} if self.council.top_k == "fit" else {}),
         )
 
     def check(self, engine: Engine, turn: Turn) -> Session:
@@ -119,12 +120,14 @@ class Seating:
                 composed = _composed(session, padded, wants)
             except BudgetExceededError as error:
                 raise error.of(turn.role) from None
-            prepared = Prepared(prompt=composed, slot=session.slot, offered=turn.hits, num_chunks=session.num_chunks, retrieve_s=0.0)
+            prepared = Prepared(
+                prompt=composed, slot=session.slot, offered=tuple(expanded(wants.offer.hits)), num_chunks=session.num_chunks, retrieve_s=0.0
+            )
             found.append(Seat(turn, session, prepared, _allowances(session, wants)))
         return found
 
 
-def _composed(session: Session, padded: Wants, wants: Wants) -> Prompt:
+def _composed(session: Session, padded: Demand, wants: Demand) -> Prompt:
     """With the room that is set aside, or without it where only the turn's own instructions fit."""
     try:
         return session.compose(padded)
@@ -132,7 +135,7 @@ def _composed(session: Session, padded: Wants, wants: Wants) -> Prompt:
         return session.compose(wants)
 
 
-def _allowances(session: Session, wants: Wants) -> dict[str, int]:
+def _allowances(session: Session, wants: Demand) -> dict[str, int]:
     profile, fixed = wants.offer.profile, sum(wants.fixed.values())
     limited = [name for name, flex in profile.sections.items() if flex.max is not None]
     return dict(profile.limits) | {name: profile.allowance(name, session.slot.n_ctx, fixed) for name in limited}
@@ -143,21 +146,25 @@ def write(
     seats: Sequence[Seat],
     *,
     num_sequences: int,
+    deadline: float | None = None,
     earlier: Iterable[Seat] = (),
     on_text: Callable[[str, str], None],
     on_end: Callable[[Seat], None],
 ) -> None:
     """Have all seats written, as many at once as `num_sequences` and the cells allow.
 
-    Of what those written `earlier` hold, only what these begin with is kept. `on_text` hears pieces with their roles, `on_end` each
-    seat when its answer has ended, also where it cannot go on. KeyboardInterrupt ends all of them, with what they had written.
+    What is not written by the `deadline` (time.perf_counter()) ends there. Of what those written `earlier` hold, only what these begin
+    with is kept. `on_text` hears pieces with their roles, `on_end` each seat when its answer has ended, also where it cannot go on.
+    KeyboardInterrupt ends all of them, with what they had written.
     """
     prompts = [list(seat.prepared.prompt.token_ids) for seat in seats]
-    engine.reserve(max(seat.prepared.prompt.num_cells for seat in seats), num_sequences=num_sequences)
+    beside = [seat.prepared.prompt.num_cells for seat in seats if not seat.sampling.repeatable]
+    if beside:
+        engine.reserve(max(beside), num_sequences=num_sequences)
     engine.keep_for(prompts, [seat.running for seat in earlier if seat.running is not None])
     shared = prompts[0][: min((common_length(prompts[0], each) for each in prompts[1:]), default=0)]
-    with sharing(engine, shared), engine.whole_prompts():
-        _run(engine, seats, prompts, on_text, on_end)
+    with engine.sharing(shared), engine.whole_prompts():
+        _run(engine, seats, prompts, deadline, on_text, on_end)
     if any(seat.running is not None and seat.running.finish_reason == "cancelled" for seat in seats):
         raise KeyboardInterrupt
 
@@ -166,13 +173,14 @@ def _run(
     engine: Engine,
     seats: Sequence[Seat],
     prompts: Sequence[list[int]],
+    deadline: float | None,
     on_text: Callable[[str, str], None],
     on_end: Callable[[Seat], None],
 ) -> None:
     try:
         for seat, ids in zip(seats, prompts, strict=True):
             composed = seat.prepared.prompt
-            seat.running = engine.add(ids, seat.sampling, borders=composed.borders, thinking=composed.thinking)
+            seat.running = engine.add(ids, seat.sampling, deadline=deadline, breakpoints=composed.breakpoints, thinking=composed.thinking)
         by_id = {seat.running.seq_id: seat for seat in seats if seat.running is not None}
         while not engine.is_idle:
             for piece in engine.step():
@@ -196,8 +204,11 @@ def needs(council: Council) -> dict[str, Need]:
         num_cells = who.n_ctx
         if num_cells is not None:
             sees_other = len({each.tags for each in same}) > 1
-            num_cells += sum(num_cells if sees_other else each.sampling.max_tokens + _MORE_CELLS for each in same[1:])
-        found[role] = Need(model=who.model, num_cells=num_cells, num_sequences=max(1, len(same)))
+            num_cells += sum(num_cells if sees_other else each.sampling.num_answer_tokens + _MORE_CELLS for each in same[1:])
+        if all(each.sampling.repeatable for each in [who, *same]):  # one after another
+            found[role] = Need(model=who.model, num_cells=who.n_ctx, repeatable=True)
+        else:
+            found[role] = Need(model=who.model, num_cells=num_cells, num_sequences=max(1, len(same)))
     return found
 
 

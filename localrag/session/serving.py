@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Self
 
 from localrag.decoding import Piece, SamplingParams, TokenLogprob
 from localrag.errors import LocalragError
 from localrag.prompt import PLAIN
-from localrag.session.answers import Answer, Prepared
+from localrag.session.answer import Answer, Prepared
 from localrag.session.opening import open_embedder, open_knowledge_bases
 
 if TYPE_CHECKING:
     from localrag.engine.sequence import Sequence as Running
-    from localrag.messages import Message
+    from localrag.messages import Message, ToolSpec
     from localrag.passages import Hit
     from localrag.session.options import Options
-    from localrag.session.walk import Session
+    from localrag.session.session import Session
     from localrag.settings import Settings
     from localrag.tokens import Embedder
 
@@ -43,6 +43,16 @@ class Question:
     """Whether its one message is sent as it stands, without the model's template."""
     max_seconds: float | None = None
     """How long its answer may take, from when it is added on; the prompt is not made shorter for it, as that of Options is."""
+    form_of_calls: Callable[[Sequence[ToolSpec]], Mapping[str, Any]] | None = None
+    """The fields of `sampling` that hold an answer to calls of these tools: asked where the prompt has no room for all of them."""
+
+    def sampling_for(self, prepared: Prepared) -> SamplingParams:
+        """How an answer to the prompt is sampled: no longer than there is room for, and without calls of tools that were left out."""
+        sampling = self.sampling.with_max_tokens(prepared.prompt.max_tokens)
+        omitted = {name for entry in prepared.prompt.ledger.entries if entry.name == "tools" for name in entry.omitted}
+        if self.form_of_calls is None or not omitted:
+            return sampling
+        return replace(sampling, **self.form_of_calls([tool for tool in self.options["tools"] if tool.name not in omitted]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +104,12 @@ class Service:
         return self
 
     def _num_cells(self) -> int:
-        """A whole window, and as much beside it as fits."""
+        """A whole window, and as much beside it as fits if another whole window stays free for answers that are repeatable."""
         from localrag.engine.memory import Situation, plan  # noqa: PLC0415  # weight
 
         engine, n_ctx = self._session.engine, self._session.slot.n_ctx
         further = (MAX_AT_ONCE - 1) * min(n_ctx, CELLS_PER_FURTHER)
-        while further and not plan(engine.info, n_ctx + further, MAX_AT_ONCE, situation=Situation(is_loaded=True)).fits:
+        while further and not plan(engine.info, 2 * n_ctx + further, MAX_AT_ONCE, situation=Situation(is_loaded=True)).fits:
             further //= 2
         return n_ctx + further
 
@@ -137,10 +147,10 @@ class Service:
             failed.push(opened)
             composed = prepared.prompt
             begun = Event(id=question.id, begun=prepared, documents=_documents(composed.hits, session))
-            sampling = question.sampling.with_max_tokens(composed.max_tokens)
+            sampling = question.sampling_for(prepared)
             deadline = prepared.deadline if question.max_seconds is None else started + question.max_seconds
             running = session.engine.add(
-                list(composed.token_ids), sampling, deadline=deadline, borders=composed.borders, thinking=composed.thinking
+                list(composed.token_ids), sampling, deadline=deadline, breakpoints=composed.breakpoints, thinking=composed.thinking
             )
             self._jobs[running.seq_id] = _Job(question, session, prepared, running, failed.pop_all())
             return begun

@@ -10,7 +10,7 @@ from localrag.conversation import Covered, Exchange, Rolling
 from localrag.errors import LocalragError
 from localrag.markup import count_content
 from localrag.prompt import Shortening
-from localrag.prompt.offer import Item
+from localrag.prompt.inputs import Item
 from localrag.summary import Level, Source, Summary, summarize
 from localrag.writer import Writer
 

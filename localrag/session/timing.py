@@ -2,16 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from localrag.budget import Budget, TimeLimit
-from localrag.errors import BudgetExceededError, TimeLimitError
-from localrag.prompt import Wants
+from localrag.errors import BudgetExceededError, TimeLimitError, UsageError
+from localrag.prompt import Demand
+
+if TYPE_CHECKING:
+    from localrag.kb.protocols import Reranker
+
+RERANK_SHARE = 0.5
+"""Of the time that is left when the first passages were found, reranking may take this share; the answer has the rest."""
 
 ANSWER_HEADROOM = 1.5
 """An answer may be so much longer than the plan has it: the clock ends it, and the machine may be faster than it was."""
+
+
+def check_seconds(max_seconds: float | None) -> None:
+    """UsageError for a limit of time that cannot be one."""
+    if max_seconds is not None and not 0 < max_seconds < math.inf:
+        raise UsageError(f"max_seconds is a number of seconds above 0, not {max_seconds!r}.", hint="Allow some seconds.")
+
+
+class TimedReranker:
+    """A reranker that gives no scores, and is skipped from then on, where it cannot finish within its share of a limit of time.
+
+    One that cannot be stopped (see kb.protocols.TimedScores) is skipped at once. `ends_at` is by time.perf_counter().
+    """
+
+    def __init__(self, reranker: Reranker, ends_at: float) -> None:
+        self._reranker = reranker
+        self._answer_ends_at = ends_at
+        self._ends_at: float | None = None
+        self.is_skipped = False
+
+    def scores(self, query: str, texts: Sequence[str], /) -> list[float] | None:
+        from localrag.kb.protocols import TimedScores  # noqa: PLC0415  # weight
+
+        if self._ends_at is None:
+            now = time.perf_counter()
+            self._ends_at = now + RERANK_SHARE * max(0.0, self._answer_ends_at - now)
+        found = None
+        if not self.is_skipped and isinstance(self._reranker, TimedScores):
+            found = self._reranker.scores_until(query, texts, self._ends_at)
+        self.is_skipped = found is None
+        return found
 
 
 class Speed(Protocol):
@@ -35,7 +74,7 @@ class Plan:
     answer_limit: Callable[[int], int]
 
 
-def plan(wants: Wants, window: int, speed: Speed, *, max_seconds: float, left_s: float) -> Plan:
+def plan(wants: Demand, window: int, speed: Speed, *, max_seconds: float, left_s: float) -> Plan:
     """The largest budget, up to `window`, whose prompt is evaluated and whose answer is written in `left_s` seconds.
 
     Both shrink as they do in a smaller window, so what matters in the one matters in the other. TimeLimitError, with the seconds
@@ -68,7 +107,7 @@ def plan(wants: Wants, window: int, speed: Speed, *, max_seconds: float, left_s:
 
 
 def _largest(
-    wants: Wants, window: int, fits: Callable[[Budget], bool], seconds: Callable[[Budget], float], *, max_seconds: float, left_s: float
+    wants: Demand, window: int, fits: Callable[[Budget], bool], seconds: Callable[[Budget], float], *, max_seconds: float, left_s: float
 ) -> Budget:
     """The budget of the largest window that is fast enough, by bisection: seconds grow with the window."""
     least = _smallest(wants, window)
@@ -86,7 +125,7 @@ def _largest(
     return best
 
 
-def _smallest(wants: Wants, window: int) -> Budget:
+def _smallest(wants: Demand, window: int) -> Budget:
     """The budget of the smallest window that holds what cannot be cut, by bisection: a least size can be a share of the window."""
     low, high, best = -1, window, wants.share(window)
     while high - low > 1:

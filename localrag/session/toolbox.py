@@ -8,17 +8,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from localrag.budget import Ledger
+from localrag.citation import parse_label
 from localrag.council import Used
 from localrag.council.calculate import calculate
 from localrag.errors import InterruptedRunError, LocalragError, UsageError
 from localrag.markup import count_content
-from localrag.passages import Chunk, Hit, parse_label
-from localrag.session import finding
+from localrag.passages import Chunk, Hit
 from localrag.tool_results import ToolAccount, ToolResult, compact
 
 if TYPE_CHECKING:
     from localrag.kb import KnowledgeBase
-    from localrag.session.walk import Session
+    from localrag.session.session import Session
 
 TOP_K = 8
 """Passages that one search offers."""
@@ -126,7 +126,7 @@ class Toolbox:
     # --- the tools ---
 
     def _search(self, query: str) -> _Given:
-        return self._charged_hits("kb_search", finding.retrieve(self._session, query, top_k=TOP_K))
+        return self._charged_hits("kb_search", self._session.retrieve(query, top_k=TOP_K))
 
     def _read(self, text: str) -> _Given:
         """In the order of the document, or where not all fit, with the one that was asked for first."""

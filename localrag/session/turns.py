@@ -8,11 +8,11 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from localrag.passages import Chunk, Hit
-from localrag.prompt.offer import AGAIN
+from localrag.prompt.inputs import AGAIN
 
 if TYPE_CHECKING:
     from localrag.journal import StoredTurn, TurnState
-    from localrag.session.answers import Answer, Prepared
+    from localrag.session.answer import Answer, Prepared
 
 _POINTER = AGAIN.partition("{")[0]
 _SOURCES = ("attachments", "cited", "evidence", "pointers")

@@ -35,11 +35,11 @@ def weighed(hits: Sequence[Hit], task: str, knowledge_bases: Sequence[KnowledgeB
 
 def _file(source: str, hits: Sequence[Hit], path: Path | None) -> File:
     from localrag.kb.readers import UnreadableError  # noqa: PLC0415  # weight
-    from localrag.kb.walk import read_bytes  # noqa: PLC0415
+    from localrag.kb.walk import read_file  # noqa: PLC0415
 
     try:
         if path is not None and path.stat().st_size <= MAX_FILE_BYTES:
-            return File(source, read_bytes(str(path)).decode("utf-8"), path.stat().st_mtime)
+            return File(source, read_file(str(path)).data.decode("utf-8"), path.stat().st_mtime)
     except (OSError, UnreadableError, UnicodeDecodeError):
         pass
     return File(source, "\n".join(hit.chunk.text for hit in hits if hit.chunk.source == source), None)

@@ -2,8 +2,7 @@
 
 from localrag.summary.extractive import extract
 from localrag.summary.fitting import Count, cut_middle, split, truncate
-from localrag.summary.hierarchy import ANSWER_TOKENS, Write, usable
-from localrag.summary.levels import LEVELS, LIMITS, Level, Method, Source, Summary, SummaryCache, summarize
+from localrag.summary.levels import ANSWER_TOKENS, LEVELS, LIMITS, Level, Method, Source, Summary, SummaryCache, Write, summarize, usable
 
 __all__ = [
     "ANSWER_TOKENS",

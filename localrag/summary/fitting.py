@@ -1,4 +1,4 @@
-"""The longest beginning of a text that fits a number of tokens, found with few counts."""
+"""Cut a text to a number of tokens at good places, with few counts."""
 
 from __future__ import annotations
 
@@ -6,28 +6,27 @@ import re
 from collections.abc import Callable, Iterator
 from itertools import chain
 
+from localrag import sentences
+
 Count = Callable[[str], int]
 """Tokens of a text by a model's own tokenizer."""
 
 MARK = " […]"
-"""What stands where the rest of a text was cut off."""
-SENTENCE_END = re.compile(r"[.!?…][\"'”’)\]]*(?=\s)|[。！？][”’」』）]*")
-
-_SENTENCE_BREAK = re.compile(r"[.!?…][\"'”’)\]]*\s+|[。！？][”’」』）]*\s*|\n\s*")
+"""Marks where a text was cut."""
 _SOLID = re.compile(r"\S")
 _CHARS_PER_TOKEN = 4  # only where to begin to look
 _MAX_STEPS = 12
 _MAX_BREAK_CHARS = 8
 _MAX_WHOLE_CHARS = 128
-"""What is never cut in two is not longer."""
+"""Most characters of a match that is never cut in two."""
 
 
 def truncate(text: str, limit: int, count: Count) -> str:
-    """The text if it takes at most `limit` tokens by `count`, else its beginning with " […]" behind it, that takes no more.
+    """Truncate a text to at most `limit` tokens by `count`, with " […]" after it if it was cut.
 
-    It is cut at the end of a line or a sentence, or between words, if one of these lies in the second half of what fits, and
-    else after a character. Blank lines in front of it go where nothing else would fit.
-    Empty if not even one character fits with the mark. Counts about three times as much text as it keeps.
+    It is cut at the end of a line or a sentence, or between words, if there is one in the second half of the text that fits, else after a
+    character. Leading blank lines are dropped if nothing else would fit. Empty if not even one character fits with the mark. Counts about
+    three times as much text as it keeps.
     """
     cut = fit(text, limit, count, MARK)
     if not cut and text[:1].isspace():
@@ -37,10 +36,10 @@ def truncate(text: str, limit: int, count: Count) -> str:
 
 
 def cut_middle(text: str, limit: int, count: Count, *, whole: re.Pattern[str] | None = None) -> str:
-    """The text if it takes at most `limit` tokens by `count`, else its beginning and its end with " […] " between them.
+    """Cut the middle of a text so that at most `limit` tokens by `count` remain, with " […] " between beginning and end.
 
-    Three fifths go to the end, where a conclusion stands. Both are cut as `truncate` cuts, and never inside of what `whole` matches.
-    With too few tokens for both there is only the beginning; empty if not even one character fits with the mark.
+    Three fifths go to the end, which holds the conclusion. Both are cut as by `truncate`, and never inside a match of `whole`. With too
+    few tokens for both, only the beginning remains; empty if not even one character fits with the mark.
     """
     if count(text) <= limit:
         return text
@@ -62,7 +61,7 @@ def cut_middle(text: str, limit: int, count: Count, *, whole: re.Pattern[str] | 
 
 
 def _ending(text: str, limit: int, count: Count) -> int:
-    """Where the longest end of a text starts that takes at most `limit` tokens, within 2 %, mirroring `fit`; its length if none does."""
+    """The start of the longest end of a text with at most `limit` tokens, within 2 %, mirroring `fit`; the text's length if none fits."""
 
     def size(length: int) -> int:
         return count(text[len(text) - length :])
@@ -85,21 +84,21 @@ def _opening(text: str, start: int) -> int:
     if start == 0:
         return 0
     half = start + (len(text) - start) // 2
-    found = (match.end() for match in _SENTENCE_BREAK.finditer(text, max(0, start - _MAX_BREAK_CHARS), half))
-    sentences = (at for at in found if at >= start and not text[at].isspace())
+    found = (match.end() for match in sentences.BREAK.finditer(text, max(0, start - _MAX_BREAK_CHARS), half))
+    borders = (at for at in found if at >= start and not text[at].isspace())
     words = (at for at in range(start, half) if text[at - 1].isspace() and not text[at].isspace())
-    return next(chain(sentences, words), start)
+    return next(chain(borders, words), start)
 
 
 def _outside(text: str, at: int, whole: re.Pattern[str] | None, *, forward: bool = False) -> int:
-    """The place, or the next one that is not inside of what `whole` matches."""
+    """The place, or the nearest one outside of a match of `whole`."""
     found = whole.finditer(text, max(0, at - _MAX_WHOLE_CHARS), at + _MAX_WHOLE_CHARS) if whole else ()
     match = next((match for match in found if match.start() < at < match.end()), None)
     return at if match is None else match.end() if forward else match.start()
 
 
 def fit(text: str, limit: int, count: Count, mark: str = "", *, start: int = 0) -> int:
-    """Where the longest beginning of `text[start:]` ends that fits with `mark` behind it, within 2 %, and cut as `truncate` says.
+    """The end of the longest beginning of `text[start:]` that fits with `mark` after it, within 2 %, cut as by `truncate`.
 
     `len(text)` if all of it fits, then without the mark; `start` if nothing does.
     """
@@ -123,7 +122,7 @@ def fit(text: str, limit: int, count: Count, mark: str = "", *, start: int = 0) 
 
 
 def split(text: str, limit: int, count: Count) -> Iterator[str]:
-    """The text in pieces of at most `limit` tokens, cut as `truncate` cuts; a character that does not fit is passed over."""
+    """Split a text into pieces of at most `limit` tokens, cut as by `truncate`; a character that does not fit is skipped."""
     at = 0
     while found := _SOLID.search(text, at):
         at = found.start()
@@ -163,7 +162,7 @@ def _border(text: str, start: int, end: int) -> int:
     if end == len(text) or text[end - 1] == "\n":
         return end
     half = start + (end - start) // 2
-    sentence = max((match.end() for match in SENTENCE_END.finditer(text, half, end + 1) if match.end() <= end), default=0)
+    sentence = max((match.end() for match in sentences.END.finditer(text, half, end + 1) if match.end() <= end), default=0)
     best = max(sentence, text.rfind("\n", half, end) + 1)
     if not best:
         best = next((at for at in range(end, half, -1) if text[at - 1].isspace()), 0)

@@ -1,19 +1,19 @@
-"""A text at one of four levels of detail, never longer than the level's limit."""
+"""Summarize a text at one of four levels of detail within a limit of tokens, with a model or without."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Literal, Protocol, get_args
 
-from localrag.errors import UsageError
+from localrag.errors import UsageError, counted
 from localrag.outline import language_of
-from localrag.summary.detailed import outlined
-from localrag.summary.extractive import extract
-from localrag.summary.fitting import Count, truncate
-from localrag.summary.hierarchy import Write, write_summary
+from localrag.summary.extractive import extract, outlined
+from localrag.summary.fitting import Count, split, truncate
+from localrag.terms import words
 
 Level = Literal["full", "detailed", "summary", "stub"]
 Method = Literal["whole", "outline", "extractive", "model", "stub", "truncated"]
@@ -24,14 +24,25 @@ LIMITS: dict[Level, int | None] = {"full": None, "detailed": 2000, "summary": 50
 """The most tokens of each level."""
 
 _KEPT: tuple[Method, ...] = ("outline", "extractive", "model")
-"""What a cache holds: the others cost nothing to make."""
-_VERSION = "1"
-"""Of everything here that decides how a summary reads: a new one forgets the summaries that were kept."""
+"""Methods worth caching; the others cost nothing."""
+_VERSION = "2"
+"""The version of everything that shapes a summary; a new one invalidates cached summaries."""
+
+Write = Callable[[str, int], str]
+"""(text, most tokens to write) → summary by a model; empty if it could not write one."""
+
+MAX_PARTS = 8
+"""Most parts to summarize one by one; a longer text is shortened first."""
+ANSWER_TOKENS = 160
+"""Tokens of an answer: a short paragraph, since small models with more room repeat themselves."""
+MIN_WRITE_TOKENS = 64
+"""Least input of `write`, in tokens: smaller parts say nothing."""
+_MAX_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A text to summarize. `label` is its path as a person knows it; its ending says the language. `modified` is in epoch seconds."""
+    """A text to summarize. `label` is its path as a person knows it; its ending tells the language. `modified` is in epoch seconds."""
 
     label: str
     text: str
@@ -42,8 +53,8 @@ class Source:
 class Summary:
     """A source at a level: `num_tokens` of `text` is at most `limit`, which is None where there is none.
 
-    `method` says how it came about: the source is taken `whole`, its `outline`, its own sentences (`extractive`), what a `model` wrote, a
-    `stub` with the facts about it, or its `truncated` beginning. `cached` says that it was written before.
+    `method` is how it was made: the `whole` source, its `outline`, its own sentences (`extractive`), the words of a `model`, a `stub` with
+    the facts about it, or its `truncated` beginning. `cached` tells whether it came from the cache.
     """
 
     level: Level
@@ -56,10 +67,10 @@ class Summary:
 
 
 class SummaryCache(Protocol):
-    """Where summaries are kept. A key names content, level, limit and method, so that what changed is not found again."""
+    """A cache of summaries. A key covers content, level, limit and method, so that a changed text has another one."""
 
     def get(self, key: str, max_age_s: float | None) -> str | None:
-        """What was put there at most `max_age_s` seconds ago (None for any time), or None."""
+        """The text put under a key at most `max_age_s` seconds ago (None for any age), or None."""
         ...
 
     def put(self, key: str, text: str) -> None: ...
@@ -77,14 +88,14 @@ def summarize(
     cache_model: str = "",
     max_age_s: float | None = None,
 ) -> Summary:
-    """The source at a level, in at most `limit` tokens by `count` (None for the level's own, `LIMITS`).
+    """Summarize a source at a level, in at most `limit` tokens by `count` (None for the level's own, `LIMITS`).
 
-    A text that is within the limit is taken whole at every level but "stub". "detailed" is the outline of code and Markdown, and
-    sentences of other texts. "summary" is written by `write(text, max_tokens)`, in parts where the text has more than
-    `write_tokens`; without `write`, or where that writes nothing usable, it is made of the text's own sentences.
+    A text within the limit is taken whole at every level but "stub". "detailed" is the outline of code and Markdown, and sentences of other
+    texts. "summary" is written by `write(text, max_tokens)`, in parts if the text has more than `write_tokens`; without `write`, or if it
+    writes nothing usable, it consists of the text's own sentences.
 
-    `cache_model` names the tokenizer that counts and the model that writes. UsageError for an unknown level or a limit below 1;
-    what `write` raises is passed on, and nothing is kept then.
+    `cache_model` names the tokenizer that counts and the model that writes. Raises UsageError for an unknown level or a limit below 1;
+    errors of `write` are passed on, and nothing is cached then.
     """
     if level not in LEVELS:
         raise UsageError(f"There is no level {level!r}.", hint=f"Use one of {', '.join(LEVELS)}.")
@@ -115,13 +126,46 @@ def summarize(
     return result(text, method)
 
 
+def usable(written: str, text: str) -> str:
+    """Clean a summary by a model of heading marks; empty if it says nothing, repeats itself, or is as long as the text."""
+    written = written.strip().lstrip("#").strip()
+    said = [word for word in words(written.casefold()) if any(map(str.isalpha, word))]
+    is_too_short = len(said) < 3 and len(written) < 12  # twelve characters are some words in scripts that need no spaces
+    repeats = len(said) > 20 and len(set(said)) < 0.3 * len(said)
+    return "" if not said or is_too_short or repeats or len(written) >= len(text) else written
+
+
 def _make(source: Source, level: Level, limit: int, count: Count, write: Write | None, write_tokens: int) -> tuple[str, Method]:
     if level == "detailed":
         if text := outlined(source.text, language_of(source.label), limit, count):
             return text, "outline"
-    elif write is not None and (written := write_summary(source.label, source.text, limit, count, write, write_tokens)):
+    elif write is not None and (written := _write_summary(source.label, source.text, limit, count, write, write_tokens)):
         return written, "model"
     return extract(source.text, limit, count), "extractive"
+
+
+def _write_summary(label: str, text: str, limit: int, count: Count, write: Write, write_tokens: int) -> str:
+    """Have `write` summarize a text in at most `limit` tokens by `count`; empty if it wrote nothing usable.
+
+    A text of more than `write_tokens` is summarized in parts, and then the summaries together. A part without a usable summary is replaced
+    by its own sentences, unless that happens to most. A text of more than MAX_PARTS parts is shortened first: to its outline if it is code
+    or Markdown, else to its most telling sentences.
+    """
+    if write_tokens < MIN_WRITE_TOKENS:
+        return ""
+    answer = min(limit, ANSWER_TOKENS)
+    if count(text) > MAX_PARTS * write_tokens:
+        most = MAX_PARTS * write_tokens * 3 // 4  # parts end at borders and are not quite full
+        text = outlined(text, language_of(label), most, count) or extract(text, most, count)
+    for _ in range(_MAX_ROUNDS):
+        if count(text) <= write_tokens:
+            return truncate(usable(write(text, answer), text), limit, count)
+        whole = list(split(text, write_tokens, count))
+        written = [truncate(usable(write(part, answer), part), write_tokens // 3, count) for part in whole]
+        if sum(map(bool, written)) * 2 < len(whole):
+            return ""
+        text = "\n\n".join(short or extract(part, write_tokens // 3, count) for short, part in zip(written, whole, strict=True))
+    return ""
 
 
 def _key(source: Source, level: Level, limit: int, model: str, method: str) -> str:
@@ -131,7 +175,7 @@ def _key(source: Source, level: Level, limit: int, model: str, method: str) -> s
 
 
 def _read(kept: str | None, limit: int, count: Count) -> tuple[str, Method] | None:
-    """What a cache returned, if it is whole and fits: a cache is a file that others can write to."""
+    """Check a cached summary; None unless it is intact and fits. Others can write to a cache."""
     try:
         fields = json.loads(kept or "null")
         text, method = fields["text"], fields["method"]
@@ -143,11 +187,11 @@ def _read(kept: str | None, limit: int, count: Count) -> tuple[str, Method] | No
 
 
 def _stub(source: Source, num_tokens: int, limit: int, count: Count) -> str:
-    """Path, type, lines, tokens and date of a source. A path that is too long loses its middle; what does not fit then is cut."""
+    """Path, type, lines, tokens and date of a source. A path that is too long loses its middle; then the stub is truncated."""
     label = "".join(char if char.isprintable() else " " for char in source.label)
     kind = language_of(source.label) or source.label.rpartition("/")[2].rpartition(".")[2][:12]
     num_lines = source.text.count("\n") + (not source.text.endswith("\n") and source.text != "")
-    facts = f"{kind or 'text'}, {num_lines:,} lines, {num_tokens:,} tokens"
+    facts = f"{kind or 'text'}, {counted(num_lines, 'line')}, {counted(num_tokens, 'token')}"
     date = _date(source.modified)
 
     def stub(num_chars: int) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localrag.budget import Percent, Section, negotiate
+from localrag.budget import Percent, Section, negotiate, settle
 from localrag.errors import BudgetExceededError, ConfigError, UsageError
 from tests.budget.reckoning import limits
 
@@ -157,6 +158,31 @@ def test_the_smallest_windows():
     assert share(1, Section(name="b", grow=1), Section(name="a", grow=1)) == {"a": 1, "b": 0}
 
 
+# What would stay spare.
+
+
+def test_spare_tokens_go_beyond_a_max_and_take_nothing_from_others():
+    # 100: evidence may have half, history grows to all of its 30, the answer has 10. Of the 10 that are left evidence takes its 10.
+    evidence = Section(name="evidence", basis=Percent(50), max=Percent(50), spare=1, content=80)
+    history, answer = Section(name="history", grow=1, content=30), Section(name="answer", basis=10, max=10)
+    assert share(100, evidence, history, answer) == {"evidence": 60, "history": 30, "answer": 10}
+    # With a history of 90 nothing is spare: it grows by all that the others leave, and evidence stays at its max.
+    assert share(100, evidence, dataclasses.replace(history, content=90), answer) == {"evidence": 50, "history": 40, "answer": 10}
+    # With as much as there is to place, the rest stays spare.
+    assert negotiate(200, [evidence, history, answer]).spare == 200 - 80 - 30 - 10
+
+
+def test_spare_tokens_are_shared_in_the_ratio_of_spare():
+    # 40 are left when both have their max of 30; 1 : 3 of them are 10 and 30.
+    a, b = (Section(name=name, basis=30, max=30, spare=spare) for name, spare in (("a", 1), ("b", 3)))
+    assert share(100, a, b) == {"a": 40, "b": 60}
+
+
+def test_without_spare_tokens_nothing_goes_beyond_its_max():
+    a, b = Section(name="a", basis=60, max=60, spare=1), Section(name="b", basis=80)
+    assert share(100, a, b) == {"a": 43, "b": 57}  # 40 too many, in the ratio 60 : 80
+
+
 # Input that is refused.
 
 
@@ -230,6 +256,25 @@ def test_a_budget_keeps_its_word(window, sections, random):
 
 
 @ALWAYS_THE_SAME
+@given(st.integers(0, 60_000), section_lists(), st.lists(FACTORS, min_size=8, max_size=8), st.randoms(use_true_random=False))
+def test_what_takes_spare_tokens_takes_them_from_nobody(window, sections, factors, random):
+    given_factors = zip(sections, factors, strict=False)
+    asking = [section if section.is_fixed else dataclasses.replace(section, spare=each) for section, each in given_factors]
+    try:
+        before = negotiate(window, sections)
+    except BudgetExceededError:
+        return
+    budget = negotiate(window, asking)
+    assert budget.spare >= 0
+    assert budget == negotiate(window, random.sample(asking, len(asking)))
+    for section in asking:
+        had, has = before.allocations[section.name], budget.allocations[section.name]
+        assert has == had or (has > had and section.spare)
+    if sum(section.spare for section in asking) >= 1:
+        assert budget.spare == 0
+
+
+@ALWAYS_THE_SAME
 @given(st.integers(0, 60_000), section_lists())
 def test_nothing_is_left_while_a_section_could_still_take_it(window, sections):
     """Too much wanted: all of the window is used. Room left: all of it is given, or all that grow at full strength are full."""
@@ -264,3 +309,39 @@ def test_a_larger_window_takes_at_most_the_token_of_rounding(window, step, secti
         return
     larger = negotiate(window + step, sections).allocations
     assert all(larger[name] >= smaller[name] - 1 for name in smaller)
+
+
+@settings(max_examples=300, deadline=None)
+@given(seed=st.integers(0, 2**32), window=st.integers(0, 9000), more=st.integers(0, 500))
+def test_settled_sizes_are_the_outcome_of_their_own_numbers(seed, window, more):
+    rng = random.Random(seed)
+    sections = [
+        Section(
+            name=name,
+            basis=rng.choice([0, 700, 3000, Percent(50)]),
+            max=rng.choice([None, Percent(60), 4000]),
+            grow=rng.choice([0.0, 0.3, 1.0]),
+            shrink=rng.choice([0.0, 0.25, 1.0]),
+        )
+        for name in ("history", "evidence", "thinking", "answer")
+    ]
+    try:
+        budget = negotiate(window, sections)
+    except BudgetExceededError:
+        return
+    allotted = {name: max(0, tokens - rng.choice([0, 0, 7, 5000])) for name, tokens in budget.allocations.items() if rng.random() < 0.9}
+    allotted["question"] = rng.randint(0, max(0, window - sum(allotted.values())))
+    settled = settle(budget, window + more, allotted)
+    assert settled.allocations == allotted
+    again = [Section(name=i.name, basis=i.basis, min=i.min, max=i.max, grow=i.grow, shrink=i.shrink) for i in settled.items]
+    assert negotiate(window + more, again).allocations == allotted
+
+
+def test_a_settled_negotiation_keeps_the_numbers_that_lead_to_its_sizes():
+    budget = negotiate(1000, [Section(name="history", basis=100, grow=1.0), Section(name="answer", basis=64, max=900, grow=1.0)])
+    assert budget.allocations == {"history": 518, "answer": 482}
+    settled = {item.name: item for item in settle(budget, 1000, {"history": 500, "answer": 500}).items}
+    assert (settled["history"].basis, settled["history"].max, settled["history"].grow) == (100, 500, 1.0)
+    assert (settled["answer"].basis, settled["answer"].max, settled["answer"].grow) == (64, 900, 1.0)
+    with pytest.raises(UsageError, match="1001 tokens are allotted"):
+        settle(budget, 1000, {"answer": 1001})

@@ -144,7 +144,11 @@ def test_a_context_ratio_is_the_most_and_the_basis_of_evidence(profile, ratio):
     assert evidence.basis == evidence.max
     assert evidence.max.value == pytest.approx(100 * ratio, abs=1e-6)
     assert not is_over(evidence.min, evidence.max)
-    assert replace(evidence, basis=None, min=0, max=None) == replace(profile.sections["evidence"], basis=None, min=0, max=None)
+    assert evidence.spare == 0  # a ratio that was asked for is a limit
+    assert made.with_spare_for_evidence() == made
+    assert replace(evidence, basis=None, min=0, max=None, spare=None) == replace(
+        profile.sections["evidence"], basis=None, min=0, max=None, spare=None
+    )
     assert replace(made, sections=profile.sections) == profile
     assert made.with_context_ratio(ratio) == made
 

@@ -249,3 +249,32 @@ def test_what_lands_is_for_the_usual_readers(bundled, other):
     file = other.home / "models" / "local" / "tiny" / "tiny.gguf"
     assert stat.S_IMODE(file.stat().st_mode) & 0o600 == 0o600
     assert not file.stat().st_mode & 0o111
+
+
+def test_layers_go_into_one_file(machine, pack, other):
+    home = machine.home / "models.toml"
+    home.write_text(
+        MODELS.replace('"files/', '"../files/')
+        + '[budgets.tight]\ngap = 9\n[relevance]\nrecency = 0.5\nfile_types.config = 0.25\n[models.near]\npath = "../files/tiny.gguf"\n'
+    )
+    machine.models_file.write_text(
+        '# on top\n[models.near]\npath = "files/tiny.gguf"\nn_ctx = 48\n[tags]\n"*.md" = ["note"]\n[relevance]\nfile_types.other = 0.5\n'
+    )
+    made = pack(models=["tiny", "near"])
+    unbundle(made.file, other, no_progress)
+    text = (other.home / "models.toml").read_text()
+    assert text.startswith("# on top")
+    assert "smollm2" not in text  # the file that ships lies below there, too
+    catalog = catalog_of(other)
+    assert (catalog.model().name, catalog.model().n_ctx, catalog.model("near").n_ctx, catalog.embedder().name) == ("tiny", 64, 48, "words")
+    assert catalog.open(catalog.model()).is_relative_to(other.home)
+    assert catalog.model().chat_template.is_relative_to(other.home)
+    assert (catalog.budget("tight").gap, dict(catalog.tags)) == (9, {"*.md": ("note",), "prices/*": ("price",)})
+    assert catalog.relevance() == {"recency": 0.5, "file_types": {"config": 0.25, "other": 0.5}}
+    assert set(states(unbundle(made.file, other, no_progress)).values()) == {"same"}
+
+
+def test_a_models_file_above_the_home_is_told(bundled, other, monkeypatch, tmp_path):
+    (tmp_path / "models.toml").write_text('[models.mine]\npath = "m.gguf"\n')
+    monkeypatch.chdir(tmp_path)
+    assert f"Here {tmp_path / 'models.toml'} goes before" in unbundle(bundled.file, other, no_progress).notes[-1]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from localrag.catalog import Catalog
 from localrag.errors import ConfigError, ModelFileError, ModelNotFoundError
-from localrag.settings import Settings
+from localrag.settings import Settings, shipped_file
 
 LONG_AGO_S = 1_700_000_000
 
@@ -32,6 +32,11 @@ def one_model(folder: Path, content: bytes = b"weights") -> Catalog:
     os.utime(weights, (LONG_AGO_S, LONG_AGO_S))
     digest = hashlib.sha256(content).hexdigest()
     return load(folder, f'default_model = "m"\n[models.m]\npath = "m.gguf"\nsha256 = "{digest.upper()}"\n')
+
+
+def own_names(catalog: Catalog) -> tuple[str, ...]:
+    """The names that do not come from the file that ships."""
+    return tuple(name for name in catalog.names() if catalog.origins[name] != shipped_file())
 
 
 # --- what a models.toml says
@@ -52,8 +57,9 @@ def test_rerankers_are_folders_and_have_names_of_their_own(tmp_path):
     catalog = load(tmp_path, '[embedders.e]\npath = "e"\n[rerankers.r]\npath = "r"\n')
     (tmp_path / "r").mkdir()
     assert catalog.open(catalog.reranker("r")) == tmp_path / "r"
-    assert (catalog.names(), catalog.entry("r").name) == (("e", "r"), "r")
-    assert [(row.name, row.thing, row.present) for row in catalog.rows()] == [("e", "embedder", False), ("r", "reranker", True)]
+    assert (own_names(catalog), catalog.entry("r").name) == (("e", "r"), "r")
+    rows = [row for row in catalog.rows() if row.models_file == str(tmp_path / "models.toml")]
+    assert [(row.name, row.thing, row.present) for row in rows] == [("e", "embedder", False), ("r", "reranker", True)]
     with pytest.raises(ModelNotFoundError, match="No reranker is named 'e'"):
         catalog.reranker("e")
     (tmp_path / "x.gguf").write_bytes(b"")
@@ -121,8 +127,8 @@ WHEEL = 'wheel = "a==1"\nfile = "f"\n'
         ("[models.'a/b']\npath = 'a'", ["[models.a/b]", "a name is"]),
         ("[models.'m.gguf']\npath = 'a'", ["[models.m.gguf]", "a name is"]),
         ("[models.'']\npath = 'a'", ['[models.""]', "a name is"]),
-        ("default_model = 'y'\n[models.yy]\npath = 'a'", ["key default_model", "y is not in this file", "did you mean yy"]),
-        ("default_embedder = 'x'\n[models.x]\npath = 'a'", ["key default_embedder", "x is not in this file"]),
+        ("default_model = 'y'\n[models.yy]\npath = 'a'", ["key default_model", "no model is named y", "did you mean yy"]),
+        ("default_embedder = 'x'\n[models.x]\npath = 'a'", ["key default_embedder", "no embedder is named x"]),
         ("[models.x]\npath = 'a'\n[embedders.x]\npath = 'a'", ["[embedders.x]", "has this name already"]),
         ("[embedders.x]\nrepo = 'a/b'\nfile = 'folder'", ["[embedders.x]", "key file", ".gguf"]),
         ("a = 1\nb = !", ["not valid TOML", "line 2, column 5"]),
@@ -239,7 +245,7 @@ def test_any_dictionary_is_a_catalogue_or_a_configuration_error_of_one_line(soun
     raw = with_faults(sound, faults)
     result = outcome("".join(f"{toml_text(key)} = {toml_value(value)}\n" for key, value in raw.items()).encode())
     if isinstance(result, Catalog):
-        assert result.names() == (*raw["models"], *raw.get("embedders", ()))
+        assert own_names(result) == (*raw["models"], *raw.get("embedders", ()))
     else:
         assert faults, result.message
         assert result.message.isprintable()
@@ -256,7 +262,7 @@ def test_any_bytes_are_a_catalogue_or_a_configuration_error(raw):
 def test_importing_the_catalogue_and_listing_load_no_heavy_library(tmp_path):
     code = (
         "import sys; import localrag.catalog; assert 'pydantic' not in sys.modules and 'huggingface_hub' not in sys.modules\n"
-        "from localrag.settings import Settings; from pathlib import Path\n"
+        "from localrag.settings import Settings, shipped_file; from pathlib import Path\n"
         "catalog = localrag.catalog.Catalog.load(Settings(home=Path('home'))); rows = catalog.rows(); print(len(rows))\n"
         "heavy = {'llama_cpp', 'faiss', 'torch', 'sentence_transformers', 'huggingface_hub.file_download', 'numpy'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
@@ -275,8 +281,8 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_with_all(tmp_path):
         catalog.model("smolm")
     assert caught.value.exit_code == 4
     assert "'smolm'" in caught.value.message
-    assert caught.value.hint == "Did you mean smollm? There are: smollm, qwen."
-    assert caught.value.numbers["nearest"] == ["smollm"]
+    assert caught.value.hint == f"Did you mean smollm or smollm2-135m? There are: {', '.join(catalog.models)}."
+    assert caught.value.numbers["nearest"] == ["smollm", "smollm2-135m"]
     for choose in (catalog.model, catalog.embedder, catalog.entry):
         with pytest.raises(ModelNotFoundError):
             choose("zzz")
@@ -288,8 +294,8 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_with_all(tmp_path):
 
 def test_no_name_is_the_default_and_a_missing_default_is_said(tmp_path):
     assert one_model(tmp_path).model(None).name == "m"
-    empty = load(tmp_path, "")
-    for choose, what in ((empty.model, "no default model"), (empty.embedder, "no default embedder")):
+    hidden = load(tmp_path, '[rerankers.smollm2-135m]\npath = "r"\n[models.minilm]\npath = "m.gguf"')
+    for choose, what in ((hidden.model, "no default model"), (hidden.embedder, "no default embedder")):
         with pytest.raises(ModelNotFoundError, match=what):
             choose(None)
 
@@ -442,7 +448,7 @@ def test_a_folder_is_checked_by_its_weights(tmp_path):
     (folder / "config.json").write_bytes(b"{}")
     assert catalog.open(spec) == folder
     assert catalog.verify(spec).file == folder / "model.safetensors"
-    assert catalog.rows()[0].size_bytes == len(b"weights{}")
+    assert next(row for row in catalog.rows() if row.name == "e").size_bytes == len(b"weights{}")
     (folder / "model.safetensors").write_bytes(b"others")
     with pytest.raises(ModelFileError, match="not the one"):
         catalog.open(spec)

@@ -84,7 +84,7 @@ def test_every_key_arrives(tmp_path):
                 model="small",
                 n_ctx=8192,
                 tags=("price", "guide*"),
-                sampling=SamplingParams(max_tokens=320, temperature=0.5, seed=2**32 - 1),
+                sampling=SamplingParams(max_tokens=320, temperature=0.5, seed=2**32 - 1, repeatable=True),
                 profile=tight,
             ),
             Member(
@@ -139,7 +139,14 @@ def test_so_many_sit_and_who_comes_again_has_another_seed(tmp_path, size):
 
 
 def test_the_tables_know_what_the_code_knows():
-    sampling = {field.name for field in fields(SamplingParams)} - {"stop", "json_schema", "or_text", "logprobs", "repeat_last_n"}
+    sampling = {field.name for field in fields(SamplingParams)} - {
+        "stop",
+        "json_schema",
+        "or_text",
+        "logprobs",
+        "repeat_last_n",
+        "repeatable",
+    }
     common = {"persona", "model", "n_ctx", "budget"} | sampling
     assert set(RoleTable.model_fields) == common
     assert set(SpecialistTable.model_fields) - common == {"name", "tags"}
@@ -174,33 +181,28 @@ def test_the_athene_judge_is_the_council_of_the_reference_document(shipped):
 
 def test_a_file_without_councils_has_those_that_ship_with_their_budgets(tmp_path, shipped):
     catalog = load(tmp_path, "[budgets.default]\ngap = 7")
-    assert catalog.councils() == ["default"]
+    assert catalog.councils() == ["default", "athene-judge"]
     assert catalog.council() == shipped.council()
     assert catalog.council().judge.profile.sections["answer"].shrink == 0
 
 
-def test_a_council_that_ships_and_names_models_that_a_file_lacks_says_which(tmp_path):
-    with pytest.raises(ConfigError) as caught:
-        load(tmp_path, "").council("athene-judge")
-    assert caught.value.numbers["models"] == ["athene-v2-agent", "gpt-oss-120b"]
-    assert "[models.athene-v2-agent]" in caught.value.hint
-    models = '[models.athene-v2-agent]\npath = "a.gguf"\n[models.gpt-oss-120b]\npath = "b.gguf"\n'
-    catalog = load(tmp_path, models)
-    assert catalog.councils() == ["default", "athene-judge"]
-    assert catalog.council("athene-judge").judge.profile.limits["system"] == 4000
+def test_a_council_that_ships_takes_models_of_ones_own(tmp_path):
+    catalog = load(tmp_path, '[models.gpt-oss-120b]\npath = "b.gguf"\n')
+    judge = catalog.council("athene-judge").judge
+    assert (catalog.model(judge.model).kind, judge.profile.limits["system"]) == ("path", 4000)
 
 
 def test_a_council_of_the_file_goes_before_one_that_ships(tmp_path):
     catalog = load(tmp_path, f"{BENCH}{ONE}".replace("councils.x", "councils.default"))
-    assert catalog.councils() == ["bench", "default"]
+    assert catalog.councils() == ["bench", "default", "athene-judge"]
     assert [member.name for member in catalog.council().members] == ["one"]
 
 
 def test_an_unknown_council_is_answered_with_the_nearest_and_with_all(tmp_path):
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, BENCH).council("bensh")
-    assert caught.value.message == f"No council is named 'bensh' in {tmp_path / 'models.toml'}."
-    assert caught.value.hint == "Did you mean bench? There are: bench, default."
+    assert caught.value.message == f"No council is named 'bensh' in {tmp_path / 'models.toml'} or the models.toml that ships."
+    assert caught.value.hint == "Did you mean bench? There are: bench, default, athene-judge."
     assert (caught.value.exit_code, caught.value.numbers["nearest"]) == (3, ["bench"])
 
 
@@ -235,7 +237,7 @@ def test_an_unknown_council_is_answered_with_the_nearest_and_with_all(tmp_path):
         (ONE * 9, ["[councils.x], key specialists", "are 9, and 8 can sit"]),
         (f"{ONE}model = 'smal'\n[models.small]\npath = 'a'", ["[councils.x.specialists.1], key model", "did you mean small?"]),
         (f"{ONE}n_ctx = 0", ["[councils.x.specialists.1], key n_ctx", "greater than or equal to 1"]),
-        (f"{ONE}budget = 'none'", ["[councils.x.specialists.1], key budget", "none is not in this file"]),
+        (f"{ONE}budget = 'none'", ["[councils.x.specialists.1], key budget", "no budget is named none"]),
         (f"{ONE}tags = 'a'", ["[councils.x.specialists.1], key tags", "must be a list, not a text"]),
         (f"{ONE}tags = ['a', 3]", ["[councils.x.specialists.1.tags], key 2", "must be a text"]),
         (f"{ONE}tags = ['a,source=b']", ["[councils.x.specialists.1], key tags", 'without a comma, not "a,source=b"']),
@@ -254,8 +256,8 @@ def test_an_unknown_council_is_answered_with_the_nearest_and_with_all(tmp_path):
         (f"{ONE}[councils.x.judge]\ntools = ['calculator']", ["[councils.x.judge], key tools", "did you mean calculate?"]),
         (f"{ONE}[councils.x.judge]\nrounds = 9", ["[councils.x.judge], key rounds", "less than or equal to 8"]),
         (f"{ONE}[councils.x.judge]\nrounds = 1", ["[councils.x.judge], key rounds", "are of tools, and none is named"]),
-        (f"{ONE}[councils.x.judge]\nmodel = 'default'", ["[councils.x.judge], key model", "default is not in this file"]),
-        (f"{ONE}[councils.x.judge]\nbudget = 'x'", ["[councils.x.judge], key budget", "x is not in this file"]),
+        (f"{ONE}[councils.x.judge]\nmodel = 'default'", ["[councils.x.judge], key model", "no model is named default"]),
+        (f"{ONE}[councils.x.judge]\nbudget = 'x'", ["[councils.x.judge], key budget", "no budget is named x"]),
     ],
 )  # fmt: skip
 def test_a_fault_is_one_line_naming_file_table_and_key(tmp_path, text, parts):

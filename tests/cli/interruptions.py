@@ -16,7 +16,7 @@ def kill_again_and_again(command, out, *, num_kills, done_with, num_tries):
         size = out.stat().st_size if out.exists() else 0
         with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             if num_killed < num_kills:
-                until = time.monotonic() + 30
+                until = time.monotonic() + 120
                 while process.poll() is None and time.monotonic() < until and (not out.exists() or out.stat().st_size in {0, size}):
                     time.sleep(0.001)  # until it has written something
                 time.sleep(rng.random() * 0.05)
@@ -35,5 +35,5 @@ def press_ctrl_c(command, out):
         while process.poll() is None and time.monotonic() < until and not (out.exists() and b"\n" in out.read_bytes()):
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        stdout, err = process.communicate(timeout=20)
+        stdout, err = process.communicate(timeout=120)
     return process.returncode, stdout, err

@@ -87,7 +87,6 @@ def test_every_question_is_answered_with_a_whole_answer_object(run, source, home
         ({"id": 2**63, "question": "x"}, None, "63 bits"),
         ({"id": 5}, 5, "no question"),
         ({"id": 5, "question": ["x"]}, 5, "question is a text"),
-        ({"id": 5, "question": "x", "sytem": "y"}, 5, "no key 'sytem'"),
         ({"id": 5, "question": "x", "system": 1}, 5, "system is a text"),
         ({"id": 5, "question": "x", "max_tokens": "9"}, 5, "max_tokens is a whole number"),
         ({"id": 5, "question": "x", "max_tokens": True}, 5, "max_tokens is a whole number"),
@@ -126,6 +125,15 @@ def test_what_does_not_fit_is_an_error_of_its_line_and_the_first_one_is_the_exit
     code, found, err = run()  # with a larger window it does
     assert (code, [row["id"] for row in found]) == (0, [2, 1])
     assert "1 of 2 are answered already" in err
+
+
+def test_a_window_that_is_capped_and_an_answer_that_is_lowered_are_told_in_each_line(run, source):
+    source({"id": 1, "question": "Why?", "max_tokens": 500_000})
+    code, [row], _ = run("--ctx", "1000000")
+    assert code == 0
+    window, answer = row["warnings"]
+    assert "131,072 of the 1,000,000 tokens asked for" in window
+    assert "of the 500,000 tokens asked for" in answer
 
 
 def test_half_characters_and_a_byte_order_mark_pass(run, source):
@@ -246,7 +254,7 @@ def test_out_keeps_its_permissions_and_may_be_a_link(run, source, tmp_path):
         (["Why?", "--force"], "--batch"),
         (["--batch", "IN", "--out", "OUT", "--dry-run"], "--dry-run"),
         (["--batch", "IN", "--out", "OUT", "--explain=full"], "--explain"),
-        (["--batch", "IN", "--out", "OUT", "--max-seconds", "5"], "--max-seconds"),
+        (["--batch", "IN", "--out", "OUT", "--max-seconds", "0"], "--max-seconds"),
         (["--batch", "IN", "--out", "IN"], "same file"),
         (["--batch", "IN", "--out", "none/OUT"], "cannot be written"),
         (["--batch", "IN", "--out", "."], "cannot be written"),

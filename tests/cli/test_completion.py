@@ -8,9 +8,10 @@ import sys
 import click
 import pytest
 
-from localrag.cli import COMMANDS, cli, main, names, options
+from localrag.cli import COMMANDS, cli, completion, main, options
 from tests.cli.test_cli import HEAVY
 
+SHIPPED = ["smollm2-135m", "qwen3-4b", "athene-v2-agent", "gpt-oss-120b"]
 MODELS = '[models.alpha]\npath = "a"\n[models.beta]\npath = "b"\n[embedders.vec]\npath = "v"\n[budgets.long]\n[councils.wise]\n'
 
 
@@ -49,13 +50,13 @@ def complete(tmp_path, monkeypatch):
     [
         ("localrag ask --kb ", ["handbook", "notes"]),
         ("localrag ask why --kb n", ["notes"]),
-        ("localrag ask --model ", ["alpha", "beta", "echo"]),
-        ("localrag ask --models other.toml --model ", ["gamma", "echo"]),
-        ("localrag bundle x.zip --embedder ", ["vec"]),
+        ("localrag ask --model ", ["alpha", "beta", *SHIPPED, "echo"]),
+        ("localrag ask --models other.toml --model ", ["gamma", "alpha", "beta", *SHIPPED, "echo"]),
+        ("localrag bundle x.zip --embedder ", ["vec", "minilm"]),
         ("localrag budget --budget l", ["long"]),
-        ("localrag council --council ", ["wise", "default"]),
+        ("localrag council --council ", ["wise", "default", "athene-judge"]),
         ("localrag kb show ", ["handbook", "notes"]),
-        ("localrag models pull ", ["alpha", "beta", "vec"]),
+        ("localrag models pull ", ["alpha", "beta", *SHIPPED, "vec", "minilm"]),
         ("localrag models optimize b", ["beta"]),
         ("localrag comp", ["completion"]),
         ("localrag ", list(COMMANDS)),
@@ -76,11 +77,11 @@ def test_a_text_to_come_from_standard_input_is_not_waited_for():
     assert options.Text().convert("-", None, click.Context(cli, resilient_parsing=True)) == "-"
 
 
-def test_what_cannot_be_read_completes_nothing(complete, tmp_path):
+def test_what_cannot_be_read_leaves_the_names_of_the_other_files(complete, tmp_path):
     (tmp_path / "models.toml").write_text("[models\n")
-    assert complete("localrag ask --model ") == ["echo"]
+    assert complete("localrag ask --model ") == [*SHIPPED, "echo"]
     (tmp_path / "models.toml").write_text("models = 3\n")
-    assert complete("localrag ask --model ") == ["echo"]
+    assert complete("localrag ask --model ") == [*SHIPPED, "echo"]
     (tmp_path / "kb").rename(tmp_path / "gone")
     assert complete("localrag ask --kb ") == []
 
@@ -98,11 +99,11 @@ def commands():
 
 def test_a_stand_in_stands_for_what_is_there():
     paths = dict(commands())
-    assert names._ARGUMENTS.keys() <= paths.keys()
-    for path in names._ARGUMENTS:
+    assert completion._ARGUMENTS.keys() <= paths.keys()
+    for path in completion._ARGUMENTS:
         assert any(isinstance(param, click.Argument) for param in paths[path].params), path
     options = {option for command in paths.values() for param in command.params for option in param.opts}
-    assert names._OPTIONS.keys() <= options
+    assert completion._OPTIONS.keys() <= options
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

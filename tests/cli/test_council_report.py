@@ -13,9 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from localrag.cli import council_text
-from localrag.cli.text import one_line
+from localrag.cli import council_render
 from localrag.journal import Journal
+from localrag.sanitize import one_line
 
 ROOT = Path(__file__).parents[2]
 MODEL = {"model": "smollm2", "slot": {"n_ctx": 8192, "n_ctx_train": 8192, "requested": None, "bound": "training"}}
@@ -94,7 +94,7 @@ def held(home):
 
 
 def test_a_budget_in_the_style_of_the_document():
-    assert council_text.budget_lines({"event": "budget", "role": "materials engineer", "kind": "proposal", "ledger": LEDGER}) == [
+    assert council_render.budget_lines({"event": "budget", "role": "materials engineer", "kind": "proposal", "ledger": LEDGER}) == [
         "=== materials engineer: proposal, 4,023 of 8,192 tokens ===",
         "  ✓ scaffold: 33/33 (100.0 %)",
         "  – evidence: 3,500/4,096 (85.4 %) of 6,200 wanted; 2 left out: KB#7, KB#9",
@@ -108,7 +108,7 @@ def test_a_budget_in_the_style_of_the_document():
 def test_what_was_left_out_is_named_as_far_as_there_is_room():
     entry = {"name": "evidence", "wanted": 9000, "allotted": 50, "used": 0, "omitted": [f"KB#{number}" for number in range(1200)]}
     event = {"role": "a", "kind": "proposal", "ledger": {"window": 50, "entries": [entry], "spare": 0}}
-    wide, narrow = council_text.budget_lines(event, 200)[1], council_text.budget_lines(event, 60)[1]
+    wide, narrow = council_render.budget_lines(event, 200)[1], council_render.budget_lines(event, 60)[1]
     assert wide == (
         "  – evidence: 0/50 (0.0 %) of 9,000 wanted; 1,200 left out: KB#0, KB#1, KB#2, KB#3, KB#4, KB#5, KB#6, KB#7, … 1,192 more"
     )
@@ -116,16 +116,16 @@ def test_what_was_left_out_is_named_as_far_as_there_is_room():
 
 
 def test_what_a_member_proposes_and_what_was_struck_out():
-    assert council_text.proposal_lines(CHECKED, SAID) == [
+    assert council_render.proposal_lines(CHECKED, SAID) == [
         "=== chemist proposes ===",
         "  ABS [KB#1].",
-        "  Cut at its last token.",
+        "  Stopped at its limit of tokens (max_tokens).",
         "  [KB#1] guide/pets.md > Heat (lines 10-24)",
         "  Invented, struck out: KB#4",
         "  Said before, struck out: 2 sentences",
     ]
     broken = {"error": {"type": "EngineError", "message": "Out of memory.", "hint": None}}
-    assert council_text.proposal_lines({"member": "chemist", "text": ""}, broken) == [
+    assert council_render.proposal_lines({"member": "chemist", "text": ""}, broken) == [
         "=== chemist proposes ===",
         "  Said nothing.",
         "  The model broke: Out of memory.",
@@ -133,17 +133,17 @@ def test_what_a_member_proposes_and_what_was_struck_out():
 
 
 def test_rankings_tools_and_the_end():
-    assert council_text.ranking_lines(RANKING) == [
+    assert council_render.ranking_lines(RANKING) == [
         "=== ranking ===", "  1. printer: 1.00", "  2. buyer: 0.25", "  chemist ranks: printer, buyer",
     ]  # fmt: skip
-    assert council_text.ranking_lines({"rankings": {}, "points": {}})[1:] == ["  No ranking could be read."]
-    assert council_text.tool_lines(TOOL) == [
+    assert council_render.ranking_lines({"rankings": {}, "points": {}})[1:] == ["  No ranking could be read."]
+    assert council_render.tool_lines(TOOL) == [
         "=== judge uses kb_search (query: annealing) ===", '  {"results":[]}', "  12 tokens, room for 340 more",
     ]  # fmt: skip
     many = TOOL | {"text": "\n".join(f"line {number}" for number in range(9)), "is_exhausted": True, "is_error": True}
-    lines = council_text.tool_lines(many)
+    lines = council_render.tool_lines(many)
     assert (lines[1], lines[-2:]) == ("  It failed:", ["  … 3 lines more", "  12 tokens, no room for more"])
-    assert council_text.end_lines(END) == [
+    assert council_render.end_lines(END) == [
         "=== decided after 41.3 s ===",
         "  3,200 tokens evaluated, 6,000 of 9,200 shared (65.2 % saved), 812 written",
         "  smollm2 loaded in 0.5 s, in place of other",
@@ -152,14 +152,14 @@ def test_rankings_tools_and_the_end():
 
 
 def test_a_verdict_as_markdown():
-    assert council_text.verdict_markdown(VERDICT) == (
+    assert council_render.verdict_markdown(VERDICT) == (
         "**Use ABS.**\n\nConfidence: high\n\nIt holds 95 °C [KB#1].\n\n- cheap\n- tough\n\n"
         "## Dissent\n\n- **printer**: PETG is easier.\n\n"
         "## Sources\n\n- KB#1: guide/pets.md > Heat (lines 10-24)\n\n"
         "Not among its sources, so unsupported: KB#4\n"
     )
     cut = {"text": "It hol", "decision": "", "confidence": None, "is_whole": False}
-    assert council_text.verdict_markdown(cut) == "It hol\n\nThe judge's room ended before its verdict did.\n"
+    assert council_render.verdict_markdown(cut) == "It hol\n\nThe judge's room ended before its verdict did.\n"
 
 
 PIECES = [*"[]()!<>:/#*_`~\\|-=. \n\tab1&;@", "](", "](http://x.example)", "![", "<b>", "```", "www.", "http://", "]: "]
@@ -177,7 +177,7 @@ def test_no_text_of_a_model_makes_a_link_an_image_html_or_a_heading(text, short,
     verdict = VERDICT | {"text": text, "decision": short, "dissent": [{"member": name, "view": short}]}
     verdict["sources"] = [{"id": "KB#1", "source": name, "heading": short, "place": text}]
     for reader in (MarkdownIt("commonmark"), MarkdownIt("gfm-like", {"linkify": False, "html": True})):
-        tokens = reader.parse(council_text.verdict_markdown(verdict))
+        tokens = reader.parse(council_render.verdict_markdown(verdict))
         inner = [child for token in tokens for child in token.children or ()]
         assert not LINKS & {token.type for token in [*tokens, *inner]}
         headings = [tokens[at + 1].content for at, token in enumerate(tokens) if token.type == "heading_open"]
@@ -190,7 +190,7 @@ def test_no_text_of_a_model_makes_a_link_an_image_html_or_a_heading(text, short,
 def test_a_decision_reads_as_it_was_written(text):
     decision = f"It: {text}."
     reader = MarkdownIt("gfm-like", {"linkify": False, "html": True})
-    tokens = reader.parse(council_text.verdict_markdown(VERDICT | {"decision": decision}))
+    tokens = reader.parse(council_render.verdict_markdown(VERDICT | {"decision": decision}))
     assert tokens[0].type == "paragraph_open"
     inner = tokens[1].children
     assert [child.type for child in inner if child.type != "text"] == ["strong_open", "strong_close"]
@@ -198,17 +198,17 @@ def test_a_decision_reads_as_it_was_written(text):
 
 
 def test_names_stay_readable():
-    shown = council_text.verdict_markdown(VERDICT | {"decision": "Use my_file.md [KB#12]."})
+    shown = council_render.verdict_markdown(VERDICT | {"decision": "Use my_file.md [KB#12]."})
     assert shown.startswith("**Use my_file.md [KB#12].**\n")
     bare = VERDICT | {"dissent": [{"member": "buyer", "view": ""}], "sources": [{"id": "KB#1"}]}
-    assert "\n- **buyer**\n" in council_text.verdict_markdown(bare)
-    assert "\n- KB#1\n" in council_text.verdict_markdown(bare)
+    assert "\n- **buyer**\n" in council_render.verdict_markdown(bare)
+    assert "\n- KB#1\n" in council_render.verdict_markdown(bare)
 
 
 @pytest.mark.parametrize("address", ["http://x.example/a", "HTTPS://x.example", "www.x.example", "WWW.x.example"])
 def test_a_bare_address_is_no_longer_one(address):
     """Some readers make links of addresses in running text: what they look for is not there, and reads the same."""
-    shown = council_text.verdict_markdown(VERDICT | {"text": f"See {address}", "decision": address})
+    shown = council_render.verdict_markdown(VERDICT | {"text": f"See {address}", "decision": address})
     assert not re.search(r"://|www\.", shown, re.IGNORECASE)
     rendered = MarkdownIt("commonmark").render(shown)
     assert f"<strong>{address}</strong>" in rendered
@@ -241,11 +241,12 @@ def test_no_text_controls_a_terminal(a, b):
     told = {name: {key: hostile(value) for key, value in event.items()} for name, event in told.items()}
     error = {"message": f"{a}Broken{b}", "hint": a}
     for lines in (
-        council_text.start_lines(told["start"]), council_text.planned_lines(told["planned"]), council_text.search_lines(told["search"]),
-        council_text.budget_lines(told["budget"]), council_text.proposal_lines(told["checked"], told["said"]),
-        council_text.said_lines(told["said"] | {"error": error}), council_text.ranking_lines(told["ranking"]),
-        council_text.tool_lines(told["tool"]), council_text.verdict_lines(told["verdict"]), council_text.error_lines(error),
-        council_text.end_lines(told["end"]),
+        council_render.start_lines(told["start"]), council_render.planned_lines(told["planned"]),
+        council_render.search_lines(told["search"]),
+        council_render.budget_lines(told["budget"]), council_render.proposal_lines(told["checked"], told["said"]),
+        council_render.said_lines(told["said"] | {"error": error}), council_render.ranking_lines(told["ranking"]),
+        council_render.tool_lines(told["tool"]), council_render.verdict_lines(told["verdict"]), council_render.error_lines(error),
+        council_render.end_lines(told["end"]),
     ):  # fmt: skip
         assert lines
         assert not controls("".join(lines))
@@ -262,19 +263,19 @@ VALUES = st.none() | st.text() | st.floats() | st.integers() | st.lists(st.none(
 @settings(max_examples=100, deadline=None)
 @given(st.dictionaries(st.sampled_from(KEYS), VALUES))
 def test_an_event_that_lacks_something_is_shown_as_far_as_it_goes(event):
-    for make in (council_text.start_lines, council_text.planned_lines, council_text.search_lines, council_text.budget_lines,
-                 council_text.ranking_lines, council_text.tool_lines, council_text.verdict_lines, council_text.error_lines,
-                 council_text.end_lines, council_text.said_lines):  # fmt: skip
+    for make in (council_render.start_lines, council_render.planned_lines, council_render.search_lines, council_render.budget_lines,
+                 council_render.ranking_lines, council_render.tool_lines, council_render.verdict_lines, council_render.error_lines,
+                 council_render.end_lines, council_render.said_lines):  # fmt: skip
         assert all(isinstance(line, str) for line in make(event))
-    assert council_text.proposal_lines(event, None)
+    assert council_render.proposal_lines(event, None)
 
 
 def test_marks_that_an_encoding_lacks_are_ascii(monkeypatch):
-    assert council_text.printable("✓ – … → Ärger", "ascii") == "+ - ... -> ?rger"
-    assert council_text.printable("✓ – Ärger", "latin-1") == "+ - Ärger"
-    assert council_text.printable("✓ 🧢", "utf-8") == "✓ 🧢"
+    assert council_render.printable("✓ – … → Ärger", "ascii") == "+ - ... -> ?rger"
+    assert council_render.printable("✓ – Ärger", "latin-1") == "+ - Ärger"
+    assert council_render.printable("✓ 🧢", "utf-8") == "✓ 🧢"
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
-    assert council_text.budget_lines({"role": "a", "kind": "b", "ledger": LEDGER})[1] == "  + scaffold: 33/33 (100.0 %)"
+    assert council_render.budget_lines({"role": "a", "kind": "b", "ledger": LEDGER})[1] == "  + scaffold: 33/33 (100.0 %)"
 
 
 # --- the command ---

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from localrag.cli import findings
-from localrag.cli.doctor import doctor_command
+from localrag.cli.doctor import attention_facts, doctor_command, gpu_hints, home_facts, speed_facts, told
 from localrag.engine.speed import Speed, SpeedFile
 from localrag.settings import Settings
 from tests.gguf_files import write_model
@@ -201,13 +200,13 @@ def test_llama_cpp_that_cannot_be_loaded_is_a_line_and_exit_7(apart, tmp_path, f
 
 
 def test_gpus_are_found_by_their_files(tmp_path):
-    assert findings.gpu_hints(tmp_path) == {}
+    assert gpu_hints(tmp_path) == {}
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / "nvidia0").write_text("")
     for card, vendor in (("card0", "0x1002"), ("card1", "0x9999")):
         (tmp_path / "sys/class/drm" / card / "device").mkdir(parents=True)
         (tmp_path / "sys/class/drm" / card / "device" / "vendor").write_text(f"{vendor}\n")
-    hints = findings.gpu_hints(tmp_path)
+    hints = gpu_hints(tmp_path)
     assert list(hints) == ["NVIDIA", "AMD"]
     assert 'CMAKE_ARGS="-DGGML_CUDA=on" pip install' in hints["NVIDIA"]
 
@@ -217,14 +216,14 @@ def test_learned_speeds_are_told_by_file_name(tmp_path):
     speed.observe_prefill(100, 0, 1.0)
     speed.observe_decode(100, 0.02)
     SpeedFile(tmp_path, "a file.gguf 123 llama Q4_0; node x86_64 CPU 2").save(speed)
-    learned = findings.speed_facts(tmp_path)["a file.gguf"]
+    learned = speed_facts(tmp_path)["a file.gguf"]
     assert learned["prefill_tokens_per_s"] == pytest.approx(100, rel=0.1)
     assert learned["decode_tokens_per_s"] == pytest.approx(50, rel=0.1)
 
 
 def test_nothing_fails_as_a_whole_with_an_empty_home(tmp_path):
-    assert findings.told(findings.home_facts, Settings(home=tmp_path / "none"))["exists"] is False
-    assert findings.attention_facts(tmp_path) == findings.speed_facts(tmp_path) == {}
+    assert told(home_facts, Settings(home=tmp_path / "none"))["exists"] is False
+    assert attention_facts(tmp_path) == speed_facts(tmp_path) == {}
 
 
 def test_it_takes_little_time(apart):

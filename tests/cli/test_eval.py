@@ -67,7 +67,7 @@ def test_judged_documents_that_are_missing_are_counted(localrag, pots):
     code, out, err = localrag("eval", "pots", "--mode", "keyword")
     assert code == 0
     assert out.splitlines()[1].split()[2] == "0.2500"  # one of two, and none of one
-    assert "2 documents that are judged relevant are not in corpus.jsonl" in err
+    assert "2 relevant documents missing from corpus.jsonl" in err
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_what_does_not_fit_is_counted_by_its_name(asked):
 
 def test_sources_that_are_not_there_are_told(asked, tmp_path):
     write_rows(tmp_path / "qa.jsonl", [QUESTIONS[0] | {"sources": ["petg.md"]}, QUESTIONS[1]])
-    assert "Warning: 1 questions name sources that the knowledge base does not have" in asked()[2]
+    assert "Warning: 1 question with sources that the knowledge base does not have" in asked()[2]
     assert json.loads(asked("--json")[1])["num_sources_not_found"] == 1
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.kb.readers.pdf_files import pdf_of, with_images
 from tests.kb.support import write_notes
 
 
@@ -40,7 +41,7 @@ def test_what_was_done_is_one_line_and_what_was_skipped_is_named(localrag, notes
     assert err.splitlines() == [
         "Indexing notes: reading and embedding",
         "skipped notes/.draft.md: hidden",
-        "skipped notes/key.pem: may hold a secret key",
+        "skipped notes/key.pem: may hold a secret by its name; --hidden reads it",
         "skipped notes/empty.md: it holds no text",
     ]
     assert "2 unchanged" in localrag("index", "notes", "--kb", "notes")[1]
@@ -74,8 +75,11 @@ def test_hidden_files_are_read_if_asked_for(localrag, notes):
 
 def test_a_dry_run_lists_and_does_nothing(localrag, notes, home):
     code, out, err = localrag("index", "notes", "--kb", "notes", "--dry-run")
-    assert (code, out.splitlines()) == (0, ["notes/empty.md", "notes/note-000.md", "notes/prices/note-000.md"])
-    assert err.splitlines()[-1] == "notes: 3 new, 0 to look at again, 0 unchanged, 0 removed, 2 skipped; nothing was read or written"
+    assert (code, out.splitlines()) == (0, ["notes/note-000.md", "notes/prices/note-000.md"])
+    assert err.splitlines()[-2:] == [
+        "skipped notes/empty.md: it holds no text",
+        "notes: 2 new, 0 changed, 0 unchanged, 0 removed, 3 skipped; nothing was embedded or written",
+    ]
     assert not (home / "kb").exists()
 
 
@@ -94,8 +98,51 @@ def test_a_dry_run_on_a_changed_folder_names_every_document_as_it_is_shown(local
     code, out, err = localrag("index", "notes", "--kb", "notes", "--dry-run")
     assert (code, out.splitlines()) == (0, ["notes/new.md", "notes/note-000.md"])
     assert "would be removed: notes/prices/note-000.md" in err.splitlines()
-    assert "1 new, 1 to look at again, 0 unchanged, 1 removed" in err
+    assert "1 new, 1 changed, 0 unchanged, 1 removed" in err
     assert len(documents(localrag)) == 2
+
+
+def test_a_dry_run_without_anything_to_index_says_so(localrag, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "void").mkdir()
+    (tmp_path / "void" / "x.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    code, out, err = localrag("index", "void", "--kb", "void", "--dry-run")
+    assert (code, out) == (0, "")
+    assert err.splitlines() == [
+        "skipped void/x.png: binary file: a PNG image",
+        "void: 0 new, 0 changed, 0 unchanged, 0 removed, 1 skipped; nothing was embedded or written",
+        "There is nothing to index: the run would fail, and remove nothing.",
+    ]
+
+
+def test_pages_without_text_are_named_by_every_command_that_reads_the_file(localrag, notes):
+    (notes / "scan.pdf").write_bytes(with_images(pdf_of([["Nylon is dried at eighty degrees."], [], [], [], [], []]), range(1, 6)))
+    reason = "pages 2-6 hold no text; they look scanned"
+    for dry in ([], ["--dry-run"], []):
+        code, out, err = localrag("index", "notes", "--kb", "notes", *dry)
+        assert code == 0
+        assert f"incomplete notes/scan.pdf: {reason}" in err.splitlines()
+        assert "3 skipped, 1 incomplete;" in out + err
+        data = json.loads(localrag("index", "notes", "--kb", "notes", "--json", *dry)[1])
+        assert data["partial"] == [{"source": "notes/scan.pdf", "reason": reason}]
+    shown = json.loads(localrag("kb", "show", "notes", "--json")[1])["documents"]
+    assert [each["fields"]["incomplete"] for each in shown if each["source"] == "notes/scan.pdf"] == [[reason]]
+    assert reason in localrag("kb", "show", "notes")[1]
+    assert f"incomplete scan.pdf: {reason}" in localrag("score", "notes/scan.pdf", "--task", "dry nylon", "--method", "keyword")[2]
+    assert f"incomplete scan.pdf: {reason}" in localrag("summarize", "notes/scan.pdf", "--model", "echo")[2]
+
+
+def test_secrets_are_named_and_read_if_asked_for(localrag, notes):
+    (notes / "prod.env").write_text("TOKEN=x\n")
+    (notes / "key.txt").write_text(
+        "mine\n-----BEGIN PRIVATE KEY-----\n" + "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7VJTUt9Us8cKj\n" * 9
+    )
+    lines = localrag("index", "notes", "notes/prod.env", "--kb", "notes")[2].splitlines()
+    assert "skipped notes/key.txt: holds a private key; --hidden reads it" in lines
+    assert any(line.startswith("skipped 3, may hold a secret by its name; --hidden reads it") for line in lines)
+    assert "4 added" in localrag("index", "notes", "--kb", "notes", "--hidden")[1]
+    assert {"notes/key.txt", "notes/prod.env"} <= documents(localrag).keys()
+    assert "4 removed" in localrag("index", "notes", "--kb", "notes")[1]
 
 
 def test_bad_input_is_refused_with_a_way_out(localrag, refused, notes, tmp_path):
@@ -134,7 +181,7 @@ class Watched:
 
     def await_line(self, start, act=lambda: None):
         """The first line that begins so; until it is there, `act` is done once a second."""
-        end = time.monotonic() + 20
+        end = time.monotonic() + 120
         while time.monotonic() < end:
             act()
             for _ in range(20):
@@ -148,7 +195,7 @@ class Watched:
     def end(self):
         """Ctrl-C, as a terminal sends it: to the process and its children."""
         os.killpg(self.process.pid, signal.SIGINT)
-        return self.process.wait(timeout=10)
+        return self.process.wait(timeout=120)
 
 
 @contextmanager
@@ -182,11 +229,13 @@ def test_a_watched_folder_is_followed_until_it_is_gone(localrag, notes, tmp_path
         watched.await_line("notes: 0 added, 1 updated", lambda: save("Newer"))
         os.utime(notes / "new.md")
         time.sleep(1)
+        watched.process.send_signal(signal.SIGSTOP)  # it hears of both at once, however long they take
         (notes / "stays.md").write_text("# Stays\n")
         (notes / "new.md").unlink()
+        watched.process.send_signal(signal.SIGCONT)
         assert watched.await_line("notes: 1 added, 0 updated, 0 unchanged, 1 removed")
         shutil.rmtree(notes)
-        assert watched.process.wait(timeout=20) == 6
+        assert watched.process.wait(timeout=120) == 6
         lines = watched.lines()
     assert lines[:3] == [
         "Indexing notes: reading and embedding",
@@ -223,7 +272,7 @@ def test_an_interrupted_run_says_that_it_can_go_on(localrag, notes, tmp_path):
     ) as process:
         assert process.stderr.readline() == "Indexing notes: reading and embedding\n"
         os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (130, "")
     assert err.splitlines() == ["Error: Interrupted.", "  What was indexed is kept; the same command goes on from there."]
     assert localrag("index", "notes", "--kb", "notes")[0] == 0

@@ -13,8 +13,7 @@ import pytest
 
 from localrag.catalog import Catalog
 from localrag.cli import main
-from localrag.cli.models import optimize_command
-from localrag.cli.optimize import toml_lines
+from localrag.cli.models import optimize_command, toml_lines
 from localrag.engine.optimize import Candidate, Kept, Limits, Measured, keep, verdict
 from localrag.engine.quality import Quality, Run
 from localrag.model import ModelSpec

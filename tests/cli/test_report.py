@@ -118,7 +118,7 @@ def test_a_file_that_is_no_report_is_left_alone_unless_forced(run, filled, tmp_p
 def test_places_where_no_page_can_be_written(run, filled, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    for place, message in (("-", "not to standard output"), (tmp_path, "is no file"), (tmp_path / "pipe", "is no file"),
+    for place, message in ((tmp_path, "is no file"), (tmp_path / "pipe", "is no file"),
                            (tmp_path / "loop", "leads nowhere"), (tmp_path / "none" / "r.html", "does not exist")):  # fmt: skip
         with pytest.raises(UsageError, match=message):
             run("--html", place, "--force")

@@ -95,7 +95,7 @@ def test_without_the_cache_nothing_is_written(as_json, home):
 
 
 def test_a_journal_that_is_broken_costs_no_summary(run, home):
-    home.mkdir()
+    home.mkdir(mode=0o700)
     (home / "journal.sqlite").write_bytes(b"no database " * 100)
     code, out, err = run(SOURCE)
     assert (code, out.startswith("You asked: ")) == (0, True)

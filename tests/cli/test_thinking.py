@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from localrag.cli import council_text, main
+from localrag.cli import council_render, main
 from localrag.journal import Journal
 from tests import identities
 from tests.chat_templates import THINKING
@@ -137,7 +137,7 @@ def test_answers_of_a_batch_have_their_thoughts(ask, tmp_path):
 
 def test_the_budget_of_a_role_of_a_council_tells_the_room_for_thoughts(ask):
     ledger = json.loads(ask("Why?", "--json", "--ctx", 1000, "--think-tokens", 60, "--max-tokens", 5000)[1])["ledger"]
-    [head, *_, thinking, answer, total] = council_text.budget_lines({"role": "chemist", "kind": "proposal", "ledger": ledger})
+    [head, *_, thinking, answer, total] = council_render.budget_lines({"role": "chemist", "kind": "proposal", "ledger": ledger})
     used = sum(each["used"] for each in ledger["entries"][:-2])
     assert f"{used} of 1,000 tokens" in head
     assert (thinking, answer) == ("  ✓ thinking: room for 60", f"  – answer: room for {940 - used} of 5,000 wanted")

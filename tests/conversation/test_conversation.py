@@ -358,7 +358,7 @@ def test_ten_thousand_messages_are_no_matter():
         covered.append(rolling.cover(exchanges, 1024))
         times.append(time.process_time() - started)
     print(f"10,000 messages: {times[0]:.2f} s, and again {times[1]:.2f} s")
-    assert max(times) < 1.5, "on an idle machine, a third of a second"
+    assert max(times) < 5, "of the processor; a third of a second is usual"
     assert covered[0] == covered[1]
     assert covered[0].num_tokens <= 1024
     assert len(covered[0].names) == sum(map(len, exchanges))

@@ -7,7 +7,7 @@ import pytest
 
 from localrag.council import Reply, Used
 from localrag.decoding import SamplingParams
-from localrag.engine.json_schema import parse as parse_schema
+from localrag.engine.grammar import grammar_of
 from localrag.errors import EngineError
 from tests.council.driving import CONCLUDE, HITS, TASK, VERDICT, council, cut, hit, plain, search_for, sit, with_tools
 
@@ -135,7 +135,7 @@ def test_reviews(num_members):
     for turn in asked:
         assert [each.label for each in turn.proposals] == [f"Proposal {letter}" for letter in "ABCDEFG"[: num_members - 1]]
         assert turn.sampling.temperature == 0
-        parse_schema(json.loads(turn.sampling.json_schema))
+        grammar_of(turn.sampling.json_schema)
     assert len(run.told.get("ranking", [])) == bool(asked)
     if asked:
         points = run.told["ranking"][0]["points"]

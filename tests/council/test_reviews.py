@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from localrag.council import reviews
 from localrag.council.proposals import Checked
-from localrag.engine.grammar import grammar_of, longest_chars
+from tests.json_schemas import says
 
 NAMES = [f"m{number}" for number in range(8)]
 
@@ -28,8 +28,10 @@ def test_nobody_sees_a_name_or_its_own():
 def test_the_form_of_a_ranking(num_letters):
     letters = list("ABCDEFG")[:num_letters]
     schema = reviews.schema(letters)
-    assert grammar_of(schema)
-    assert longest_chars(schema) <= reviews.MAX_TOKENS  # even with a token for each character
+    longest = json.dumps({"ranking": letters})
+    assert says(schema, longest)
+    assert not says(schema, json.dumps({"ranking": [*letters, "A"]}))
+    assert len(longest) <= reviews.MAX_TOKENS  # even with a token for each character
     assert reviews.parse(json.dumps({"ranking": letters[::-1]}), {letter: letter.lower() for letter in letters}) == tuple(
         letter.lower() for letter in letters[::-1]
     )

@@ -76,7 +76,7 @@ def test_changed_for_all_roles():
     changed = who.changed(model="m", n_ctx=999, seed=2**32 + 5, max_tokens=17)
     for role, before in zip((*changed.members, changed.judge), (*who.members, who.judge), strict=True):
         assert (role.model, role.n_ctx) == ("m", 999)
-        assert role.sampling == replace(before.sampling, seed=5, max_tokens=17)
+        assert role.sampling == replace(before.sampling, seed=5, repeatable=True, max_tokens=17)
         assert (role.persona, role.profile) == (before.persona, before.profile)
     assert who.members[1].n_ctx == 512
 

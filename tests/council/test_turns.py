@@ -14,7 +14,7 @@ from localrag.decoding import SamplingParams
 from localrag.engine.echo import EchoTokenizer
 from localrag.errors import BudgetExceededError
 from localrag.messages import Message
-from localrag.prompt import Offer
+from localrag.prompt import PromptInputs
 from localrag.prompt.measure import MIN_PROPOSAL_TOKENS
 from localrag.tokens import TokenCounter
 from tests import material
@@ -26,7 +26,7 @@ COUNTER = TokenCounter(EchoTokenizer())
 
 def offer(who, turn):
     role = who.role(turn.role)
-    return Offer(
+    return PromptInputs(
         messages=[Message("system", who.system), Message("user", TASK)],
         hits=turn.hits,
         tools=turn.tools,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from localrag.council import Dissent, verdict
 from localrag.engine.grammar import grammar_of
-from localrag.engine.json_schema import parse as parse_schema
+from localrag.passages import Citation
 from tests.council.driving import VERDICT, hit
 from tests.json_schemas import is_valid
 
@@ -45,7 +45,7 @@ def test_a_full_form_fits_its_room(max_tokens, num_labels, num_members, name_cha
     members = [f"{number}".ljust(name_chars, "m")[:name_chars] for number in range(num_members)]
     members = list(dict.fromkeys(members))
     schema = verdict.schema(labels(num_labels, is_long=is_long), members, max_tokens)
-    parse_schema(schema)
+    grammar_of(schema)
     full = longest(schema)
     assert is_valid(full, schema)
     if max_tokens >= 200:
@@ -150,6 +150,21 @@ def test_a_tag_that_was_cut_off_is_not_cited():
     found = verdict.parse('{"text":"See [KB#1', HITS, MEMBERS)
     assert (found.text, found.citations) == ("See", ())
     assert verdict.parse('{"text":"a","decision":"b","citations":["KB#1', HITS, MEMBERS).citations == ()
+
+
+def test_of_a_reply_that_is_no_form_a_label_that_was_cut_off_is_not_cited_either():
+    for said in ("Take ASA [KB#1", "Take ASA [kb #99", "Take ASA [99"):
+        found = verdict.parse(said, HITS, MEMBERS, is_cut=True)
+        assert (found.text, found.citations) == ("Take ASA", ())
+    assert verdict.parse("Take ASA [KB#1", HITS, MEMBERS).citations == (Citation("KB#1", True),)
+
+
+@pytest.mark.parametrize("form", ["[kb#99]", "[KB#1, 99]", "KB #99", "[KB#98-99]", "[KB#mem_99]", "[KB#99a]", "[99]", "[^99]", "[KB:99]"])
+def test_an_invented_label_is_struck_out_of_every_text_in_every_spelling(form):
+    said = f"It lasts {form}."
+    found = verdict.parse(json.dumps(FORM | {"text": said, "decision": said, "citations": []}), HITS, MEMBERS)
+    assert "99" not in found.text + found.decision
+    assert any("99" in each.label and not each.supplied for each in found.citations)
 
 
 def test_a_dissent_cites_nothing_that_was_not_given_either():

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save_file
 
-from localrag.engine.accept import MIN_COSINE, accept, acceptance_texts
 from localrag.engine.convert import convert
 from localrag.engine.embed import LlamaEmbedder
+from localrag.engine.embedder_parity import MIN_COSINE, accept, acceptance_texts
 from localrag.engine.gguf import read_header
-from localrag.engine.query_path import convert_for_queries, query_embedder, query_path
+from localrag.engine.query_embedder import convert_for_queries, query_embedder, query_path
 from localrag.errors import ModelFileError
 from localrag.settings import Settings
 from tests.bert_folders import HIDDEN, NumpyEmbedder, write_folder, write_json
@@ -136,7 +136,7 @@ def test_a_query_imports_no_torch(tmp_path):
     assert convert_for_queries(NumpyEmbedder(folder), settings).is_accepted
     code = (
         "import sys; from pathlib import Path; from localrag.settings import Settings\n"
-        "from localrag.kb.embedder import SentenceTransformerEmbedder as E; from localrag.engine.query_path import query_embedder\n"
+        "from localrag.kb.embedder import SentenceTransformerEmbedder as E; from localrag.engine.query_embedder import query_embedder\n"
         "original, settings = E(Path(sys.argv[1])), Settings(home=Path(sys.argv[2]))\n"
         "name = original.fingerprint[:32]\n"
         "for file in list(settings.embedders_dir.iterdir()): file.rename(file.with_name(name + file.suffix))\n"

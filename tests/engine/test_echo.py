@@ -1,10 +1,14 @@
 """The echo: as often as it is asked to, and cells as llama.cpp counts them."""
 
+import json
+import random
+
 import pytest
 
 from localrag.decoding import SamplingParams
 from localrag.engine.echo import EchoRunner, open_echo
-from localrag.errors import EngineError
+from localrag.errors import EngineError, UsageError
+from tests.json_schemas import is_valid, random_schema
 
 
 def answered(text, **sampling):
@@ -54,3 +58,40 @@ def test_a_restored_state_takes_the_cells_that_it_took():
     runner.decode([(ord("d"), 3, 0, False)])
     with pytest.raises(EngineError, match="full"):
         runner.decode([(ord("e"), 4, 0, False)])
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_what_it_writes_under_a_schema_is_valid(seed):
+    schema = random_schema(random.Random(seed))
+    with open_echo() as echo:
+        echo.reserve(4096)
+        answer = echo.generate([256, *b'user\nHello "you" \\', 257], SamplingParams(max_tokens=2000, json_schema=schema))
+    assert is_valid(json.loads(answer.text), schema)
+
+
+def test_free_texts_under_a_schema_are_what_it_says():
+    schema = {
+        "type": "object",
+        "properties": {"text": {"type": "string", "maxLength": 40}, "list": {"type": "array", "items": {"enum": ["a", "b"]}}},
+        "required": ["text", "list"],
+    }
+    with open_echo() as echo:
+        echo.reserve(512)
+        answer = echo.generate([256, *b"user\nHello", 257], SamplingParams(max_tokens=200, json_schema=schema))
+    assert json.loads(answer.text) == {"text": "You asked: Hello", "list": ["a"]}
+
+
+def test_a_recursive_schema_comes_to_an_end():
+    node = {"type": "object", "properties": {"kids": {"type": "array", "items": {"$ref": "#/$defs/node"}}}, "required": ["kids"]}
+    with open_echo() as echo:
+        echo.reserve(4096)
+        answer = echo.generate([256, *b"user\nHello", 257], SamplingParams(json_schema={"$ref": "#/$defs/node", "$defs": {"node": node}}))
+    assert answer.finish_reason == "stop"
+    assert json.loads(answer.text)["kids"]
+
+
+def test_a_schema_that_is_not_supported_is_refused():
+    with open_echo() as echo:
+        echo.reserve(512)
+        with pytest.raises(UsageError, match="not is not supported"):
+            echo.add([1, 2], SamplingParams(json_schema={"not": {"type": "string"}}))

@@ -290,10 +290,9 @@ def test_a_deadline_ends_an_answer_of_llama_cpp(tiny_path):
     with open_model(tiny_path, name="tiny") as engine:
         engine.reserve(60_000)
         engine.measure_speed()
-        started = time.perf_counter()
-        completion = engine.generate([5] * 20, SamplingParams(max_tokens=59_000), deadline=started + 0.3)
+        completion = engine.generate([5] * 20, SamplingParams(max_tokens=59_000), deadline=time.perf_counter() + 0.3)
         assert completion.finish_reason == "time"
-        assert time.perf_counter() - started < 10
+        assert completion.completion_tokens < 59_000
 
 
 def test_batched_and_alone_are_the_same_on_llama_cpp(tiny):
@@ -378,13 +377,11 @@ def test_cancelling_from_another_thread_stops_the_batch_and_the_engine_goes_on(t
         long = engine.add(ids[:50_000], SamplingParams())
         timer = threading.Timer(0.1, engine.cancel, [long])
         timer.start()
-        started = time.perf_counter()
         while not long.is_finished:
             engine.step()
         timer.join()
         assert long.finish_reason == "cancelled"
         assert long.num_evaluated < 50_000
-        assert time.perf_counter() - started < 20
         again = engine.generate(ids[:50], SamplingParams(max_tokens=5))
         assert again.completion_ids == engine.generate(ids[:50], SamplingParams(max_tokens=5)).completion_ids
 

@@ -16,7 +16,7 @@ import pytest
 from gguf import GGUFReader
 
 from localrag.engine.gguf import read_header
-from localrag.engine.library import library
+from localrag.engine.llama_lib import library
 from localrag.model import ModelInfo
 from tests.gguf_files import (
     ARRAY,
@@ -213,7 +213,7 @@ def test_a_fifo_does_not_hang(tmp_path: Path) -> None:
     assert "is a special file" in refusal(tmp_path / "fifo.gguf").message
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root reads everything")
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="permissions do not bind root: run the tests as another user")
 def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
     path = write_vocab(tmp_path / "v.gguf")
     path.chmod(0)

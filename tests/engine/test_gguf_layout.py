@@ -43,7 +43,7 @@ def test_every_truncation_is_found(tmp_path: Path) -> None:
         path.write_bytes(whole[:size])
         refusal(path)
     error = refusal(path)
-    assert f"is truncated: the header promises {len(whole)} bytes, the file has {len(whole) - 1}; 1 bytes are missing" in error.message
+    assert f"is truncated: the header promises {len(whole)} bytes, the file has {len(whole) - 1}; 1 byte missing" in error.message
     assert error.numbers["missing_bytes"] == 1
     assert error.numbers["file_bytes"] == len(whole) - 1
     assert "again" in str(error.hint)

@@ -94,7 +94,7 @@ def test_sampling_parameters_are_bounded():
 
 def test_a_script_that_imports_llama_cpp_afterwards_gets_the_whole_package():
     code = (
-        "from localrag.engine.library import library; import sys; lib = library(); assert 'llama_cpp' not in sys.modules; "
+        "from localrag.engine.llama_lib import library; import sys; lib = library(); assert 'llama_cpp' not in sys.modules; "
         "import llama_cpp; assert llama_cpp.llama_cpp is lib; assert llama_cpp.Llama"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

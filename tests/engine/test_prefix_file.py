@@ -96,18 +96,18 @@ identities = st.builds(
 @given(
     identity=identities,
     token_ids=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=300),
-    borders=st.lists(st.integers(0, 2**32 - 1), max_size=20),
+    breakpoints=st.lists(st.integers(0, 2**32 - 1), max_size=20),
     payload=st.binary(min_size=1, max_size=3000),
     kind=st.sampled_from([bytes, bytearray, memoryview]),
 )
-def test_round_trip(tmp_path_factory, identity, token_ids, borders, payload, kind):
+def test_round_trip(tmp_path_factory, identity, token_ids, breakpoints, payload, kind):
     path = tmp_path_factory.getbasetemp() / "round-trip"
-    write(path, identity, token_ids, borders, kind(payload))
-    assert read(path, identity) == (tuple(token_ids), tuple(borders), payload)
+    write(path, identity, token_ids, breakpoints, kind(payload))
+    assert read(path, identity) == (tuple(token_ids), tuple(breakpoints), payload)
     head = read_head(path, identity)
     assert head.token_bytes == struct.pack(f"<{len(token_ids)}I", *token_ids)
-    assert head.border_bytes == struct.pack(f"<{len(borders)}I", *borders)
-    assert path.stat().st_size <= file_bytes(identity, len(token_ids), len(borders), len(payload))
+    assert head.border_bytes == struct.pack(f"<{len(breakpoints)}I", *breakpoints)
+    assert path.stat().st_size <= file_bytes(identity, len(token_ids), len(breakpoints), len(payload))
     assert list(path.parent.glob(".*.part")) == []
 
 

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localrag.engine.keeping import worth_keeping
+from localrag.engine.prefix_disk_cache import worth_keeping
 from localrag.engine.prefix_file import Identity, PrefixFileError, file_bytes, read, write
 from localrag.engine.prefix_store import Found, PrefixStore
 
@@ -36,8 +36,8 @@ def state(token_ids, size: int = 1000) -> bytes:
     return hashlib.shake_128(repr(tuple(token_ids)).encode()).digest(size)
 
 
-def keep(store: PrefixStore, token_ids, borders=()) -> None:
-    assert store.save(token_ids, borders, state(token_ids))
+def keep(store: PrefixStore, token_ids, breakpoints=()) -> None:
+    assert store.save(token_ids, breakpoints, state(token_ids))
 
 
 def kept(folder: Path) -> list[tuple[int, ...]]:
@@ -100,16 +100,16 @@ border_lists = st.sets(st.integers(1, 9), max_size=3).map(sorted)
 
 
 @settings(deadline=None, max_examples=60)
-@given(stored=st.lists(st.tuples(token_lists.filter(bool), border_lists), max_size=8), wanted=token_lists, borders=border_lists)
-def test_longest_is_what_a_plain_search_finds(tmp_path_factory, stored, wanted, borders):
+@given(stored=st.lists(st.tuples(token_lists.filter(bool), border_lists), max_size=8), wanted=token_lists, breakpoints=border_lists)
+def test_longest_is_what_a_plain_search_finds(tmp_path_factory, stored, wanted, breakpoints):
     store = PrefixStore(tmp_path_factory.mktemp("search"), IDENTITY)
     choices = []
     for token_ids, ends in stored:
         ends_within = [end for end in ends if end <= len(token_ids)]
         keep(store, token_ids, ends_within)
-        if wanted[: len(token_ids)] == token_ids and ends_within == [border for border in borders if border <= len(token_ids)]:
+        if wanted[: len(token_ids)] == token_ids and ends_within == [border for border in breakpoints if border <= len(token_ids)]:
             choices.append(len(token_ids))
-    found = store.longest(wanted, borders)
+    found = store.longest(wanted, breakpoints)
     assert num_found(found) == max(choices, default=None)
     if found:
         assert store.load(found)[0] == tuple(wanted[: found.num_tokens])
@@ -312,7 +312,7 @@ def test_500_damaged_files(tmp_path, folder):
         what = damage(draw, good, others)
         put(path, what, tmp_path / "good")
         message = f"damage {number}: {what[:40]!r}"
-        started = time.perf_counter()
+        started = time.thread_time()
         tracemalloc.start()
         try:
             fault = why_refused(path, message)
@@ -322,7 +322,7 @@ def test_500_damaged_files(tmp_path, folder):
             assert tracemalloc.get_traced_memory()[1] < 4 << 20, message
         finally:
             tracemalloc.stop()
-        assert time.perf_counter() - started < 2, message
+        assert time.thread_time() - started < 2, message
         faults[fault] = faults.get(fault, 0) + 1
         if fault == "damaged":
             assert store.warning is not None, message
@@ -401,7 +401,7 @@ def child(*arguments: object, shell: str = "") -> subprocess.CompletedProcess[st
 def test_no_file_may_grow_further(folder):
     done = child("limited", folder)
     assert done.returncode == 0, done.stderr
-    assert "File too large" in done.stdout
+    assert "would be larger than this system allows (100,000 bytes)" in done.stdout
 
 
 def can_mount() -> bool:
@@ -416,8 +416,8 @@ def test_a_full_disk_and_one_that_cannot_be_written(folder):
     folder.mkdir()
     done = child("full", folder, shell=f"mount -t tmpfs -o size=1m tmpfs {folder}")
     assert done.returncode == 0, done.stderr
-    assert "No space left" in done.stdout
-    assert "Read-only" in done.stdout
+    assert f"the disk of {folder} is full" in done.stdout
+    assert "mounted read-only" in done.stdout
 
 
 # many processes, any of them killed
@@ -476,12 +476,16 @@ def work(folder: Path, seed: int) -> None:
         assert store.warning is None, store.warning
 
 
+def _stored(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} if folder.exists() else set()
+
+
 def killed(folder: Path, num_rounds: int) -> None:
     """Two workers at a time, both killed after some milliseconds; then nothing damaged stands under a name."""
     draw = random.Random(9)
     num_cut_off = num_good = 0
     for number in range(num_rounds):
-        workers = []
+        workers, before = [], _stored(folder)
         for seed in (2 * number, 2 * number + 1):
             worker = os.fork()
             if not worker:
@@ -491,6 +495,8 @@ def killed(folder: Path, num_rounds: int) -> None:
                     sys.excepthook(*sys.exc_info())
                     os._exit(1)
             workers.append(worker)
+        while number % 2 and _stored(folder) == before:
+            time.sleep(0.001)  # of every other round the workers are at work when they are killed, however busy the machine is
         time.sleep(draw.uniform(0.001, 0.03))
         for worker in workers:
             os.kill(worker, signal.SIGKILL)

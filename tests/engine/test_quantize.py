@@ -171,7 +171,7 @@ def test_the_worker_ends_with_who_started_it(tmp_path, blow):
     ) as run:
         workers = until(lambda: target.exists() and workers_of(target))
         run.send_signal(blow)
-        run.wait(20)
+        run.wait(120)
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
     assert target.exists() is (blow == signal.SIGKILL)  # its folder is removed by the next run
 

@@ -9,8 +9,8 @@ def scheduler(*, batch_tokens=8, prompt_room=100):
     return Scheduler(num_cells=1000, num_slots=8, batch_tokens=batch_tokens, place=lambda _: True, prompt_room=lambda _: prompt_room)
 
 
-def sequence(seq_id, *, num_prompt=4, num_completion=0, num_evaluated=0, borders=()):
-    made = Sequence(seq_id, [1] * num_prompt, SamplingParams(max_tokens=100), borders=borders)
+def sequence(seq_id, *, num_prompt=4, num_completion=0, num_evaluated=0, breakpoints=()):
+    made = Sequence(seq_id, [1] * num_prompt, SamplingParams(max_tokens=100), breakpoints=breakpoints)
     made.completion_ids = list(range(100, 100 + num_completion))
     made.num_evaluated = num_evaluated
     return made
@@ -37,7 +37,7 @@ def test_beside_answers_prompts_have_the_room_that_they_are_given():
 def test_a_prompt_gives_a_token_when_it_is_whole():
     assert shares(scheduler(), sequence(0, num_prompt=8)) == [(0, 8, True)]
     assert shares(scheduler(), sequence(0, num_prompt=9)) == [(0, 8, False)]
-    assert shares(scheduler(), sequence(0, num_prompt=8, borders=(5, 8))) == [(0, 5, False)]
+    assert shares(scheduler(), sequence(0, num_prompt=8, breakpoints=(5, 8))) == [(0, 5, False)]
 
 
 def test_what_was_lost_is_evaluated_again_before_anything_new_is_sampled():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 import numpy as np
@@ -133,11 +132,9 @@ def test_a_home_that_cannot_be_written(tmp_path: Path) -> None:
 def test_what_does_not_come_to_an_end_is_ended(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo.gguf")
     job = {"path": str(tmp_path / "fifo.gguf"), "vocab_only": True, "spare_bytes": trial.SPARE_BYTES, "cpu_s": 4.0}
-    started = time.perf_counter()
     ended = child.run("trial_worker", job, 2.0)
     assert ended.expired
     assert ended.code == -signal.SIGKILL
-    assert time.perf_counter() - started < 10
     error = trial.refused(tmp_path / "fifo.gguf", ended, 2.0)
     assert "did not come to an end with it within 2 s" in error.message
 

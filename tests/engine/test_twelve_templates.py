@@ -10,7 +10,7 @@ from localrag.engine.vocab import LlamaTokenizer
 from localrag.markup import Part, encode
 from localrag.messages import Memory, Message, ToolSpec
 from localrag.passages import Chunk, Hit
-from localrag.prompt import Offer
+from localrag.prompt import PromptInputs
 from localrag.tokens import TokenCounter
 from tests.chat_templates import NOW, PATHS, TOOLS, directly, plain, talk, with_tools
 from tests.gguf_files import BYTE, CONTROL, NORMAL, USER_DEFINED, bpe_keys, byte_level_alphabet, spm_keys, write_gguf
@@ -144,7 +144,9 @@ def test_no_special_string_in_content_becomes_a_control_token(source, template, 
     def controls(string):
         messages, hits = planted(string)
         tools = [ToolSpec("search", f"Find {string} things.")]
-        offer = Offer(messages=messages, hits=hits, tools=tools, memories=[Memory(label="m", text=f"Likes {string}.")], max_tokens=32)
+        offer = PromptInputs(
+            messages=messages, hits=hits, tools=tools, memories=[Memory(label="m", text=f"Likes {string}.")], max_tokens=32
+        )
         composed = build_offer(offer, 100_000, counter=counter, template=template)
         assert len(composed.hits) == 1
         outside = {t for part in composed.parts if not part.part.is_markup for t in part.token_ids}

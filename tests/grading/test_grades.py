@@ -31,6 +31,7 @@ def said(text, *passages, cited=(), invented=()):
         ("Use abs (styrene).", [["ABS"]], True),
         ("It is absolutely fine.", [["ABS"]], False),
         ("The tag [KB#75] says so, and KB#pets/75.", [["75"]], False),
+        ("The tags [kb #75], [KB#1, 75], [KB:75] and [KB#74-75] say so.", [["75"]], False),
         ("At -20 °C.", [["−20"]], True),
         ("At 20 °C.", [["−20"]], False),
         ("From 80–110 °C.", [["80"], ["110"]], True),

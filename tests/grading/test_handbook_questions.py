@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.chat_retrieval import follow_ups
-from benchmarks.council_quality import QUESTIONS, load_questions
+from benchmarks.quality import QUESTIONS, load_questions
 from localrag.grading import is_met, is_refusal, read_questions
 
 HANDBOOK = Path(__file__).parents[2] / "examples" / "handbook"

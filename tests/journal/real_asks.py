@@ -12,7 +12,7 @@ from localrag.errors import BudgetExceededError
 from localrag.journal import AskRecord
 from localrag.kb import KnowledgeBase
 from localrag.session import Session
-from localrag.session.recording import record_of
+from localrag.session.recorder import record_of
 from tests import material
 from tests.journal.asks import START
 from tests.kb.hash_embedder import HashEmbedder

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from localrag.errors import ConfigError, UsageError
 from localrag.journal import FILE_NAME, Journal
-from localrag.journal.schema import add_councils, create_tables, migrate
+from localrag.journal.database import add_councils, create_tables, migrate
 
 ROOT = Path(__file__).parents[2]
 CHILD = """

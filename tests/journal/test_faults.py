@@ -14,7 +14,7 @@ import pytest
 
 from localrag.errors import ConfigError
 from localrag.journal import FILE_NAME, Journal
-from localrag.journal.schema import MIGRATIONS, migrate
+from localrag.journal.database import MIGRATIONS, migrate
 from localrag.migrations import version
 from tests.journal.asks import fields, made_up, passage
 
@@ -83,16 +83,18 @@ def test_killed_at_any_statement(tmp_path):
 
 def test_killed_at_any_instant(tmp_path):
     acknowledged, rng, num_killed = [], random.Random(7), 0
-    for _ in range(8):
+    for number in range(8):
         with start(tmp_path, num=100_000) as child:
             go(child)
+            if number % 2:  # the others may be killed before their first record, on a busy machine even all of them
+                acknowledged.append(int(child.stdout.readline()))
             time.sleep(rng.uniform(0, 0.05))
             child.kill()
             acknowledged += [int(line) for line in child.stdout if line.endswith("\n")]
         num_killed += child.returncode == -signal.SIGKILL
         check(tmp_path, acknowledged)
     assert num_killed == 8
-    assert acknowledged
+    assert len(acknowledged) >= 4
 
 
 def test_several_make_the_journal_and_record_at_once(tmp_path):
@@ -113,7 +115,7 @@ def test_several_make_the_journal_and_record_at_once(tmp_path):
 def test_killed_while_it_is_made_it_is_made_by_the_next(tmp_path, last_statement):
     code = (
         "import os, signal, sqlite3, sys; from itertools import count; from pathlib import Path\n"
-        "from localrag.journal.schema import migrate\n"
+        "from localrag.journal.database import migrate\n"
         "db, at = sqlite3.connect(sys.argv[1], isolation_level=None), count(1)\n"
         "db.set_trace_callback(lambda _: next(at) == int(sys.argv[2]) and os.kill(os.getpid(), signal.SIGKILL))\n"
         "migrate(db, Path(sys.argv[1]))"
@@ -206,12 +208,16 @@ def test_an_empty_file_is_a_new_journal(tmp_path):
 
 def test_a_folder_in_its_place_is_refused(tmp_path):
     (tmp_path / FILE_NAME).mkdir()
-    refusal(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        use(tmp_path)
+    assert "is a file in a folder" in caught.value.hint
 
 
 def test_a_home_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "home").write_text("a file")
-    refusal(tmp_path / "home")
+    with pytest.raises(ConfigError) as caught:
+        use(tmp_path / "home")
+    assert "is a file in a folder" in caught.value.hint
 
 
 def test_a_file_that_cannot_be_written_to_is_refused(tmp_path):
@@ -232,7 +238,8 @@ def test_a_file_that_cannot_be_written_to_is_refused(tmp_path):
     )
     tmp_path.chmod(0o755)
     assert "The journal journal.sqlite cannot be used" in done.stdout, done.stderr
-    assert "can be written to, or move journal.sqlite away" in done.stdout
+    assert "permission denied" in done.stdout
+    assert "away" not in done.stdout  # nothing is wrong with the file
 
 
 def test_any_damage_is_read_or_refused(tmp_path):

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from localrag.journal import FILE_NAME, Journal, SessionRow, StoredAsk
-from localrag.journal.store import MAX_QUESTION_CHARS
-from localrag.journal.summaries import Summaries
+from localrag.journal.store import MAX_QUESTION_CHARS, Summaries
 from tests.journal.asks import START, fields, made_up, passage
 from tests.journal.real_asks import real_asks
 

@@ -73,7 +73,7 @@ class Indexer:
 
     def __exit__(self, *_) -> None:
         self._process.stdin.close()
-        self._process.wait(30)
+        self._process.wait(120)
         self._process.stdout.close()
 
     def start(self, order) -> None:
@@ -144,7 +144,7 @@ def _traced(indexer: Indexer, out, *options) -> Iterator[None]:
             reason = strace.stderr.readline().strip()
             if reason.endswith("attached"):
                 yield
-                strace.wait(30)
+                strace.wait(120)
                 return
             strace.kill()
             strace.wait()
@@ -410,13 +410,13 @@ def stop_by_full_disk(scene: Scene, indexer: Indexer, base: Path, disk: Path, nu
     order = history.order()
     indexer.start(order)
     outcome = to_the_end(indexer)
-    _check(outcome.status == 0 or "disk is full" in outcome.hint or "disk is not full" in outcome.hint, "it does not say why", outcome)
+    _check(outcome.status == 0 or "Free some space" in outcome.hint, "it does not say why", outcome)
     try:
         if history.path.is_file():
             with KnowledgeBase.open(kb_dir, NAME) as kb:
                 kb.retrieve(_QUERY, None, mode="keyword")
     except KnowledgeBaseError as error:
-        _check("disk is full" in error.hint, "it does not say why", error)
+        _check("Free some space" in error.hint, "it does not say why", error)
     ballast.unlink()
     history.look(Log.read(Path(order["log"])))
     history.finish(indexer)

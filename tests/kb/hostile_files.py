@@ -22,6 +22,7 @@ _MEMBERS = {
     "pptx": ("ppt/presentation.xml", "ppt/slides/slide1.xml"),
     "xlsx": ("xl/workbook.xml", "xl/worksheets/sheet1.xml"),
     "epub": ("META-INF/container.xml", "mimetype"),
+    "odt": ("content.xml", "styles.xml"),
 }
 
 
@@ -41,7 +42,26 @@ def _contents(rng: random.Random) -> Iterator[tuple[str, bytes]]:
     yield from ((f"{name}.pdf", data) for name, data in _pdfs(rng))
     yield from _texts(rng)
     yield from _structured()
-    suffixes = ("txt", "md", "pdf", "docx", "xlsx", "html", "csv", "json", "eml", "py", "epub", "pptx", "ipynb", "rst", "dat", "mbox")
+    suffixes = (
+        "txt",
+        "md",
+        "pdf",
+        "docx",
+        "xlsx",
+        "html",
+        "csv",
+        "json",
+        "eml",
+        "py",
+        "epub",
+        "pptx",
+        "ipynb",
+        "rst",
+        "dat",
+        "mbox",
+        "rtf",
+        "fb2",
+    )
     for number in range(64):
         yield f"noise-{number}.{suffixes[number % len(suffixes)]}", rng.randbytes(rng.randint(1, 4000))
 
@@ -132,6 +152,10 @@ def _structured() -> Iterator[tuple[str, bytes]]:
     yield "charset.eml", b"Subject: x\nContent-Type: text/plain; charset=no-such\n\n\xff\xfe body"
     yield "many.mbox", b"From a@b Thu Jan  1 00:00:00 1970\nSubject: s\n\nbody\n\n" * 3000
     yield "broken.epub", b"PK\x03\x04" + bytes(100)
+    yield "open.rtf", b"{\\rtf1 " + b"{" * 500_000
+    yield "binary.rtf", b"{\\rtf1 \\bin4000000000 x}"
+    yield "laughs.fb2", _XML_BOMB
+    yield "outside.fb2", _XML_OUTSIDE
 
 
 def _things(folder: Path) -> Iterator[Path]:

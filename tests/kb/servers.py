@@ -17,7 +17,7 @@ from urllib.parse import quote
 import pytest
 
 from localrag.kb import KnowledgeBase
-from localrag.kb.location import Folder
+from localrag.kb.knowledge_base import Folder
 from localrag.kb.store import Store
 from tests.kb import support
 

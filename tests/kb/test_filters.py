@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from localrag.errors import UsageError
 from localrag.kb.chunking import Passage
-from localrag.kb.documents import DocumentRow
 from localrag.kb.filters import FolderRule, Where
+from localrag.kb.protocols import DocumentRow
 from localrag.kb.query import Term
 from localrag.kb.store import Store
 from tests.kb.servers import made_store

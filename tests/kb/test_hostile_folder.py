@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from localrag.kb import KnowledgeBase
+from localrag.kb.names import escaped
 from tests.kb.hash_embedder import HashEmbedder
 from tests.kb.hostile_files import write_hostile
 
@@ -28,7 +29,7 @@ def test_every_hostile_file_is_indexed_or_named(tmp_path):
         again = kb.ingest([folder], embedder)
     named = {skip.source for skip in result.skipped}
     assert all(skip.reason for skip in result.skipped)
-    shown = {"hostile/" + os.fsencode(path.relative_to(folder)).decode("utf-8", "backslashreplace") for path in paths}
+    shown = {"hostile/" + escaped(os.fsencode(path.relative_to(folder)).decode("utf-8", "backslashreplace")) for path in paths}
     lost = {each for each in shown if each not in sources and not any(each == name or each.startswith(f"{name}/") for name in named)}
     assert lost == set()
     assert (again.added, again.updated, again.num_embedded, len(again.skipped)) == (0, 0, 0, len(result.skipped))

@@ -5,7 +5,7 @@ import pytest
 
 from localrag.errors import KnowledgeBaseError, UsageError
 from localrag.kb import FolderRule, KnowledgeBase, Tagging, Where
-from localrag.kb.calibration import PAIRS
+from localrag.kb.embedding import PAIRS
 from localrag.kb.readers import UnreadableError
 from localrag.kb.reading import Readers
 from tests.kb.hash_embedder import HashEmbedder
@@ -56,6 +56,7 @@ def test_the_result_is_fit_for_json(kb, notes, embedder):
         "num_embedded": 0,
         "num_chunks": 12,
         "skipped": [{"source": "notes/x.bin", "reason": "binary file"}],
+        "partial": [],
     }
 
 

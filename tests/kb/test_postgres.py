@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from localrag.errors import KnowledgeBaseError, KnowledgeBaseNotFoundError
 from localrag.kb import KnowledgeBase
 from localrag.kb.chunking import Passage
-from localrag.kb.documents import DocumentRow
 from localrag.kb.knowledge_base import shown
 from localrag.kb.postgres.address import MAX_NAME_CHARS, parse
+from localrag.kb.protocols import DocumentRow
 from localrag.kb.query import Term
 from tests.kb.hash_embedder import HashEmbedder
 from tests.kb.servers import PASSWORD, USER, ServerHome, chunk_ids, contents, faults, open_kb, opened_store
@@ -270,7 +270,7 @@ CHILD = """
 import sys, time
 from pathlib import Path
 from localrag.kb import KnowledgeBase
-from localrag.kb.documents import DocumentRow
+from localrag.kb.protocols import DocumentRow
 from localrag.kb.knowledge_base import shown
 from tests.kb.hash_embedder import HashEmbedder
 what, address, folder = sys.argv[1:]
@@ -392,7 +392,7 @@ def clustered(num, seed=1):
 
 
 def test_many_vectors_are_searched_by_a_graph_whose_recall_was_measured(store):
-    from localrag.kb.postgres.index import MIN_RECALL, PostgresIndex, tend  # noqa: PLC0415  # its library is an extra
+    from localrag.kb.postgres.index import MIN_RECALL, PostgresIndex, index_problems, tend  # noqa: PLC0415  # its library is an extra
 
     vectors = clustered(1500)
     put(store, [f"text {at}" for at in range(len(vectors))], vectors)
@@ -416,7 +416,7 @@ def test_many_vectors_are_searched_by_a_graph_whose_recall_was_measured(store):
         assert index.similarities(queries[0], [5, 9999]) == {5: pytest.approx(float(vectors[4] @ queries[0]), abs=1e-6)}
     shared = sum(len({one for one, _ in a} & {one for one, _ in b}) for a, b in zip(exact, found, strict=True))
     assert shared >= MIN_RECALL * 10 * len(queries)
-    assert store.index_problems() == []
+    assert index_problems(store._db, store._schema) == []
     store._db.rows("SET enable_seqscan = off")
     nearest = f"embedding::vector({DIM}) <#> (SELECT embedding::vector({DIM}) FROM vectors WHERE chunk_id = 1)"
     plan = "\n".join(line for (line,) in store._db.rows(f"EXPLAIN SELECT chunk_id FROM vectors ORDER BY {nearest} LIMIT 10"))
@@ -428,12 +428,12 @@ def test_many_vectors_are_searched_by_a_graph_whose_recall_was_measured(store):
 
 
 def test_a_graph_that_finds_too_little_is_removed(store):
-    from localrag.kb.postgres.index import tend  # noqa: PLC0415  # its library is an extra
+    from localrag.kb.postgres.index import index_problems, tend  # noqa: PLC0415  # its library is an extra
 
     put(store, [f"text {at}" for at in range(300)], clustered(300))
     tend(store._db, store._schema, min_chunks=100)
     store._db.rows("UPDATE state SET ef_search = 1")
-    (problem,) = store.index_problems()
+    (problem,) = index_problems(store._db, store._schema)
     assert "vectors_nearest" in problem
     assert store._db.rows("SELECT ef_search FROM state") == [(None,)]
     assert store._db.rows("SELECT 1 FROM pg_indexes WHERE indexname = 'vectors_nearest' AND schemaname = %s", (store._schema,)) == []

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localrag.kb import fts5
 from localrag.kb.chunking import Passage
-from localrag.kb.documents import DocumentRow
+from localrag.kb.protocols import DocumentRow
 from localrag.kb.query import Term, parse
+from localrag.kb.store import fts5_query
 from localrag.terms import MAX_TERMS
 from tests.kb.servers import made_store
 
@@ -119,6 +119,6 @@ def test_no_term_becomes_syntax_of_fts5(text):
     try:
         base.execute("CREATE VIRTUAL TABLE t USING fts5 (text)")
         base.execute("INSERT INTO t VALUES ('x')")
-        assert base.execute("SELECT count(*) FROM t WHERE t MATCH ?", (fts5.any_of([Term(text)]),)).fetchone() == (0,)
+        assert base.execute("SELECT count(*) FROM t WHERE t MATCH ?", (fts5_query([Term(text)]),)).fetchone() == (0,)
     finally:
         base.close()

@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 
 from localrag.errors import KnowledgeBaseError
 from localrag.kb.filters import Where
-from localrag.kb.prior import MAX_SHARE
+from localrag.kb.protocols import Feedback
 from localrag.kb.query import Term, parse
+from localrag.kb.ranking import MAX_SHARE
 from localrag.kb.retrieve import MIN_SIMILARITY, MODES, RERANK_WEIGHT, retrieve
-from localrag.kb.store import Feedback
 from localrag.terms import MAX_TERMS, terms
 from tests.kb.hash_embedder import HashEmbedder
 from tests.kb.servers import home_of, open_kb
@@ -216,19 +216,48 @@ def test_what_was_learned_weighs_a_tenth_at_most(search, mode):
         search.store.reset_feedback()
 
 
-def test_near_duplicates_are_found_once(kb_dir, tmp_path, embedder):
-    sheet = " ".join(f"word{chr(97 + at % 26)}{chr(97 + at // 26)} of the oven" for at in range(9))
-    texts = {"a": sheet, "b": sheet.upper(), "c": sheet + ".", "d": sheet + " 240", "e": "Another oven."}
-    folder = tmp_path / "copies"
-    folder.mkdir()
+def index_texts(kb, folder, texts, embedder):
+    folder.mkdir(exist_ok=True)
     for name, text in texts.items():
         (folder / f"{name}.txt").write_text(text)
+    kb.ingest([folder], embedder)
+
+
+def test_identical_texts_take_one_place_and_are_all_named(kb_dir, tmp_path, embedder):
+    sheet = " ".join(f"word{chr(97 + at % 26)}{chr(97 + at // 26)} of the oven" for at in range(9))
+    texts = {"a": sheet, "b": sheet.upper(), "c": sheet.replace(" ", "\n\n\t ")}
+    texts |= {"d": sheet + ".", "e": sheet + " 240", "f": "Another oven."}
     with open_kb(kb_dir, "copies", create=True) as kb:
-        kb.ingest([folder], embedder)
+        index_texts(kb, tmp_path / "copies", texts, embedder)
         for mode in MODES:
-            found = [hit.chunk.source[-5] for hit in kb.retrieve("oven", embedder, mode=mode, k=3)]
-            assert sorted(set("abc") & set(found)) == [next(one for one in found if one in "abc")]
-            assert set(found) >= {"d", "e"}
+            hits = kb.retrieve("oven", embedder, mode=mode, k=4)
+            found = {hit.chunk.source[-5]: {each.source[-5] for each in hit.copies} for hit in hits}
+            [same] = set("abc") & set(found)
+            assert found.pop(same) == set("abc") - {same}
+            assert found == {"d": set(), "e": set(), "f": set()}
+
+
+def test_one_word_makes_another_text(kb_dir, tmp_path, embedder):
+    """Two editions of terms that say the opposite."""
+    terms = f"The customer is liable for every defect of the oven {' and '.join(f'clause {at}' for at in range(20))}."
+    with open_kb(kb_dir, "terms", create=True) as kb:
+        index_texts(kb, tmp_path / "terms", {"2023": terms, "2024": terms.replace("is liable", "is not liable")}, embedder)
+        for mode in MODES:
+            hits = kb.retrieve("Is the customer liable for a defect of the oven?", embedder, mode=mode, k=4)
+            assert {hit.chunk.source for hit in hits} == {"terms/2023.txt", "terms/2024.txt"}
+            assert not any(hit.copies for hit in hits)
+
+
+def test_copies_of_one_text_do_not_hide_others(kb_dir, tmp_path, embedder):
+    """More copies than a ranking is deep."""
+    texts = {f"copy{at}": "The oven is hot." for at in range(150)}
+    texts |= {f"other{at}": f"The oven number {at} is not so hot." for at in range(3)}
+    with open_kb(kb_dir, "many", create=True) as kb:
+        index_texts(kb, tmp_path / "many", texts, embedder)
+        for mode in MODES:
+            hits = kb.retrieve("The oven is hot", embedder, mode=mode, k=4)
+            assert len(hits) == 4
+            assert sorted(len(hit.copies) for hit in hits) == [0, 0, 0, 149]
 
 
 def test_diversity_is_a_loss_that_is_told(search):

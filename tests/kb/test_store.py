@@ -7,9 +7,9 @@ import pytest
 
 from localrag.errors import KnowledgeBaseError
 from localrag.kb.chunking import Passage
-from localrag.kb.documents import DocumentRow
+from localrag.kb.protocols import DocumentRow, Feedback
 from localrag.kb.query import Term
-from localrag.kb.store import Feedback, Store
+from localrag.kb.store import Store
 from tests.kb.servers import again, made_store, store_faults
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from localrag.errors import KnowledgeBaseBusyError, KnowledgeBaseError, KnowledgeBaseNotFoundError, UsageError
 from localrag.kb import KnowledgeBase, Where, import_kb, list_kbs
-from localrag.kb.metadata import MAX_BYTES, MAX_DEPTH
+from localrag.kb.filters import MAX_METADATA_BYTES, MAX_METADATA_DEPTH
 from localrag.kb.readers.draft import clean
 from localrag.kb.schema import MIGRATIONS, migrate
 from localrag.kb.texts import MAX_ID_CHARS, Text
@@ -166,7 +166,7 @@ def test_patterns_find_metadata(given_kb, embedder, text):
 def test_filters_that_are_none():
     assert not Where.equals({})
     assert str(Where.equals({"a": [1.0, "é"]})) == 'a=[1,"\\u00e9"]'
-    for wrong in ({"a": float("nan")}, {str(at): at for at in range(65)}, _deep(MAX_DEPTH + 1)):
+    for wrong in ({"a": float("nan")}, {str(at): at for at in range(65)}, _deep(MAX_METADATA_DEPTH + 1)):
         with pytest.raises(UsageError):
             Where.equals(wrong)
 
@@ -189,8 +189,8 @@ def _deep(levels):
         ("x", {"a": "\ud800"}, "", "not JSON"),
         ("x", {"a": float("inf")}, "", "not JSON"),
         ("x", {"a": object()}, "", "not JSON"),
-        ("x", {"a": "é" * (MAX_BYTES // 2)}, "", "bytes"),
-        ("x", _deep(MAX_DEPTH + 1), "", "nested"),
+        ("x", {"a": "é" * (MAX_METADATA_BYTES // 2)}, "", "bytes"),
+        ("x", _deep(MAX_METADATA_DEPTH + 1), "", "nested"),
         ("x", {}, "a\nb", "id"),
         ("x", {}, "a" * (MAX_ID_CHARS + 1), "id"),
     ],
@@ -212,7 +212,7 @@ def test_any_text_and_metadata_come_back(given_kb, embedder, text, metadata, tex
 
 
 def test_the_deepest_metadata_is_kept(given_kb, embedder):
-    one = Text.of("x", _deep(MAX_DEPTH) | {"list": [1]})
+    one = Text.of("x", _deep(MAX_METADATA_DEPTH) | {"list": [1]})
     given_kb.texts.put([one], embedder)
     assert given_kb.texts.get(one.id).metadata == one.metadata
 
@@ -232,10 +232,12 @@ def test_indexing_files_leaves_texts_alone(given_kb, tmp_path, embedder):
     assert (result.added, result.removed) == (3, 0)
     (notes / "note-000.md").unlink()
     (notes / "note-001.md").rename(notes / "renamed.md")
-    assert given_kb.plan([notes]).removed == ("notes/note-000.md", "notes/note-001.md")
+    plan = given_kb.plan([notes])
+    assert (plan.removed, plan.renamed) == (("notes/note-000.md",), ("notes/renamed.md",))
     result = given_kb.ingest([notes], embedder)
     assert (result.renamed, result.removed, result.unchanged) == (1, 1, 1)
-    assert given_kb.texts.page() == before
+    rows, total = given_kb.texts.page()
+    assert (rows[: before[1]], total) == (before[0], before[1] + 2)
     assert set(given_kb.paths()) == {"notes/note-002.md", "notes/renamed.md"}
     assert {source for source, _ in given_kb.sources()} == {"Five", before[0][1].id, "notes/note-002.md", "notes/renamed.md"}
     (hit, *_) = given_kb.retrieve("zebra2x1", embedder)
@@ -414,5 +416,22 @@ def test_a_file_from_before_there_were_texts_takes_them(tmp_path, notes, embedde
     with KnowledgeBase.open(tmp_path / "kb", "old") as kb:
         kb.ingest([notes], embedder)
         kb.texts.put([_short()], embedder)
-        assert (kb.num_documents, kb.texts.page()[1]) == (5, 1)
+        assert (kb.num_documents, kb.texts.page()[1]) == (5, 5)
         assert faults(kb) == []
+
+
+def test_files_are_on_the_same_pages_and_are_removed_by_their_sources(given_kb, notes, embedder):
+    given_kb.ingest([notes], embedder)
+    rows, total = given_kb.texts.page(limit=100)
+    assert total == given_kb.num_documents == len(rows)
+    (row,) = [row for row in rows if row.id == "notes/note-001.md"]
+    assert row.metadata == {"source": "notes/note-001.md"}
+    assert row.is_whole
+    assert "zebra1x1" in row.text
+    (short,) = [each for each in given_kb.texts.page(limit=100, max_chars=7)[0] if each.id == row.id]
+    assert (short.text, short.num_chars, short.is_whole) == (row.text[:7], row.num_chars, False)
+    assert [each.id for each in given_kb.texts.page(where=Where.equals({"source": row.id}))[0]] == [row.id]
+    assert given_kb.texts.files([row.id, "five", "none"]) == {row.id}
+    assert given_kb.texts.remove([row.id, "none"]) == {row.id}
+    assert given_kb.texts.page()[1] == total - 1
+    assert given_kb.ingest([notes], embedder).added == 1

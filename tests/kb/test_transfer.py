@@ -8,8 +8,8 @@ import pytest
 
 from localrag.errors import KnowledgeBaseError
 from localrag.kb import KnowledgeBase, import_kb, list_kbs
+from localrag.kb.index_lock import taken
 from localrag.kb.transfer import content_sha256
-from localrag.kb.turn import taken
 from tests.kb.support import chunk_ids, contents, problems
 
 
@@ -115,6 +115,23 @@ def test_every_damaged_byte_is_found(kb_dir, exported, tmp_path):
         ("UPDATE state SET dim = NULL", "of its embedder"),
         ("UPDATE state SET min_similarity = 1", "of its embedder"),
         ("DELETE FROM state", "of its embedder"),
+        ("UPDATE chunks SET start = -1 WHERE id = 1", "a position that cannot be"),
+        ('UPDATE chunks SET "end" = 99999999999 WHERE id = 1', "a position that cannot be"),
+        ('UPDATE chunks SET start = -1, "end" = 99999999999 WHERE id = 1', "a position that cannot be"),
+        ('UPDATE chunks SET start = start + 9e15, "end" = "end" + 9e15 WHERE id = 1', "a position that cannot be"),
+        ("UPDATE chunks SET ordinal = -3 WHERE id = 1", "a position that cannot be"),
+        ("UPDATE chunks SET place = 'page ' || char(27) || '[2J' WHERE id = 1", "control characters"),
+        ("UPDATE chunks SET place = printf('%.*c', 100, 'x') WHERE id = 1", "control characters"),
+        ("UPDATE documents SET source = 'a' || char(27) || ']0;x' WHERE id = 1", "control characters in its name"),
+        ("UPDATE documents SET source = 'a' || char(155) || 'x' WHERE id = 1", "control characters in its name"),
+        ("UPDATE documents SET source = 'a' || char(8238) || 'x' WHERE id = 1", "control characters in its name"),
+        ("UPDATE documents SET source = 'a' || char(10) || 'x' WHERE id = 1", "control characters in its name"),
+        ("INSERT INTO fields VALUES (1, 'author', char(27) || '[31m', 'file')", "tag or field"),
+        ("UPDATE documents SET num_bytes = -1 WHERE id = 1", "a number in its table 'documents'"),
+        ("UPDATE state SET generation = 9223372036854775807", "a number in its table 'state'"),
+        ("UPDATE state SET dim = 1 << 60", "a number in its table 'state'"),
+        ("UPDATE sqlite_sequence SET seq = 9223372036854775807", "a number in its table 'sqlite_sequence'"),
+        ("INSERT INTO feedback VALUES (1, -1, 0, 0, 0, 0)", "a number in its table 'feedback'"),
     ],
 )
 def test_a_foreign_database_is_refused(kb_dir, exported, statement, reason):

@@ -8,12 +8,10 @@ import pytest
 from localrag.kb import ann
 from localrag.kb.ann import build, start_build
 from localrag.kb.chunking import Passage
-from localrag.kb.documents import DocumentRow
+from localrag.kb.protocols import DocumentRow
 from localrag.kb.store import Store
-from localrag.kb.vector_cache import publishing, write_file
-from localrag.kb.vector_check import verify_index
-from localrag.kb.vector_layout import HEADER_BYTES, Version
-from localrag.kb.vectors import NUM_CHANGED, load_index
+from localrag.kb.vector_cache import HEADER_BYTES, Version, publishing, write_file
+from localrag.kb.vectors import NUM_CHANGED, load_index, verify_index
 
 DIM = 16
 BUILDER = """
@@ -336,7 +334,7 @@ def test_started_in_the_background_it_is_one_process(store):
     first = ann._running[store.path]
     start_build(store.path)
     assert first.poll() is not None or ann._running[store.path] is first
-    assert [child.wait(30) for child in (first, ann._running[store.path])] == [0, 0]
+    assert [child.wait(120) for child in (first, ann._running[store.path])] == [0, 0]
     assert _files(store) == []
 
 

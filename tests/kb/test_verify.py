@@ -2,7 +2,10 @@ import os
 import sqlite3
 from contextlib import closing
 
+import pytest
+
 from localrag.kb import KnowledgeBase
+from localrag.kb.texts import Text
 from tests.kb.support import contents, problems
 
 
@@ -78,3 +81,42 @@ def test_a_page_that_is_damaged_is_a_problem(kb, kb_dir):
         found = damaged.verify()
     assert not found.is_sound
     assert found.problems
+
+
+@pytest.mark.parametrize("change", ["start = -1", '"end" = 99999999999', "place = 'page' || char(27)", "ordinal = -7"])
+def test_a_chunk_that_cannot_be_is_taken_out_and_read_again(kb, notes, embedder, change):
+    before = contents(kb)
+    _change(kb, f"UPDATE chunks SET {change} WHERE id = 5")
+    found = kb.verify()
+    assert found.num_chunks == 11
+    assert any("position" in line or "control characters" in line for line in found.repaired)
+    assert kb.ingest([notes], embedder).updated == 1
+    assert contents(kb) == before
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["UPDATE documents SET source = 'a' || char(27) || '[2J' WHERE id = 1", "INSERT INTO fields VALUES (1, 'k', char(7), 'file')"],
+)
+def test_a_name_that_steers_a_terminal_is_a_problem(kb, statement):
+    _change(kb, statement)
+    (problem,) = kb.verify().problems
+    assert "control characters" in problem
+    assert problem.isprintable()
+
+
+@pytest.mark.parametrize("name", ["a\x1b[2Jb.md", "a\nb.md", "a\x9bb.md", "a\u202eb.md", "a\x7f.md"])
+def test_a_file_with_control_characters_in_its_name_is_sound_by_another(notes, kb_dir, embedder, name):
+    (notes / name).write_text("# Odd\n\nAn odd name.\n")
+    with KnowledgeBase.open(kb_dir, "odd", create=True) as odd:
+        odd.ingest([notes], embedder)
+        (source,) = [source for source, _ in odd.sources() if source.startswith("notes/a")]
+        assert source.isprintable()
+        assert "\\" in source
+        assert odd.paths()[source] == notes / name
+        assert odd.verify().is_sound
+
+
+def test_a_text_whose_metadata_name_it_with_control_characters_is_sound(kb, embedder):
+    kb.texts.put([Text.of("words", {"file_name": "a\x9b2Jb\x1bc"}, text_id="x")], embedder)
+    assert kb.verify().is_sound

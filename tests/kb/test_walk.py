@@ -1,7 +1,9 @@
 import os
+import queue
 import shutil
 import socket
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 
 from localrag.errors import KnowledgeBaseError
 from localrag.kb.readers import UnreadableError
-from localrag.kb.walk import MAX_DEPTH, MAX_FILE_BYTES, read_file, walk
+from localrag.kb.walk import LEFT_OUT_BY_NAME, MAX_DEPTH, MAX_FILE_BYTES, Skipped, changes, read_file, walk
 
 
 def _tree(root, *names):
@@ -86,14 +88,23 @@ def test_hidden_secret_and_machine_made_names_are_left_out(docs):
     assert _found(docs) == ["ok.md"]
     reasons = _reasons(docs)
     assert reasons[".env"] == reasons[".git"] == "hidden"
-    assert reasons["server.pem"] == reasons["TLS.KEY"] == reasons["id_rsa"] == reasons["id_ed25519.pub"] == "may hold a secret key"
+    assert reasons["server.pem"] == reasons["TLS.KEY"] == reasons["id_rsa"] == reasons["id_ed25519.pub"] == LEFT_OUT_BY_NAME
     assert reasons["node_modules"] == "made by a program"
     assert len(reasons) == 8  # a folder is named once, not each file in it
 
 
 def test_what_is_given_by_name_is_read(docs):
-    _tree(docs, ".env", ".notes/x.md")
-    assert [file.source for file in walk([docs / ".env", docs / ".notes"]).files] == [".env", ".notes/x.md"]
+    _tree(docs, ".plan", ".notes/x.md")
+    assert [file.source for file in walk([docs / ".plan", docs / ".notes"]).files] == [".plan", ".notes/x.md"]
+
+
+def test_a_file_that_may_hold_a_secret_is_left_out_also_when_it_is_given_by_name(docs):
+    """A shell's `*` gives every name."""
+    _tree(docs, ".env", "prod.env", "ok.md")
+    paths = [docs / ".env", docs / "prod.env", docs / "ok.md"]
+    assert [file.source for file in walk(paths).files] == ["ok.md"]
+    assert walk(paths).skipped == [Skipped(".env", LEFT_OUT_BY_NAME), Skipped("prod.env", LEFT_OUT_BY_NAME)]
+    assert [file.source for file in walk(paths, hidden=True).files] == [".env", "prod.env", "ok.md"]
 
 
 def test_links_pipes_and_sockets_are_not_followed_nor_waited_for(docs):
@@ -216,3 +227,27 @@ def test_folders_are_followed_down_to_a_limit(docs):
     found = walk([docs])
     assert [Path(file.source).name for file in found.files] == ["in.md"]
     assert [skip.reason for skip in found.skipped] == [f"more than {MAX_DEPTH} folders deep"]
+
+
+def test_every_save_is_heard(tmp_path):
+    """A folder and a file beside it are followed, also when an editor puts a new file in the old one's place."""
+    notes, other = tmp_path / "notes", tmp_path / "other"
+    notes.mkdir()
+    other.mkdir()
+    guide = other / "guide.md"
+    guide.write_text("0")
+    heard = queue.Queue()
+
+    def listen():
+        for num_changed in changes([notes, guide], but=tmp_path / "kb"):
+            heard.put(num_changed)
+
+    threading.Thread(target=listen, daemon=True).start()
+    assert heard.get(timeout=30) == 0
+    for number in (1, 2):
+        (other / "new").write_text(str(number))
+        (other / "new").replace(guide)
+        assert heard.get(timeout=30) >= 1
+    (other / "unrelated.md").write_text("x")
+    (notes / "a.md").write_text("x")
+    assert heard.get(timeout=30) == 1

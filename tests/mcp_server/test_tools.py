@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 from jsonschema import Draft202012Validator
 
 from localrag.kb import KnowledgeBase
@@ -70,7 +71,7 @@ def test_all_knowledge_bases_are_asked_where_none_is_named(live):
 def test_max_tokens_and_the_seed_are_those_that_are_given(live):
     given = live.given("ask", question="What does a cat eat?", kbs=["pets"], max_tokens=5, seed=7)
     assert (given["answer"], given["finish_reason"], given["completion_tokens"]) == ("You a", "length", 5)
-    assert "cut off" in text_of(live.use("ask", question="What does a cat eat?", max_tokens=5))
+    assert "cut off after 5 tokens: the limit of max_tokens." in text_of(live.use("ask", question="What does a cat eat?", max_tokens=5))
 
 
 def test_nothing_that_is_relevant_is_said_to_be_so(live):
@@ -118,6 +119,15 @@ def test_the_budget_is_the_one_that_the_answer_has(live):
     assert [each["id"] for each in given["sources"]] == [each["id"] for each in answered["sources"]]
     assert given["ledger"]["window"] == 131_072
     assert f"prompt {given['prompt_tokens']} tokens" in text_of(live.use("budget", **asked))
+    assert given["warnings"] == []
+
+
+@pytest.mark.parametrize("tool", ["ask", "budget"])
+def test_an_answer_that_is_lowered_is_told(live, tool):
+    asked = {"question": "What does a cat eat?", "kbs": ["pets"], "max_tokens": 131_072}
+    [warning] = live.given(tool, **asked)["warnings"]
+    assert "of the 131,072 tokens asked for (max_tokens)" in warning
+    assert warning in text_of(live.use(tool, **asked))
 
 
 def test_text_of_documents_is_quoted_line_by_line(live):

@@ -24,5 +24,5 @@ def furnish(converted, handbook, tmp_path_factory):
 @pytest.fixture
 def home_with_handbook(home, furnish):
     """Such a home, for this process and those it starts."""
-    home.mkdir()
+    home.mkdir(mode=0o700)
     return furnish(home)

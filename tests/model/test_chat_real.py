@@ -5,11 +5,11 @@ import signal
 import pytest
 
 from localrag.decoding import SamplingParams
-from localrag.engine.prefix import common_length
+from localrag.engine.radix_tree import common_length
 from localrag.journal import Journal
 from localrag.session import Session
 from localrag.session.chat import Chat
-from localrag.session.rewriting import ANSWER_TOKENS, SAID_TOKENS
+from localrag.session.query_rewrite import ANSWER_TOKENS, SAID_TOKENS
 from localrag.settings import Settings
 from tests.terminal import Terminal
 

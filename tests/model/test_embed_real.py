@@ -3,7 +3,7 @@
 import pytest
 
 from localrag.engine.embed import LlamaEmbedder
-from localrag.engine.query_path import query_embedder, query_path
+from localrag.engine.query_embedder import query_embedder, query_path
 
 pytestmark = pytest.mark.model
 

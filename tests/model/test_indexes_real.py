@@ -3,7 +3,8 @@
 import pytest
 from fastapi.testclient import TestClient
 
-from localrag.server.app import Shared, make_app
+from localrag.server.app import make_app
+from localrag.server.state import ServerState
 from localrag.settings import Settings
 
 pytestmark = pytest.mark.model
@@ -16,7 +17,7 @@ TEXTS = (
 
 
 def test_texts_are_found_by_what_they_mean(home_after_indexing, catalogue):
-    shared = Shared(settings=Settings(home=home_after_indexing, models_file=catalogue))
+    shared = ServerState(settings=Settings(home=home_after_indexing, models_file=catalogue))
     client = TestClient(make_app(shared), base_url="http://127.0.0.1")
     stored = client.post("/index", json={"index_name": "book", "documents": [{"text": text} for text in TEXTS]}).json()
     assert [each["is_truncated"] for each in stored] == [False] * 3
@@ -29,5 +30,5 @@ def test_texts_are_found_by_what_they_mean(home_after_indexing, catalogue):
 
 
 def test_one_embedder_does_where_there_is_no_copy_for_questions(tmp_path, catalogue):
-    embedders = Shared(settings=Settings(home=tmp_path, models_file=catalogue)).embedders
+    embedders = ServerState(settings=Settings(home=tmp_path, models_file=catalogue)).embedders
     assert embedders.for_texts() is embedders.for_queries()

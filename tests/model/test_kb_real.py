@@ -10,8 +10,8 @@ from localrag.decoding import SamplingParams
 from localrag.engine.loading import open_model
 from localrag.errors import KnowledgeBaseError
 from localrag.kb import Where
-from localrag.kb.calibration import min_similarity
 from localrag.kb.chunking import cut
+from localrag.kb.embedding import min_similarity
 from localrag.kb.readers import read
 from localrag.kb.retrieve import MIN_SIMILARITY, MODES
 from localrag.session import Session

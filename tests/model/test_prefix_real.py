@@ -34,17 +34,17 @@ def test_at_any_cut_the_text_is_that_of_a_fresh_context(model_path, tmp_path_fac
         engine.reserve(1536)
         for _ in range(NUM_CUTS):
             start, cut = rng.randrange(len(ids) - 1000), rng.randint(20, rng.choice([100, 300, 700]))
-            borders = (cut,) if cut < 300 else (rng.randint(100, 250), cut)
+            breakpoints = (cut,) if cut < 300 else (rng.randint(100, 250), cut)
             prompt = ids[start : start + cut] + ids[rng.randrange(1000) :][: rng.randint(1, 40)]
             engine.forget()
-            fresh = engine.generate(prompt, sampling, borders=borders)
+            fresh = engine.generate(prompt, sampling, breakpoints=breakpoints)
             engine.forget()
-            engine.generate(ids[start : start + cut] + ids[7:20], sampling, borders=borders)
+            engine.generate(ids[start : start + cut] + ids[7:20], sampling, breakpoints=breakpoints)
             state = engine.context.single.latest()
-            taken = engine.generate(prompt, sampling, borders=borders)
+            taken = engine.generate(prompt, sampling, breakpoints=breakpoints)
             engine.forget()
             assert engine.context.single.restore(state)
-            restored = engine.generate(prompt, sampling, borders=borders)
+            restored = engine.generate(prompt, sampling, breakpoints=breakpoints)
             assert [done.cached_tokens for done in (fresh, taken, restored)] == [0, cut, cut]
             assert fresh.completion_ids == taken.completion_ids == restored.completion_ids
 
@@ -79,7 +79,7 @@ def test_a_second_process_reads_what_the_first_one_evaluated(home, model_path, t
     page.write_text(PAGE[:1000], encoding="utf-8")
 
     def ask(*more, question="What is it?", **env):
-        words = ["ask", question, "--model", str(model_path), "--max-tokens", "4", "--temperature", "0.9", "--json", *more]
+        words = ["ask", question, "-", "--model", str(model_path), "--max-tokens", "4", "--temperature", "0.9", "--json", *more]
         with page.open("rb") as piped:
             run = [sys.executable, "-m", "localrag", *words]
             done = subprocess.run(run, stdin=piped, capture_output=True, check=True, timeout=200, env=os.environ | env)

@@ -9,7 +9,7 @@ import pytest
 
 from localrag.decoding import SamplingParams
 from localrag.engine.memory import RESERVE_BYTES, Situation
-from localrag.session.residents import Need, Residents
+from localrag.session.model_pool import ModelPool, Need
 from localrag.settings import Settings
 
 pytestmark = pytest.mark.model
@@ -49,7 +49,7 @@ def answers(models):
 
 
 def test_together_if_they_fit_and_else_in_turn(settings, needs):
-    with Residents(needs, settings=settings) as models:
+    with ModelPool(needs, settings=settings) as models:
         planned = models.plan(ORDER)
         assert planned.together
         assert planned.num_reloads == 0
@@ -62,7 +62,7 @@ def test_together_if_they_fit_and_else_in_turn(settings, needs):
     assert psutil.Process().memory_info().rss < most_together - 2 * kv_bytes
 
     situation = Situation(available_bytes=RESERVE_BYTES + needed - 1)
-    with Residents(needs, settings=settings, situation=situation) as models:
+    with ModelPool(needs, settings=settings, situation=situation) as models:
         planned = models.plan(ORDER)
         assert not planned.together
         assert (len(planned.loads), planned.num_reloads) == (4, 2)

@@ -10,7 +10,7 @@ from localrag.engine.echo import EchoTemplate, EchoTokenizer
 from localrag.errors import ConfigError
 from localrag.messages import Attachment, Memory, Message, Proposal, ToolSpec
 from localrag.passages import Chunk, Hit
-from localrag.prompt import Offer, Shortening
+from localrag.prompt import PromptInputs, Shortening
 from localrag.summary import Source, summarize
 from localrag.tokens import TokenCounter
 from tests import material
@@ -34,10 +34,12 @@ def build(question, hits=(), *, window=4096, system=None, max_tokens=64, ratio=0
     messages = [*history, Message("user", question)]
     if system:
         messages.insert(0, Message("system", system))
-    profile = (profile or Profile()).with_context_ratio(ratio)
+    profile = profile or Profile()
+    if ratio is not None:
+        profile = profile.with_context_ratio(ratio)
     for strategy, section in overflow:
         profile = profile.with_overflow(strategy, section)
-    offer = Offer(messages=messages, hits=hits, max_tokens=max_tokens, profile=profile, **more)
+    offer = PromptInputs(messages=messages, hits=hits, max_tokens=max_tokens, profile=profile, **more)
     return build_offer(offer, window)
 
 
@@ -51,7 +53,7 @@ def shown(composed):
     return bytes(token for token in composed.token_ids if token < 256).decode("utf-8", "replace")
 
 
-def random_offer(rng: random.Random, *, size: int = 8) -> Offer:
+def random_offer(rng: random.Random, *, size: int = 8) -> PromptInputs:
     """An offer with some of everything, whose strategies are drawn as well."""
     messages = [Message("system", material.text(rng, rng.randint(1, 20)))] if rng.random() < 0.5 else []
     for _ in range(rng.randint(0, size)):
@@ -70,7 +72,7 @@ def random_offer(rng: random.Random, *, size: int = 8) -> Offer:
                 profile = profile.with_overflow(rng.choice([each for each in OVERFLOWS if each != "error"]), section)
             except ConfigError:
                 continue
-    made = Offer(
+    made = PromptInputs(
         messages=messages,
         hits=material.hits(rng, rng.randint(0, 2 * size)),
         tools=[ToolSpec(f"tool_{n}", material.text(rng, 10), {"properties": properties}) for n in range(rng.randint(0, 3))],
@@ -83,10 +85,23 @@ def random_offer(rng: random.Random, *, size: int = 8) -> Offer:
         profile=profile.with_context_ratio(rng.choice([0.0, 0.2, 0.5, 0.8, 1.0])),
     )
     made = made if rng.random() < 0.7 else with_chat(rng, made)
+    made = made if rng.random() < 0.7 else with_more(rng, made)
     return made if rng.random() < 0.5 else with_council(rng, made)
 
 
-def with_chat(rng: random.Random, made: Offer) -> Offer:
+def with_more(rng: random.Random, made: PromptInputs) -> PromptInputs:
+    """The same with an answer of any length, evidence that takes what is spare, and a tool that must be called."""
+    evidence = replace(made.profile.sections["evidence"], spare=rng.choice((0.0, 1.0, 2.5)))
+    names = [tool.name for tool in made.tools]
+    return replace(
+        made,
+        max_tokens=rng.choice((None, made.max_tokens)),
+        must_call=rng.sample(names, rng.randint(0, len(names))),
+        profile=replace(made.profile, sections={**made.profile.sections, "evidence": evidence}),
+    )
+
+
+def with_chat(rng: random.Random, made: PromptInputs) -> PromptInputs:
     """The same with some turns pinned or left to the summary, and passages that came with earlier questions."""
     messages, earlier = list(made.messages), {}
     for number, message in enumerate(messages[:-3], 1):
@@ -103,7 +118,7 @@ NAMES = ("Ann", "Bo", "plan", "message 3", "file-0.txt", "tool_0", "KB#1007", "Ã
 """Of members; some are names of other things too."""
 
 
-def with_council(rng: random.Random, made: Offer, *, chars: int = 2000) -> Offer:
+def with_council(rng: random.Random, made: PromptInputs, *, chars: int = 2000) -> PromptInputs:
     """The same offer as a role of a council gets it, with proposals of up to so many characters together, in the mean."""
     text = material.text(rng, 300)
 

@@ -29,6 +29,7 @@ def check(offer, composed, window):
     beside = sum(entries[name].allotted for name in ("gap", "thinking") if name in entries)
     assert len(composed.token_ids) + composed.max_tokens + beside <= window
     assert sum(entry.allotted for entry in ledger.entries) + ledger.spare == window
+    assert composed.settled.allocations == {name: entry.allotted for name, entry in entries.items()}
     used = Counter()
     for part in composed.parts:
         used[part.part.section] += len(part.token_ids)
@@ -66,8 +67,12 @@ def check_talk(offer, composed, entries):
     text = shown(composed)
     if offer.tools:
         assert [tool.name for tool in offer.tools if tool.name not in entries["tools"].omitted] == [
-            tool.name for tool in offer.tools if f'"name":"{tool.name}"' in text
+            tool.name
+            for tool in offer.tools
+            if f'"name":"{tool.name}","description"' in text  # a call has none
         ]
+        if offer.must_call:
+            assert not set(offer.must_call) <= set(entries["tools"].omitted)
     last_answer = max((n for n, m in enumerate(offer.messages) if m.role == "assistant" and n < asked(offer)), default=-1)
     spoken = [f"message {n}" for n, m in enumerate(offer.messages, 1) if m.role != "system" and n <= last_answer + 1]
     pinned = [name for exchange in split(offer.messages, offer.pinned).pinned for name in exchange.names]

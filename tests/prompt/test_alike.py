@@ -13,7 +13,7 @@ from localrag.engine.llama import LlamaModel
 from localrag.engine.template import JinjaChatTemplate
 from localrag.engine.vocab import LlamaTokenizer
 from localrag.errors import BudgetExceededError
-from localrag.prompt.borders import MIN_SHARED_TOKENS
+from localrag.prompt.breakpoints import MIN_SHARED_TOKENS
 from localrag.tokens import TokenCounter
 from tests import material
 from tests.chat_templates import CHATML, NOW, PATHS
@@ -49,7 +49,7 @@ def check_alike(offer, personas, window, counter, template):
     for each in made:
         assert len(each.token_ids) + each.max_tokens <= window
         assert each.ledger.prompt_tokens == len(each.token_ids)
-        assert each.borders[-1:] == ((len(beginnings[0]) - 1,) if len(beginnings[0]) > MIN_SHARED_TOKENS else ())
+        assert each.breakpoints[-1:] == ((len(beginnings[0]) - 1,) if len(beginnings[0]) > MIN_SHARED_TOKENS else ())
     return True
 
 

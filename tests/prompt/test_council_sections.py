@@ -13,7 +13,7 @@ from localrag.engine.echo import EchoTemplate, EchoTokenizer
 from localrag.errors import BudgetExceededError, UsageError
 from localrag.messages import Message, Proposal, ToolSpec
 from localrag.passages import Chunk, Hit
-from localrag.prompt import Offer, measure
+from localrag.prompt import PromptInputs, measure
 from localrag.tokens import TokenCounter
 from tests import material
 from tests.prompt.building import build, build_offer, random_offer, shown, with_council
@@ -75,7 +75,9 @@ def test_where_cited_sources_have_no_room_the_rest_has():
 
 def test_wording_around_sources_is_set_aside_once():
     """In a window that holds both passages to the token, nothing is left out for a second heading."""
-    offer = Offer(messages=[Message("user", "Why?")], hits=[hit(1, "a" * 200), hit(2, "b" * 200)], cited=frozenset({"KB#1"}), max_tokens=32)
+    offer = PromptInputs(
+        messages=[Message("user", "Why?")], hits=[hit(1, "a" * 200), hit(2, "b" * 200)], cited=frozenset({"KB#1"}), max_tokens=32
+    )
     tokens = len(build_offer(offer, 10_000).token_ids)
     offer = replace(offer, profile=Profile().with_context_ratio(1.0))
     held = [len(build_offer(offer, window).hits) for window in range(tokens + 32, tokens + 48)]
@@ -192,7 +194,7 @@ def test_instructions_are_whole_or_refused_and_do_not_take_the_room_of_tools():
 
 
 def test_tools_cost_what_they_take_whatever_the_instructions_are():
-    given = Offer(messages=[Message("user", "Why?")], tools=[ToolSpec("find", "Finds things.")])
+    given = PromptInputs(messages=[Message("user", "Why?")], tools=[ToolSpec("find", "Finds things.")])
     costs = [
         measure(replace(given, instructions=text), counter=TokenCounter(EchoTokenizer()), template=EchoTemplate()).tool_costs
         for text in ("", "Be a judge. " * 30)
@@ -255,7 +257,7 @@ def test_what_is_refused_fits_where_the_error_says(seed):
 def test_megabytes_of_proposals_are_fast(text):
     made = [Proposal(label=f"member {n}", text=f"{n} begins. {text} {n} ends.") for n in range(8)]
     for window in (2048, 131_072):
-        started = time.perf_counter()
+        started = time.thread_time()
         composed = build("Why?", window=window, proposals=made)
-        assert time.perf_counter() - started < 3
+        assert time.thread_time() - started < 10  # of the processor; under 1 s, and what grows with the square takes minutes
         assert len(composed.ledger.entry("proposals").shortened) == 8

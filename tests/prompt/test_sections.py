@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localrag import prompt
-from localrag.budget import Flex, Profile, container, negotiate
-from localrag.budget.profile import PROTECTED
+from localrag.budget import Flex, Percent, Profile, container, negotiate
+from localrag.budget.sections import PROTECTED
 from localrag.engine.echo import EchoTemplate, EchoTokenizer
 from localrag.errors import BudgetExceededError
 from localrag.messages import Attachment, Memory, Message, ToolSpec
 from localrag.passages import Chunk, Hit
-from localrag.prompt import Offer
-from localrag.tokens import TokenCounter
+from localrag.prompt import PromptInputs
+from localrag.tokens import Segment, TokenCounter
 from tests.prompt.building import build, build_offer, random_offer, shown
 from tests.prompt.checking import asked, check
 
@@ -157,6 +157,111 @@ def test_tools_are_left_out_from_the_last_one_on():
     assert 0 < len(omitted) < 12
 
 
+def test_tools_use_spare_tokens_before_any_is_left_out():
+    tools = [ToolSpec(f"tool_{n}", "It does one thing well. " * 10) for n in range(12)]
+    composed = build("Why?", tools=tools, window=8000)
+    entry = composed.ledger.entry("tools")
+    assert entry.used > 0.3 * 8000
+    assert entry.omitted == ()
+    bound = build("Why?", tools=tools, window=8000, profile=Profile(sections={"tools": Flex(max=Percent(30), spare=0)}))
+    assert bound.ledger.entry("tools").used <= 0.3 * 8000  # a table can have it otherwise
+    history = list(exchanges(60, "Some words that were said"))
+    room = int(sum(used(build("Why?", window=50_000, history=history)).values()) / 0.66)
+    beside = build("Why?", tools=tools, window=room, history=history)  # history, which may grow, goes first
+    assert beside.ledger.entry("history").omitted == ()
+    assert beside.ledger.entry("tools").omitted
+    assert beside.ledger.spare < 400
+
+
+@pytest.mark.parametrize("names", [["tool_11"], ["tool_3", "tool_11"], [f"tool_{n}" for n in range(12)]])
+def test_a_tool_that_must_be_called_is_sent_whatever_else_is_left_out(names):
+    tools = [ToolSpec(f"tool_{n}", "It does one thing well. " * (40 - n)) for n in range(12)]
+    history = list(exchanges(40, LONG[:200]))
+    composed = build("Why?", tools=tools, must_call=names, window=2000, history=history, profile=Profile(sections={"tools": Flex(max=20)}))
+    assert composed.ledger.entry("tools").omitted == tuple(f"tool_{n}" for n in range(11))
+    assert '"tool_11"' in shown(composed)
+
+
+def test_a_tool_that_must_be_called_and_does_not_fit_is_refused_with_the_numbers():
+    tools = [ToolSpec("small", "Find."), ToolSpec("large", LONG * 3)]
+    with pytest.raises(BudgetExceededError) as raised:
+        build("Why?", tools=tools, must_call=["large"], window=1500)
+    numbers = raised.value.numbers
+    assert numbers["sections"]["tools"] > 3 * len(LONG)
+    assert numbers["needed"] > numbers["window"] == 1500
+    assert build("Why?", tools=tools, must_call=["large"], window=numbers["needed"]).ledger.entry("tools").omitted == ("small",)
+
+
+def test_a_tool_that_must_be_called_is_shown_however_many_stand_before_it():
+    tools = [ToolSpec(f"tool_{n}", "") for n in range(300)]
+    composed = build("Why?", tools=tools, must_call=["tool_299"], window=100_000)
+    assert '"tool_299"' in shown(composed)
+    assert "tool_299" not in composed.ledger.entry("tools").omitted
+
+
+def test_results_of_calls_give_way_to_the_tool_that_must_be_called():
+    rounds = [Message("assistant", '{"name":"search"}'), Message("tool", LONG * 20)]
+    tool = ToolSpec("search", "Find things. " * 20)
+    offer = PromptInputs(messages=[Message("user", "Why?"), *rounds], tools=[tool], must_call=["search"], max_tokens=64)
+    tools = check(offer, build_offer(offer, 2000), 2000)["tools"]
+    assert [each.id for each in tools.shortened] == ["message 3"]
+    assert tools.omitted == ()
+
+
+# --- an answer without a limit, and evidence that takes what is spare
+
+
+def test_an_answer_without_a_limit_has_what_is_left():
+    history = list(exchanges(50, LONG[:100]))
+    hits = [hit(n, LONG[:300]) for n in range(1, 10)]
+    needed = len(build("Why?", hits, history=history, window=100_000).token_ids)
+    for window in (needed + 500, needed + 250, 20_000):
+        composed = build("Why?", hits, history=history, window=window, max_tokens=None, ratio=1.0)
+        assert composed.ledger.entry("history").omitted == ()
+        assert composed.max_tokens == window - len(composed.token_ids) >= 32
+        answer = composed.ledger.entry("answer")
+        assert (answer.wanted, composed.ledger.spare) == (answer.allotted, 0)
+
+
+def test_an_answer_without_a_limit_is_no_shorter_than_it_need_be_where_history_gives_way():
+    history = list(exchanges(400, LONG[:100]))
+    for window, least in ((131_072, 512), (1500, 100)):
+        composed = build("Why?", history=history * 3, window=window, max_tokens=None)
+        assert composed.ledger.entry("history").omitted
+        assert composed.ledger.entry("history").used > window // 2
+        assert composed.max_tokens >= least
+
+
+def test_a_small_window_keeps_history_beside_evidence_and_an_answer_without_a_limit():
+    hits = [hit(n, LONG[:300]) for n in range(1, 40)]
+    composed = build("Why?", hits, history=list(exchanges(8)), window=1500, max_tokens=None)
+    assert composed.ledger.entry("history").omitted == ()
+    assert composed.ledger.entry("evidence").used > 400
+
+
+def test_evidence_that_was_asked_for_takes_what_is_spare_and_nothing_else():
+    hits = [hit(n, LONG[:300]) for n in range(1, 38)]
+    asked_for = Profile().with_spare_for_evidence()
+    before, after = (build("Why?", hits, window=16_000, ratio=None, profile=each) for each in (Profile(), asked_for))
+    assert len(before.hits) < 25
+    assert before.ledger.spare > 6000
+    assert len(after.hits) == 37
+    history = list(exchanges(30, LONG[:100]))
+    for window in range(2000, 16_000, 700):
+        before, after = (build("Why?", hits, window=window, ratio=None, profile=each, history=history) for each in (Profile(), asked_for))
+        assert len(after.hits) >= len(before.hits)
+        for section in ("history", "answer"):
+            old, new = before.ledger.entry(section), after.ledger.entry(section)
+            assert (new.omitted, new.allotted) == (old.omitted, old.allotted)
+        assert len(after.hits) == 37 or after.ledger.spare < 400  # less than a passage
+
+
+def test_a_ratio_that_was_asked_for_still_bounds_evidence():
+    hits = [hit(n, LONG[:300]) for n in range(1, 38)]
+    composed = build("Why?", hits, window=16_000, ratio=None, profile=Profile().with_context_ratio(0.3).with_spare_for_evidence())
+    assert composed.ledger.entry("evidence").used <= 0.3 * 16_000
+
+
 def test_a_result_of_a_call_that_is_too_long_is_cut_and_named_but_never_dropped():
     call = [Message("assistant", '{"name":"search"}'), Message("tool", LONG * 20)]
     offer = random_offer(random.Random(1))
@@ -171,14 +276,14 @@ def test_a_result_of_a_call_that_is_too_long_is_cut_and_named_but_never_dropped(
 def test_a_round_of_tools_is_kept_whatever_a_table_says_is_the_most():
     rounds = [Message("assistant", '{"name":"search"}'), Message("tool", "Nothing was found.")] * 4
     profile = Profile(sections={"tools": Flex(max=20)})
-    offer = Offer(messages=[Message("user", "Why?"), *rounds], max_tokens=64, profile=profile)
+    offer = PromptInputs(messages=[Message("user", "Why?"), *rounds], max_tokens=64, profile=profile)
     composed = build_offer(offer, 2000)
     assert len(check(offer, composed, 2000)["tools"].shortened) == len(rounds)
 
 
 def test_what_was_thought_before_a_call_is_counted_as_it_is_sent():
     call = Message("assistant", f"<think>{LONG[:300]}</think>" + '{"name":"search"}')
-    offer = Offer(messages=[Message("user", "Why?"), call, Message("tool", "Because.")], max_tokens=64)
+    offer = PromptInputs(messages=[Message("user", "Why?"), call, Message("tool", "Because.")], max_tokens=64)
     tools = check(offer, build_offer(offer, 2000), 2000)["tools"]
     assert (tools.used > 300, tools.shortened) == (True, ())
 
@@ -222,9 +327,11 @@ def test_whatever_is_offered_the_ledger_is_exact_and_nothing_is_lost(seed, windo
     contents = {part.part.section: part for part in composed.parts if part.part.section in ("system", "question")}
     assert contents["question"].part.text == question  # protected sections are never cut
     assert not system or contents["system"].part.text == system
-    assert entries["answer"].allotted >= min(offer.max_tokens, 32)
+    assert entries["answer"].allotted >= min(offer.max_tokens or 32, 32)
+    if offer.max_tokens is None:
+        assert composed.ledger.spare == 0  # the answer has all that is left
     evidence = entries.get("evidence")
-    if evidence is not None:
+    if evidence is not None and not offer.profile.sections["evidence"].spare:
         fixed = sum(item.max for item in composed.budget.items if item.name in PROTECTED)  # memories can bring a system message with them
         share = offer.profile.sections["evidence"].max.value
         assert evidence.used <= share * (window - fixed) / 100
@@ -255,3 +362,19 @@ def test_the_order_of_sections_does_not_matter(seed, window):
     rng.shuffle(sections)
     assert dict(negotiate(window, sections).allocations) == dict(budget.allocations)
     assert container(window, sections) == window - sum(s.basis for s in sections if s.is_fixed)
+
+
+class _WithUsualSystemText(EchoTemplate):
+    """A template that introduces tools in place of its usual system text, as SmolLM's does."""
+
+    def render(self, messages, tools=(), *, thinks=True):
+        usual = Segment("<|im_start|>system\nYou are a helpful assistant, as everybody knows.<|im_end|>\n")
+        intro = Segment("You may call functions. Each is described below in a line of JSON of its own.\n", tools=True)
+        return [intro if tools else usual, *super().render(messages, tools, thinks=thinks)]
+
+
+def test_a_tool_has_room_also_where_its_template_drops_its_usual_system_text_for_it():
+    offer = PromptInputs(messages=[Message("user", "Hi")], tools=[ToolSpec("look", "Looks.", {"type": "object"})], must_call=["look"])
+    composed = build_offer(offer, 1000, template=_WithUsualSystemText())
+    assert composed.ledger.entry("tools").used > 0
+    assert composed.ledger.entry("tools").omitted == ()

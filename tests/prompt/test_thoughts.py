@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from localrag.engine.echo import EchoTemplate
 from localrag.errors import BudgetExceededError
 from localrag.messages import Message
-from localrag.prompt import Offer
+from localrag.prompt import PromptInputs
 from localrag.thinking import MIN_TOKENS, ThinkingForm
 from tests.prompt.building import build, build_offer, random_offer, shown
 from tests.prompt.checking import check
@@ -44,7 +44,7 @@ def test_whatever_is_offered_there_is_room_for_thoughts_and_the_ledger_is_exact(
     assert composed.thinking.max_tokens > len(composed.thinking.end_ids)
     assert composed.num_cells <= window
     if entries["thinking"].allotted < think_tokens:
-        assert composed.ledger.spare == 0 or entries["answer"].allotted < offer.max_tokens
+        assert composed.ledger.spare == 0 or entries["answer"].allotted < (offer.max_tokens or window)
 
 
 def test_where_what_ends_thoughts_has_no_room_nothing_is_thought():
@@ -54,7 +54,7 @@ def test_where_what_ends_thoughts_has_no_room_nothing_is_thought():
         thinking = ThinkingForm("", "")
 
     def built(think_tokens):
-        return build_offer(Offer(messages=[Message("user", "Why?")], think_tokens=think_tokens), 1000, template=Channels())
+        return build_offer(PromptInputs(messages=[Message("user", "Why?")], think_tokens=think_tokens), 1000, template=Channels())
 
     num_end = len(Channels.thinking.end)
     assert num_end > MIN_TOKENS

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from localrag.errors import ConfigError, UsageError
 from localrag.passages import Chunk, Hit
 from localrag.relevance import DEFAULT_FILE_TYPES, FACTORS, METHODS, File, Weights, kind_of, score, weigh
-from localrag.relevance.meaning import MAX_WINDOWS, MAX_WINDOWS_IN_ALL, windows
+from localrag.relevance.alignment import MAX_WINDOWS, MAX_WINDOWS_IN_ALL, windows
+from localrag.relevance.dependencies import Resolver
 from localrag.relevance.mentions import HALF_DENSITY
 from localrag.relevance.profile import idf, stem
-from localrag.relevance.resolving import Resolver
 from tests.kb.hash_embedder import HashEmbedder
 
 NOW = 1_700_000_000.0
@@ -598,10 +598,7 @@ def test_equal_hits_are_ordered_by_relevance_alone():
     ("task", "expected"),
     [
         ("make the budget negotiation faster", {"localrag/budget/flex.py", "localrag/budget/__init__.py"}),
-        (
-            "The FAISS index must be rebuilt when its generation differs",
-            {"localrag/kb/vectors.py", "localrag/kb/vector_cache.py"},
-        ),
+        ("The FAISS index must be rebuilt when its generation differs", {"localrag/kb/vectors.py"}),
         ("Skip hidden folders in walk.py", {"localrag/kb/walk.py"}),
     ],
 )

@@ -17,7 +17,8 @@ from localrag.budget import Entry, Ledger, Percent, Section, Shortened, TimeLimi
 from localrag.errors import BudgetExceededError
 from localrag.journal import Journal, allotments
 from localrag.report import MARK, page, report
-from localrag.report.flexbox import shrink_multiple
+from localrag.report.page import shrink_multiple
+from tests.browser import FLAGS, NEEDS_CHROMIUM
 from tests.budget.test_flex_oracles import SHARED
 from tests.journal.asks import made_up, passage
 from tests.journal.real_asks import real_asks
@@ -42,6 +43,8 @@ def random_ask(random: Random):
                     max=None if random.random() < 0.5 else high,
                     grow=random.choice([0, 0, 0.1, 0.25, 0.4, 1, 2]),
                     shrink=random.choice([0, 0.05, 0.2, 0.3, 0.5, 1, 1, 2, round(random.uniform(0, 5), 3)]),
+                    spare=random.choice([0, 0, 0, 0.5, 1, 2]),
+                    content=random.choice([None, None, random.randint(0, 9000)]),
                 )
             )
         window = random.choice([1, 100, random.randint(1, 20_000)])
@@ -140,15 +143,14 @@ def browse(text: str, folder: Path) -> list[list[float]]:
     assert len(policy.findall(text)) == 1
     copy = folder / "copy.html"
     copy.write_text(policy.sub("", text).replace("</body>", WIDTHS), encoding="utf-8")
-    quiet = ("no-first-run", "disable-background-networking", "disable-component-update", "disable-sync", "disable-quic")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", *(f"--{flag}" for flag in quiet), f"--user-data-dir={profile}"]
+        command = [BROWSER, "--headless", *FLAGS, f"--user-data-dir={profile}"]
         done = subprocess.run([*command, "--dump-dom", copy.as_uri()], capture_output=True, text=True, timeout=120, check=True)
     lines = re.search(r'<pre id="widths">([^<]*)</pre>', done.stdout)[1].splitlines()
     return [[float(number) for number in line.split()] for line in lines]
 
 
-@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium on the PATH to draw the page with")
+@pytest.mark.skipif(BROWSER is None, reason=NEEDS_CHROMIUM)
 def test_a_browser_gives_what_was_negotiated(tmp_path):
     random = Random(32)
     asks = stored(*real_asks(tmp_path, 5), *(random_ask(random) for _ in range(60)))
@@ -162,6 +164,11 @@ def test_a_browser_gives_what_was_negotiated(tmp_path):
             assert abs(width - given[name]) < 1 + 0.02, (ask.window, ask.sections)  # a browser reckons in 64ths of a pixel
         assert used[2:] == [entry.allotted for entry in ask.ledger.entries]
         assert all(abs(over) < 1 for over in (*negotiated[:2], *used[:2]))  # the page scales a bar to its frame
+
+
+def test_what_the_negotiation_gave_is_what_the_ledger_allotted(tmp_path):
+    for ask in stored(*real_asks(tmp_path, 4)):
+        assert {each.name: each.allotted for each in ask.sections} == {each.name: each.allotted for each in ask.ledger.entries}
 
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&</style></title><!-- \x00\x1b[31m\u202e --> ]]>"
@@ -204,7 +211,7 @@ def test_the_drawing_is_said_in_words_too():
     labels = [attrs["aria-label"] for _, attrs in Drawn(page(report(stored(ask)))).tags if "aria-label" in attrs]
     assert labels == [
         "Utilization by ask, one ask",
-        "Negotiated: question 100, answer 512",
+        "Allotted: question 100, answer 512",
         "Used: question 100 of 100, answer 50 of 500",
     ]
 

@@ -54,7 +54,14 @@ class Live:
 
 
 @contextmanager
-def served(home: Path, *args: str, model: str = "echo", env: dict[str, str] | None = None, api_key: str | None = None) -> Iterator[Live]:
+def served(
+    home: Path,
+    *args: str,
+    model: str = "echo",
+    env: dict[str, str] | None = None,
+    api_key: str | None = None,
+    start_new_session: bool = False,
+) -> Iterator[Live]:
     """A server with these options; one that is to make its own `api_key` is given an empty one."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -65,6 +72,7 @@ def served(home: Path, *args: str, model: str = "echo", env: dict[str, str] | No
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=start_new_session,
     )
     live = Live(process, port, api_key)
     try:

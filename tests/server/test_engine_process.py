@@ -12,7 +12,7 @@ import pytest
 
 from localrag.server.engine_process import EngineProcess, Wanted
 from localrag.server.engine_worker import settings_of
-from localrag.server.problems import Problem
+from localrag.server.errors import Problem
 from localrag.settings import Settings
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 
+import pytest
 from fastapi import FastAPI, Request
 from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localrag.server.gate import MAX_DEPTH, Gate, Guard, depth_of, host_of
+from localrag.server.security import MAX_DEPTH, Gate, Guard, depth_of, host_of
 
 
 def client(guard: Guard | None = None, **options) -> TestClient:
@@ -37,6 +39,23 @@ def test_hosts_of_this_machine():
     for host in ("127.0.0.1:8642", "localhost", "LOCALHOST:1", "[::1]:8642"):
         assert client().post("/echo", json={}, headers={"Host": host}).status_code == 200
     assert host_of("[::1]:8642") == "[::1]"
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "[::1]evil.com", "[::1].evil.com", "[::1]:80evil", "[::1]@evil.com", "[::1]]", "[[::1]", "127.0.0.1:80:evil", "127.0.0.1:evil",
+        "127.0.0.1:80@evil.com", "localhost:80 evil", "localhost, evil.com", "localhost:80/evil", "localhost:٣", ":80", "[]:80", "",
+    ],
+)  # fmt: skip
+def test_a_host_that_only_begins_like_this_machine(host):
+    assert client().post("/echo", json={}, headers={"Host": host.encode()}).status_code == 421
+
+
+@given(st.sampled_from(["127.0.0.1", "localhost", "[::1]"]), st.text(alphabet=".:@[]/?#,\\ \t\x0b0123456789abc-_\xa0\x85"))
+def test_nothing_but_a_port_may_follow_a_host(host, rest):
+    is_port = re.fullmatch(r"(:[0-9]{0,5})?[ \t]*", rest) is not None
+    assert (host_of(host + rest) == host) == is_port
 
 
 def test_a_foreign_origin():
@@ -120,7 +139,7 @@ def test_a_body_that_does_not_come():
 
     headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json"), (b"content-length", b"9")]
     gate = Gate(FastAPI(), guard=Guard(body_s=0.05))
-    asyncio.run(gate({"type": "http", "path": "/echo", "headers": headers}, receive, send))
+    asyncio.run(gate({"type": "http", "method": "POST", "path": "/echo", "headers": headers}, receive, send))
     assert sent[0]["status"] == 408
 
 

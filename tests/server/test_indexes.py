@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from localrag.kb import KnowledgeBase
-from localrag.kb.metadata import MAX_BYTES, MAX_DEPTH
-from localrag.kb.turn import taken
-from localrag.server import embedders
-from localrag.server.app import Shared, make_app
+from localrag.kb.filters import MAX_METADATA_BYTES, MAX_METADATA_DEPTH
+from localrag.kb.index_lock import taken
+from localrag.server.app import make_app
+from localrag.server.state import Embedders, ServerState
 from localrag.settings import Settings
 from tests.kb.hash_embedder import HashEmbedder
 from tests.kb.support import write_notes
@@ -29,7 +29,7 @@ HOST = "http://127.0.0.1"
 
 @pytest.fixture
 def shared(tmp_path):
-    return Shared(settings=Settings(home=tmp_path / "home"), embedder=HashEmbedder())
+    return ServerState(settings=Settings(home=tmp_path / "home"), embedder=HashEmbedder())
 
 
 @pytest.fixture
@@ -193,7 +193,9 @@ def test_an_index_is_kept_and_loaded(client, ids, shared, path, shown, file):
     params = {} if path is None else {"path": path}
     before = _listed(client)
     assert client.post("/persist/book", params=params).json() == {"message": f"Successfully persisted index book to {shown}."}
-    assert (shared.settings.home / "exports" / file).is_file()
+    kept = shared.settings.home / "exports" / file
+    assert kept.is_file()
+    assert [each.stat().st_mode & 0o077 for each in (kept, kept.parent, shared.settings.home / "exports")] == [0, 0, 0]
     exists = "Index 'book' already exists. Use a different name or delete the existing index first."
     assert _detail(client.post("/load/book", params=params), 409) == exists
     client.delete("/indexes/book")
@@ -277,9 +279,65 @@ def test_files_of_an_index_are_found_too(client, ids, shared, tmp_path):
         kb.ingest([tmp_path / "notes"], HashEmbedder())
     (hit, *_) = client.post("/retrieve", json={"index_name": "book", "query": "zebra1x1"}).json()["results"]
     assert (hit["doc_id"], hit["metadata"]) == ("notes/note-001.md", {"source": "notes/note-001.md"})
-    assert _listed(client)["total_items"] == 2
-    found = client.post("/indexes/book/documents/delete", json={"doc_ids": ["notes/note-001.md"]}).json()
-    assert found == {"deleted_doc_ids": [], "not_found_doc_ids": ["notes/note-001.md"]}
+    assert client.get("/indexes/book/documents", params={"metadata_filter": '{"branch": "main"}'}).json()["total_items"] == 2
+
+
+@pytest.fixture
+def files(shared, tmp_path):
+    """Three files in the index "book", made by `localrag index`."""
+    write_notes(tmp_path / "notes", 3)
+    with KnowledgeBase.open(shared.settings.kb_dir, "book", create=True) as kb:
+        kb.ingest([tmp_path / "notes"], HashEmbedder())
+    return [f"notes/note-00{number}.md" for number in range(3)]
+
+
+def test_the_files_of_an_index_are_listed(client, files):
+    found = _listed(client)
+    assert (found["count"], found["total_items"]) == (3, 3)
+    assert [each["doc_id"] for each in found["documents"]] == files
+    first = found["documents"][0]
+    assert first["metadata"] == {"source": files[0]}
+    assert "zebra0x0" in first["text"]
+    assert (len(first["hash_value"]), first["is_truncated"]) == (64, False)
+    cut = _listed(client, max_text_length=5, offset=1, limit=1)
+    assert (cut["count"], cut["total_items"], cut["documents"][0]["doc_id"]) == (1, 3, files[1])
+    assert (cut["documents"][0]["text"], cut["documents"][0]["is_truncated"]) == (_listed(client)["documents"][1]["text"][:5], True)
+
+
+def test_files_and_texts_are_listed_together(client, ids, files):
+    found = _listed(client)
+    assert [each["doc_id"] for each in found["documents"]] == [*ids, *files]
+    assert found["total_items"] == 5
+    pages = [_listed(client, offset=offset, limit=2)["documents"] for offset in (0, 2, 4, 6)]
+    assert [each["doc_id"] for page in pages for each in page] == [*ids, *files]
+    assert client.get("/indexes/book/documents", params={"metadata_filter": '{"branch": "main"}'}).json()["total_items"] == 2
+
+
+@pytest.mark.parametrize("source", ["notes/note-001.md", "notes/*", "", 1, "\0"])
+def test_a_filter_knows_the_metadata_that_a_file_is_listed_with(client, ids, files, source):
+    wanted = {"source": source}
+    passing = ["notes/note-001.md"] if wanted == {"source": files[1]} else []
+    assert [each["doc_id"] for each in _listed(client, metadata_filter=json.dumps(wanted))["documents"]] == passing
+    body = {"index_name": "book", "query": "zebra1x1", "metadata_filter": wanted}
+    assert {hit["doc_id"] for hit in client.post("/retrieve", json=body).json()["results"]} == set(passing)
+    assert _listed(client, metadata_filter=json.dumps({**wanted, "branch": "main"}))["documents"] == []
+
+
+def test_a_file_is_deleted_by_its_source_and_comes_back_when_it_is_indexed(client, files, shared, tmp_path):
+    found = client.post("/indexes/book/documents/delete", json={"doc_ids": [files[1], "notes/none.md"]}).json()
+    assert found == {"deleted_doc_ids": [files[1]], "not_found_doc_ids": ["notes/none.md"]}
+    assert [each["doc_id"] for each in _listed(client)["documents"]] == [files[0], files[2]]
+    assert client.post("/retrieve", json={"index_name": "book", "query": "zebra1x1"}).json()["results"] == []
+    with KnowledgeBase.open(shared.settings.kb_dir, "book") as kb:
+        assert kb.ingest([tmp_path / "notes"], HashEmbedder()).added == 1
+    assert _listed(client)["total_items"] == 3
+
+
+def test_a_file_is_not_updated_by_a_text(client, ids, files):
+    documents = [{"doc_id": ids[0], "text": "new"}, {"doc_id": files[1], "text": "new"}]
+    response = client.post("/indexes/book/documents", json={"documents": documents})
+    assert _detail(response, 400) == f"{files[1]!r} is a file: change it, and run localrag index again."
+    assert [each["text"] for each in _listed(client)["documents"]].count("new") == 0
 
 
 @pytest.mark.parametrize("query", ["", " ", "\n\t"])
@@ -364,9 +422,9 @@ def _nested(levels):
         (b"metadata", b'{"a":NaN}'),
         (b"metadata", b'{"a":1e999}'),
         (b"metadata", b'{"a":-Infinity}'),
-        (b"metadata", b'{"a":"' + b"x" * MAX_BYTES + b'"}'),
+        (b"metadata", b'{"a":"' + b"x" * MAX_METADATA_BYTES + b'"}'),
         (b"metadata", b'{"a":' + b"1" * 5000 + b"}"),
-        (b"metadata", _nested(MAX_DEPTH + 1)),
+        (b"metadata", _nested(MAX_METADATA_DEPTH + 1)),
         (b"metadata", _nested(60)),
         (b"metadata", _nested(10_000)),
     ],
@@ -425,7 +483,7 @@ def test_another_program_that_indexes(client, ids, shared):
 
 
 def test_an_index_of_another_embedder(client, ids, shared):
-    other = TestClient(make_app(Shared(settings=shared.settings, embedder=HashEmbedder(fingerprint="other"))), base_url=HOST)
+    other = TestClient(make_app(ServerState(settings=shared.settings, embedder=HashEmbedder(fingerprint="other"))), base_url=HOST)
     for route, body in (("/index", {"documents": [{"text": "x"}]}), ("/retrieve", {"query": "x"})):
         assert _detail(other.post(route, json={"index_name": "book", **body}), 409) == "The index cannot be used."
     assert other.get("/indexes/book/documents").json()["total_items"] == 2
@@ -433,7 +491,7 @@ def test_an_index_of_another_embedder(client, ids, shared):
 
 def test_an_embedder_that_is_not_there(tmp_path):
     (tmp_path / "models.toml").write_text(f'default_embedder = "x"\n[embedders.x]\npath = "{tmp_path / "none"}"\n')
-    shared = Shared(settings=Settings(home=tmp_path / "home", models_file=tmp_path / "models.toml"))
+    shared = ServerState(settings=Settings(home=tmp_path / "home", models_file=tmp_path / "models.toml"))
     client = TestClient(make_app(shared), base_url=HOST)
     response = client.post("/index", json={"index_name": "book", "documents": DOCUMENTS})
     assert _detail(response, 503) == "The model cannot be used."
@@ -461,7 +519,7 @@ def test_many_write_and_search_at_once(client, shared):
 
 
 def test_one_embedder_stands_for_both_where_there_is_no_other(tmp_path):
-    given_one = embedders.Embedders(Settings(home=tmp_path), HashEmbedder())
+    given_one = Embedders(Settings(home=tmp_path), HashEmbedder())
     assert given_one.for_texts() is given_one.for_queries()
     texts = [f"text {at}" for at in range(70)]
     assert (given_one.for_texts().embed(texts) == HashEmbedder().embed(texts)).all()

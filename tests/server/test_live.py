@@ -108,7 +108,8 @@ def test_a_form_that_is_wrong_is_told_by_the_clients_error(client):
 
 def test_an_address_that_is_none(live):
     answer = httpx.get(f"{live.url}/v1/nowhere")
-    assert answer.json() == {"detail": "Not Found", "error": {"message": "Not Found", "code": 404}}
+    error = {"message": "Not Found", "type": "invalid_request_error", "param": None, "code": "not_found"}
+    assert answer.json() == {"detail": "Not Found", "error": error}
 
 
 def test_max_tokens_are_made_smaller_where_the_window_has_less_room(live):
@@ -119,7 +120,82 @@ def test_max_tokens_are_made_smaller_where_the_window_has_less_room(live):
         entries = {each["name"]: each for each in answer.get("localrag", answer)["ledger"]["entries"]}
         assert sum(each["used"] for name, each in entries.items() if name != "answer") == 500
         assert (entries["answer"]["wanted"], entries["answer"]["allotted"]) == (8000, 7692)
+        [warning] = answer.get("localrag", answer)["warnings"]
+        assert "7,692 of the 8,000 tokens asked for" in warning
     assert answer["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("messages", "text", "sections"),
+    [
+        ([{"role": "system", "content": "Name one plastic."}], "system\nName one plastic.", {"scaffold", "system", "answer"}),
+        (
+            [*QUESTION, {"role": "assistant", "content": "A plastic."}],
+            "assistant\nA plastic.",
+            {"scaffold", "pinned", "answer"},
+        ),
+        (
+            [*QUESTION, {"role": "assistant", "content": "A."}, *QUESTION, {"role": "assistant", "content": "A plastic."}],
+            "assistant\nA plastic.",
+            {"scaffold", "pinned", "history", "answer"},
+        ),
+    ],
+)
+def test_a_conversation_without_a_question_is_passed_on_where_nothing_is_searched(client, live, messages, text, sections):
+    """As the RAG engine does; the echo engine repeats the first line of the last message, its role."""
+    answer = client.chat.completions.create(model="echo", messages=messages)
+    assert answer.choices[0].message.content.startswith(f"You asked: {text.partition(chr(10))[0]}")
+    ledger, entries = entries_of(answer)
+    assert entries.keys() == sections
+    assert answer.usage.prompt_tokens == sum(each["used"] for name, each in entries.items() if name != "answer")
+    assert ledger["spare"] == 0
+    budget = httpx.post(f"{live.url}/budget", json={"messages": messages}).json()
+    assert budget["prompt_tokens"] == answer.usage.prompt_tokens
+
+
+def entries_of(answer):
+    ledger = answer.model_extra["localrag"]["ledger"]
+    return ledger, {each["name"]: each for each in ledger["entries"]}
+
+
+def conversation(count, length):
+    """`count` messages of `length` characters that end with a question."""
+    said = [{"role": ("user", "assistant")[at % 2], "content": f"{at} ".ljust(length, "x")} for at in range(count)]
+    return [*said, {"role": "user", "content": "What was said first?"}]
+
+
+def test_without_max_tokens_messages_that_fit_are_all_sent_and_the_answer_has_the_rest(tmp_path):
+    with served(tmp_path, "--no-keep", "--ctx", "131072") as live, openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused") as client:
+        answer = client.chat.completions.create(model="echo", messages=conversation(100, 1000))
+    ledger, entries = entries_of(answer)
+    assert entries["history"]["omitted"] == []
+    assert "summary" not in entries
+    assert entries["history"]["used"] > 100 * 1000
+    assert entries["answer"]["allotted"] == 131_072 - answer.usage.prompt_tokens
+    assert ledger["spare"] == 0
+
+
+def test_without_max_tokens_a_small_window_keeps_what_was_said_last(tmp_path):
+    with served(tmp_path, "--no-keep", "--ctx", "1500") as live, openai.OpenAI(base_url=f"{live.url}/v1", api_key="unused") as client:
+        answer = client.chat.completions.create(model="echo", messages=conversation(10, 100))
+        _, entries = entries_of(answer)
+        assert entries["history"]["omitted"] == []
+        answer = client.chat.completions.create(model="echo", messages=conversation(40, 100))
+        _, entries = entries_of(answer)
+        assert "message 40" not in entries["history"]["omitted"]
+        assert entries["history"]["used"] > 800
+        assert entries["answer"]["allotted"] >= 100
+        assert answer.usage.prompt_tokens + entries["answer"]["allotted"] <= 1500
+
+
+def test_a_window_that_is_capped_is_told_by_the_server_and_with_each_answer(tmp_path):
+    told = "The window has 131,072 of the 1,000,000 tokens asked for (--ctx): the model was trained for no more."
+    with served(tmp_path, "--no-keep", "--ctx", "1000000") as live:
+        for path in ("/budget", "/v1/chat/completions"):
+            answer = httpx.post(f"{live.url}{path}", json={"messages": QUESTION, "max_tokens": 20}).json()
+            assert answer.get("localrag", answer)["warnings"] == [told]
+        live.process.send_signal(signal.SIGINT)
+        assert live.process.communicate(timeout=60)[0].count(told) == 1
 
 
 def test_an_unknown_index(client):
@@ -143,7 +219,7 @@ def test_ctrl_c_lets_a_stream_come_to_its_end(tmp_path):
             next(lines)
             live.process.send_signal(signal.SIGINT)
             assert list(lines)[-1] == "data: [DONE]"
-        live.process.wait(30)
+        live.process.wait(120)
 
 
 def test_the_model_is_listed(client):
@@ -157,6 +233,16 @@ def test_tokens_and_budget_without_an_answer(live):
     answered = httpx.post(f"{live.url}/v1/chat/completions", json={"messages": QUESTION}).json()
     assert body["prompt_tokens"] == answered["usage"]["prompt_tokens"]
     assert body["ledger"]["window"] == 8192
+
+
+def test_a_section_has_one_number_of_tokens_wherever_it_is_told(live):
+    said = [{"role": "user" if n % 2 == 0 else "assistant", "content": f"{n}: " + "PLA is annealed. " * 40} for n in range(31)]
+    for max_tokens in (100, 5000, 1_000_000):
+        body = httpx.post(f"{live.url}/budget", json={"messages": said, "max_tokens": max_tokens}).json()
+        entries = body["ledger"]["entries"]
+        assert {each["name"]: each["allotted"] for each in body["sections"]} == {each["name"]: each["allotted"] for each in entries}
+        assert sum(each["allotted"] for each in body["sections"]) + body["ledger"]["spare"] == body["ledger"]["window"]
+        assert body["prompt_tokens"] == sum(each["used"] for each in entries)
 
 
 def test_many_at_once(client):
@@ -208,7 +294,7 @@ def _asked(live: Live, **body: object) -> socket.socket:
 
 def _until(live: Live, **wanted: float) -> None:
     """Waits for these numbers of the server."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + 120
     while not wanted.items() <= (found := _numbers(live)).items():
         assert time.monotonic() < end, found
         time.sleep(0.05)

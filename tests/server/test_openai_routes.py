@@ -36,6 +36,17 @@ def refused(live, route, body):
     return answer.json()["detail"]
 
 
+@pytest.mark.parametrize("streamed", [{}, {"stream": True, "stream_options": {"include_usage": True}}])
+def test_a_citation_that_max_tokens_cuts_off_is_neither_cited_nor_invented(live, streamed):
+    """A token of the echo is a byte."""
+    question = [{"role": "user", "content": "Is [KB#1007] right?"}]
+    for wanted, cited in (("[KB#100", []), ("[KB#1007", []), ("[KB#1007]", ["KB#1007"])):
+        body = {"messages": question, "max_tokens": len(f"You asked: Is {wanted}"), **streamed}
+        lines = httpx.post(f"{live.url}/v1/chat/completions", json=body).text.splitlines()
+        [account] = [json.loads(line.removeprefix("data: ")) for line in lines if "unsupported_citations" in line]
+        assert account["localrag"]["unsupported_citations"] == cited
+
+
 # --- what a chat completion tells of its tokens ---
 
 
@@ -152,6 +163,12 @@ def test_a_response_under_a_schema(client):
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
     answer = client.responses.create(model="echo", input="Hi", text={"format": {"type": "json_schema", "name": "n", "schema": schema}})
     assert json.loads(answer.output_text) == {"n": 0}
+
+
+@pytest.mark.parametrize("fields", [{"description": False}, {"name": 7}, {"strict": "yes"}])
+def test_a_format_that_the_response_could_not_repeat_is_refused(client, fields):
+    with pytest.raises(openai.BadRequestError, match=r"text\.format is text, json_object, or json_schema"):
+        client.responses.create(model="echo", input="Hi", text={"format": {"type": "json_schema", "schema": {}, **fields}})
 
 
 def test_the_events_of_a_response(client):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from contextlib import contextmanager, suppress
@@ -17,8 +16,9 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from localrag.report.style import COLOURS, OTHER_COLOUR
+from localrag.budget.sections import SPECS, colour_of
 from localrag.server.page import policy_of
+from tests.browser import FLAGS, NEEDS_CHROMIUM
 from tests.server.live import served
 
 WINDOW = 60_000
@@ -27,15 +27,6 @@ TEXTS = [
     {"text": "PLA is annealed at 80 to 100 degrees for one hour.", "metadata": {"file_name": "pla.md"}},
     {"text": f"PLA and {HOSTILE}", "metadata": {"file_name": "<b onmouseover=alert(1)>pla.md"}},
 ]
-ARGS = (
-    "--headless=new",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--no-first-run",
-    "--window-size=1280,860",
-)
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +42,10 @@ def browsing():
     """Debian's own Chromium; the paths are given, so that selenium looks for none in a network."""
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if chromium is None or driver is None:
-        pytest.skip("the page is tested in Chromium: apt-get install chromium chromium-driver")
+        pytest.skip(NEEDS_CHROMIUM)
     options = webdriver.ChromeOptions()
     options.binary_location = chromium
-    for each in (*ARGS, *(["--no-sandbox"] if os.geteuid() == 0 else [])):
+    for each in ("--headless=new", "--window-size=1280,860", *FLAGS):
         options.add_argument(each)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     browser = webdriver.Chrome(options=options, service=Service(driver))
@@ -110,7 +101,7 @@ class Page:
     def text(self, selector: str) -> str:
         return self.find(selector).text
 
-    def until(self, holds, seconds: float = 15) -> None:
+    def until(self, holds, seconds: float = 60) -> None:
         WebDriverWait(self.browser, seconds, poll_frequency=0.05, ignored_exceptions=[StaleElementReferenceException]).until(
             lambda _: holds()
         )
@@ -168,10 +159,15 @@ def test_the_page_is_whole_in_itself_and_nothing_else_runs_in_it(live):
     assert "https://" not in response.text
 
 
-def test_sections_have_the_colours_of_the_report(live):
+def test_every_section_has_its_colour_and_its_help(live):
     text = httpx.get(f"{live.url}/").text
-    assert dict(re.findall(r'^\[data-section="(\w+)"\] \{ --c: (#\w+); \}$', text, re.MULTILINE)) == COLOURS
-    assert f"[data-section] {{ --c: {OTHER_COLOUR}; }}" in text
+    assert dict(re.findall(r'^\[data-section="(\w+)"\] \{ --c: (#\w+); \}$', text, re.MULTILINE)) == {
+        name: spec.colour for name, spec in SPECS.items()
+    }
+    assert f"[data-section] {{ --c: {colour_of('of another version')}; }}" in text
+    assert json.loads(re.search(r"const HELP = (\{.*\});", text)[1]) == {name: spec.help for name, spec in SPECS.items()}
+    icon = re.search(r'<link rel="icon" href="([^"]*)"', text)[1]
+    assert re.findall(r"fill='%23(\w+)'", icon) == [SPECS[name].colour[1:] for name in ("scaffold", "evidence", "answer")]
 
 
 # --- in a browser ---
@@ -384,7 +380,7 @@ def test_an_error_is_one_line_and_can_be_tried_again(page, live):
     page.choose("gone")
     httpx.delete(f"{live.url}/indexes/gone").raise_for_status()
     page.ask("How is PLA annealed?")
-    assert page.text(".error span") == "No such index: 'gone' not found."
+    assert page.text(".error span") == "No such index: 'gone' exists."
     page.choose("facts")
     page.button("Try again").click()
     page.ended()
@@ -457,6 +453,25 @@ def test_markdown_is_drawn_the_same_however_it_comes(page):
     assert "[x](javascript:alert(1)) KB#1KB#2" in text
 
 
+def test_citations_are_drawn_as_the_check_reads_them(page):
+    drawn = page.script(
+        """
+        const [text, cited] = arguments, whole = document.createElement("div"), blocks = [];
+        const turn = { text, evidence: [{ id: "KB#1" }], state: "done", citations: null };
+        const labels = () => [...whole.querySelectorAll("button.cite")].map((each) => each.className + " " + each.textContent);
+        paintProse(whole, blocks, turn);
+        const before = labels();
+        paintProse(whole, blocks, { ...turn, citations: cited.map((id) => ({ id })) });
+        return [before, labels(), whole.textContent];
+        """,
+        "[kb #0001, 99] and 【KB#2】\n\nso [KB#100",
+        ["KB#1", "KB#99", "KB#2"],
+    )
+    counted = ["cite KB#1", "cite unsupported KB#99", "cite unsupported KB#2"]
+    assert drawn[:2] == [[*counted, "cite unsupported KB#100"], counted]
+    assert drawn[2] == "KB#1KB#99 and KB#2so [KB#100"
+
+
 def test_thoughts_are_folded_and_have_their_own_part_of_the_window(page):
     page.script(
         """
@@ -476,6 +491,71 @@ def test_thoughts_are_folded_and_have_their_own_part_of_the_window(page):
     assert page.text(".thoughts p") == "I <b>think</b>."
     used = dict(page.script("return [...used.children].map((e) => [e.dataset.section, e.firstChild.style.width])"))
     assert used == {"question": "10px", "thinking": "12px", "answer": "3px"}
+
+
+NUMBERS = """
+choosePane("account");
+const rows = (at) => [...document.querySelectorAll("#account table")[at].querySelectorAll("tbody tr:not(.out, :has(.part))")];
+const cells = (row) => [...row.children].map((each) => each.textContent);
+return {
+  bar: [...document.querySelectorAll("#given > *")].map((each) => [each.dataset.section, each.querySelector("small").textContent]),
+  ledger: rows(0).map(cells).filter(([name]) => name !== "spare").map(([name, , allotted]) => [name, allotted]),
+  negotiation: rows(1).map(cells).map((row) => [row[0], row[4]]),
+  window: turnWindow(),
+  zoom: document.querySelector("#zoom").textContent,
+};
+function turnWindow() { const { window, spare } = (plan ?? shown).ledger; return window - spare; }
+"""
+
+
+def test_a_section_has_one_number_everywhere_on_the_page(page):
+    page.choose("facts")
+    page.at_most("9000")
+    for question in ("How is PLA annealed? " + "Really? " * 300, "How is PLA annealed? " * 50, "Why?"):
+        page.script("document.querySelector('#question').value = arguments[0]", question)
+        page.ask("")
+    page.write("And how is it printed?")
+    page.until(lambda: page.text("#told").startswith("To be sent: prompt "))
+    for _ in ("planned", "answered"):
+        told = page.script(NUMBERS)
+        allotted = dict(told["ledger"])
+        assert {"history", "evidence", "question", "answer"} <= allotted.keys()
+        assert dict(told["negotiation"]) == allotted
+        assert {name: label.partition(" · ")[0] for name, label in told["bar"]} == {k: v for k, v in allotted.items() if v != "0"}
+        assert sum(int(each.replace(",", "")) for each in allotted.values()) == told["window"]
+        assert told["zoom"] == f"zoom in on {told['window']:,}"
+        page.ask("")
+
+
+def test_no_speed_is_told_before_there_is_one(page):
+    page.until(lambda: page.script("return performance.now() > 1000"))
+    page.script(
+        """
+        const entry = (name, allotted) => ({ name, wanted: allotted, allotted, used: 0, omitted: [] });
+        window.turn = begin("Why?");
+        const ledger = { window: 100, spare: 80, entries: [entry("answer", 20)] };
+        const slot = { n_ctx: 100, n_ctx_train: 100, bound: "training" };
+        show(turn);
+        drawLog();
+        take(turn, { choices: [{ delta: { content: "" } }], localrag: { slot, ledger, sections: [], evidence: [], prompt_tokens: 0 } });
+        drawMeter(turn);
+        """
+    )
+    assert page.text("#speed") == "–", "the prompt is being read"
+    page.script(
+        "take(turn, { choices: [{ delta: { content: 'A' } }], localrag: { completion_tokens: 1 } }); turn.firstAt -= 2000; drawMeter(turn)"
+    )
+    assert page.text("#speed") == "–", "one token has no speed"
+    page.script("take(turn, { choices: [{ delta: { content: 'B' } }], localrag: { completion_tokens: 21 } }); drawMeter(turn)")
+    assert 0 < float(page.text("#speed")) <= 10, "20 tokens in 2 seconds or more"
+
+
+def test_the_speed_of_an_answer_is_the_servers(page):
+    page.at_most("4000")
+    page.ask("Say it 900 times")
+    speed = page.kept()["tokens_per_s"]
+    assert speed > 0
+    page.until(lambda: page.text("#speed") == (f"{speed:.1f}" if speed < 100 else f"{speed:,.0f}"))
 
 
 @pytest.mark.parametrize(("width", "height"), [(360, 740), (800, 600)])

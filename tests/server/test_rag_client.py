@@ -26,7 +26,8 @@ from kaito_rag_engine_client.models import (
     UpdateDocumentRequest,
 )
 
-from localrag.server.app import Shared, make_app
+from localrag.server.app import make_app
+from localrag.server.state import ServerState
 from localrag.settings import Settings
 from tests.kb.hash_embedder import HashEmbedder
 from tests.server.in_thread import served_in_thread
@@ -36,7 +37,7 @@ LONG = "\n\n".join(f"Part {at} tells of zebra{at}. " + " ".join(f"It is number {
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
-    app = make_app(Shared(settings=Settings(home=tmp_path_factory.mktemp("home")), embedder=HashEmbedder()))
+    app = make_app(ServerState(settings=Settings(home=tmp_path_factory.mktemp("home")), embedder=HashEmbedder()))
     with served_in_thread(app) as url, Client(base_url=url, raise_on_unexpected_status=True) as client:
         yield client
 

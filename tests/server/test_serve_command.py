@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+
+import pytest
+
+from tests.server.live import served
 
 
 def serve(home, *args):
@@ -41,3 +46,14 @@ def test_a_model_that_is_not_there(tmp_path):
     assert code == 4
     assert "nope" in said
     assert "Serving" not in said
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no process groups")
+def test_a_signal_to_the_whole_group_ends_it_without_a_word_of_starting_again(tmp_path):
+    """As `timeout`, a container and systemd send it: to the server and to its engine."""
+    with served(tmp_path, "--no-keep", start_new_session=True) as live:
+        assert os.getpgid(live.engine.pid) == os.getpgid(live.process.pid)
+        os.killpg(live.process.pid, signal.SIGTERM)
+        said, _ = live.process.communicate(timeout=60)
+    assert "started again" not in said
+    assert "Traceback" not in said

@@ -7,11 +7,10 @@ import json
 import openai
 import pytest
 
-from localrag.engine.grammar import grammar_of
 from localrag.errors import UsageError
-from localrag.server.problems import Problem
-from localrag.server.questions import read
-from localrag.server.tools import read_tools
+from localrag.server.chat_request import read
+from localrag.server.errors import Problem
+from tests.json_schemas import says
 from tests.server.live import served
 
 WEATHER = {
@@ -22,7 +21,7 @@ WEATHER = {
         "parameters": {"type": "object", "properties": {"place": {"type": "string", "maxLength": 40}}, "required": ["place"]},
     },
 }
-TIME = {"type": "function", "function": {"name": "get_time"}}
+TIME = {"type": "function", "function": {"name": "tell_time"}}
 ASKED = [{"role": "user", "content": "Call it for Wien"}]
 CHATTED = [{"role": "user", "content": "Hello"}]
 
@@ -52,8 +51,8 @@ def test_a_call(create):
 
 
 def test_a_call_of_the_one_that_is_named(create):
-    choice = create(tool_choice={"type": "function", "function": {"name": "get_time"}}).choices[0]
-    assert [(call.function.name, call.function.arguments) for call in choice.message.tool_calls] == [("get_time", "{}")]
+    choice = create(tool_choice={"type": "function", "function": {"name": "tell_time"}}).choices[0]
+    assert [(call.function.name, call.function.arguments) for call in choice.message.tool_calls] == [("tell_time", "{}")]
 
 
 @pytest.mark.parametrize(("messages", "calls"), [(ASKED, True), (CHATTED, False)])
@@ -85,7 +84,7 @@ def test_a_stream(create, messages, calls):
 def test_a_call_that_is_cut_off_is_told_as_the_text_that_it_is(create):
     choice = create(tool_choice="required", max_tokens=20).choices[0]
     assert (choice.finish_reason, choice.message.tool_calls) == ("length", None)
-    assert choice.message.content.startswith('{"name": "get_weath')
+    assert choice.message.content.startswith('{"name":"get_weath')
     streamed = [chunk.choices[0] for chunk in create(tool_choice="required", max_tokens=20, stream=True)]
     assert "".join(each.delta.content or "" for each in streamed) == choice.message.content
 
@@ -115,7 +114,7 @@ def test_special_strings_in_a_tool_are_text(create):
 
 
 def calls_of(**body):
-    return read_tools(body)
+    return read({"messages": ASKED, **body}, has_index=lambda _: False).tools
 
 
 def test_parameters_of_one_tool_do_not_meet_those_of_another():
@@ -123,32 +122,33 @@ def test_parameters_of_one_tool_do_not_meet_those_of_another():
         schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "required": ["a"], "$defs": {"A": {"type": kind}}}
         return {"type": "function", "function": {"name": name, "parameters": schema, "strict": True}}
 
-    grammar = grammar_of(calls_of(tools=[tool("one", "boolean"), tool("two", "null")]).schema)
-    assert '"true" | "false"' in grammar
-    assert '"null"' in grammar
+    schema = calls_of(tools=[tool("one", "boolean"), tool("two", "null")]).schema
+    assert says(schema, '{"name":"one","arguments":{"a":true}}')
+    assert says(schema, '{"name":"two","arguments":{"a":null}}')
+    assert not says(schema, '{"name":"one","arguments":{"a":null}}')
 
 
 def test_parameters_that_cannot_be_kept_to_are_any_object_unless_the_tool_is_strict():
-    parameters = {"type": "object", "properties": {"day": {"type": "string", "format": "date"}}}
+    parameters = {"type": "object", "properties": {"days": {"type": "array", "uniqueItems": True}}}
     tool = {"name": "x", "parameters": parameters}
     found = calls_of(tools=[{"type": "function", "function": tool}])
     assert found.call('{"name": "x", "arguments": {"anything": 1}}').arguments == '{"anything":1}'
-    with pytest.raises(UsageError, match="format is not supported"):
+    with pytest.raises(UsageError, match="uniqueItems is not supported"):
         calls_of(tools=[{"type": "function", "function": {**tool, "strict": True}}])
 
 
 @pytest.mark.parametrize("parameters", [{}, {"type": "string"}, {"type": "object"}, {"anyOf": [{"type": "null"}]}])
 def test_arguments_are_an_object_whatever_the_parameters_say(parameters):
-    grammar = grammar_of(calls_of(tools=[{"type": "function", "function": {"name": "x", "parameters": parameters}}]).schema)
-    arguments = next(line for line in grammar.splitlines() if "arguments" in line).split()[-1]
-    assert next(line for line in grammar.splitlines() if line.startswith(f"{arguments} ::=")).startswith(f'{arguments} ::= "{{')
+    schema = calls_of(tools=[{"type": "function", "function": {"name": "x", "parameters": parameters}}]).schema
+    assert says(schema, '{"name":"x","arguments":{}}')
+    assert not any(says(schema, f'{{"name":"x","arguments":{other}}}') for other in ("null", "1", '"x"', "[]"))
 
 
 def test_a_hundred_tools():
     tools = [{"type": "function", "function": {"name": f"t{number}", "parameters": {"type": "object"}}} for number in range(100)]
     found = calls_of(tools=tools)
     assert found.call('{"name": "t99", "arguments": {}}').name == "t99"
-    grammar_of(found.schema)
+    assert says(found.schema, '{"name":"t99","arguments":{}}')
 
 
 @pytest.mark.parametrize(
@@ -211,3 +211,44 @@ def test_calls_that_are_malformed_are_refused(calls):
 def test_a_form_of_its_own_and_tools_are_refused():
     with pytest.raises(Problem, match="may be a call"):
         read({"messages": ASKED, "tools": [TIME], "response_format": {"type": "json_object"}}, has_index=lambda _: False)
+
+
+# --- what has no room ---
+
+
+def tool(name, description="Find things.", **more):
+    return {"type": "function", "function": {"name": name, "description": description, **more}}
+
+
+def omitted_tools(answer):
+    entries = {each["name"]: each for each in answer.model_extra["localrag"]["ledger"]["entries"]}
+    return entries["tools"]["omitted"]
+
+
+MANY = [tool(f"tool_{number}", "It does one thing well. " * 20) for number in range(9)]
+
+
+@pytest.mark.parametrize("wanted", ["tool_8", "tool_3"])
+def test_the_tool_that_is_named_is_never_cut_from_the_prompt(create, wanted):
+    answer = create(tools=MANY, tool_choice={"type": "function", "function": {"name": wanted}})
+    assert omitted_tools(answer)
+    assert wanted not in omitted_tools(answer)
+    assert answer.choices[0].message.tool_calls[0].function.name == wanted
+
+
+def test_a_named_tool_that_cannot_fit_is_an_error_with_the_numbers(create):
+    large = tool("large", "It does a great many things. " * 200)
+    with pytest.raises(openai.BadRequestError, match=r"The prompt needs at least \d+ tokens \(.*tools \d+.*but the window holds 4096"):
+        create(tools=[WEATHER, large], tool_choice={"type": "function", "function": {"name": "large"}})
+    assert omitted_tools(create(tools=[WEATHER, large], tool_choice="auto", messages=CHATTED)) == ["large"]
+
+
+def test_only_tools_that_are_in_the_prompt_can_be_called(create):
+    """The echo engine calls the first tool that the form of its answer allows."""
+    large = tool("large", "It does a great many things. " * 200)
+    answer = create(tools=[large, WEATHER], tool_choice="required")
+    assert omitted_tools(answer) == ["large"]
+    assert answer.choices[0].message.tool_calls[0].function.name == "get_weather"
+    alone = create(tools=[large], tool_choice="auto")
+    assert (alone.choices[0].message.tool_calls, omitted_tools(alone)) == (None, ["large"])
+    assert alone.choices[0].message.content.startswith("You asked: Call it")

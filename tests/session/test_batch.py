@@ -1,6 +1,7 @@
 """Session.batch on the echo engine: the same as single asks, side by side, in an order that shares what prompts begin with."""
 
 import random
+import time
 
 import pytest
 
@@ -8,10 +9,10 @@ from localrag.decoding import SamplingParams
 from localrag.engine.context import BATCH_TOKENS
 from localrag.engine.echo import open_echo
 from localrag.engine.loading import open_model
-from localrag.errors import InterruptedRunError, LocalragError, UsageError
+from localrag.errors import InterruptedRunError, LocalragError, TimeLimitError, UsageError
 from localrag.journal import Journal
 from localrag.kb import KnowledgeBase
-from localrag.session import Request, Session, finding
+from localrag.session import Request, Session
 from localrag.session.batch import MOST_SLOWDOWN, WINDOW_REQUESTS
 from tests import identities, material
 from tests.gguf_files import write_model
@@ -46,6 +47,13 @@ def requests(rng, count):
     ]
 
 
+def test_a_citation_that_a_limit_cuts_off_is_neither_cited_nor_invented():
+    with open_echo() as engine:
+        asked = [Request(id=number, question="Is [KB#1007] right?", sampling=SamplingParams(max_tokens=number)) for number in range(1, 30)]
+        for number, outcome in Session(engine).batch(asked):
+            assert outcome.unsupported_citations == (["KB#1007"] if number >= len("You asked: Is [KB#1007]") else []), outcome.text
+
+
 def essence(outcome):
     """What of an outcome does not depend on when it was asked."""
     if isinstance(outcome, LocalragError):
@@ -77,7 +85,7 @@ def test_a_batch_equals_single_asks_whatever_its_order_and_width(knowledge_base)
                 assert {known: essence(outcome) for known, outcome in found} == expected
                 assert engine.is_idle
             offered = {
-                each.id: [hit.label for hit in finding.offered(session, each.question, each.options)] for each in wanted if each.question
+                each.id: [hit.label for hit in session.retriever.offered(each.question, each.options)] for each in wanted if each.question
             }
         for known, outcome in found:
             if isinstance(outcome, LocalragError):
@@ -241,8 +249,22 @@ def test_what_a_batch_cannot_do():
         with pytest.raises(UsageError):
             session.batch([], num_sequences=0)
         assert list(session.batch([])) == []
-        [(known, error)] = session.batch([Request(id="a", question="Why?", options={"max_seconds": 5.0})])
+        [(known, error)] = session.batch([Request(id="a", question="Why?", options={"max_seconds": 0.0})])
         assert (known, error.exit_code) == ("a", 2)
+
+
+def test_a_limit_of_time_holds_for_each_question_of_a_batch_and_counts_from_its_turn():
+    long_ago = time.perf_counter() - 10_000
+    wanted = [Request(id=n, question=f"why {n}? ", options={"max_seconds": 600.0, "started_at": long_ago}) for n in range(3)]
+    wanted.append(Request(id="none", question="Why?"))
+    wanted.append(Request(id="short", question="why " * 5000, options={"max_seconds": 0.000_1}))
+    with open_echo() as engine:
+        found = dict(Session(engine).batch(wanted))
+        assert engine.is_idle
+    assert [found[n].text for n in range(3)] == [f"You asked: why {n}?" for n in range(3)]
+    assert all(found[n].ledger.time.max_seconds == 600 for n in range(3))
+    assert found["none"].ledger.time is None
+    assert isinstance(found["short"], TimeLimitError)
 
 
 def test_a_schema_that_is_not_supported_is_an_outcome_and_the_others_go_on():

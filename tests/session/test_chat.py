@@ -9,16 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localrag.decoding import SamplingParams
-from localrag.engine.echo import open_echo
-from localrag.engine.keeping import Keeper
+from localrag.engine.echo import EchoRunner, open_echo
+from localrag.engine.prefix_disk_cache import PrefixDiskCache
 from localrag.engine.prefix_store import PrefixStore
-from localrag.errors import BudgetExceededError, UsageError
+from localrag.errors import BudgetExceededError, InterruptedRunError, UsageError
 from localrag.journal import Journal
+from localrag.kb import KnowledgeBase
 from localrag.passages import Chunk, Hit
 from localrag.session import Session
 from localrag.session.chat import Chat
-from localrag.session.standing import Standing
+from localrag.session.history_window import HistoryWindow
 from tests.engine.test_prefix_store import IDENTITY
+from tests.kb.hash_embedder import HashEmbedder
 
 SHORT = SamplingParams(max_tokens=40)
 
@@ -73,6 +75,21 @@ def test_a_passage_is_given_once_and_named_when_it_matters_again(journal):
     assert list(again.prompt.token_ids)[: len(first.prompt.token_ids)] == list(first.prompt.token_ids)
 
 
+def test_a_text_that_was_given_under_another_label_is_named_and_not_given_again(journal):
+    chat = chat_in(journal)
+    chat.say("Which?", sampling=SHORT, hits=[passage(1), passage(2)])
+    copy = passage(7, passage(2).chunk.text.upper())
+    again = chat.prepare("And?", sampling=SHORT, hits=[copy, passage(3), passage(8, passage(3).chunk.text)])
+    assert [hit.label for hit in again.prompt.hits] == ["KB#3"]
+    entry = again.prompt.ledger.entry("evidence")
+    assert entry.omitted_reasons == {"KB#7": "identical to KB#2", "KB#8": "identical to KB#3"}
+    assert sorted(entry.omitted) == ["KB#7", "KB#8"]
+    assert "See also [KB#2] above." in prompt_text(chat, again)
+    only = chat.prepare("And?", sampling=SHORT, hits=[copy])
+    assert only.bypass is None
+    assert only.prompt.ledger.entry("evidence").omitted == ("KB#7",)
+
+
 @pytest.mark.model
 def test_a_follow_up_is_searched_for_with_the_question_before_it(journal, handbook, embedder):
     with closing(open_echo()) as engine:
@@ -105,7 +122,7 @@ def test_passages_that_take_too_much_of_the_window_leave_the_prompt_and_are_give
         check(answer, 2048)
         shown = {hit.label for hit in (*answer.prompt.hits, *answer.prompt.earlier)}
         assert {hit.label for hit in hits} <= shown
-        carried = Standing.of(chat.turns).carrying(chat.turns[:-1])
+        carried = HistoryWindow.of(chat.turns).carrying(chat.turns[:-1])
         assert sum(chat.session.engine.counter(chat.turns[at].sent) for at in carried) <= 1024
 
 
@@ -177,7 +194,7 @@ def test_a_conversation_whose_pinned_turns_fill_a_smaller_window_can_be_opened_a
     chat.say("word " * 40, sampling=SHORT)
     chat.pin(1)
     back = chat_in(journal, n_ctx=256)
-    back.session.engine.keeper = Keeper(lambda _: PrefixStore(tmp_path / "prefixes", IDENTITY, max_bytes=10**7), bytes_per_token=1)
+    back.session.engine.keeper = PrefixDiskCache(lambda _: PrefixStore(tmp_path / "prefixes", IDENTITY, max_bytes=10**7), bytes_per_token=1)
     back.recall(sampling=SHORT)
     assert not back.forgets(sampling=SHORT)
     with pytest.raises(BudgetExceededError, match="pinned"):
@@ -197,7 +214,7 @@ def test_undo_fork_and_turns_that_are_not_there(journal):
     for wrong in (0, 2, -2, 9):
         with pytest.raises(UsageError, match="no turn"):
             chat.turn(wrong)
-    with pytest.raises(UsageError, match="take back"):
+    with pytest.raises(UsageError, match="taken back"):
         chat.undo(2)
 
 
@@ -229,6 +246,68 @@ def test_a_question_that_failed_is_asked_again_with_the_next(journal):
     assert "First?" in prompt_text(back, back.prepare("x", sampling=SamplingParams(max_tokens=5)))
 
 
+def interrupted(_):
+    raise InterruptedRunError("Interrupted.")
+
+
+@pytest.mark.parametrize("stop", [interrupted, lambda _: (_ for _ in ()).throw(KeyboardInterrupt)])
+def test_a_question_that_is_stopped_before_its_answer_begins_stays(journal, tmp_path, stop):
+    chat = chat_in(journal)
+    chat.say("What is a computer?", sampling=SHORT)
+    with pytest.raises((InterruptedRunError, KeyboardInterrupt)):
+        chat.say("Which plastic lasts outdoors?", sampling=SHORT, on_prepared=stop)
+    for each in (chat, chat_in(journal)):
+        assert [(turn.question, turn.answer, turn.state) for turn in each.turns[1:]] == [("Which plastic lasts outdoors?", "", "stopped")]
+        text = prompt_text(each, each.prepare("And indoors?", sampling=SHORT))
+        assert text.index("What is a computer?") < text.index("Which plastic lasts outdoors?") < text.index("And indoors?")
+    for name, text in (("plastics", "ASA is a plastic that lasts outdoors."), ("computers", "A computer adds numbers.")):
+        (tmp_path / f"{name}.md").write_text(text)
+    with KnowledgeBase.open(tmp_path / "kb", "notes", create=True) as kb:
+        kb.ingest([tmp_path], HashEmbedder())
+        chat.session.knowledge_bases, chat.session.embedder = (kb,), HashEmbedder()
+        answer = chat.say("And indoors?", sampling=SHORT)
+    check(answer, 4096)
+    assert answer.offered[0].chunk.source.endswith("plastics.md")
+    assert len(chat_in(journal).turns) == 3
+
+
+def test_a_question_that_is_stopped_while_its_prompt_is_read_stays(journal):
+    class Stopping(EchoRunner):
+        """Somebody presses Ctrl-C while the prompt is evaluated."""
+
+        def decode(self, _entries):
+            engine.cancel_all()
+            return False
+
+    engine = open_echo()
+    engine._make_runner = Stopping
+    session = Session(engine, n_ctx=4096, journal=journal)
+    stopped = Chat.of(session, "talk").say("Which plastic lasts outdoors?", sampling=SHORT)
+    assert (stopped.finish_reason, stopped.text) == ("cancelled", "")
+    back = chat_in(journal)
+    assert [(turn.question, turn.state) for turn in back.turns] == [("Which plastic lasts outdoors?", "stopped")]
+    assert "Which plastic lasts outdoors?" in prompt_text(back, back.prepare("And indoors?", sampling=SHORT))
+
+
+def test_a_question_that_does_not_fit_does_not_stay(journal):
+    chat = chat_in(journal, n_ctx=512)
+    with pytest.raises(BudgetExceededError):
+        chat.say("Why? " * 200, sampling=SHORT)
+    assert (chat.turns, chat_in(journal, n_ctx=512).turns) == ([], [])
+    assert chat.say("Why?", sampling=SHORT).text == "You asked: Why?"
+
+
+def test_a_stopped_question_that_leaves_no_room_for_the_next_is_an_error_that_says_so(journal):
+    chat = chat_in(journal, n_ctx=512)
+    with pytest.raises(InterruptedRunError):
+        chat.say("Why? " * 70, sampling=SHORT, on_prepared=interrupted)
+    with pytest.raises(BudgetExceededError) as raised:
+        chat.say("Why not? " * 10, sampling=SHORT)
+    assert "/undo" in raised.value.hint
+    chat.undo()
+    assert chat.say("Why not? " * 10, sampling=SHORT).text
+
+
 def test_sources_of_a_question_without_an_answer_are_given_anew(journal):
     chat = chat_in(journal)
     silent = chat.say("Which?", sampling=SamplingParams(max_tokens=40, stop=("You",)), hits=[passage(1)])  # the echo begins so
@@ -257,14 +336,17 @@ def test_whatever_is_done_every_prompt_fits(tmp_path_factory, data):
         n_ctx = data.draw(st.sampled_from([512, 1024, 3000]))
         chat = chat_in(journal, n_ctx=n_ctx, system=data.draw(st.sampled_from(["", "Be brief."])))
         for _ in range(data.draw(st.integers(1, 12))):
-            action = data.draw(st.sampled_from(["say", "say", "say", "pin", "unpin", "undo", "reload"]))
+            action = data.draw(st.sampled_from(["say", "say", "say", "stop", "pin", "unpin", "undo", "reload"]))
             if action == "say":
                 question = data.draw(st.text(min_size=1, max_size=60)).strip() or "?"
                 hits = [passage(number) for number in data.draw(st.lists(st.integers(1, 9), max_size=4, unique=True))]
                 try:
                     check(chat.say(question, sampling=SHORT, hits=hits), n_ctx)
                 except BudgetExceededError:
-                    assert any(turn.is_pinned for turn in chat.turns)
+                    assert any(turn.is_pinned or not turn.is_told for turn in chat.turns)
+            elif action == "stop":
+                with pytest.raises((InterruptedRunError, BudgetExceededError)):
+                    chat.say("Stop?", sampling=SHORT, on_prepared=interrupted)
             elif action == "reload":
                 chat = chat_in(journal, n_ctx=n_ctx, system=chat.system)
             elif chat.turns:

@@ -22,8 +22,8 @@ from localrag.council.roles import TOOLS
 from localrag.decoding import SamplingParams
 from localrag.errors import BudgetExceededError
 from localrag.messages import Message, Proposal
-from localrag.prompt import Offer
-from localrag.session.sitting import sit
+from localrag.prompt import PromptInputs
+from localrag.session.council_run import sit
 from localrag.settings import Settings
 from tests import material
 from tests.prompt.checking import check
@@ -196,7 +196,7 @@ class Run:
         """What was there for an answer before anything was left out. The `hits` are what check_search looks at."""
         kind, role, who = event["kind"], event["role"], self.council.role(event["role"])
         messages = [Message("system", self.council.system), Message("user", self.task)]
-        given = Offer(messages=messages, profile=who.profile, cite="", tells_omitted=True, hits=answer.offered)
+        given = PromptInputs(messages=messages, profile=who.profile, cite="", tells_omitted=True, hits=answer.offered)
         if kind == "plan":
             return replace(given, instructions=words.PLAN)
         plan = words.planning(**self.context)

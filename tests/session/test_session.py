@@ -8,18 +8,21 @@ import sys
 from dataclasses import replace
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from localrag.budget import Flex, Percent, Profile
+from localrag.budget import Entry, Flex, Ledger, Percent, Profile, TimeLimit
 from localrag.decoding import SamplingParams
 from localrag.engine.echo import open_echo
 from localrag.engine.engine import FIRST_COUNT_ERROR
 from localrag.engine.memory import Situation, plan
-from localrag.errors import BudgetExceededError
+from localrag.errors import BudgetExceededError, UsageError
 from localrag.kb import KnowledgeBase, Where
 from localrag.messages import Attachment
-from localrag.passages import Chunk, Hit
-from localrag.session import Session, finding, weighing
-from localrag.session.finding import MIN_DEPTH
+from localrag.passages import Chunk, Hit, comparable, expanded, merged
+from localrag.session import Session, weighing
+from localrag.session.answer import ledger_warnings
+from localrag.session.retrieval import MIN_DEPTH
 from tests import identities, material
 from tests.kb.hash_embedder import HashEmbedder
 
@@ -69,7 +72,7 @@ def test_random_asks_keep_every_promise(knowledge_bases, capsys):
                 refused += 1
                 assert error.numbers["needed"] > session.slot.n_ctx
                 continue
-            identities.check(answer.to_dict(), [hit.label for hit in finding.offered(session, question, options)])
+            identities.check(answer.to_dict(), [hit.label for hit in session.retriever.offered(question, options)])
             evaluated = engine.context.runner.num_evaluated_tokens - (evaluated if engine.context.runner is runner else 0)
             assert evaluated == answer.prompt_tokens - answer.cached_tokens + answer.completion_tokens - 1
             asked += 1
@@ -93,6 +96,79 @@ def test_labels_name_the_knowledge_base_where_there_are_several(knowledge_bases)
         labels = [hit.label for hit in both.retrieve(material.WORDS[0], top_k=20)]
         assert {label.partition("/")[0] for label in labels} == {"KB#mixed", "KB#other"}
         assert len(set(labels)) == len(labels)
+
+
+TERMS = "The customer {} liable for loss, for delay and for each defect that was not reported within a week of delivery, whatever it is."
+
+
+@pytest.fixture
+def bases(tmp_path):
+    """Two knowledge bases that share a text; one has an edition of it that says the opposite."""
+    files = {"old": {"a": TERMS.format("is"), "b": TERMS.format("IS").replace(" ", "\n", 5)}, "new": {"a": TERMS.format("is")}}
+    files["new"]["c"] = TERMS.format("is not")
+    opened = []
+    for name, texts in files.items():
+        (tmp_path / name).mkdir()
+        for file, text in texts.items():
+            (tmp_path / name / f"{file}.txt").write_text(text)
+        opened.append(KnowledgeBase.open(tmp_path / "kb", name, create=True))
+        opened[-1].ingest([tmp_path / name], HashEmbedder(max_tokens=400))
+    yield opened
+    for each in opened:
+        each.close()
+
+
+def test_identical_texts_take_one_place_and_each_is_named_with_the_reason(bases):
+    """In the ledger, its JSON and the journal; across knowledge bases too."""
+    with open_echo() as engine:
+        session = Session(engine, knowledge_bases=bases, embedder=HashEmbedder(max_tokens=400))
+        answer = session.ask("Is the customer liable for loss?", top_k=2)
+        identities.check(answer.to_dict(), [hit.label for hit in answer.offered])
+    kept = {hit.label for hit in answer.hits}
+    assert {hit.chunk.source for hit in answer.hits} > {"new/c.txt"}
+    entry = answer.ledger.entry("evidence")
+    [same] = kept - {hit.label for hit in answer.hits if hit.chunk.source == "new/c.txt"}
+    assert len(entry.omitted) == 2
+    assert dict(entry.omitted_reasons) == dict.fromkeys(entry.omitted, f"identical to {same}")
+    data = answer.ledger.to_dict()
+    [told] = [each for each in data["entries"] if each["name"] == "evidence"]
+    assert told["omitted_reasons"] == dict(entry.omitted_reasons)
+    assert Ledger.from_dict(json.loads(json.dumps(data))) == answer.ledger
+    assert Ledger.from_dict(data).to_dict() == data
+
+
+def test_evidence_that_a_caller_hands_in_is_in_the_prompt_or_named(knowledge_bases):
+    """Also where texts differ in case and white space alone, and where one is handed in with what was piped in."""
+    texts = ["One fact.", "ONE   fact.", "Another fact.", "one\nfact.", "One fact!"]
+    hits = [Hit(Chunk(at, 1, at, text, 0, len(text), f"{at}.md", kb="notes"), 1.0 / at) for at, text in enumerate(texts, 1)]
+    with open_echo() as engine:
+        answer = Session(engine).ask("Which fact?", hits=hits)
+    assert [hit.label for hit in answer.hits] == ["KB#1", "KB#3", "KB#5"]
+    assert answer.ledger.entry("evidence").omitted_reasons == {"KB#2": "identical to KB#1", "KB#4": "identical to KB#1"}
+    sent = "".join(part.part.text for part in answer.prompt.parts)
+    assert "[KB#1] One fact. (1.md; same text in 2.md, 4.md)" in sent
+
+
+words = st.lists(st.sampled_from(["a", "A", "b", " ", "\n", "."]), min_size=1, max_size=4).map("".join)
+
+
+@given(st.lists(words, max_size=12), st.integers(0, 600), st.sets(st.integers(1, 12)))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_nothing_that_is_handed_in_is_dropped(echo_engine, texts, room, kept):
+    hits = [Hit(Chunk(at, 1, at, text, 0, len(text), f"{at % 3}.md", kb="notes"), 1.0 / at) for at, text in enumerate(texts, 1)]
+    answer = Session(echo_engine, n_ctx=700 + room).ask("Which?", hits=hits, sampling=SamplingParams(max_tokens=8))
+    identities.check(answer.to_dict(), [hit.label for hit in hits])
+    shown = {hit.label: comparable(hit.chunk.text) for hit in answer.hits}
+    assert len(set(shown.values())) == len(shown)
+    again = merged(hits, kept={f"KB#{number}" for number in kept})
+    assert sorted(hit.label for hit in expanded(again)) == sorted(hit.label for hit in hits)
+    assert {hit.label for hit in again} >= {f"KB#{number}" for number in kept if number <= len(texts)}
+
+
+@pytest.fixture(scope="module")
+def echo_engine():
+    with open_echo() as engine:
+        yield engine
 
 
 def test_as_many_passages_are_offered_as_the_window_may_hold(tmp_path):
@@ -136,6 +212,49 @@ def test_a_tag_in_the_question_is_cited_as_unsupported(knowledge_bases):
     assert answer["unsupported_citations"] == ["KB#99"]
 
 
+@pytest.mark.parametrize(
+    ("form", "labels"),
+    [
+        ("[kb#99]", ["KB#99"]),
+        ("[KB#98, 99]", ["KB#98", "KB#99"]),
+        ("KB #99", ["KB#99"]),
+        ("[KB#98-99]", ["KB#98", "KB#99"]),
+        ("[KB#mem_123]", ["KB#mem_123"]),
+        ("[KB#99a]", ["KB#99a"]),
+        ("[99]", ["KB#99"]),
+        ("[^99]", ["KB#99"]),
+        ("[KB:99]", ["KB#99"]),
+        ("a[99] or [99](x)", []),
+    ],
+)
+def test_an_invented_citation_is_told_in_every_spelling(form, labels):
+    with open_echo() as engine:
+        answer = Session(engine).ask(f"What does {form} say?")
+    assert answer.unsupported_citations == labels
+    assert ["".join(answer.text[start:end] for start, end in each.spans[:1]) in form for each in answer.citations] == [True] * len(labels)
+
+
+def test_leading_zeros_make_no_other_label(knowledge_bases):
+    with open_echo() as engine:
+        session = Session(engine, knowledge_bases=knowledge_bases[:1], embedder=HashEmbedder())
+        [hit] = session.retrieve(material.WORDS[0], top_k=1)
+        said = f"{material.WORDS[0]} as in [KB#000{hit.chunk.id}]?"
+        answer = session.ask(said, hits=[hit])
+    assert [(each.label, each.supplied) for each in answer.citations] == [(hit.label, True)]
+
+
+@pytest.mark.parametrize("question", ["Is [KB#1007] right?", "Is kb #1007-1010 right?", "Is [KB#1007, 1008] right?", "Is [1007] right?"])
+def test_a_citation_that_a_limit_cuts_off_is_neither_cited_nor_invented(question):
+    with open_echo() as engine:
+        session = Session(engine)
+        whole = session.ask(question)
+        for max_tokens in range(1, len(whole.text)):
+            answer = session.ask(question, sampling=SamplingParams(max_tokens=max_tokens))
+            assert answer.finish_reason == "length"
+            assert set(answer.unsupported_citations) <= set(whole.unsupported_citations), answer.text
+    assert whole.unsupported_citations[0] == "KB#1007"
+
+
 def test_an_engine_that_only_estimates_gets_a_gap_from_its_own_error():
     """A space really takes two tokens: without the gap, the answer would run out of cells."""
     with open_echo(4096, counts_are_exact=False) as engine:
@@ -169,6 +288,33 @@ def test_loading_is_charged_to_the_answer_that_waited_for_it():
     assert first.load_s > 0.0
     assert second.load_s == 0.0
     assert first.total_s > first.first_token_s > first.load_s
+
+
+def test_an_answer_without_a_limit_has_what_is_left():
+    no_limit = SamplingParams(max_tokens=None)
+    with Session(open_echo(), n_ctx=2000) as session:
+        answer = session.ask("Why?", sampling=no_limit)
+        assert answer.ledger.entry("answer").allotted == 2000 - answer.prompt_tokens
+        assert (answer.text, answer.warnings) == ("You asked: Why?", ())
+        timed = session.prepare("Why?", max_tokens=None, max_seconds=3600)
+        assert timed.prompt.max_tokens == 512
+        with pytest.raises(UsageError, match="max_tokens is None"):
+            session.engine.generate([65], no_limit)
+
+
+def test_an_answer_that_ran_out_of_time_is_not_said_to_end_at_max_tokens():
+    with Session(open_echo()) as session:
+        answer = session.ask("Why?", sampling=SamplingParams(max_tokens=40))
+    assert answer.ending == ""
+    assert replace(answer, finish_reason="cancelled").ending == "Interrupted."
+    assert replace(answer, finish_reason="time").ending == "Stopped at the limit of time (--max-seconds)."
+    limit = TimeLimit(max_seconds=1, is_bound=True, planned_s=1, prefill_tokens_per_s=1, decode_tokens_per_s=1)
+    short = Ledger(900, (Entry("question", 10, 10, 10), Entry("answer", 40, 20, 20)), limit)
+    ended = replace(answer, finish_reason="length", ledger=short).ending
+    assert ended == "Stopped at 20 tokens, the most that the limit of time allows (--max-seconds)."
+    assert ledger_warnings(short) == [
+        "The answer can have 20 of the 40 tokens asked for (max_tokens): there is no time for more (--max-seconds)."
+    ]
 
 
 def test_the_relevance_of_files_can_weigh_their_passages(knowledge_bases):

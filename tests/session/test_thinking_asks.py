@@ -16,7 +16,7 @@ from localrag.journal import Journal
 from localrag.messages import Message
 from localrag.session import Request, Session
 from localrag.session.chat import Chat
-from localrag.session.sitting import sit
+from localrag.session.council_run import sit
 from localrag.settings import Settings
 from localrag.thinking import MIN_TOKENS
 from tests import identities, material

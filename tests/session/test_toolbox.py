@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localrag.budget import Entry, Ledger
+from localrag.citation import TAG
 from localrag.council import calls
 from localrag.council.roles import TOOLS
 from localrag.engine.echo import EchoTokenizer, open_echo
 from localrag.errors import InterruptedRunError
 from localrag.kb import KnowledgeBase
-from localrag.kb.piped import piped_hits
+from localrag.kb.retrieve import piped_hits
 from localrag.markup import as_content
-from localrag.passages import CITATION
 from localrag.session import Session
 from localrag.session.toolbox import NUM_NAMES, Toolbox
 from tests import material
@@ -209,7 +209,7 @@ def test_a_ledger_is_read_by_role(session):
         },
     }
     assert NUM_NAMES == 3
-    assert not CITATION.search(text), "what was left out is no source"
+    assert not TAG.search(text), "what was left out is no source"
     brief = {"window": 1000, "used": 340, "num_omitted": 4}
     for role in ("", "nobody"):
         assert json.loads(toolbox.use("read_ledger", {"role": role})[0].text) == {"roles": {"Skeptic": brief, "judge": brief}}

@@ -199,7 +199,7 @@ def test_a_stub_by_hand():
     assert made.text == "src/app.py\npython, 2 lines, 2 tokens\nmodified 2023-11-14"
     assert (made.method, made.num_tokens) == ("stub", in_words(made.text))
     assert summarize(Source(label="x.log", text=""), "stub", count=in_words).text == "x.log\nlog, 0 lines, 0 tokens"
-    assert summarize(Source(label="Makefile", text="one"), "stub", count=in_words).text == "Makefile\nMakefile, 1 lines, 1 tokens"
+    assert summarize(Source(label="Makefile", text="one"), "stub", count=in_words).text == "Makefile\nMakefile, 1 line, 1 token"
     for never in (float("nan"), float("inf"), -1e300, 1e300):
         assert "modified" not in summarize(Source(label="x", text="", modified=never), "stub", count=in_words).text
 
@@ -210,7 +210,7 @@ def test_a_long_path_loses_its_middle():
     name, facts = made.text.split("\n")
     assert name.startswith("/start/")
     assert name.endswith("/end.py")
-    assert facts == "python, 1 lines, 6 tokens"
+    assert facts == "python, 1 line, 6 tokens"
     assert 95 <= made.num_tokens <= 100
     assert summarize(Source(label="a\x1b[31m\nb.py", text=""), "stub", count=in_bytes).text.startswith("a [31m b.py\n")
 

@@ -1,1 +1,1 @@
-"""A knowledge base on a PostgreSQL server with pgvector: the same promises, for more machines than one."""
+"""A knowledge base on a PostgreSQL server with pgvector, with the same guarantees, for several machines."""

@@ -1,7 +1,7 @@
-"""`postgresql://user@host:port/database#name`: where a server is, and which of its knowledge bases is meant.
+"""Parse `postgresql://user@host:port/database#name`, the address of a server and of one of its knowledge bases.
 
-`?machine=NAME` says which machine this is to it, by whose files documents are known. Without it that is the name of the host; machines
-that have the same files under the same paths (containers, a network share) are given one name by it.
+Documents are files of a machine. `?machine=NAME` names this machine; the default is the host's name. Give machines with the same files
+under the same paths (containers, a network share) the same name.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from localrag.kb.names import NAME
 
 DEFAULT_NAME = "default"
 MAX_NAME_CHARS = 54
-"""With what stands before it, the name is the name of a schema, which has 63 characters at most."""
+"""With its prefix, the name is that of a schema, which has at most 63 characters."""
 
 _MACHINE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _HOST = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^\s:\[\]@/]*)(:\d{1,5})?")
 _SHOWN = frozenset({"host", "hostaddr", "port", "user", "dbname", "service", "sslmode"})
-_MIN_SECRET_CHARS = 4  # what is shorter cannot be told from any other text, and libpq repeats no password
+_MIN_SECRET_CHARS = 4  # a shorter one cannot be told from other text, and libpq repeats no password
 _CONNECT_TIMEOUT_S = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`conninfo` is for libpq, and may hold a password; `server` and `shown` never do, and `name` is that of the knowledge base.
+    """`conninfo` is for libpq and may hold a password; `server` and `shown` never do.
 
-    `machine` is the name of this machine: documents are files of one.
+    `name` is that of the knowledge base, `machine` that of this machine.
     """
 
     conninfo: str = field(repr=False)
@@ -40,18 +40,18 @@ class Address:
 
     @property
     def shown(self) -> str:
-        """The address as it may be shown and kept; it opens the same knowledge base, given the password from elsewhere."""
+        """The address without its password, safe to show and to store. It opens the same knowledge base with a password from elsewhere."""
         return f"{self.server}#{self.name}"
 
     def hushed(self, text: str) -> str:
-        """Text that may repeat the address, without the password."""
+        """Remove the password from text that may repeat the address."""
         for secret in self.secrets:
             text = text.replace(secret, "…")
         return text
 
 
 def parse(text: str) -> Address:
-    """KnowledgeBaseError, which repeats none of it, for what is no such address. The name may also be given as `?kb=name`."""
+    """Parse an address, also with `?kb=name`. Raises KnowledgeBaseError, which repeats none of it, for an invalid one."""
     try:
         text.encode()  # not so an argument with bytes that are not UTF-8
         parts = urlsplit(text)
@@ -91,7 +91,7 @@ def parse(text: str) -> Address:
 
 
 def no_address() -> KnowledgeBaseError:
-    """The error for an address that cannot be read; it may hold a password in a place that is not known."""
+    """The error for an invalid address, which may hold a password anywhere."""
     return KnowledgeBaseError(
         "The address of the PostgreSQL server cannot be read.",
         hint="Write it as postgresql://USER@HOST:PORT/DATABASE#NAME; in a password, '@', '/', '?' and '#' are %40, %2F, %3F and %23.",

@@ -1,4 +1,4 @@
-"""A connection to a PostgreSQL server, and what it says turned into errors that a person can act on; the only `import psycopg`."""
+"""A connection to a PostgreSQL server, with errors that a person can act on; the only `import psycopg`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 from localrag.errors import KnowledgeBaseError
+from localrag.kb.index_lock import waited
 from localrag.kb.postgres.address import Address, no_address
 from localrag.kb.store import WAIT_S
-from localrag.kb.turn import waited
 
 try:
     import pgvector
@@ -26,7 +26,7 @@ except ImportError as error:
 Row = tuple[Any, ...]
 
 _READING = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-_WORK_KB = 64 * 1024  # a question with common words matches most chunks: the list of matches is not to go by the disk
+_WORK_KB = 64 * 1024  # a question with common words matches most chunks: keep the list of matches off the disk
 _SETTINGS = """SELECT set_config('search_path', %s, false), set_config('lock_timeout', %s, false),
     set_config('client_min_messages', 'error', false),
     set_config('work_mem', greatest(%s::bigint, pg_size_bytes(current_setting('work_mem')) / 1024)::text || 'kB', false),
@@ -44,7 +44,7 @@ _HINTS = {
 
 
 class Database:
-    """One connection, for one thread. Every failure arrives as a KnowledgeBaseError that holds no password."""
+    """One connection, for one thread. Every failure is raised as a KnowledgeBaseError without the password."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -61,13 +61,13 @@ class Database:
         self._connection.close()
 
     def use(self, search_path: str) -> None:
-        """Names are looked up along this path from now on, and vectors are understood."""
+        """Set the search path and register the type of vectors."""
         self.rows(_SETTINGS, (search_path, f"{int(1000 * WAIT_S)}ms", _WORK_KB))
         with self._explained():
             register_vector(self._connection)
 
     def rows(self, statement: str, values: Sequence[object] | Mapping[str, object] = (), *, binary: bool = False) -> list[Row]:
-        """What a statement gives. With `binary`, numbers and vectors are not written out on the way."""
+        """All rows of a statement. With `binary`, numbers and vectors are not sent as text."""
         with self._explained():
             cursor = self._connection.execute(statement, values or None, binary=binary)
             return cursor.fetchall() if cursor.description else []
@@ -77,20 +77,20 @@ class Database:
         return self.rows(statement, values)[0][0]
 
     def many(self, statement: str, values: Sequence[Sequence[object]]) -> None:
-        """A statement once for each, without waiting for one before the next."""
+        """Run a statement for each of `values`, pipelined."""
         if values:
             with self._explained(), self._connection.cursor() as cursor:
                 cursor.executemany(statement, values)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """One snapshot for all that is read inside."""
+        """One snapshot for all reads inside."""
         with self._transaction(_READING):
             yield
 
     @contextmanager
     def writing(self, name: str) -> Iterator[None]:
-        """One transaction, all or nothing. Of several with one name, one at a time; the others wait for WAIT_S seconds."""
+        """One transaction, all or nothing. Those with one name run one at a time; the others wait for WAIT_S seconds."""
         with self._transaction("BEGIN ISOLATION LEVEL READ COMMITTED"):
             self.rows("SELECT pg_advisory_xact_lock(%s::bigint)", (_key("write", name),))
             yield
@@ -99,7 +99,7 @@ class Database:
     def turn(
         self, name: str, *, wait_s: float, on_wait: Callable[[], None] | None, refused: Callable[[], KnowledgeBaseError]
     ) -> Iterator[None]:
-        """What one connection at a time has; it ends with the connection. `refused` is raised if another has it after `wait_s` seconds."""
+        """A lock that one connection at a time holds, until it ends. Raises `refused()` if another holds it after `wait_s` seconds."""
         key = _key("index", name)
         ask = partial(self.one, "SELECT pg_try_advisory_lock(%s::bigint)", (key,))
         if not waited(lambda: ask() or None, wait_s=wait_s, on_wait=on_wait):
@@ -155,7 +155,7 @@ def vector(data: bytes) -> pgvector.Vector:
 
 
 def raw(value: pgvector.Vector) -> bytes:
-    """The other way round."""
+    """A vector of the server as float32 little-endian."""
     return value.to_numpy().astype("<f4").tobytes()
 
 
@@ -166,5 +166,5 @@ def _way_out(error: psycopg.Error) -> str:
 
 
 def _key(kind: str, name: str) -> int:
-    """A number for a lock; within one database it stands for this kind and name alone."""
+    """The number of a lock, unique in a database for this kind and name."""
     return int.from_bytes(hashlib.sha256(f"localrag {kind} {name}".encode()).digest()[:8], "big", signed=True)

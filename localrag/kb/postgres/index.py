@@ -1,4 +1,4 @@
-"""Nearest vectors by pgvector: every vector is compared, or, where there are many, a graph (HNSW) is followed whose recall is measured."""
+"""Nearest vectors by pgvector: exact search, or, for many vectors, a graph (HNSW) whose recall is measured."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import numpy as np
 import pgvector
 
 from localrag.kb.postgres.database import Database, raw, vector
-from localrag.kb.vector_layout import Vectors
+from localrag.kb.vector_cache import Vectors
 
 APPROXIMATE_FROM = 50_000
-"""Chunks from which a graph is worth its making. On 2 busy cores the 100 nearest of 50,000 x 384 took 80 ms, and 28 ms with a graph, which
+"""Chunks from which a graph pays off. On 2 busy cores the 100 nearest of 50,000 x 384 took 80 ms, and 28 ms with a graph, which
 took 85 s to make; of 10,000 they took 18 ms and 9 ms."""
 
 MIN_RECALL = 0.97
-"""Of the 10 nearest, when it is measured; above the 0.95 that is promised, for chunks that come until it is measured again."""
+"""Least recall of the 10 nearest when measured; above the promised 0.95, because chunks are added until it is measured again."""
 
 QUERY_SIMILARITY = 0.8
-"""Cosine of a trial query with the vector that it was made from: a good question and its answer."""
+"""Cosine of a trial query with its source vector: like a good question and its answer."""
 
 _MAX_DIM = 2000  # of a graph
 _INDEX = "vectors_nearest"
@@ -43,10 +43,10 @@ class PostgresIndex:
         self.generation = int(generation)
 
     def search(self, query: Vectors, k: int, among: Sequence[int] | None = None) -> list[tuple[int, float]]:
-        """The `k` nearest chunks to a vector of shape (dim,), as (chunk id, cosine similarity), best first, ties by id.
+        """Return the `k` chunks nearest to a vector of shape (dim,), as (chunk id, cosine similarity), best first, ties by id.
 
-        With `among`, only of these chunks, and exact. Without, it is exact unless there is a graph: then `state.recall` of the 10 nearest
-        were found when that was measured.
+        With `among`, only these chunks are searched, exactly. Without, search is exact unless there is a graph: then it finds the share
+        `state.recall` of the 10 nearest, as measured.
         """
         if k < 1:
             return []
@@ -57,16 +57,16 @@ class PostgresIndex:
         return _compared(self._db, _sent(query), k, None if among is None else [int(one) for one in among])
 
     def similarities(self, query: Vectors, ids: Sequence[int]) -> dict[int, float]:
-        """The cosine similarity of each of these chunks with a vector of shape (dim,); ids that are not here are left out."""
+        """The cosine similarity of each of these chunks with a vector of shape (dim,); unknown ids are left out."""
         statement = "SELECT chunk_id, inner_product(embedding, %s) FROM vectors WHERE chunk_id = ANY(%s::bigint[])"
         rows = self._db.rows(statement, (_sent(query), [int(one) for one in ids]), binary=True)
         return {one: float(similarity) for one, similarity in rows}
 
 
 def tend(db: Database, schema: str, *, min_chunks: int = APPROXIMATE_FROM) -> None:
-    """Makes the graph where there are chunks enough and none, and measures it where there are many more than when that was done.
+    """Make the graph once there are enough chunks, and measure it again once there are many more.
 
-    A graph that does not reach MIN_RECALL is given up. Nobody else may index meanwhile.
+    A graph that does not reach MIN_RECALL is dropped. Nobody else may index meanwhile.
     """
     num_chunks = int(db.one("SELECT count(*) FROM vectors"))
     dim, num_measured = db.rows("SELECT dim, num_measured FROM state")[0]
@@ -86,7 +86,7 @@ def tend(db: Database, schema: str, *, min_chunks: int = APPROXIMATE_FROM) -> No
 
 
 def index_problems(db: Database, schema: str) -> list[str]:
-    """What is wrong with the graph, which is removed then."""
+    """Measure the graph again; remove it and name the problem if it finds too little."""
     dim, ef_search = db.rows("SELECT dim, ef_search FROM state")[0]
     if ef_search is None:
         return []
@@ -101,7 +101,7 @@ def index_problems(db: Database, schema: str) -> list[str]:
 
 
 def _recall(db: Database, dim: int, ef_search: int) -> float:
-    """The share of the nearest that the graph finds, inside a transaction. Of those that are equally near, any will do."""
+    """The share of the nearest that the graph finds, inside a transaction. Equally near ones count alike."""
     first, last = db.rows("SELECT min(chunk_id), max(chunk_id) FROM vectors")[0]
     if first is None:
         return 1.0
@@ -121,7 +121,7 @@ def _recall(db: Database, dim: int, ef_search: int) -> float:
 
 
 def _compared(db: Database, query: pgvector.Vector, k: int, among: list[int] | None) -> list[tuple[int, float]]:
-    """By the product with every vector: a function, where the graph is only followed for the operator."""
+    """Exact search: it calls the function, since the graph only serves the operator."""
     chosen, values = ("", []) if among is None else ("WHERE chunk_id = ANY(%s::bigint[])", [among])
     statement = (
         f"SELECT chunk_id, inner_product(embedding, %s) AS similarity FROM vectors {chosen} "  # noqa: S608  # no values in it

@@ -1,4 +1,4 @@
-"""A knowledge base on a server, as a place: its address, its turn, its index."""
+"""A knowledge base on a server, as a `Place`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localrag.errors import KnowledgeBaseBusyError, KnowledgeBaseError, KnowledgeBaseNotFoundError
-from localrag.kb.location import not_found
+from localrag.kb.names import not_found
 from localrag.kb.postgres import tables
 from localrag.kb.postgres.address import parse
 from localrag.kb.postgres.database import Database
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class ServerPlace:
-    """The knowledge base of an address such as `postgresql://user@host:port/database#name`; without a name it is "default".
+    """The `Place` of an address such as `postgresql://user@host:port/database#name`; the default name is "default".
 
-    The connection is made by `open`. KnowledgeBaseError, which holds no password, for what is no address, and for a server that is not
-    there, wants another password or has no pgvector.
+    `open` connects. Raises KnowledgeBaseError, without the password, for an invalid address and for a server that cannot be reached, wants
+    another password or has no pgvector.
     """
 
     def __init__(self, text: str) -> None:
@@ -82,8 +82,11 @@ class ServerPlace:
             self._index = PostgresIndex(self._db)
         return self._index
 
-    def forget_index(self) -> None:
+    def index_problems(self) -> list[str]:
+        from localrag.kb.postgres.index import index_problems  # noqa: PLC0415  # imports numpy
+
         self._index = None
+        return index_problems(self._db, self._schema)
 
     def tend(self) -> None:
         from localrag.kb.postgres.index import tend  # noqa: PLC0415  # imports numpy

@@ -1,27 +1,25 @@
-"""The truth of a knowledge base on a PostgreSQL server. localrag/kb/store.py says what each of these does.
+"""The truth of a knowledge base on a PostgreSQL server. localrag/kb/store.py says what each method does.
 
 Every change is one transaction for text, full text, vectors and generation; a second writer waits for the first.
 
-A document is a file of one machine (`Address.machine`), and whoever indexes has to do with those of its own: what another machine has
-under the same path is another document, which it neither changes nor removes. All of them are searched.
+A document is a file of one machine (`Address.machine`), and indexing only touches those of its own: a file of another machine under the
+same path is another document. All of them are searched.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from localrag.kb.chunking import Passage
-from localrag.kb.documents import DocumentRow, Known, Origin, Unread
-from localrag.kb.failures import other_embedder
-from localrag.kb.filters import Where
-from localrag.kb.postgres import documents, search
-from localrag.kb.postgres.database import Database, raw
-from localrag.kb.postgres.full_text import FULL_TEXTS, FullText, passing
-from localrag.kb.postgres.texts import PostgresTexts
+from localrag.kb.filters import Where, folded
+from localrag.kb.postgres.database import Database, raw, vector
+from localrag.kb.postgres.full_text import FULL_TEXTS, FullText, best, holders, indexed, is_sound, passing, rebuild
+from localrag.kb.protocols import DocumentRow, Feedback, GivenText, Known, Origin, StoredChunk, TextRow, Unread, other_embedder
 from localrag.kb.query import Term
-from localrag.kb.store import Feedback
+from localrag.kb.store import NUM_STAMPS, kept_of
 from localrag.passages import Chunk
 
 _AT_ONCE = 500  # rows that are fetched with their vectors
@@ -34,6 +32,30 @@ _OUR_FILES = f"{_OURS} AND id NOT IN (SELECT document_id FROM texts)"  # noqa: S
 _ADD_FEEDBACK = """INSERT INTO feedback SELECT id, %s, %s, %s, %s, %s FROM chunks WHERE id = %s ON CONFLICT (chunk_id) DO UPDATE SET
     retrieved = feedback.retrieved + excluded.retrieved, supplied = feedback.supplied + excluded.supplied,
     cited = feedback.cited + excluded.cited, useful = feedback.useful + excluded.useful, useless = feedback.useless + excluded.useless"""
+
+_ADOPT_PATH = """UPDATE documents SET machine = %(machine)s WHERE machine = '' AND path = %(path)s
+    AND NOT EXISTS (SELECT 1 FROM documents WHERE machine = %(machine)s AND path = %(path)s)"""
+
+_PUT = """INSERT INTO documents (path, machine, source, folded, sha256, num_bytes, title, mtime_ns, cutter)
+    VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s)
+    ON CONFLICT (path, machine) DO UPDATE SET sha256 = excluded.sha256, num_bytes = excluded.num_bytes, title = excluded.title,
+    mtime_ns = excluded.mtime_ns, cutter = excluded.cutter RETURNING id"""
+
+_PUT_TEXT = """INSERT INTO texts (document_id, id, metadata, text) VALUES (%s, %s, %s, %s)
+    ON CONFLICT (document_id) DO UPDATE SET metadata = excluded.metadata, text = excluded.text"""
+
+_ADD_CHUNK = """WITH added AS (
+        INSERT INTO chunks (document_id, ordinal, "start", "end", place, heading, text, sha256, words, characters)
+        VALUES (%s, %s, %s, %s, %s, %s, %s, %s, to_tsvector('words', %s::text), to_tsvector('simple', %s::text)) RETURNING id
+    ) INSERT INTO vectors (chunk_id, embedding) SELECT id, %s FROM added"""
+
+_TEXTS = "FROM texts t JOIN documents d ON d.id = t.document_id"
+_SOME_TEXTS = f"""SELECT d.id, (SELECT array_agg(entry) FROM entries e WHERE e.document_id = d.id),
+    t.id, text, length(text), metadata, sha256 {_TEXTS} WHERE d.id > %s ORDER BY d.id LIMIT %s"""  # noqa: S608  # no values in it
+_BODIES = r"""SELECT t.id AS text_id, source, metadata, sha256, coalesce(t.text,
+    (SELECT string_agg(text, E'\n\n' ORDER BY ordinal) FROM chunks c WHERE c.document_id = d.id), '') AS body
+    FROM documents d LEFT JOIN texts t ON t.document_id = d.id"""
+_TEXTS_AT_ONCE = 100
 
 
 class PostgresStore:
@@ -64,7 +86,7 @@ class PostgresStore:
         with self._db.writing(self._schema):
             yield
             if moves_on:
-                documents.count_generation(self._db)
+                self._count_generation()
 
     @property
     def generation(self) -> int:
@@ -121,7 +143,7 @@ class PostgresStore:
 
     def fields_by_origin(self) -> dict[tuple[int, Origin], set[tuple[str, str]]]:
         found: dict[tuple[int, Origin], set[tuple[str, str]]] = {}
-        for document_id, origin, key, value in self._db.rows("SELECT document_id, origin, key, value FROM fields WHERE origin != 'file'"):
+        for document_id, origin, key, value in self._db.rows("SELECT document_id, origin, key, value FROM fields"):
             found.setdefault((document_id, origin), set()).add((key, value))
         return found
 
@@ -145,8 +167,8 @@ class PostgresStore:
 
     def vectors(self, after: int = 0) -> Iterator[tuple[int, bytes]]:
         statement = "SELECT chunk_id, embedding FROM vectors WHERE chunk_id > %s ORDER BY chunk_id LIMIT %s"
-        for chunk_id, vector in self._by_id(statement, after):
-            yield chunk_id, raw(vector)
+        for chunk_id, embedding in self._by_id(statement, after):
+            yield chunk_id, raw(embedding)
 
     def existing(self, ids: Sequence[int]) -> list[int]:
         return [one for (one,) in self._db.rows("SELECT id FROM chunks WHERE id = ANY(%s::bigint[])", (list(ids),))]
@@ -162,17 +184,23 @@ class PostgresStore:
         rows = self._db.rows(f"SELECT id FROM chunks WHERE document_id IN ({chosen}) ORDER BY id", values)  # noqa: S608  # no values in it
         return [one for (one,) in rows]
 
+    def passing(self, where: Where | None) -> list[int]:
+        chosen, values = passing(where) if where else ("SELECT id FROM documents", ())
+        order = "ORDER BY d.source, d.id, c.ordinal"
+        statement = f"SELECT c.id FROM chunks c JOIN documents d ON d.id = c.document_id WHERE d.id IN ({chosen}) {order}"  # noqa: S608  # no values in it
+        return [one for (one,) in self._db.rows(statement, values)]
+
     def keyword_ids(self, terms: Sequence[Term], limit: int, where: Where | None = None) -> list[tuple[int, float]]:
-        return search.best(self._db, "words", terms, limit, where)
+        return best(self._db, "words", terms, limit, where)
 
     def character_ids(self, terms: Sequence[Term], limit: int, where: Where | None = None) -> list[tuple[int, float]]:
-        return search.best(self._db, "characters", terms, limit, where)
+        return best(self._db, "characters", terms, limit, where)
 
     def keyword_holders(self, terms: Sequence[Term], among: Sequence[int]) -> list[tuple[int, list[int]]]:
-        return search.holders(self._db, "words", terms, among)
+        return holders(self._db, "words", terms, among)
 
     def character_holders(self, terms: Sequence[Term], among: Sequence[int]) -> list[tuple[int, list[int]]]:
-        return search.holders(self._db, "characters", terms, among)
+        return holders(self._db, "characters", terms, among)
 
     def chunks(self, ids: Sequence[int], *, kb: str = "") -> list[Chunk]:
         found: dict[int, Chunk] = {}
@@ -192,27 +220,23 @@ class PostgresStore:
         chosen = "" if ids is None else " WHERE chunk_id = ANY(%s::bigint[])"
         return {one: Feedback(*counts) for one, *counts in self._db.rows(statement + chosen, () if ids is None else (list(ids),))}
 
-    def all_rows(self) -> Iterator[tuple[int, str, str, bytes, bytes | None]]:
+    def all_rows(self) -> Iterator[StoredChunk]:
         statement = (
-            "SELECT id, heading, text, sha256, embedding FROM chunks LEFT JOIN vectors ON chunk_id = id WHERE id > %s ORDER BY id LIMIT %s"
+            'SELECT id, ordinal, "start", "end", place, heading, text, sha256, embedding '
+            "FROM chunks LEFT JOIN vectors ON chunk_id = id WHERE id > %s ORDER BY id LIMIT %s"
         )
-        for chunk_id, heading, text, sha256, vector in self._by_id(statement, 0):
-            yield chunk_id, heading, text, bytes(sha256), None if vector is None else raw(vector)
+        for *values, sha256, embedding in self._by_id(statement, 0):
+            yield StoredChunk._make((*values, bytes(sha256), None if embedding is None else raw(embedding)))
 
     def problems(self) -> list[str]:
-        """None to look for: the server answers for its pages and references, and says so when what is damaged is read."""
+        """[]: the server guarantees its pages and references, and reports damage when it is read."""
         return []
 
-    def index_problems(self) -> list[str]:
-        from localrag.kb.postgres.index import index_problems  # noqa: PLC0415  # imports numpy
-
-        return index_problems(self._db, self._schema)
-
     def full_text_is_sound(self, name: str) -> bool:
-        return search.is_sound(self._db, _full_text(name), self._texts())
+        return is_sound(self._db, _full_text(name), self._texts())
 
     def rebuild_full_text(self, name: str) -> None:
-        search.rebuild(self._db, _full_text(name), self._texts())
+        rebuild(self._db, _full_text(name), self._texts())
 
     def check_embedder(self, fingerprint: str, dim: int) -> None:
         known = self.embedder
@@ -226,28 +250,71 @@ class PostgresStore:
         )
 
     def put_document(self, row: DocumentRow, passages: Sequence[Passage], vectors: Mapping[bytes, bytes]) -> int:
-        return documents.put_document(self._db, row, passages, vectors)
+        machine = self._machine if row.given is None else ""
+        if machine:
+            self._db.rows(_ADOPT_PATH, {"machine": machine, "path": row.path})
+        values = (
+            row.path,
+            machine,
+            row.source,
+            folded(row.source),
+            row.sha256,
+            row.num_bytes,
+            _storable(row.title),
+            row.mtime_ns,
+            row.cutter,
+        )
+        document_id = int(self._db.one(_PUT, values))
+        self.set_fields(document_id, (*(("tag", tag) for tag in row.tags), *row.fields), "file")
+        if row.given is not None:
+            self._put_given(document_id, row.source, row.given)
+        self._put_chunks(document_id, passages, vectors)
+        return document_id
 
     def move_document(self, document_id: int, path: str, source: str) -> None:
-        documents.move_document(self._db, document_id, path, source)
+        machine = self._machine
+        self._db.rows("DELETE FROM documents WHERE path = %s AND machine IN (%s, '') AND id != %s", (path, machine, document_id))
+        self._db.rows(
+            "UPDATE documents SET path = %s, machine = %s, source = %s, folded = %s WHERE id = %s",
+            (path, machine, source, folded(source), document_id),
+        )
 
     def adopt(self, ids: Sequence[int]) -> None:
-        documents.adopt(self._db, ids)
+        self._db.rows("UPDATE documents SET machine = %s WHERE machine = '' AND id = ANY(%s::bigint[])", (self._machine, list(ids)))
 
     def stamp_documents(self, stamps: Iterable[tuple[int, int | None]]) -> None:
         self._db.many("UPDATE documents SET mtime_ns = %s WHERE id = %s", [(mtime_ns, one) for one, mtime_ns in stamps])
 
     def set_unread(self, gone: Iterable[str], found: Mapping[str, Unread]) -> None:
-        documents.set_unread(self._db, gone, found)
+        machine = self._machine
+        self._db.rows("DELETE FROM unread WHERE machine = %s AND path = ANY(%s::text[])", (machine, [*gone, *found]))
+        self._db.many(
+            "INSERT INTO unread (path, machine, num_bytes, mtime_ns, cutter, reason) VALUES (%s, %s, %s, %s, %s, %s)",
+            [(path, machine, one.num_bytes, one.mtime_ns, one.cutter, _storable(one.reason)) for path, one in found.items()],
+        )
 
     def remove_documents(self, paths: Iterable[str]) -> None:
         self._db.rows(f"DELETE FROM documents WHERE {_OURS} AND path = ANY(%s::text[])", (self._machine, list(paths)))  # noqa: S608  # no values in it
 
     def drop_chunks(self, ids: Sequence[int]) -> list[str]:
-        return documents.drop_chunks(self._db, ids)
+        found = self._db.rows(
+            "SELECT DISTINCT d.id, source FROM documents d JOIN chunks c ON document_id = d.id WHERE c.id = ANY(%s::bigint[])", (list(ids),)
+        )
+        self._db.rows("DELETE FROM chunks WHERE id = ANY(%s::bigint[])", (list(ids),))
+        self._db.rows("UPDATE documents SET cutter = 0, mtime_ns = NULL WHERE id = ANY(%s::bigint[])", ([one for one, _ in found],))
+        return sorted(source for _, source in found)
 
     def set_fields(self, document_id: int, fields: Sequence[tuple[str, str]], origin: Origin) -> bool:
-        return documents.set_fields(self._db, document_id, fields, origin)
+        wanted = {(_storable(key), _storable(value)) for key, value in fields if value}
+        present = set(self._db.rows("SELECT key, value FROM fields WHERE document_id = %s AND origin = %s", (document_id, origin)))
+        if wanted == present:
+            return False
+        self._db.rows("DELETE FROM fields WHERE document_id = %s AND origin = %s", (document_id, origin))
+        self._db.many(
+            "INSERT INTO fields (document_id, key, value, folded, origin) VALUES (%s, %s, %s, %s, %s)",
+            [(document_id, key, value, folded(value), origin) for key, value in sorted(wanted)],
+        )
+        return True
 
     def add_feedback(self, counts: Mapping[int, Feedback]) -> None:
         self._db.many(_ADD_FEEDBACK, [(*each, one) for one, each in counts.items()])
@@ -256,18 +323,98 @@ class PostgresStore:
         self._db.rows("DELETE FROM feedback")
 
     def _texts(self) -> Iterator[list[tuple[int, str, str]]]:
-        """(chunk id, heading, text) of all chunks, some at a time."""
+        """(chunk id, heading, text) of all chunks, in batches."""
         after, statement = 0, "SELECT id, heading, text FROM chunks WHERE id > %s ORDER BY id LIMIT %s"
         while rows := self._db.rows(statement, (after, _AT_ONCE)):
             yield [(chunk_id, heading, text) for chunk_id, heading, text in rows]
             after = rows[-1][0]
 
     def _by_id(self, statement: str, after: int) -> Iterator[tuple[Any, ...]]:
-        """The rows of a statement that takes the id after which it begins, and how many rows it gives."""
+        """The rows of a statement that takes the id to begin after and the number of rows."""
         while rows := self._db.rows(statement, (after, _AT_ONCE), binary=True):
             yield from rows
+            after = rows[-1][0]
+
+    def _count_generation(self) -> None:
+        generation = self._db.one("UPDATE state SET generation = generation + 1 RETURNING generation")
+        self._db.rows("INSERT INTO generations (generation, stamp) VALUES (%s, %s)", (generation, secrets.randbits(63)))
+        self._db.rows("DELETE FROM generations WHERE generation <= %s", (generation - NUM_STAMPS,))
+
+    def _put_given(self, document_id: int, source: str, given: GivenText) -> None:
+        self._db.rows("UPDATE documents SET source = %s, folded = %s WHERE id = %s", (source, folded(source), document_id))
+        self._db.rows(_PUT_TEXT, (document_id, given.id, given.metadata, given.text))
+        self._db.rows("DELETE FROM entries WHERE document_id = %s", (document_id,))
+        self._db.many("INSERT INTO entries (document_id, entry) VALUES (%s, %s)", [(document_id, entry) for entry in sorted(given.entries)])
+
+    def _put_chunks(self, document_id: int, passages: Sequence[Passage], vectors: Mapping[bytes, bytes]) -> None:
+        statement = "SELECT id, sha256, heading FROM chunks WHERE document_id = %s ORDER BY ordinal DESC"
+        present = [(int(chunk_id), bytes(sha256), str(heading)) for chunk_id, sha256, heading in self._db.rows(statement, (document_id,))]
+        kept, left = kept_of(present, passages)
+        if present:
+            self._db.rows("DELETE FROM chunks WHERE id = ANY(%s::bigint[])", (left,))
+            # No two chunks of a document have one ordinal, not even between two statements: those that stay are moved out of the way first.
+            self._db.rows("UPDATE chunks SET ordinal = -1 - ordinal WHERE document_id = %s", (document_id,))
+        moved, added = [], []
+        for ordinal, (passage, chunk_id) in enumerate(zip(passages, kept, strict=True)):
+            where = (ordinal, passage.start, passage.end, passage.place)
+            if chunk_id is None:
+                texts = (passage.heading, passage.text, passage.sha256, *indexed(passage.heading, passage.text))
+                added.append((document_id, *where, *texts, vector(vectors[passage.sha256])))
+            else:
+                moved.append((*where, chunk_id))
+        self._db.many('UPDATE chunks SET ordinal = %s, "start" = %s, "end" = %s, place = %s WHERE id = %s', moved)
+        self._db.many(_ADD_CHUNK, added)
+
+
+class PostgresTexts:
+    """The documents on a server that were given as texts. `SqliteTexts` in localrag/kb/store.py says what each method does."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    def known(self, ids: Sequence[str]) -> dict[str, Known]:
+        rows = self._db.rows(f"SELECT t.id, d.id, sha256, num_bytes, mtime_ns, cutter {_TEXTS} WHERE t.id = ANY(%s::text[])", (list(ids),))
+        return {text_id: Known(*rest) for text_id, *rest in rows}
+
+    def outdated(self, cutter: int) -> list[str]:
+        return [row[0] for row in self._db.rows(f"SELECT t.id {_TEXTS} WHERE cutter != %s ORDER BY d.id", (cutter,))]
+
+    def whole(self, ids: Sequence[str]) -> dict[str, TextRow]:
+        rows = self._db.rows(f"SELECT t.id, text, length(text), metadata, sha256 {_TEXTS} WHERE t.id = ANY(%s::text[])", (list(ids),))
+        return {row[0]: TextRow(*row) for row in rows}
+
+    def page(self, where: Where, *, offset: int, limit: int, max_chars: int) -> list[TextRow]:
+        chosen, values = passing(where)
+        rows = self._db.rows(
+            f"SELECT text_id, source, left(body, %s), length(body), metadata, sha256 FROM ({_BODIES} WHERE d.id IN ({chosen}) "  # noqa: S608  # no values in it
+            "ORDER BY d.id LIMIT %s OFFSET %s) AS page",
+            (max_chars, *values, limit, offset),
+        )
+        return [TextRow.listed(*row) for row in rows]
+
+    def count(self, where: Where) -> int:
+        chosen, values = passing(where)
+        return int(self._db.one(f"SELECT count(*) FROM documents WHERE id IN ({chosen})", values))  # noqa: S608  # no values in it
+
+    def names(self, document_ids: Sequence[int]) -> dict[int, tuple[str, str | None, str | None]]:
+        rows = self._db.rows(
+            "SELECT d.id, source, t.id, metadata FROM documents d LEFT JOIN texts t ON t.document_id = d.id WHERE d.id = ANY(%s::bigint[])",
+            (list(document_ids),),
+        )
+        return {document_id: (source, text_id, metadata) for document_id, source, text_id, metadata in rows}
+
+    def all(self) -> Iterator[tuple[TextRow, frozenset[bytes]]]:
+        after = 0
+        while rows := self._db.rows(_SOME_TEXTS, (after, _TEXTS_AT_ONCE)):
+            for _, entries, *row in rows:
+                yield TextRow(*row), frozenset(bytes(each) for each in entries or ())
             after = rows[-1][0]
 
 
 def _full_text(name: str) -> FullText:
     return "words" if name == "words" else "characters"
+
+
+def _storable(text: str) -> str:
+    """Replace NUL, which PostgreSQL cannot store; texts that readers return have none."""
+    return text.replace("\0", "\ufffd")

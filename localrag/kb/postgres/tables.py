@@ -1,4 +1,4 @@
-"""The tables of a knowledge base on a server, in a schema of their own, as numbered migrations."""
+"""The tables of a knowledge base on a server, in a schema of its own, as numbered migrations."""
 
 from __future__ import annotations
 
@@ -116,11 +116,11 @@ _ADD_TEXTS = (
 )
 
 MIGRATIONS = (_CREATE, _ADD_MACHINES, _ADD_MIN_SIMILARITY, _ADD_TEXTS)
-"""The statements of each, applied once. One that was released is never edited: a change is a new one."""
+"""The statements of each migration, applied once. A released one is never edited: a change is a new one."""
 
 
 def schema_of(name: str) -> str:
-    """The schema in which the knowledge base `name` is."""
+    """The schema of the knowledge base `name`."""
     return f"{_SCHEMA}{name}"
 
 
@@ -131,9 +131,9 @@ def names(db: Database) -> list[str]:
 
 
 def enter(db: Database, name: str, *, create: bool = False) -> bool:
-    """Whether the knowledge base is there, or is made now; its names are looked up from now on, and its tables are those known here.
+    """Enter the schema of a knowledge base and migrate its tables; return False if it does not exist and `create` is not set.
 
-    KnowledgeBaseError if pgvector is not installed on the server, or a newer localrag has made the tables.
+    Raises KnowledgeBaseError if pgvector is not installed on the server, or a newer localrag made the tables.
     """
     schema = schema_of(name)
     is_there = _is_there(db, schema)
@@ -154,7 +154,7 @@ def enter(db: Database, name: str, *, create: bool = False) -> bool:
 
 
 def drop(db: Database, name: str) -> None:
-    """All of a knowledge base, at once."""
+    """Delete a knowledge base, atomically."""
     with db.writing(schema_of(name)):
         db.rows(f'DROP SCHEMA "{schema_of(name)}" CASCADE')
 
@@ -164,7 +164,7 @@ def _is_there(db: Database, schema: str) -> bool:
 
 
 def _path(db: Database, schema: str) -> str:
-    """This schema, and that of the vectors."""
+    """The search path: this schema, and that of the vectors."""
     found = db.rows("SELECT n.nspname FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE extname = 'vector'")
     if not found:
         raise _no_vectors(db)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import PurePath
 
 from localrag.kb.readers import text
@@ -24,6 +25,7 @@ _READERS = {
         "docx": ".docx .docm .dotx .dotm",
         "pptx": ".pptx .pptm .ppsx .ppsm .potx .potm",
         "xlsx": ".xlsx .xlsm .xltx .xltm",
+        "odf": ".odt .ott .ods .ots .odp .otp",
         "table": ".csv .tsv .tab",
         "epub": ".epub",
         "mail": ".eml .mht .mhtml",
@@ -31,22 +33,42 @@ _READERS = {
         "notebook": ".ipynb",
         "records": ".json",
         "records:read_lines": ".jsonl .ndjson",
+        "kreuzberg_reader:rtf": ".rtf",
+        "kreuzberg_reader:doc": ".doc .dot",
+        "kreuzberg_reader:xls": ".xls .xlt",
+        "kreuzberg_reader:ppt": ".ppt .pps .pot",
+        "kreuzberg_reader:msg": ".msg",
+        "kreuzberg_reader:fb2": ".fb2",
     }.items()
     for suffix in suffixes.split()
 }
-"""ending → module here, and the function in it where that is not `read`"""
+"""ending → module here, and the function in it where that is not `read`; for kreuzberg_reader, the kind of the document"""
 
-_BINARY = frozenset({"pdf", "docx", "pptx", "xlsx", "epub"})
+_BY_LIBRARY = "kreuzberg_reader:"
+_BINARY = frozenset({"pdf", "docx", "pptx", "xlsx", "epub", "odf", *(_BY_LIBRARY + kind for kind in ("rtf", "doc", "xls", "ppt", "msg"))})
 
 # Documents whose bytes are sometimes valid text, and never the text that a person sees.
 _NOT_TEXT = frozenset(
-    ".doc .dot .ppt .pps .xls .xlt .odt .ods .odp .rtf .ps .eps .svg .pages .numbers .key .mobi .azw .djvu".split()  # noqa: SIM905  # a word list reads better as words
+    ".odg .ps .eps .svg .pages .numbers .key .mobi .azw .djvu".split()  # noqa: SIM905  # a word list reads better as words
 )
 
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
-_MEMBERS = (("docx", b"word/document"), ("pptx", b"ppt/presentation"), ("xlsx", b"xl/workbook"), ("epub", b"application/epub+zip"))
+_MEMBERS = (
+    ("docx", b"word/document"), ("pptx", b"ppt/presentation"), ("xlsx", b"xl/workbook"), ("epub", b"application/epub+zip"),
+    *(("odf", b"application/vnd.oasis.opendocument." + kind) for kind in (b"text", b"spreadsheet", b"presentation")),
+)  # fmt: skip
 """What a ZIP container of each format names somewhere; names are not compressed."""
 _OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+_STREAMS = tuple(  # likewise of an OLE container: what is attached to or embedded in another comes last
+    (_BY_LIBRARY + kind, name.encode("utf-16-le"))
+    for kind, name in (
+        ("msg", "__substg1.0_"),
+        ("ppt", "PowerPoint Document"),
+        ("doc", "WordDocument"),
+        ("xls", "Workbook"),
+        ("xls", "Book"),
+    )
+)
 _HTML = re.compile(rb"(?:\xef\xbb\xbf)?\s{0,100}(?:<!--[^>]{0,1000}-->\s{0,100})?<(?:!doctype\s+html|html|head|body)\b", re.IGNORECASE)
 _OTHERS = (  # what bytes begin with that no reader is for
     (b"\x1f\x8b", "a gzip archive"),
@@ -66,7 +88,7 @@ _OTHERS = (  # what bytes begin with that no reader is for
 def read(name: str, data: bytes) -> Reading:
     """The text of a file by what it begins with, else by the ending of its name. UnreadableError says why there is none."""
     suffix = PurePath(name).suffix.lower()
-    reader = _by_content(data, _READERS.get(suffix, ""), suffix) or _READERS.get(suffix)
+    reader = _reader(suffix, data)
     language = language_of(name)
     if reader is not None:
         reading = _function(reader)(data)
@@ -83,6 +105,14 @@ def read(name: str, data: bytes) -> Reading:
     return reading
 
 
+def needs_threads(name: str, data: bytes) -> bool:
+    """Whether a file takes a library that computes in threads of its own."""
+    try:
+        return (_reader(PurePath(name).suffix.lower(), data) or "").startswith(_BY_LIBRARY)
+    except UnreadableError:
+        return False
+
+
 def is_text(name: str) -> bool:
     """Whether a file of this name is text as it stands, in whatever encoding: a person's notes, code, a page's source."""
     suffix = PurePath(name).suffix.lower()
@@ -92,7 +122,12 @@ def is_text(name: str) -> bool:
 def is_document(name: str, data: bytes) -> bool:
     """Whether a file has a text that its bytes do not show, such as a PDF."""
     suffix = PurePath(name).suffix.lower()
-    return _READERS.get(suffix, "") in _BINARY or data.startswith((b"%PDF-", *_ZIP))
+    return _READERS.get(suffix, "") in _BINARY or data.startswith((b"%PDF-", *_ZIP, _OLE, b"{\\rtf"))
+
+
+def _reader(suffix: str, data: bytes) -> str | None:
+    """The reader of a file, as in _READERS; None for text. UnreadableError for what no reader is for."""
+    return _by_content(data, _READERS.get(suffix, ""), suffix) or _READERS.get(suffix)
 
 
 def _by_content(data: bytes, expected: str, suffix: str) -> str | None:
@@ -102,11 +137,9 @@ def _by_content(data: bytes, expected: str, suffix: str) -> str | None:
     if data.startswith(_ZIP):
         return _in_zip(data, expected, suffix)
     if data.startswith(_OLE):
-        raise UnreadableError(
-            "it is protected by a password" if _is_encrypted(data) else "it is in the binary format of Office 97, which is not read"
-        )
+        return _in_ole(data, expected)
     if data.startswith(b"{\\rtf"):
-        raise UnreadableError("RTF files are not read")
+        return _BY_LIBRARY + "rtf"
     for magic, kind in _OTHERS:
         if data.startswith(magic):
             raise UnreadableError(f"binary file: {kind}")
@@ -127,18 +160,27 @@ def _in_zip(data: bytes, expected: str, suffix: str) -> str | None:
     if expected in _BINARY:
         return expected  # it says what is missing
     if suffix in _NOT_TEXT:
-        return None  # such as ODT, which is a ZIP too
+        return None  # such as KEY, which is a ZIP too
     raise UnreadableError("binary file: a ZIP archive")
 
 
-def _is_encrypted(data: bytes) -> bool:
-    return "EncryptedPackage".encode("utf-16-le") in data
+def _in_ole(data: bytes, expected: str) -> str:
+    if "EncryptedPackage".encode("utf-16-le") in data:
+        raise UnreadableError("it is protected by a password")
+    found = [reader for reader, stream in _STREAMS if stream in data]
+    if not found:
+        raise UnreadableError("binary file: an OLE container")
+    return expected if expected in found else found[0]
 
 
 def _function(reader: str) -> Callable[[bytes], Reading]:
     module, _, function = reader.partition(":")
+    if reader.startswith(_BY_LIBRARY):
+        from localrag.kb.readers import kreuzberg_reader  # noqa: PLC0415  # as the others
+
+        return partial(kreuzberg_reader.read, kind=function)
     found: Callable[[bytes], Reading] = getattr(importlib.import_module(f"localrag.kb.readers.{module}"), function or "read")
     return found
 
 
-__all__ = ["Reading", "UnreadableError", "is_document", "is_text", "read"]
+__all__ = ["Reading", "UnreadableError", "is_document", "is_text", "needs_threads", "read"]

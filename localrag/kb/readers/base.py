@@ -45,7 +45,8 @@ class Reading:
     Characters outside all sections (front matter) are not indexed. `markdown` says whose block structure the text has, `language` the
     programming language that it is written in (one of `localrag.outline.LANGUAGES`). `fields` are what the file says of itself
     (author, date …), for filters. Where `places` is empty and `own_lines` is set, the text is the file's own, and its lines are the
-    file's lines; else `places`, in order, tell where a stretch of the text is found in the file.
+    file's lines; else `places`, in order, tell where a stretch of the text is found in the file. `missing` names, for a person, what the
+    file shows and the text does not hold, such as "pages 2-6 hold no text; they look scanned".
     """
 
     text: str
@@ -57,3 +58,4 @@ class Reading:
     places: tuple[Place, ...] = ()
     own_lines: bool = False
     fields: tuple[tuple[str, str], ...] = field(default=())
+    missing: tuple[str, ...] = ()

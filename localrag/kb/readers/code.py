@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from localrag.kb.readers.base import Reading, Section
 from localrag.kb.readers.text import decode
-from localrag.outline.code import assigned_function
-from localrag.outline.languages import ROLES
-from localrag.outline.parsing import body_of, first_child, parse
+from localrag.outline.languages import ROLES, body_of, first_child, parse
+from localrag.outline.pieces import assigned_function
 
 if TYPE_CHECKING:
     from tree_sitter import Node

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from localrag.kb.readers.base import Reading
-from localrag.kb.readers.composer import Composer, flat
-from localrag.kb.readers.docx_styles import NO_HEADING, SKIPPED, Styles, is_on, whole
+from localrag.kb.readers.draft import Composer, flat
 from localrag.kb.readers.package import Package, XmlHandler, properties
 from localrag.kb.readers.table import Table
 
 _CONTENTS = re.compile(r"toc \d|toc heading")
 _MAX_INDENT = 8
+
+_SKIPPED = frozenset(
+    # what was deleted, or moved elsewhere; what others show instead; how something looked before
+    """w:del w:moveFrom mc:Fallback w:rPrChange w:pPrChange w:tblPrChange w:trPrChange w:tcPrChange w:sectPrChange w:numberingChange
+    w:rt""".split()  # noqa: SIM905  # a word list reads better as words
+)
+_NO_HEADING = 9  # the outline level of body text
+
+_HEADING = re.compile(r"heading ([1-9])")
 
 
 def read(data: bytes) -> Reading:
@@ -24,7 +33,7 @@ def read(data: bytes) -> Reading:
     package = Package(data, "DOCX")
     main = package.main("word/document.xml")
     title, fields = properties(package)
-    styles = Styles()
+    styles = _Styles()
     if part := package.related(main, "styles"):
         package.parse(part, styles)
     notes: dict[str, str] = {}
@@ -37,6 +46,72 @@ def read(data: bytes) -> Reading:
     body = _Body(styles, composer, notes)
     package.parse(main, body)
     return composer.reading(title or body.title, fields)
+
+
+def _is_on(attributes: dict[str, str]) -> bool:
+    """The value of a property that is on or off; the mere element says on."""
+    return attributes.get("w:val", "true").lower() not in ("0", "false", "off", "none")
+
+
+def _whole(text: str | None, otherwise: int, most: int = 9) -> int:
+    """A number from 0 to `most`; `otherwise` where there is none."""
+    with suppress(ValueError):
+        return min(max(int((text or "")[:9]), 0), most)
+    return otherwise
+
+
+@dataclass(slots=True)
+class _Style:
+    """What one style says; None or empty where it says nothing."""
+
+    name: str = ""
+    based_on: str = ""
+    level: int | None = None  # of its outline; 0 is that of heading 1
+    hidden: bool | None = None
+    in_list: bool | None = None
+
+
+class _Styles(XmlHandler):
+    """What paragraphs take over from their styles. The names of built-in styles are English in files of any language, their ids are not."""
+
+    skipped = _SKIPPED
+
+    def __init__(self) -> None:
+        self._styles: dict[str, _Style] = {}
+        self._resolved: dict[str, _Style] = {}
+        self._style = _Style()
+
+    def start(self, name: str, attributes: dict[str, str]) -> None:
+        value = attributes.get("w:val", "")
+        if name == "w:style":
+            self._style = self._styles[attributes.get("w:styleId", "")] = _Style()
+        elif name == "w:name":
+            self._style.name = value.casefold()
+            if found := _HEADING.fullmatch(self._style.name):
+                self._style.level = int(found[1]) - 1
+        elif name == "w:basedOn":
+            self._style.based_on = value
+        elif name == "w:outlineLvl":
+            self._style.level = _whole(value, _NO_HEADING)
+        elif name == "w:vanish":
+            self._style.hidden = _is_on(attributes)
+        elif name == "w:numId":
+            self._style.in_list = value != "0"
+
+    def __getitem__(self, style_id: str) -> _Style:
+        """A style with what it takes over from those it is based on."""
+        if style_id not in self._resolved:
+            result, seen, at = _Style(), set[str](), style_id
+            while at in self._styles and at not in seen and len(seen) < 16:
+                seen.add(at)
+                style = self._styles[at]
+                result.name = result.name or style.name
+                result.level = style.level if result.level is None else result.level
+                result.hidden = style.hidden if result.hidden is None else result.hidden
+                result.in_list = style.in_list if result.in_list is None else result.in_list
+                at = style.based_on
+            self._resolved[style_id] = result
+        return self._resolved[style_id]
 
 
 @dataclass(slots=True)
@@ -72,11 +147,11 @@ class _TableState:
         elif name == "w:tc":
             self.paragraphs, self.num_columns, self.merge = [], 1, ""
         elif name == "w:gridSpan":
-            self.num_columns = max(whole(value, 1, 63), 1)
+            self.num_columns = max(_whole(value, 1, 63), 1)
         elif name == "w:vMerge":
             self.merge = value or "continue"
         elif name == "w:tblHeader":
-            self.is_header = is_on(attributes)
+            self.is_header = _is_on(attributes)
 
     def end_cell(self) -> None:
         text = " ".join(self.paragraphs)
@@ -89,9 +164,9 @@ class _TableState:
 class _Story(XmlHandler):
     """Paragraphs of text, as the body and each note have them."""
 
-    skipped = SKIPPED
+    skipped = _SKIPPED
 
-    def __init__(self, styles: Styles) -> None:
+    def __init__(self, styles: _Styles) -> None:
         self._styles = styles
         self._open: list[_Paragraph] = []  # a text box stands within a paragraph and has its own
         self._is_text = False
@@ -119,7 +194,7 @@ class _Story(XmlHandler):
             hidden = self._styles[attributes.get("w:val", "")].hidden
             self._hidden = self._hidden if hidden is None else hidden
         elif name == "w:vanish":
-            self._hidden = is_on(attributes) or self._open[-1].is_around_hidden
+            self._hidden = _is_on(attributes) or self._open[-1].is_around_hidden
         elif self._hidden:
             return
         elif mark := _MARKS.get(name):
@@ -132,9 +207,9 @@ class _Story(XmlHandler):
         if name == "w:pStyle":
             self._open[-1].style = value or ""
         elif name == "w:outlineLvl":
-            self._open[-1].level = whole(value, NO_HEADING)
+            self._open[-1].level = _whole(value, _NO_HEADING)
         elif name == "w:ilvl":
-            self._open[-1].indent = min(whole(value, 0), _MAX_INDENT)
+            self._open[-1].indent = min(_whole(value, 0), _MAX_INDENT)
         elif name == "w:numId":
             self._open[-1].in_list = value != "0"
 
@@ -165,7 +240,7 @@ _MARKS = {"w:tab": "\t", "w:br": "\n", "w:cr": "\n", "w:noBreakHyphen": "-"}
 class _Notes(_Story):
     """The text of footnotes or endnotes by kind and id."""
 
-    def __init__(self, styles: Styles, kind: str) -> None:
+    def __init__(self, styles: _Styles, kind: str) -> None:
         super().__init__(styles)
         self._kind = kind
         self._texts: list[str] = []
@@ -190,7 +265,7 @@ class _Notes(_Story):
 class _Body(_Story):
     """The body of the document, into a composer."""
 
-    def __init__(self, styles: Styles, composer: Composer, notes: dict[str, str]) -> None:
+    def __init__(self, styles: _Styles, composer: Composer, notes: dict[str, str]) -> None:
         super().__init__(styles)
         self._composer = composer
         self._notes = notes
@@ -246,7 +321,7 @@ class _Body(_Story):
         if style.name == "title":
             self.title = self.title or flat(text)
             self._composer.heading(0, text)
-        elif level is not None and level < NO_HEADING:
+        elif level is not None and level < _NO_HEADING:
             self._composer.heading(level + 1, text)
         elif in_list:
             add = self._composer.line if self._after_item else self._composer.paragraph

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from itertools import zip_longest
 from typing import NamedTuple
 
 from localrag.kb.readers.base import Reading
 from localrag.kb.readers.draft import Draft, decode_as
-from localrag.kb.readers.html_hidden import is_hidden, style_rules
-from localrag.kb.readers.html_tables import MAX_NESTED, Block, Table
 from localrag.kb.readers.text import decode
 
 MAIN, ARTICLE, FRAME = 1, 2, 4
@@ -42,6 +41,31 @@ _CLOSED_BY = {  # an open element whose end is implied where one of these begins
 _MAIN_SHARE, _ARTICLE_SHARE = 0.2, 0.5  # of the text outside of frames: less, and the element does not hold the page's content
 _MAX_LIST_DEPTH = 8
 _BREAK = "\0"
+
+# One tag, piece by piece and possessive: these keep no state to go back to. The standard library's pattern of a whole tag keeps some for
+# each attribute, space and slash in it, 250 bytes for two characters.
+_TAG_NAME = re.compile(r"<[a-zA-Z][^\t\n\r\f />]*+[\s/]*+")
+_ATTRIBUTE = re.compile(r"""([^\s/>][^\s/=>]*+(?:\s*+=[\s=]*+(?:"[^"]*+"|'[^']*+'|(?!["'])[^>\s]*+))?+)[\s/]*+""")
+_LONG_TAG_CHARS = 10_000
+_MAX_ATTRIBUTES = 200  # of a long tag
+
+
+_MAX_NESTED = 8
+"""Tables inside of tables; what is deeper is text of its cell."""
+
+_MAX_COLUMNS = 1000
+_MAX_SPAN = 100
+_MAX_HEADER_CHARS = 100
+_MAX_REPEATED_CHARS = 200  # of a cell that reaches over several rows
+_MAX_GROWTH = 20  # a table that would come out this many times longer than its cells is not written with headers
+_LONG_CELL_CHARS = 500  # a table without headers and with such a cell places paragraphs on a page
+
+# What of a page nobody sees, as far as it can be told without laying the page out.
+_MAX_CSS_CHARS = 2_000_000
+_STYLE = re.compile("<style\\b", re.IGNORECASE)
+_SIMPLE = re.compile(r"[a-z][a-z0-9]*|[a-z]*[.#][\w-]+", re.IGNORECASE)
+_ZERO_SIZE = re.compile(r"[0.]+[a-z%]*")
+_ZERO = re.compile(r"[0.]+%?")
 
 
 def read(data: bytes) -> Reading:
@@ -81,7 +105,7 @@ def _decoded(data: bytes) -> str:
     return decode(data, known=True)
 
 
-def _content(blocks: list[Block]) -> list[Block]:
+def _content(blocks: list[_Block]) -> list[_Block]:
     """The blocks that are the page's own: those outside of frames, in `main` or `article` where one holds enough of the text."""
     own = [block for block in blocks if not block.zone & FRAME]
     total = sum(len(block.text) for block in own)
@@ -92,6 +116,140 @@ def _content(blocks: list[Block]) -> list[Block]:
         if sum(len(block.text) for block in inner) > share * total:
             return inner
     return own
+
+
+class _Block(NamedTuple):
+    """A paragraph, heading (`level` from 1), list item or row; `tight` ones stand on lines without empty lines between."""
+
+    text: str
+    zone: int = 0
+    level: int = 0
+    tight: bool = False
+
+
+@dataclass(slots=True)
+class _Cell:
+    """Blocks `start` to `end` of the page."""
+
+    start: int
+    is_header: bool
+    colspan: int
+    rowspan: int
+    end: int = -1
+
+
+class _Text(NamedTuple):
+    text: str
+    is_header: bool = False
+    colspan: int = 1
+    rowspan: int = 1
+
+
+@dataclass(slots=True)
+class _Table:
+    """A table whose first block is number `start` of the page. A `layout` table places things; its cells are no values."""
+
+    start: int
+    layout: bool = False
+    rows: list[list[_Cell]] = field(default_factory=list)
+
+    def begin_row(self) -> None:
+        self.rows.append([])
+
+    def begin_cell(self, at: int, attributes: Mapping[str, str], *, is_header: bool) -> None:
+        self.end_cell(at)
+        if not self.rows:
+            self.begin_row()
+        spans = (_span(attributes.get(name, "")) for name in ("colspan", "rowspan"))
+        self.rows[-1].append(_Cell(at, is_header, *spans))
+
+    def end_cell(self, at: int) -> None:
+        if self.rows and self.rows[-1] and self.rows[-1][-1].end < 0:
+            self.rows[-1][-1].end = at
+
+    def laid_out(self, blocks: list[_Block]) -> list[_Block]:
+        """The table as blocks: what stands outside of its cells, then a line a row. `blocks` are those from `start` on."""
+        cells = [cell for row in self.rows for cell in row]
+        if self.layout or not cells or not blocks:
+            return blocks
+        outside: list[_Block] = []
+        at = self.start
+        for cell in cells:
+            cell.end = max(cell.end, cell.start)
+            outside += blocks[at - self.start : cell.start - self.start]
+            at = cell.end
+        outside += blocks[at - self.start :]
+        texts = [[self._text(cell, blocks) for cell in row] for row in self.rows]
+        if max(map(len, texts)) < 2 or (
+            not any(cell.is_header for cell in cells) and any(len(cell.text) > _LONG_CELL_CHARS for row in texts for cell in row)
+        ):
+            return blocks
+        room = _MAX_GROWTH * sum(len(block.text) for block in blocks) + 10_000
+        lines: list[_Block] = []
+        for line in _lines(texts):
+            room -= len(line)
+            if room < 0:
+                return blocks
+            lines.append(_Block(line, blocks[0].zone, tight=True))
+        return outside + lines
+
+    def _text(self, cell: _Cell, blocks: list[_Block]) -> _Text:
+        inside = blocks[cell.start - self.start : cell.end - self.start]
+        return _Text(" ".join(" ".join(block.text.split()) for block in inside), cell.is_header, cell.colspan, cell.rowspan)
+
+
+def _span(value: str) -> int:
+    return min(int(value), _MAX_SPAN) if value.isdecimal() and 0 < len(value) < 5 and int(value) else 1
+
+
+def _lines(rows: list[list[_Text]]) -> Iterator[str]:
+    """The first rows are the header where all their cells are; a header row that says one thing is a line of its own."""
+    header: list[str] = []
+    num_rows = 0
+    for row in _grid(rows):
+        if not num_rows and row and all(cell.is_header for cell in row):
+            texts = [cell.text[:_MAX_HEADER_CHARS] for cell in row]
+            if len(set(texts)) == 1:
+                yield row[0].text
+            else:
+                above = header + [""] * (len(texts) - len(header))
+                header = [name if name == text else f"{name} {text}".strip() for name, text in zip(above, texts, strict=False)]
+        elif line := _line(row, header):
+            num_rows += 1
+            yield line
+    if header and not num_rows:
+        yield "; ".join(name for name in header if name)
+
+
+def _grid(rows: list[list[_Text]]) -> Iterator[list[_Text]]:
+    """Each row by columns: a cell that reaches over several rows stands in each, a header over several columns in each."""
+    carried: dict[int, _Text] = {}
+    for row in rows:
+        columns: list[_Text] = []
+        for cell in [*row, None]:
+            while (above := carried.pop(len(columns), None)) is not None:
+                if above.rowspan > 1:
+                    carried[len(columns)] = above._replace(rowspan=above.rowspan - 1)
+                columns.append(above)
+            if cell is None:
+                break
+            for nth in range(min(cell.colspan, _MAX_COLUMNS - len(columns))):
+                shown = cell if nth == 0 or cell.is_header else _Text("")
+                if cell.rowspan > 1 and len(cell.text) <= _MAX_REPEATED_CHARS:
+                    carried[len(columns)] = shown._replace(rowspan=cell.rowspan - 1)
+                columns.append(shown)
+        yield columns
+
+
+def _line(row: list[_Text], header: list[str]) -> str:
+    parts = []
+    for column, cell in enumerate(row):
+        name = header[column] if column < len(header) else ""
+        if cell.text:
+            parts.append(f"{name}: {cell.text}" if name and name != cell.text else cell.text)
+    if not header and len(parts) > 1 and row[0].is_header and row[0].text:
+        return f"{parts[0]}: {'; '.join(parts[1:])}"
+    return "; ".join(parts)
 
 
 class _Open(NamedTuple):
@@ -114,7 +272,7 @@ class _Page(HTMLParser):
 
     def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=True)
-        self.blocks: list[Block] = []
+        self.blocks: list[_Block] = []
         self.title = ""
         self.fields: dict[str, str] = {}
         self._stack = [_Open("", False, 0, False)]
@@ -124,7 +282,7 @@ class _Page(HTMLParser):
         self._level = 0
         self._marker = ""
         self._lists: list[_List] = []
-        self._tables: list[Table] = []
+        self._tables: list[_Table] = []
         # An empty comment at the end closes whatever is left open, so that the tokenizer looks for no end twice.
         self.feed(html.replace("\0", "") + "<!---->")
         self.close()
@@ -138,6 +296,27 @@ class _Page(HTMLParser):
             end = self.rawdata.find(">", i)
             return end + 1 if end >= 0 else -1
         return super().parse_html_declaration(i)
+
+    def parse_starttag(self, i: int) -> int:
+        """The base class takes a gigabyte for a tag of 4 MB of attributes, so it sees only the first ones of a long tag."""
+        html = self.rawdata
+        opened = _TAG_NAME.match(html, i)
+        at = opened.end() if opened else i
+        attributes: list[str] = []
+        while found := _ATTRIBUTE.match(html, at):
+            if len(attributes) < _MAX_ATTRIBUTES:
+                attributes.append(found[1])
+            at = found.end()
+        if not opened or not html.startswith(">", at):
+            return -1  # the page ends inside of it
+        is_long = at - i > _LONG_TAG_CHARS
+        closing = "/>" if html[at - 1] == "/" else ">"
+        self.rawdata = " ".join([opened[0].rstrip(" \t\n\r\f/"), *attributes, closing]) if is_long else html[i : at + 1]
+        try:
+            end = super().parse_starttag(0)
+        finally:
+            self.rawdata = html
+        return end if end < 0 else at + 1 if is_long else i + end
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.handle_starttag(tag, attrs)
@@ -153,7 +332,7 @@ class _Page(HTMLParser):
         given = {name: value or "" for name, value in attrs}
         if tag in _BLOCKS:
             self._flush()
-        unseen = above.unseen or tag in _UNSEEN or (tag not in ("html", "body") and is_hidden(tag, given, self._rules))
+        unseen = above.unseen or tag in _UNSEEN or (tag not in ("html", "body") and _is_hidden(tag, given, self._rules))
         self._stack.append(_Open(tag, unseen, above.zone | self._zone(tag, given, above.zone), above.pre or tag == "pre"))
         self._num_open[tag] += 1
         if not unseen:
@@ -217,11 +396,11 @@ class _Page(HTMLParser):
             self._lists.append(_List(tag == "ol", int(start) - 1 if re.fullmatch(r"\d{1,6}", start) else 0))
         elif tag == "li":
             self._marker = self._list_marker()
-        elif tag == "table" and len(self._tables) < MAX_NESTED:
+        elif tag == "table" and len(self._tables) < _MAX_NESTED:
             for table in self._tables:
                 table.layout = True
-            self._tables.append(Table(len(self.blocks), given.get("role") in ("presentation", "none")))
-        elif self._tables and self._num_open["table"] <= MAX_NESTED:
+            self._tables.append(_Table(len(self.blocks), given.get("role") in ("presentation", "none")))
+        elif self._tables and self._num_open["table"] <= _MAX_NESTED:
             table = self._tables[-1]
             if tag == "tr":
                 table.begin_row()
@@ -286,4 +465,79 @@ class _Page(HTMLParser):
             indent = "  " * min(len(self._lists) - 1, _MAX_LIST_DEPTH)
             text = indent + (self._marker or "  ") + text
             self._marker = ""
-        self.blocks.append(Block(text, top.zone, self._level, tight=bool(self._lists)))
+        self.blocks.append(_Block(text, top.zone, self._level, tight=bool(self._lists)))
+
+
+def _is_hidden(tag: str, attributes: Mapping[str, str], rules: Collection[str]) -> bool:
+    """Whether an element is hidden by its attributes, or by one of `rules`, the selectors that `style_rules` found."""
+    if tag == "dialog" and "open" not in attributes:
+        return True
+    if attributes.get("hidden", "until-found").lower() != "until-found" or attributes.get("aria-hidden", "").lower() == "true":
+        return True
+    if "style" in attributes and hides(attributes["style"]):
+        return True
+    if not rules:
+        return False
+    names = [f".{name}" for name in attributes.get("class", "").split()] + ([f"#{attributes['id']}"] if "id" in attributes else [])
+    return tag in rules or any(name in rules or tag + name in rules for name in names)
+
+
+def hides(declarations: str) -> bool:
+    """Whether CSS declarations, as in a style attribute, make an element invisible."""
+    found = _declarations(declarations)
+    return (
+        found.get("display") == "none"
+        or found.get("visibility") in ("hidden", "collapse")
+        or bool(_ZERO_SIZE.fullmatch(found.get("font-size", "")))
+        or bool(_ZERO.fullmatch(found.get("opacity", "")))
+    )
+
+
+def style_rules(html: str) -> frozenset[str]:
+    """The plain selectors (`tag`, `.class`, `#id`, `tag.class`) that the style elements of a page hide, whatever the screen.
+
+    Rules inside `@media` and selectors that look at an element's surroundings are passed over: what they hide may be seen.
+    """
+    hidden: set[str] = set()
+    for css in _style_sheets(html):
+        depth, selectors = 0, ""
+        for piece in re.split(r"([{}])", _without_comments(css)):
+            if piece == "{":
+                depth += 1
+            elif piece == "}":
+                depth = max(0, depth - 1)
+            elif depth == 0:
+                selectors = piece.rpartition(";")[2].strip()
+            elif depth == 1 and not selectors.startswith("@"):
+                plain = {selector for part in selectors.split(",") if _SIMPLE.fullmatch(selector := part.strip())}
+                if hides(piece):
+                    hidden |= plain
+                elif "display" in _declarations(piece):  # a later rule shows it again
+                    hidden -= plain
+    return frozenset(hidden - {"html", "body"})
+
+
+def _style_sheets(html: str) -> Iterator[str]:
+    at = 0
+    while at < len(html) and (opened := _STYLE.search(html, at)):
+        start = html.find(">", opened.end())
+        end = html.find("</", start)
+        if start < 0 or end < 0:
+            return
+        media = html[opened.end() : start].lower()
+        if "media" not in media or "screen" in media or "all" in media:
+            yield html[start + 1 : min(end, start + _MAX_CSS_CHARS)]
+        at = end
+
+
+def _declarations(css: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for part in _without_comments(css).split(";"):
+        name, _, value = part.partition(":")
+        found[name.strip().lower()] = value.partition("!")[0].strip().lower()
+    return found
+
+
+def _without_comments(css: str) -> str:
+    first, *others = css.split("/*")
+    return first + "".join(part.partition("*/")[2] for part in others)

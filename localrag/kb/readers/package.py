@@ -1,20 +1,36 @@
-"""What the formats made of XML files in a ZIP container share: their XML, their references to each other and their properties.
+"""Documents made of XML files in a ZIP container: the members, their XML, their references to each other and their properties.
 
 Expat of the standard library reads the XML as a stream, within bounds. Nothing outside the container is ever opened.
 """
 
 from __future__ import annotations
 
+import io
 import posixpath
+import zipfile
+import zlib
+from collections.abc import Iterator
 from typing import NamedTuple
 from urllib.parse import unquote
 from xml.parsers import expat
 
 from localrag.kb.readers.base import UnreadableError
-from localrag.kb.readers.composer import flat
-from localrag.kb.readers.container import BLOCK_BYTES, MAX_UNPACKED_BYTES, Container, shown
-from localrag.kb.readers.draft import one_line
+from localrag.kb.readers.draft import flat, one_line
 
+MAX_MEMBERS = 10_000
+MAX_UNPACKED_BYTES = 256 * 1024 * 1024  # of all members that are read
+MAX_MEMBER_BYTES = 20 * 1024 * 1024  # of one that is read whole
+MAX_RATIO = 500  # deflate reaches 1,032; a sheet of like rows stays below 200
+_BLOCK_BYTES = 64 * 1024
+
+_RATIO_FROM_BYTES = 8 * 1024 * 1024
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_BOMB = "it unpacks to far more than its size (a zip bomb)"
+
+# What zipfile was seen to raise for damaged containers; for methods it does not know it is a kind of RuntimeError.
+_ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, KeyError, IndexError, OverflowError, RuntimeError)
+
+# Of the XML
 MAX_DEPTH = 200
 MAX_ELEMENTS = 3_500_000  # up to 9 µs of CPU each on a busy machine
 MAX_NAMES = 20_000  # different names of elements and attributes: expat keeps each
@@ -46,6 +62,13 @@ _PREFIXES = {
     "http://www.daisy.org/z3986/2005/ncx/": "ncx",
     "http://www.w3.org/1999/xhtml": "h",
     "http://www.w3.org/2001/04/xmlenc#": "enc",
+    "urn:oasis:names:tc:opendocument:xmlns:office:1.0": "office",
+    "urn:oasis:names:tc:opendocument:xmlns:meta:1.0": "meta",
+    "urn:oasis:names:tc:opendocument:xmlns:style:1.0": "style",
+    "urn:oasis:names:tc:opendocument:xmlns:text:1.0": "text",
+    "urn:oasis:names:tc:opendocument:xmlns:table:1.0": "table",
+    "urn:oasis:names:tc:opendocument:xmlns:drawing:1.0": "draw",
+    "urn:oasis:names:tc:opendocument:xmlns:presentation:1.0": "pres",
 }
 
 
@@ -74,13 +97,61 @@ class Relation(NamedTuple):
     target: str
 
 
-class Package(Container):
-    """The container of a document that is made of XML files. Their elements count together towards `max_elements`."""
+class Package:
+    """The members of a document of `kind`, such as "DOCX", by their names. All that is unpacked counts towards `max_unpacked_bytes`, and
+    all elements of XML towards `max_elements`.
+    """
 
     def __init__(self, data: bytes, kind: str, *, max_elements: int = MAX_ELEMENTS, max_unpacked_bytes: int = MAX_UNPACKED_BYTES) -> None:
-        super().__init__(data, kind, max_unpacked_bytes=max_unpacked_bytes)
+        self.kind = kind
+        self._max_unpacked_bytes = max_unpacked_bytes
+        self._num_bytes = 0
         self._max_elements = max_elements
         self._num_elements = 0
+        if not data.startswith(b"PK"):
+            raise UnreadableError(f"it is not a {kind} file" if data else "it is empty")
+        if data.count(b"PK\x01\x02") > MAX_MEMBERS:  # counted before zipfile builds an object for each
+            raise UnreadableError(f"it holds more than {MAX_MEMBERS:,} files")
+        try:
+            self._zip = zipfile.ZipFile(io.BytesIO(data))
+        except _ZIP_ERRORS:
+            raise UnreadableError(f"it is damaged or cut off: no {kind} file can be opened") from None
+        self._members = {_plain(info.filename): info for info in self._zip.infolist()}
+
+    def __contains__(self, name: str) -> bool:
+        return _plain(name) in self._members
+
+    def blocks(self, name: str) -> Iterator[bytes]:
+        """A member's bytes in pieces. UnreadableError if it is missing, encrypted, damaged or a bomb."""
+        info = self._members.get(_plain(name))
+        if info is None:
+            raise UnreadableError(f"it is not a whole {self.kind} file: {_shown(name)} is missing")
+        if info.flag_bits & 1:
+            raise UnreadableError("it is protected by a password")
+        if info.compress_type not in _METHODS:
+            raise UnreadableError(f"{_shown(name)} in it is packed in a way that is not read")
+        num_bytes = 0
+        try:
+            with self._zip.open(info) as member:
+                while block := member.read(_BLOCK_BYTES):
+                    num_bytes += len(block)
+                    self._num_bytes += len(block)
+                    too_dense = num_bytes > _RATIO_FROM_BYTES and num_bytes > MAX_RATIO * info.compress_size
+                    if too_dense or self._num_bytes > self._max_unpacked_bytes:
+                        raise UnreadableError(_BOMB if too_dense else _unpacked(self._max_unpacked_bytes))
+                    yield block
+        except _ZIP_ERRORS:
+            raise UnreadableError(f"it is damaged: {_shown(name)} in it cannot be unpacked") from None
+
+    def read(self, name: str, max_bytes: int = MAX_MEMBER_BYTES) -> bytes:
+        """A whole member of at most `max_bytes`."""
+        pieces, num_bytes = [], 0
+        for block in self.blocks(name):
+            num_bytes += len(block)
+            if num_bytes > max_bytes:
+                raise UnreadableError(f"{_shown(name)} in it is larger than {max_bytes // 1024 // 1024} MB")
+            pieces.append(block)
+        return b"".join(pieces)
 
     def parse(self, name: str, handler: XmlHandler) -> None:
         """Sends an XML member through a handler. UnreadableError if it is not well-formed, declares entities or is over the bounds."""
@@ -90,7 +161,7 @@ class Package(Container):
                 parser.feed(block)
             parser.feed(b"", last=True)
         except (expat.ExpatError, LookupError, ValueError) as error:
-            raise UnreadableError(f"it is damaged: {shown(name)} in it is not XML ({flat(str(error))[:120]})") from None
+            raise UnreadableError(f"it is damaged: {_shown(name)} in it is not XML ({flat(str(error))[:120]})") from None
         self._num_elements += parser.num_elements
 
     def relations(self, part: str) -> list[Relation]:
@@ -133,7 +204,7 @@ class _Parser:
     def feed(self, block: bytes, *, last: bool = False) -> None:
         self._expat.Parse(block, last)
         self._num_fed += len(block)
-        if self._num_fed - self._expat.CurrentByteIndex > MAX_TAG_BYTES + BLOCK_BYTES:
+        if self._num_fed - self._expat.CurrentByteIndex > MAX_TAG_BYTES + _BLOCK_BYTES:
             raise UnreadableError(f"a tag in it is longer than {MAX_TAG_BYTES // 1024 // 1024} MB")
         if len(self._expat.intern) > MAX_NAMES:
             raise UnreadableError(f"its XML has more than {MAX_NAMES:,} different names")
@@ -236,3 +307,17 @@ class Values(XmlHandler):
         if name in self._keys and self._pieces is not None:
             self.values.setdefault(self._keys[name], []).append("".join(self._pieces))
             self._pieces = None
+
+
+def _plain(name: str) -> str:
+    """Member names are compared without regard to case; some programs write backslashes."""
+    return name.replace("\\", "/").lstrip("/").lower()
+
+
+def _shown(name: str) -> str:
+    """The name of a member, fit to stand in an error."""
+    return name[:80].encode("ascii", "backslashreplace").decode()
+
+
+def _unpacked(max_bytes: int) -> str:
+    return f"it unpacks to more than {max_bytes // 1024 // 1024} MB"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from localrag.kb.readers.base import Reading, UnreadableError
-from localrag.kb.readers.composer import Composer
+from localrag.kb.readers.draft import Composer, numbered
 from localrag.kb.readers.package import Package, XmlHandler, properties
 from localrag.kb.readers.table import Table
 
@@ -26,26 +26,33 @@ def read(data: bytes) -> Reading:
         raise UnreadableError(f"it has more than {_MAX_SLIDES:,} slides")
     parts = {relation.id: relation.target for relation in package.relations(main)}
     composer = Composer()
+    pictures = []
     for number, slide_id in enumerate(slides.ids, start=1):
         if slide_id in parts:
             composer.place("slide", number)
-            _slide(package, parts[slide_id], composer)
-    return composer.reading("" if title.casefold() in _NO_TITLES else title, fields)
+            if _slide(package, parts[slide_id], composer):
+                pictures.append(number)
+    missing = (numbered("slide", pictures, "holds pictures and no text", "hold pictures and no text"),) if pictures else ()
+    return composer.reading("" if title.casefold() in _NO_TITLES else title, fields, missing)
 
 
-def _slide(package: Package, part: str, composer: Composer) -> None:
+def _slide(package: Package, part: str, composer: Composer) -> bool:
+    """Writes a slide; whether it shows pictures and has no text of its own, in diagrams or in notes."""
     slide = _Shapes()
     package.parse(part, slide)
     if slide.is_hidden:
-        return
+        return False
     related = package.relations(part)
     composer.heading(2, " ".join(slide.title))
     slide.write(composer)
+    has_text = slide.has_text
     for relation in related:
         if relation.type in ("diagramData", "notesSlide") and relation.target in package:
             shapes = _Shapes(is_notes=relation.type == "notesSlide")
             package.parse(relation.target, shapes)
             shapes.write(composer, "Notes: " if relation.type == "notesSlide" else "")
+            has_text = has_text or shapes.has_text
+    return slide.has_picture and not has_text
 
 
 class _Slides(XmlHandler):
@@ -67,6 +74,7 @@ class _Shapes(XmlHandler):
     def __init__(self, *, is_notes: bool = False) -> None:
         self._is_notes = is_notes
         self.is_hidden = False
+        self.has_picture = False
         self.title: list[str] = []
         self._shapes: list[list[str | list[str]]] = []  # lines, or rows of a table
         self._lines: list[str] = []  # of the shape or cell that is open
@@ -79,6 +87,8 @@ class _Shapes(XmlHandler):
     def start(self, name: str, attributes: dict[str, str]) -> None:
         if name == "p:sld":
             self.is_hidden = attributes.get("show", "1").lower() in ("0", "false")
+        elif name == "p:pic":
+            self.has_picture = True
         elif name in ("p:sp", "p:graphicFrame", "dgm:pt"):
             self._lines, self._kind, self._left_out = [], "", False
         elif name == "p:cNvPr":
@@ -131,6 +141,10 @@ class _Shapes(XmlHandler):
             self.title += lines
         else:
             self._shapes.append([*lines])
+
+    @property
+    def has_text(self) -> bool:
+        return any(self.title) or any(any(line) for shape in self._shapes for line in shape)
 
     def write(self, composer: Composer, mark: str = "") -> None:
         """All but the title; `mark` stands before the first line."""

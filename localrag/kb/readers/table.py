@@ -12,7 +12,7 @@ from itertools import chain, islice, pairwise
 from typing import Literal
 
 from localrag.kb.readers.base import Reading, Section, UnreadableError
-from localrag.kb.readers.composer import Composer, flat, shortened
+from localrag.kb.readers.draft import Composer, flat, shortened
 from localrag.kb.readers.text import decode
 
 MAX_FIELD_CHARS = 1024 * 1024  # a quote that is never closed makes the rest of the file one field

@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 
 from localrag.kb.readers.base import Reading, UnreadableError
-from localrag.kb.readers.composer import Composer
+from localrag.kb.readers.draft import Composer
 from localrag.kb.readers.package import Package, XmlHandler, properties
 from localrag.kb.readers.table import Table
 

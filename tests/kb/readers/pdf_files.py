@@ -3,7 +3,7 @@
 import io
 
 from pypdf import PdfWriter
-from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
+from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject, NumberObject, StreamObject
 
 
 def pdf_of(pages, *, outline=(), metadata=None, password=None) -> bytes:
@@ -60,3 +60,31 @@ def pdf_by_hand(*objects: bytes, trailer: bytes = b"") -> bytes:
 
 def stream(data: bytes, entries: bytes = b"") -> bytes:
     return b"<< /Length %d %s >>\nstream\n%s\nendstream" % (len(data), entries, data)
+
+
+def with_images(data: bytes, numbers, *, pixels=(1240, 1754), in_form=False) -> bytes:
+    """The same PDF with an image of this size on each of these pages (from 0), as a scanner makes them; `in_form`, one level down."""
+    writer = PdfWriter(clone_from=io.BytesIO(data))
+    image = StreamObject()
+    image.update(
+        {
+            NameObject("/Type"): NameObject("/XObject"),
+            NameObject("/Subtype"): NameObject("/Image"),
+            NameObject("/Width"): NumberObject(pixels[0]),
+            NameObject("/Height"): NumberObject(pixels[1]),
+            NameObject("/ColorSpace"): NameObject("/DeviceGray"),
+            NameObject("/BitsPerComponent"): NumberObject(8),
+        }
+    )
+    objects = DictionaryObject({NameObject("/I"): writer._add_object(image)})
+    if in_form:
+        form = DecodedStreamObject()
+        form.update({NameObject("/Type"): NameObject("/XObject"), NameObject("/Subtype"): NameObject("/Form")})
+        form[NameObject("/Resources")] = DictionaryObject({NameObject("/XObject"): objects})
+        form.set_data(b"/I Do")
+        objects = DictionaryObject({NameObject("/F"): writer._add_object(form)})
+    for number in numbers:
+        resources = DictionaryObject(writer.pages[number].get("/Resources", {}))
+        resources[NameObject("/XObject")] = objects
+        writer.pages[number][NameObject("/Resources")] = resources
+    return written(writer)

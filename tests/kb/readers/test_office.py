@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localrag.kb.readers import UnreadableError, container, docx, epub, package, pptx, table, xlsx
-from localrag.kb.readers.composer import Composer
+from localrag.kb.readers import UnreadableError, docx, epub, package, pptx, table, xlsx
+from localrag.kb.readers.draft import Composer
 from tests.kb.readers import office_files as files
 from tests.kb.readers.office_files import cell, p, row, run, slide_table, sp, tbl
 
@@ -120,6 +120,25 @@ def test_core_properties():
 
 
 # PPTX
+
+
+def test_slides_of_pictures_are_named():
+    picture = '<p:pic><p:nvPicPr><p:cNvPr id="3" name="p"/></p:nvPicPr></p:pic>'
+    number = sp("7", kind="sldNum")
+    slides = [
+        sp("Title", kind="title") + picture,
+        picture,
+        picture + number,
+        sp("text") + picture,
+        "",
+        picture,
+        picture,
+        slide_table(["a"]) + picture,
+    ]
+    reading = pptx.read(files.pptx(*slides, notes={5: ("words",)}, hidden=(6,)))
+    assert reading.missing == ("slides 2-3 hold pictures and no text",)
+    assert pptx.read(files.pptx(sp("text"), picture)).missing == ("slide 2 holds pictures and no text",)
+    assert pptx.read(files.pptx(sp("text"), "")).missing == ()
 
 
 def test_slides_in_the_order_of_the_presentation():
@@ -366,7 +385,7 @@ def _repeated(add, num):
 
 
 def test_bounds_over_all_members():
-    many = files.zipped({f"{number}.xml": "" for number in range(container.MAX_MEMBERS + 1)})
+    many = files.zipped({f"{number}.xml": "" for number in range(package.MAX_MEMBERS + 1)})
     assert "10,000 files" in _refused(docx.read, many)
     data = files.docx("<w:p/>" * 100)
     few = package.Package(data, "DOCX", max_elements=150)

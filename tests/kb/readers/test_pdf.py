@@ -1,3 +1,4 @@
+import io
 import resource
 import time
 import zlib
@@ -6,11 +7,14 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pypdf import PdfWriter
+from pypdf.generic import DecodedStreamObject, NameObject
 
 from localrag.kb.readers import UnreadableError
 from localrag.kb.readers import pdf as reader
-from localrag.kb.readers.pdf_pages import joined_words, without_repeated
-from tests.kb.readers.pdf_files import pdf_by_hand, pdf_of, stream
+from localrag.kb.readers.draft import numbered
+from localrag.kb.readers.pdf import joined_words, without_repeated
+from tests.kb.readers.pdf_files import pdf_by_hand, pdf_of, stream, with_images, written
 
 PARAGRAPHS = [
     "PLA sticks at sixty degrees.",
@@ -184,3 +188,85 @@ def test_damaged_files_are_read_or_unreadable(data):
     assert all(one.start <= two.start for one, two in pairwise(reading.places))
     assert all(one.end == two.start for one, two in pairwise(reading.sections))
     reading.text.encode()
+
+
+# --- pages without text
+
+
+@pytest.mark.parametrize("in_form", [False, True])
+def test_scanned_pages_are_named(in_form):
+    scanned = with_images(pdf_of([PARAGRAPHS, [], [], [], [], []]), range(1, 6), in_form=in_form)
+    assert reader.read(scanned).missing == ("pages 2-6 hold no text; they look scanned",)
+    one = with_images(pdf_of([PARAGRAPHS, [], PARAGRAPHS[1:]]), [1], in_form=in_form)
+    assert reader.read(one).missing == ("page 2 holds no text; it looks scanned",)
+
+
+def test_a_scan_in_strips_is_a_scan():
+    data = pdf_of([PARAGRAPHS, []])
+    assert reader.read(with_images(data, [1], pixels=(2480, 64))).missing
+    assert not reader.read(with_images(data, [1], pixels=(120, 60))).missing  # a logo on a blank page
+
+
+def test_blank_pages_and_pictures_beside_text_are_not_named():
+    assert reader.read(pdf_of([PARAGRAPHS, [], PARAGRAPHS[1:], []])).missing == ()
+    assert reader.read(with_images(pdf_of([PARAGRAPHS, PARAGRAPHS[1:]]), [0, 1])).missing == ()
+
+
+@pytest.mark.parametrize("stamp", ["Scanned with CamScanner", "- {} -", "ABC{:06}", "Page {} of 9"])
+def test_the_stamp_of_a_scanner_is_not_the_text_of_a_page(stamp):
+    data = pdf_of([PARAGRAPHS, *([stamp.format(number)] for number in range(2, 10))])
+    (missing,) = reader.read(with_images(data, range(1, 9))).missing
+    assert missing == "pages 2-9 hold no text; they look scanned"
+    assert reader.read(data).missing == ()
+
+
+def test_pages_of_drawn_letters_are_named():
+    drawing = b"q " + b"10 10 m 20 20 l S " * 300 + b"Q"
+    data = PdfWriter(clone_from=io.BytesIO(pdf_of([PARAGRAPHS, [], []])))
+    contents = DecodedStreamObject()
+    contents.set_data(drawing)
+    data.pages[1][NameObject("/Contents")] = data._add_object(contents)
+    assert reader.read(written(data)).missing == ("page 2 holds drawings and no text",)
+
+
+def test_an_inline_image_is_a_scan():
+    data = PdfWriter(clone_from=io.BytesIO(pdf_of([PARAGRAPHS, []])))
+    contents = DecodedStreamObject()
+    contents.set_data(b"q 612 0 0 792 0 0 cm BI /W 400 /H 400 /BPC 8 /CS /G /F /AHx ID " + b"7f" * 160_000 + b"> EI Q")
+    data.pages[1][NameObject("/Contents")] = data._add_object(contents)
+    assert reader.read(written(data)).missing == ("page 2 holds no text; it looks scanned",)
+
+
+def test_page_numbers_are_told_as_ranges():
+    assert numbered("page", [4], "is x", "are x") == "page 4 is x"
+    assert numbered("page", [2, 3, 4, 5, 6], "is x", "are x") == "pages 2-6 are x"
+    assert numbered("page", [1, 3, 4, 9], "is x", "are x") == "pages 1, 3-4 and 9 are x"
+    assert numbered("page", range(1, 61, 2), "is x", "are x").endswith("37, 39 and 10 more are x")
+
+
+@pytest.mark.parametrize(
+    "resources",
+    [b"5 0 R", b"<< /XObject 5 0 R >>", b"<< /XObject << /A 99 0 R /B 5 0 R /C 7 >> >>", b"7", b"null", b"<< /XObject << /A 6 0 R >> >>"],
+)
+def test_broken_resources_of_a_page_without_text(resources):
+    data = pdf_by_hand(
+        b"<< /Type /Catalog /Pages 2 0 R >>",
+        b"<< /Type /Pages /Kids [3 0 R 4 0 R] /Count 2 >>",
+        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 9 9] /Contents 7 0 R /Resources << /Font << /F1 8 0 R >> >> >>",
+        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 9 9] /Resources " + resources + b" >>",
+        b"[1 2 3]",
+        b"<< /Subtype /Form /Resources << /XObject << /A 6 0 R >> >> >>",  # it holds itself
+        stream(b"BT /F1 12 Tf (Some words are here.) Tj ET"),
+        b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica /Encoding /WinAnsiEncoding >>",
+    )
+    reading = reader.read(data)
+    assert (reading.text.strip(), reading.missing) == ("Some words are here.", ())
+
+
+def test_pages_that_cannot_be_read_are_named():
+    data = PdfWriter(clone_from=io.BytesIO(pdf_of([PARAGRAPHS, PARAGRAPHS[1:], PARAGRAPHS])))
+    contents = DecodedStreamObject()
+    contents.set_data(b"BT /F1 12 Tf (" + b"(" * 9)
+    contents[NameObject("/Filter")] = NameObject("/NoSuchDecode")
+    data.pages[1][NameObject("/Contents")] = data._add_object(contents)
+    assert reader.read(written(data)).missing == ("page 2 cannot be read",)

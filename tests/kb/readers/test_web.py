@@ -1,4 +1,3 @@
-import time
 from itertools import pairwise
 
 import pytest
@@ -7,7 +6,8 @@ from hypothesis import strategies as st
 
 from localrag.kb.readers import UnreadableError, html
 from localrag.kb.readers.draft import Draft
-from localrag.kb.readers.html_hidden import hides, style_rules
+from localrag.kb.readers.html import hides, style_rules
+from tests.growth import check_linear
 
 
 def _text(body):
@@ -190,21 +190,28 @@ NUM = 10_000
     ],
 )
 def test_time_is_linear(unit):
-    """Ten times the page takes about ten times the time: a square would take a hundred times."""
-
-    def seconds(num):
-        page = unit * num
-        started = time.process_time()
-        html.extract(page)
-        return time.process_time() - started
-
-    small = min(seconds(NUM // 20) for _ in range(3))
-    assert min(seconds(NUM // 2) for _ in range(3)) < 40 * small + 0.1
+    check_linear(lambda num: html.extract(unit * num), NUM // 2)
 
 
 def test_many_attributes_and_deep_nesting():
     assert _text("<p " + " ".join(f"a{number}=b" for number in range(30_000)) + ">x") == "x"
     assert _text("<div>" * 50_000 + "x") == "x"
+
+
+@pytest.mark.parametrize("filler", ["a " * 6_000, "/ " * 6_000, " " * 11_000, f"x='{'>' * 11_000}'"])
+@pytest.mark.parametrize(
+    ("tag", "text"),
+    [
+        ("<p {}>x", "x"),
+        ("<p hidden {}>x</p>", ""),
+        ("<img alt='>' {}>x", "x"),
+        ("<script {}><b>no</b></script>x", "x"),
+        ("<br {}/>x", "x"),
+        ("<p title=a/ {}>x", "x"),
+    ],
+)
+def test_a_long_tag_is_read_as_a_short_one(tag, text, filler):
+    assert _text(tag.format(filler)) == _text(tag.format("")) == text
 
 
 def test_tables_do_not_multiply_text():

@@ -1,0 +1,157 @@
+"""chat: a conversation that is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+import click
+
+from localrag.cli import options
+from localrag.cli.files import STANDARD_OUTPUT, check_free_stdout
+from localrag.cli.render import table
+from localrag.cli.text import emit, note
+from localrag.errors import UsageError, counted
+from localrag.sanitize import safe
+
+if TYPE_CHECKING:
+    from localrag.journal import ConversationRow, Conversations
+    from localrag.session.turns import Turn
+    from localrag.settings import Settings
+
+
+@click.command("chat")
+@options.asking
+@click.option("--session", "name", metavar="NAME", help="Name of the conversation to continue or start.")
+@click.option("--continue", "resumes", is_flag=True, help="Continue the last conversation.")
+@options.seed
+@options.temperature
+@click.option("--rewrite", "rewrites", is_flag=True, help="Have the model rewrite short follow-up questions before the search.")
+@click.option("--no-keep", is_flag=True, help="Do not save this conversation.")
+@click.option("--list", "lists", is_flag=True, help="List the conversations.")
+@click.option("--search", "words", metavar="WORDS", help="Search all conversations.")
+@click.option("--rename", "new_name", metavar="NEW", help="Rename the conversation of --session.")
+@click.option("--delete", is_flag=True, help="Delete the conversation of --session.")
+@click.option("--yes", is_flag=True, help="Do not ask before --delete.")
+@click.option(
+    "--export",
+    "exported",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the conversation as Markdown, or as JSON if FILE ends in .json (- for stdout).",
+)
+@options.as_json
+def chat_command(
+    name: str | None,
+    resumes: bool,
+    seed: int | None,
+    temperature: float,
+    rewrites: bool,
+    no_keep: bool,
+    lists: bool,
+    words: str | None,
+    new_name: str | None,
+    delete: bool,
+    yes: bool,
+    exported: Path | None,
+    as_json: bool,
+    **asking: Unpack[options.Asking],
+) -> int:
+    """Talk with a model, and with your documents if --kb is given. The conversation is kept; /help lists what can be done in it.
+
+    \b
+      localrag chat --kb handbook
+      localrag chat --continue
+      localrag chat --session garden --export garden.md
+
+    Lines that are piped in are asked one by one; with --json each answer is an object, and so is each error.
+    """
+    named = [option for option, given in (("--session", name), ("--continue", resumes)) if given]
+    if len(named) > 1:
+        raise UsageError("--session and --continue exclude each other.", hint="Leave one out.")
+    if lists or words is not None:
+        _find(asking["settings"], words, as_json=as_json)
+        return 0
+    if exported == STANDARD_OUTPUT:
+        check_free_stdout("--export", as_json=as_json)
+    if new_name is not None or delete or exported is not None:
+        done = _manage(asking["settings"], name, resumes=resumes, new_name=new_name, delete=delete, yes=yes, exported=exported)
+        if as_json:
+            emit(done)
+        return 0
+    if asking["max_seconds"] is not None:
+        raise UsageError("--max-seconds has no meaning in a conversation.", hint="Leave it out; Ctrl-C ends an answer and keeps it.")
+    from localrag.cli.chat.loop import talk  # noqa: PLC0415  # weight
+    from localrag.cli.chat.state import Room, Wanted  # noqa: PLC0415  # weight
+
+    sampling = options.sampling(asking, seed=seed, temperature=temperature)
+    return talk(Room(asking, sampling, Wanted(name=name, resumes=resumes, keeps=not no_keep), rewrites=rewrites), as_json=as_json)
+
+
+def _find(settings: Settings, words: str | None, *, as_json: bool) -> None:
+    from localrag.cli.chat.render import short  # noqa: PLC0415  # weight
+    from localrag.journal import Journal  # noqa: PLC0415  # weight
+
+    with Journal.open(settings.home) as journal:
+        if words is not None:
+            found = journal.conversations.search(words)
+            if as_json:
+                emit({"found": [each.to_dict() for each in found]})
+            else:
+                shown = [(each.conversation, each.number, short(each.snippet)) for each in found]
+                table(("Conversation", "Turn", "Text"), shown, right=("Turn",))
+            return
+        kept = journal.conversations.all()
+    if as_json:
+        emit({"conversations": [each.to_dict() for each in kept]})
+    else:
+        from localrag.report import when  # noqa: PLC0415  # weight
+
+        rows = [(each.name, each.num_turns, when(each.updated_at), short(each.first_question)) for each in kept]
+        table(("Conversation", "Turns", "Last", "First question"), rows, right=("Turns",))
+
+
+def _manage(
+    settings: Settings, name: str | None, *, resumes: bool, new_name: str | None, delete: bool, yes: bool, exported: Path | None
+) -> dict[str, object]:
+    """Do it, and return what was done, as an object for --json."""
+    from localrag.cli.chat.render import markdown, save  # noqa: PLC0415  # weight
+    from localrag.journal import Journal  # noqa: PLC0415  # weight
+
+    with Journal.open(settings.home) as journal:
+        kept = journal.conversations
+        row = _one(kept, name, resumes=resumes)
+        done: dict[str, object] = {"name": row.name}
+        if exported == STANDARD_OUTPUT:
+            click.echo(markdown(row.name, _turns(kept, row)))
+        elif exported is not None:
+            save(exported, row.name, _turns(kept, row))
+            done["file"] = str(exported)
+            note(f"Written to {safe(str(exported))}.")
+        if new_name is not None:
+            kept.rename(row.id, new_name)
+            done["name"] = new_name.strip()
+            note(f"Renamed to {new_name.strip()!r}.")
+        if delete:
+            if not yes:
+                click.confirm(f"Delete {row.name!r} with {counted(row.num_turns, 'turn')}?", abort=True, err=True)
+            kept.delete(row.id)
+            done["deleted"] = True
+            note(f"Deleted {row.name!r}.")
+    return done
+
+
+def _one(kept: Conversations, name: str | None, *, resumes: bool) -> ConversationRow:
+    row = kept.named(name) if name is not None else kept.latest() if resumes else None
+    if row is None:
+        hint = "To see them: localrag chat --list"
+        raise UsageError(
+            "Which conversation? Name one with --session." if name is None else f"There is no conversation {name!r}.", hint=hint
+        )
+    return row
+
+
+def _turns(kept: Conversations, row: ConversationRow) -> list[Turn]:
+    from localrag.session.turns import restored  # noqa: PLC0415  # weight
+
+    return [restored(each) for each in kept.turns(row.id)]

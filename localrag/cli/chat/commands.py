@@ -1,0 +1,173 @@
+"""The commands of a chat: those about its turns and conversations, and the table of all."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from localrag.cli.chat import settings
+from localrag.cli.chat.render import save, short, state_of, transcript
+from localrag.cli.chat.state import Command, Desk, Room, whole
+from localrag.cli.text import note
+from localrag.errors import UsageError, counted
+from localrag.sanitize import safe
+from localrag.settings import expanded
+
+_MAX_FOUND = 20
+
+
+def _retry(desk: Desk, _rest: str) -> None:
+    turn = desk.room.retried()
+    note(f"Seed {desk.room.sampling.seed}, temperature {desk.room.sampling.temperature:g}.")
+    desk.ask(turn.question)
+
+
+def _undo(desk: Desk, rest: str) -> None:
+    taken = desk.room.chat.undo(whole(rest, "/undo", least=1) if rest else 1)
+    note(f"Taken back: {', '.join(short(turn.question) for turn in taken)}")
+
+
+def _edit(desk: Desk, rest: str) -> None:
+    """`/edit [N] [TEXT]`: turns from N on are taken back, and N is asked anew, with another text."""
+    first, _, text = rest.partition(" ")
+    turns = desk.room.chat.turns
+    number = whole(first, "/edit", least=1) if first.isdecimal() else len(turns)
+    text = text.strip() if first.isdecimal() else rest
+    old = desk.room.chat.turn(number)
+    desk.room.chat.undo(len(turns) - number + 1)
+    if text:
+        desk.ask(text)
+    else:
+        desk.prefilled = old.question
+
+
+def _pin(desk: Desk, rest: str) -> None:
+    _set_pin(desk, rest, is_pinned=True)
+
+
+def _unpin(desk: Desk, rest: str) -> None:
+    _set_pin(desk, rest, is_pinned=False)
+
+
+def _set_pin(desk: Desk, rest: str, *, is_pinned: bool) -> None:
+    turn = desk.room.chat.pin(whole(rest, "/pin", least=1) if rest else -1, is_pinned=is_pinned)
+    note(f"{'Is kept whole whatever comes' if is_pinned else 'Is no longer pinned'}: {short(turn.question)}")
+
+
+def _history(desk: Desk, _rest: str) -> None:
+    for number, turn in enumerate(desk.room.chat.turns, 1):
+        note(f"  {number}{' pinned' if turn.is_pinned else ''}  {short(turn.question)}{state_of(turn)}")
+
+
+# --- conversations ---
+
+
+def _fork(desk: Desk, rest: str) -> None:
+    first, _, name = rest.partition(" ")
+    room = desk.room
+    number = whole(first, "/fork", least=1) if first.isdecimal() else len(room.chat.turns)
+    name = (name if first.isdecimal() else rest).strip() or f"{room.status.name} from {number}"
+    made = room.chat.fork(number, name)
+    room.enter(name, made)
+    note(f"This is {name!r} now, which begins with {counted(number, 'turn')} of the other one.")
+
+
+def _new(desk: Desk, rest: str) -> None:
+    desk.room.begin(rest or None)
+    note(f"A new conversation: {desk.room.status.name!r}.")
+
+
+def _resume(desk: Desk, rest: str) -> None:
+    if not rest:
+        raise UsageError("/resume NAME goes on with that conversation.", hint="To see them: /list")
+    desk.room.resume(rest)
+    transcript(desk.room.chat.turns, last=3)
+
+
+def _rename(desk: Desk, rest: str) -> None:
+    room = desk.room
+    room.journal.conversations.rename(room.chat.id, rest)
+    room.status.name = room.session.name = rest.strip()
+    note(f"This conversation is {room.status.name!r} now.")
+
+
+def _list(desk: Desk, _rest: str) -> None:
+    for row in desk.room.journal.conversations.all()[-_MAX_FOUND:]:
+        note(f"  {row.name}  {counted(row.num_turns, 'turn')}  {short(row.first_question)}")
+
+
+def _search(desk: Desk, rest: str) -> None:
+    found = desk.room.journal.conversations.search(rest, _MAX_FOUND)
+    for each in found:
+        note(f"  {each.conversation}, turn {each.number}: {short(each.snippet)}")
+    if not found:
+        note("Nothing was found.")
+
+
+def _save(desk: Desk, rest: str) -> None:
+    if not rest:
+        raise UsageError("/save FILE writes the conversation as Markdown, or as JSON if FILE ends in .json.")
+    path = expanded(Path(rest))
+    save(path, desk.room.status.name, desk.room.chat.turns)
+    note(f"Written to {safe(str(path))}.")
+
+
+TURN_COMMANDS = (
+    Command(_history, "/history", "list the turns with their numbers"),
+    Command(_pin, "/pin [N]", "never summarise or leave out this turn"),
+    Command(_unpin, "/unpin [N]", "undo /pin"),
+    Command(_retry, "/retry", "answer the last question again, with another seed"),
+    Command(_edit, "/edit [N] [TEXT]", "take back turn N and all after it, and ask it differently"),
+    Command(_undo, "/undo [N]", "take back the last turn, or the last N"),
+    Command(_fork, "/fork [N] [NAME]", "continue from turn N in a new conversation"),
+    Command(_new, "/new [NAME]", "start a new conversation"),
+    Command(_resume, "/resume NAME", "continue another conversation"),
+    Command(_rename, "/rename NAME", "rename this conversation"),
+    Command(_list, "/list", "list recent conversations"),
+    Command(_search, "/search WORDS", "search all conversations"),
+    Command(_save, "/save FILE", "write this conversation as Markdown, or as JSON if FILE ends in .json"),
+)
+
+
+def words(room: Room, line: str) -> Iterable[tuple[str, str]]:
+    """Completions of a line that begins with a command, each with what it is."""
+    name, found, rest = line.partition(" ")
+    if not found:
+        yield from (("/" + each, command.help) for each, command in COMMANDS.items())
+        return
+    if name == "/kb":
+        yield from (("add", "use one more"), ("drop", "use one less"))
+        if rest:
+            from localrag.kb import list_kbs  # noqa: PLC0415  # weight
+
+            yield from ((each, "knowledge base") for each in list_kbs(room.settings.kb_dir))
+    elif name == "/model":
+        from localrag.catalog import Catalog  # noqa: PLC0415  # weight
+
+        yield from ((each, "model") for each in (*Catalog.load(room.settings).models, "echo"))
+
+
+def _help(desk: Desk, _rest: str) -> None:
+    width = max(len(command.usage) for command in desk.commands.values())
+    is_wide = shutil.get_terminal_size().columns >= 2 * width
+    for command in desk.commands.values():
+        if is_wide:
+            note(f"  {command.usage:{width}}  {command.help}", hang=width + 2)
+        else:
+            note(f"  {command.usage}", hang=4)
+            note(f"      {command.help}")
+    note("Enter sends; Alt-Enter starts a new line; ``` starts a block of lines. Ctrl-C stops an answer and keeps it; Ctrl-D leaves.")
+
+
+def _exit(desk: Desk, _rest: str) -> None:
+    desk.is_open = False
+
+
+_ALL = (
+    Command(_help, "/help", "list the commands"),
+    *settings.COMMANDS,
+    *TURN_COMMANDS,
+    Command(_exit, "/exit", "leave the chat; so does Ctrl-D"),
+)
+COMMANDS = {command.name: command for command in _ALL}

@@ -1,0 +1,220 @@
+"""Commands of a chat that set what the next question is asked with: model, knowledge bases, attachments, memories."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from localrag.cli import options, render
+from localrag.cli.chat.render import usage, warning_of
+from localrag.cli.chat.sources import sources
+from localrag.cli.chat.state import Command, Desk, number, whole
+from localrag.cli.text import note
+from localrag.errors import UsageError
+from localrag.journal import DEFAULT_IMPORTANCE
+from localrag.sanitize import safe
+from localrag.settings import expanded
+
+# --- what it is held with ---
+
+
+def _model(desk: Desk, rest: str) -> None:
+    if rest:
+        desk.room.use_model(rest)
+        for warning in desk.room.session.warnings:
+            note(f"Warning: {warning}")
+    status = desk.room.status
+    note(f"{status.model}: window {status.n_ctx:,} tokens, bound by {status.bound}.")
+
+
+def _kb(desk: Desk, rest: str) -> None:
+    room, (verb, *names) = desk.room, rest.split() or [""]
+    kbs = room.asking["kbs"]
+    if verb == "add" and names:
+        room.use_kbs(tuple(dict.fromkeys((*kbs, *names))))
+    elif verb == "drop" and names:
+        if missing := [each for each in names if each not in kbs]:
+            raise UsageError(f"{missing[0]} is not used here.", hint=f"Used: {', '.join(kbs) or 'none'}.")
+        room.use_kbs(tuple(each for each in kbs if each not in names))
+    elif verb:
+        raise UsageError("/kb add NAME or /kb drop NAME; alone it shows which are used.")
+    note(f"Knowledge bases: {', '.join(room.asking['kbs']) or 'none, so the model answers from what it knows'}.")
+
+
+def _system(desk: Desk, rest: str) -> None:
+    room = desk.room
+    if rest:
+        room.set_system("" if rest == "none" else rest)
+    note(f"System text: {safe(room.chat.system) or 'none'}" + ("" if rest else "  (/system TEXT sets it, /system none takes it away)"))
+
+
+def _context_ratio(desk: Desk, rest: str) -> None:
+    if rest:
+        ratio = number(rest, "/context-ratio", 0.0, 1.0)
+        desk.room.asking["context_ratio"] = ratio
+    ratio_now = desk.room.asking["context_ratio"]
+    note(f"New sources may take {0.5 if ratio_now is None else ratio_now:g} of the window at most.")
+
+
+def _seed(desk: Desk, rest: str) -> None:
+    room = desk.room
+    if rest:
+        room.sampling = replace(room.sampling, seed=whole(rest, "/seed", most=2**32 - 1), repeatable=True)
+    note(f"Seed {room.sampling.seed}, temperature {room.sampling.temperature:g}.")
+
+
+def _temperature(desk: Desk, rest: str) -> None:
+    if rest:
+        desk.room.sampling = replace(desk.room.sampling, temperature=number(rest, "/temperature", 0.0, 100.0))
+    _seed(desk, "")
+
+
+def _rewrite(desk: Desk, rest: str) -> None:
+    if rest not in ("", "on", "off"):
+        raise UsageError(f"/rewrite takes on or off, not {rest[:40]!r}.")
+    if rest:
+        desk.room.set_rewrites(rewrites=rest == "on")
+    note(f"Short follow-ups are {'rewritten by the model' if desk.room.rewrites else 'not rewritten'} before they are searched for.")
+
+
+# --- what is seen ---
+
+
+def _budget(desk: Desk, _rest: str) -> None:
+    if desk.room.last is None:
+        note("Nothing was asked yet.")
+        return
+    render.ledger(desk.room.last.ledger, err=True)
+    if forgotten := desk.room.look_ahead(write=False):
+        note(warning_of(forgotten))
+
+
+def _explain(desk: Desk, rest: str) -> None:
+    last = desk.room.last
+    if last is None:
+        note("Nothing was asked yet.")
+        return
+    if rest == "full":
+        render.prompt(last.prompt.parts, desk.room.session.engine.tokenizer, err=True)
+    render.ledger(last.ledger, err=True)
+    note(usage(last))
+
+
+def _attach(desk: Desk, rest: str) -> None:
+    room = desk.room
+    if not rest:
+        note(f"With the next question: {', '.join(safe(each.label) for each in room.attached) or 'nothing'}.  (/attach FILE)")
+        return
+    attachment = options.attachment(expanded(Path(rest)))
+    room.attached = [each for each in room.attached if each.label != attachment.label] + [attachment]
+    tokens = room.session.engine.counter(attachment.text)
+    note(f"{safe(attachment.label)}, {tokens:,} tokens, goes with the next question.")
+
+
+def _tokens(desk: Desk, rest: str) -> None:
+    counter = desk.room.session.engine.counter
+    if rest:
+        click.echo(counter(rest))
+    elif desk.room.last is not None:
+        note(usage(desk.room.last))
+    else:
+        note("/tokens TEXT counts a text; alone it shows the last turn's.")
+
+
+# --- memories and votes ---
+
+
+def _memory(desk: Desk, _rest: str) -> None:
+    kept = desk.room.journal.memories.all()
+    for each in kept:
+        note(f"  {each.id}  {safe(each.text)}  (importance {each.importance:g})")
+    if not kept:
+        note("Nothing is remembered. /remember TEXT keeps a fact across conversations.")
+
+
+def _remember(desk: Desk, rest: str) -> None:
+    """Keep a text, or what the model proposed: only with the person's word for each."""
+    proposed = desk.room.proposed
+    if not rest:
+        _propose(desk)
+        return
+    numbers = rest.split()
+    chosen = [each[1:] for each in numbers if each.startswith("#")]
+    if len(chosen) < len(numbers):
+        _keep(desk, rest)
+        return
+    if not proposed:
+        raise UsageError("Nothing was proposed.", hint="/remember alone has the model propose something.")
+    for each in chosen:
+        _keep(desk, proposed[whole(each, "/remember #", least=1, most=len(proposed)) - 1])
+
+
+def _keep(desk: Desk, fact: str) -> None:
+    memory_id = desk.room.journal.memories.add(fact, DEFAULT_IMPORTANCE)
+    lasting = "" if desk.room.keeps else " until this chat ends, which keeps nothing"
+    note(f"Remembered as {memory_id}{lasting}; /forget {memory_id} takes it back.")
+
+
+def _propose(desk: Desk) -> None:
+    desk.room.proposed = facts = desk.room.chat.facts()
+    for number_of, fact in enumerate(facts, 1):
+        note(f"  #{number_of}  {safe(fact)}")
+    note(
+        "Nothing of these is kept yet: /remember #1 keeps one."
+        if facts
+        else "The model finds nothing to remember; /remember TEXT keeps a fact."
+    )
+
+
+def _forget(desk: Desk, rest: str) -> None:
+    desk.room.journal.memories.forget(whole(rest, "/forget", least=1))
+    note("Forgotten.")
+
+
+def _good(desk: Desk, _rest: str) -> None:
+    _mark(desk, useful=True)
+
+
+def _bad(desk: Desk, _rest: str) -> None:
+    _mark(desk, useful=False)
+
+
+def _mark(desk: Desk, *, useful: bool) -> None:
+    """The passages that the last answer cites, or else those that came with it, of the knowledge bases that are used."""
+    if not desk.room.keeps:
+        raise UsageError("Nothing of this chat is kept, so no passage is marked.", hint="Start it without --no-keep to mark passages.")
+    turn = desk.room.chat.turn(-1)
+    cited = set(turn.about.get("citations", ()))
+    kbs = {kb.name: kb for kb in desk.room.session.knowledge_bases}
+    given = [hit for each in desk.room.chat.turns for hit in each.hits if hit.chunk.kb in kbs]
+    hits = [hit for hit in given if hit.label in cited] or [hit for hit in turn.hits if hit.chunk.kb in kbs]
+    if not hits:
+        raise UsageError("The last answer has no passage of a knowledge base that is used here.", hint="There is nothing to mark.")
+    for name, kb in kbs.items():
+        if ids := sorted({hit.chunk.id for hit in hits if hit.chunk.kb == name}):
+            kb.mark(ids, useful=useful)
+    labels = ", ".join(dict.fromkeys(hit.label for hit in hits))
+    note(f"Marked as {'useful' if useful else 'useless'}: {labels}.")
+
+
+COMMANDS = (
+    Command(_model, "/model [NAME]", "show or change the model"),
+    Command(_kb, "/kb [add|drop NAME]", "show, add or drop knowledge bases"),
+    Command(_system, "/system [TEXT]", "show or set the system text; none takes it away"),
+    Command(_context_ratio, "/context-ratio [R]", "the most that new sources may take of the window, 0 to 1"),
+    Command(_seed, "/seed [N]", "show or set the seed"),
+    Command(_temperature, "/temperature [T]", "0 takes the likeliest token"),
+    Command(_rewrite, "/rewrite [on|off]", "have the model rewrite short follow-ups before they are searched for"),
+    Command(_budget, "/budget", "who had what of the window, and what the next question leaves out"),
+    Command(_explain, "/explain [full]", "the last turn's ledger; full: the very prompt"),
+    Command(sources, "/sources [turn N] [NUMBER|TAG] [open]", "what the last answer, or that of turn N, was given; open: its file"),
+    Command(_attach, "/attach [FILE]", "send a file with the next question"),
+    Command(_tokens, "/tokens [TEXT]", "count a text, or show the last turn's tokens"),
+    Command(_memory, "/memory", "the facts that are kept across conversations"),
+    Command(_remember, "/remember [TEXT|#N …]", "keep a fact; alone, have the model propose some, of which #N keeps one"),
+    Command(_forget, "/forget ID", "forget one"),
+    Command(_good, "/good", "the passages that the last answer cites were useful"),
+    Command(_bad, "/bad", "they were not"),
+)

@@ -1,0 +1,374 @@
+"""The state of a chat: its model, its knowledge bases, its conversation, the settings for the next question; and what a line does to it."""
+
+from __future__ import annotations
+
+import difflib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from localrag.cli import options
+from localrag.decoding import SamplingParams
+from localrag.errors import InterruptedRunError, UsageError
+from localrag.journal import ConversationRow, Journal
+from localrag.session import Answer, Options, Prepared, Session
+from localrag.session.chat import Chat
+from localrag.session.memory_recall import Recall, Recalling
+from localrag.session.opening import open_embedder, open_knowledge_bases
+from localrag.session.turns import Forgotten
+
+if TYPE_CHECKING:
+    from localrag.session.turns import Turn
+
+
+HISTORY_FILE = "chat-history"
+RETRY_TEMPERATURE = 0.7
+"""What another answer to the same question is sampled with where nothing else was set: greedy ones are all the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which conversation: one by its name, made if it is not there; the last one with `resumes`; else a new one."""
+
+    name: str | None = None
+    resumes: bool = False
+    keeps: bool = True
+
+
+@dataclass(slots=True)
+class Status:
+    """What is shown of a chat while a person types; read by the thread that draws, written by the one that works."""
+
+    model: str = ""
+    n_ctx: int = 0
+    bound: str = ""
+    used: int = 0
+    cached: int = 0
+    evaluated: int = 0
+    tokens_per_s: float = 0.0
+    kbs: tuple[str, ...] = ()
+    name: str = ""
+    activity: str = "loading"
+    forgotten: Forgotten = field(default_factory=Forgotten)
+
+
+class Room:
+    """A chat with its model, which is opened by `open`. All but `cancel` belongs to one thread."""
+
+    def __init__(self, asking: options.Asking, sampling: SamplingParams, wanted: Wanted, *, rewrites: bool = False) -> None:
+        self.asking = asking.copy()
+        self.sampling = sampling
+        self._rewrites = rewrites
+        self._system = asking["system"]
+        self.settings = asking["settings"]
+        self.status = Status()
+        self.attached = [options.attachment(path) for path in dict.fromkeys(asking["attached"])]
+        self.asking["attached"] = ()
+        self.last: Answer | None = None
+        self.proposed: list[str] = []
+        self._wanted = wanted
+        self._is_stopped = False
+        self._opened = ExitStack()
+        self._session: Session | None = None
+        self._chat: Chat | None = None
+        self._journal: Journal | None = None
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the home is written to: not with --no-keep."""
+        return self._wanted.keeps
+
+    # --- opening and closing ---
+
+    def open(self) -> None:
+        """Find or begin the conversation, and open what it is held with."""
+        home = self.settings.home if self._wanted.keeps else Path(self._opened.enter_context(tempfile.TemporaryDirectory()))
+        self._journal = self._opened.enter_context(Journal.open(home))
+        row = self._row()
+        if row is not None:
+            self._take_over(row)
+        self._open_session()
+        name = row.name if row is not None else self._wanted.name or self._new_name()
+        chat_id = row.id if row is not None else self.journal.conversations.create(name, self._about())
+        self.enter(name, chat_id)
+
+    def enter(self, name: str, chat_id: int) -> None:
+        """Go on with that conversation."""
+        self._begin_chat(chat_id)
+        self.session.name = self.status.name = name
+        self._recall = Recall(Recalling(**self._recalling()))
+        self.last = None
+        self.status.forgotten = Forgotten()
+        self.chat.recall(sampling=self.sampling, **self.options(""))
+        self.status.activity = ""
+
+    def begin(self, name: str | None) -> None:
+        """A new conversation with what this one is held with."""
+        name = name or self._new_name()
+        self.enter(name, self.journal.conversations.create(name, self._about()))
+
+    def resume(self, name: str) -> None:
+        """Another conversation. UsageError for one that there is not."""
+        row = self.journal.conversations.named(name)
+        if row is None:
+            raise UsageError(f"There is no conversation {name!r}.", hint="To see them: /list")
+        self._take_over(row, is_open=True)
+        self.enter(row.name, row.id)
+
+    def use_kbs(self, names: tuple[str, ...]) -> None:
+        """Have other knowledge bases. If they cannot be opened, all stays as it is."""
+        session = self.session
+        with ExitStack() as opened:
+            found = open_knowledge_bases(names, settings=self.settings, opened=opened)
+            if found and session.embedder is None:
+                session.embedder = open_embedder(self.settings, for_queries=True)
+            opened.pop_all()
+        for kb in session.knowledge_bases:
+            kb.close()
+        session.knowledge_bases = tuple(found)
+        self.asking["kbs"] = names
+        self.status.kbs = tuple(kb.address for kb in found)
+        self.journal.conversations.set_about(self.chat.id, self._about())
+
+    def use_model(self, name: str) -> None:
+        """Have another model. If it cannot be opened, all stays as it is."""
+        before, old = self.asking, self._session
+        self.asking = before.copy()
+        self.asking["model"] = name
+        try:
+            self._open_session()
+        except BaseException:
+            self.asking = before
+            raise
+        if old is not None:
+            old.close()
+        self.journal.conversations.set_about(self.chat.id, self._about())
+        turns = self.chat.turns
+        self._begin_chat(self.chat.id)
+        self.chat.turns = turns
+        self.session.name = self.status.name
+
+    def _open_session(self) -> None:
+        self.status.activity = "loading"
+        self._session = options.opener(self.asking, vocab_only=False, keep=self._wanted.keeps, name=self.status.name or "chat")()
+        slot = self.session.slot
+        self.status.model, self.status.n_ctx, self.status.bound = self.session.engine.name, slot.n_ctx, slot.bound
+        self.status.kbs = tuple(kb.address for kb in self.session.knowledge_bases)
+        self.status.activity = ""
+
+    def close(self) -> None:
+        if self._chat is not None:
+            self._chat.remember()
+        if self._session is not None:
+            self._session.close()
+        self._opened.close()
+
+    def cancel(self) -> None:
+        """End what is being written, or the question that is still searched for, from any thread."""
+        self._is_stopped = True
+        if self._session is not None:
+            self._session.engine.cancel_all()
+
+    @property
+    def history_file(self) -> Path | None:
+        """Where what a person types is kept for the next chat; None where nothing is to be kept."""
+        return self.settings.home / HISTORY_FILE if self._wanted.keeps else None
+
+    @property
+    def session(self) -> Session:
+        assert self._session is not None, "the room is not open"
+        return self._session
+
+    @property
+    def chat(self) -> Chat:
+        assert self._chat is not None, "the room is not open"
+        return self._chat
+
+    @property
+    def journal(self) -> Journal:
+        assert self._journal is not None, "the room is not open"
+        return self._journal
+
+    def _begin_chat(self, chat_id: int) -> None:
+        self._chat = Chat(self.session, self.journal, chat_id, system=self.asking["system"] or "")
+        self._chat.rewrites = self._rewrites
+
+    @property
+    def rewrites(self) -> bool:
+        return self._rewrites
+
+    def set_rewrites(self, *, rewrites: bool) -> None:
+        """Whether follow-ups are rewritten from now on, in this conversation and those that come after it."""
+        self._rewrites = self.chat.rewrites = rewrites
+
+    def set_system(self, system: str) -> None:
+        """What the model is told before everything; the conversation goes on."""
+        self.asking["system"] = system or None
+        self.chat.system = system
+        self.journal.conversations.set_about(self.chat.id, self._about())
+
+    # --- asking ---
+
+    def options(self, question: str) -> Options:
+        """What shapes the prompt of a question: what the command line said, the files that were attached, and memories."""
+        given = options.asked(self.asking)
+        given["system"] = None
+        given["memories"] = self._recall.memories(self.journal.memories.all(), question)
+        given["attachments"] = list(self.attached)
+        return given
+
+    def say(
+        self,
+        question: str,
+        *,
+        on_text: Callable[[str], None] = lambda _: None,
+        on_thought: Callable[[str], None] = lambda _: None,
+        on_prepared: Callable[[Prepared], None] = lambda _: None,
+    ) -> Answer:
+        """Ask; files that were attached go with this question, and with the next one too if it gets no answer.
+
+        InterruptedRunError where it was stopped before anything was written.
+        """
+        self._is_stopped = False
+
+        def on_prepared_unless_stopped(ready: Prepared) -> None:
+            on_prepared(ready)
+            if self._is_stopped:
+                raise InterruptedRunError("Interrupted.")
+
+        answer = self.chat.say(
+            question,
+            sampling=self.sampling,
+            on_text=on_text,
+            on_thought=on_thought,
+            on_prepared=on_prepared_unless_stopped,
+            **self.options(question),
+        )
+        if answer.text.strip():
+            self.attached.clear()
+        self.last = answer
+        status, timings = self.status, answer.timings
+        status.used, status.cached = answer.prompt_tokens + answer.completion_tokens, answer.cached_tokens
+        status.evaluated = answer.prompt_tokens - answer.cached_tokens
+        status.tokens_per_s = timings.tokens_per_s(answer.completion_tokens) or 0.0
+        return answer
+
+    def look_ahead(self, *, write: bool) -> Forgotten:
+        """What the next question leaves out of the prompt; with `write` the summaries for it are written."""
+        found = self.chat.forgets(sampling=self.sampling, write=write, **self.options(""))
+        self.status.forgotten = found
+        return found
+
+    def retried(self) -> Turn:
+        """Take the last turn back, and sample the next answer otherwise."""
+        turn = self.chat.undo()[0]
+        temperature = self.sampling.temperature or RETRY_TEMPERATURE
+        self.sampling = replace(self.sampling, seed=(self.sampling.seed + 1) % 2**32, temperature=temperature)
+        return turn
+
+    # --- inside ---
+
+    def _row(self) -> ConversationRow | None:
+        kept = self.journal.conversations
+        if self._wanted.name is not None:
+            return kept.named(self._wanted.name)
+        return kept.latest() if self._wanted.resumes else None
+
+    def _take_over(self, row: ConversationRow, *, is_open: bool = False) -> None:
+        """What a conversation was held with holds again, where the command line says nothing else."""
+        about = row.about
+        system = about.get("system")
+        self.asking["system"] = self._system or (system if isinstance(system, str) else None)
+        if not is_open:
+            model, kbs = about.get("model"), about.get("kbs", [])
+            self.asking["model"] = self.asking["model"] or (model if isinstance(model, str) else None)
+            self.asking["kbs"] = self.asking["kbs"] or tuple(str(each) for each in kbs)
+
+    def _about(self) -> dict[str, Any]:
+        return {"model": self.asking["model"], "kbs": list(self.asking["kbs"]), "system": self.asking["system"]}
+
+    def _new_name(self) -> str:
+        """The date and time, and a number where there is one of that name."""
+        now = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M")
+        return next(name for name in _numbered(now) if self.journal.conversations.named(name) is None)
+
+    def _recalling(self) -> dict[str, float]:
+        if not self.settings.models_files():
+            return {}
+        from localrag.catalog import Catalog  # noqa: PLC0415  # weight
+
+        return dict(Catalog.load(self.settings).memories)
+
+
+def _numbered(name: str) -> Iterator[str]:
+    yield name
+    number = 2
+    while True:
+        yield f"{name} ({number})"
+        number += 1
+
+
+Ask = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """`run(desk, rest)` does it; `rest` is what stands behind its name."""
+
+    run: Callable[[Desk, str], None]
+    usage: str
+    help: str
+
+    @property
+    def name(self) -> str:
+        return self.usage[1:].partition(" ")[0]
+
+
+class Desk:
+    """Does what lines of a chat say. `ask` asks a question; `commands` are known by name; `prefilled` is what the next line begins as."""
+
+    def __init__(self, room: Room, ask: Ask, commands: Mapping[str, Command]) -> None:
+        self.room = room
+        self.ask = ask
+        self.commands = commands
+        self.prefilled = ""
+        self.is_open = True
+
+    def handle(self, text: str) -> bool:
+        """Do a line; False if the chat is to end. A line that begins with // is a question that begins with /."""
+        if text.startswith("/") and not text.startswith("//"):
+            name, _, rest = text[1:].partition(" ")
+            self._command(name.strip()).run(self, rest.strip())
+        else:
+            self.ask(text[1:] if text.startswith("//") else text)
+        return self.is_open
+
+    def _command(self, name: str) -> Command:
+        command = self.commands.get(name)
+        if command is None:
+            near = difflib.get_close_matches(name, self.commands, n=2)
+            hint = f"Did you mean {' or '.join('/' + each for each in near)}?" if near else "See /help; // begins a question with a slash."
+            raise UsageError(f"There is no command /{name[:40]}.", hint=hint)
+        return command
+
+
+def number(text: str, name: str, least: float, most: float) -> float:
+    """The number given to the command `name`. UsageError unless it is a number from `least` to `most`."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not least <= value <= most:
+        raise UsageError(f"{name} takes a number from {least:g} to {most:g}, not {text[:40]!r}.")
+    return value
+
+
+def whole(text: str, name: str, *, least: int = 0, most: int = 10**9) -> int:
+    """The same for a whole number."""
+    if not (text.isascii() and text.isdigit() and len(text) <= 10 and least <= int(text) <= most):
+        raise UsageError(f"{name} takes a whole number from {least} to {most}, not {text[:40]!r}.")
+    return int(text)

@@ -1,0 +1,493 @@
+"""A council's events as lines of text, and the live view of its members at work."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+import click
+
+from localrag.budget.ledger import WRITTEN
+from localrag.cli.live_area import Area
+from localrag.cli.text import console, inline, note, prose
+from localrag.council.roles import RESERVED_ROLES
+from localrag.errors import counted
+from localrag.sanitize import one_line, visible
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.text import Text
+
+
+Told = Mapping[str, Any]
+"""An event, or a part of one. What an event lacks is not shown."""
+
+_MARKS = {"✓": "+", "–": "-", "…": "...", "→": "->"}
+_MAX_NAMED = 8
+_MAX_NAME_CHARS = 60
+_MAX_RESULT_LINES = 6
+_MAX_RESULT_CHARS = 200
+
+
+def printable(text: str, encoding: str | None = None) -> str:
+    """Text as an encoding (by default that of stdout) can write it; our own marks become ASCII, the rest a question mark."""
+    encoding = encoding or getattr(sys.stdout, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        for mark, plain in _MARKS.items():
+            text = text.replace(mark, plain)
+        return text.encode(encoding, "replace").decode(encoding)
+    except LookupError:
+        return text.encode("ascii", "replace").decode()
+    return text
+
+
+def paragraphs(text: object) -> list[str]:
+    """The lines of a text, each safe for a terminal."""
+    return visible(str(text).strip()).expandtabs(4).split("\n")
+
+
+def start_lines(event: Told) -> list[str]:
+    """Each role's model and window."""
+    lines = []
+    for each in _parts(event, "roles"):
+        slot = _part(each, "slot")
+        bound = f", bound by {one_line(slot['bound'])}" if slot.get("bound") else ""
+        role, model = one_line(each.get("role", "?")), one_line(each.get("model", "?"))
+        lines.append(f"  {role}: {model}, window {_count(slot, 'n_ctx')} tokens{bound}")
+    return _written(lines)
+
+
+def planned_lines(event: Told) -> list[str]:
+    lines = ["=== plan ===", *_indented(event.get("strategy") or "no strategy")]
+    return _written([*lines, *(f"  search: {one_line(each)}" for each in _texts(event, "searches"))])
+
+
+def search_lines(event: Told) -> list[str]:
+    shown = ", ".join(f"{one_line(role)} {_count({'num': num}, 'num')}" for role, num in _part(event, "roles").items())
+    lines = [f"=== search: {counted(_num(event, 'found'), 'passage')}{f' ({shown})' if shown else ''} ==="]
+    return _written([*lines, *(f"  {one_line(each, 200)}" for each in _texts(event, "queries"))])
+
+
+def budget_lines(event: Told, width: int = 100) -> list[str]:
+    """A prompt's budget: for each section the tokens used of those it may have, and what is not there whole; then the total."""
+    ledger = _part(event, "ledger")
+    entries = _parts(ledger, "entries")
+    used = sum(_num(each, "used") for each in entries if each.get("name") not in WRITTEN)
+    lines = [f"=== {_who(event)}, {used:,} of {_count(ledger, 'window')} tokens ==="]
+    allowances = _part(event, "allowances")
+    lines += [_section(each, max(_num(each, "allotted"), _num(allowances, str(each.get("name")))), width) for each in entries]
+    rooms = {name: sum(_num(each, "allotted") for each in entries if each.get("name") == name) for name in WRITTEN}
+    thoughts = f"{rooms['thinking']:,} to think, " if rooms["thinking"] else ""
+    return _written([*lines, f"  Total: {used:,} tokens in, {thoughts}{rooms['answer']:,} for the answer, {_count(ledger, 'spare')} spare"])
+
+
+def budget_again(event: Told, before: Told | None) -> list[str]:
+    """One line in place of the table of a budget that was shown just before; nothing where it is another budget."""
+    keys = ("role", "kind", "ledger", "allowances")
+    is_same = before is not None and all(event.get(key) == before.get(key) for key in keys)
+    return _written([f"=== {_who(event)} again, in the same budget ==="]) if is_same else []
+
+
+def _section(entry: Told, allotted: int, width: int) -> str:
+    """A section's line; `allotted` is what it may have in this window."""
+    name, used, wanted = one_line(entry.get("name", "?")), _num(entry, "used"), _num(entry, "wanted")
+    if name == "gap":
+        return f"    gap: {allotted:,} kept free"
+    if name in WRITTEN:
+        return f"  ✓ {name}: room for {allotted:,}" if allotted >= wanted else f"  – {name}: room for {allotted:,} of {wanted:,} wanted"
+    reasons = _part(entry, "omitted_reasons")
+    merged = [f"{name} {reasons[name]}" for name in _texts(entry, "omitted") if name in reasons]
+    omitted = [name for name in _texts(entry, "omitted") if name not in reasons]
+    shortened, covered = _parts(entry, "shortened"), _texts(entry, "covered")
+    is_whole = not omitted and not shortened and used >= wanted
+    percent = f" ({100 * used / allotted:.1f} %)" if allotted else ""
+    line = f"  {'✓' if is_whole else '–'} {name}: {used:,}/{allotted:,}{percent}" + ("" if is_whole else f" of {wanted:,} wanted")
+    cut = [f"{each.get('id', '?')} {each.get('level', '')} {_num(each, 'tokens'):,}/{_num(each, 'of'):,}" for each in shortened]
+    for names, word in ((omitted, "left out"), (cut, "shortened"), (covered, "in a summary"), (merged, "merged")):
+        if names:
+            line += f"; {len(names):,} {word}: {_names(names, width - len(line) - 24)}"
+    return line
+
+
+def _names(names: Sequence[str], room: int) -> str:
+    """The first names, as many as fit `room` characters, one at least."""
+    shown = ""
+    for number, name in enumerate(names):
+        more = f"{', ' if number else ''}{one_line(name, _MAX_NAME_CHARS)}"
+        if number and (number >= _MAX_NAMED or len(shown) + len(more) > room):
+            return f"{shown}, … {len(names) - number:,} more"
+        shown += more
+    return shown
+
+
+def proposal_lines(checked: Told, said: Told | None) -> list[str]:
+    """What a member proposes, with where its sources stand (from the answer object `said`, if it is there), and what was struck out."""
+    said = said or {}
+    text = str(checked.get("text") or "")
+    lines = [f"=== {one_line(checked.get('member', '?'))} proposes ===", *_indented(text or "Said nothing.")]
+    if said.get("error"):
+        lines.append(f"  The model broke: {_message(said['error'])}")
+    if said.get("finish_reason") == "length":
+        lines.append("  Stopped at its limit of tokens (max_tokens).")
+    places = {each.get("id"): _place(each) for each in _parts(said, "evidence")}
+    lines += [f"  [{one_line(label)}] {places.get(label) or ''}".rstrip() for label in _texts(checked, "cited")]
+    if invented := _texts(checked, "invented"):
+        lines.append(f"  Invented, struck out: {_names(invented, 1000)}")
+    if repeated := _num(checked, "num_repeated"):
+        lines.append(f"  Said before, struck out: {repeated:,} {'sentence' if repeated == 1 else 'sentences'}")
+    return _written(lines)
+
+
+def said_lines(event: Told) -> list[str]:
+    """An answer as it was written, for where nothing was made of it: the model broke, or the run was ended."""
+    text = f"The model broke: {_message(event['error'])}" if event.get("error") else event.get("answer") or "Nothing."
+    return _written([f"=== {_who(event)}, as far as it came ===", *_indented(text)])
+
+
+def ranking_lines(event: Told) -> list[str]:
+    """How the members rank each other: the points of each, the best first, then who said what."""
+    lines = ["=== ranking ==="]
+    points = sorted(_part(event, "points").items(), key=lambda each: -_real(each[1]))
+    lines += [f"  {place}. {one_line(name)}: {_real(value):.2f}" for place, (name, value) in enumerate(points, 1)]
+    for name, ranking in _part(event, "rankings").items():
+        names = ranking if isinstance(ranking, list | tuple) else [ranking]
+        lines.append(f"  {one_line(name)} ranks: {', '.join(map(one_line, names))}")
+    return _written(lines if len(lines) > 1 else [*lines, "  No ranking could be read."])
+
+
+def tool_lines(event: Told) -> list[str]:
+    """A call of a tool, what it gave, and what room is left for more."""
+    arguments = ", ".join(f"{one_line(name)}: {one_line(value, _MAX_RESULT_CHARS)}" for name, value in _part(event, "arguments").items())
+    lines = [f"=== judge uses {one_line(event.get('tool', '?'))} ({arguments}) ==="]
+    if event.get("is_error"):
+        lines.append("  It failed:")
+    result = [line for line in paragraphs(event.get("text") or "") if line.strip()]
+    lines += [f"  {one_line(line, _MAX_RESULT_CHARS)}" for line in result[:_MAX_RESULT_LINES]]
+    if len(result) > _MAX_RESULT_LINES:
+        lines.append(f"  … {counted(len(result) - _MAX_RESULT_LINES, 'line')} more")
+    left = "no room for more" if event.get("is_exhausted") else f"room for {_count(event, 'room_left')} more"
+    return _written([*lines, f"  {_count(event, 'num_tokens')} tokens, {left}"])
+
+
+def verdict_markdown(event: Told) -> str:
+    """The verdict as Markdown: the decision first, then how sure, the text, who disagrees, and the sources with file and place.
+
+    Whatever the model, a document or a file's name says, there is no link, image, HTML or heading but those written here.
+    """
+    decision = one_line(event.get("decision") or "")
+    blocks = [f"**{inline(decision)}**"] if decision else []
+    if event.get("confidence"):
+        blocks.append(f"Confidence: {inline(one_line(event['confidence']))}")
+    if event.get("text"):
+        blocks.append(prose("\n".join(paragraphs(event["text"]))))
+    if event.get("is_whole") is False:
+        blocks.append("The judge's room ended before its verdict did.")
+    if dissent := [_item(f"**{_inline(each, 'member')}**", _inline(each, "view")) for each in _parts(event, "dissent")]:
+        blocks += ["## Dissent", "\n".join(dissent)]
+    if sources := [_item(_inline(each, "id"), inline(_place(each))) for each in _parts(event, "sources")]:
+        blocks += ["## Sources", "\n".join(sources)]
+    unsupported = [one_line(each.get("id", "?")) for each in _parts(event, "citations") if not each.get("supplied")]
+    if unsupported:
+        blocks.append(f"Not among its sources, so unsupported: {inline(', '.join(unsupported))}")
+    return "\n\n".join(blocks) + "\n"
+
+
+def _item(name: str, text: str) -> str:
+    return f"- {name}: {text}" if text else f"- {name}"
+
+
+def _inline(part: Told, key: str) -> str:
+    return inline(one_line(part.get(key, "?")))
+
+
+def verdict_lines(event: Told) -> list[str]:
+    """The verdict's Markdown under a title."""
+    return _written(["=== verdict ===", "", *verdict_markdown(event).splitlines()])
+
+
+def error_lines(event: Told) -> list[str]:
+    lines = [f"Error: {_message(event)}"]
+    return _written([*lines, f"  {one_line(event['hint'])}"] if event.get("hint") else lines)
+
+
+def end_lines(event: Told) -> list[str]:
+    """How it ended, and what it took: tokens evaluated, shared and written, and seconds."""
+    usage = _part(event, "usage")
+    prompt, cached = _num(usage, "prompt_tokens"), _num(usage, "cached_tokens")
+    saved = f" ({100 * cached / prompt:.1f} % saved)" if prompt else ""
+    evaluated, written = _count(usage, "evaluated_tokens"), _count(usage, "completion_tokens")
+    lines = [
+        f"=== {one_line(event.get('state', 'ended'))} after {_real(event.get('total_s')):.1f} s ===",
+        f"  {evaluated} tokens evaluated, {cached:,} of {prompt:,} shared{saved}, {written} written",
+    ]
+    for each in _parts(event, "loads"):
+        closed = _texts(each, "closed")
+        gone = f", in place of {', '.join(map(one_line, closed))}" if closed else ""
+        lines.append(f"  {one_line(each.get('model', '?'))} loaded in {_real(each.get('load_s')):.1f} s{gone}")
+    return _written([*lines, *(f"  Warning: {one_line(each)}" for each in _texts(event, "warnings"))])
+
+
+def _place(source: Told) -> str:
+    """File, headings and place of a piece of evidence."""
+    where = " > ".join(one_line(source[key]) for key in ("source", "heading") if source.get(key))
+    found = source.get("place") or (f"characters {source['start']} to {source['end']}" if "start" in source and "end" in source else "")
+    return f"{where} ({one_line(found)})" if found else where
+
+
+def _who(event: Told) -> str:
+    return f"{one_line(event.get('role', '?'))}: {one_line(event.get('kind', '?'))}"
+
+
+def _message(error: object) -> str:
+    return one_line((error.get("message") or error.get("error") or "?") if isinstance(error, Mapping) else error)
+
+
+def _indented(text: object) -> Iterator[str]:
+    return (f"  {line}".rstrip() for line in paragraphs(text))
+
+
+def _written(lines: Sequence[str]) -> list[str]:
+    return [printable(line) for line in lines]
+
+
+def _num(event: Told, key: str) -> int:
+    return int(_real(event.get(key)))
+
+
+def _real(value: object) -> float:
+    return float(value) if isinstance(value, int | float) and abs(value) < 1e15 else 0.0  # so is NaN
+
+
+def _count(event: Told, key: str) -> str:
+    return f"{_num(event, key):,}"
+
+
+def _part(event: Told, key: str) -> Told:
+    value = event.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _parts(event: Told, key: str) -> list[Told]:
+    value = event.get(key)
+    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list | tuple) else []
+
+
+def _texts(event: Told, key: str) -> list[str]:
+    value = event.get(key)
+    return [str(each) for each in value] if isinstance(value, list | tuple) else []
+
+
+Event = Mapping[str, Any]
+
+_MIN_COLUMN_CELLS = 28
+_MAX_LINES = 8
+_BLOCK_CHARS = 1024
+"""What is shown of a text begins at a multiple of this, so that its lines break where they did before."""
+_BY_ALL = ("proposal", "review")
+"""What every member is asked for; all else is asked of one role."""
+_TEXT_IN_JSON = re.compile(r'"\w+"\s*:\s*"((?:[^"\\]|\\.)*)')
+
+
+@dataclass(slots=True)
+class _Column:
+    """One role at work. `num_pieces` are those of its text so far: a token each, but where it takes several to make a character."""
+
+    role: str
+    state: str = "waiting"
+    since: float = field(default_factory=time.monotonic)
+    text: str = ""
+    num_pieces: int = 0
+
+    def read(self) -> None:
+        """A prompt is given to it, perhaps not the first one."""
+        self.state, self.since, self.text, self.num_pieces = "reading", time.monotonic(), "", 0
+
+    def write(self, text: str) -> None:
+        self.state = "writing"
+        self.text += text
+        self.num_pieces += 1
+
+    @property
+    def heading(self) -> str:
+        known = {"reading": f"reading, {time.monotonic() - self.since:.0f} s", "writing": f"writing, {self.num_pieces} tokens"}
+        return one_line(f"{self.role}: {known.get(self.state, self.state)}")
+
+    @property
+    def tail(self) -> str:
+        """The end of the text, fit for a terminal; of a form in JSON, the end of the texts in it."""
+        text = self.text
+        if text.lstrip().startswith("{"):
+            found = _TEXT_IN_JSON.findall(text)
+            text = "\n".join(each.replace("\\n", "\n").replace('\\"', '"') for each in found)
+        shown = text[max(0, len(text) // _BLOCK_CHARS - 1) * _BLOCK_CHARS :]
+        return "\n".join(paragraphs(shown))
+
+
+class _Board:
+    """Who reads and writes just now, each with the end of its text."""
+
+    def __init__(self, out: Console) -> None:
+        self._out = out
+        self._area = Area(out, self._draw)
+        self._columns: dict[str, _Column] = {}
+
+    def open(self, roles: Sequence[str]) -> None:
+        """Draw these roles, all of them waiting."""
+        self.close()
+        self._columns = {role: _Column(role) for role in roles}
+        self._area.open()
+
+    def column(self, role: str) -> _Column:
+        """That of a role; one that is not drawn is drawn nowhere."""
+        return self._columns.get(role) or _Column(role)
+
+    def close(self) -> None:
+        self._area.close()
+
+    def _draw(self) -> RenderableType:
+        """Side by side where the terminal is wide enough for all, else one below the other."""
+        from rich.table import Table  # noqa: PLC0415  # weight
+
+        columns = list(self._columns.values())
+        width, height = self._out.width, self._out.height - 2
+        is_wide = len(columns) * _MIN_COLUMN_CELLS <= width
+        grid = Table.grid(padding=(0, 2, 0, 0) if is_wide else 0)
+        if is_wide:
+            each = max(1, width // max(1, len(columns)) - 2)
+            for _ in columns:
+                grid.add_column(width=each)
+            grid.add_row(*(self._cell(column, each, min(_MAX_LINES, height - 1)) for column in columns))
+        else:
+            for column in columns:
+                grid.add_row(self._cell(column, width, min(2, height // len(columns) - 1)))
+        return grid
+
+    def _cell(self, column: _Column, width: int, num_lines: int) -> Text:
+        """A role's heading, and the last lines of its text."""
+        from rich.text import Text  # noqa: PLC0415  # weight
+
+        cell = Text(column.heading, style="bold", no_wrap=True)
+        cell.truncate(width, overflow="ellipsis")
+        drawn = Text().append_text(cell)
+        if num_lines > 0:
+            for line in list(Text(column.tail).wrap(self._out, width))[-num_lines:]:
+                line.rstrip()
+                drawn.append("\n").append_text(line)
+        return drawn
+
+
+class CouncilView:
+    """Shows what happens as it does: talk on stderr, the verdict on stdout. On a terminal whoever is at work is shown at work."""
+
+    def __init__(self, council: str) -> None:
+        out = console(err=True)
+        self._board = _Board(out) if sys.stderr.isatty() and not out.is_dumb_terminal else None
+        self._council = council
+        self._members: list[str] = []
+        self._kind = ""
+        self._budgets: dict[str, Event] = {}
+        """Those that are still to be shown, by role: a board that is drawn has no place for them."""
+        self._last_budget: Event | None = None
+        self._said: dict[str, Event] = {}
+        """What was said and not made anything of yet, by role."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._board is not None:
+            self._board.close()
+
+    def on_text(self, role: str, text: str) -> None:
+        if self._board is not None:
+            self._board.column(role).write(text)
+
+    def on_event(self, event: Event) -> None:
+        name = event["event"]
+        if name == "budget":
+            self._begin(event)
+        elif name == "said":
+            self._end_writing(event)
+        else:
+            if self._board is not None:
+                self._board.close()
+            self._kind = ""
+            self._show(name, event)
+
+    def _begin(self, event: Event) -> None:
+        role, kind = event["role"], event["kind"]
+        if self._kind != kind:
+            self._kind = kind
+            self._said.clear()
+            if self._board is not None:
+                self._board.open(self._members if kind in _BY_ALL else [role])
+        if self._board is None:
+            _note(budget_again(event, self._last_budget) or budget_lines(event))
+            self._last_budget = event
+        else:
+            self._budgets[role] = event
+            self._board.column(role).read()
+
+    def _end_writing(self, event: Event) -> None:
+        role = event["role"]
+        self._said[role] = event
+        if self._board is not None:
+            written = event.get("usage", {}).get("completion_tokens", 0)
+            self._board.column(role).state = "failed" if "error" in event else f"done, {written} tokens"
+
+    def _show(self, name: str, event: Event) -> None:
+        """What is not drawn but stays."""
+        if name == "checked":
+            self._show_budgets(event["member"])
+            _note(proposal_lines(event, self._said.pop(event["member"], None)))
+            return
+        self._show_budgets()
+        match name:
+            case "start":
+                self._members = [each["role"] for each in event["roles"] if each["role"] not in RESERVED_ROLES]
+                note(f"Council {one_line(self._council)}")
+                _note(start_lines(event))
+            case "planned":
+                _note(planned_lines(event))
+            case "search":
+                _note(search_lines(event))
+            case "ranking":
+                _note(ranking_lines(event))
+            case "tool":
+                _note(tool_lines(event))
+            case "verdict":
+                _verdict(event)
+            case "end":
+                for each in self._said.values():
+                    _note(said_lines(each))
+                _note(end_lines(event))
+        self._said.clear()
+
+    def _show_budgets(self, *roles: str) -> None:
+        """Of these roles, or of all."""
+        for role in roles or tuple(self._budgets):
+            if role in self._budgets:
+                _note(budget_lines(self._budgets.pop(role), console(err=True).width))
+
+
+def _note(lines: Sequence[str]) -> None:
+    for line in lines:
+        note(line)
+
+
+def _verdict(event: Event) -> None:
+    """On stdout: drawn on a terminal, as Markdown elsewhere."""
+    text = verdict_markdown(event)
+    out = console()
+    if not sys.stdout.isatty() or out.is_dumb_terminal:
+        click.echo(text, nl=False)
+        return
+    from rich.markdown import Markdown  # noqa: PLC0415  # weight
+
+    out.print(Markdown(text, hyperlinks=False))

@@ -1,0 +1,182 @@
+"""RTF, the binary formats of Office 97, Outlook messages and FictionBook, which the kreuzberg library takes apart.
+
+It is one Rust extension that computes in threads of its own, so that `prepare` must come before a process forbids itself new ones.
+It is asked for nothing that would take a model or the network. Places are not known.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from localrag.kb.readers.base import Reading, UnreadableError
+from localrag.kb.readers.draft import Composer, one_line
+from localrag.kb.readers.table import Table
+
+if TYPE_CHECKING:
+    from kreuzberg import ExtractionConfig
+
+_MIME = {
+    "rtf": "application/rtf",
+    "doc": "application/msword",
+    "xls": "application/vnd.ms-excel",
+    "ppt": "application/vnd.ms-powerpoint",
+    "msg": "application/vnd.ms-outlook",
+    "fb2": "application/x-fictionbook+xml",
+}
+_TEXTS = frozenset({"title", "paragraph", "code", "formula", "quote", "raw_block", "footnote", "citation"})
+_PROMPTS = re.compile(r"Click to edit Master .*|(?:Second|Third|Fourth|Fifth) level|\*|Page\s+\*")
+"""What the masters of English presentations say, which no slide shows."""
+
+# Tracked deletions: what stands in a group after \deleted, until \deleted0 or the group's end.
+_RTF_TOKEN = re.compile(rb"(?s)\\([a-z]{1,32})(-?\d{0,10}) ?|\\'[0-9a-fA-F]{2}|\\.|[{}]|[^\\{}]+")
+_RTF_TEXT = frozenset({b"u", b"tab", b"line", b"par", b"lquote", b"rquote", b"ldblquote", b"rdblquote", b"emdash", b"endash", b"bullet"})
+
+
+def prepare() -> None:
+    """Imports the library and lets it start its threads."""
+    from kreuzberg import extract_bytes_sync  # noqa: PLC0415  # 0.1 s and 45 MB, wanted only for these formats
+
+    extract_bytes_sync(b"-", "text/plain", _config())
+
+
+def read(data: bytes, kind: str) -> Reading:
+    """A document of `kind`, such as "doc". UnreadableError if the library cannot make anything of it."""
+    from kreuzberg import KreuzbergError, extract_bytes_sync  # noqa: PLC0415  # as above
+
+    try:
+        result = extract_bytes_sync(_without_deleted(data) if kind == "rtf" else data, _MIME[kind], _config())
+    except KreuzbergError as error:
+        reason = one_line(str(error)) or type(error).__name__
+        raise UnreadableError(f"it is protected by a password or damaged ({reason.removeprefix('ParsingError: ')})") from None
+    nodes: Sequence[Mapping[str, Any]] = result.document["nodes"] if result.document else ()
+    about: Mapping[str, Any] = result.metadata
+    if kind == "msg":
+        return _message(nodes, about)
+    composer = Composer()
+    if kind == "xls":
+        _write(composer, _shown_sheets(nodes, data), is_sheet=True)
+    else:
+        _write(composer, _without_repeated(nodes) if kind == "ppt" else nodes)
+    return composer.reading(str(about.get("title") or ""), _fields(about))
+
+
+def _config() -> ExtractionConfig:
+    from kreuzberg import ConcurrencyConfig, ExtractionConfig  # noqa: PLC0415  # as above
+
+    config = ExtractionConfig(  # type: ignore[call-arg]  # disable_ocr is not among the types
+        use_cache=False,
+        enable_quality_processing=False,
+        include_document_structure=True,
+        disable_ocr=True,  # or it recognizes attached pictures, and keeps their text on disk
+        concurrency=ConcurrencyConfig(max_threads=1),
+    )
+    config.max_archive_depth = 0  # attachments stay closed
+    return config
+
+
+def _write(composer: Composer, nodes: Iterable[Mapping[str, Any]], *, is_sheet: bool = False) -> None:
+    after_item = False
+    for node in nodes:
+        content = node["content"]
+        kind, text = content["node_type"], str(content.get("text") or content.get("title") or "")
+        if node.get("content_layer") in ("header", "footer"):
+            continue
+        if kind in ("heading", "slide"):
+            composer.heading(int(content.get("level", 2)), text)
+        elif kind == "table":
+            table = Table(composer, sheet=is_sheet)
+            for _, cells in groupby(content["grid"]["cells"], key=lambda cell: cell["row"]):
+                table.row((cell["col"], cell["content"]) for cell in cells)
+            table.close()
+        elif kind == "list_item":
+            (composer.line if after_item else composer.paragraph)(f"- {text}")
+        elif kind in _TEXTS:
+            composer.paragraph(text)
+        after_item = kind == "list_item"
+
+
+def _fields(about: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    authors = about.get("authors")
+    author = "; ".join(map(str, authors)) if isinstance(authors, list) else ""
+    found = {"author": author, "date": str(about.get("created_at") or "")}
+    return tuple((key, one_line(value)) for key, value in found.items() if value)
+
+
+def _message(nodes: Iterable[Mapping[str, Any]], about: Mapping[str, Any]) -> Reading:
+    """An Outlook message, as `localrag.kb.readers.mail` has others: its subject is its heading, and attachments are named."""
+    shown = {"Subject": str(about.get("subject") or "")}
+    rest = []
+    for node in nodes:
+        if node["content"]["node_type"] == "metadata_block":
+            shown |= {str(key): str(value) for key, value in node["content"]["entries"]}
+        else:
+            rest.append(node)
+    composer = Composer()
+    subject = shown.pop("Subject")
+    composer.heading(1, subject)
+    for key, value in shown.items():
+        composer.line(f"{key.capitalize()}: {one_line(value)}")
+    _write(composer, rest)
+    for name in about.get("attachments") or ():
+        composer.line(f"Attachment: {one_line(str(name))}")
+    sender = shown.get("From", "")
+    fields = {
+        "author": str(about.get("from_name") or sender),
+        "from": sender,
+        "to": shown.get("To", ""),
+        "date": shown.get("Date", ""),
+        "subject": subject,
+    }
+    return composer.reading(subject, tuple((key, one_line(value)) for key, value in fields.items() if value))
+
+
+def _without_repeated(nodes: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Each line once: the library tells the text of the masters with each slide, and the slides again as notes."""
+    seen: set[str] = set()
+    for node in nodes:
+        content = node["content"]
+        key = "title" if content["node_type"] == "slide" else "text"
+        lines = str(content.get(key) or "").splitlines()
+        new = [line for line in lines if line.strip() and line not in seen and not _PROMPTS.fullmatch(line.strip())]
+        seen.update(lines)
+        if new or content["node_type"] not in ("slide", *_TEXTS):
+            yield {**node, "content": {**content, key: "\n".join(new)}}
+
+
+def _shown_sheets(nodes: Iterable[Mapping[str, Any]], data: bytes) -> Iterator[Mapping[str, Any]]:
+    """Without the sheets that are hidden, which the library reads like others: the workbook's records name them."""
+    is_hidden = False
+    for node in nodes:
+        content = node["content"]
+        if content["node_type"] == "heading":
+            name = str(content["text"])
+            written = [bytes([len(name), 1]) + name.encode("utf-16-le", "replace")] if len(name) < 32 else []
+            if written and name.isascii():
+                written.append(bytes([len(name), 0]) + name.encode())
+            is_hidden = any(re.search(rb"(?s)\x85\0.\0....[\1\2]." + re.escape(record), data) for record in written)
+        if not is_hidden:
+            yield node
+
+
+def _without_deleted(rtf: bytes) -> bytes:
+    """RTF without what was deleted under tracked changes."""
+    if b"\\deleted" not in rtf or b"\\bin" in rtf:  # binary data has no tokens
+        return rtf
+    pieces: list[bytes] = []
+    deleted = [False]
+    for token in _RTF_TOKEN.finditer(rtf):
+        piece, word = token.group(), token[1]
+        if piece == b"{":
+            deleted.append(deleted[-1])
+        elif piece == b"}":
+            del deleted[max(1, len(deleted) - 1) :]
+        elif word == b"deleted":
+            deleted[-1] = token[2] != b"0"
+            continue
+        is_text = piece not in (b"{", b"}") and (word is None or word in _RTF_TEXT)
+        if not (deleted[-1] and is_text):
+            pieces.append(piece)
+    return b"".join(pieces)

@@ -1,0 +1,421 @@
+"""The body of a chat completion: its form, and the question that it comes to.
+
+Pydantic checks the form. What is decided before and after it, in the order that clients of the KAITO RAG engine know, stands in `read`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, SkipValidation, ValidationError, ValidatorFunctionWrapHandler, WrapValidator, model_validator
+
+from localrag.messages import Message, Role, ToolSpec
+from localrag.server.errors import Problem
+from localrag.server.schemas import example, fault, parse, worded
+from localrag.server.tools import Tools, compact, schema_of_calls
+from localrag.session.search_policy import Bypass, bypass
+
+MIN_RATIO, MAX_RATIO, DEFAULT_RATIO = 0.2, 0.8, 0.5
+MAX_MESSAGES = 2048
+NO_QUESTION = "There must be a user prompt since the latest assistant message."
+
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_OURS: Mapping[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+"""The roles that a model's template knows. Each other one is a tool's."""
+_THINK_TOKENS = {"none": 0, "minimal": 128, "low": 512, "medium": 1024, "high": 4096}
+"""What `reasoning_effort` comes to."""
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {"logit_bias": ({},), "modalities": (["text"],)}
+"""Values that ask for nothing, of parameters that cannot be honoured."""
+_NO_ARGUMENTS = {"type": "object", "properties": {}}
+
+
+# --- the form ---
+
+
+Ratio = Annotated[
+    float,
+    Field(ge=MIN_RATIO, le=MAX_RATIO, description="The most that sources take of the window beside what cannot be cut."),
+    worded(f"context_token_ratio must be between {MIN_RATIO} and {MAX_RATIO}."),
+]
+Temperature = Annotated[float, Field(ge=0, le=100, description="0, the default, takes the likeliest token.")]
+TopP = Annotated[float, Field(gt=0, le=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+NumTokens = Annotated[int, Field(ge=1, lt=2**31)]
+StopText = Annotated[str, Field(min_length=1, max_length=1024)]
+Stop = Annotated[
+    StopText | Annotated[list[StopText], Field(max_length=64)],
+    worded("stop is a text or a list of up to 64, each of 1 to 1024 characters."),
+]
+"""Texts at which an answer ends; they are no part of it."""
+Effort = Literal["none", "minimal", "low", "medium", "high"]
+
+
+class Unused(BaseModel):
+    """Fields that OpenAI's clients send, taken as they are: they change nothing of an answer."""
+
+    model: SkipValidation[str | None] = Field(default=None, description="Taken as it is: this server has one model.")
+    user: SkipValidation[str | None] = Field(default=None, description="Without effect, as are the six that follow.")
+    metadata: SkipValidation[dict[str, Any] | None] = None
+    store: SkipValidation[bool | None] = None
+    service_tier: SkipValidation[str | None] = None
+    safety_identifier: SkipValidation[str | None] = None
+    prompt_cache_key: SkipValidation[str | None] = None
+    parallel_tool_calls: SkipValidation[bool | None] = Field(default=None, description="An answer has one call at most.")
+
+
+class TextPart(BaseModel):
+    """A part of a content. The model reads text alone."""
+
+    type: Literal["text"]
+    text: str
+
+
+class EarlierFunction(BaseModel):
+    """A function and what it was called with."""
+
+    name: str
+    arguments: str = Field(default="{}", description="JSON.")
+
+
+class EarlierCall(BaseModel):
+    """A call of a tool in an earlier answer."""
+
+    id: SkipValidation[str | None] = None
+    type: SkipValidation[Literal["function"] | None] = None
+    function: EarlierFunction
+
+
+_CALLS = worded("A call has a function with a name and arguments, both texts.")
+
+
+class ChatMessage(BaseModel):
+    """One message. That of an assistant needs no content if it calls tools; that of a tool says which call it answers."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Annotated[str | list[TextPart] | None, worded("This model reads text alone.")] = None
+    name: SkipValidation[str | None] = None
+    tool_calls: Annotated[list[EarlierCall] | None, _CALLS] = None
+    function_call: Annotated[EarlierFunction | None, _CALLS] = Field(default=None, description="The older form of `tool_calls`.")
+    tool_call_id: SkipValidation[str | None] = None
+
+    @model_validator(mode="after")
+    def _has_content(self) -> ChatMessage:
+        if self.content is None and not self.calls:
+            raise fault(f"messages must contain 'content' for role '{self.role}'.")
+        return self
+
+    @property
+    def calls(self) -> list[EarlierFunction]:
+        """What an answer called."""
+        if self.role != "assistant":
+            return []
+        return [*(call.function for call in self.tool_calls or ()), *([self.function_call] if self.function_call else [])]
+
+    def to_message(self) -> Message:
+        """The message as the engine takes it: its parts joined, and its calls as text, a line for each."""
+        parts = [part.text for part in self.content] if isinstance(self.content, list) else [self.content or ""]
+        text = "\n\n".join(parts)
+        if self.calls:
+            text = "\n".join(filter(None, (text, *map(_called, self.calls))))
+        return Message(_OURS.get(self.role, "tool"), text)
+
+
+def _worded_messages(value: object, handler: ValidatorFunctionWrapHandler) -> object:
+    """The faults of messages in the words that clients know, with the number of the message."""
+    try:
+        return handler(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+    at = first["loc"]
+    if not at:
+        if first["type"] == "too_long" and isinstance(value, list):
+            raise fault(f"{len(value)} messages are too many; the limit is {MAX_MESSAGES}.")
+        raise fault("Invalid request format: messages must be a list of at least one message.")
+    number = int(at[0]) + 1
+    if at[1:] == ("role",):
+        if first["type"] == "missing" or not first["input"]:
+            raise fault(f"Message {number} has no role: messages must contain 'role'.")
+        raise fault(f"Message {number} has the role {str(first['input'])[:80]!r}; known are {', '.join(_ROLES)}.")
+    raise fault(first["msg"] if at[1:] else f"Message {number}: {first['msg']}")
+
+
+class FunctionSpec(BaseModel):
+    """A function that the model may call; `parameters` is a JSON schema."""
+
+    name: str = Field(min_length=1)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(BaseModel):
+    """A tool that the model may call. Where there is one, no index is searched."""
+
+    type: Literal["function"] = "function"
+    function: FunctionSpec
+
+
+class FunctionName(BaseModel):
+    """A function by its name."""
+
+    name: str
+
+
+class ToolChoice(BaseModel):
+    """The tool that must be called."""
+
+    type: Literal["function"] = "function"
+    function: FunctionName
+
+
+class JsonSchemaForm(BaseModel):
+    """A JSON schema that the answer keeps to."""
+
+    name: SkipValidation[str | None] = None
+    description: SkipValidation[str | None] = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: SkipValidation[bool | None] = None
+
+
+class FreeForm(BaseModel):
+    """Text as it comes, or any JSON object."""
+
+    type: Literal["text", "json_object"]
+
+
+class SchemaForm(BaseModel):
+    """JSON that is valid under a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchemaForm
+
+
+class StreamOptions(BaseModel):
+    """What a stream has beside the text."""
+
+    include_usage: bool | None = Field(
+        default=None, description="Whether the first chunk has the ledger of the prompt, and the last one usage, sources and ledger."
+    )
+
+
+class ChatRequest(Unused):
+    """A conversation to be answered; any parameter that is not named here is refused. Its fields are checked in their order."""
+
+    model_config = example(
+        {
+            "model": "echo",
+            "messages": [{"role": "user", "content": "At what temperature is PLA annealed?"}],
+            "max_tokens": 60,
+            "temperature": 0,
+        },
+        extra="forbid",
+    )
+
+    n: Literal[1] | None = None
+    index_name: str | None = Field(default=None, description="The index to answer from; without one the model answers alone.")
+    context_token_ratio: Ratio | None = Field(default=None, description=f"The default is {DEFAULT_RATIO}.")
+    messages: Annotated[
+        list[ChatMessage],
+        Field(min_length=1, max_length=MAX_MESSAGES, description="With a question since the last answer."),
+        WrapValidator(_worded_messages),
+    ]
+    max_tokens: NumTokens | None = Field(
+        default=None,
+        description="The longest answer, lowered where the window has less room. Without it, what history and evidence leave.",
+    )
+    max_completion_tokens: NumTokens | None = Field(default=None, description="The same, and stronger.")
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    seed: int | None = Field(default=None, description="The same one gives the same text again.")
+    stop: Stop | None = None
+    stream: bool | None = Field(default=None, description="Whether the answer comes as server-sent events.")
+    stream_options: StreamOptions | None = None
+    response_format: (
+        Annotated[FreeForm | SchemaForm, worded("response_format is text, json_object, or json_schema with a schema.")] | None
+    ) = None
+    reasoning_effort: Effort | None = None
+    tools: list[Tool] | None = None
+    tool_choice: (
+        Annotated[
+            Literal["none", "auto", "required"] | ToolChoice,
+            worded("tool_choice is none, auto, required, or a function by its name."),
+        ]
+        | None
+    ) = None
+    functions: list[FunctionSpec] | None = Field(default=None, description="The older form of tools, with `function_call` for the choice.")
+    function_call: (
+        Annotated[Literal["none", "auto"] | FunctionName, worded("function_call is none, auto, or a function by its name.")] | None
+    ) = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+
+# --- the question ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A chat completion that can be answered. `bypass` says why the index is not searched."""
+
+    messages: list[Message]
+    index: str | None
+    bypass: Bypass | None
+    sampling: dict[str, Any]
+    ratio: float
+    streams: bool
+    includes_usage: bool
+    tools: Tools | None = None
+    is_plain: bool = False
+    """Whether there is one message, which is sent as it stands, without the model's template."""
+    has_question: bool = True
+    """Whether something was asked since the last answer. A conversation without a question is passed on to the model as it stands."""
+
+    @property
+    def searches(self) -> bool:
+        return self.index is not None and self.bypass is None
+
+    def to_message(self) -> dict[str, Any]:
+        """For the engine's process. Without a limit of its own an answer has what the prompt leaves of the window."""
+        options = {"context_ratio": self.ratio, "top_k": "fit"} if self.searches else {}
+        forms = {} if self.tools is None else {"json_schema": self.tools.schema, "or_text": self.tools.or_text}
+        return {
+            "op": "ask",
+            "is_plain": self.is_plain,
+            "tools": [] if self.tools is None else [spec.to_dict()["function"] for spec in self.tools.specs],
+            "calls": None if self.tools is None else self.tools.calls,
+            "messages": [{"role": each.role, "content": each.content} for each in self.messages],
+            "kbs": [self.index] if self.searches else [],
+            "sampling": {"max_tokens": None, **self.sampling, **forms},
+            "options": options if self.has_question else {**options, "needs_question": False},
+        }
+
+
+def read(body: object, *, has_index: Callable[[str], bool], rejects_tools: bool = False, is_plain: bool = False) -> Asked:
+    """Problem, in the order of the checks: more than one answer, an unknown index, whatever is not of the form, tools with an index where
+    that is refused, a conversation without a question where the index is searched. UsageError for tools as of `read_tools`."""
+    if not isinstance(body, dict):
+        raise Problem(400, "The body is not a JSON object.")
+    _check_one_answer(body.get("n"))
+    index = _index(body.get("index_name"), has_index)
+    request = parse(ChatRequest, {**body, "messages": body.get("messages") or []}, _NEUTRAL)
+    messages = [message.to_message() for message in request.messages]
+    has_tools = bool(request.tools or request.functions)
+    reason = bypass(messages, has_kb=index is not None, has_tools=has_tools)
+    if has_tools and index is not None and rejects_tools:
+        raise Problem(400, "tools and functions are not supported.", param="tools")
+    tools = read_tools(request)
+    has_question = _has_question(messages)
+    if not has_question and (reason is None or not any(each.content.strip() for each in messages)):
+        raise Problem(400, NO_QUESTION, param="messages")
+    sampling = _sampling(request)
+    if tools is not None and "json_schema" in sampling:
+        raise Problem(400, "An answer that may be a call has no other form: leave response_format out, or the tools.")
+    return Asked(
+        messages=messages,
+        index=index,
+        bypass=reason,
+        sampling=sampling,
+        ratio=DEFAULT_RATIO if request.context_token_ratio is None else request.context_token_ratio,
+        streams=bool(request.stream),
+        includes_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
+        tools=tools,
+        is_plain=is_plain,
+        has_question=has_question,
+    )
+
+
+def _check_one_answer(n: object) -> None:
+    if n is not None and n != 1:
+        raise Problem(400, "n > 1 is not supported." if isinstance(n, int) and n > 1 else "n must be 1.", param="n")
+
+
+def _index(name: object, has_index: Callable[[str], bool]) -> str | None:
+    if name is None or name == "":
+        return None
+    if not isinstance(name, str) or not has_index(name):
+        raise Problem(404, f"No such index: '{str(name)[:64]}' exists.", "index_not_found", "index_name")
+    return name
+
+
+def _has_question(messages: Sequence[Message]) -> bool:
+    """Whether there is one since the last answer, or what a tool gave for it."""
+    if messages[-1].role == "tool" and any(each.role == "user" and each.content.strip() for each in messages):
+        return True
+    answered = max((at for at, each in enumerate(messages) if each.role == "assistant"), default=-1)
+    return any(each.role == "user" and each.content.strip() for each in messages[answered + 1 :])
+
+
+def _sampling(request: ChatRequest) -> dict[str, Any]:
+    """The fields of SamplingParams that the body names."""
+    found = request.model_dump(include={"temperature", "top_p", "presence_penalty", "frequency_penalty"}, exclude_none=True)
+    if request.seed is not None:
+        found |= {"seed": request.seed % 2**32, "repeatable": True}
+    if most := request.max_completion_tokens or request.max_tokens:
+        found["max_tokens"] = most
+    if request.stop:
+        found["stop"] = [request.stop] if isinstance(request.stop, str) else request.stop
+    if request.presence_penalty or request.frequency_penalty:
+        found["repeat_last_n"] = 1_000_000  # all that was written
+    if request.reasoning_effort is not None:
+        found["think_tokens"] = _THINK_TOKENS[request.reasoning_effort]
+    if request.logprobs:
+        found["logprobs"] = request.top_logprobs or 0
+    elif request.top_logprobs:
+        raise Problem(400, "top_logprobs needs logprobs.", param="top_logprobs")
+    form = request.response_format
+    if isinstance(form, SchemaForm):
+        found["json_schema"] = json.dumps(form.json_schema.schema_)
+    elif form is not None and form.type == "json_object":
+        found["json_schema"] = json.dumps({"type": "object"})
+    return found
+
+
+# --- tools ---
+
+
+def read_tools(request: ChatRequest) -> Tools | None:
+    """The tools that may be called; None if there are none, or the choice is "none".
+
+    Problem for a choice that is not among them. UsageError for an invalid name, and for parameters of a "strict" tool that are no
+    schema of the supported kind. An object with any properties stands in for such parameters of others, as OpenAI's API promises nothing
+    for them either.
+    """
+    if request.tools and request.functions:
+        raise Problem(400, "Give tools or functions, not both.", param="tools")
+    is_legacy = bool(request.functions)
+    functions = request.functions or [tool.function for tool in request.tools or ()]
+    specs = tuple(ToolSpec(each.name, each.description or "", each.parameters or _NO_ARGUMENTS) for each in functions)
+    choice = request.function_call if is_legacy else request.tool_choice
+    if choice not in (None, "none") and not specs:
+        raise Problem(400, "There is no tool to choose.", param="tool_choice")
+    if len({spec.name for spec in specs}) < len(specs):
+        raise Problem(400, "Two tools have the same name.", param="tools")
+    named = choice.function.name if isinstance(choice, ToolChoice) else choice.name if isinstance(choice, FunctionName) else None
+    wanted = [spec for spec in specs if named in (None, spec.name)]
+    if named is not None and not wanted:
+        raise Problem(400, f"There is no tool {named[:80]!r}.", param="tool_choice")
+    if not wanted or choice == "none":
+        return None
+    names = tuple(spec.name for spec in wanted)
+    strict = frozenset(each.name for each in functions if each.strict) & set(names)
+    return Tools(
+        specs=specs,
+        choices=names,
+        strict=strict,
+        schema=schema_of_calls(wanted, strict),
+        or_text=choice in (None, "auto"),
+        is_legacy=is_legacy,
+    )
+
+
+def _called(function: EarlierFunction) -> str:
+    try:
+        arguments = json.loads(function.arguments or "{}")
+    except (ValueError, RecursionError):
+        arguments = function.arguments  # what a model was cut off in stays what it is
+    return compact({"name": function.name, "arguments": arguments})

@@ -1,0 +1,157 @@
+"""What the routes that ask the model have in common: it is open, the body is JSON, a client that goes away ends its request."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
+from contextlib import aclosing, suppress
+from typing import Annotated, Any, Protocol
+
+from fastapi import Depends, Request
+from fastapi.responses import JSONResponse, Response
+from sse_starlette import EventSourceResponse
+
+from localrag.server.chat_request import Asked
+from localrag.server.engine_process import STOP_S, EngineProcess
+from localrag.server.errors import Problem
+from localrag.server.state import State
+
+FINISHES = {"stop": "stop", "length": "length", "time": "length", "cancelled": "stop"}
+"""Ours to OpenAI's."""
+_PROMPTS = {"/v1/completions": "prompt", "/v1/responses": "input"}
+"""What a body calls its prompt; of other routes, messages."""
+_THIS_MACHINE = ("127.0.0.1", "::1")
+_LOOK_S = 0.2
+"""How often it is looked whether a client is still there."""
+_KEPT = (
+    "finish_reason",
+    "slot",
+    "ledger",
+    "evidence",
+    "citations",
+    "unsupported_citations",
+    "coverage",
+    "timings",
+    "tokens_per_s",
+    "warnings",
+    "bypass",
+)
+
+
+class CompactResponse(JSONResponse):
+    """JSON without white space."""
+
+    def render(self, content: Any) -> bytes:  # noqa: ANN401  # starlette's signature
+        return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+class Form(Protocol):
+    """How one route writes an answer: whole, or as server-sent events, `first` being the prompt before it is evaluated."""
+
+    def whole(self, done: Mapping[str, Any]) -> dict[str, Any]: ...
+    def chunks(self, first: dict[str, Any], replies: AsyncGenerator[dict[str, Any], None]) -> AsyncIterator[dict[str, str]]: ...
+
+
+async def answered(request: Request, engine: EngineProcess, asked: Asked, form: Form) -> Response:
+    """What is asked, answered in this form: streamed if it asks for that. Problem as of EngineProcess.run."""
+    replies = engine.run(client_of(request), asked.to_message())
+    try:
+        if not asked.streams:
+            return CompactResponse(form.whole(await heard_out(request, replies)))
+        first = await _attended(request, anext(replies))  # what cannot be answered is no stream
+    except Problem as problem:
+        if problem.code == "context_length_exceeded":
+            problem.param = _PROMPTS.get(request.url.path, "messages")
+        raise
+    return EventSourceResponse(form.chunks(first, replies), sep="\n", ping=15, shutdown_grace_period=STOP_S)
+
+
+async def opened(state: State) -> EngineProcess:
+    """The engine, once its model is open. Problem 503 if there is none."""
+    if state.engine is None:
+        raise Problem(503, "There is no model.")
+    await state.engine.opened()
+    if state.engine.failure is not None:
+        raise Problem(503, "There is no model.")
+    return state.engine
+
+
+Engine = Annotated[EngineProcess, Depends(opened)]
+"""The type of a route's parameter that takes the engine, once its model is open."""
+
+
+async def body_of(request: Request) -> Any:  # noqa: ANN401  # JSON
+    """Problem 400 for what is not JSON."""
+    try:
+        return json.loads(await request.body(), parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        raise Problem(400, "The body is not JSON.") from None
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(text)
+
+
+def client_of(request: Request) -> str:
+    """Whose share of the engine a request takes: an address, or of this machine, which is one address for all programs, a connection."""
+    client = request.client
+    if client is None:
+        return ""
+    return f"{client.host}:{client.port}" if client.host in _THIS_MACHINE else client.host
+
+
+async def heard_out(request: Request, replies: AsyncGenerator[dict[str, Any], None]) -> dict[str, Any]:
+    """What was done in the end. A client that goes away ends it at once."""
+    return await _attended(request, _last(replies))
+
+
+async def _attended(request: Request, reply: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+    """What is waited for. Problem 499 as soon as the client went away, which ends it."""
+    task = asyncio.ensure_future(reply)
+    try:
+        while not task.done():
+            await asyncio.wait({task}, timeout=_LOOK_S)
+            if not task.done() and await request.is_disconnected():
+                raise Problem(499, "The client went away.")
+        return task.result()
+    finally:
+        if not task.done():
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+async def _last(replies: AsyncGenerator[dict[str, Any], None]) -> dict[str, Any]:
+    logprobs: list[Any] = []
+    async with aclosing(replies):
+        async for reply in replies:
+            logprobs += reply.get("logprobs", ())
+            if "done" in reply:
+                return {**reply["done"], **({"logprobs": logprobs} if "answer" in reply["done"] else {})}
+    raise Problem(503, "The model could not answer.")
+
+
+def accounts(asked: Asked, done: Mapping[str, Any]) -> dict[str, Any]:
+    """Of an answer object: its sources, null where nothing was searched, and under `localrag` all that OpenAI's form has no place for."""
+    local = {name: done[name] for name in _KEPT if name in done}
+    if asked.index is not None and asked.bypass is not None:
+        local["bypass"] = asked.bypass.value
+    return {"source_nodes": done["nodes"] if asked.searches else None, "localrag": local}
+
+
+def usage(done: Mapping[str, Any]) -> dict[str, Any]:
+    """In the form of completions."""
+    counted = done["usage"]
+    return {
+        "prompt_tokens": counted["prompt_tokens"],
+        "completion_tokens": counted["completion_tokens"],
+        "total_tokens": counted["total_tokens"],
+        "prompt_tokens_details": {"cached_tokens": counted["cached_tokens"]},
+        "completion_tokens_details": {"reasoning_tokens": counted.get("reasoning_tokens", 0)},
+    }
+
+
+def data_of(event: Mapping[str, Any]) -> str:
+    """JSON as it goes into a server-sent event. Half of a surrogate pair, which UTF-8 does not have, becomes a question mark."""
+    return json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace").decode()

@@ -1,0 +1,146 @@
+"""How the server is: its health, its metrics, its model, and what a prompt would take without one being answered."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path, Request
+from fastapi.responses import Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel, Field
+
+from localrag.server.chat_request import ChatRequest, read
+from localrag.server.errors import Problem
+from localrag.server.openapi import ENGINE_FAILS, described, shown
+from localrag.server.routing import Engine, body_of, client_of, heard_out, opened
+from localrag.server.schemas import LEDGER, SLOT, Evidence, LedgerInfo, SlotInfo, example, parse
+from localrag.server.state import ServerState, State
+
+router = APIRouter(tags=["state"])
+_STARTED = int(time.time())
+_EXAMPLE = """# HELP localrag_requests_running Requests that the engine works on.
+# TYPE localrag_requests_running gauge
+localrag_requests_running 1.0
+"""
+
+
+class Health(BaseModel):
+    """The server answers. It says nothing of the model: see /v1/models."""
+
+    model_config = example({"status": "Healthy", "detail": None})
+
+    status: Literal["Healthy"]
+    detail: str | None
+
+
+ModelName = Annotated[str, Path(min_length=1, max_length=200, description="As /v1/models has it.", examples=["echo"])]
+
+
+class ModelCard(BaseModel):
+    """A model, with the window that an answer has."""
+
+    model_config = example({"id": "echo", "object": "model", "created": 1795395674, "owned_by": "localrag", "slot": SLOT})
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    slot: SlotInfo
+
+
+class ModelList(BaseModel):
+    """The one model that answers."""
+
+    model_config = example(
+        {
+            "object": "list",
+            "data": [{"id": "echo", "object": "model", "created": 1795395674, "owned_by": "localrag", "slot": SLOT}],
+        }
+    )
+
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class TokenizeRequest(BaseModel):
+    """A plain text: strings in it that look like control tokens are text, too."""
+
+    model_config = example({"text": "PLA"})
+
+    text: str
+
+
+class TokenizeResponse(BaseModel):
+    """The tokens of a text."""
+
+    model_config = example({"num_tokens": 3, "token_ids": [80, 76, 65]})
+
+    num_tokens: int
+    token_ids: list[int]
+
+
+class BudgetResponse(BaseModel):
+    """What a prompt would take, and what would be in it."""
+
+    model_config = example({"prompt_tokens": 31, "slot": SLOT, "ledger": LEDGER, "evidence": []})
+
+    prompt_tokens: int
+    slot: SlotInfo
+    sections: list[dict[str, Any]] = Field(
+        default_factory=list, description="Each section of the ledger as a flex item; its `allotted` is the ledger's."
+    )
+    ledger: LedgerInfo
+    evidence: list[Evidence]
+    warnings: list[str] = Field(default_factory=list, description="Where window or answer have less than was asked for.")
+
+
+# --- the routes ---
+
+
+@router.get("/health", operation_id="health", **described(Health))
+async def health() -> dict[str, Any]:
+    """Whether the server answers."""
+    return {"status": "Healthy", "detail": None}
+
+
+@router.get("/v1/models", operation_id="list_models", **described(ModelList, fails=(503,)))
+async def list_models(state: State) -> dict[str, Any]:
+    """The one model, once it is open."""
+    return {"object": "list", "data": [await _model(state)]}
+
+
+@router.get("/v1/models/{model}", operation_id="get_model", **described(ModelCard, fails=(404, 422, 503)))
+async def get_model(model: ModelName, state: State) -> dict[str, Any]:
+    """The model of that name, once it is open."""
+    found = await _model(state)
+    if found["id"] != model:
+        raise Problem(404, f"The model {model[:80]!r} does not exist; this server has {found['id']!r}.", "model_not_found", "model")
+    return found
+
+
+async def _model(state: ServerState) -> dict[str, Any]:
+    about = (await opened(state)).about
+    return {"id": about["model"], "object": "model", "created": _STARTED, "owned_by": "localrag", "slot": about["slot"]}
+
+
+@router.post("/tokenize", operation_id="tokenize", **described(TokenizeResponse, body=TokenizeRequest, fails=ENGINE_FAILS))
+async def tokenize(request: Request, engine: Engine) -> dict[str, Any]:
+    """The tokens of a plain text, by the model's own tokenizer, without a BOS."""
+    body = parse(TokenizeRequest, await body_of(request))
+    done = await heard_out(request, engine.run(client_of(request), {"op": "tokenize", "text": body.text}))
+    return {"num_tokens": len(done["token_ids"]), "token_ids": done["token_ids"]}
+
+
+@router.post("/budget", operation_id="budget", **described(BudgetResponse, body=ChatRequest, fails=(*ENGINE_FAILS, 404, 409)))
+async def budget(request: Request, state: State, engine: Engine) -> dict[str, Any]:
+    """The ledger that a chat completion of this body would have. Nothing is generated."""
+    asked = read(await body_of(request), has_index=state.has_index, rejects_tools=state.rejects_tools)
+    message = {**asked.to_message(), "op": "budget"}
+    return await heard_out(request, engine.run(client_of(request), message))
+
+
+@router.get("/metrics", operation_id="metrics", response_class=Response, responses=shown(_EXAMPLE, "All counters."))
+async def metrics(state: State) -> Response:
+    """Counters of requests and tokens, in the format of Prometheus."""
+    return Response(state.metrics.text(state.engine), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,370 @@
+"""A council that sits: its flow driven with real models, a real search and real tools.
+
+Members of one model are answered at once. What their prompts have in common, which is all up to their personas where they may see the
+same, is evaluated once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
+
+from localrag.conversation import search_query
+from localrag.council import JUDGE, Ask, Council, Reply, Search, Step, Tell, Turn, Use, Used, Verdict, deliberate, first_turns
+from localrag.errors import BudgetExceededError, EngineError, InterruptedRunError, LocalragError, TimeLimitError
+from localrag.messages import Message
+from localrag.passages import Hit
+from localrag.session import retrieval
+from localrag.session.answer import Answer, evidence
+from localrag.session.minutes import Event, Minutes
+from localrag.session.model_pool import ModelPool
+from localrag.session.opening import open_embedder, open_knowledge_bases
+from localrag.session.seats import Seat, Seating, needs, seat_of, write
+from localrag.session.timing import check_seconds
+from localrag.session.toolbox import Toolbox
+from localrag.settings import Settings
+
+if TYPE_CHECKING:
+    from localrag.budget import Ledger
+    from localrag.engine.engine import Engine
+    from localrag.session.session import Session
+
+
+TIME_SHARES = {"plan": 0.2, "proposal": 0.5, "review": 0.4, "call": 0.3}
+"""Of the time that is left in a run with a limit, for the turns of a kind; the verdict takes the rest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CouncilResult:
+    """The result of a council. `id` is that of the run in the journal, None if it was not recorded."""
+
+    verdict: Verdict
+    answers: tuple[tuple[str, Answer], ...]
+    """Each with the role that wrote it, in order."""
+    hits: tuple[Hit, ...]
+    """All that any of them was shown."""
+    id: int | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def sit(
+    council: Council,
+    task: str | Sequence[Message],
+    *,
+    settings: Settings | None = None,
+    kbs: Sequence[str] = (),
+    piped: str = "",
+    keep: bool = True,
+    about: Mapping[str, Any] | None = None,
+    max_seconds: float | None = None,
+    on_event: Callable[[Event], None] = lambda _: None,
+    on_text: Callable[[str, str], None] = lambda _role, _text: None,
+) -> CouncilResult:
+    """Have a council decide a task: a text, or a conversation that ends with one.
+
+    `on_event` hears what happens, `on_text` each piece of text with the role that writes it. With `keep` the run is kept in the journal,
+    with what is `about` it. Before anything is evaluated, every role's least prompt has to fit: else BudgetExceededError names the role.
+    EngineError if the judge gives no verdict, TimeLimitError if it has no time for one in `max_seconds`, which bound the whole run.
+    InterruptedRunError if a person stops it; what was said until then is kept.
+    """
+    kept = (about or {}) if keep else None
+    with CouncilRun(
+        council,
+        task,
+        settings=settings,
+        kbs=kbs,
+        piped=piped,
+        kept=kept,
+        max_seconds=max_seconds,
+        on_event=on_event,
+        on_text=on_text,
+    ) as sitting:
+        return sitting.hold()
+
+
+class CouncilRun:
+    """One run of a council; see `sit`. It is kept with what is `kept` beside it, and so are prefixes; None keeps nothing."""
+
+    def __init__(
+        self,
+        council: Council,
+        task: str | Sequence[Message],
+        *,
+        settings: Settings | None = None,
+        kbs: Sequence[str] = (),
+        piped: str = "",
+        kept: Mapping[str, Any] | None = None,
+        max_seconds: float | None = None,
+        started_at: float | None = None,
+        on_event: Callable[[Event], None],
+        on_text: Callable[[str, str], None],
+    ) -> None:
+        self._council = council
+        messages = [Message("user", task)] if isinstance(task, str) else list(task)
+        self._task = search_query(messages)
+        self._settings = settings or Settings.from_env()
+        self._piped = piped
+        self._on_text = on_text
+        self._answers: list[tuple[str, Answer]] = []
+        self._written: list[Seat] = []
+        self._hits: dict[str, Hit] = {}
+        self._minutes = Minutes(on_event)
+        self._toolbox: Toolbox | None = None
+        self._judged: Turn | None = None
+        self._writing: Engine | None = None
+        self._is_cancelled = False
+        self._started = time.perf_counter() if started_at is None else started_at
+        check_seconds(max_seconds)
+        self._max_seconds = max_seconds
+        self._late: dict[str, None] = {}
+        """Roles that the limit of time ended."""
+        with ExitStack() as opened:
+            opened.callback(self._minutes.close)
+            found = open_knowledge_bases(kbs, settings=self._settings, opened=opened)
+            self._seating = Seating(
+                council=council,
+                messages=messages,
+                knowledge_bases=found,
+                embedder=open_embedder(self._settings, for_queries=True) if found else None,
+                learning=self._settings.learn,
+            )
+            self._needs = needs(council)
+            self._models = opened.enter_context(ModelPool(self._needs, settings=self._settings, keep=kept is not None))
+            if kept is not None:
+                self._minutes.begin(self._settings.home, council.name, self._task, {"digest": council.digest, **kept})
+            self._opened = opened.pop_all()
+
+    def hold(self) -> CouncilResult:
+        """All of it, from the task to the verdict."""
+        state = "failed"
+        try:
+            self._begin()
+            verdict = self._drive()
+            state = "decided"
+            if self._late:
+                self._minutes.warnings.append(f"Ended by the limit of time: {', '.join(self._late)}.")
+        except (KeyboardInterrupt, InterruptedRunError):
+            state = "cancelled"
+            hint = None if self._minutes.id is None else f"What was said until then: localrag report --council {self._minutes.id}"
+            raise InterruptedRunError("Interrupted.", hint=hint) from None
+        except LocalragError as error:
+            told = self._timed_out(error)
+            self._minutes.tell("error", told.to_dict())
+            raise told from None
+        finally:
+            self._end(state)
+        shown = {hit.label: hit for _, answer in self._answers for hit in answer.hits}
+        return CouncilResult(
+            verdict=verdict,
+            answers=tuple(self._answers),
+            hits=tuple(shown.values()),
+            id=self._minutes.id,
+            warnings=tuple(self._minutes.warnings),
+        )
+
+    def cancel(self) -> None:
+        """Have `hold` end at once, with what was said; fit for a signal handler."""
+        self._is_cancelled = True
+        if self._writing is not None:
+            self._writing.cancel_all()
+
+    def close(self) -> None:
+        self._opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _begin(self) -> None:
+        """Every role's least prompt fits its window, before anything is evaluated."""
+        roles: dict[str, dict[str, object]] = {}
+        for turn in first_turns(self._council):
+            with self._models.use(seat_of(turn.role)) as engine:
+                session = self._seating.check(engine, turn)
+                roles[turn.role] = {"role": turn.role, "model": engine.name, "slot": session.slot.to_dict()}
+        residence = self._models.plan().to_dict()
+        about = {"id": self._minutes.id, "council": self._council.name, "task": self._task}
+        self._minutes.tell("start", {**about, "roles": list(roles.values()), "models": residence})
+
+    def _drive(self) -> Verdict:
+        flow, reply = deliberate(self._council, self._task), None
+        while True:
+            try:
+                step: Step = flow.send(reply)
+            except StopIteration as end:
+                verdict: Verdict = end.value
+                self._minutes.tell("verdict", verdict.to_dict() | {"sources": self._sources(verdict)})
+                return verdict
+            reply = self._answered(step)
+
+    def _answered(self, step: Step) -> Any:  # noqa: ANN401  # what each step is answered by stands in council/steps.py
+        self._check_wanted()
+        match step:
+            case Ask(turns):
+                return self._ask(turns)
+            case Search(queries):
+                return self._search(queries)
+            case Use():
+                return self._use(step)
+            case Tell(event, data):
+                return self._minutes.tell(event, data)
+
+    def _check_wanted(self) -> None:
+        if self._is_cancelled:
+            raise KeyboardInterrupt
+
+    def _ask(self, turns: Sequence[Turn]) -> tuple[Reply, ...]:
+        """Answer turns, those of one model at once."""
+        self._judged = turns[-1]
+        groups: dict[str | None, list[Turn]] = {}
+        for turn in turns:
+            groups.setdefault(self._council.role(turn.role).model, []).append(turn)
+        replies: dict[str, Reply] = {}
+
+        def ended(seat: Seat) -> None:
+            replies[seat.turn.role] = self._said(seat)
+
+        ends_at = self._ends_at(turns[0].kind)
+        for number, group in enumerate(groups.values()):
+            role = seat_of(group[0].role)
+            with self._models.use(role) as engine:
+                seats = self._seating.seats(engine, group)
+                for seat in seats:
+                    about = {"role": seat.turn.role, "kind": seat.turn.kind}
+                    ledger = seat.prepared.prompt.ledger.to_dict()
+                    self._minutes.tell("budget", {**about, "ledger": ledger, "allowances": dict(seat.allowances)})
+                self._writing = engine
+                try:
+                    self._check_wanted()
+                    at_once = self._needs[role].num_sequences
+                    write(
+                        engine,
+                        seats,
+                        num_sequences=at_once,
+                        deadline=None if ends_at is None else _part_of(ends_at, len(groups) - number),
+                        earlier=self._written,
+                        on_text=self._on_text,
+                        on_end=ended,
+                    )
+                finally:
+                    self._writing = None
+                    self._written += seats
+        return tuple(replies[turn.role] for turn in turns)
+
+    def _said(self, seat: Seat) -> Reply:
+        """What a seat's turn is answered by; it is told, also where it was stopped half-way."""
+        answer, about = seat.answer, {"role": seat.turn.role, "kind": seat.turn.kind}
+        if not isinstance(answer, Answer):
+            assert answer is not None, "it has ended"
+            self._minutes.tell("said", {**about, "error": answer.to_dict()})
+            return Reply(text="", finish_reason="error")
+        if answer.finish_reason == "time":
+            self._late[seat.turn.role] = None
+        self._answers.append((seat.turn.role, answer))
+        self._minutes.tell("said", {**about, **answer.to_dict()})
+        for each in answer.warnings:
+            warning = each if each in seat.session.warnings else f"{seat.turn.role}: {each}"
+            if warning not in self._minutes.warnings:
+                self._minutes.warnings.append(warning)
+        return Reply(text=answer.text, finish_reason=answer.finish_reason, hits=answer.hits)
+
+    def _ends_at(self, kind: str) -> float | None:
+        """When turns of this kind end: each takes a share of the time that is left, and the verdict all of it."""
+        if self._max_seconds is None:
+            return None
+        now = time.perf_counter()
+        left_s = max(0.0, self._started + self._max_seconds - now)
+        return now + TIME_SHARES.get(kind, 1.0) * left_s
+
+    def _timed_out(self, error: LocalragError) -> LocalragError:
+        """The error of a run that ended without a verdict: where its judge had no time, that is what is said."""
+        if self._max_seconds is None or JUDGE not in self._late or not isinstance(error, EngineError):
+            return error
+        judged = [seat for seat in self._written if seat.turn.role == JUDGE]
+        speed, prompt = judged[-1].session.engine.speed, judged[-1].prepared.prompt
+        spent_s = time.perf_counter() - self._started
+        return TimeLimitError(self._max_seconds, spent_s + speed.plan_s(len(prompt.token_ids), prompt.max_tokens))
+
+    def _search(self, queries: Sequence[str]) -> dict[str, tuple[Hit, ...]]:
+        """One search for all; where tags bound what members may see, one for each set of tags."""
+        tags = {member.name: member.tags for member in self._council.members} | {JUDGE: ()}
+        with self._models.use(JUDGE) as engine:
+            session = self._seating.session(engine, JUDGE)
+            by_tags = {each: self._found(session, queries, each) for each in dict.fromkeys(tags.values())}
+        self._hits = {hit.label: hit for hits in by_tags.values() for hit in hits}
+        found = {role: by_tags[each] for role, each in tags.items()} | {JUDGE: _ranked(self._hits.values())}
+        numbers = {role: len(hits) for role, hits in found.items()}
+        self._minutes.tell("search", {"queries": list(queries), "found": len(self._hits), "roles": numbers})
+        return found
+
+    def _found(self, session: Session, queries: Sequence[str], tags: Sequence[str]) -> tuple[Hit, ...]:
+        """The best of all questions, each passage once."""
+        from localrag.kb.filters import Where  # noqa: PLC0415  # weight
+
+        where, found = Where.parse([f"tag={tag}" for tag in tags]), list[Hit]()
+        for number, query in enumerate(queries):
+            piped = "" if number else self._piped
+            found += session.retriever.offered(query, {"top_k": self._council.top_k, "where": where, "piped": piped})
+        return tuple(retrieval.distinct(_ranked(found)))
+
+    def _use(self, call: Use) -> Used:
+        """What a tool gives; nothing, where the judge's prompt would not hold another round."""
+        assert self._judged is not None, "a call is a reply to a turn"
+        with self._models.use(JUDGE) as engine:
+            session = self._seating.session(engine, JUDGE)
+            if self._toolbox is None:
+                room, num_calls = self._room_for_tools(session, self._judged), self._council.judge.max_calls
+                self._toolbox = Toolbox(session, room, ledgers=self._ledgers, hits=self._hits, num_calls=num_calls)
+            used, told = self._toolbox.use(call.tool, call.arguments)
+            more = (*self._judged.rounds, *call.messages(used.text))
+            try:
+                self._seating.check(engine, replace(self._judged, rounds=more))
+            except BudgetExceededError:
+                used, told = Used(text="", is_exhausted=True), told | {"text": "", "num_tokens": 0, "is_exhausted": True}
+        self._hits |= {hit.label: hit for hit in used.hits}
+        self._minutes.tell("tool", told)
+        return used
+
+    def _ledgers(self) -> dict[str, Ledger]:
+        """The last ledger of each role."""
+        return {role: answer.ledger for role, answer in self._answers}
+
+    def _room_for_tools(self, session: Session, turn: Turn) -> int:
+        """Tokens of all results together: what the tools' section may have at most, less the tools themselves and the calls."""
+        wants = session.measure(self._seating.offer(session, turn))
+        most = session.profile.allowance("tools", session.slot.n_ctx, sum(wants.fixed.values()))
+        return max(0, most - wants.wanted("tools") - self._council.judge.rounds * turn.sampling.num_answer_tokens)
+
+    def _sources(self, verdict: Verdict) -> list[dict[str, object]]:
+        """Where the passages stand that a verdict cites."""
+        return [evidence(self._hits[each.label]) for each in verdict.citations if each.label in self._hits]
+
+    def _end(self, state: str) -> None:
+        answers = [answer for _, answer in self._answers]
+        prompt_tokens, cached_tokens = (sum(getattr(each, name) for each in answers) for name in ("prompt_tokens", "cached_tokens"))
+        usage = {
+            "prompt_tokens": prompt_tokens,
+            "cached_tokens": cached_tokens,
+            "evaluated_tokens": prompt_tokens - cached_tokens,
+            "completion_tokens": sum(answer.completion_tokens for answer in answers),
+        }
+        loads = [{"model": each.model, "load_s": each.load_s, "closed": list(each.closed)} for each in self._models.loads]
+        warnings = {"warnings": list(self._minutes.warnings)} if self._minutes.warnings else {}
+        total_s = round(time.perf_counter() - self._started, 4)
+        self._minutes.tell("end", {"state": state, "usage": usage, "loads": loads, "total_s": total_s, **warnings})
+        self._minutes.end(state)
+
+
+def _ranked(hits: Iterable[Hit]) -> tuple[Hit, ...]:
+    return tuple(sorted(hits, key=lambda hit: (-hit.score, hit.label)))
+
+
+def _part_of(ends_at: float, num_groups: int) -> float:
+    """When the first of several groups that are written one after the other ends."""
+    now = time.perf_counter()
+    return now + max(0.0, ends_at - now) / num_groups

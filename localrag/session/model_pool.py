@@ -1,0 +1,256 @@
+"""The models of one run: open at once where memory holds them, else in turn."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Self
+
+from localrag.catalog import Catalog
+from localrag.engine import attention, memory, threads
+from localrag.engine.context import num_sequence_ids
+from localrag.engine.devices import gpu_bytes_free, gpu_devices
+from localrag.engine.echo import N_CTX_TRAIN as ECHO_CELLS
+from localrag.engine.engine import Engine
+from localrag.engine.gguf import read_header
+from localrag.engine.json_cache import JsonCache
+from localrag.engine.loading import attention_kept
+from localrag.engine.memory import MemoryPlan, Situation
+from localrag.model import ModelInfo
+from localrag.session.opening import open_engine
+from localrag.session.residence import Free, Load, Need, PooledModel, PoolPlan
+from localrag.settings import Settings
+
+MAX_KEPT = 200
+"""Models whose load times are kept."""
+
+
+class ModelPool:
+    """Opens the models of a run's roles when they are used, and keeps as many open as fit together.
+
+        with Residents({"members": Need(num_cells=8192, num_sequences=3), "judge": Need(model="qwen3-4b")}) as models:
+            print(models.plan(["members", "judge"]).to_dict())
+            with models.use("members") as engine: ...
+
+    One that does not fit beside the others takes the place of the one used longest ago, which is opened again when it is needed.
+    A model in use is never closed. The same file under two names is one engine, named as the first of them. `keep` is as in
+    open_engine: then a model that comes back finds on disk what took long to evaluate. `situation` replaces what is free now (as it
+    is with none of these models open); its `embedder_bytes` are left to an embedder that comes later. Used by one thread.
+
+    Raises ModelNotFoundError, ModelFileError or ConfigError for a model that is not to be had; no weights are loaded before `use`.
+    """
+
+    def __init__(
+        self, needs: Mapping[str, Need], *, settings: Settings | None = None, keep: bool = False, situation: Situation | None = None
+    ) -> None:
+        self._settings = settings or Settings.from_env()
+        self._keep = keep
+        self._situation = situation or Situation()
+        self._kept = JsonCache(self._settings.home / "loads.json", most=MAX_KEPT)
+        self._has_gpu = any(need.model != "echo" for need in needs.values()) and bool(gpu_devices())
+        self._roles: dict[str, str] = {}
+        self._names: dict[str, str | None] = {}
+        self._models: dict[str, PooledModel] = {}
+        self._open: dict[str, _Opened] = {}
+        self._flash_attention = attention_kept(self._settings.home)
+        self._knows_attention = False
+        self._most_free: int | None = None
+        self.loads: list[Load] = []
+        """Every load so far."""
+        for role, need in needs.items():
+            self._add(role, need)
+
+    def plan(self, order: Sequence[str] | None = None) -> PoolPlan:
+        """Which models are open at once, and what using these roles in this order costs (without one: each once), from now on.
+
+        Raises an EngineError with the numbers and the nearest window that fits for a model that does not fit even alone.
+        """
+        free = self._free()
+        for model in self._models.values():
+            model.require(free)
+        names = list(self._open)
+        loads: list[PooledModel] = []
+        for role in self._roles if order is None else order:
+            name = self._roles[role]
+            if name in names:
+                names.remove(name)
+            else:
+                loads.append(self._models[name])
+                while not self._fits([*names, name], free):
+                    names.pop(0)
+            names.append(name)
+        seconds = [self._load_s(model) for model in loads]
+        known = [each for each in seconds if each is not None]
+        return PoolPlan(
+            models=tuple(replace(model, load_s=self._load_s(model)) for model in self._models.values()),
+            together=self._fits(list(self._models), free),
+            loads=tuple(model.name for model in loads),
+            load_bytes=sum(model.size_bytes for model in loads),
+            load_s=round(sum(known), 3) if len(known) == len(seconds) else None,
+            needed_bytes=sum(plan.needed for plan in self._plans(self._models)),
+            available_bytes=free.available,
+            gpu_bytes=sum(plan.gpu_bytes for plan in self._plans(self._models)),
+            gpu_available_bytes=free.gpu_available,
+        )
+
+    @contextmanager
+    def use(self, role: str) -> Iterator[Engine]:
+        """The engine of a role, open at least until the block is left; its context is reserved, and is the one that the plan counts.
+
+        EngineError for a model that does not fit, alone or beside those in use: nothing is closed or loaded for it then.
+        """
+        opened = self._opened(self._roles[role])
+        opened.num_users += 1
+        try:
+            yield opened.engine
+        finally:
+            opened.num_users -= 1
+
+    @property
+    def open_models(self) -> list[str]:
+        """The names of the models that are open, the one used longest ago first."""
+        return [self._models[key].name for key in self._open]
+
+    def close(self) -> None:
+        while self._open:
+            self._close(next(iter(self._open)))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _add(self, role: str, need: Need) -> None:
+        """Have the model of a role among those of the run, with the most that its roles need of a context."""
+        info: ModelInfo | None = None
+        if need.model == "echo":
+            key, name, window, trained = "echo", "echo", ECHO_CELLS, ECHO_CELLS
+        else:
+            catalog = Catalog.load(self._settings)
+            spec = catalog.model(need.model)
+            path = catalog.locate(spec)
+            info = read_header(path)
+            key = "\n".join((str(path.resolve()), str(spec.chat_template or "")))  # another template makes another engine
+            name = spec.name
+            window, trained = min(spec.n_ctx or info.n_ctx_train, info.n_ctx_train), info.n_ctx_train or memory.MAX_UNSAID_TOKENS
+        known = self._models.get(key)
+        num_cells, num_sequences = min(need.num_cells or window, trained * need.num_sequences), need.num_sequences
+        model = PooledModel(
+            name=known.name if known else name,
+            roles=(*(known.roles if known else ()), role),
+            num_cells=max(num_cells, known.num_cells) if known else num_cells,
+            num_sequences=max(num_sequences, known.num_sequences) if known else num_sequences,
+            repeatable=need.repeatable and (known is None or known.repeatable),
+            load_s=None,
+            info=info,
+            plan=None,
+        )
+        self._roles[role] = key
+        self._names.setdefault(key, need.model)
+        self._models[key] = replace(model, plan=self._planned(model))
+
+    def _planned(self, model: PooledModel) -> MemoryPlan | None:
+        """What a model takes when nothing of it is loaded."""
+        if model.info is None:
+            return None
+        return memory.plan(
+            model.info,
+            model.num_cells,
+            num_sequence_ids(model.num_sequences),
+            flash_attention=self._flash_attention and not model.repeatable,
+            gpu_layers=model.info.num_layers + 1 if self._has_gpu else 0,
+            situation=Situation(available_bytes=0, gpu_available_bytes=0, python_bytes=0),
+        )
+
+    def _plans(self, keys: Mapping[str, object] | Sequence[str]) -> list[MemoryPlan]:
+        return [plan for key in keys for plan in self._models[key].plans]
+
+    def _free(self) -> Free:
+        """What would be free if none of these models were open."""
+        given, opened = self._situation, self._plans(self._open)
+        free, on_gpu = given.available_bytes, given.gpu_available_bytes
+        if free is None:
+            free = memory.available_memory() + sum(plan.committed for plan in opened)
+            # compute buffers take no memory before they are written: what was free without any model is the most that can be
+            free = self._most_free = free if self._most_free is None or not opened else min(free, self._most_free)
+        if on_gpu is None:
+            on_gpu = gpu_bytes_free() + sum(plan.gpu_bytes for plan in opened) if self._has_gpu else 0
+        return Free(max(0, free - given.embedder_bytes), on_gpu)
+
+    def _fits(self, keys: Sequence[str], free: Free) -> bool:
+        plans = self._plans(keys)
+        return not plans or memory.fit_together(plans, available_bytes=free.available, gpu_available_bytes=free.gpu_available)
+
+    def _opened(self, key: str) -> _Opened:
+        """The model, open, and the one used last of all."""
+        if key in self._open:
+            opened = self._open.pop(key)
+        else:
+            self._choose_attention(key)
+            opened = self._load(key, self._make_room(key))
+        self._open[key] = opened
+        return opened
+
+    def _choose_attention(self, key: str) -> None:
+        """Know which attention kernel contexts will have, as plans and load times depend on it: measured once on a machine."""
+        if self._models[key].info is not None and not self._knows_attention:
+            self._flash_attention = attention.flash_attention(self._settings.home, threads.ThreadGovernor())
+            self._knows_attention = True
+            self._models = {each: replace(model, plan=self._planned(model)) for each, model in self._models.items()}
+
+    def _make_room(self, key: str) -> tuple[str, ...]:
+        """Close what is open and not in use, the one used longest ago first, until the model fits; their names."""
+        free = self._free()
+        busy = self._plans([each for each, opened in self._open.items() if opened.is_busy])
+        left = Free(free.available - sum(plan.needed for plan in busy), free.gpu_available - sum(plan.gpu_bytes for plan in busy))
+        self._models[key].require(left)
+        closed = []
+        for idle in [each for each, opened in self._open.items() if not opened.is_busy]:
+            if self._fits([*self._open, key], free):
+                break
+            closed.append(self._models[idle].name)
+            self._close(idle)
+        return tuple(closed)
+
+    def _load(self, key: str, closed: tuple[str, ...]) -> _Opened:
+        model = self._models[key]
+        started = time.perf_counter()
+        engine = open_engine(self._names[key], settings=self._settings, keep=self._keep)
+        try:
+            engine.reserve(model.num_cells, num_sequences=model.num_sequences, repeatable=model.repeatable)
+        except BaseException:
+            engine.close()
+            raise
+        if model.info is not None:
+            self._kept.put(_load_key(model.info), round(engine.load_s, 3))  # without what the catalogue does once
+        self.loads.append(Load(model=model.name, load_s=round(time.perf_counter() - started, 3), closed=closed))
+        return _Opened(engine)
+
+    def _close(self, key: str) -> None:
+        self._open.pop(key).engine.close()
+
+    def _load_s(self, model: PooledModel) -> float | None:
+        """What the model's last load took; the echo takes no time."""
+        if model.info is None:
+            return 0.0
+        kept = self._kept.read().get(_load_key(model.info))
+        return float(kept) if isinstance(kept, int | float) and not isinstance(kept, bool) and 0.0 <= kept < 1e6 else None
+
+
+@dataclass(slots=True, eq=False)
+class _Opened:
+    engine: Engine
+    num_users: int = 0
+
+    @property
+    def is_busy(self) -> bool:
+        return self.num_users > 0 or not self.engine.is_idle
+
+
+def _load_key(info: ModelInfo) -> str:
+    """File and machine. The file's place does not matter."""
+    return f"{info.path.name} {info.file_size}; {platform.node()}"

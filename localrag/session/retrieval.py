@@ -1,0 +1,204 @@
+"""What is offered to a prompt as evidence: passages from every knowledge base of the session, and what was piped in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from localrag.conversation import split
+from localrag.errors import UsageError
+from localrag.kb.ranking import fuse
+from localrag.messages import Message
+from localrag.passages import Chunk, Hit, comparable, expanded, merged
+from localrag.session.timing import TimedReranker
+from localrag.terms import terms
+
+if TYPE_CHECKING:
+    from localrag.kb import KnowledgeBase, Mode
+    from localrag.kb.filters import Where
+    from localrag.kb.protocols import Reranker
+    from localrag.session.answer import Answer
+    from localrag.session.options import Options
+    from localrag.settings import Learning
+    from localrag.tokens import Embedder
+
+DEFAULT_TOP_K = 4
+MIN_DEPTH = 100
+"""The fewest passages that are looked for where as many shall be offered as the window may hold."""
+MAX_DEPTH = 1000
+
+MAX_FOLLOW_UP_TERMS = 4
+"""Words that a question may have, stop words aside, to be taken for one that needs the one before it. Measured on 26 follow-ups and 50
+questions of their own behind another one (benchmarks/chat_retrieval.py)."""
+FOLLOW_UP_DEPTH = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retriever:
+    """One search over one or several knowledge bases: every command that finds passages uses it, so all find the same ones.
+
+    `learning` says which votes and counts move a passage, `reranker` reads the best of them again.
+    """
+
+    knowledge_bases: Sequence[KnowledgeBase]
+    embedder: Embedder | None
+    learning: Learning
+    reranker: Reranker | None = None
+    counter: Callable[[str], int] | None = None
+    """Counts in tokens of the model that will read the hits; needed for piped text and `top_k` "fit"."""
+    n_ctx: int = 0
+    """Its window, for `top_k` "fit"."""
+    weights: Mapping[str, object] = field(default_factory=dict)
+    """Fields of relevance.Weights, for `weigh`."""
+
+    def search(self, query: str, *, top_k: int, mode: Mode = "hybrid", where: Where | None = None, rerank: bool = True) -> list[Hit]:
+        """The `top_k` best texts of all knowledge bases together, best first, each once: further passages with its text are its `copies`.
+
+        Labels name the knowledge base where there are several. Without an embedder, only keyword mode finds anything.
+        """
+        if self.embedder is None and mode != "keyword":
+            return []
+        reranker = self.reranker if rerank else None
+        found = self._search(query, top_k, mode, where, reranker)
+        if isinstance(reranker, TimedReranker) and reranker.is_skipped and len(self.knowledge_bases) > 1:
+            found = self._search(query, top_k, mode, where, None)  # scores with a reranker's part and without cannot be compared
+        return merged(sorted(found, key=lambda hit: (-hit.score, hit.label)))[:top_k]
+
+    def everything(self, query: str, *, where: Where | None = None) -> list[Hit]:
+        """Every passage that passes `where`: those relevant to the query first, then all others with a score of 0, by document."""
+        num_chunks = max(1, sum(kb.num_chunks for kb in self.knowledge_bases))
+        found = self.search(query, top_k=num_chunks, where=where)
+        known = {chunk.label for hit in found for chunk in (hit.chunk, *hit.copies)}
+        rest = [self._scoped(chunk, kb) for kb in self.knowledge_bases for chunk in kb.chunks(where)]
+        return merged([*found, *(Hit(chunk, 0.0) for chunk in rest if chunk.label not in known)])
+
+    def offered(
+        self, question: str, options: Options, *, before: str = "", rewritten: str = "", searches: bool = True, reads_all: bool = False
+    ) -> list[Hit]:
+        """All that is offered as evidence: piped text, then the hits, which are none unless it `searches`. Passages with identical text
+        are all there; the prompt merges them.
+
+        `before` and `rewritten` are as in `retrieve_after`. With `reads_all`, every passage that passes the conditions is offered.
+        """
+        if "hits" in options:
+            return list(options["hits"])
+        hits = self._hits(question, options, before, rewritten, reads_all=reads_all) if searches else []
+        if options.get("weigh") and hits:
+            from localrag.session.weighing import weighed  # noqa: PLC0415  # weight: few asks read files
+
+            hits = weighed(hits, question, self.knowledge_bases, self.weights)
+        hits = expanded(hits)
+        piped = options.get("piped", "")
+        if not piped.strip():
+            return hits
+        from localrag.kb.retrieve import piped_hits  # noqa: PLC0415  # weight: most asks have no piped text
+
+        return [*piped_hits(piped, question, self._count), *hits]
+
+    def _hits(self, question: str, options: Options, before: str, rewritten: str, *, reads_all: bool) -> list[Hit]:
+        top_k, where = options.get("top_k", DEFAULT_TOP_K), options.get("where")
+        if reads_all:
+            return self.everything(question, where=where)
+        if top_k == "fit":
+            return self._as_fit(before, question, where=where, rewritten=rewritten)
+        return retrieve_after(self, before, question, top_k=top_k, where=where, rewritten=rewritten)
+
+    def _as_fit(self, before: str, question: str, *, where: Where | None, rewritten: str) -> list[Hit]:
+        """As many hits as the window holds chunks of their mean size."""
+
+        def search(top_k: int, *, rerank: bool) -> list[Hit]:
+            return retrieve_after(self, before, question, top_k=top_k, where=where, rewritten=rewritten, rerank=rerank)
+
+        hits = search(MIN_DEPTH, rerank=False)
+        num_tokens = sum(self._count(hit.chunk.text) for hit in hits)
+        depth = min(MAX_DEPTH, self.n_ctx * len(hits) // max(1, num_tokens))
+        if self.reranker is None and (len(hits) < MIN_DEPTH or depth <= MIN_DEPTH):
+            return hits
+        return search(max(MIN_DEPTH, depth), rerank=True)
+
+    def _count(self, text: str) -> int:
+        if self.counter is None:
+            raise UsageError("This retriever counts no tokens.", hint="Give it the counter of a model, or a number of passages.")
+        return self.counter(text)
+
+    def _search(self, query: str, top_k: int, mode: Mode, where: Where | None, reranker: Reranker | None) -> list[Hit]:
+        return [
+            replace(hit, chunk=self._scoped(hit.chunk, kb), copies=tuple(self._scoped(chunk, kb) for chunk in hit.copies))
+            for kb in self.knowledge_bases
+            for hit in kb.retrieve(query, self.embedder, k=top_k, mode=mode, where=where, learning=self.learning, reranker=reranker)
+        ]
+
+    def _scoped(self, chunk: Chunk, kb: KnowledgeBase) -> Chunk:
+        return replace(chunk, scope=kb.name if len(self.knowledge_bases) > 1 else "")
+
+
+def distinct(hits: Sequence[Hit], *, kept: Collection[str] = ()) -> list[Hit]:
+    """Each text once, as `merged` does it; a text that was piped in stays whole, also where it repeats itself."""
+    from localrag.kb.retrieve import PIPED_SCOPE  # noqa: PLC0415  # weight
+
+    piped = {hit.label for hit in hits if hit.chunk.scope == PIPED_SCOPE and not hit.chunk.kb}
+    return merged(hits, kept={*kept, *piped})
+
+
+def asked_before(messages: Sequence[Message]) -> str:
+    """What was asked before the question that a conversation ends with, and has an answer; empty for a first question."""
+    parts = split(messages)
+    over = max((*parts.history, *parts.pinned), key=lambda exchange: exchange.messages[0].number, default=None)
+    return "" if over is None else "\n\n".join(message.content for _, message in over.messages if message.role == "user")
+
+
+def is_follow_up(question: str, before: str) -> bool:
+    """Whether a question is taken for one that needs `before`, the one that it follows if there is one."""
+    return bool(before) and len(terms(question)) <= MAX_FOLLOW_UP_TERMS
+
+
+def retrieve_after(
+    retriever: Retriever,
+    before: str,
+    question: str,
+    *,
+    top_k: int,
+    where: Where | None = None,
+    rewritten: str = "",
+    rerank: bool = True,
+) -> list[Hit]:
+    """The best texts for a question that follows another one ("and its price?"); with an empty `before`, as `Retriever.search`.
+
+    A short question is looked for by itself and together with the one before it, or as it was `rewritten`, and the two orders are fused.
+    """
+    if not is_follow_up(question, before):
+        return retriever.search(question, top_k=top_k, where=where, rerank=rerank)
+    queries = {"question": question, "with the one before": f"{before}\n\n{question}"}
+    if rewritten:
+        queries = {"question": question, "rewritten": rewritten}
+    return _fused(retriever, queries, top_k=top_k, where=where, rerank=rerank)
+
+
+def _fused(retriever: Retriever, queries: Mapping[str, str], *, top_k: int, where: Where | None, rerank: bool) -> list[Hit]:
+    depth = max(top_k, FOLLOW_UP_DEPTH)
+    found = {name: retriever.search(query, top_k=depth, where=where, rerank=rerank) for name, query in queries.items()}
+    hits = sorted((hit for each in found.values() for hit in each), key=lambda hit: -(hit.relevance or 0.0))
+    best = merged(hits)  # of a text that both found, the more relevant hit
+    numbers = {comparable(hit.chunk.text): number for number, hit in enumerate(best)}
+    scored = fuse({name: [numbers[comparable(hit.chunk.text)] for hit in each] for name, each in found.items()})
+    return [replace(best[number], score=score, contributions=parts) for number, score, parts in scored[:top_k]]
+
+
+def none_passes(knowledge_bases: Sequence[KnowledgeBase], where: Where | None, hits: Sequence[Hit]) -> list[str]:
+    """A warning where no document passes the conditions; `hits` is what was found."""
+    if not where or any(hit.chunk.kb for hit in hits) or any(kb.sources(where) for kb in knowledge_bases):
+        return []
+    return [f"No document passes {where}. To see what they are: localrag kb show NAME"]
+
+
+def left_unread(answer: Answer, question: str) -> list[str]:
+    """A warning where some of many passages were read for a question that needs all."""
+    if not 0 < len(answer.hits) < answer.chunks_in_kb:
+        return []
+    from localrag.kb.aggregate_questions import needs_all  # noqa: PLC0415  # weight
+
+    if not needs_all(question):
+        return []
+    read = f"{len(answer.hits)} of {answer.chunks_in_kb} passages"
+    return [f"The answer rests on {read}, and the question seems to need all that match. To have them all read: --exhaustive."]
