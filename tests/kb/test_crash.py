@@ -39,10 +39,12 @@ def test_killed_at_random_moments_it_loses_nothing_and_goes_on(tmp_path, scene, 
     rng, num_killed = random.Random(5), 0
     length_s = crashes.length_s(scene, indexer, tmp_path / "whole", from_earlier=from_earlier)
     history = History(scene, tmp_path / "killed", from_earlier=from_earlier)
-    for _ in range(NUM_KILLS // 2):
-        num_killed += history.run(indexer, crashes.after(rng.uniform(0, length_s))).was_killed
+    while num_killed < NUM_KILLS // 2:
+        if history.run(indexer, crashes.after(rng.uniform(0, length_s))).was_killed:
+            num_killed += 1
+        else:
+            length_s /= 2  # it was measured while the machine had other work
     history.finish(indexer)
-    assert num_killed
 
 
 @pytest.mark.parametrize("from_earlier", [False, True])
