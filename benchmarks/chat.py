@@ -18,15 +18,13 @@ from dataclasses import dataclass
 
 from benchmarks import peers, shared
 from benchmarks.council_run import KB, handbook_home, held_by
-from localrag.decoding import SamplingParams
 from localrag.engine.radix_tree import common_length
 from localrag.journal import Journal
-from localrag.messages import Message
-from localrag.passages import Hit
 from localrag.prompt.inputs import source
 from localrag.session import Session, retrieval
 from localrag.session.chat import Chat
 from localrag.settings import Settings
+from localrag.types import Hit, Message, SamplingParams
 
 TURNS = (
     "At what temperature is PLA annealed?",

@@ -19,11 +19,10 @@ from benchmarks import shared
 from benchmarks.council_run import KB, handbook_home
 from benchmarks.quality import load_questions
 from localrag.grading import is_met
-from localrag.messages import Message
-from localrag.passages import Hit
 from localrag.session import Session, retrieval
 from localrag.session.chat import MIN_SEQUENCES
 from localrag.session.query_rewrite import QueryRewrite, QueryRewriter
+from localrag.types import Hit, Message
 
 FOLLOW_UPS = Path(__file__).with_name("handbook_followups.jsonl")
 K = 5

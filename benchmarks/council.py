@@ -13,12 +13,11 @@ from itertools import count
 from pathlib import Path
 
 from benchmarks import peers, shared
-from localrag.decoding import SamplingParams
 from localrag.engine.engine import Engine
 from localrag.engine.radix_tree import common_length
 from localrag.engine.threads import num_cores
-from localrag.messages import Message
 from localrag.session import Session
+from localrag.types import Message, SamplingParams
 
 OURS, CHAT, CHAT_LAST = "localrag", f"{peers.CHAT}, persona first", f"{peers.CHAT}, persona last"
 PARALLEL, SEQUENTIAL = f"{peers.SLOTS}, at once", f"{peers.SLOTS}, one by one"

@@ -19,13 +19,13 @@ from typing import Any
 
 from benchmarks import peers, shared
 from localrag.catalog import Catalog
-from localrag.council import Council
+from localrag.deliberation import Council
 from localrag.engine.radix_tree import common_length
 from localrag.kb import KnowledgeBase
-from localrag.messages import Message
 from localrag.session import Answer, open_embedder, prepare_queries
-from localrag.session.council_run import sit
+from localrag.session.council_run import run_council
 from localrag.settings import Settings
+from localrag.types import Message
 
 OURS, FIRST, LAST = "localrag", f"{peers.CHAT}, persona first", f"{peers.CHAT}, persona last"
 TASK = "What is best for parts at 80 °C: PETG or ABS?"
@@ -81,7 +81,7 @@ def handbook_home() -> Iterator[Settings]:
 def convene(council: Council, task: str, settings: Settings, last: Last) -> Numbers:
     """One run of ours. Its search and the checks of its answers are in its time."""
     events: list[dict[str, Any]] = []
-    sat = sit(council, task, settings=settings, kbs=[KB], keep=False, on_event=events.append)
+    sat = run_council(council, task, settings=settings, kbs=[KB], keep=False, on_event=events.append)
     kinds = [each["kind"] for each in events if each["event"] == "said" and "error" not in each]
     last.said = [(role, kind, answer) for kind, (role, answer) in zip(kinds, sat.answers, strict=True)]
     end = next(each for each in events if each["event"] == "end")

@@ -11,9 +11,9 @@ from contextlib import ExitStack, closing
 from typing import Any
 
 from benchmarks import peers, shared
-from localrag.decoding import SamplingParams
 from localrag.engine.threads import num_cores as num_threads
 from localrag.session import Session
+from localrag.types import SamplingParams
 
 N_CTX = 4096
 USUAL = (1600, 365)  # characters and tokens of the mean ask about the handbook: 493 prompt tokens, 365 written

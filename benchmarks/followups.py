@@ -17,12 +17,11 @@ from itertools import count
 from pathlib import Path
 
 from benchmarks import peers, shared
-from localrag.decoding import SamplingParams
 from localrag.engine.engine import Engine
 from localrag.engine.radix_tree import common_length
 from localrag.engine.threads import num_cores
-from localrag.messages import Attachment, Message
 from localrag.session import Answer, Request, Session
+from localrag.types import Attachment, Message, SamplingParams
 
 OURS = "localrag"
 SYSTEM = "You answer from the evidence of case {number} alone, and briefly."

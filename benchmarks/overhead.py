@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import shared
-from localrag.decoding import SamplingParams
 from localrag.engine import gguf
 from localrag.engine.context import BATCH_TOKENS
 from localrag.engine.engine import Engine
 from localrag.engine.llama import LlamaContext, LlamaModel
 from localrag.engine.threads import num_cores
 from localrag.engine.vocab import LlamaTokenizer
-from localrag.model import Slot
+from localrag.types import SamplingParams, Slot
 
 SAMPLINGS = {"greedy": SamplingParams(), "temperature 0.7": SamplingParams(temperature=0.7)}
 LIMIT = 0.05

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localrag.messages import Message
+from localrag.types import Message
 
 CHAT = "create_chat_completion, its defaults"
 SLOTS = "xllamacpp"

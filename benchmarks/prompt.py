@@ -11,14 +11,12 @@ from itertools import pairwise
 from benchmarks import shared
 from localrag import prompt
 from localrag.budget import Profile
-from localrag.decoding import SamplingParams
 from localrag.engine.engine import Engine
 from localrag.engine.loading import open_model
-from localrag.messages import Message
-from localrag.passages import Chunk, Hit
 from localrag.prompt import PromptInputs
 from localrag.session.shortening import Shortener
-from localrag.tokens import TokenCounter
+from localrag.text.tokens import TokenCounter
+from localrag.types import Chunk, Hit, Message, SamplingParams
 
 NUM_CHUNKS, NUM_MESSAGES = 200, 100
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from rich.table import Table
 
 from benchmarks import shared
-from localrag.decoding import SamplingParams
 from localrag.engine.engine import Engine
 from localrag.engine.loading import open_model
 from localrag.engine.speed import Speed
+from localrag.types import SamplingParams
 
 PROMPT_TOKENS = (100, 300, 1000, 2000, 3000)
 ANSWER_TOKENS = (16, 64, 256)

@@ -23,14 +23,13 @@ from contextlib import contextmanager
 import psutil
 
 from benchmarks import shared
-from localrag.decoding import SamplingParams
 from localrag.engine.engine import Engine
 from localrag.engine.kv_cache import ExclusiveCells, SharedCells
 from localrag.engine.threads import num_cores
 from localrag.errors import LocalragError
-from localrag.messages import Attachment, Memory, Message
 from localrag.session import Answer, Options, Request, Session
 from localrag.settings import Settings
+from localrag.types import Attachment, Memory, Message, SamplingParams
 from tests import identities
 
 NUM_EPOCHS = 12

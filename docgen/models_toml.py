@@ -11,9 +11,9 @@ from pydantic import BaseModel
 from docgen.sources import GENERATED, attribute_docs
 from localrag.budget import SECTIONS, TIERS
 from localrag.catalog import budgets, councils, entries, schema
-from localrag.decoding import SamplingParams
 from localrag.relevance.scoring import DEFAULT_FILE_TYPES, DEFAULT_WEIGHTS
-from localrag.session.memory_recall import Recalling
+from localrag.session.memory import Recalling
+from localrag.types import SamplingParams
 
 _INTRODUCTION = f"""\
 # models.toml

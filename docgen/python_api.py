@@ -11,7 +11,7 @@ from typing import Any, is_typeddict
 
 import localrag
 from docgen.sources import GENERATED, attributes, definition, signature
-from localrag.session.convening import convene
+from localrag.session.council_run import council
 from localrag.session.options import Options
 
 _INTRODUCTION = f"""\
@@ -50,7 +50,7 @@ def page() -> str:
             continue
         parts += [f"## {name}", f"From `{_home(thing)}`."]
         if name == "council":
-            parts += _function(convene, "localrag.council")
+            parts += _function(council, "localrag.council")
         else:
             parts += _class(thing) if isinstance(thing, type) else _function(thing, name)
     parts += ["## Options", _OPTIONS, *_class(Options), "## Types", _TYPES, *types]
@@ -74,7 +74,7 @@ def _type(name: str, thing: Any) -> Iterator[str]:  # noqa: ANN401  # a class, o
 
 
 def _home(thing: Any) -> str:  # noqa: ANN401  # a class, a function, or the package that is called as one
-    return convene.__module__ if inspect.ismodule(thing) else thing.__module__
+    return council.__module__ if inspect.ismodule(thing) else thing.__module__
 
 
 def _function(function: Any, name: str) -> Iterator[str]:  # noqa: ANN401  # whatever its signature

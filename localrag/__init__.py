@@ -8,16 +8,12 @@
 
 Names are imported when they are first used: to import localrag costs nothing.
 
-`localrag.council` is both a package and a function: `localrag.council("Which plastic lasts outdoors?", kbs=["handbook"])` has a
-council decide (session/convening.py), and `from localrag.council.flow import deliberate` is its flow.
 """
 
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from localrag.budget import (
@@ -35,8 +31,7 @@ if TYPE_CHECKING:
         TimeLimit,
         negotiate,
     )
-    from localrag.council.verdict import Dissent, Verdict
-    from localrag.decoding import Completion, SamplingParams, Timings, TokenLogprob
+    from localrag.deliberation.verdict import Dissent, Verdict
     from localrag.engine.engine import Engine
     from localrag.engine.memory import MemoryPlan
     from localrag.errors import (
@@ -66,20 +61,33 @@ if TYPE_CHECKING:
     from localrag.kb.texts import Text, Texts
     from localrag.kb.verify import Verified
     from localrag.kb.walk import Found, Skipped
-    from localrag.messages import Attachment, Memory, Message, Proposal, ToolSpec
-    from localrag.model import ModelInfo, Slot
-    from localrag.passages import Chunk, Citation, Hit
     from localrag.prompt import Demand, Prompt, PromptInputs
     from localrag.session import Answer, Options, Outcome, Prepared, Request, Retriever, Session, TopK
     from localrag.session.answer import Pass
     from localrag.session.chat import Chat
-    from localrag.session.convening import convene as council
     from localrag.session.council_run import CouncilResult
+    from localrag.session.council_run import council as council
+    from localrag.session.history_window import Forgotten, Turn
     from localrag.session.query_rewrite import QueryRewrite
     from localrag.session.search_policy import Bypass
-    from localrag.session.turns import Forgotten, Turn
     from localrag.settings import Learning, Settings
-    from localrag.tokens import Embedder
+    from localrag.text.tokens import Embedder
+    from localrag.types import (
+        Attachment,
+        Chunk,
+        Citation,
+        Completion,
+        Hit,
+        Memory,
+        Message,
+        ModelInfo,
+        Proposal,
+        SamplingParams,
+        Slot,
+        Timings,
+        TokenLogprob,
+        ToolSpec,
+    )
 
 __all__ = [
     "Answer",
@@ -185,8 +193,10 @@ _MODULES = {
         "TimeLimit",
         "negotiate",
     ),
-    "council.verdict": ("Dissent", "Verdict"),
-    "decoding": ("Completion", "SamplingParams", "Timings", "TokenLogprob"),
+    "deliberation.verdict": (
+        "Dissent",
+        "Verdict",
+    ),
     "engine.engine": ("Engine",),
     "engine.memory": ("MemoryPlan",),
     "errors": (
@@ -208,33 +218,85 @@ _MODULES = {
     ),
     "journal": ("Journal",),
     "kb": ("KnowledgeBase",),
-    "kb.filters": ("FolderRule", "Where"),
-    "kb.ingest": ("IngestResult", "Tagging"),
+    "kb.filters": (
+        "FolderRule",
+        "Where",
+    ),
+    "kb.ingest": (
+        "IngestResult",
+        "Tagging",
+    ),
     "kb.knowledge_base": ("RetrieveOptions",),
-    "kb.plan": ("Plan", "Progress"),
-    "kb.protocols": ("Feedback", "Reranker", "TextRow"),
-    "kb.texts": ("Text", "Texts"),
+    "kb.plan": (
+        "Plan",
+        "Progress",
+    ),
+    "kb.protocols": (
+        "Feedback",
+        "Reranker",
+        "TextRow",
+    ),
+    "kb.texts": (
+        "Text",
+        "Texts",
+    ),
     "kb.verify": ("Verified",),
-    "kb.walk": ("Found", "Skipped"),
-    "messages": ("Attachment", "Memory", "Message", "Proposal", "ToolSpec"),
-    "model": ("ModelInfo", "Slot"),
-    "passages": ("Chunk", "Citation", "Hit"),
-    "prompt": ("PromptInputs", "Prompt", "Demand"),
-    "session": ("Answer", "Options", "Outcome", "Prepared", "Request", "Retriever", "Session", "TopK"),
+    "kb.walk": (
+        "Found",
+        "Skipped",
+    ),
+    "prompt": (
+        "Demand",
+        "Prompt",
+        "PromptInputs",
+    ),
+    "session": (
+        "Answer",
+        "Options",
+        "Outcome",
+        "Prepared",
+        "Request",
+        "Retriever",
+        "Session",
+        "TopK",
+    ),
     "session.answer": ("Pass",),
-    "session.search_policy": ("Bypass",),
     "session.chat": ("Chat",),
+    "session.council_run": (
+        "CouncilResult",
+        "council",
+    ),
+    "session.history_window": (
+        "Forgotten",
+        "Turn",
+    ),
     "session.query_rewrite": ("QueryRewrite",),
-    "session.council_run": ("CouncilResult",),
-    "session.turns": ("Forgotten", "Turn"),
-    "settings": ("Learning", "Settings"),
-    "tokens": ("Embedder",),
+    "session.search_policy": ("Bypass",),
+    "settings": (
+        "Learning",
+        "Settings",
+    ),
+    "text.tokens": ("Embedder",),
+    "types": (
+        "Attachment",
+        "Chunk",
+        "Citation",
+        "Completion",
+        "Hit",
+        "Memory",
+        "Message",
+        "ModelInfo",
+        "Proposal",
+        "SamplingParams",
+        "Slot",
+        "Timings",
+        "TokenLogprob",
+        "ToolSpec",
+    ),
 }
 
 
 def __getattr__(name: str) -> object:
-    if name == "council":
-        return importlib.import_module("localrag.council")
     for module, names in _MODULES.items():
         if name in names:
             return getattr(importlib.import_module(f"localrag.{module}"), name)
@@ -244,25 +306,3 @@ def __getattr__(name: str) -> object:
 def __dir__() -> list[str]:
     """The public names, of which most are not imported yet, for dir() and the completion of a shell."""
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
-
-
-class _Council(ModuleType):
-    """The package localrag.council, called as the function of that name."""
-
-    def __call__(self, *args: Any, **options: Any) -> CouncilResult:  # noqa: ANN401  # those of `convene`
-        """Have a council decide a task; see `localrag.session.convening.convene`."""
-        from localrag.session.convening import convene  # noqa: PLC0415  # weight
-
-        return convene(*args, **options)
-
-
-class _Localrag(ModuleType):
-    """This package. Whoever imports localrag.council or a part of it sets that attribute here, and it has to be callable then too."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name == "council" and isinstance(value, ModuleType):
-            value.__class__ = _Council
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Localrag

@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from localrag.passages import Citation, Hit
+from localrag.types import Citation, Hit
 
 MAX_RANGE = 64
 """The most sources that a range such as `KB#3-7` can name. A longer one is a single label, which no source has."""

@@ -6,13 +6,20 @@ process alone, because a program that imports localrag has files of its own.
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import re
+import sqlite3
 import stat
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
+
+from localrag.errors import UsageError
 
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
@@ -110,3 +117,204 @@ def _is_exposed(path: str) -> bool:
         return False
     is_plain = stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
     return is_plain and status.st_uid == os.geteuid() and bool(status.st_mode & _OTHERS)
+
+
+def try_lock(handle: int) -> bool:
+    """Take the lock of an open file if it is free. The system gives it back when the file is closed or the process dies."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt  # noqa: PLC0415  # only there
+
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl  # noqa: PLC0415  # not there
+
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+if sys.platform != "win32":
+    import resource
+
+_LITTLE_BYTES = 256 * 1024
+"""With less, SQLite cannot make the files beside its own, and calls that an I/O error or a file that it cannot open."""
+_GO_ON = "Then run the same command again: nothing that was kept is lost."
+
+
+@dataclass(frozen=True, slots=True)
+class DiskError:
+    """Why a file cannot be used (`reason`, to stand after a colon), the way out (`hint`), and the numbers for scripts."""
+
+    reason: str
+    hint: str
+    numbers: dict[str, object] = field(default_factory=dict)
+
+
+def file_error(error: OSError, path: Path | str | None, *, hint: str) -> DiskError:
+    """The explanation of any OSError about `path`. `hint` is the way out where neither disk nor permissions are the cause."""
+    return disk_error(error, path) or DiskError(error.strerror or str(error), hint)
+
+
+def disk_error(error: BaseException, path: Path | str | None) -> DiskError | None:
+    """The explanation of an OSError or sqlite3.Error about `path`, None if it has no name.
+
+    None where neither the disk nor permissions nor a lock is the cause.
+    """
+    number = (error.errno or 0) if isinstance(error, OSError) else 0
+    name = (getattr(error, "sqlite_errorname", "") or "").removeprefix("SQLITE_") if isinstance(error, sqlite3.Error) else ""
+    file = None if path is None else Path(path)
+    return _no_room(number, name, file) or _no_access(number, name, file)
+
+
+def _no_room(number: int, name: str, file: Path | None) -> DiskError | None:
+    """`number` is an errno, `name` that of SQLite's error; 0 and empty where there is none."""
+    kind = name.partition("_")[0]
+    folder = None if file is None else _nearest_folder(file)
+    room = None if folder is None else _room(folder)
+    if number == errno.EDQUOT:
+        return DiskError("your quota on this disk is used up", f"Free some space, or have the quota raised. {_GO_ON}")
+    if number == errno.ENOSPC or kind == "FULL" or (kind in {"IOERR", "CANTOPEN"} and room is not None and room.is_little):
+        return _full(folder, room)
+    limit = _max_file_bytes()
+    if number == errno.EFBIG or (kind == "IOERR" and limit is not None and file is not None and _is_at_limit(file, limit)):
+        said = "the file would be larger than this system allows" + ("" if limit is None else f" ({limit:,} bytes)")
+        return DiskError(said, f"Raise the limit on file sizes (ulimit -f). {_GO_ON}", {} if limit is None else {"max_bytes": limit})
+    return None
+
+
+def _no_access(number: int, name: str, file: Path | None) -> DiskError | None:
+    kind = name.partition("_")[0]
+    folder = None if file is None else _nearest_folder(file)
+    room = None if folder is None else _room(folder)
+    is_refused = kind in {"READONLY", "CANTOPEN"} and file is not None and folder is not None and not _is_writable(file, folder)
+    if kind in {"BUSY", "LOCKED"}:
+        return DiskError("another localrag is writing to it", "Wait for that one to end, then run the same command again.")
+    if number == errno.EROFS or (kind in {"READONLY", "CANTOPEN"} and room is not None and room.is_read_only):
+        hint = "Have it mounted for writing, or set LOCALRAG_HOME to a folder that can be written."
+        return DiskError("its disk is mounted read-only", hint)
+    if number in {errno.EACCES, errno.EPERM} or kind == "PERM" or is_refused:
+        hint = "Check the owner and permissions of the file and its folder, or set LOCALRAG_HOME to a folder that can be written."
+        return DiskError("permission denied", hint)
+    if number == errno.EIO or (kind == "IOERR" and name != "IOERR_SHORT_READ"):  # that one is a file that ends too early
+        detail = f" ({name})" if name else ""
+        hint = "Check the disk and the system's log, and copy the home to another disk before you go on (LOCALRAG_HOME moves it)."
+        return DiskError(f"the disk reports an error{detail}", hint)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    free_bytes: int
+    has_free_files: bool
+    is_read_only: bool
+
+    @property
+    def is_little(self) -> bool:
+        return self.free_bytes < _LITTLE_BYTES or not self.has_free_files
+
+
+def _full(folder: Path | None, room: _Room | None) -> DiskError:
+    if folder is None or room is None:
+        return DiskError("the disk is full", f"Free some space. {_GO_ON}")
+    numbers: dict[str, object] = {"free_bytes": room.free_bytes}
+    if not room.has_free_files:
+        return DiskError(f"the disk of {folder} is full: it holds no more files", f"Remove some files from that disk. {_GO_ON}", numbers)
+    return DiskError(f"the disk of {folder} is full: {room.free_bytes:,} bytes are free", f"Free some space. {_GO_ON}", numbers)
+
+
+def _room(folder: Path) -> _Room | None:
+    if not hasattr(os, "statvfs"):
+        return None
+    try:
+        status = os.statvfs(folder)
+    except OSError:
+        return None
+    return _Room(
+        free_bytes=status.f_bavail * status.f_frsize,
+        has_free_files=not status.f_files or status.f_favail > 0,  # some file systems count none
+        is_read_only=bool(status.f_flag & os.ST_RDONLY),
+    )
+
+
+def _max_file_bytes() -> int | None:
+    """The largest file that this process may write; None where there is no limit."""
+    if sys.platform == "win32":
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def _is_at_limit(path: Path, limit: int) -> bool:
+    """Whether SQLite's file, or the log beside it, is about as large as it may be."""
+    files = (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm"))
+    return any(file.stat().st_size + _LITTLE_BYTES > limit for file in files if file.is_file())
+
+
+def _nearest_folder(path: Path) -> Path:
+    """The folder itself, or the one that the file is in or would be."""
+    return next((folder for folder in (path, *path.parents) if os.path.isdir(folder)), Path(path.anchor or "."))  # noqa: PTH112  # is_dir can raise
+
+
+def _is_writable(path: Path, folder: Path) -> bool:
+    """For this user: SQLite also writes beside its file."""
+    try:
+        return os.access(folder, os.W_OK | os.X_OK) and (not path.exists() or os.access(path, os.R_OK | os.W_OK))
+    except OSError:
+        return False
+
+
+_PIECE_BYTES = 1024 * 1024
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+def check_regular(path: Path, hint: str) -> None:
+    """UsageError unless it is a file that can be read; `hint` is the way out for what is no file."""
+    try:
+        is_file = stat.S_ISREG(path.stat().st_mode)
+        if is_file:
+            path.open("rb").close()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}.", hint="Check the path and its permissions.") from None
+    if not is_file:
+        raise UsageError(f"{path} is not a file.", hint=hint)
+
+
+def read_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, bytes | None]]:
+    """Every line that is not blank, with its number from 1; None in place of one that is longer than `max_bytes`."""
+    with path.open("rb") as file:
+        number = 0
+        while raw := file.readline(max_bytes + 1):
+            number += 1
+            if len(raw) > max_bytes and not raw.endswith(b"\n"):
+                while (rest := file.readline(_PIECE_BYTES)) and not rest.endswith(b"\n"):
+                    pass
+                yield number, None
+            elif text := (raw.removeprefix(_BYTE_ORDER_MARK) if number == 1 else raw).strip():
+                yield number, text
+
+
+def read_object(raw: bytes, like: str) -> dict[str, Any]:
+    """The object in a line; `like` shows a good one. UsageError for what is no UTF-8 or no JSON, for a key twice, and for NaN."""
+    hint = f"Write {like} on each line."
+    try:
+        row = json.loads(raw.decode("utf-8"), parse_constant=_no_number, object_pairs_hook=_unique)
+    except UnicodeDecodeError as error:
+        raise UsageError(f"it is not UTF-8 text (byte {error.start}).") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"it is not JSON: {str(error)[:200]}.", hint=hint) from None
+    if not isinstance(row, dict):
+        raise UsageError("it is not a JSON object.", hint=hint)
+    return row
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        raise ValueError("a key is there twice")
+    return row

@@ -10,8 +10,8 @@ from pathlib import Path
 import jinja2
 
 from localrag.engine.template import JinjaChatTemplate
-from localrag.messages import Message, ToolSpec
-from localrag.tokens import Segment
+from localrag.text.tokens import Segment
+from localrag.types import Message, ToolSpec
 
 FOLDER = Path(__file__).parents[2] / "shared" / "data" / "templates"
 PATHS = sorted(FOLDER.glob("*.jinja"))

@@ -2,7 +2,7 @@
 
 import random
 
-from localrag.passages import Chunk, Hit
+from localrag.types import Chunk, Hit
 
 WORDS = (
     "the oven heats slowly while parts cool on glass plate nozzle layer 60 °C and 0.2 mm",

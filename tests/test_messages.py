@@ -2,8 +2,7 @@ import time
 
 import pytest
 
-from localrag.messages import strip_reasoning
-from localrag.thinking import form_of
+from localrag.text.thinking import form_of, without_thoughts
 
 
 @pytest.mark.parametrize(
@@ -17,7 +16,7 @@ from localrag.thinking import form_of
     ],
 )
 def test_thoughts_are_taken_off(text, answer):
-    assert strip_reasoning(text) == answer
+    assert without_thoughts(text) == answer
 
 
 PAIRS = [
@@ -35,9 +34,9 @@ CALL = (
 
 @pytest.mark.parametrize(("opens", "closes"), PAIRS)
 def test_thoughts_of_every_form_are_taken_off(opens, closes):
-    assert strip_reasoning(f"{opens}\nHm, {closes} is a mark.\n{closes}\n\nYes.") == "Yes."
-    assert strip_reasoning(f" {opens}Hm.{closes}Yes.") == "Yes."
-    assert strip_reasoning(f"Hm.\n{closes}\nYes.") == "Yes."
+    assert without_thoughts(f"{opens}\nHm, {closes} is a mark.\n{closes}\n\nYes.") == "Yes."
+    assert without_thoughts(f" {opens}Hm.{closes}Yes.") == "Yes."
+    assert without_thoughts(f"Hm.\n{closes}\nYes.") == "Yes."
 
 
 @pytest.mark.parametrize(("opens", "closes"), PAIRS)
@@ -48,7 +47,7 @@ def test_what_speaks_of_any_form_loses_nothing(opens, closes):
         f"Thoughts look like this:\n{opens}\nHm.\n{closes}\nThen comes the answer.",
         f"{opens} never ends",
     ):
-        assert strip_reasoning(text) == text
+        assert without_thoughts(text) == text
 
 
 @pytest.mark.parametrize(("opens", "closes"), PAIRS)
@@ -56,7 +55,7 @@ def test_only_the_form_that_a_text_begins_with_counts(opens, closes):
     for other, end in PAIRS:
         if other != opens:
             assert (
-                strip_reasoning(f"{opens}\nNot {other} a\n{end}\n but\n{closes}\nWrite {other} and {end}.") == f"Write {other} and {end}."
+                without_thoughts(f"{opens}\nNot {other} a\n{end}\n but\n{closes}\nWrite {other} and {end}.") == f"Write {other} and {end}."
             )
 
 
@@ -78,20 +77,20 @@ def test_only_the_form_that_a_text_begins_with_counts(opens, closes):
     ],
 )
 def test_of_channels_the_answer_stays(text, answer):
-    assert strip_reasoning(text) == answer
+    assert without_thoughts(text) == answer
 
 
 @pytest.mark.parametrize("form", [form_of(opens + closes) for opens, closes in PAIRS] + [form_of("<|channel|>analysis")])
 def test_the_forms_that_are_split_while_they_are_written_are_those_taken_off_a_history(form):
     begins = form.opens or ANALYSIS
-    assert strip_reasoning(f"{begins}Hm.{form.end}Yes.") == "Yes."
+    assert without_thoughts(f"{begins}Hm.{form.end}Yes.") == "Yes."
 
 
 @pytest.mark.parametrize("piece", ["<think>", "</think>\n", "\n", " ", ANALYSIS, f"{ANALYSIS}<|end|>", "<|start|>assistant", "[/THINK]"])
 def test_a_long_text_takes_time_that_grows_with_its_length(piece):
     started = time.process_time()
-    strip_reasoning(piece * (300_000 // len(piece)))
-    strip_reasoning("x" + piece * (300_000 // len(piece)))
+    without_thoughts(piece * (300_000 // len(piece)))
+    without_thoughts("x" + piece * (300_000 // len(piece)))
     assert time.process_time() - started < 20  # far under 1 s; what grows with the square takes minutes
 
 
@@ -106,4 +105,4 @@ def test_a_long_text_takes_time_that_grows_with_its_length(piece):
     ],
 )
 def test_an_answer_that_speaks_of_the_marks_loses_nothing(text):
-    assert strip_reasoning(text) == text
+    assert without_thoughts(text) == text

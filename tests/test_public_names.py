@@ -14,7 +14,7 @@ import pytest
 import localrag
 from localrag import Attachment, KnowledgeBase, Message, Session, Settings, UsageError
 from localrag.session import open_embedder
-from localrag.session.convening import convene
+from localrag.session.council_run import council
 
 OPAQUE = {"Engine", "Journal", "PromptInputs", "Prompt", "Text", "Demand"}
 """Given from one method to another: what they are made of is not for users."""
@@ -70,7 +70,7 @@ def classes_in(hint):
 
 
 def test_every_type_in_a_public_signature_is_public():
-    public = {name: convene if name == "council" else getattr(localrag, name) for name in localrag.__all__}
+    public = {name: council if name == "council" else getattr(localrag, name) for name in localrag.__all__}
     missing, walked = set(), 0
     for name, thing in public.items():
         if name in OPAQUE or not (isinstance(thing, type) or inspect.isfunction(thing)):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localrag.sentences import first_sentence, sentences, whole_sentences
+from localrag.text.sentences import first_sentence, sentences, whole_sentences
 
 
 @pytest.mark.parametrize(

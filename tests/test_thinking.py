@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localrag.engine.template import JinjaChatTemplate
-from localrag.thinking import ThinkingForm, form_of, mark_ids, may_begin
+from localrag.text.thinking import ThinkingForm, form_of, mark_ids, may_begin
 from tests.chat_templates import CHATML, NOW, PATHS, THINKING, THINKING_OPEN, joined, talk
 
 THINK = ThinkingForm("<think>", "</think>")

@@ -11,8 +11,8 @@ from examples.worked import json_overhead
 from localrag.citation import TAG
 from localrag.engine.echo import EchoTokenizer
 from localrag.errors import UsageError
-from localrag.passages import Chunk, Hit
-from localrag.tool_results import MAX_NAMED, ToolAccount, article_fields, compact
+from localrag.prompt.tool_results import MAX_NAMED, ToolAccount, article_fields, compact
+from localrag.types import Chunk, Hit
 from tests import material
 
 count = EchoTokenizer().count

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from itertools import chain, cycle, zip_longest
 from pathlib import Path
 
-from localrag.passages import Chunk, Hit
-from localrag.tool_results import ToolAccount, compact
+from localrag.types import Chunk, Hit
+from localrag.prompt.tool_results import ToolAccount, compact
 
 HANDBOOK = Path(__file__).parents[1] / "handbook"
 WINDOWS = (262_144, 32_768, 8_192)

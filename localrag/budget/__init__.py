@@ -3,8 +3,7 @@
 from localrag.budget.flex import Budget, FlexItem, container, negotiate, settle, tokens_of
 from localrag.budget.ledger import Entry, Ledger, Shortened, TimeLimit
 from localrag.budget.profile import OVERFLOWS, TIERS, Overflow, Profile, Tier
-from localrag.budget.section import CUTS, Cut, Flex, Length, Percent, Section
-from localrag.budget.sections import SECTIONS
+from localrag.budget.sections import CUTS, SECTIONS, Cut, Flex, Length, Percent, Section
 
 __all__ = [
     "CUTS",

@@ -19,7 +19,7 @@ from math import floor
 from types import MappingProxyType
 
 from localrag.budget.ledger import WRITTEN
-from localrag.budget.section import Length, Percent, Section
+from localrag.budget.sections import Length, Percent, Section
 from localrag.errors import BudgetExceededError, ConfigError, UsageError
 
 Exact = int | Fraction

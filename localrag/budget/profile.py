@@ -9,8 +9,7 @@ from types import MappingProxyType
 from typing import Literal, get_args
 
 from localrag.budget.flex import tokens_of
-from localrag.budget.section import Cut, Flex, Length, Percent, Section
-from localrag.budget.sections import LIMITED, PROTECTED, SECTIONS, SPECS
+from localrag.budget.sections import LIMITED, PROTECTED, SECTIONS, SPECS, Cut, Flex, Length, Percent, Section
 from localrag.errors import ConfigError
 
 Overflow = Literal["prioritize", "truncate", "summarize", "error"]

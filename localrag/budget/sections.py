@@ -1,12 +1,137 @@
-"""The sections of a prompt, each declared once: budgets, terminal, page, report and docs read this table."""
+"""One part of a prompt, and how it bends: the numbers of a CSS flex item, in tokens."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Literal, get_args
 
-from localrag.budget.section import Cut, Flex, Percent
+from localrag.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Percent:
+    """A share, 0 to 100, of the window less the fixed sections. ConfigError for anything else."""
+
+    value: float
+
+    def __post_init__(self) -> None:
+        if not _is_number(self.value) or not 0 <= self.value <= 100:
+            raise ConfigError(f"A percentage is a number from 0 to 100, not {self.value!r}.", hint="Write a number from 0 to 100.")
+
+
+Cut = Literal["never", "drop", "oldest", "truncate", "middle", "summarize", "error"]
+"""What happens to content that does not fit: "never" is left out; "drop" the lowest score first, or the "oldest" first; "truncate" at
+the end of a sentence or a line; remove the "middle", so that each text keeps its beginning and its end; "summarize" level by level; or
+refuse the prompt with an "error"."""
+CUTS: tuple[Cut, ...] = get_args(Cut)
+
+Length = int | Percent
+"""A number of tokens, or a share of what the fixed sections leave of the window."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """One part of a prompt.
+
+    It starts at `basis`. Where there is room left it grows in the ratio of `grow`; where there is too little it shrinks in
+    the ratio of `shrink` times `basis`; and it stays within `min` and `max` (None: no limit). A section with `shrink` 0 gives
+    nothing back. `content`, where it is known, is how many tokens there are to place: it caps both limits, so that nobody is
+    given more than there is to say, and it is the `basis` where that is None. `cut` says what happens to content that does not
+    fit. With `spare` above 0, tokens that would stay spare go to the section, in the ratio of `spare` and beyond its `max`: it takes
+    nothing that another section could have. Lengths are tokens or a Percent; the factors are finite and not negative. ConfigError,
+    naming section and field, for any other value and for a `min` over a `max` of the same kind. A percentage and a number can cross
+    only in some windows; there `min` wins, as in CSS.
+    """
+
+    name: str
+    basis: Length | None = 0
+    min: Length = 0
+    max: Length | None = None
+    grow: float = 0.0
+    shrink: float = 1.0
+    spare: float = 0.0
+    cut: Cut = "never"
+    content: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ConfigError(f"A section's name is a text that is not empty, not {self.name!r}.", hint="Give the section a name.")
+        for field in ("basis", "min", "max", "content"):
+            self._check_length(field, getattr(self, field))
+        if isinstance(self.content, Percent):
+            raise self._error("content", "is a whole number of tokens, not a percentage")
+        if self.basis is None and self.content is None:
+            raise self._error("basis", "is needed where it is not known how much there is to place")
+        for field in ("grow", "shrink", "spare"):
+            self._check_factor(field, getattr(self, field))
+        if self.cut not in CUTS:
+            raise self._error("cut", f"is one of {', '.join(CUTS)}, not {self.cut!r}")
+        if _is_over(self.min, self.max):
+            raise self._error("min", f"({self.min!r}) is over its max ({self.max!r})")
+
+    @classmethod
+    def fixed(cls, name: str, tokens: int) -> Section:
+        """A section of exactly so many tokens, in every window that holds it."""
+        return cls(name=name, basis=tokens, min=tokens, max=tokens, shrink=0.0)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether its size is one number of tokens, known without the window."""
+        return isinstance(self.basis, int) and self.min == self.basis == self.max and self.content is None
+
+    def _check_length(self, field: str, value: object) -> None:
+        if isinstance(value, Percent) or (field != "min" and value is None):
+            return
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise self._error(field, f"is a whole number of tokens, 0 or more, or a percentage, not {value!r}")
+
+    def _check_factor(self, field: str, value: object) -> None:
+        if not _is_number(value) or value < 0:  # type: ignore[operator]  # _is_number says that it is one
+            raise self._error(field, f"is a finite number, 0 or more, not {value!r}")
+
+    def _error(self, field: str, fault: str) -> ConfigError:
+        return ConfigError(f"Section {self.name!r}: {field} {fault}.", hint=f"Correct {field} of section {self.name!r}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flex:
+    """How one section bends; see Section. A `basis` of None is what there is to place; a `spare` of None is 0 unless the caller asks."""
+
+    basis: Length | None = None
+    min: Length = 0
+    max: Length | None = None
+    grow: float = 0.0
+    shrink: float = 1.0
+    spare: float | None = None
+    cut: Cut = "drop"
+
+    def section(self, name: str, content: int) -> Section:
+        """The section `name` with its tokens to place. With the cut "error" it gets all of them, whatever its max."""
+        section = Section(
+            name=name,
+            basis=self.basis,
+            min=self.min,
+            max=self.max,
+            grow=self.grow,
+            shrink=self.shrink,
+            spare=self.spare or 0.0,
+            cut=self.cut,
+            content=content,
+        )
+        return replace(section, basis=content, min=content, max=None, shrink=0.0) if self.cut == "error" else section
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_over(low: Length, high: Length | None) -> bool:
+    if isinstance(low, Percent) and isinstance(high, Percent):
+        return low.value > high.value
+    return isinstance(low, int) and isinstance(high, int) and low > high
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +156,7 @@ class SectionSpec:
 
 
 _IN_ORDER = (
-    SectionSpec(name="scaffold", colour="#6b7280", help="The text that the model's template adds.", is_protected=True),
+    SectionSpec(name="template", colour="#6b7280", help="The text that the model's template adds.", is_protected=True),
     SectionSpec(name="system", colour="#8b5cd6", help="The system text.", is_protected=True, has_limit=True),
     SectionSpec(
         name="tools",

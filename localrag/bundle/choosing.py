@@ -18,8 +18,8 @@ from localrag.engine.query_embedder import accepted_copy
 from localrag.errors import BundleError, KnowledgeBaseError, UsageError
 from localrag.kb import KnowledgeBase, list_kbs
 from localrag.kb.embedder import SentenceTransformerEmbedder
-from localrag.model import ModelSpec
 from localrag.settings import Settings, shipped_file
+from localrag.types import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Literal
 from localrag.bundle.manifest import Thing, refused
 from localrag.catalog import Progress
 from localrag.catalog.checksums import sha256_of
-from localrag.catalog.wheels import Stage, publish
+from localrag.catalog.sources import Stage, publish
 from localrag.errors import KnowledgeBaseError, LocalragError, ModelFileError
 from localrag.kb.knowledge_base import Folder
 from localrag.kb.transfer import content_sha256, import_from

@@ -22,8 +22,8 @@ from localrag.bundle.manifest import Content, Kind, Manifest, Thing
 from localrag.bundle.needed import ROOT, installed_extras, needed, offered_extras, opened_wheel
 from localrag.bundle.wheelhouse import Wheel
 from localrag.catalog import Progress
-from localrag.disk_errors import file_error
 from localrag.errors import BundleError, ModelFileError
+from localrag.files import file_error
 from localrag.settings import Settings
 
 _TIME = (1980, 1, 1, 0, 0, 0)

@@ -18,11 +18,9 @@ from localrag.bundle.landing import State, imported, land, placed
 from localrag.bundle.manifest import HOME, KBS, MODELS_FILE, Bundle, Manifest, Thing, copy, opened, refused
 from localrag.catalog import Progress, schema
 from localrag.catalog.checksums import hashed_file, sha256_of
-from localrag.catalog.sources import find, published_path
-from localrag.catalog.wheels import Stage, publish, staging
-from localrag.disk_errors import file_error
+from localrag.catalog.sources import Stage, find, publish, published_path, staging
 from localrag.errors import BundleError, ConfigError, LocalragError, ModelFileError
-from localrag.files import make_private_folder, open_private
+from localrag.files import file_error, make_private_folder, open_private
 from localrag.settings import Settings, shipped_file
 
 _ENTRIES: dict[str, str] = {"model": "models", "embedder": "embedders"}

@@ -14,15 +14,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from localrag.budget import Profile
-from localrag.catalog import pulling, sources
+from localrag.catalog import sources
 from localrag.catalog.checksums import Checksums, VerifyResult, hashed_file
 from localrag.catalog.sources import Progress
 from localrag.errors import ConfigError, ModelFileError, ModelNotFoundError
-from localrag.model import ModelSpec
 from localrag.settings import Settings, expanded, shipped_file
+from localrag.types import ModelSpec
 
 if TYPE_CHECKING:
-    from localrag.council.roles import Council
+    from localrag.deliberation.roles import Council
 
 __all__ = ["Catalog", "CatalogRow", "Progress", "VerifyResult"]
 
@@ -173,7 +173,7 @@ class Catalog:
         """The file or folder on this machine, without the network. Raises ModelNotFoundError with the command that fetches it."""
         found = sources.find(spec, self.models_dir)
         if found is None:
-            raise pulling.missing(spec)
+            raise sources.missing(spec)
         return found
 
     def open(self, spec: ModelSpec) -> Path:
@@ -182,7 +182,7 @@ class Catalog:
         Raises ModelNotFoundError, and ModelFileError with `expected` and `actual` for a file that differs.
         """
         path = self.locate(spec)
-        pulling.check(spec, path, self.models_dir, self.checksums)
+        sources.check(spec, path, self.models_dir, self.checksums)
         return path
 
     def verify(self, spec: ModelSpec) -> VerifyResult:
@@ -195,7 +195,7 @@ class Catalog:
 
         Safe to interrupt and to run twice at once. Raises ModelError, and ConfigError where the home cannot be written.
         """
-        return pulling.pull(spec, self.models_dir, self.checksums, progress)
+        return sources.pull(spec, self.models_dir, self.checksums, progress)
 
     def _where(self) -> str:
         """The files in force, for an error: a person's own, and that there is the one that ships."""

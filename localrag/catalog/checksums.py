@@ -13,7 +13,7 @@ from pathlib import Path
 
 from localrag.errors import ModelFileError
 from localrag.files import make_private_folder
-from localrag.model import ModelSpec
+from localrag.types import ModelSpec
 
 WEIGHTS_FILE = "model.safetensors"
 _MAX_REMEMBERED = 256

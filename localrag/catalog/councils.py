@@ -12,11 +12,10 @@ from pydantic_core import PydanticCustomError
 from localrag.budget import Profile
 from localrag.catalog.budgets import LENGTH_FAULT, Table
 from localrag.catalog.faults import Place, nearest, quoted, shown
-from localrag.council.roles import MAX_MEMBERS, MAX_ROUNDS, RESERVED_ROLES, TOOLS, Council, Judge, Member
-from localrag.council.words import SYSTEM
-from localrag.decoding import SamplingParams
+from localrag.deliberation.roles import MAX_MEMBERS, MAX_ROUNDS, RESERVED_ROLES, TOOLS, Council, Judge, Member
+from localrag.deliberation.wording import SYSTEM
 from localrag.errors import UsageError
-from localrag.model import ModelSpec
+from localrag.types import ModelSpec, SamplingParams
 
 ECHO = "echo"
 """The engine that needs no model, and so no entry of the file."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from localrag.catalog.faults import Place, shown, shown_path
-from localrag.model import ModelSpec, SourceKind
+from localrag.types import ModelSpec, SourceKind
 
 RESERVED_NAMES = ("echo", "llm")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -32,9 +32,9 @@ from localrag.catalog.budgets import (
 from localrag.catalog.councils import CouncilTable, council_of
 from localrag.catalog.entries import NAME, EmbedderTable, ModelTable, embedder_of, reranker_of, spec_of
 from localrag.catalog.faults import Place, nearest, quoted, shown, shown_path
-from localrag.council.roles import Council
+from localrag.deliberation.roles import Council
 from localrag.errors import ConfigError
-from localrag.model import ModelSpec
+from localrag.types import ModelSpec
 
 _MAX_FILE_BYTES = 1024 * 1024
 _TOML_NAMES = {str: "a text", bool: "true or false", int: "a whole number", float: "a number", list: "a list", dict: "a table"}

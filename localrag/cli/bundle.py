@@ -11,8 +11,8 @@ from localrag.cli import options, render
 from localrag.cli.files import STANDARD_OUTPUT, InputFile, binary_stdout, check_free_stdout
 from localrag.cli.text import emit, note
 from localrag.errors import UsageError
-from localrag.sanitize import safe
 from localrag.settings import Settings
+from localrag.text.sanitize import safe
 
 if TYPE_CHECKING:
     from localrag.bundle.manifest import Manifest

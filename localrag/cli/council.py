@@ -13,8 +13,8 @@ from localrag.errors import UsageError
 from localrag.settings import Settings
 
 if TYPE_CHECKING:
-    from localrag.council import Council
-    from localrag.session.convening import Call
+    from localrag.deliberation import Council
+    from localrag.session.council_run import CouncilCall
 
 
 @click.command("council")
@@ -59,7 +59,7 @@ def council_command(
       cat build.log | localrag council "Why did it fail?"
       localrag council --replay 3
     """
-    from localrag.session.convening import Call  # noqa: PLC0415  # weight
+    from localrag.session.council_run import CouncilCall  # noqa: PLC0415  # weight
 
     given: dict[str, object] = {
         "--council": name,
@@ -77,13 +77,13 @@ def council_command(
         return
     if run_id is not None:
         _check_alone("--replay", named)
-        call, digest = Call.kept(run_id, settings=settings)
+        call, digest = CouncilCall.kept(run_id, settings=settings)
         _run(call, call.open(settings), settings, keep=not no_keep, as_json=as_json, digest=digest)
         return
     if task is None:
         raise UsageError("There is no TASK.", hint="Give one, or a run to repeat with --replay ID.")
     evidence, _ = options.piped_evidence(piped)
-    call = Call(
+    call = CouncilCall(
         task=task,
         council=name or "default",
         kbs=tuple(dict.fromkeys(kbs)),
@@ -102,10 +102,10 @@ def _check_alone(option: str, others: list[str]) -> None:
         raise UsageError(f"{option} and {others[0]} exclude each other.", hint="Leave one out.")
 
 
-def _run(call: Call, council: Council, settings: Settings, *, keep: bool, as_json: bool, digest: str | None = None) -> None:
+def _run(call: CouncilCall, council: Council, settings: Settings, *, keep: bool, as_json: bool, digest: str | None = None) -> None:
     """Have the council sit and show it. `digest` is what it had when it sat before."""
     from localrag.cli.council_render import CouncilView  # noqa: PLC0415  # weight
-    from localrag.session.convening import seated  # noqa: PLC0415  # weight
+    from localrag.session.council_run import open_run  # noqa: PLC0415  # weight
 
     if digest is not None and digest != council.digest:
         note(f"Warning: the council {council.name} was changed since: the verdict can be another one.")
@@ -113,7 +113,7 @@ def _run(call: Call, council: Council, settings: Settings, *, keep: bool, as_jso
     on_event = emit if as_json else view.on_event
     with (
         view,
-        seated(
+        open_run(
             call, council, settings=settings, keep=keep, started_at=options.started_at(), on_event=on_event, on_text=view.on_text
         ) as sitting,
         first_interrupt(sitting.cancel),

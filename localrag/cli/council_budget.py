@@ -15,19 +15,19 @@ from localrag.budget.sections import LIMITED, PROTECTED
 from localrag.catalog import Catalog
 from localrag.cli import render
 from localrag.cli.text import emit, note
-from localrag.council import JUDGE, PLANNER, Council, first_turns
-from localrag.council.roles import Judge, Member
-from localrag.council.turns import PLAN_TOKENS
+from localrag.deliberation import JUDGE, PLANNER, Council, first_turns
+from localrag.deliberation.roles import Judge, Member
+from localrag.deliberation.turns import PLAN_TOKENS
 from localrag.errors import BudgetExceededError, ModelNotFoundError, UsageError
-from localrag.messages import Message
 from localrag.prompt.measure import SUMMARY_TOKENS
-from localrag.sanitize import safe
 from localrag.session.opening import open_engine
 from localrag.session.seats import Seating
 from localrag.settings import Settings
+from localrag.text.sanitize import safe
+from localrag.types import Message
 
 _PARTS: Mapping[str, tuple[str, ...]] = {
-    "scaffold": ("scaffold",),
+    "template": ("template",),
     "system": ("system",),
     "tools": ("tools",),
     "memories": ("memories",),

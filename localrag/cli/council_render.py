@@ -14,9 +14,9 @@ import click
 from localrag.budget.ledger import WRITTEN
 from localrag.cli.live_area import Area
 from localrag.cli.text import console, inline, note, prose
-from localrag.council.roles import RESERVED_ROLES
+from localrag.deliberation.roles import RESERVED_ROLES
 from localrag.errors import counted
-from localrag.sanitize import one_line, visible
+from localrag.text.sanitize import one_line, visible
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -16,8 +16,8 @@ from localrag.catalog import Catalog
 from localrag.cli import options, render
 from localrag.cli.text import emit, note
 from localrag.errors import EngineError, LocalragError
-from localrag.model import ModelSpec
 from localrag.settings import Settings
+from localrag.types import ModelSpec
 
 if TYPE_CHECKING:
     from localrag.engine.memory import MemoryPlan
@@ -86,8 +86,8 @@ def _cpu_name() -> str:
 
 def llama_facts() -> dict[str, object]:
     """llama-cpp-python's build: version, what its kernels use, GPUs that it finds."""
-    from localrag.engine.devices import gpu_devices  # noqa: PLC0415  # weight
     from localrag.engine.llama_lib import library  # noqa: PLC0415  # weight
+    from localrag.engine.memory import gpu_devices  # noqa: PLC0415  # weight
 
     lib = library()
     info = lib.llama_print_system_info().decode("utf-8", "replace").strip(" |")

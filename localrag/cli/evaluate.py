@@ -19,13 +19,12 @@ from localrag.cli.files import STANDARD_OUTPUT, InputFile, ResultFile
 from localrag.cli.text import emit, note
 from localrag.errors import InterruptedRunError, UsageError, counted
 from localrag.grading import REFUSALS, Grade, Outcome, Question, Share, Tally, compare, grade, read_questions, spread, tally
-from localrag.grading.grades import is_page
-from localrag.grading.tallies import Graded
+from localrag.grading.grades import Graded, is_page
 from localrag.kb import MODES, Mode, shown
-from localrag.sanitize import safe
 from localrag.session import TopK, open_embedder, open_knowledge_base, opened_reranker
 from localrag.session.quality import AskWay, CouncilWay, Means, Way
 from localrag.settings import Settings
+from localrag.text.sanitize import safe
 
 if TYPE_CHECKING:
     from localrag.kb.evaluate import Collection, Result

@@ -18,12 +18,11 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO, ClassVar, Self
 import click
 
 from localrag.cli.text import note
-from localrag.disk_errors import file_error
 from localrag.errors import UsageError
-from localrag.locking import try_lock
-from localrag.sanitize import safe
+from localrag.files import file_error, try_lock
 from localrag.settings import MAX_TEXT_BYTES
 from localrag.summary import Source
+from localrag.text.sanitize import safe
 
 if TYPE_CHECKING:
     from localrag.kb.reading import Readers

@@ -14,14 +14,14 @@ import click
 from localrag.cli import render
 from localrag.cli.text import console, emit, fault, note
 from localrag.errors import InterruptedRunError, KnowledgeBaseError, LocalragError, counted
-from localrag.kb.ranking import feedback_boost
-from localrag.sanitize import safe
+from localrag.kb.retrieve import feedback_boost
+from localrag.text.sanitize import safe
 
 if TYPE_CHECKING:
     from localrag.kb import IngestResult, Plan, Progress, Skipped, Verified
     from localrag.kb.protocols import Feedback
-    from localrag.passages import Chunk
     from localrag.settings import Learning
+    from localrag.types import Chunk
 
     Index = Callable[[IngestResult | None], IngestResult]
     """One run, which is told the result of the run before, if any."""

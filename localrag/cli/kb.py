@@ -14,9 +14,9 @@ from localrag.cli.text import emit, note
 from localrag.errors import InterruptedRunError, KnowledgeBaseError, UsageError, counted
 from localrag.kb import MODES, IngestResult, KnowledgeBase, Mode, Tagging, Where, import_kb, list_kbs, shown
 from localrag.kb.knowledge_base import Folder
-from localrag.sanitize import safe
 from localrag.session import Retriever, folder_rules, open_embedder, open_knowledge_bases, opened_reranker, prepare_queries
 from localrag.settings import Settings
+from localrag.text.sanitize import safe
 
 _kb_option = click.option("--kb", "kb", required=True, metavar="NAME", help="The knowledge base.")
 

@@ -17,13 +17,13 @@ from localrag.catalog import Catalog, VerifyResult
 from localrag.cli import options, render
 from localrag.cli.text import emit, note
 from localrag.errors import ModelFileError, counted
-from localrag.sanitize import safe
 from localrag.session import open_engine
 from localrag.settings import Settings
+from localrag.text.sanitize import safe
 
 if TYPE_CHECKING:
     from localrag.engine.optimize import Candidate, Comparison, Kept, Limits, Measured
-    from localrag.model import ModelSpec
+    from localrag.types import ModelSpec
 
 
 @click.command("tokens")
@@ -54,9 +54,8 @@ def optimize(
     as_json: bool,
 ) -> None:
     """The body of the command: make and measure, _show_comparison, ask, keep."""
-    from localrag.engine.optimize import Bench, Limits, keep, sha256_of  # noqa: PLC0415  # weight
-    from localrag.engine.quantize import check_type, workshop  # noqa: PLC0415  # weight
-    from localrag.engine.trial import ensure_safe  # noqa: PLC0415  # weight
+    from localrag.engine.optimize import Bench, Limits, check_type, keep, sha256_of, workshop  # noqa: PLC0415  # weight  # noqa: PLC0415  # weight
+    from localrag.engine.sandboxed_load import ensure_safe  # noqa: PLC0415  # weight
 
     wanted = [check_type(each) for each in types]
     limits = Limits(max_kl=max_kl, min_speedup=min_speedup)

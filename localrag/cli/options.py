@@ -18,17 +18,15 @@ import click
 from localrag.budget import OVERFLOWS, Overflow
 from localrag.cli.files import STANDARD_INPUT, InputFile, claimed_stdin, is_stdin_claimed, read_source
 from localrag.cli.text import note
-from localrag.decoding import SamplingParams
 from localrag.errors import UsageError, counted
 from localrag.files import secure_home
 from localrag.kb.filters import Where
-from localrag.messages import Attachment
 from localrag.prompt import ANSWER_BASIS
-from localrag.sanitize import one_line
 from localrag.session import DEFAULT_TOP_K, Options, Session, TopK
 from localrag.session.retrieval import MAX_DEPTH
 from localrag.settings import MAX_TEXT_BYTES, Settings, default_home, expanded
-from localrag.thinking import DEFAULT_TOKENS, MIN_TOKENS
+from localrag.text.sanitize import one_line
+from localrag.types import DEFAULT_THINK_TOKENS, MIN_THINK_TOKENS, Attachment, SamplingParams
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -205,8 +203,8 @@ class ThinkTokens(click.ParamType[int]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401  # click's signature
         number = click.INT.convert(value, param, ctx)
-        if number != 0 and not MIN_TOKENS <= number < 2**31:
-            self.fail(f"{number} is neither 0 nor {MIN_TOKENS} or more.", param, ctx)
+        if number != 0 and not MIN_THINK_TOKENS <= number < 2**31:
+            self.fail(f"{number} is neither 0 nor {MIN_THINK_TOKENS} or more.", param, ctx)
         return number
 
 
@@ -330,7 +328,7 @@ _ASKING = (
     click.option(
         "--think-tokens",
         type=ThinkTokens(),
-        default=DEFAULT_TOKENS,
+        default=DEFAULT_THINK_TOKENS,
         show_default=True,
         metavar="N",
         help="Maximum length of a reasoning model's thoughts, in tokens; 0 disables them.",

@@ -13,16 +13,16 @@ import click
 from localrag.budget import Entry, Ledger
 from localrag.budget.sections import RESERVED, colour_of
 from localrag.cli.text import console, emit, note
-from localrag.passages import Hit
-from localrag.sanitize import safe
 from localrag.session import Answer, Prepared, evidence, supplied
 from localrag.settings import Settings
+from localrag.text.sanitize import safe
+from localrag.types import Hit
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from localrag.markup import EncodedPart
-    from localrag.tokens import Tokenizer
+    from localrag.text.markup import EncodedPart
+    from localrag.text.tokens import Tokenizer
 
 
 _WIDE_CELLS = 72

@@ -12,8 +12,8 @@ import click
 from localrag.cli import council_render, options, render, text
 from localrag.cli.files import STANDARD_OUTPUT, check_free_stdout, write_whole
 from localrag.errors import UsageError
-from localrag.sanitize import one_line, safe
 from localrag.settings import Settings
+from localrag.text.sanitize import one_line, safe
 
 if TYPE_CHECKING:
     from localrag.journal import Journal, StoredCouncil

@@ -17,10 +17,10 @@ from localrag.cli.files import label_of, read_source, text_of
 from localrag.cli.text import emit, note
 from localrag.errors import ConfigError, KnowledgeBaseError, ModelNotFoundError, UsageError, counted
 from localrag.relevance import FACTORS, MAX_TASK_CHARS, METHODS, File, Method, Score, Weights, score
-from localrag.sanitize import safe
 from localrag.session import open_embedder, open_profile
 from localrag.settings import Settings
-from localrag.tokens import Embedder
+from localrag.text.sanitize import safe
+from localrag.text.tokens import Embedder
 
 COLUMNS = dict(zip(FACTORS, ("Alignment", "Recency", "Mentions", "Depth", "Type"), strict=True))
 

@@ -107,9 +107,8 @@ def serve_command(
         from localrag.catalog import Catalog  # noqa: PLC0415  # weight
         from localrag.server.app import make_app  # noqa: PLC0415  # an extra
         from localrag.server.engine_process import EngineProcess, Wanted  # noqa: PLC0415  # an extra
-        from localrag.server.listening import listener, make_server  # noqa: PLC0415  # an extra
-        from localrag.server.security import LOOPBACK, TOKEN_FILE, Guard, can_tell_users, home_token  # noqa: PLC0415  # an extra
-        from localrag.server.state import ServerState  # noqa: PLC0415  # an extra
+        from localrag.server.routing import ServerState  # noqa: PLC0415  # an extra
+        from localrag.server.security import LOOPBACK, TOKEN_FILE, Guard, can_tell_users, home_token, listener, make_server  # noqa: PLC0415  # an extra  # noqa: PLC0415  # an extra
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("localrag"):
             raise

@@ -15,14 +15,14 @@ from localrag.cli import options
 from localrag.cli.files import read_source
 from localrag.cli.text import emit, note
 from localrag.errors import LocalragError
-from localrag.sanitize import safe
 from localrag.session import open_engine
 from localrag.settings import Settings
 from localrag.summary import LEVELS, Level, Summary, SummaryCache, summarize
+from localrag.text.sanitize import safe
 
 if TYPE_CHECKING:
     from localrag.engine.engine import Engine
-    from localrag.writer import Writer
+    from localrag.summary.writer import Writer
 
 
 @click.command("summarize")
@@ -83,14 +83,14 @@ def summarize_command(
 
 def _counter(engine: Engine) -> Callable[[str], int]:
     """Tokens of a text as it would be sent."""
-    from localrag.markup import count_content  # noqa: PLC0415  # weight
+    from localrag.text.markup import count_content  # noqa: PLC0415  # weight
 
     return lambda text: count_content(text, engine.counter)
 
 
 def _writer(engine: Engine) -> Writer | None:
     """None, which is said, for a file that holds a vocabulary alone."""
-    from localrag.writer import Writer  # noqa: PLC0415  # weight
+    from localrag.summary.writer import Writer  # noqa: PLC0415  # weight
 
     if engine.can_generate:
         return Writer(engine)

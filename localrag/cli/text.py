@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from localrag.errors import LocalragError
-from localrag.sanitize import CONTROL, HIDDEN, one_line, safe
+from localrag.text.sanitize import CONTROL, HIDDEN, one_line, safe
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from localrag.errors import UsageError
-from localrag.messages import Message, strip_reasoning
+from localrag.text.thinking import without_thoughts
+from localrag.types import Message
 
 _SPEAKERS = {"user": "User", "assistant": "Assistant", "tool": "Tool"}
 
@@ -46,7 +47,7 @@ class Exchange:
         """`User: …` and `Assistant: …` at the beginning of a line and nowhere else: further lines of a message are indented."""
         lines = []
         for _, message in self.messages:
-            content = strip_reasoning(message.content) if message.role == "assistant" else message.content
+            content = without_thoughts(message.content) if message.role == "assistant" else message.content
             lines.append(f"{_SPEAKERS[message.role]}: " + "\n  ".join(content.strip().splitlines()))
         return "\n".join(lines)
 

@@ -18,11 +18,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from localrag.decoding import SamplingParams
 from localrag.engine.json_cache import replace_text
 from localrag.engine.llama import LlamaContext, LlamaModel
 from localrag.engine.llama_lib import library
 from localrag.engine.threads import ThreadGovernor
+from localrag.types import SamplingParams
 
 PROMPT_TOKENS, ANSWER_TOKENS = 1024, 128
 """A question with its sources, and an answer: the mixture that is timed."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from localrag.decoding import SamplingParams
+from localrag.types import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from localrag.engine.gguf_types import clip
+from localrag.engine.gguf_layout import clip
 from localrag.engine.llama_lib import package_folder
 from localrag.errors import EngineError
-from localrag.sanitize import one_line
+from localrag.text.sanitize import one_line
 
 START = "import sys; sys.path += sys.argv[3:]; from localrag.engine.worker import main; main()"
 KEPT_VARIABLES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "PATH", "CUDA_PATH", "HIP_PATH")  # to load llama.cpp

@@ -7,15 +7,14 @@ import time
 from collections.abc import Callable
 from typing import Self
 
-from localrag.decoding import Piece, TokenLogprob
 from localrag.engine.backend import MakeRunner, Runner, State
-from localrag.engine.host_swap import HostSwap
-from localrag.engine.kv_cache import ExclusiveCells, SharedCells
+from localrag.engine.kv_cache import ExclusiveCells, HostSwap, SharedCells
 from localrag.engine.llama import MAX_SEQUENCES
 from localrag.engine.scheduler import Scheduler, Share
 from localrag.engine.sequence import Sequence
 from localrag.errors import EngineError
-from localrag.tokens import Tokenizer
+from localrag.text.tokens import Tokenizer
+from localrag.types import Piece, TokenLogprob
 
 BATCH_TOKENS = 512
 """Tokens of one batch: larger ones are no faster (measured), and a cancelled one is lost."""

@@ -15,17 +15,15 @@ from functools import partial
 from pathlib import Path
 
 from localrag.citation import TAG
-from localrag.decoding import SamplingParams
 from localrag.engine.backend import Logprobs
 from localrag.engine.engine import Engine
 from localrag.engine.grammar import byte_vocabulary, grammar_of
 from localrag.engine.speed import Speed
-from localrag.engine.template_tools import to_json_lines
+from localrag.engine.template_layout import to_json_lines
 from localrag.errors import EngineError
-from localrag.messages import Message, ToolSpec
-from localrag.model import ModelInfo, Slot
-from localrag.thinking import ThinkingForm
-from localrag.tokens import ChatTemplate, Segment
+from localrag.text.thinking import ThinkingForm
+from localrag.text.tokens import ChatTemplate, Segment
+from localrag.types import Message, ModelInfo, SamplingParams, Slot, ToolSpec
 
 N_CTX_TRAIN = 131_072
 PREFILL_TOKENS_PER_S, DECODE_TOKENS_PER_S = 1000.0, 100.0

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from localrag.engine.embed import LlamaEmbedder
-from localrag.engine.trial_worker import TEXT, shrink_stacks
+from localrag.engine.load_worker import TEXT, shrink_stacks
 from localrag.engine.worker import limit_self
 
 

@@ -11,17 +11,16 @@ from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Self
 
-from localrag.decoding import Completion, FinishReason, Piece, SamplingParams
 from localrag.engine.backend import MakeRunner
 from localrag.engine.context import BATCH_TOKENS, Context, slot_of
-from localrag.engine.host_swap import HostSwap
+from localrag.engine.kv_cache import HostSwap
 from localrag.engine.scheduler import Share
 from localrag.engine.sequence import Sequence
 from localrag.engine.speed import Speed
 from localrag.errors import EngineError, LocalragError, TemplateError, UsageError
-from localrag.model import ModelInfo, Slot
-from localrag.thinking import Thinking
-from localrag.tokens import ChatTemplate, TokenCounter, Tokenizer
+from localrag.text.thinking import Thinking
+from localrag.text.tokens import ChatTemplate, TokenCounter, Tokenizer
+from localrag.types import Completion, FinishReason, ModelInfo, Piece, SamplingParams, Slot
 
 if TYPE_CHECKING:
     from localrag.engine.memory import MemoryPlan
@@ -132,7 +131,7 @@ class Engine:
 
     @property
     def num_shelved_bytes(self) -> int:
-        """Memory that states take outside of the context (see engine/host_swap.py)."""
+        """Memory that states take outside of the context (see engine/kv_cache.py)."""
         return self._shelf.num_bytes
 
     @property

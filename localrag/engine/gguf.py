@@ -15,9 +15,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from localrag.engine.gguf_layout import parse
-from localrag.engine.gguf_rules import check_numbers, check_tensors, check_vocabulary
-from localrag.engine.gguf_types import (
+from localrag.engine.gguf_layout import (
     FILE_TYPES,
     GET_IT_AGAIN,
     MAX_HEADER_BYTES,
@@ -26,8 +24,10 @@ from localrag.engine.gguf_types import (
     Header,
     clip,
     file_error,
+    parse,
 )
-from localrag.model import ModelInfo
+from localrag.engine.gguf_rules import check_numbers, check_tensors, check_vocabulary
+from localrag.types import ModelInfo
 
 MAX_CONTEXT_TOKENS = 1 << 27
 MAX_LAYERS = 512

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from localrag.engine.gguf_types import FLOAT32, INT32, STRING, TAKE_A_LANGUAGE_MODEL, TOKENS_KEY, Header, clip
+from localrag.engine.gguf_layout import FLOAT32, INT32, STRING, TAKE_A_LANGUAGE_MODEL, TOKENS_KEY, Header, clip
 from localrag.errors import ModelFileError
 
 MAX_EXPERTS = 1024

@@ -13,8 +13,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from localrag.decoding import schema_text
 from localrag.errors import EngineError, UsageError
+from localrag.types import schema_text
 
 if TYPE_CHECKING:
     import numpy as np

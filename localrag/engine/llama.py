@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from localrag.decoding import SamplingParams
 from localrag.engine.backend import Logprobs
 from localrag.engine.grammar import Vocabulary, grammar_of
 from localrag.engine.llama_lib import begin_log, complaint, give_back, library
 from localrag.errors import EngineError, ModelFileError
+from localrag.types import SamplingParams
 
 if TYPE_CHECKING:
     from localrag.engine.constrained import ConstrainedSampler

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from localrag.engine import attention, devices, gguf, memory, threads, trial
+from localrag.engine import attention, gguf, memory, sandboxed_load, threads
 from localrag.engine.context import BATCH_TOKENS
 from localrag.engine.engine import Engine
 from localrag.engine.llama import LlamaContext, LlamaModel
@@ -18,7 +18,7 @@ from localrag.engine.llama_lib import library
 from localrag.engine.speed import Speed, SpeedFile
 from localrag.engine.template import JinjaChatTemplate
 from localrag.engine.vocab import LlamaTokenizer
-from localrag.model import ModelInfo, Slot
+from localrag.types import ModelInfo, Slot
 
 
 def open_model(
@@ -43,7 +43,7 @@ def open_model(
     info = gguf.read_header(path)
     vocab_only = vocab_only or info.is_vocab_only
     if home is not None and not is_trusted:
-        trial.ensure_safe(path, home=home, vocab_only=vocab_only)
+        sandboxed_load.ensure_safe(path, home=home, vocab_only=vocab_only)
     governor = threads.ThreadGovernor()  # what other processes do while the model loads
     gpu_layers = 0 if vocab_only else _fitting_gpu_layers(info)
     source = chat_template or info.chat_template
@@ -164,7 +164,7 @@ def attention_kept(home: Path) -> bool:
 
 def _fitting_gpu_layers(info: ModelInfo) -> int:
     """Layers that llama.cpp puts on a GPU of its own accord: all of them, where the build finds one. EngineError if they do not fit."""
-    gpu_layers = info.num_layers + 1 if devices.gpu_devices() else 0
+    gpu_layers = info.num_layers + 1 if memory.gpu_devices() else 0
     memory.require(memory.plan(info, 1, flash_attention=True, gpu_layers=gpu_layers), info)
     return gpu_layers
 

@@ -1,21 +1,253 @@
-"""What took long to evaluate is kept on disk, for the next process whose prompt begins with it."""
+"""A folder of evaluated prefixes: finds the one that saves most evaluation, and keeps within its size.
+
+It is a cache, so nothing in it is worth an exception: what cannot be read, written or trusted is done without, and `warning` says so
+once. Files are put in place whole by rename and named by hashes of what they hold, so any number of processes may use one folder at
+once, and one that is killed leaves nothing that is taken for good. A store itself belongs to one thread.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from localrag.engine import attention, threads
 from localrag.engine.backend import State
 from localrag.engine.context import BATCH_TOKENS
 from localrag.engine.kv_cache import ExclusiveCells, SharedCells
 from localrag.engine.llama_lib import library
-from localrag.model import ModelInfo
+from localrag.engine.prefix_file import (
+    MAX_FILE_BYTES,
+    PART_SUFFIX,
+    VERSION,
+    Identity,
+    PrefixFileError,
+    file_bytes,
+    pack,
+    read,
+    read_head,
+    write,
+)
+from localrag.files import file_error, make_private_folder
+from localrag.settings import PREFIX_BYTES
+from localrag.types import ModelInfo
 
-if TYPE_CHECKING:
-    from localrag.engine.prefix_store import PrefixStore
+_MAX_INDEXED = 4096
+_MAX_INDEX_BYTES = 64 << 20
+_ABANDONED_S = 600
+"""A file that was being written this long ago has lost its writer."""
+_NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}\.v[0-9]{1,4}\.prefix")
+_PART = re.compile(rf"\.{_NAME.pattern}-\w+{re.escape(PART_SUFFIX)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A stored prefix of `num_tokens` tokens."""
+
+    path: Path
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file of ours as the folder lists it. Its time of change is when it was last used."""
+
+    name: str
+    size: int
+    mtime_ns: int
+    inode: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A file whose head was read; no `token_bytes` for one that is no match, which is not read again until it changes."""
+
+    file: _File
+    token_bytes: bytes
+    border_bytes: bytes = b""
+
+
+class PrefixStore:
+    """The prefixes of one identity in a folder that others may share; all of them together stay within `max_bytes`.
+
+    While a file is written, the folder holds that much more. No file is larger than `max_file_bytes` (default: half of `max_bytes`).
+    Its methods raise nothing but ValueError, for token ids that are none.
+    """
+
+    def __init__(self, folder: Path, identity: Identity, *, max_bytes: int = PREFIX_BYTES, max_file_bytes: int | None = None) -> None:
+        self.folder = folder
+        self.identity = identity
+        self.max_bytes = max_bytes
+        self.max_file_bytes = min(max_bytes // 2 if max_file_bytes is None else max_file_bytes, max_bytes, MAX_FILE_BYTES)
+        self._prefix = f"{identity.digest[:16]}-"
+        self._suffix = f".v{VERSION}.prefix"
+        self._index: dict[str, _Entry] = {}
+        self._first_fault: str | None = None
+        self._num_faults = 0
+
+    @property
+    def warning(self) -> str | None:
+        """One line about what went wrong since the store was made, if anything did: the first fault, and how many came after it."""
+        if self._first_fault is None or self._num_faults == 1:
+            return self._first_fault
+        return f"{self._first_fault} ({self._num_faults - 1} more like it)"
+
+    def longest(self, token_ids: Sequence[int], breakpoints: Sequence[int] = (), *, last_only: bool = False) -> Found | None:
+        """The longest stored list that is a prefix of `token_ids` as a whole, and whose borders are those of `breakpoints` up to its end.
+
+        With `last_only`, only one with all of `breakpoints`. A list equal to `token_ids` counts: a caller that needs the last token's
+        logits leaves that token out.
+        """
+        wanted, wanted_borders = pack(token_ids), pack(breakpoints)
+        best: Found | None = None
+        for name, entry in sorted(self._refresh().items()):
+            stored, ends = entry.token_bytes, entry.border_bytes
+            if not stored or not wanted.startswith(stored) or not wanted_borders.startswith(ends) or (last_only and ends != wanted_borders):
+                continue
+            num_tokens = len(stored) // 4
+            is_next_beyond = len(ends) == len(wanted_borders) or breakpoints[len(ends) // 4] > num_tokens
+            if is_next_beyond and (best is None or num_tokens > best.num_tokens):
+                best = Found(self.folder / name, num_tokens)
+        return best
+
+    def load(self, found: Found) -> tuple[tuple[int, ...], tuple[int, ...], bytearray] | None:
+        """All of its token ids, its borders and its payload, checked to the last byte, and noted as used now; None where it is gone
+        or no good."""
+        try:
+            token_ids, breakpoints, payload = read(found.path, self.identity, max_bytes=self.max_file_bytes)
+            self._check_name(found.path, pack(token_ids), pack(breakpoints))
+        except PrefixFileError as error:
+            self._ignore(found.path, error)
+            return None
+        _touch(found.path)
+        return token_ids, breakpoints, payload
+
+    def discard(self, found: Found, reason: str) -> None:
+        """Remove a file whose payload was whole and yet of no use, as llama.cpp's refusal shows, lest it be found again."""
+        self._ignore(found.path, PrefixFileError("damaged", reason))
+
+    def save(self, token_ids: Sequence[int], breakpoints: Sequence[int], payload: bytes | bytearray | memoryview) -> bool:
+        """Keep a state; one that is there is only noted as used. False if it is too large or cannot be written."""
+        tokens, ends = pack(token_ids), pack(breakpoints)
+        path = self.folder / self._name(tokens, ends)
+        if file_bytes(self.identity, len(token_ids), len(breakpoints), len(memoryview(payload).cast("B"))) > self.max_file_bytes:
+            return False
+        known = self._refresh().get(path.name)
+        if known is not None and known.token_bytes:
+            _touch(path)
+            return True
+        try:
+            make_private_folder(self.folder)
+            write(path, self.identity, token_ids, breakpoints, payload)
+        except OSError as error:
+            self._warn(f"Prefixes cannot be kept in {self.folder}: {file_error(error, self.folder, hint='').reason}.")
+            return False
+        self._evict(keep=path.name)
+        return True
+
+    def _name(self, tokens: bytes, breakpoints: bytes) -> str:
+        held = len(tokens).to_bytes(8, "little") + tokens + breakpoints
+        return f"{self._prefix}{hashlib.sha256(held).hexdigest()[:32]}{self._suffix}"
+
+    def _check_name(self, path: Path, tokens: bytes, breakpoints: bytes) -> None:
+        if path.name != self._name(tokens, breakpoints):
+            raise PrefixFileError("damaged", "it holds other tokens than its name says")
+
+    def _is_own(self, name: str) -> bool:
+        return name.startswith(self._prefix) and name.endswith(self._suffix)
+
+    def _files(self) -> list[_File]:
+        """Every file in the folder whose name is one of ours, of whatever identity, the one used longest ago first."""
+        files = []
+        try:
+            with os.scandir(self.folder) as listed:
+                for item in listed:
+                    if _NAME.fullmatch(item.name) or _PART.fullmatch(item.name):
+                        with suppress(OSError):  # gone since it was listed
+                            status = item.stat(follow_symlinks=False)
+                            files.append(_File(item.name, status.st_size, status.st_mtime_ns, status.st_ino))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self._warn(f"The prefixes kept in {self.folder} cannot be read: {error.strerror or error}.")
+        return sorted(files, key=lambda file: (file.mtime_ns, file.name))
+
+    def _refresh(self) -> dict[str, _Entry]:
+        """The index as the folder is now: the heads of new and changed files are read, the newest first, as many as the index holds."""
+        fresh: dict[str, _Entry] = {}
+        room = _MAX_INDEX_BYTES
+        own = [file for file in reversed(self._files()) if self._is_own(file.name)]
+        for file in own[:_MAX_INDEXED]:
+            entry = self._index.get(file.name)
+            if entry is None or entry.file != file:
+                entry = self._examine(file)
+            room -= len(entry.token_bytes) + len(entry.border_bytes)
+            if room < 0:
+                break
+            fresh[file.name] = entry
+        self._index = fresh
+        return fresh
+
+    def _examine(self, file: _File) -> _Entry:
+        path = self.folder / file.name
+        try:
+            head = read_head(path, self.identity, max_bytes=self.max_file_bytes)
+            self._check_name(path, head.token_bytes, head.border_bytes)
+        except PrefixFileError as error:
+            self._ignore(path, error)
+            return _Entry(file, b"")
+        return _Entry(file, head.token_bytes, head.border_bytes)
+
+    def _evict(self, *, keep: str) -> None:
+        """Remove what killed writers left, then what was used longest ago, until the rest is within `max_bytes`."""
+        now_ns = time.time_ns()
+        total, evictable = 0, []
+        for file in self._files():
+            is_part = _PART.fullmatch(file.name) is not None
+            if is_part and abs(now_ns - file.mtime_ns) > _ABANDONED_S * 1_000_000_000 and self._remove(file.name):
+                continue
+            total += file.size
+            if not is_part and file.name != keep:
+                evictable.append(file)
+        evictable.sort(key=lambda file: file.size <= self.max_bytes)  # first what cannot fit at all, lest all else go before it
+        for file in evictable:
+            if total <= self.max_bytes:
+                break
+            if self._remove(file.name):
+                total -= file.size
+
+    def _ignore(self, path: Path, error: PrefixFileError) -> None:
+        """Go on without a file; a damaged one is removed. Were it replaced by a good one just now, that would be evaluated again."""
+        if error.fault == "damaged":
+            removed = self._remove(path.name)
+            self._warn(f"A kept prefix is damaged and was {'removed' if removed else 'ignored'}: {path.name}: {error.reason}.")
+        elif error.fault == "unreadable":
+            self._warn(f"A kept prefix was ignored: {path.name}: {error.reason}.")
+
+    def _remove(self, name: str) -> bool:
+        self._index.pop(name, None)
+        with suppress(OSError):
+            (self.folder / name).unlink()
+            return True
+        return False
+
+    def _warn(self, line: str) -> None:
+        self._first_fault = self._first_fault or line
+        self._num_faults += 1
+
+
+def _touch(path: Path) -> None:
+    """Note a file as used now; where that is not allowed, it is evicted the earlier."""
+    with suppress(OSError):
+        os.utime(path)
+
 
 FOLDER = "prefixes"
 """In the home."""
@@ -113,7 +345,6 @@ def make_prefix_cache(home: Path, info: ModelInfo, *, sha256: str | None, max_by
         from importlib.metadata import version  # noqa: PLC0415  # weight: most prompts are too short to be kept
 
         from localrag.engine.prefix_file import Identity, model_fingerprint  # noqa: PLC0415
-        from localrag.engine.prefix_store import PrefixStore  # noqa: PLC0415
 
         flash_attention = kind != "repeatable" and attention.flash_attention(home, threads.ThreadGovernor())
         identity = Identity(

@@ -6,9 +6,9 @@ import codecs
 import time
 from dataclasses import dataclass, field
 
-from localrag.decoding import Completion, FinishReason, SamplingParams, Timings, TokenLogprob
 from localrag.errors import LocalragError
-from localrag.thinking import Splitter, Thinking
+from localrag.text.thinking import Splitter, Thinking
+from localrag.types import Completion, FinishReason, SamplingParams, Timings, TokenLogprob
 
 
 @dataclass(slots=True, eq=False)

@@ -1,7 +1,7 @@
 """A model's chat template, rendered without ever seeing what is said.
 
 A template is a program from a stranger. It is given the roles of a conversation, and for each content a random placeholder;
-what it renders is split at the placeholders into scaffold and contents. What tools say is hidden from it in the same way. It
+what it renders is split at the placeholders into fixed text and contents. What tools say is hidden from it in the same way. It
 runs in a child process that is limited in time, memory and output, so that a template that loops, recurses or reaches out is
 an error and not a hang.
 """
@@ -19,24 +19,27 @@ from typing import Self
 
 from localrag.engine.template_layout import (
     ADAPTATIONS,
+    Disguise,
     Layout,
     Part,
     Refusal,
+    ToolForm,
     ToolText,
     Turn,
     adapt,
+    hide_placeholders,
     mark_tools,
     placeholder,
     split,
+    tool_form,
     with_listing,
 )
 from localrag.engine.template_process import RenderProcess
-from localrag.engine.template_tools import Disguise, ToolForm, hide_placeholders, tool_form
 from localrag.errors import TemplateError
-from localrag.messages import Message, ToolSpec
-from localrag.sanitize import one_line
-from localrag.thinking import ThinkingForm, form_of
-from localrag.tokens import Segment
+from localrag.text.sanitize import one_line
+from localrag.text.thinking import ThinkingForm, form_of
+from localrag.text.tokens import Segment
+from localrag.types import Message, ToolSpec
 
 MAX_SOURCE_BYTES = 128 << 10
 MAX_KEPT_LAYOUTS = 32
@@ -115,7 +118,7 @@ class JinjaChatTemplate:
         return self._thinking
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, thinks: bool = True) -> list[Segment]:
-        """Scaffold and contents in the order of the prompt, up to where the answer begins.
+        """Fixed text and contents in the order of the prompt, up to where the answer begins.
 
         Each content comes once and as it was given. What tools say comes as the template has it, escaped as inside a JSON string; the
         name of each is there, and a description that the template has no place for is not. Without `thinks` the template is told so in

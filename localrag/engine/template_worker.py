@@ -1,6 +1,6 @@
 """The child process in which a chat template, which is a stranger's code, is compiled and rendered.
 
-A script that needs jinja2, limits.py and the standard library, started by `template_process.py` as
+A script that needs jinja2, process.py and the standard library, started by `template_process.py` as
 
     python -I -S template_worker.py MEMORY_LIMIT_BYTES PATH...      (the folders that jinja2, markupsafe and localrag stand in)
 
@@ -34,7 +34,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from localrag import limits
+from localrag import process
 
 MAX_TEXT_CHARS = 1 << 20
 MAX_MESSAGE_CHARS = 500
@@ -139,11 +139,11 @@ def send(reply: Mapping[str, object]) -> None:
 
 
 def main() -> None:
-    limits.confine(int(sys.argv[1]))
+    process.confine(int(sys.argv[1]))
     send({"ready": True})
     for line in sys.stdin.buffer:
         request = json.loads(line)
-        limits.limit_computing(request["time_limit_s"] + 1)  # for the case that no parent is left to keep the time
+        process.limit_computing(request["time_limit_s"] + 1)  # for the case that no parent is left to keep the time
         if "messages" in request:
             send(answer(request))
         else:

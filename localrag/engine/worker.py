@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Mapping
 
-from localrag import limits
+from localrag import process
 from localrag.engine.llama_lib import begin_log, first_error, library
 from localrag.errors import LocalragError
 
@@ -38,6 +38,6 @@ def send(reply: Mapping[str, object]) -> None:
 
 def limit_self(*, spare_bytes: int, cpu_s: float, max_file_bytes: int = 0) -> None:
     """Lets this process grow by `spare_bytes`, compute for `cpu_s` more seconds, and write files of `max_file_bytes`."""
-    limits.limit_memory(spare_bytes)
-    limits.limit_files(max_file_bytes)
-    limits.limit_computing(cpu_s)
+    process.limit_memory(spare_bytes)
+    process.limit_files(max_file_bytes)
+    process.limit_computing(cpu_s)

@@ -4,9 +4,22 @@
 `compare` compares two ways on the same questions.
 """
 
-from localrag.grading.grades import REFUSALS, Grade, Outcome, Passage, grade, is_met, is_refusal
+from localrag.grading.grades import (
+    REFUSALS,
+    Comparison,
+    Grade,
+    Outcome,
+    Passage,
+    Share,
+    Tally,
+    compare,
+    grade,
+    is_met,
+    is_refusal,
+    sign_test,
+    tally,
+)
 from localrag.grading.questions import Question, QuestionFile, read_questions, spread
-from localrag.grading.tallies import Comparison, Share, Tally, compare, sign_test, tally
 
 __all__ = [
     "REFUSALS",

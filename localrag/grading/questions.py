@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 from pydantic import Field as Limits
 
 from localrag.errors import UsageError
-from localrag.json_lines import check_regular, read_lines, read_object
+from localrag.files import check_regular, read_lines, read_object
 
 MAX_LINE_BYTES = 256 * 1024
 MAX_QUESTIONS = 10_000

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from localrag.errors import UsageError
 from localrag.journal.database import began, explained, json_of, legible, object_of, runs, storable, transaction
-from localrag.terms import words
+from localrag.text.terms import words
 
 MAX_NAME_CHARS = 80
 MAX_FOUND = 50

@@ -13,9 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from localrag.disk_errors import disk_error
 from localrag.errors import ConfigError
-from localrag.files import create_private, make_private_folder
+from localrag.files import create_private, disk_error, make_private_folder
 from localrag.migrations import Migration, apply_missing, use_write_ahead_log, version
 
 
@@ -131,7 +130,14 @@ def add_conversations(db: sqlite3.Connection) -> None:
         db.execute(statement)
 
 
-MIGRATIONS: tuple[Migration, ...] = (create_tables, add_councils, add_conversations)
+def rename_scaffold(db: sqlite3.Connection) -> None:
+    """The section that was called scaffold is called template."""
+    old, new = '"name":"scaffold"', '"name":"template"'
+    db.execute("UPDATE asks SET ledger = replace(ledger, ?, ?), sections = replace(sections, ?, ?)", (old, new, old, new))
+    db.execute("UPDATE council_events SET event = replace(event, ?, ?)", (old, new))
+
+
+MIGRATIONS: tuple[Migration, ...] = (create_tables, add_councils, add_conversations, rename_scaffold)
 
 
 def migrate(db: sqlite3.Connection, path: Path, migrations: tuple[Migration, ...] = MIGRATIONS) -> None:

@@ -37,12 +37,29 @@ __all__ = [
 ]
 
 _MODULES = {
-    "filters": ("FolderRule", "Where"),
-    "ingest": ("IngestResult", "Tagging"),
-    "knowledge_base": ("KnowledgeBase", "import_kb", "name_of", "shown"),
+    "filters": (
+        "FolderRule",
+        "Where",
+    ),
+    "ingest": (
+        "IngestResult",
+        "Tagging",
+    ),
+    "knowledge_base": (
+        "KnowledgeBase",
+        "import_kb",
+        "name_of",
+        "shown",
+    ),
     "names": ("list_kbs",),
-    "plan": ("Plan", "Progress"),
-    "retrieve": ("MODES", "Mode"),
+    "plan": (
+        "Plan",
+        "Progress",
+    ),
+    "retrieve": (
+        "MODES",
+        "Mode",
+    ),
     "verify": ("Verified",),
     "walk": ("Skipped",),
 }

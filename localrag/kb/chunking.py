@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from localrag.errors import KnowledgeBaseError
 from localrag.kb.readers.base import Reading
 from localrag.kb.schema import embedded, embedded_sha256
-from localrag.tokens import Embedder
+from localrag.text.tokens import Embedder
 
 TARGET_TOKENS = 200
 """Target size of a passage: a few paragraphs, small enough to be about one thing."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from localrag.errors import ModelFileError, ModelNotFoundError
-from localrag.tokens import check_length
+from localrag.text.tokens import check_length
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,7 +41,7 @@ _Json = TypeVar("_Json", dict[str, Any], list[Any])
 
 
 class SentenceTransformerEmbedder:
-    """Implements `localrag.tokens.Embedder` with the model in `folder`.
+    """Implements `localrag.text.tokens.Embedder` with the model in `folder`.
 
     `sha256` is that of model.safetensors, computed if it is not given. Raises ModelNotFoundError for a missing file, ModelFileError for an
     invalid one.

@@ -21,13 +21,13 @@ from typing import Any
 
 from localrag.errors import UsageError
 from localrag.kb.chunking import Passage, cut
-from localrag.kb.embedding import min_similarity, vectors_for
+from localrag.kb.ingest import min_similarity, vectors_for
 from localrag.kb.protocols import DocumentRow, Reranker
 from localrag.kb.readers.base import Reading, Section
 from localrag.kb.retrieve import DEPTH, MODES, Mode, retrieve
 from localrag.kb.store import Store
-from localrag.passages import Hit
-from localrag.tokens import Embedder
+from localrag.text.tokens import Embedder
+from localrag.types import Hit
 
 MEASURES = {"nDCG@10": "nDCG@10", "R@10": "Recall@10", "R@100": "Recall@100", "RR": "MRR"}
 """Name in ir-measures → name shown."""

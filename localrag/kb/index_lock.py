@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from localrag.errors import KnowledgeBaseBusyError
+from localrag.files import try_lock
 from localrag.kb.sqlite_file import make_folder, unwritable
-from localrag.locking import try_lock
 
 T = TypeVar("T")
 

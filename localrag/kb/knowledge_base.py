@@ -22,9 +22,9 @@ from localrag.kb.store import Store
 from localrag.kb.texts import Texts, renew
 from localrag.kb.transfer import export_to, import_from, read_name
 from localrag.kb.verify import Verified, verify
-from localrag.passages import Chunk, Hit
 from localrag.settings import Learning
-from localrag.tokens import Embedder
+from localrag.text.tokens import Embedder
+from localrag.types import Chunk, Hit
 
 if TYPE_CHECKING:
     from localrag.kb.vectors import VectorIndex

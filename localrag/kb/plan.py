@@ -18,8 +18,7 @@ from localrag.kb.chunking import CUTTER
 from localrag.kb.protocols import AnyStore, Known, Unread
 from localrag.kb.readers import Reading, UnreadableError
 from localrag.kb.reading import Readers
-from localrag.kb.secrets import found_secret
-from localrag.kb.walk import Content, Found, Skipped, Walk, is_unchanged, read_file, reason_of, walk
+from localrag.kb.walk import Content, Found, Skipped, Walk, found_secret, is_unchanged, read_file, reason_of, walk
 
 Kind = Literal["new", "changed", "unchanged", "renamed", "skipped"]
 

@@ -17,7 +17,7 @@ from localrag.errors import KnowledgeBaseError, KnowledgeBaseNotFoundError
 from localrag.kb.chunking import Passage
 from localrag.kb.filters import Where, loaded
 from localrag.kb.query import Term
-from localrag.passages import Chunk
+from localrag.types import Chunk
 
 if TYPE_CHECKING:
     from localrag.kb.vector_cache import Vectors

@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from localrag.terms import CJK, MAX_TERMS, STOP_WORDS, spaced, terms, words
+from localrag.text.terms import CJK, MAX_TERMS, STOP_WORDS, spaced, terms, words
 
 MAX_PHRASE_WORDS = 12
 """A longer quotation is searched word by word: it would hardly stand in one chunk as written."""
@@ -97,3 +97,110 @@ def _words_of(phrase: str) -> str:
 
 def _pairs(run: str) -> list[str]:
     return [run[at : at + 2] for at in range(len(run) - 1)] or [run]
+
+
+MAX_QUESTION_CHARS = 4000
+
+_MEASURES = {
+    "en": "degrees|seconds?|minutes?|hours?|days?|weeks?|months?|years?|euros?|dollars?|grams?|kilograms?|"
+    "lit(?:er|re)s?|met(?:er|re)s?|percent|watts?|volts?",
+    "de": "grad|sekunden|minuten|stunden|tage|wochen|monate|jahre|euro|dollar|gramm|kilo|liter|meter|prozent|watt|volt|uhr",
+    "fr": "degres|secondes|minutes|heures|jours|semaines|mois|annees|ans|euros|dollars|grammes|litres|metres|watts|volts|temps",
+    "es": "grados|segundos|minutos|horas|dias|semanas|meses|anos|euros|dolares|gramos|litros|metros|vatios|voltios",
+}
+"""Units: "how many hours" asks for a quantity that a passage states, not for a count."""
+
+_GAP = r"[^.?!;]{0,80}"
+"""Words between two parts of a form, in one sentence."""
+_NUMBER = r"(?:than )?[€$£]?(?:\d|(?:the )?average|(?:one|two|three|four|five|six|ten|a hundred|a thousand)\b)"
+_NOT_TIMES = r"(?! (?:time|times|day|week|hour|minute|second|month|year|morning|evening|night|other|case|few|\d+)s?\b)"
+"""After "each" or "every": what only says how often."""
+_SEVERAL = r"\bwhich (?:of\b|people\b|(?!(?:is|was|has|does)\b)\w*[^\Ws]s\b)"
+"""Asks for more than one: "which orders", not "which glass"."""
+
+_FORMS = (
+    # English
+    rf"\bhow many\b(?! (?:{_MEASURES['en']})\b)",
+    r"\bhow often (?:was|were|did|has|have|had)\b",
+    r"\bthe (?:total )?number of\b",
+    r"\b(?:count|enumerate)\b (?:all|every|each|the)\b",
+    r"\b(?:list|name|show|find|give|summari[sz]e|compare|mention|tell)\b(?: me| us)?(?: about)?(?: of)? (?:all|every(?:thing|one)?|each)\b",
+    r"\b(?:what|which|who) are all\b",
+    r"\b(?:every single|(?:complete|full|entire) (?:list|overview))\b",
+    rf"\b(?:for|of|in|by|per|from|do|does|did|is|are|was|were|has|have|had|can|what|which|who) (?:each|every)\b{_NOT_TIMES}",
+    (
+        rf"\b(?:what|which|calculate|compute|give|show|determine|how (?:much|large|old|long))\b{_GAP}"
+        r"(?<!above )(?<!below )\b(?:average|median)\b(?! (?:user|person|reader|adult|human|day)\b)"
+    ),
+    r"\bthe mean (?:of|value|price|cost|number)\b",
+    r"\b(?:in total|all together|altogether|grand total|the sum of|the (?:sum )?total(?: (?:of|for|across|over|from)\b| ?\?|$))",
+    r"\btotal (?:number|amount|sum|costs?|price|revenue|sales|spend(?:ing)?|expenses?|income|profit|turnover|value|quantity)\b",
+    (
+        rf"\b(?:which|who|whose)\b{_GAP}\b(?<!at )(?:the )?most\b"
+        r"(?! (?:of the time|of all|likely|important|suitable|appropriate|recommended|reliable|effective|efficient|useful|secure|safe)\b)"
+    ),
+    rf"\b(?:which|who|whose|what)\b{_GAP}\b(?:the fewest|most (?:common|frequent|often|expensive))",
+    (
+        rf"(?:{_SEVERAL}|\bwho\b|\bwhose\b|\b(?:list|show|find|name)\b){_GAP}"
+        rf"\b(?:fewer|less|more|at least|at most|above|below|over|under|exceed(?:s|ing)?)\b {_NUMBER}"
+    ),
+    rf"\b(?:fewer|more) than (?:\d+|one|two|three|four|five|ten) (?!(?:{_MEASURES['en']})\b)\w+s\b",
+    rf"{_SEVERAL}{_GAP}\b(?:not|never|without)\b",
+    # German
+    rf"\bwie ?viele\b(?! (?:{_MEASURES['de']})\b)",
+    r"\bwie oft (?:wurden?|hat|haben|war|waren)\b",
+    r"\bdie (?:gesamt|an)zahl (?:der|von|aller)\b",
+    r"\b(?:nenne?|liste|zahle?|zeige?|gib|finde?)\b(?: mir| uns)? (?:alle[nrs]?|jede[nrs]?|samtliche[nrs]?)\b",
+    r"\b(?:liste|zahle?) .{1,80} auf\b",
+    r"\bfasse? (?:alles|alle[nrs]?|jede[nrs]?)\b",
+    r"\b(?:samtliche[nrs]?|vollstandige liste)\b",
+    r"\b(?:durchschnittswert|mittelwert|im (?:durch)?schnitt|der durchschnitt|durchschnittliche[nrs]?)\b",
+    r"\b(?:insgesamt|gesamt(?:summe|betrag|kosten|umsatz|preis|wert|menge)|die summe (?:der|aller|von))\b",
+    rf"\b(?:wer|welche[nrs]?|wessen)\b{_GAP}\b(?:am meisten|am haufigsten|am wenigsten|die meisten|die wenigsten)\b",
+    (
+        rf"\bwelche (?:der\b|\w+ (?:sind|haben|waren|hatten|liegen|lagen|kosten|wurden))"
+        rf"{_GAP}\b(?:weniger als|mehr als|uber|unter|mindestens|hochstens|nicht|nie|ohne)\b(?: \d| dem durchschnitt|)"
+    ),
+    r"\b(?:fur|von|bei|pro|hat|ist|wird|bekommt|kostet|was|zu) jede[nrsm]?\b(?! (?:tag|mal|woche|stunde|minute|jahr|monat|fall|zeit)\w*)",
+    # French
+    rf"\bcombien (?:de |d'|y a|y en a|sont)(?!(?:{_MEASURES['fr']})\b)",
+    r"\ble nombre (?:de |d'|total)",
+    r"\b(?:liste|enumere|cite|nomme|donne|montre|compte|resume)[rz]?\b(?:[- ](?:moi|nous))? (?:tous|toutes|tout|chaque)\b",
+    r"\b(?:quels|quelles) sont (?:tous|toutes)\b",
+    r"\bliste complete\b",
+    r"\b(?:en moyenne|la moyenne|(?:prix|montant|cout|age|nombre|valeur|salaire|delai) moyen(?:ne)?)\b",
+    r"\b(?:au total|en tout(?! cas)|le total (?:de\b|des\b|d')|la somme (?:de\b|des\b|d')|(?:montant|cout|prix|nombre|revenu) total)",
+    rf"\b(?:qui|quel(?:le)?s?|lequel|laquelle)\b{_GAP}\ble (?:plus|moins) (?:de |d'|souvent|frequemment)",
+    (
+        rf"\b(?:quels|quelles|lesquels|lesquelles)\b{_GAP}\b(?:(?:moins de|plus de|au moins|au plus|au-dessus de|au-dessous de|depassent|"
+        r"superieure?s? a|inferieure?s? a) (?:\d|la moyenne)|ne\b.{1,30}\b(?:pas|jamais)\b|n'.{1,30}\b(?:pas|jamais)\b)"
+    ),
+    r"\b(?:pour|de|dans|par|a) chaque\b(?! (?:jour|fois|semaine|heure|minute|mois|annee|an|matin|soir|cas)\b)",
+    # Spanish
+    rf"\bcuant[oa]s\b(?! (?:{_MEASURES['es']})\b)",
+    r"\bel numero (?:total )?de\b",
+    r"\b(?:enumera|lista|nombra|menciona|muestra|da|cuenta|cita|resume)(?:r|me|nos)? (?:todos|todas|todo|cada)\b",
+    r"\bcuales son (?:todos|todas)\b",
+    r"\blista completa\b",
+    r"\b(?:en promedio|de media|el promedio|la media (?:de|del)|(?:precio|coste|costo|importe|valor|edad) (?:medio|media|promedio))\b",
+    r"\b(?:en total|el total (?:de|del)|la suma (?:de|del)|(?:importe|coste|costo|precio|monto|gasto|ingreso|numero) total)\b",
+    rf"\b(?:quien(?:es)?|que|cual(?:es)?)\b{_GAP}\b(?:mas a menudo|con mas frecuencia|la mayor cantidad|el mayor numero|mas veces)\b",
+    (
+        rf"\b(?:cuales|quienes|que \w+s)\b{_GAP}\b(?:(?:menos de|mas de|por encima de|por debajo de|superiores? a|inferiores? a|al menos) "
+        r"(?:\d|el promedio|la media)|nunca\b|sin\b)"
+    ),
+    r"\b(?:cuales|quienes|que \w+s) no\b",
+    r"\b(?:para|de|en|por|a) cada\b(?! (?:dia|vez|semana|hora|minuto|mes|ano|manana|noche|caso)\b)",
+)
+_ALL = re.compile("|".join(_FORMS))
+
+
+def needs_all(question: str) -> bool:
+    """Whether a question needs every passage: it counts, sums, averages or compares all things, or wants a complete list.
+
+    Recognises simple forms of English, German, French and Spanish, ignoring accents and case. A false positive costs a warning; other
+    wordings go unnoticed.
+    """
+    plain = unicodedata.normalize("NFKD", question[:MAX_QUESTION_CHARS].lower().replace("’", "'"))
+    plain = "".join(char for char in plain if not unicodedata.combining(char))
+    return _ALL.search(" ".join(plain.split())) is not None

@@ -14,7 +14,7 @@ from localrag.kb.readers import needs_threads
 from localrag.kb.readers.base import Place, Reading, Section, UnreadableError
 from localrag.kb.reading_process import ReadingProcess
 from localrag.kb.reading_worker import MEMORY_EXIT
-from localrag.sanitize import one_line
+from localrag.text.sanitize import one_line
 
 CPU_LIMIT_S = 30.0
 WALL_LIMIT_S = 120.0  # a busy machine may take that long over the computing allowed; where no limit of it can be set, this is the limit

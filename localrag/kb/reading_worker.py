@@ -112,7 +112,7 @@ def main() -> None:
     memory_bytes, max_chars = int(sys.argv[1]), int(sys.argv[2])
     sys.path.extend(sys.argv[4:])
     try:
-        from localrag import limits  # noqa: PLC0415
+        from localrag import process  # noqa: PLC0415
 
         if sys.argv[3] == "1":
             from localrag.kb.readers import kreuzberg_reader  # noqa: PLC0415
@@ -122,14 +122,14 @@ def main() -> None:
         send(answers, {"error": f"{type(error).__name__}: {error}"})
         return
     send(answers, {"ready": True})
-    limits.confine(memory_bytes)
-    most_bytes = limits.size_bytes() + min(GROWN_BYTES, memory_bytes // 3)
+    process.confine(memory_bytes)
+    most_bytes = process.size_bytes() + min(GROWN_BYTES, memory_bytes // 3)
     try:
         while message := receive(requests):
             request, data = message
-            limits.limit_computing(float(str(request["cpu_s"])))
+            process.limit_computing(float(str(request["cpu_s"])))
             header, text = answer(str(request["name"]), data, max_chars)
-            ends = limits.size_bytes() > most_bytes
+            ends = process.size_bytes() > most_bytes
             send(answers, {**header, "ends": ends}, text)
             if ends:
                 return

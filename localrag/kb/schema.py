@@ -11,7 +11,7 @@ import sqlite3
 
 from localrag.errors import KnowledgeBaseError
 from localrag.migrations import Migration, apply_missing
-from localrag.terms import CJK, spaced
+from localrag.text.terms import CJK, spaced
 
 CJK_GLOB = f"*{CJK.pattern}*"
 """Matches text with Chinese, Japanese or Korean characters. Part of the schema: a change is a new migration."""

@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from localrag.disk_errors import disk_error, file_error
 from localrag.errors import KnowledgeBaseError
-from localrag.files import create_private, make_private_folder
+from localrag.files import create_private, disk_error, file_error, make_private_folder
 from localrag.kb.filters import folded
 from localrag.kb.schema import migrate
 from localrag.migrations import use_write_ahead_log, version

@@ -21,7 +21,7 @@ from localrag.kb.filters import Where
 from localrag.kb.protocols import DocumentRow, Feedback, GivenText, Known, Origin, StoredChunk, TextRow, Unread, other_embedder
 from localrag.kb.query import Term
 from localrag.kb.sqlite_file import SqliteFile, explained
-from localrag.passages import Chunk
+from localrag.types import Chunk
 
 WAIT_S = 30.0
 """Seconds that a writer waits for another one."""

@@ -27,8 +27,7 @@ from typing import IO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from localrag.files import open_private
-from localrag.locking import try_lock
+from localrag.files import open_private, try_lock
 
 Vectors = NDArray[np.float32]
 Ids = NDArray[np.int64]

@@ -13,10 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from localrag.budget import Ledger
 from localrag.budget.ledger import ANSWER
-from localrag.passages import Chunk, Hit
 from localrag.prompt import ANSWER_BASIS, Prompt
-from localrag.sanitize import one_line, visible
 from localrag.session import DEFAULT_TOP_K, Answer, Prepared
+from localrag.text.sanitize import one_line, visible
+from localrag.types import Chunk, Hit
 
 MAX_K = 50
 """Passages of one search: what is found goes into the window of another model."""

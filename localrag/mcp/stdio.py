@@ -33,13 +33,13 @@ from mcp_types import (
 from pydantic import ValidationError
 
 import localrag
-from localrag.disk_errors import file_error
 from localrag.errors import LocalragError
+from localrag.files import file_error
 from localrag.mcp.tools import INSTRUCTIONS, TOOLS, Desk, Offered, Wanted
-from localrag.sanitize import one_line
 from localrag.session import open_knowledge_base
 from localrag.session.redact import Redactor
 from localrag.settings import expanded
+from localrag.text.sanitize import one_line
 
 MAX_CHARS = 1200
 _MAX_FAULTS, _MAX_NAME_CHARS = 4, 40

@@ -12,7 +12,6 @@ from mcp_types import Tool, ToolAnnotations
 from pydantic import BaseModel
 
 from localrag.citation import parse_label
-from localrag.decoding import SamplingParams
 from localrag.errors import InterruptedRunError, KnowledgeBaseError, KnowledgeBaseNotFoundError, UsageError
 from localrag.kb import list_kbs, name_of
 from localrag.mcp import schemas
@@ -27,13 +26,13 @@ from localrag.mcp.schemas import (
     SearchArguments,
     SearchResult,
 )
-from localrag.messages import Message
 from localrag.session import Retriever, Session, open_embedder, open_knowledge_base
 from localrag.session.serving import Question, Service
 from localrag.settings import Settings
+from localrag.types import Message, SamplingParams
 
 if TYPE_CHECKING:
-    from localrag.tokens import Embedder
+    from localrag.text.tokens import Embedder
 
 
 _MAX_NAMED = 30

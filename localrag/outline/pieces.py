@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from localrag.outline.languages import ROLES, Role, body_of, first_child, parse, walk
-from localrag.sentences import first_sentence
+from localrag.text.sentences import first_sentence
 
 if TYPE_CHECKING:
     from markdown_it.token import Token

@@ -2,8 +2,8 @@
 
 from localrag.prompt.compose import Prompt, compose
 from localrag.prompt.inputs import ANSWER_BASIS, CITE, PromptInputs
+from localrag.prompt.layout import PLAIN
 from localrag.prompt.measure import Demand, alike, measure
-from localrag.prompt.pack import Shortening
-from localrag.prompt.plain import PLAIN
+from localrag.prompt.packing import Shortening
 
 __all__ = ["ANSWER_BASIS", "CITE", "PLAIN", "Demand", "Prompt", "PromptInputs", "Shortening", "alike", "compose", "measure"]

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 from localrag.budget import Profile
 from localrag.citation import untagged
-from localrag.messages import Attachment, Memory, Message, Proposal, ToolSpec
-from localrag.passages import Hit
+from localrag.types import Attachment, Hit, Memory, Message, Proposal, ToolSpec
 
 ANSWER_BASIS = 512
 """Tokens that an answer starts from in the negotiation; more than this it takes only from what is left over."""

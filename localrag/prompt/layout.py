@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 
 from localrag.conversation import Exchange, Split
 from localrag.errors import UsageError
-from localrag.markup import EncodedPart, Part, encode
-from localrag.messages import Message, Role, ToolSpec, strip_reasoning
 from localrag.prompt import inputs
 from localrag.prompt.inputs import Item
-from localrag.tokens import ChatTemplate, Tokenizer
+from localrag.text.markup import EncodedPart, Part, encode
+from localrag.text.thinking import without_thoughts
+from localrag.text.tokens import ChatTemplate, Segment, Tokenizer
+from localrag.types import Message, Role, ToolSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,20 +63,20 @@ class _Said:
 
     role: Role
     parts: tuple[Part, ...]
-    section: str = "scaffold"
+    section: str = "template"
 
 
 def encode_prompt(split: Split, choice: Choice, *, tokenizer: Tokenizer, template: ChatTemplate) -> list[EncodedPart]:
     """The whole prompt in parts, each with the tokens that belong to it.
 
-    The template's text belongs to the scaffold, save what follows a message of what was said before or of a round of tools: that is there
-    because of the message.
+    The template's own text belongs to the section "template". Text that follows an earlier message or a round of tools belongs to the
+    section of that message, because it is there only with it.
     """
     said = [*_system(split, choice), *_history(split, choice), *_current(split, choice)]
     messages = [Message(each.role, "".join(part.text for part in each.parts)) for each in said]
     rendered = template.render(messages, choice.tools, thinks=choice.thinks)
     parts: list[Part] = []
-    owner = "scaffold"
+    owner = "template"
     for segment in rendered:
         if segment.message is not None:
             parts += said[segment.message].parts
@@ -115,7 +116,7 @@ def _history(split: Split, choice: Choice) -> list[_Said]:
 def as_sent(message: Message) -> str:
     """What is sent of a message of a conversation: of an answer not what was thought before it, of a question also what came with it."""
     if message.role == "assistant":
-        return strip_reasoning(message.content)
+        return without_thoughts(message.content)
     return message.sent or message.content
 
 
@@ -162,3 +163,15 @@ def _trimmed(parts: Sequence[Part]) -> tuple[Part, ...]:
     """Without white space at the end: templates drop it, and they do not see the content here."""
     last = parts[-1]
     return (*parts[:-1], Part(last.section, last.text.rstrip(), item=last.item))
+
+
+class PlainTemplate:
+    """Implements `localrag.text.tokens.ChatTemplate` with no text of its own: the contents one behind the other."""
+
+    thinking = None
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, thinks: bool = True) -> list[Segment]:  # noqa: ARG002
+        return [Segment(message.content, index) for index, message in enumerate(messages)]
+
+
+PLAIN = PlainTemplate()

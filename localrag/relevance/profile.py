@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from localrag.outline import language_of, outline
-from localrag.terms import terms, words
+from localrag.text.terms import terms, words
 
 MAX_WORD_CHARS = 64
 """A longer run of letters is data, not a word that a person would search for."""

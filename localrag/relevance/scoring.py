@@ -10,12 +10,11 @@ from types import MappingProxyType
 from typing import NoReturn
 
 from localrag.errors import ConfigError, UsageError
-from localrag.passages import Hit
-from localrag.relevance.alignment import METHODS, Method, Progress, align
+from localrag.relevance.alignment import METHODS, Method, Progress, align, rate_mentions
 from localrag.relevance.dependencies import choose_roots, import_graph, rate_depths
-from localrag.relevance.mentions import rate_mentions
 from localrag.relevance.profile import File, Profile, Rating, kind_of
-from localrag.tokens import Embedder
+from localrag.text.tokens import Embedder
+from localrag.types import Hit
 
 MAX_TASK_CHARS = 32_768
 _DAY_S = 86_400.0

@@ -10,7 +10,7 @@ from localrag.budget import Entry
 from localrag.budget.sections import SPECS, colour_of
 from localrag.journal import Allotment, StoredAsk
 from localrag.report.figures import Report, SessionFigures, Trend, mean
-from localrag.sanitize import safe
+from localrag.text.sanitize import safe
 
 
 def plain(value: str) -> str:

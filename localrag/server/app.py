@@ -15,9 +15,8 @@ from localrag.server import chat_request, completions, embeddings, indexes, open
 from localrag.server.errors import LOG, Problem, failure, problem_of
 from localrag.server.metrics import Counting
 from localrag.server.openapi import DocumentedApi, forms_of
-from localrag.server.routing import CompactResponse
+from localrag.server.routing import CompactResponse, ServerState
 from localrag.server.security import Gate
-from localrag.server.state import ServerState
 
 _DESCRIPTION = (
     "Answers from your own documents, by a model of this machine: OpenAI's API, and the routes of the KAITO RAG engine for indexes. "

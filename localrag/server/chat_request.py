@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, SkipValidation, ValidationError, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
-from localrag.messages import Message, Role, ToolSpec
 from localrag.server.errors import Problem
 from localrag.server.schemas import example, fault, parse, worded
 from localrag.server.tools import Tools, compact, schema_of_calls
 from localrag.session.search_policy import Bypass, bypass
+from localrag.types import Message, Role, ToolSpec
 
 MIN_RATIO, MAX_RATIO, DEFAULT_RATIO = 0.2, 0.8, 0.5
 MAX_MESSAGES = 2048

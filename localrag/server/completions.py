@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from localrag.server.chat_request import Asked, ChatRequest, NumTokens, Penalty, Stop, StreamOptions, Temperature, TopP, Unused, read
 from localrag.server.errors import Problem
 from localrag.server.openapi import ENGINE_FAILS, described
-from localrag.server.routing import FINISHES, Engine, accounts, answered, body_of, data_of, usage
+from localrag.server.routing import FINISHES, Engine, State, accounts, answered, body_of, data_of, usage
 from localrag.server.schemas import (
     ACCOUNT,
     USAGE,
@@ -31,7 +31,6 @@ from localrag.server.schemas import (
     parse,
     worded,
 )
-from localrag.server.state import State
 from localrag.server.tools import Call, may_be_call
 
 router = APIRouter(tags=["completions"])

@@ -25,8 +25,8 @@ from pydantic import BaseModel, Field
 
 from localrag.server.errors import Problem
 from localrag.server.openapi import failures
+from localrag.server.routing import State
 from localrag.server.schemas import example
-from localrag.server.state import State
 
 router = APIRouter(tags=["completions"])
 

@@ -14,11 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from localrag.decoding import SamplingParams
 from localrag.errors import LocalragError
 from localrag.journal import allotments
-from localrag.messages import Message, ToolSpec
-from localrag.passages import Hit
 from localrag.report.page import item_style, shrink_multiple
 from localrag.server.errors import problem_of
 from localrag.server.tools import schema_of_calls
@@ -27,6 +24,7 @@ from localrag.session import Answer, Options, Prepared, Session, supplied
 from localrag.session.redact import Redactor
 from localrag.session.serving import Event, Question, Service
 from localrag.settings import Settings
+from localrag.types import Hit, Message, SamplingParams, ToolSpec
 
 
 def main() -> None:

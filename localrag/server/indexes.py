@@ -26,14 +26,14 @@ from localrag.kb.protocols import TextRow
 from localrag.kb.readers.draft import MAX_TEXT_CHARS
 from localrag.kb.sqlite_file import make_folder
 from localrag.kb.texts import Text
-from localrag.passages import Hit
 from localrag.server.errors import Problem
 from localrag.server.openapi import INDEX_FAILS, failures, shown
+from localrag.server.routing import State
 from localrag.server.schemas import DOCUMENT, METADATA, NODE, TEXT, NodeWithScore, example
-from localrag.server.state import State
 from localrag.session.opening import open_knowledge_base
 from localrag.session.retrieval import Retriever
 from localrag.settings import Settings
+from localrag.types import Hit
 
 router = APIRouter(tags=["Index"])
 

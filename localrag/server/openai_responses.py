@@ -29,9 +29,8 @@ from localrag.server.chat_request import (
 )
 from localrag.server.errors import Problem
 from localrag.server.openapi import ENGINE_FAILS, described
-from localrag.server.routing import Engine, accounts, answered, body_of, data_of
+from localrag.server.routing import Engine, State, accounts, answered, body_of, data_of
 from localrag.server.schemas import ACCOUNT, LocalAccount, NodeWithScore, example, parse, worded
-from localrag.server.state import State
 
 router = APIRouter(tags=["completions"])
 

@@ -67,7 +67,7 @@ SLOT = {"n_ctx": 8192, "n_ctx_train": 131072, "requested": 8192, "bound": "reque
 LEDGER = {
     "window": 8192,
     "entries": [
-        {"name": "scaffold", "wanted": 19, "allotted": 19, "used": 19, "omitted": []},
+        {"name": "template", "wanted": 19, "allotted": 19, "used": 19, "omitted": []},
         {"name": "question", "wanted": 12, "allotted": 12, "used": 12, "omitted": []},
         {"name": "answer", "wanted": 512, "allotted": 512, "used": 0, "omitted": []},
     ],

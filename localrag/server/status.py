@@ -13,9 +13,8 @@ from pydantic import BaseModel, Field
 from localrag.server.chat_request import ChatRequest, read
 from localrag.server.errors import Problem
 from localrag.server.openapi import ENGINE_FAILS, described, shown
-from localrag.server.routing import Engine, body_of, client_of, heard_out, opened
+from localrag.server.routing import Engine, ServerState, State, body_of, client_of, heard_out, opened
 from localrag.server.schemas import LEDGER, SLOT, Evidence, LedgerInfo, SlotInfo, example, parse
-from localrag.server.state import ServerState, State
 
 router = APIRouter(tags=["state"])
 _STARTED = int(time.time())

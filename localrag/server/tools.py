@@ -12,7 +12,7 @@ from typing import Any
 
 from localrag.engine.grammar import CALL_CLOSES, CALL_OPENS, grammar_of
 from localrag.errors import UsageError
-from localrag.messages import ToolSpec
+from localrag.types import ToolSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from localrag.budget import Ledger
-from localrag.decoding import Timings, TokenLogprob
-from localrag.model import Slot
-from localrag.passages import Citation, Hit
 from localrag.prompt import Prompt
 from localrag.session.query_rewrite import QueryRewrite
 from localrag.session.search_policy import Bypass
+from localrag.types import Citation, Hit, Slot, Timings, TokenLogprob
 
 if TYPE_CHECKING:
     from localrag.engine.memory import MemoryPlan

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Protocol, Unpack
 
-from localrag.decoding import Completion, SamplingParams
 from localrag.engine.radix_tree import common_length
 from localrag.errors import EngineError, InterruptedRunError, LocalragError, UsageError
 from localrag.session.answer import Answer, Prepared
+from localrag.types import Completion, SamplingParams
 
 if TYPE_CHECKING:
     from localrag.engine.engine import Engine

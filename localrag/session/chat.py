@@ -10,17 +10,14 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from localrag.conversation import search_query
-from localrag.decoding import SamplingParams
 from localrag.errors import BudgetExceededError, InterruptedRunError, LocalragError, UsageError, counted
-from localrag.messages import Message
-from localrag.passages import Hit, comparable
 from localrag.session import retrieval
 from localrag.session.answer import Answer, Prepared
-from localrag.session.history_window import Giving, HistoryWindow
-from localrag.session.memory_extract import propose
+from localrag.session.history_window import Forgotten, Giving, HistoryWindow, Turn, let_go_of_strangers, restored, sent_message, to_keep
+from localrag.session.memory import propose
 from localrag.session.query_rewrite import QueryRewrite, QueryRewriter
 from localrag.session.search_policy import outcome
-from localrag.session.turns import Forgotten, Turn, let_go_of_strangers, restored, sent_message, to_keep
+from localrag.types import Hit, Message, SamplingParams, comparable
 
 if TYPE_CHECKING:
     from localrag.budget import Ledger

@@ -1,36 +1,79 @@
-"""A council that sits: its flow driven with real models, a real search and real tools.
-
-Members of one model are answered at once. What their prompts have in common, which is all up to their personas where they may see the
-same, is evaluated once.
-"""
+"""The minutes of a council's run: each event is told as it happens, and kept in the journal if it is to be."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from localrag.conversation import search_query
-from localrag.council import JUDGE, Ask, Council, Reply, Search, Step, Tell, Turn, Use, Used, Verdict, deliberate, first_turns
-from localrag.errors import BudgetExceededError, EngineError, InterruptedRunError, LocalragError, TimeLimitError
-from localrag.messages import Message
-from localrag.passages import Hit
+from localrag.deliberation import JUDGE, Ask, Council, Reply, Search, Step, Tell, Turn, Use, Used, Verdict, deliberate, first_turns
+from localrag.errors import BudgetExceededError, EngineError, InterruptedRunError, LocalragError, TimeLimitError, UsageError
+from localrag.journal import FILE_NAME, Journal
 from localrag.session import retrieval
 from localrag.session.answer import Answer, evidence
-from localrag.session.minutes import Event, Minutes
 from localrag.session.model_pool import ModelPool
-from localrag.session.opening import open_embedder, open_knowledge_bases
+from localrag.session.opening import names_of, open_council, open_embedder, open_knowledge_bases
+from localrag.session.recorder import open_journal
 from localrag.session.seats import Seat, Seating, needs, seat_of, write
 from localrag.session.timing import check_seconds
 from localrag.session.toolbox import Toolbox
 from localrag.settings import Settings
+from localrag.types import Hit, Message
 
 if TYPE_CHECKING:
     from localrag.budget import Ledger
     from localrag.engine.engine import Engine
+    from localrag.journal import Journal
     from localrag.session.session import Session
+
+
+Event = dict[str, Any]
+"""What happened, fit for JSON; "event" names it. docs/how-to/council.md lists them."""
+
+
+class Minutes:
+    """Tells `on_event`. A fault of the journal costs no verdict: it becomes a warning, and nothing more is kept."""
+
+    def __init__(self, on_event: Callable[[Event], None]) -> None:
+        self._on_event = on_event
+        self._journal: Journal | None = None
+        self.id: int | None = None
+        """Of the run in the journal; None where it is not kept."""
+        self.warnings: list[str] = []
+
+    def begin(self, home: Path, council: str, task: str, about: Mapping[str, Any]) -> None:
+        """Keep the run from now on."""
+        self._journal, warnings = open_journal(home)
+        self.warnings += warnings
+        self.id = self._kept(lambda journal: journal.councils.begin(council, task, about))
+
+    def tell(self, event: str, data: Mapping[str, Any]) -> None:
+        told: Event = {"event": event, **data}
+        number = self.id
+        if number is not None:
+            self._kept(lambda journal: journal.councils.add(number, told))
+        self._on_event(told)
+
+    def end(self, state: str) -> None:
+        number = self.id
+        if number is not None:
+            self._kept(lambda journal: journal.councils.end(number, state))
+
+    def close(self) -> None:
+        if self._journal is not None:
+            self._journal.close()
+
+    def _kept(self, keep: Callable[[Journal], int | None]) -> int | None:
+        try:
+            return None if self._journal is None else keep(self._journal)
+        except (LocalragError, OSError) as error:
+            self.warnings.append(f"This is not kept in the journal: {error}")
+            self.id = None
+            return None
 
 
 TIME_SHARES = {"plan": 0.2, "proposal": 0.5, "review": 0.4, "call": 0.3}
@@ -50,7 +93,7 @@ class CouncilResult:
     warnings: tuple[str, ...] = ()
 
 
-def sit(
+def run_council(
     council: Council,
     task: str | Sequence[Message],
     *,
@@ -86,7 +129,7 @@ def sit(
 
 
 class CouncilRun:
-    """One run of a council; see `sit`. It is kept with what is `kept` beside it, and so are prefixes; None keeps nothing."""
+    """One run of a council; see `run_council`. It is kept with what is `kept` beside it, and so are prefixes; None keeps nothing."""
 
     def __init__(
         self,
@@ -202,7 +245,7 @@ class CouncilRun:
                 return verdict
             reply = self._answered(step)
 
-    def _answered(self, step: Step) -> Any:  # noqa: ANN401  # what each step is answered by stands in council/steps.py
+    def _answered(self, step: Step) -> Any:  # noqa: ANN401  # what each step is answered by stands in deliberation/steps.py
         self._check_wanted()
         match step:
             case Ask(turns):
@@ -368,3 +411,98 @@ def _part_of(ends_at: float, num_groups: int) -> float:
     """When the first of several groups that are written one after the other ends."""
     now = time.perf_counter()
     return now + max(0.0, ends_at - now) / num_groups
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CouncilCall:
+    """What a council is called with; docs/how-to/council.md says what each means. None leaves it to the council."""
+
+    task: str
+    council: str = "default"
+    kbs: tuple[str, ...] = ()
+    model: str | None = None
+    n_ctx: int | None = None
+    max_tokens: int | None = None
+    seed: int | None = None
+    piped: str = ""
+    max_seconds: float | None = None
+
+    def open(self, settings: Settings) -> Council:
+        """The council, with what this call changes of it. ConfigError for one that is not there."""
+        council = open_council(self.council, settings=settings)
+        return council.changed(model=self.model, n_ctx=self.n_ctx, seed=self.seed, max_tokens=self.max_tokens)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the journal keeps of it, so that it can be made again."""
+        given = asdict(self) | {"kbs": list(self.kbs)}
+        unset = {name for name in ("piped", "max_seconds") if not given[name]}
+        return {name: value for name, value in given.items() if name not in unset}
+
+    @classmethod
+    def kept(cls, run_id: int, *, settings: Settings) -> tuple[Self, str]:
+        """The call of a run in the journal, and the digest that its council had. UsageError for a run that cannot be made again."""
+        run = None
+        if (settings.home / FILE_NAME).exists():
+            with Journal.open(settings.home) as journal:
+                run = journal.councils.get(run_id)
+        if run is None:
+            raise UsageError(f"There is no council run {run_id} in the journal.", hint="See localrag report --councils.")
+        if not {"task", "council"} <= run.about.keys():
+            raise UsageError(f"Run {run_id} was not made from a council of models.toml.", hint="Give its task again.")
+        given = {field.name: run.about[field.name] for field in fields(cls) if field.name in run.about}
+        return cls(**given | {"kbs": tuple(given.get("kbs", ()))}), str(run.about.get("digest", ""))
+
+
+def council(
+    task: str,
+    council: str = "default",
+    *,
+    kbs: str | Sequence[str] = (),
+    model: str | None = None,
+    n_ctx: int | None = None,
+    seed: int | None = None,
+    max_tokens: int | None = None,
+    max_seconds: float | None = None,
+    keep: bool = True,
+    on_event: Callable[[Event], None] | None = None,
+    settings: Settings | None = None,
+) -> CouncilResult:
+    """Have a council of models.toml decide a task, from these knowledge bases; this is `localrag.council`.
+
+    `model`, `n_ctx` (tokens) and `max_tokens` are those of all its roles where given. A `seed` is added to theirs, and all that they write
+    is repeatable then (see SamplingParams). `max_seconds` bounds the whole run. `on_event` hears what happens (docs/how-to/council.md),
+    and `keep` leaves it in the journal too. Raises ConfigError for a council that is not there, and what `sit` does.
+    """
+    names = tuple(names_of(kbs))
+    call = CouncilCall(
+        task=task, council=council, kbs=names, model=model, n_ctx=n_ctx, max_tokens=max_tokens, seed=seed, max_seconds=max_seconds
+    )
+    found = settings or Settings.from_env()
+    with open_run(call, call.open(found), settings=found, keep=keep, on_event=on_event or (lambda _: None)) as sitting:
+        return sitting.hold()
+
+
+def open_run(
+    call: CouncilCall,
+    council: Council,
+    *,
+    settings: Settings,
+    keep: bool = True,
+    started_at: float | None = None,
+    on_event: Callable[[Event], None],
+    on_text: Callable[[str, str], None] = lambda _role, _text: None,
+) -> CouncilRun:
+    """The sitting that a call asks for, before it is held, to be used in a `with` block; `council` is what the call opens."""
+    return CouncilRun(
+        council,
+        call.task,
+        settings=settings,
+        kbs=call.kbs,
+        piped=call.piped,
+        kept=call.about if keep else None,
+        max_seconds=call.max_seconds,
+        started_at=started_at,
+        on_event=on_event,
+        on_text=on_text,
+    )

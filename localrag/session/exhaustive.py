@@ -15,14 +15,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Unpack
 
-from localrag.decoding import SamplingParams
 from localrag.errors import BudgetExceededError, TimeLimitError, counted
-from localrag.passages import Hit
 from localrag.prompt import Prompt
 from localrag.prompt.inputs import QUESTION_INTRO, SOURCES_INTRO
 from localrag.session import retrieval
 from localrag.session.answer import RERANK_SKIPPED, Answer, Pass, Prepared
 from localrag.session.timing import TimedReranker
+from localrag.types import Hit, SamplingParams
 
 if TYPE_CHECKING:
     from localrag.session.options import Options

@@ -12,12 +12,12 @@ from localrag.errors import ConfigError, ModelNotFoundError, UsageError
 from localrag.settings import MAX_TEXT_BYTES, Settings, expanded
 
 if TYPE_CHECKING:
-    from localrag.council import Council
+    from localrag.deliberation import Council
     from localrag.engine.engine import Engine
     from localrag.kb import KnowledgeBase
     from localrag.kb.filters import FolderRule
     from localrag.kb.protocols import Reranker
-    from localrag.tokens import Embedder
+    from localrag.text.tokens import Embedder
 
 
 def open_engine(
@@ -159,7 +159,7 @@ def opened_reranker(
 def open_reranker(settings: Settings, name: str, engine: Engine | None = None) -> Reranker:
     """What reads the best passages again: "llm", which is the open `engine`, or a CrossEncoder by its name in models.toml or its folder."""
     if name == "llm" and engine is not None:
-        from localrag.session.judge import Judge  # noqa: PLC0415  # weight
+        from localrag.session.llm_reranker import Judge  # noqa: PLC0415  # weight
 
         return Judge(engine)
     from localrag.catalog import Catalog  # noqa: PLC0415  # weight

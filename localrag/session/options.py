@@ -10,8 +10,7 @@ from localrag.errors import UsageError
 if TYPE_CHECKING:
     from localrag.budget import Overflow
     from localrag.kb.filters import Where
-    from localrag.messages import Attachment, Memory, ToolSpec
-    from localrag.passages import Hit
+    from localrag.types import Attachment, Hit, Memory, ToolSpec
 
 
 TopK = int | Literal["fit"]

@@ -16,17 +16,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from localrag.budget import Profile
-from localrag.council import Council
-from localrag.decoding import SamplingParams
+from localrag.deliberation import Council
 from localrag.errors import InterruptedRunError, LocalragError
 from localrag.grading import Outcome, Passage
-from localrag.passages import Citation
 from localrag.session.answer import Answer
 from localrag.session.council_run import CouncilRun
 from localrag.session.opening import open_council, open_profile, read_template
 from localrag.session.options import Options, TopK
 from localrag.session.session import Session
 from localrag.settings import Settings
+from localrag.types import Citation, SamplingParams
 
 _EVIDENCE = ("evidence", "cited")
 """The sections of a prompt that hold passages."""

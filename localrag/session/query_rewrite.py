@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from localrag.conversation import search_query, split
-from localrag.decoding import SamplingParams
-from localrag.messages import Message, strip_reasoning
-from localrag.sanitize import one_line
 from localrag.session.side_generation import JOIN_TOKENS, SideGeneration
-from localrag.terms import terms
-from localrag.writer import prompt_of
+from localrag.summary.writer import prompt_of
+from localrag.text.sanitize import one_line
+from localrag.text.terms import terms
+from localrag.text.thinking import without_thoughts
+from localrag.types import Message, SamplingParams
 
 if TYPE_CHECKING:
     from localrag.engine.engine import Engine
@@ -70,7 +70,7 @@ class QueryRewriter:
             return None
         is_whole = completion.finish_reason == "stop"
         return QueryRewrite(
-            text=usable(strip_reasoning(completion.text), question, said) if is_whole else "",
+            text=usable(without_thoughts(completion.text), question, said) if is_whole else "",
             prompt_tokens=completion.prompt_tokens,
             cached_tokens=completion.cached_tokens,
             completion_tokens=completion.completion_tokens,

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localrag.budget import Profile
-from localrag.decoding import Timings
 from localrag.errors import LocalragError
 from localrag.journal import AskRecord, EvidenceRecord, Journal, allotments
-from localrag.passages import Hit
 from localrag.session.answer import Answer
+from localrag.types import Hit, Timings
 
 if TYPE_CHECKING:
     from localrag.engine.engine import Engine

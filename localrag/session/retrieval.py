@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 from localrag.conversation import split
 from localrag.errors import UsageError
-from localrag.kb.ranking import fuse
-from localrag.messages import Message
-from localrag.passages import Chunk, Hit, comparable, expanded, merged
+from localrag.kb.retrieve import fuse
 from localrag.session.timing import TimedReranker
-from localrag.terms import terms
+from localrag.text.terms import terms
+from localrag.types import Chunk, Hit, Message, comparable, expanded, merged
 
 if TYPE_CHECKING:
     from localrag.kb import KnowledgeBase, Mode
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from localrag.session.answer import Answer
     from localrag.session.options import Options
     from localrag.settings import Learning
-    from localrag.tokens import Embedder
+    from localrag.text.tokens import Embedder
 
 DEFAULT_TOP_K = 4
 MIN_DEPTH = 100
@@ -196,7 +195,7 @@ def left_unread(answer: Answer, question: str) -> list[str]:
     """A warning where some of many passages were read for a question that needs all."""
     if not 0 < len(answer.hits) < answer.chunks_in_kb:
         return []
-    from localrag.kb.aggregate_questions import needs_all  # noqa: PLC0415  # weight
+    from localrag.kb.query import needs_all  # noqa: PLC0415  # weight
 
     if not needs_all(question):
         return []

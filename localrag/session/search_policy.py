@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Protocol
 
-from localrag.passages import Hit
+from localrag.types import Hit
 
 ROLES = ("system", "developer", "user", "assistant")
 """Whose messages make a conversation that can be searched for."""

@@ -7,24 +7,22 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from localrag import prompt
-from localrag.council import JUDGE, PLANNER, Council, Turn
-from localrag.decoding import SamplingParams
+from localrag.deliberation import JUDGE, PLANNER, Council, Turn
 from localrag.engine.radix_tree import common_length
 from localrag.errors import BudgetExceededError, LocalragError
-from localrag.messages import Message
-from localrag.passages import expanded
 from localrag.prompt import Demand, Prompt, PromptInputs
 from localrag.session import retrieval
 from localrag.session.answer import Answer, Prepared
-from localrag.session.residence import Need
+from localrag.session.model_pool import Need
 from localrag.session.session import Session
+from localrag.types import Message, SamplingParams, expanded
 
 if TYPE_CHECKING:
     from localrag.engine.engine import Engine
     from localrag.engine.sequence import Sequence as Running
     from localrag.kb import KnowledgeBase
     from localrag.settings import Learning
-    from localrag.tokens import Embedder
+    from localrag.text.tokens import Embedder
 
 
 _MORE_CELLS = 256

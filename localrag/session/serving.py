@@ -10,20 +10,19 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Self
 
-from localrag.decoding import Piece, SamplingParams, TokenLogprob
 from localrag.errors import LocalragError
 from localrag.prompt import PLAIN
 from localrag.session.answer import Answer, Prepared
 from localrag.session.opening import open_embedder, open_knowledge_bases
+from localrag.types import Piece, SamplingParams, TokenLogprob
 
 if TYPE_CHECKING:
     from localrag.engine.sequence import Sequence as Running
-    from localrag.messages import Message, ToolSpec
-    from localrag.passages import Hit
     from localrag.session.options import Options
     from localrag.session.session import Session
     from localrag.settings import Settings
-    from localrag.tokens import Embedder
+    from localrag.text.tokens import Embedder
+    from localrag.types import Hit, Message, ToolSpec
 
 MAX_AT_ONCE = 8
 CELLS_PER_FURTHER = 2048

@@ -13,11 +13,8 @@ from typing import TYPE_CHECKING, Self, Unpack
 from localrag import citation, prompt
 from localrag.budget import Profile
 from localrag.conversation import search_query
-from localrag.decoding import Completion, SamplingParams
 from localrag.errors import UsageError
 from localrag.files import secure_home
-from localrag.messages import Message
-from localrag.passages import Citation, Hit, expanded
 from localrag.prompt import CITE, Demand, PromptInputs
 from localrag.session import recorder, retrieval
 from localrag.session.answer import Answer, Prepared, ledger_warnings, window_warnings
@@ -29,6 +26,7 @@ from localrag.session.search_policy import Bypass, bypass, outcome
 from localrag.session.shortening import Shortener
 from localrag.session.timing import Plan, TimedReranker, check_seconds, plan
 from localrag.settings import Learning, Settings, default_home
+from localrag.types import Citation, Completion, Hit, Message, SamplingParams, expanded
 
 if TYPE_CHECKING:
     from localrag.engine.engine import Engine
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
     from localrag.kb import KnowledgeBase
     from localrag.kb.filters import Where
     from localrag.kb.protocols import Reranker
-    from localrag.tokens import ChatTemplate, Embedder
+    from localrag.text.tokens import ChatTemplate, Embedder
 
 _ROUND_CELLS = 1024
 """A context is made a little too large, so that it need not grow with every turn of a conversation."""

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from localrag.conversation import Covered, Exchange, Rolling
 from localrag.errors import LocalragError
-from localrag.markup import count_content
 from localrag.prompt import Shortening
 from localrag.prompt.inputs import Item
 from localrag.summary import Level, Source, Summary, summarize
-from localrag.writer import Writer
+from localrag.summary.writer import Writer
+from localrag.text.markup import count_content
 
 if TYPE_CHECKING:
     from localrag.engine.engine import Engine

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from localrag import citation
 from localrag.conversation import Exchange, fit
 from localrag.errors import InterruptedRunError
-from localrag.markup import count_content
 from localrag.summary import truncate
+from localrag.text.markup import count_content
 
 if TYPE_CHECKING:
-    from localrag.decoding import Completion, SamplingParams
     from localrag.engine.engine import Engine
+    from localrag.types import Completion, SamplingParams
 
 JOIN_TOKENS = 2
 MIN_SAID_TOKENS = 32

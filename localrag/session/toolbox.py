@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from localrag.budget import Ledger
 from localrag.citation import parse_label
-from localrag.council import Used
-from localrag.council.calculate import calculate
+from localrag.deliberation import Used
+from localrag.deliberation.calculate import calculate
 from localrag.errors import InterruptedRunError, LocalragError, UsageError
-from localrag.markup import count_content
-from localrag.passages import Chunk, Hit
-from localrag.tool_results import ToolAccount, ToolResult, compact
+from localrag.prompt.tool_results import ToolAccount, ToolResult, compact
+from localrag.text.markup import count_content
+from localrag.types import Chunk, Hit
 
 if TYPE_CHECKING:
     from localrag.kb import KnowledgeBase

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from localrag.passages import Hit
 from localrag.relevance import File, Weights, score, weigh
 from localrag.relevance.profile import normalised
+from localrag.types import Hit
 
 if TYPE_CHECKING:
     from localrag.kb import KnowledgeBase

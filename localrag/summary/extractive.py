@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from localrag.outline import Piece, outline
-from localrag.sentences import END
 from localrag.summary.fitting import Count, truncate
-from localrag.terms import CJK, spaced, words
+from localrag.text.sentences import END
+from localrag.text.terms import CJK, spaced, words
 
 _MAX_CHARS = 1024 * 1024
 _NUM_STRETCHES = 16

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from itertools import chain
 
-from localrag import sentences
+from localrag.text import sentences
 
 Count = Callable[[str], int]
 """Tokens of a text by a model's own tokenizer."""

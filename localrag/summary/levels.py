@@ -13,7 +13,7 @@ from localrag.errors import UsageError, counted
 from localrag.outline import language_of
 from localrag.summary.extractive import extract, outlined
 from localrag.summary.fitting import Count, split, truncate
-from localrag.terms import words
+from localrag.text.terms import words
 
 Level = Literal["full", "detailed", "summary", "stub"]
 Method = Literal["whole", "outline", "extractive", "model", "stub", "truncated"]

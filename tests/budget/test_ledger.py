@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from localrag.budget import Entry, Ledger
 
 ENTRIES = (
-    Entry("scaffold", wanted=17, allotted=17, used=17),
+    Entry("template", wanted=17, allotted=17, used=17),
     Entry("evidence", wanted=9120, allotted=1400, used=1391, omitted=("KB#88", "KB#3")),
     Entry("answer", wanted=512, allotted=512, used=64),
 )
@@ -45,7 +45,7 @@ def test_the_json_is_the_one_that_is_documented():
     assert json.loads(json.dumps(LEDGER.to_dict())) == {
         "window": 8192,
         "entries": [
-            {"name": "scaffold", "wanted": 17, "allotted": 17, "used": 17, "omitted": []},
+            {"name": "template", "wanted": 17, "allotted": 17, "used": 17, "omitted": []},
             {"name": "evidence", "wanted": 9120, "allotted": 1400, "used": 1391, "omitted": ["KB#88", "KB#3"]},
             {"name": "answer", "wanted": 512, "allotted": 512, "used": 64, "omitted": []},
         ],

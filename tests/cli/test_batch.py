@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from localrag.cli import main
+from localrag.files import try_lock
 from localrag.journal import Journal
-from localrag.locking import try_lock
 from localrag.settings import MAX_TEXT_BYTES
 from tests import identities
 from tests.cli.interruptions import kill_again_and_again, press_ctrl_c
@@ -62,7 +62,7 @@ def test_every_question_is_answered_with_a_whole_answer_object(run, source, home
     assert "2 of 2 are answered" in err
     for row in found:
         identities.check(row, [])
-    assert [entry["name"] for entry in found[0]["ledger"]["entries"]][:2] in (["scaffold", "system"], ["scaffold", "question"])
+    assert [entry["name"] for entry in found[0]["ledger"]["entries"]][:2] in (["template", "system"], ["template", "question"])
     with Journal.open(home) as journal:
         assert sorted(ask.question for ask in journal.asks("night")) == ["How?", "Why?"]
 

@@ -21,11 +21,10 @@ from localrag.cli.chat.render import MarkdownView, markdown
 from localrag.cli.chat.state import Room, Wanted
 from localrag.cli.options import Asking
 from localrag.cli.text import console
-from localrag.decoding import SamplingParams
 from localrag.errors import InterruptedRunError, ModelNotFoundError
 from localrag.journal import Journal
-from localrag.passages import Chunk, Hit
-from localrag.session.turns import Turn
+from localrag.session.history_window import Turn
+from localrag.types import Chunk, Hit, SamplingParams
 from tests.terminal import Terminal
 
 ROOT = Path(__file__).parents[2]

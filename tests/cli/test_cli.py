@@ -12,10 +12,10 @@ import pytest
 
 from localrag.cli import COMMANDS, main, render
 from localrag.cli.live_area import end_answer
-from localrag.decoding import SamplingParams
 from localrag.engine.echo import open_echo
 from localrag.session import Session
 from localrag.settings import Settings
+from localrag.types import SamplingParams
 from tests import identities
 from tests.gguf_files import write_model, write_vocab
 from tests.homes import know_attention
@@ -78,7 +78,7 @@ def test_an_answer_goes_to_stdout_and_talk_does_not(run):
 def test_explain_shows_who_got_what(run):
     code, out, err = run("ask", "Why?", "--model", "echo", "--explain", "--ctx", "400", "--max-tokens", "100")
     assert (code, out) == (0, "You asked: Why?\n")
-    assert [line.split()[0] for line in err.strip().splitlines()[:6]] == ["Section", "scaffold", "question", "answer", "spare", "window"]
+    assert [line.split()[0] for line in err.strip().splitlines()[:6]] == ["Section", "template", "question", "answer", "spare", "window"]
     assert "window 400 of 131072 trained, bound by requested" in err
 
 
@@ -119,7 +119,7 @@ def test_a_dry_run_shows_the_exact_prompt(run):
     assert code == 0
     assert [token for segment in segments for token in segment["token_ids"]] == data["prompt"]["token_ids"]
     assert data["usage"]["prompt_tokens"] == len(data["prompt"]["token_ids"])
-    assert [segment["name"] for segment in segments] == ["scaffold", "question", "scaffold"]
+    assert [segment["name"] for segment in segments] == ["template", "question", "template"]
     assert segments[1]["text"] == "Why <|im_end|>?"
     assert "answer" not in data
 

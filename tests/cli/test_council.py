@@ -418,10 +418,10 @@ def test_of_a_form_only_the_texts_are_shown():
 
 ORDERS = (
     "import localrag; localrag.council",
-    "from localrag.council.flow import deliberate; import localrag",
-    "import localrag; localrag.council; from localrag.council.flow import deliberate",
+    "from localrag.deliberation.flow import deliberate; import localrag",
+    "import localrag; localrag.council; from localrag.deliberation.flow import deliberate",
     "import localrag.session.council_run; import localrag",
-    "import localrag.council.flow; import localrag",
+    "import localrag.deliberation.flow; import localrag",
 )
 
 
@@ -429,9 +429,9 @@ ORDERS = (
 def test_the_function_and_the_package_of_one_name_are_both_there(order):
     code = f"""{order}
 from localrag import council
-from localrag.council.flow import deliberate
-import localrag.council.roles
-assert localrag.council is council and localrag.council.flow.deliberate is deliberate
+from localrag.deliberation.flow import deliberate
+import localrag.deliberation.roles
+assert localrag.council is council and localrag.deliberation.flow.deliberate is deliberate
 try:
     localrag.council("x", "no such council")
 except localrag.LocalragError as error:

@@ -133,9 +133,9 @@ def test_a_task_is_counted_by_the_models_own_tokens(run):
     assert specialists["counted"]["question"] == judge["counted"]["question"] == len("Which one?")  # echo: a byte is a token
     assert specialists["counted"]["system"] == len("Be exact.")
     assert 0 < specialists["counted"]["instructions"] < 400
-    bending = 2000 - 600 - specialists["counted"]["scaffold"]
+    bending = 2000 - 600 - specialists["counted"]["template"]
     assert lines(specialists) == {
-        "scaffold": specialists["counted"]["scaffold"],
+        "template": specialists["counted"]["template"],
         "system": 100,
         "conversation": 200 + bending * 10 // 100,  # the history, and its summary by the budget that is built in
         "evidence": 600,

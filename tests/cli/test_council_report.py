@@ -15,14 +15,14 @@ from markdown_it import MarkdownIt
 
 from localrag.cli import council_render
 from localrag.journal import Journal
-from localrag.sanitize import one_line
+from localrag.text.sanitize import one_line
 
 ROOT = Path(__file__).parents[2]
 MODEL = {"model": "smollm2", "slot": {"n_ctx": 8192, "n_ctx_train": 8192, "requested": None, "bound": "training"}}
 LEDGER = {
     "window": 8192,
     "entries": [
-        {"name": "scaffold", "wanted": 33, "allotted": 33, "used": 33, "omitted": []},
+        {"name": "template", "wanted": 33, "allotted": 33, "used": 33, "omitted": []},
         {"name": "evidence", "wanted": 6200, "allotted": 4096, "used": 3500, "omitted": ["KB#7", "KB#9"]},
         {"name": "proposals", "wanted": 900, "allotted": 500, "used": 490, "omitted": [],
          "shortened": [{"id": "chemist", "level": "truncated", "tokens": 200, "of": 610}]},
@@ -96,7 +96,7 @@ def held(home):
 def test_a_budget_in_the_style_of_the_document():
     assert council_render.budget_lines({"event": "budget", "role": "materials engineer", "kind": "proposal", "ledger": LEDGER}) == [
         "=== materials engineer: proposal, 4,023 of 8,192 tokens ===",
-        "  ✓ scaffold: 33/33 (100.0 %)",
+        "  ✓ template: 33/33 (100.0 %)",
         "  – evidence: 3,500/4,096 (85.4 %) of 6,200 wanted; 2 left out: KB#7, KB#9",
         "  – proposals: 490/500 (98.0 %) of 900 wanted; 1 shortened: chemist truncated 200/610",
         "    gap: 100 kept free",
@@ -275,7 +275,7 @@ def test_marks_that_an_encoding_lacks_are_ascii(monkeypatch):
     assert council_render.printable("✓ – Ärger", "latin-1") == "+ - Ärger"
     assert council_render.printable("✓ 🧢", "utf-8") == "✓ 🧢"
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
-    assert council_render.budget_lines({"role": "a", "kind": "b", "ledger": LEDGER})[1] == "  + scaffold: 33/33 (100.0 %)"
+    assert council_render.budget_lines({"role": "a", "kind": "b", "ledger": LEDGER})[1] == "  + template: 33/33 (100.0 %)"
 
 
 # --- the command ---
@@ -402,6 +402,6 @@ def test_a_terminal_without_our_marks(held, home):
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     out = done.stdout.decode("ascii")
-    assert "  + scaffold: 33/33 (100.0 %)" in out
+    assert "  + template: 33/33 (100.0 %)" in out
     assert "  - evidence:" in out
     assert "?rger?" in out

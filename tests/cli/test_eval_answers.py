@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from localrag.locking import try_lock
+from localrag.files import try_lock
 from tests.cli.interruptions import kill_again_and_again, press_ctrl_c
 
 PAGES = {

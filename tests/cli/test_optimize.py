@@ -16,8 +16,8 @@ from localrag.cli import main
 from localrag.cli.models import optimize_command, toml_lines
 from localrag.engine.optimize import Candidate, Kept, Limits, Measured, keep, verdict
 from localrag.engine.quality import Quality, Run
-from localrag.model import ModelSpec
 from localrag.settings import Settings
+from localrag.types import ModelSpec
 from tests.gguf_files import write_model, write_vocab
 
 ROOT = Path(__file__).parents[2]

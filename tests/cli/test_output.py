@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from localrag.cli.text import terminal_json
-from localrag.sanitize import safe
+from localrag.text.sanitize import safe
 
 LOCALRAG = [sys.executable, "-m", "localrag"]
 needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")

@@ -15,7 +15,7 @@ from localrag.cli.summarize import read_source
 from localrag.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "localrag/tokens.py"
+SOURCE = ROOT / "localrag/text/tokens.py"
 NAMES = ["path", "level", "method", "tokens", "source_tokens", "limit", "cached", "text"]
 
 

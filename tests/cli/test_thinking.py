@@ -51,7 +51,7 @@ def test_on_a_pipe_an_answer_is_all_there_is(ask):
     assert ask("Why?") == (0, f"{ANSWER}\n", "")
     code, out, err = ask("Why?", "--explain")
     assert (code, out) == (0, f"{ANSWER}\n")
-    assert [line.split()[0] for line in err.strip().splitlines()[:6]] == ["Section", "scaffold", "question", "thinking", "answer", "spare"]
+    assert [line.split()[0] for line in err.strip().splitlines()[:6]] == ["Section", "template", "question", "thinking", "answer", "spare"]
     assert "I shall" not in err
 
 

@@ -11,8 +11,8 @@ from localrag.conversation import Covered, Exchange, Rolling, fit, newest, searc
 from localrag.conversation.rolling import MIN_SUMMARY_TOKENS, SHARE
 from localrag.engine.echo import EchoTokenizer
 from localrag.errors import EngineError, InterruptedRunError, UsageError
-from localrag.messages import Message
 from localrag.summary import extract
+from localrag.types import Message
 from tests import material
 
 count = EchoTokenizer().count

@@ -9,9 +9,8 @@ from safetensors.numpy import load, save_file
 
 from localrag.engine.convert import convert
 from localrag.engine.embed import LlamaEmbedder
-from localrag.engine.embedder_parity import MIN_COSINE, accept, acceptance_texts
 from localrag.engine.gguf import read_header
-from localrag.engine.query_embedder import convert_for_queries, query_embedder, query_path
+from localrag.engine.query_embedder import MIN_COSINE, accept, acceptance_texts, convert_for_queries, query_embedder, query_path
 from localrag.errors import ModelFileError
 from localrag.settings import Settings
 from tests.bert_folders import HIDDEN, NumpyEmbedder, write_folder, write_json

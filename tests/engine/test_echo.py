@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from localrag.decoding import SamplingParams
 from localrag.engine.echo import EchoRunner, open_echo
 from localrag.errors import EngineError, UsageError
+from localrag.types import SamplingParams
 from tests.json_schemas import is_valid, random_schema
 
 

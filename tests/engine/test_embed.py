@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 
 from localrag.engine.convert import convert
-from localrag.engine.embed import BATCH_TEXTS, LlamaEmbedder
-from localrag.engine.embed_context import EmbeddingContext
+from localrag.engine.embed import BATCH_TEXTS, EmbeddingContext, LlamaEmbedder
 from localrag.engine.llama import LlamaModel
 from localrag.errors import EngineError, KnowledgeBaseError, ModelFileError
 from tests.bert_folders import HIDDEN, POSITIONS, write_folder

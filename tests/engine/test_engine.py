@@ -7,12 +7,12 @@ import time
 import numpy as np
 import pytest
 
-from localrag.decoding import SamplingParams
 from localrag.engine.context import BATCH_TOKENS
 from localrag.engine.echo import EchoRunner, open_echo
 from localrag.engine.engine import MAX_STALL_S
 from localrag.engine.loading import open_model
 from localrag.errors import EngineError, UsageError
+from localrag.types import SamplingParams
 from tests.gguf_files import write_model
 from tests.homes import know_attention
 

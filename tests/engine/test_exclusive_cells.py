@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localrag.decoding import SamplingParams
 from localrag.engine.echo import open_echo
 from localrag.engine.kv_cache import common_breakpoint
 from localrag.engine.loading import open_model
 from localrag.errors import EngineError
+from localrag.types import SamplingParams
 from tests.gguf_files import write_model
 
 FEW = SamplingParams(max_tokens=6)

@@ -17,7 +17,7 @@ from gguf import GGUFReader
 
 from localrag.engine.gguf import read_header
 from localrag.engine.llama_lib import library
-from localrag.model import ModelInfo
+from localrag.types import ModelInfo
 from tests.gguf_files import (
     ARRAY,
     CHATML,

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from localrag.decoding import schema_text
 from localrag.engine.grammar import byte_vocabulary, grammar_of
 from localrag.errors import EngineError, UsageError
+from localrag.types import schema_text
 from tests.json_schemas import NAMES, random_schema, refusal
 
 PATTERNS = (

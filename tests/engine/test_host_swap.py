@@ -1,9 +1,9 @@
 """States outside of a context, and conversations that take turns in one of llama.cpp."""
 
-from localrag.decoding import SamplingParams
 from localrag.engine.context import Context
-from localrag.engine.host_swap import LEAST_BYTES, SHARE_OF_FREE, HostSwap
+from localrag.engine.kv_cache import LEAST_BYTES, SHARE_OF_FREE, HostSwap
 from localrag.engine.loading import open_model
+from localrag.types import SamplingParams
 from tests.gguf_files import write_model
 
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from localrag.decoding import SamplingParams
 from localrag.engine.grammar import MAX_INTEGER, grammar_of
 from localrag.errors import UsageError
+from localrag.types import SamplingParams
 from tests.json_schemas import refusal, says
 
 SIMPLE = {"type": "object", "properties": {"a": {"type": "null"}}}

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from localrag.decoding import SamplingParams
 from localrag.engine.llama import LlamaContext, LlamaModel
 from localrag.errors import EngineError, ModelFileError, UsageError
+from localrag.types import SamplingParams
 from tests.gguf_files import write_model, write_vocab
 
 

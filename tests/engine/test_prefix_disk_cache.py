@@ -4,10 +4,9 @@ from contextlib import closing
 
 import pytest
 
-from localrag.decoding import SamplingParams
 from localrag.engine.echo import open_echo
-from localrag.engine.prefix_disk_cache import MIN_TOKENS, PrefixDiskCache
-from localrag.engine.prefix_store import PrefixStore
+from localrag.engine.prefix_disk_cache import MIN_TOKENS, PrefixDiskCache, PrefixStore
+from localrag.types import SamplingParams
 from tests.engine.test_prefix_store import IDENTITY
 
 PREFIX = [256, *b"user\n" + b"evidence " * 60]

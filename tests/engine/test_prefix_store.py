@@ -1,4 +1,4 @@
-"""engine/prefix_store.py: finds what saves most, keeps within its size, and survives damage, kills, full disks and company.
+"""engine/prefix_disk_cache.py: finds what saves most, keeps within its size, and survives damage, kills, full disks and company.
 
 Run as a program, this file is the process that is killed or whose disk is full: see `main`.
 """
@@ -22,9 +22,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localrag.engine.prefix_disk_cache import worth_keeping
+from localrag.engine.prefix_disk_cache import Found, PrefixStore, worth_keeping
 from localrag.engine.prefix_file import Identity, PrefixFileError, file_bytes, read, write
-from localrag.engine.prefix_store import Found, PrefixStore
 
 IDENTITY = Identity(model="m", llama_build="b", architecture="llama", type_k="f16", type_v="f16", flash_attention=True, n_ctx_train=8192)
 OTHER = replace(IDENTITY, model="n")

@@ -1,4 +1,4 @@
-"""engine/quantize.py: a file is made whole or not at all, in a process that costs nothing but an error."""
+"""engine/optimize.py: a file is made whole or not at all, in a process that costs nothing but an error."""
 
 import hashlib
 import os
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from localrag.engine.gguf import read_header
-from localrag.engine.quantize import check_type, default_types, expected_bytes, quantize, require_disk, workshop
+from localrag.engine.optimize import check_type, default_types, expected_bytes, quantize, require_disk, workshop
 from localrag.errors import ConfigError, EngineError, UsageError
 from tests.gguf_files import bpe_keys, tiny_tensors, write_gguf, write_model
 
@@ -155,7 +155,7 @@ def until(condition, seconds=20.0):
 
 LONG = """
 import sys; from pathlib import Path
-from localrag.engine.quantize import quantize
+from localrag.engine.optimize import quantize
 print("begun", flush=True)
 quantize(Path(sys.argv[1]), Path(sys.argv[2]), "IQ4_NL", expected=1 << 30, num_threads=1)
 """

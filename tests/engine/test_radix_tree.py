@@ -5,12 +5,11 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localrag.decoding import SamplingParams
 from localrag.engine.context import Context
 from localrag.engine.echo import EchoRunner, open_echo
-from localrag.engine.host_swap import HostSwap
-from localrag.engine.kv_cache import MIN_SHARED_TOKENS
+from localrag.engine.kv_cache import MIN_SHARED_TOKENS, HostSwap
 from localrag.engine.radix_tree import RadixTree, common_length
+from localrag.types import SamplingParams
 
 
 def naive_common(first, second):

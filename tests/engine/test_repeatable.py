@@ -8,15 +8,14 @@ import pytest
 
 from localrag.catalog import Catalog
 from localrag.cli.batch import read_requests
-from localrag.decoding import SamplingParams
 from localrag.engine.echo import open_echo
 from localrag.engine.loading import open_model
-from localrag.engine.prefix_disk_cache import PrefixDiskCache
-from localrag.engine.prefix_store import PrefixStore
+from localrag.engine.prefix_disk_cache import PrefixDiskCache, PrefixStore
 from localrag.errors import EngineError, UsageError
 from localrag.session import Options, Request, Session
 from localrag.session.seats import needs
 from localrag.settings import Settings
+from localrag.types import SamplingParams
 from tests.engine.test_prefix_store import IDENTITY
 from tests.gguf_files import write_model
 

@@ -1,8 +1,8 @@
 """Who goes into the next batch, and which of its tokens give a new one."""
 
-from localrag.decoding import SamplingParams
 from localrag.engine.scheduler import Scheduler
 from localrag.engine.sequence import Sequence
+from localrag.types import SamplingParams
 
 
 def scheduler(*, batch_tokens=8, prompt_room=100):

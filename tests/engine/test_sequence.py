@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localrag.decoding import SamplingParams
 from localrag.engine.sequence import Sequence
+from localrag.types import SamplingParams
 
 
 def feed(pieces, **sampling):

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from localrag.engine.echo import EchoTemplate
 from localrag.engine.template import MAX_KEPT_LAYOUTS, JinjaChatTemplate
-from localrag.engine.template_layout import ToolText, mark_tools
-from localrag.engine.template_tools import INTRO, MAX_DEPTH, MAX_TEXTS, MAX_TOOLS, MAX_TOOLS_BYTES
+from localrag.engine.template_layout import INTRO, MAX_DEPTH, MAX_TEXTS, MAX_TOOLS, MAX_TOOLS_BYTES, ToolText, mark_tools
 from localrag.errors import TemplateError, UsageError
-from localrag.messages import ToolSpec
-from localrag.tokens import Segment
+from localrag.text.tokens import Segment
+from localrag.types import ToolSpec
 from tests.chat_templates import CHATML, ECHO, HEAVY, PATHS, PING, TOOLS, as_dicts, directly, hurried, joined, talk, with_tools
 
 LISTED = ["HuggingFaceTB-SmolLM3-3B", "deepseek-ai-DeepSeek-R1-Distill-Llama-8B", "google-gemma-2-2b-it", "microsoft-Phi-3.5-mini-instruct"]
@@ -109,7 +108,7 @@ def test_what_is_not_marked_is_the_prompt_without_tools(twelve, letters):
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)
-def test_hostile_texts_stay_json_and_out_of_the_scaffold(twelve, hostile):
+def test_hostile_texts_stay_json_and_out_of_the_template(twelve, hostile):
     def tool(text):
         parameter = {"type": text, "description": text, "enum": [text, "b"], "default": text, "pattern": text, text: {text: [text]}}
         parameters = {"type": "object", "title": text, "properties": {"a": parameter, "$b.c-d": {"const": text}}, "required": ["a"]}
@@ -127,8 +126,8 @@ def test_no_special_string_is_cut_in_two(twelve):
     special = re.compile(r"<\|[\w ]+\|>|<｜[^<>｜]+｜>|\[/?[A-Z_]{2,}\]|<(?:start|end)_of_turn>|</?s>")
     for template in twelve.values():
         for letters in ("su", "u", "uau"):
-            scaffold = [s.text if not s.is_content else "\0" for s in template.render(talk(letters), TOOLS)]
-            assert [found for text in scaffold for found in special.findall(text)] == special.findall("".join(scaffold))
+            fixed = [s.text if not s.is_content else "\0" for s in template.render(talk(letters), TOOLS)]
+            assert [found for text in fixed for found in special.findall(text)] == special.findall("".join(fixed))
 
 
 # Any tools

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localrag.decoding import SamplingParams
 from localrag.engine.echo import open_echo
 from localrag.engine.sequence import Sequence
 from localrag.engine.template import JinjaChatTemplate
-from localrag.thinking import MIN_TOKENS, Thinking, ThinkingForm
+from localrag.text.thinking import Thinking, ThinkingForm
+from localrag.types import MIN_THINK_TOKENS, SamplingParams
 from tests.chat_templates import THINKING
 
 THINK = ThinkingForm("<think>", "</think>")
@@ -129,7 +129,7 @@ def test_only_the_answer_ends_at_a_stop_string(echo):
 @given(
     question=st.text(st.characters(exclude_characters="<", exclude_categories=["Cs"]), max_size=40),
     max_tokens=st.integers(1, 80),
-    most=st.integers(MIN_TOKENS, 160),
+    most=st.integers(MIN_THINK_TOKENS, 160),
     form=st.sampled_from(["closed", "open", "none"]),
 )
 def test_no_cell_more_than_was_reserved_is_needed(template, question, max_tokens, most, form):

@@ -2,9 +2,9 @@
 
 import pytest
 
-from localrag.decoding import SamplingParams
 from localrag.engine.loading import open_model
 from localrag.session import Session
+from localrag.types import SamplingParams
 from tests import identities
 from tests.reciting import BRACKETS, BRACKETS_TEMPLATE, CHANNELS, CHANNELS_TEMPLATE, HM_YES, write_reciting
 

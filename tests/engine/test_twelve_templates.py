@@ -7,11 +7,10 @@ import pytest
 from localrag.engine.llama import LlamaModel
 from localrag.engine.template import JinjaChatTemplate
 from localrag.engine.vocab import LlamaTokenizer
-from localrag.markup import Part, encode
-from localrag.messages import Memory, Message, ToolSpec
-from localrag.passages import Chunk, Hit
 from localrag.prompt import PromptInputs
-from localrag.tokens import TokenCounter
+from localrag.text.markup import Part, encode
+from localrag.text.tokens import TokenCounter
+from localrag.types import Chunk, Hit, Memory, Message, ToolSpec
 from tests.chat_templates import NOW, PATHS, TOOLS, directly, plain, talk, with_tools
 from tests.gguf_files import BYTE, CONTROL, NORMAL, USER_DEFINED, bpe_keys, byte_level_alphabet, spm_keys, write_gguf
 from tests.prompt.building import build_offer
@@ -29,7 +28,7 @@ def special_strings(source: str) -> list[str]:
 
 
 def bpe_vocabulary(source: str) -> dict[str, object]:
-    """Byte-level BPE that merges over the border between scaffold and content, with the template's special strings."""
+    """Byte-level BPE that merges over the border between template and content, with the template's special strings."""
     controls, tags = special_strings(source), sorted({*TAG.findall(source), "<think>"})
     merged = [merge.replace(" ", "") for merge in MERGES]
     types = [CONTROL] * len(controls) + [NORMAL] * (256 + len(merged)) + [USER_DEFINED] * len(tags)
@@ -77,7 +76,7 @@ def whole(tokenizer, text):
 
 def encoded(template, tokenizer, messages, tools=()):
     def section(segment):
-        return "tools" if segment.tools else "scaffold" if segment.message is None else str(segment.message)
+        return "tools" if segment.tools else "template" if segment.message is None else str(segment.message)
 
     return encode([Part(section(s), s.text, is_markup=not s.is_content) for s in template.render(messages, tools)], tokenizer)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from localrag.engine.llama import LlamaModel
 from localrag.engine.vocab import LlamaTokenizer
 from localrag.errors import EngineError
-from localrag.tokens import TokenCounter
+from localrag.text.tokens import TokenCounter
 from tests.gguf_files import write_vocab
 
 VOCABULARIES = ("bert-bge", "deepseek-coder", "llama-bpe", "llama-spm", "phi-3", "qwen2")

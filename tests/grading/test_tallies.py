@@ -3,7 +3,7 @@
 import pytest
 
 from localrag.grading import Comparison, Grade, Outcome, Passage, Question, Share, compare, grade, sign_test, tally
-from localrag.passages import Citation
+from localrag.types import Citation
 
 QUESTIONS = [Question(id=f"q{n}", question="?", answers=((str(n),),), sources=("a.md",)) for n in range(3)]
 NOBODY = [Question(id=f"u{n}", question="?") for n in range(2)]

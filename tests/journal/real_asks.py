@@ -6,13 +6,13 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from localrag.decoding import SamplingParams
 from localrag.engine.echo import open_echo
 from localrag.errors import BudgetExceededError
 from localrag.journal import AskRecord
 from localrag.kb import KnowledgeBase
 from localrag.session import Session
 from localrag.session.recorder import record_of
+from localrag.types import SamplingParams
 from tests import material
 from tests.journal.asks import START
 from tests.kb.hash_embedder import HashEmbedder

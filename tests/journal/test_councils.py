@@ -241,6 +241,18 @@ def test_a_journal_of_asks_learns_to_keep_councils(tmp_path):
         assert version(journal._db) == len(MIGRATIONS)
 
 
+def test_ledgers_of_the_first_edition_have_the_section_s_new_name(tmp_path):
+    with Journal.open(tmp_path) as journal:
+        journal.record(made_up())
+        council_id = journal.councils.begin("board", "A task?", {})
+        journal.councils.add(council_id, {"event": "budget", "ledger": {"entries": [{"name": "scaffold"}]}})
+        journal._db.execute("UPDATE asks SET ledger = replace(ledger, 'question', 'scaffold')")
+        journal._db.execute("PRAGMA user_version = 3")
+    with Journal.open(tmp_path) as journal:
+        assert [entry.name for entry in journal.asks()[0].ledger.entries] == ["template", "answer"]
+        assert journal.councils.get(council_id).events[0]["ledger"] == {"entries": [{"name": "template"}]}
+
+
 @pytest.mark.parametrize(
     "damage",
     [

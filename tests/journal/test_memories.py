@@ -4,7 +4,7 @@ import pytest
 
 from localrag.errors import UsageError
 from localrag.journal import Journal, StoredMemory
-from localrag.session.memory_recall import Recall, Recalling
+from localrag.session.memory import Recall, Recalling
 
 DAY_S = 86_400.0
 

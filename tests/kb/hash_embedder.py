@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 
-from localrag.tokens import check_length
+from localrag.text.tokens import check_length
 
 _TOKEN = re.compile(r"\w{1,4}|[^\w\s]")
 

@@ -1,6 +1,6 @@
 import pytest
 
-from localrag.kb.aggregate_questions import needs_all
+from localrag.kb.query import needs_all
 
 ALL = """How many notes mention Berlin?
 List all suppliers.

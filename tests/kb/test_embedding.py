@@ -5,7 +5,7 @@ import zlib
 import numpy as np
 import pytest
 
-from localrag.kb.embedding import PAIRS, SHARE, min_similarity
+from localrag.kb.ingest import PAIRS, SHARE, min_similarity
 from localrag.kb.retrieve import MIN_SIMILARITY
 from tests.kb.hash_embedder import HashEmbedder
 from tests.kb.servers import open_kb

@@ -8,7 +8,7 @@ import pytest
 
 from localrag.errors import UsageError
 from localrag.kb.evaluate import MEASURES, Result, evaluate, gain, measures, open_index, ranked_documents, read_collection
-from localrag.passages import Chunk, Hit
+from localrag.types import Chunk, Hit
 from tests.kb.hash_embedder import HashEmbedder
 
 DOCUMENTS = {

@@ -5,7 +5,7 @@ import pytest
 
 from localrag.errors import KnowledgeBaseError, UsageError
 from localrag.kb import FolderRule, KnowledgeBase, Tagging, Where
-from localrag.kb.embedding import PAIRS
+from localrag.kb.ingest import PAIRS
 from localrag.kb.readers import UnreadableError
 from localrag.kb.reading import Readers
 from tests.kb.hash_embedder import HashEmbedder

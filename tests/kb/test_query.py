@@ -8,7 +8,7 @@ from localrag.kb.chunking import Passage
 from localrag.kb.protocols import DocumentRow
 from localrag.kb.query import Term, parse
 from localrag.kb.store import fts5_query
-from localrag.terms import MAX_TERMS
+from localrag.text.terms import MAX_TERMS
 from tests.kb.servers import made_store
 
 TEXTS = {

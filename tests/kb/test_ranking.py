@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from localrag.errors import KnowledgeBaseError
 from localrag.kb.protocols import Feedback
-from localrag.kb.ranking import MAX_SHARE, diversify, feedback_boost, fuse, rank
-from localrag.passages import Chunk, Hit
+from localrag.kb.retrieve import MAX_SHARE, diversify, feedback_boost, fuse, rank
+from localrag.types import Chunk, Hit
 
 RANKINGS = st.dictionaries(st.sampled_from("abcd"), st.lists(st.integers(0, 30), unique=True, max_size=20), max_size=4)
 

@@ -7,9 +7,8 @@ from localrag.errors import KnowledgeBaseError
 from localrag.kb.filters import Where
 from localrag.kb.protocols import Feedback
 from localrag.kb.query import Term, parse
-from localrag.kb.ranking import MAX_SHARE
-from localrag.kb.retrieve import MIN_SIMILARITY, MODES, RERANK_WEIGHT, retrieve
-from localrag.terms import MAX_TERMS, terms
+from localrag.kb.retrieve import MAX_SHARE, MIN_SIMILARITY, MODES, RERANK_WEIGHT, retrieve
+from localrag.text.terms import MAX_TERMS, terms
 from tests.kb.hash_embedder import HashEmbedder
 from tests.kb.servers import home_of, open_kb
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localrag.kb import KnowledgeBase
-from localrag.kb.secrets import found_secret, is_secret_name
+from localrag.kb.walk import found_secret, is_secret_name
 from tests.kb.hash_embedder import HashEmbedder
 from tests.kb.readers.pdf_files import pdf_of
 

@@ -9,11 +9,11 @@ import sys
 import pytest
 
 from localrag.cli import main
-from localrag.decoding import SamplingParams
 from localrag.engine.loading import open_model
 from localrag.errors import BudgetExceededError
 from localrag.kb import KnowledgeBase
 from localrag.session import Session
+from localrag.types import SamplingParams
 from tests import identities, material
 
 pytestmark = pytest.mark.model

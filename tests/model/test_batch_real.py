@@ -4,9 +4,9 @@ another order (FlashAttention over a cache that sequences share), so they are no
 
 import pytest
 
-from localrag.decoding import SamplingParams
 from localrag.engine.loading import open_model
 from localrag.session import Request, Session
+from localrag.types import SamplingParams
 from tests import identities
 
 pytestmark = pytest.mark.model

@@ -5,12 +5,11 @@ import time
 
 import pytest
 
-from localrag.decoding import SamplingParams
 from localrag.engine.loading import open_model
 from localrag.errors import TimeLimitError
 from localrag.journal import Journal
-from localrag.messages import Attachment, Memory, Message, ToolSpec
 from localrag.session import Session
+from localrag.types import Attachment, Memory, Message, SamplingParams, ToolSpec
 from tests import identities, material
 
 pytestmark = pytest.mark.model

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from localrag.decoding import SamplingParams
 from localrag.engine.engine import Engine
 from localrag.engine.llama import LlamaSampler
 from localrag.engine.loading import open_model
+from localrag.types import SamplingParams
 from tests.json_schemas import is_valid, random_schema
 
 pytestmark = pytest.mark.model

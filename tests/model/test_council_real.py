@@ -6,13 +6,13 @@ import os
 import pytest
 
 from localrag.catalog import Catalog
-from localrag.council import Council, Judge, Member
-from localrag.decoding import SamplingParams
+from localrag.deliberation import Council, Judge, Member
 from localrag.engine.llama import LlamaModel
 from localrag.errors import InterruptedRunError
 from localrag.journal import Journal
-from localrag.session.council_run import sit
+from localrag.session.council_run import run_council
 from localrag.settings import Settings
+from localrag.types import SamplingParams
 
 pytestmark = pytest.mark.model
 
@@ -27,7 +27,7 @@ def settings(furnish, catalogue, tmp_path_factory):
 
 def run(council, settings, **options):
     events = []
-    result = sit(council, TASK, settings=settings, kbs=["handbook"], on_event=events.append, **options)
+    result = run_council(council, TASK, settings=settings, kbs=["handbook"], on_event=events.append, **options)
     return result, events
 
 
@@ -93,7 +93,7 @@ def test_it_is_stopped_in_the_middle_of_three_members(settings):
 
     council, events = Catalog.load(settings).council("default"), []
     with pytest.raises(InterruptedRunError):
-        sit(council, TASK, settings=settings, kbs=["handbook"], on_event=events.append, on_text=stop)
+        run_council(council, TASK, settings=settings, kbs=["handbook"], on_event=events.append, on_text=stop)
     with Journal.open(settings.home) as journal:
         kept = journal.councils.get(events[0]["id"])
     assert kept.state == "cancelled"
@@ -130,5 +130,5 @@ def test_a_council_that_is_over_holds_no_model(settings):
     before = num_models()
     member = Member(name="reader", persona="You answer.", sampling=SamplingParams(max_tokens=8))
     council = Council(name="test", members=(member,), judge=Judge(sampling=SamplingParams(max_tokens=96)))
-    sit(council, TASK, settings=settings, kbs=["handbook"], keep=False)
+    run_council(council, TASK, settings=settings, kbs=["handbook"], keep=False)
     assert num_models() == before

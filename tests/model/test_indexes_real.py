@@ -4,7 +4,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from localrag.server.app import make_app
-from localrag.server.state import ServerState
+from localrag.server.routing import ServerState
 from localrag.settings import Settings
 
 pytestmark = pytest.mark.model

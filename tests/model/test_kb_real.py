@@ -6,16 +6,16 @@ import sys
 import numpy as np
 import pytest
 
-from localrag.decoding import SamplingParams
 from localrag.engine.loading import open_model
 from localrag.errors import KnowledgeBaseError
 from localrag.kb import Where
 from localrag.kb.chunking import cut
-from localrag.kb.embedding import min_similarity
+from localrag.kb.ingest import min_similarity
 from localrag.kb.readers import read
 from localrag.kb.retrieve import MIN_SIMILARITY, MODES
 from localrag.session import Session
 from localrag.session.exhaustive import ask_all
+from localrag.types import SamplingParams
 
 pytestmark = pytest.mark.model
 

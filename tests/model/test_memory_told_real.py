@@ -2,8 +2,8 @@
 
 import pytest
 
-from localrag.decoding import SamplingParams
 from localrag.session import Session
+from localrag.types import SamplingParams
 from tests import identities
 
 pytestmark = pytest.mark.model

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from localrag.decoding import SamplingParams
 from localrag.engine.loading import open_model
 from localrag.session import Session
+from localrag.types import SamplingParams
 
 pytestmark = pytest.mark.model
 

@@ -13,12 +13,12 @@ import openai
 import pytest
 
 from localrag.cli import main
-from localrag.decoding import SamplingParams
 from localrag.engine.loading import open_model
 from localrag.errors import EngineError
 from localrag.session import Request, Session
-from localrag.session.convening import convene
+from localrag.session.council_run import council
 from localrag.settings import Settings
+from localrag.types import SamplingParams
 from tests.server.live import served
 
 pytestmark = pytest.mark.model
@@ -144,7 +144,7 @@ def test_a_council_with_a_seed_repeats(catalogue, home, monkeypatch):
     for _ in range(2):
         events = []
         with suppress(EngineError):  # this model may give no verdict
-            convene(
+            council(
                 f"Is a map in a loaf of bread a good beginning of a story? Such as this one: {STORY}",
                 "two",
                 seed=3,

@@ -7,10 +7,10 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from localrag.decoding import SamplingParams
 from localrag.engine.memory import RESERVE_BYTES, Situation
 from localrag.session.model_pool import ModelPool, Need
 from localrag.settings import Settings
+from localrag.types import SamplingParams
 
 pytestmark = pytest.mark.model
 

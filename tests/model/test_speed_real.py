@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from localrag.decoding import SamplingParams
 from localrag.engine.loading import open_model
 from localrag.engine.speed import Speed
+from localrag.types import SamplingParams
 
 pytestmark = pytest.mark.model
 

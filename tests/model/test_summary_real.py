@@ -6,9 +6,9 @@ import pytest
 
 from localrag.cli.summarize import read_source
 from localrag.engine.loading import open_model
-from localrag.markup import as_content
 from localrag.summary import LEVELS, Source, extract, summarize, truncate
-from localrag.writer import Writer
+from localrag.summary.writer import Writer
+from localrag.text.markup import as_content
 
 pytestmark = pytest.mark.model
 
@@ -35,7 +35,7 @@ def test_a_paragraph_is_summarised_in_less_and_about_the_same(engine, capsys):
 
 def test_every_level_of_real_files_keeps_its_limit_by_the_real_tokenizer(engine):
     root = Path(__file__).parents[2]
-    for path in (GUIDE, root / "README.md", root / "localrag/tokens.py", root / "LICENSE"):
+    for path in (GUIDE, root / "README.md", root / "localrag/text/tokens.py", root / "LICENSE"):
         source = read_source(path, "summarized")
         for level in LEVELS:
             for limit in (None, 37, 333):

@@ -2,11 +2,11 @@
 
 import pytest
 
-from localrag.decoding import SamplingParams
 from localrag.engine.loading import open_model
 from localrag.journal import Journal
 from localrag.session import Session
 from localrag.session.chat import Chat
+from localrag.types import SamplingParams
 from tests import identities
 from tests.chat_templates import THINKING_OPEN
 

@@ -8,11 +8,10 @@ from localrag.budget import OVERFLOWS, SECTIONS, Profile
 from localrag.conversation import Rolling
 from localrag.engine.echo import EchoTemplate, EchoTokenizer
 from localrag.errors import ConfigError
-from localrag.messages import Attachment, Memory, Message, Proposal, ToolSpec
-from localrag.passages import Chunk, Hit
 from localrag.prompt import PromptInputs, Shortening
 from localrag.summary import Source, summarize
-from localrag.tokens import TokenCounter
+from localrag.text.tokens import TokenCounter
+from localrag.types import Attachment, Chunk, Hit, Memory, Message, Proposal, ToolSpec
 from tests import material
 
 TEMPLATE = EchoTemplate()

@@ -6,9 +6,9 @@ from itertools import pairwise
 
 from localrag.conversation import split
 from localrag.engine.echo import EchoTokenizer
-from localrag.markup import as_content
 from localrag.prompt.measure import MIN_PROPOSAL_TOKENS
 from localrag.summary.fitting import MARK
+from localrag.text.markup import as_content
 from tests.prompt.building import shown
 
 HEADER = re.compile(r"Sources(?: \(showing (\d+) of (\d+), ([\d,]+) of ([\d,]+) tokens\))?:\n\n")

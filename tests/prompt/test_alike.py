@@ -13,8 +13,8 @@ from localrag.engine.llama import LlamaModel
 from localrag.engine.template import JinjaChatTemplate
 from localrag.engine.vocab import LlamaTokenizer
 from localrag.errors import BudgetExceededError
-from localrag.prompt.breakpoints import MIN_SHARED_TOKENS
-from localrag.tokens import TokenCounter
+from localrag.prompt.compose import MIN_SHARED_TOKENS
+from localrag.text.tokens import TokenCounter
 from tests import material
 from tests.chat_templates import CHATML, NOW, PATHS
 from tests.engine.test_twelve_templates import bpe_vocabulary, spm_vocabulary

@@ -1,13 +1,13 @@
-"""prompt/breakpoints.py: where evaluation is cut so that another prompt can go on from there."""
+"""prompt/compose.py: where evaluation is cut so that another prompt can go on from there."""
 
 import random
 
 from localrag import prompt
 from localrag.engine.echo import open_echo
-from localrag.messages import Message
 from localrag.prompt import PromptInputs
-from localrag.prompt.breakpoints import MIN_APART_TOKENS
+from localrag.prompt.compose import MIN_APART_TOKENS
 from localrag.session.shortening import Shortener
+from localrag.types import Message
 from tests import material
 
 WINDOW = 100_000

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from localrag.budget import Flex, Percent, Profile
 from localrag.engine.echo import EchoTemplate, EchoTokenizer
 from localrag.errors import BudgetExceededError, UsageError
-from localrag.messages import Message, Proposal, ToolSpec
-from localrag.passages import Chunk, Hit
 from localrag.prompt import PromptInputs, measure
-from localrag.tokens import TokenCounter
+from localrag.text.tokens import TokenCounter
+from localrag.types import Chunk, Hit, Message, Proposal, ToolSpec
 from tests import material
 from tests.prompt.building import build, build_offer, random_offer, shown, with_council
 from tests.prompt.checking import HEADER, check
@@ -48,7 +47,7 @@ def test_the_six_parts_stand_in_their_order():
         "\n\nProposals:\n\nAnn: It is so [KB#2].\n\nBo: It is not.\n\nPlanning:\nLook twice.\n\nYou are the judge.\nassistant\n"
     )
     assert [entry.name for entry in composed.ledger.entries] == [
-        "scaffold", "system", "history", "cited", "evidence", "question", "proposals", "plan", "instructions", "answer",
+        "template", "system", "history", "cited", "evidence", "question", "proposals", "plan", "instructions", "answer",
     ]  # fmt: skip
     assert not any(entry.omitted or entry.shortened for entry in composed.ledger.entries)
     assert composed.tiers == {"KB#1": "primary", "KB#2": "primary"}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from localrag.citation import parse
 from localrag.errors import BudgetExceededError, UsageError
-from localrag.passages import Chunk, Hit
+from localrag.types import Chunk, Hit
 from tests import material
 from tests.prompt.building import build, shown
 
@@ -25,7 +25,7 @@ def test_a_question_alone_is_rendered_as_the_template_has_it():
     assert shown(composed) == "system\nBe brief.\nuser\nWhy?\nassistant\n"
     used = {entry.name: entry.used for entry in composed.ledger.entries}
     # 5 control tokens, "system\n", "\n", "user\n", "\n", "assistant\n"
-    assert used == {"scaffold": 5 + 7 + 1 + 5 + 1 + 10, "system": 9, "question": 4, "answer": 0}
+    assert used == {"template": 5 + 7 + 1 + 5 + 1 + 10, "system": 9, "question": 4, "answer": 0}
     assert composed.max_tokens == 64
 
 
@@ -58,7 +58,7 @@ def test_context_ratio_is_the_most_that_evidence_gets():
     shares = {}
     for ratio in (0.0, 0.2, 0.5, 0.8):
         composed = build("Why?", hits, window=8000, ratio=ratio)
-        fixed = sum(composed.ledger.entry(name).used for name in ("scaffold", "question"))
+        fixed = sum(composed.ledger.entry(name).used for name in ("template", "question"))
         used = composed.ledger.entry("evidence").used
         assert used <= ratio * (8000 - fixed)
         shares[ratio] = used

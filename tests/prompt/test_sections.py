@@ -11,10 +11,9 @@ from localrag.budget import Flex, Percent, Profile, container, negotiate
 from localrag.budget.sections import PROTECTED
 from localrag.engine.echo import EchoTemplate, EchoTokenizer
 from localrag.errors import BudgetExceededError
-from localrag.messages import Attachment, Memory, Message, ToolSpec
-from localrag.passages import Chunk, Hit
 from localrag.prompt import PromptInputs
-from localrag.tokens import Segment, TokenCounter
+from localrag.text.tokens import Segment, TokenCounter
+from localrag.types import Attachment, Chunk, Hit, Memory, Message, ToolSpec
 from tests.prompt.building import build, build_offer, random_offer, shown
 from tests.prompt.checking import asked, check
 
@@ -51,7 +50,7 @@ def test_everything_stands_in_the_order_of_what_changes_least():
     places = [text.index(each) for each in order]
     assert places == sorted(places)
     assert [entry.name for entry in composed.ledger.entries] == [
-        "scaffold", "system", "tools", "memories", "history", "attachments", "evidence", "question", "answer",
+        "template", "system", "tools", "memories", "history", "attachments", "evidence", "question", "answer",
     ]  # fmt: skip
     assert not any(entry.omitted for entry in composed.ledger.entries)
 

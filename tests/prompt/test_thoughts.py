@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from localrag.engine.echo import EchoTemplate
 from localrag.errors import BudgetExceededError
-from localrag.messages import Message
 from localrag.prompt import PromptInputs
-from localrag.thinking import MIN_TOKENS, ThinkingForm
+from localrag.text.thinking import ThinkingForm
+from localrag.types import MIN_THINK_TOKENS, Message
 from tests.prompt.building import build, build_offer, random_offer, shown
 from tests.prompt.checking import check
 
@@ -40,7 +40,7 @@ def test_whatever_is_offered_there_is_room_for_thoughts_and_the_ledger_is_exact(
         assert composed.thinking is None
         assert "thinking" not in entries
         return
-    assert MIN_TOKENS <= entries["thinking"].allotted == composed.thinking.max_tokens <= think_tokens
+    assert MIN_THINK_TOKENS <= entries["thinking"].allotted == composed.thinking.max_tokens <= think_tokens
     assert composed.thinking.max_tokens > len(composed.thinking.end_ids)
     assert composed.num_cells <= window
     if entries["thinking"].allotted < think_tokens:
@@ -57,7 +57,7 @@ def test_where_what_ends_thoughts_has_no_room_nothing_is_thought():
         return build_offer(PromptInputs(messages=[Message("user", "Why?")], think_tokens=think_tokens), 1000, template=Channels())
 
     num_end = len(Channels.thinking.end)
-    assert num_end > MIN_TOKENS
+    assert num_end > MIN_THINK_TOKENS
     assert built(num_end).thinking is None
     assert shown(built(num_end)).endswith("</think>\n\n")
     assert built(num_end + 1).thinking.max_tokens == num_end + 1

@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localrag.errors import ConfigError, UsageError
-from localrag.passages import Chunk, Hit
 from localrag.relevance import DEFAULT_FILE_TYPES, FACTORS, METHODS, File, Weights, kind_of, score, weigh
-from localrag.relevance.alignment import MAX_WINDOWS, MAX_WINDOWS_IN_ALL, windows
+from localrag.relevance.alignment import HALF_DENSITY, MAX_WINDOWS, MAX_WINDOWS_IN_ALL, windows
 from localrag.relevance.dependencies import Resolver
-from localrag.relevance.mentions import HALF_DENSITY
 from localrag.relevance.profile import idf, stem
+from localrag.types import Chunk, Hit
 from tests.kb.hash_embedder import HashEmbedder
 
 NOW = 1_700_000_000.0

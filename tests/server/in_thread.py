@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from fastapi import FastAPI
 
-from localrag.server.listening import make_server
+from localrag.server.security import make_server
 
 START_S = 30.0
 

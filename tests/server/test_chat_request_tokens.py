@@ -37,7 +37,7 @@ def ledger(session, messages, **body):
 
 def most_of_evidence(found, ratio):
     """Of the window, less what cannot be cut."""
-    return int(ratio * (WINDOW - sum(each.used for each in found.entries if each.name in ("scaffold", "system", "question"))))
+    return int(ratio * (WINDOW - sum(each.used for each in found.entries if each.name in ("template", "system", "question"))))
 
 
 def test_example_1_no_max_tokens_specified(session):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from localrag.server.app import make_app
 from localrag.server.embeddings import FILE_NAME, SHA256, TokenIds, token_ids
 from localrag.server.errors import Problem
-from localrag.server.state import ServerState
+from localrag.server.routing import ServerState
 from localrag.settings import Settings
 from tests.kb.hash_embedder import HashEmbedder
 

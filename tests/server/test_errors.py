@@ -8,8 +8,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from localrag.server.app import make_app
+from localrag.server.routing import ServerState
 from localrag.server.security import Guard
-from localrag.server.state import ServerState
 from localrag.settings import Settings
 from tests.kb.hash_embedder import HashEmbedder
 from tests.server.live import served

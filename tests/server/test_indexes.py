@@ -14,7 +14,7 @@ from localrag.kb import KnowledgeBase
 from localrag.kb.filters import MAX_METADATA_BYTES, MAX_METADATA_DEPTH
 from localrag.kb.index_lock import taken
 from localrag.server.app import make_app
-from localrag.server.state import Embedders, ServerState
+from localrag.server.routing import Embedders, ServerState
 from localrag.settings import Settings
 from tests.kb.hash_embedder import HashEmbedder
 from tests.kb.support import write_notes

@@ -10,8 +10,7 @@ import httpx
 import pytest
 import uvicorn
 
-from localrag.server.listening import TimedProtocol, make_server
-from localrag.server.security import MAX_REQUESTS_OF_ONE, Gate, Guard
+from localrag.server.security import MAX_REQUESTS_OF_ONE, Gate, Guard, TimedProtocol, make_server
 from tests.server.live import served
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"

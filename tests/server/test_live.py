@@ -128,16 +128,16 @@ def test_max_tokens_are_made_smaller_where_the_window_has_less_room(live):
 @pytest.mark.parametrize(
     ("messages", "text", "sections"),
     [
-        ([{"role": "system", "content": "Name one plastic."}], "system\nName one plastic.", {"scaffold", "system", "answer"}),
+        ([{"role": "system", "content": "Name one plastic."}], "system\nName one plastic.", {"template", "system", "answer"}),
         (
             [*QUESTION, {"role": "assistant", "content": "A plastic."}],
             "assistant\nA plastic.",
-            {"scaffold", "pinned", "answer"},
+            {"template", "pinned", "answer"},
         ),
         (
             [*QUESTION, {"role": "assistant", "content": "A."}, *QUESTION, {"role": "assistant", "content": "A plastic."}],
             "assistant\nA plastic.",
-            {"scaffold", "pinned", "history", "answer"},
+            {"template", "pinned", "history", "answer"},
         ),
     ],
 )

@@ -14,8 +14,8 @@ from openapi_spec_validator import validate
 from localrag.server import chat_request, completions, embeddings, indexes, openai_responses, schemas, status
 from localrag.server.app import make_app
 from localrag.server.openapi import ENGINE_FAILS, DocumentedApi, described, forms_of, operations
+from localrag.server.routing import ServerState
 from localrag.server.security import OPEN, Guard
-from localrag.server.state import ServerState
 from localrag.settings import Settings
 
 

@@ -167,7 +167,7 @@ def test_every_section_has_its_colour_and_its_help(live):
     assert f"[data-section] {{ --c: {colour_of('of another version')}; }}" in text
     assert json.loads(re.search(r"const HELP = (\{.*\});", text)[1]) == {name: spec.help for name, spec in SPECS.items()}
     icon = re.search(r'<link rel="icon" href="([^"]*)"', text)[1]
-    assert re.findall(r"fill='%23(\w+)'", icon) == [SPECS[name].colour[1:] for name in ("scaffold", "evidence", "answer")]
+    assert re.findall(r"fill='%23(\w+)'", icon) == [SPECS[name].colour[1:] for name in ("template", "evidence", "answer")]
 
 
 # --- in a browser ---

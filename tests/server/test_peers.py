@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localrag.server.app import make_app
+from localrag.server.routing import ServerState
 from localrag.server.security import Guard, can_tell_users, client_key, home_token, user_of
-from localrag.server.state import ServerState
 from localrag.settings import Settings
 from tests.server.live import served
 from tests.server.test_security import ROUTES
@@ -240,8 +240,8 @@ def test_a_server_of_an_ordinary_user_serves_that_user_and_root(tmp_path):
     app = (
         "import os; from pathlib import Path; import uvicorn.loops.asyncio, uvicorn.lifespan.on;"
         "from localrag.server.app import make_app; from localrag.server.security import Guard;"
-        "from localrag.server.state import ServerState;"
-        "from localrag.server.listening import listener, make_server; from localrag.settings import Settings;"
+        "from localrag.server.routing import ServerState;"
+        "from localrag.server.security import listener, make_server; from localrag.settings import Settings;"
         f"app = make_app(ServerState(settings=Settings(home=Path('/nonexistent')), guard=Guard(users=frozenset({{{OTHER}, 0}}))));"
         "opened = listener('127.0.0.1', 0); server = make_server(app, host='127.0.0.1', port=0); server.config.load();"
         f"os.setgroups([]); os.setgid({OTHER}); os.setuid({OTHER});"  # only root may read the packages of some machines

@@ -27,7 +27,7 @@ from kaito_rag_engine_client.models import (
 )
 
 from localrag.server.app import make_app
-from localrag.server.state import ServerState
+from localrag.server.routing import ServerState
 from localrag.settings import Settings
 from tests.kb.hash_embedder import HashEmbedder
 from tests.server.in_thread import served_in_thread

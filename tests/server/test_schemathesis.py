@@ -22,7 +22,7 @@ from schemathesis.specs.openapi.checks import (
 from localrag.server.app import make_app
 from localrag.server.engine_process import EngineProcess, Wanted
 from localrag.server.openapi import operations
-from localrag.server.state import ServerState
+from localrag.server.routing import ServerState
 from localrag.settings import Settings
 from tests.kb.hash_embedder import HashEmbedder
 from tests.server.in_thread import served_in_thread

@@ -25,8 +25,8 @@ from localrag.server.app import make_app
 from localrag.server.chat_request import MAX_MESSAGES
 from localrag.server.engine_process import EngineProcess, Wanted
 from localrag.server.openapi import operations
+from localrag.server.routing import ServerState
 from localrag.server.security import MAX_BODY_BYTES, Guard
-from localrag.server.state import ServerState
 from localrag.settings import Settings
 from tests.kb.hash_embedder import HashEmbedder
 from tests.server.in_thread import served_in_thread
@@ -373,11 +373,11 @@ def test_special_strings_are_plain_content(url, http, text):
     used = {each["name"]: each["used"] for each in budget["ledger"]["entries"]}
     other = post("/budget", {"messages": [{"role": "system", "content": "x"}, {"role": "user", "content": "x"}]})
     assert used["system"] == used["question"] == len(plain.strip())
-    assert used["scaffold"] == next(each["used"] for each in other["ledger"]["entries"] if each["name"] == "scaffold")
+    assert used["template"] == next(each["used"] for each in other["ledger"]["entries"] if each["name"] == "template")
     with_events = json.dumps({"input": "x", "instructions": text, "user": text, "stream": True})
     events = httpx.post(f"{url}/v1/responses", content=with_events, headers={"Content-Type": "application/json"}, timeout=60).text
     assert "event: response.completed\n" in events
     answer = post("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]})
-    scaffold = next(each["used"] for each in answer["localrag"]["ledger"]["entries"] if each["name"] == "scaffold")
-    assert answer["usage"]["prompt_tokens"] == scaffold + len(plain.strip())
+    template = next(each["used"] for each in answer["localrag"]["ledger"]["entries"] if each["name"] == "template")
+    assert answer["usage"]["prompt_tokens"] == template + len(plain.strip())
     assert answer["choices"][0]["message"]["content"].startswith("You asked: ")

@@ -5,7 +5,6 @@ import time
 
 import pytest
 
-from localrag.decoding import SamplingParams
 from localrag.engine.context import BATCH_TOKENS
 from localrag.engine.echo import open_echo
 from localrag.engine.loading import open_model
@@ -14,6 +13,7 @@ from localrag.journal import Journal
 from localrag.kb import KnowledgeBase
 from localrag.session import Request, Session
 from localrag.session.batch import MOST_SLOWDOWN, WINDOW_REQUESTS
+from localrag.types import SamplingParams
 from tests import identities, material
 from tests.gguf_files import write_model
 from tests.kb.hash_embedder import HashEmbedder
@@ -124,7 +124,7 @@ def test_questions_that_share_evidence_share_its_evaluation():
     total = sum(answer.prompt_tokens for answer in answers)
     once = sum(len(text.encode()) for text in texts)
     assert total > 6 * once
-    assert evaluated < once + len(wanted) * 80  # scaffold, question and answer of each; not its text
+    assert evaluated < once + len(wanted) * 80  # template, question and answer of each; not its text
     assert sum(answer.cached_tokens for answer in answers) > 5 * once
 
 

@@ -8,17 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localrag.decoding import SamplingParams
 from localrag.engine.echo import EchoRunner, open_echo
-from localrag.engine.prefix_disk_cache import PrefixDiskCache
-from localrag.engine.prefix_store import PrefixStore
+from localrag.engine.prefix_disk_cache import PrefixDiskCache, PrefixStore
 from localrag.errors import BudgetExceededError, InterruptedRunError, UsageError
 from localrag.journal import Journal
 from localrag.kb import KnowledgeBase
-from localrag.passages import Chunk, Hit
 from localrag.session import Session
 from localrag.session.chat import Chat
 from localrag.session.history_window import HistoryWindow
+from localrag.types import Chunk, Hit, SamplingParams
 from tests.engine.test_prefix_store import IDENTITY
 from tests.kb.hash_embedder import HashEmbedder
 

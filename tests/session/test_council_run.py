@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from localrag.budget import Profile
-from localrag.council import Council, Judge, Member
-from localrag.decoding import SamplingParams
+from localrag.deliberation import Council, Judge, Member
 from localrag.errors import BudgetExceededError, InterruptedRunError
 from localrag.journal import Journal
-from localrag.session.council_run import sit
+from localrag.session.council_run import run_council
 from localrag.settings import Settings
+from localrag.types import SamplingParams
 
 pytestmark = pytest.mark.model  # the default embedder, and its copy for queries, take long to load and to make
 
@@ -62,7 +62,7 @@ def settings(home_after_indexing, plastics, catalogue):
 
 def run(council, settings, task=TASK, **options):
     events = []
-    result = sit(council, task, settings=settings, kbs=["plastics"], on_event=events.append, **options)
+    result = run_council(council, task, settings=settings, kbs=["plastics"], on_event=events.append, **options)
     return result, events
 
 
@@ -121,7 +121,7 @@ def test_a_role_that_cannot_fit_is_named_before_anything_is_spent(settings):
     judge = Judge(model="echo", n_ctx=160, sampling=SamplingParams(max_tokens=600))
     events = []
     with pytest.raises(BudgetExceededError) as raised:
-        sit(council(judge=judge), TASK, settings=settings, kbs=["plastics"], on_event=events.append)
+        run_council(council(judge=judge), TASK, settings=settings, kbs=["plastics"], on_event=events.append)
     assert raised.value.numbers["role"] == "judge"
     assert "judge" in raised.value.message
     assert [event["event"] for event in events] == ["error", "end"]
@@ -132,7 +132,7 @@ def test_a_limit_of_a_text_that_is_always_sent_whole(settings):
     profile = Profile(name="tight", limits={"instructions": 10})
     member = Member(name="buyer", persona=PERSONAS["buyer"], model="echo", profile=profile)
     with pytest.raises(BudgetExceededError, match="buyer"):
-        sit(Council(name="test", members=(member,), judge=Judge(model="echo")), TASK, settings=settings)
+        run_council(Council(name="test", members=(member,), judge=Judge(model="echo")), TASK, settings=settings)
 
 
 def test_a_role_that_has_no_room_for_what_was_found_is_named(settings):
@@ -180,13 +180,13 @@ def test_it_says_the_same_again(settings):
 
 
 def test_without_documents(settings):
-    result = sit(council(), TASK, settings=settings)
+    result = run_council(council(), TASK, settings=settings)
     assert result.verdict.text
     assert result.hits == ()
 
 
 def test_piped_text_is_evidence(settings):
-    result = sit(council(), "What failed?", settings=settings, piped="step 3: the printer failed\n")
+    result = run_council(council(), "What failed?", settings=settings, piped="step 3: the printer failed\n")
     assert any("printer failed" in hit.chunk.text for hit in result.hits)
 
 
@@ -236,7 +236,7 @@ def test_ctrl_c_in_the_middle_of_three_members(settings, in_process):
 
     events = []
     with pytest.raises(InterruptedRunError) as raised:
-        sit(council(max_tokens=60), TASK, settings=settings, kbs=["plastics"], on_event=events.append, on_text=stop)
+        run_council(council(max_tokens=60), TASK, settings=settings, kbs=["plastics"], on_event=events.append, on_text=stop)
     number = events[0]["id"]
     assert f"--council {number}" in raised.value.hint
     with Journal.open(settings.home) as journal:

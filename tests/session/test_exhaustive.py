@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from localrag.decoding import SamplingParams
 from localrag.engine.loading import open_model
 from localrag.errors import BudgetExceededError, TimeLimitError
 from localrag.kb import KnowledgeBase, Where
 from localrag.session import Session
 from localrag.session.exhaustive import NO_TIME, NOTHING_NOTED, TOO_LONG, _facts, _schema, ask_all
+from localrag.types import SamplingParams
 from tests.gguf_files import write_model
 from tests.kb.hash_embedder import HashEmbedder
 

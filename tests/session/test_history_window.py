@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from localrag.budget import Profile
 from localrag.journal import Journal
-from localrag.messages import Attachment
-from localrag.session.history_window import LEAST_SHARE, MOST_SHARE, STEP_SHARE, HistoryWindow
-from localrag.session.turns import Turn
+from localrag.session.history_window import LEAST_SHARE, MOST_SHARE, STEP_SHARE, HistoryWindow, Turn
+from localrag.types import Attachment
 from tests.session.test_chat import SHORT, chat_in, check, passage, prompt_text
 
 N_CTX = 2048

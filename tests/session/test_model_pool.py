@@ -7,12 +7,12 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from localrag.decoding import SamplingParams
 from localrag.engine.gguf import read_header
 from localrag.engine.memory import RESERVE_BYTES, Situation, plan
 from localrag.errors import EngineError, ModelNotFoundError
 from localrag.session.model_pool import ModelPool, Need
 from localrag.settings import Settings
+from localrag.types import SamplingParams
 from tests.gguf_files import write_model
 from tests.homes import know_attention
 

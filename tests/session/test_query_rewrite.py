@@ -7,17 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localrag.conversation import split
-from localrag.decoding import SamplingParams
 from localrag.engine.echo import EchoRunner, open_echo
 from localrag.engine.radix_tree import common_length
 from localrag.errors import InterruptedRunError
 from localrag.journal import Journal
 from localrag.kb import KnowledgeBase
-from localrag.messages import Message
 from localrag.session import Session
 from localrag.session.chat import Chat
+from localrag.session.history_window import restored
 from localrag.session.query_rewrite import ANSWER_TOKENS, MAX_CHARS, SAID_TOKENS, QueryRewriter, usable
-from localrag.session.turns import restored
+from localrag.types import Message, SamplingParams
 from tests.kb.hash_embedder import HashEmbedder
 
 SHORT = SamplingParams(max_tokens=40)

@@ -16,15 +16,14 @@ from hypothesis import Phase, given
 from hypothesis import strategies as st
 
 from localrag.budget import Ledger, Profile
-from localrag.council import Council, Judge, Member, words
-from localrag.council.calls import specs
-from localrag.council.roles import TOOLS
-from localrag.decoding import SamplingParams
+from localrag.deliberation import Council, Judge, Member, wording
+from localrag.deliberation.calls import specs
+from localrag.deliberation.roles import TOOLS
 from localrag.errors import BudgetExceededError
-from localrag.messages import Message, Proposal
 from localrag.prompt import PromptInputs
-from localrag.session.council_run import sit
+from localrag.session.council_run import run_council
 from localrag.settings import Settings
+from localrag.types import Message, Proposal, SamplingParams
 from tests import material
 from tests.prompt.checking import check
 
@@ -116,7 +115,7 @@ class Offered:
 def held(council, task, piped, events):
     """A council's run, every prompt of it checked; what there was for each of them."""
     with tempfile.TemporaryDirectory() as home:
-        result = sit(council, task, settings=Settings(home=Path(home)), piped=piped, keep=False, on_event=events.append)
+        result = run_council(council, task, settings=Settings(home=Path(home)), piped=piped, keep=False, on_event=events.append)
     check_search(piped, events, result)
     run, offered = Run(council, task), []
     answers = iter(result.answers)
@@ -198,23 +197,23 @@ class Run:
         messages = [Message("system", self.council.system), Message("user", self.task)]
         given = PromptInputs(messages=messages, profile=who.profile, cite="", tells_omitted=True, hits=answer.offered)
         if kind == "plan":
-            return replace(given, instructions=words.PLAN)
-        plan = words.planning(**self.context)
+            return replace(given, instructions=wording.PLAN)
+        plan = wording.planning(**self.context)
         if kind == "proposal":
-            return replace(given, plan=plan, cite=words.CITE, instructions=words.propose(role, who.persona))
+            return replace(given, plan=plan, cite=wording.CITE, instructions=wording.propose(role, who.persona))
         if kind == "review":
             others = [each for each in self.spoken if each.label != role]
             shown = [Proposal(label=f"Proposal {letter}", text=each.text) for letter, each in zip("ABCDEFGH", others, strict=False)]
-            return replace(given, plan=plan, proposals=shown, instructions=words.review(role, who.persona))
+            return replace(given, plan=plan, proposals=shown, instructions=wording.review(role, who.persona))
         silent = [name for name, each in self.checked.items() if each not in self.spoken]
         return replace(
             given,
             messages=[*messages, *self.rounds],
             cited=frozenset(self.cited),
-            plan=words.planning(**self.context, silent=silent),
+            plan=wording.planning(**self.context, silent=silent),
             proposals=self.spoken,
             tools=specs(who.tools) if who.max_calls else (),
-            instructions=words.judge(who.persona, with_tools=who.max_calls > 0),
+            instructions=wording.judge(who.persona, with_tools=who.max_calls > 0),
         )
 
 

@@ -6,16 +6,14 @@ import pytest
 
 from localrag.cli import render
 from localrag.conversation import search_query
-from localrag.decoding import SamplingParams
 from localrag.engine.echo import open_echo
 from localrag.errors import UsageError
 from localrag.journal import Journal
 from localrag.kb import KnowledgeBase
-from localrag.messages import Message, ToolSpec
-from localrag.passages import Chunk, Hit
 from localrag.session import Session
 from localrag.session.chat import Chat
 from localrag.session.search_policy import Bypass, bypass, outcome
+from localrag.types import Chunk, Hit, Message, SamplingParams, ToolSpec
 from tests.kb.hash_embedder import HashEmbedder
 
 SHORT = SamplingParams(max_tokens=40)

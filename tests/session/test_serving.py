@@ -5,10 +5,10 @@ from contextlib import closing
 
 from localrag.engine.echo import open_echo
 from localrag.kb import KnowledgeBase
-from localrag.messages import Message
 from localrag.session import Session
 from localrag.session.serving import Question, Service
 from localrag.settings import Settings
+from localrag.types import Message
 from tests.kb.hash_embedder import HashEmbedder
 
 

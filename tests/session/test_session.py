@@ -12,17 +12,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from localrag.budget import Entry, Flex, Ledger, Percent, Profile, TimeLimit
-from localrag.decoding import SamplingParams
 from localrag.engine.echo import open_echo
 from localrag.engine.engine import FIRST_COUNT_ERROR
 from localrag.engine.memory import Situation, plan
 from localrag.errors import BudgetExceededError, UsageError
 from localrag.kb import KnowledgeBase, Where
-from localrag.messages import Attachment
-from localrag.passages import Chunk, Hit, comparable, expanded, merged
 from localrag.session import Session, weighing
 from localrag.session.answer import ledger_warnings
 from localrag.session.retrieval import MIN_DEPTH
+from localrag.types import Attachment, Chunk, Hit, SamplingParams, comparable, expanded, merged
 from tests import identities, material
 from tests.kb.hash_embedder import HashEmbedder
 
@@ -202,7 +200,7 @@ def test_nothing_relevant_is_said_by_an_empty_evidence_list(knowledge_bases):
         answer = session.ask("qqq zzz?").to_dict()
     assert answer["evidence"] == []
     assert answer["coverage"] == {"chunks_read": 0, "chunks_in_kb": knowledge_bases[0].num_chunks}
-    assert [entry["name"] for entry in answer["ledger"]["entries"]] == ["scaffold", "question", "answer"]
+    assert [entry["name"] for entry in answer["ledger"]["entries"]] == ["template", "question", "answer"]
 
 
 def test_a_tag_in_the_question_is_cited_as_unsupported(knowledge_bases):

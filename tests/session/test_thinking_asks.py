@@ -7,21 +7,19 @@ import random
 import pytest
 
 from localrag.budget import Flex, Percent, Profile
-from localrag.council import Council, Judge, Member
-from localrag.decoding import SamplingParams
+from localrag.deliberation import Council, Judge, Member
 from localrag.engine.echo import open_echo
 from localrag.engine.template import JinjaChatTemplate
 from localrag.errors import BudgetExceededError, UsageError
 from localrag.journal import Journal
-from localrag.messages import Message
 from localrag.session import Request, Session
 from localrag.session.chat import Chat
-from localrag.session.council_run import sit
+from localrag.session.council_run import run_council
 from localrag.settings import Settings
-from localrag.thinking import MIN_TOKENS
+from localrag.types import MIN_THINK_TOKENS, Message, SamplingParams
 from tests import identities, material
 from tests.chat_templates import NOW, PATHS, THINKING, THINKING_OPEN
-from tests.council import driving
+from tests.deliberation import driving
 from tests.homes import know_attention
 from tests.reciting import BRACKETS, BRACKETS_TEMPLATE, HM_YES, write_reciting
 
@@ -88,8 +86,8 @@ def test_random_asks_with_thoughts_keep_every_promise(engine):
         assert evaluated == answer.prompt_tokens - answer.cached_tokens + answer.completion_tokens - 1
         if think_tokens:
             assert (entries["thinking"]["wanted"], entries["thinking"]["used"]) == (think_tokens, answer.reasoning_tokens)
-            assert MIN_TOKENS <= entries["thinking"]["allotted"] == answer.prompt.thinking.max_tokens <= think_tokens
-            assert "I shall say this."[: MIN_TOKENS - 21] in answer.reasoning
+            assert MIN_THINK_TOKENS <= entries["thinking"]["allotted"] == answer.prompt.thinking.max_tokens <= think_tokens
+            assert "I shall say this."[: MIN_THINK_TOKENS - 21] in answer.reasoning
             most = profile.sections["thinking"].max
             assert not isinstance(most, int) or entries["thinking"]["allotted"] <= most
             limited += entries["thinking"]["allotted"] < think_tokens
@@ -114,7 +112,7 @@ def test_an_answer_tells_its_thoughts_beside_it(engine):
     assert kept["answer"] == ANSWER
     assert "reasoning" not in kept
     assert "reasoning_tokens" not in kept["usage"]
-    assert [entry["name"] for entry in kept["ledger"]["entries"]] == ["scaffold", "question", "answer"]
+    assert [entry["name"] for entry in kept["ledger"]["entries"]] == ["template", "question", "answer"]
 
 
 def test_thoughts_that_a_window_has_no_room_for_take_from_the_answer(engine):
@@ -125,10 +123,10 @@ def test_thoughts_that_a_window_has_no_room_for_take_from_the_answer(engine):
     assert entries["thinking"].allotted + entries["answer"].allotted + window.ask("Why?").prompt_tokens == 500
     assert entries["thinking"].allotted > entries["answer"].allotted > 100  # 1,024 : 512
     smallest = window.ask("Why?", sampling=SamplingParams(max_tokens=100)).prompt_tokens + 64
-    assert Session(engine, n_ctx=smallest).ask("Why?", sampling=wants).ledger.entry("thinking").allotted == MIN_TOKENS
+    assert Session(engine, n_ctx=smallest).ask("Why?", sampling=wants).ledger.entry("thinking").allotted == MIN_THINK_TOKENS
     with pytest.raises(BudgetExceededError) as raised:
         Session(engine, n_ctx=smallest - 1).ask("Why?", sampling=wants)
-    assert raised.value.numbers["sections"]["thinking"] == MIN_TOKENS
+    assert raised.value.numbers["sections"]["thinking"] == MIN_THINK_TOKENS
 
 
 def test_what_must_keep_to_a_form_is_not_thought_about(engine):
@@ -217,7 +215,7 @@ def test_a_council_sees_proposals_and_no_thoughts(tmp_path):
     members = [Member(name=name, persona=f"You are {name}.", sampling=SamplingParams(think_tokens=32)) for name in ("Ann", "Bo")]
     council = Council(name="test", members=tuple(members), judge=Judge(model="echo", sampling=SamplingParams(max_tokens=600)))
     events = []
-    result = sit(council, "Why?", settings=settings, on_event=events.append)
+    result = run_council(council, "Why?", settings=settings, on_event=events.append)
     *proposed, (judge, judged) = result.answers
     assert (sorted(role for role, _ in proposed), judge) == (["Ann", "Bo"], "judge")
     for _, answer in proposed:

@@ -5,15 +5,15 @@ import time
 
 import pytest
 
-from localrag.council import Council, Judge, Member
+from localrag.deliberation import Council, Judge, Member
 from localrag.engine.echo import open_echo
 from localrag.errors import TimeLimitError, UsageError
 from localrag.kb import KnowledgeBase
 from localrag.kb.embedder import CrossEncoderReranker
 from localrag.session import Session, open_engine
 from localrag.session.answer import RERANK_SKIPPED
-from localrag.session.council_run import sit
-from localrag.session.judge import Judge as LlmReranker
+from localrag.session.council_run import run_council
+from localrag.session.llm_reranker import Judge as LlmReranker
 from localrag.session.timing import TimedReranker
 from localrag.settings import Settings
 from tests.kb.hash_embedder import HashEmbedder
@@ -130,12 +130,12 @@ COUNCIL = Council(
 
 def test_a_limit_of_time_covers_a_whole_council(tmp_path):
     settings = Settings(home=tmp_path)
-    assert sit(COUNCIL, "Why?", settings=settings, max_seconds=600.0).warnings == ()
+    assert run_council(COUNCIL, "Why?", settings=settings, max_seconds=600.0).warnings == ()
     events = []
     with pytest.raises(TimeLimitError) as caught:
-        sit(COUNCIL, "Why?", settings=settings, max_seconds=1e-6, on_event=events.append)
+        run_council(COUNCIL, "Why?", settings=settings, max_seconds=1e-6, on_event=events.append)
     assert caught.value.numbers["needed_s"] > 0
     assert events[-2]["type"] == "TimeLimitError"
     for wrong in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(UsageError, match="max_seconds"):
-            sit(COUNCIL, "Why?", settings=settings, max_seconds=wrong)
+            run_council(COUNCIL, "Why?", settings=settings, max_seconds=wrong)

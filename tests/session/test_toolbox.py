@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from localrag.budget import Entry, Ledger
 from localrag.citation import TAG
-from localrag.council import calls
-from localrag.council.roles import TOOLS
+from localrag.deliberation import calls
+from localrag.deliberation.roles import TOOLS
 from localrag.engine.echo import EchoTokenizer, open_echo
 from localrag.errors import InterruptedRunError
 from localrag.kb import KnowledgeBase
 from localrag.kb.retrieve import piped_hits
-from localrag.markup import as_content
 from localrag.session import Session
 from localrag.session.toolbox import NUM_NAMES, Toolbox
+from localrag.text.markup import as_content
 from tests import material
 from tests.kb.hash_embedder import HashEmbedder
 

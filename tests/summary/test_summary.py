@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from localrag.engine.echo import open_echo
 from localrag.errors import BudgetExceededError, EngineError, UsageError
 from localrag.summary import LEVELS, LIMITS, Source, extract, split, summarize, truncate, usable
-from localrag.writer import PART_TOKENS, Writer
+from localrag.summary.writer import PART_TOKENS, Writer
 
 ROOT = Path(__file__).parents[2]
 HANDBOOK = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "examples/handbook").rglob("*.md")))
-TOKENS_PY = (ROOT / "localrag/tokens.py").read_text(encoding="utf-8")
+TOKENS_PY = (ROOT / "localrag/text/tokens.py").read_text(encoding="utf-8")
 
 
 def in_bytes(text):

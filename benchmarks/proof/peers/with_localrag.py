@@ -93,7 +93,7 @@ def sizes(task: Task) -> Found:
 def count(task: Task) -> Found:
     """`Session.prepare` counts; `Session.ask` evaluates."""
     from localrag import SamplingParams, Session
-    from localrag.messages import Message
+    from localrag.types import Message
 
     with Session.open(n_ctx=task.n_ctx, keep=False) as session:
 

@@ -12,11 +12,11 @@ from localrag.cli.files import STANDARD_OUTPUT, check_free_stdout
 from localrag.cli.render import table
 from localrag.cli.text import emit, note
 from localrag.errors import UsageError, counted
-from localrag.sanitize import safe
+from localrag.text.sanitize import safe
 
 if TYPE_CHECKING:
     from localrag.journal import ConversationRow, Conversations
-    from localrag.session.turns import Turn
+    from localrag.session.history_window import Turn
     from localrag.settings import Settings
 
 
@@ -152,6 +152,6 @@ def _one(kept: Conversations, name: str | None, *, resumes: bool) -> Conversatio
 
 
 def _turns(kept: Conversations, row: ConversationRow) -> list[Turn]:
-    from localrag.session.turns import restored  # noqa: PLC0415  # weight
+    from localrag.session.history_window import restored  # noqa: PLC0415  # weight
 
     return [restored(each) for each in kept.turns(row.id)]

@@ -11,8 +11,8 @@ from localrag.cli.chat.render import save, short, state_of, transcript
 from localrag.cli.chat.state import Command, Desk, Room, whole
 from localrag.cli.text import note
 from localrag.errors import UsageError, counted
-from localrag.sanitize import safe
 from localrag.settings import expanded
+from localrag.text.sanitize import safe
 
 _MAX_FOUND = 20
 

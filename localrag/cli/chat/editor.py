@@ -13,8 +13,8 @@ import click
 
 from localrag.errors import UsageError
 from localrag.files import create_private, make_private_folder
-from localrag.sanitize import safe
 from localrag.settings import MAX_TEXT_BYTES
+from localrag.text.sanitize import safe
 
 if TYPE_CHECKING:
     from prompt_toolkit.completion import CompleteEvent, Completion

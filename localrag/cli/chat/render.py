@@ -12,12 +12,12 @@ from localrag.cli import render
 from localrag.cli.files import write_whole
 from localrag.cli.live_area import Area, silence_keys
 from localrag.cli.text import console, dim, inline, note, prose
-from localrag.disk_errors import file_error
 from localrag.errors import UsageError, counted
-from localrag.passages import Hit
-from localrag.sanitize import one_line, safe
+from localrag.files import file_error
 from localrag.session import Answer
-from localrag.session.turns import Forgotten, Turn
+from localrag.session.history_window import Forgotten, Turn
+from localrag.text.sanitize import one_line, safe
+from localrag.types import Hit
 
 if TYPE_CHECKING:
     from rich.console import Console

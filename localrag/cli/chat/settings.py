@@ -14,8 +14,8 @@ from localrag.cli.chat.state import Command, Desk, number, whole
 from localrag.cli.text import note
 from localrag.errors import UsageError
 from localrag.journal import DEFAULT_IMPORTANCE
-from localrag.sanitize import safe
 from localrag.settings import expanded
+from localrag.text.sanitize import safe
 
 # --- what it is held with ---
 

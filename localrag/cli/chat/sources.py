@@ -18,9 +18,9 @@ from localrag.cli.chat.state import Desk, whole
 from localrag.cli.text import note
 from localrag.errors import UsageError
 from localrag.kb.readers import is_document
-from localrag.passages import Hit
-from localrag.sanitize import one_line, safe
-from localrag.session.turns import Turn
+from localrag.session.history_window import Turn
+from localrag.text.sanitize import one_line, safe
+from localrag.types import Hit
 
 _EDITORS = ("sensible-editor", "nano", "vim", "vi", "notepad")
 """Looked for where neither VISUAL nor EDITOR names one."""

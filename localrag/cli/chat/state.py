@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localrag.cli import options
-from localrag.decoding import SamplingParams
 from localrag.errors import InterruptedRunError, UsageError
 from localrag.journal import ConversationRow, Journal
 from localrag.session import Answer, Options, Prepared, Session
 from localrag.session.chat import Chat
-from localrag.session.memory_recall import Recall, Recalling
+from localrag.session.history_window import Forgotten
+from localrag.session.memory import Recall, Recalling
 from localrag.session.opening import open_embedder, open_knowledge_bases
-from localrag.session.turns import Forgotten
+from localrag.types import SamplingParams
 
 if TYPE_CHECKING:
-    from localrag.session.turns import Turn
+    from localrag.session.history_window import Turn
 
 
 HISTORY_FILE = "chat-history"

@@ -17,7 +17,7 @@ from typing import Literal
 from localrag.kb.filters import Where
 from localrag.kb.postgres.database import Database
 from localrag.kb.query import Term
-from localrag.terms import CJK, spaced, words
+from localrag.text.terms import CJK, spaced, words
 
 FullText = Literal["words", "characters"]
 """A column of `chunks`. Words are stemmed; characters are Chinese, Japanese or Korean, each a word by itself."""

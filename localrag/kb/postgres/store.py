@@ -20,7 +20,7 @@ from localrag.kb.postgres.full_text import FULL_TEXTS, FullText, best, holders, 
 from localrag.kb.protocols import DocumentRow, Feedback, GivenText, Known, Origin, StoredChunk, TextRow, Unread, other_embedder
 from localrag.kb.query import Term
 from localrag.kb.store import NUM_STAMPS, kept_of
-from localrag.passages import Chunk
+from localrag.types import Chunk
 
 _AT_ONCE = 500  # rows that are fetched with their vectors
 _CHUNK = (

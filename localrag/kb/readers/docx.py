@@ -7,9 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from localrag.kb.readers.base import Reading
-from localrag.kb.readers.draft import Composer, flat
+from localrag.kb.readers.draft import Composer, Table, flat
 from localrag.kb.readers.package import Package, XmlHandler, properties
-from localrag.kb.readers.table import Table
 
 _CONTENTS = re.compile(r"toc \d|toc heading")
 _MAX_INDENT = 8

@@ -12,8 +12,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from localrag.kb.readers.base import Reading, UnreadableError
-from localrag.kb.readers.draft import Composer, one_line
-from localrag.kb.readers.table import Table
+from localrag.kb.readers.draft import Composer, Table, one_line
 
 if TYPE_CHECKING:
     from kreuzberg import ExtractionConfig

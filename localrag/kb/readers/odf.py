@@ -6,9 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from localrag.kb.readers.base import Reading, UnreadableError
-from localrag.kb.readers.draft import Composer, flat, one_line
+from localrag.kb.readers.draft import Composer, Table, flat, one_line
 from localrag.kb.readers.package import Package, Values, XmlHandler
-from localrag.kb.readers.table import Table
 
 _MAX_REPEATED = 100  # of a cell that stands in several columns alike; empty ones are only counted
 _MAX_INDENT = 8

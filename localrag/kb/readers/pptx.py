@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from localrag.kb.readers.base import Reading, UnreadableError
-from localrag.kb.readers.draft import Composer, numbered
+from localrag.kb.readers.draft import Composer, Table, numbered
 from localrag.kb.readers.package import Package, XmlHandler, properties
-from localrag.kb.readers.table import Table
 
 _TITLES = ("title", "ctrTitle")
 _FURNITURE = ("sldNum", "dt", "ftr", "hdr", "sldImg")  # what is on every slide

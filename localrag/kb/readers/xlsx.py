@@ -7,9 +7,8 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 
 from localrag.kb.readers.base import Reading, UnreadableError
-from localrag.kb.readers.draft import Composer
+from localrag.kb.readers.draft import Composer, Table
 from localrag.kb.readers.package import Package, XmlHandler, properties
-from localrag.kb.readers.table import Table
 
 _MAX_SHEETS = 1_000
 _MAX_STRING_CHARS = 64 * 1024 * 1024  # of all strings that the sheets share
@@ -30,7 +29,7 @@ _BUILT_IN: dict[int, _Kind] = {
 
 
 def read(data: bytes) -> Reading:
-    """A workbook: a section a sheet, under its name, and a line a row, as `localrag.kb.readers.table` has it; a place is the row's number
+    """A workbook: a section a sheet, under its name, and a line a row, as `localrag.kb.readers.draft` has it; a place is the row's number
     in its sheet. Formulas stand by the values they had when it was saved. Hidden sheets are left out.
     UnreadableError if it is damaged, protected or over the bounds.
     """

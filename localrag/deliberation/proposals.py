@@ -1,0 +1,137 @@
+"""What members propose, checked: no citation of what a member was not given, and nothing said twice."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from localrag import citation
+from localrag.deliberation import replies
+from localrag.text.sentences import sentences
+from localrag.text.thinking import without_thoughts
+from localrag.types import Hit, Proposal
+
+_ABBREVIATED = re.compile(r"\b(?:\w|Dr|Mr|Mrs|Ms|Prof|St|Nr|No|Fig|Sec|Vol|vs|cf|al|etc|approx|ca|bzw|Abb|Art)\.[ \t]+$")
+_STOP = re.compile(r"\.[ \t]+$")
+_MIN_REPEATED_BYTES = 12
+"""Shorter sentences ("Yes.") may be said again, though not in a row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A member's proposal. `text` is without what was struck out: citations of what it was not given, and sentences said before."""
+
+    member: str
+    text: str
+    finish_reason: str
+    cited: tuple[str, ...] = ()
+    """Labels, in order of first mention, of what it was given."""
+    invented: tuple[str, ...] = ()
+    """Labels of what it was not given."""
+    num_repeated: int = 0
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether no letter and no digit is left."""
+        return not any(map(str.isalnum, self.text))
+
+    @property
+    def proposal(self) -> Proposal:
+        return Proposal(label=self.member, text=self.text)
+
+    def to_dict(self) -> dict[str, object]:
+        return {"text": self.text, "cited": list(self.cited), "invented": list(self.invented), "num_repeated": self.num_repeated}
+
+
+def check(member: str, text: str, finish_reason: str, hits: Iterable[Hit]) -> Checked:
+    """What a member said, held against the `hits` that stood in its prompt."""
+    said = without_thoughts(text).strip()
+    is_cut = finish_reason != "stop"
+    said, num_repeated = without_repeats(citation.without_cut_label(said) if is_cut else said, is_cut=is_cut)
+    hits = tuple(hits)
+    cited = citation.cite(said, hits)
+    return Checked(
+        member=member,
+        text=citation.struck(said, hits),
+        finish_reason=finish_reason,
+        cited=tuple(each.label for each in cited if each.supplied),
+        invented=tuple(each.label for each in cited if not each.supplied),
+        num_repeated=num_repeated,
+    )
+
+
+def without_repeats(text: str, *, is_cut: bool = False) -> tuple[str, int]:
+    """The text without sentences that stand in it before, word for word, and how many those were.
+
+    Code between ``` stays as it is. Of a text that `is_cut` off the end goes too, where it begins a sentence that was said before.
+    """
+    pieces = list(sentences(text))
+    num_said = len(pieces)
+    plain = [" ".join(piece.split()).casefold() for piece in pieces]
+    if is_cut and any(each != plain[-1] and each.startswith(plain[-1]) for each in plain):
+        pieces.pop()
+    seen: set[str] = set()
+    kept: list[str] = []
+    is_code = False
+    for number, each in enumerate(plain[: len(pieces)]):
+        is_code ^= each.startswith("```")
+        is_again = each in seen and (len(each.encode()) >= _MIN_REPEATED_BYTES or each == plain[number - 1])
+        seen.add(each)
+        if is_code or not is_again or not any(map(str.isalpha, each)) or _goes_on(pieces, plain, number, seen):
+            kept.append(pieces[number])
+    num_repeated = num_said - len(kept)
+    return ("".join(kept).strip(), num_repeated) if num_repeated else (text, 0)
+
+
+def _goes_on(pieces: Sequence[str], plain: Sequence[str], number: int, seen: Collection[str]) -> bool:
+    """Whether the stop of that piece may be one of an abbreviation, with something new behind it."""
+    if number + 1 == len(pieces) or plain[number + 1] in seen:
+        return False
+    end = pieces[number][-16:]
+    return bool(_ABBREVIATED.search(end) or (_STOP.search(end) and pieces[number + 1][0].islower()))
+
+
+def union(proposals: Sequence[Checked]) -> frozenset[str]:
+    """The labels that any of them cites."""
+    return frozenset(label for each in proposals for label in each.cited)
+
+
+MAX_TOKENS = 96
+
+
+def anonymous(member: str, proposals: Sequence[Checked]) -> tuple[tuple[Proposal, ...], dict[str, str]]:
+    """What the others propose under letters, in an order that does not depend on who asks, and whose each letter is."""
+    others = [each for each in proposals if each.member != member and not each.is_silent]
+    letters = dict(zip(string.ascii_uppercase, others, strict=False))
+    shown = tuple(Proposal(label=f"Proposal {letter}", text=each.text) for letter, each in letters.items())
+    return shown, {letter: each.member for letter, each in letters.items()}
+
+
+def schema(letters: Sequence[str]) -> dict[str, Any]:
+    """Of a reply that ranks these letters."""
+    ranking = {"type": "array", "items": {"enum": list(letters)}, "minItems": len(letters), "maxItems": len(letters)}
+    return replies.schema({"ranking": ranking})
+
+
+def parse(reply: str, names: Mapping[str, str]) -> tuple[str, ...]:
+    """The members that a reply ranks, best first, each once. Those it leaves out are not in it, and none are if it cannot be read."""
+    return tuple(dict.fromkeys(names[letter] for letter in replies.read(reply).texts("ranking") if letter in names))
+
+
+def points(rankings: Mapping[str, Sequence[str]], members: Sequence[str]) -> dict[str, float]:
+    """Borda's count: a mean over the reviewers, highest first, equals by name. The first of n others gets 1, the last 0.
+
+    Those whom a reviewer does not rank share the places that it left. Whom nobody but itself could rank has no points.
+    """
+    given: dict[str, list[float]] = {member: [] for member in members}
+    for reviewer, ranking in rankings.items():
+        others = [member for member in members if member != reviewer]
+        last = len(others) - 1
+        places = dict.fromkeys(others, (len(ranking) + last) / 2) | {member: float(place) for place, member in enumerate(ranking)}
+        for member in others:
+            given[member].append(1.0 - places[member] / last if last else 1.0)
+    means = {member: sum(each) / len(each) for member, each in given.items() if each}
+    return dict(sorted(means.items(), key=lambda entry: (-entry[1], entry[0])))

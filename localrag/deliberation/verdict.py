@@ -1,0 +1,123 @@
+"""What a judge decides: the form it is given in, and how it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from localrag import citation
+from localrag.deliberation import replies
+from localrag.deliberation.proposals import without_repeats
+from localrag.text.thinking import without_thoughts
+from localrag.types import Citation, Hit
+
+CONFIDENCES = ("low", "medium", "high")
+_MAX_LABELS = 64
+_CHARS_PER_TOKEN = 4
+_FRAME_CHARS = 96
+"""Of the form without its texts, with a space after each colon and comma."""
+_DISSENT_CHARS = 28
+"""Of one dissent without its texts, with what parts it from the next."""
+_MIN_VIEW_CHARS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Dissent:
+    """That a member disagrees, and in what."""
+
+    member: str
+    view: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """`citations` are those of the text, the decision, the dissent and the list, checked against what the judge was given.
+
+    Without `is_whole`, the judge's room ended before its form did, or the form lacks the text or the decision: then this is what
+    there is.
+    """
+
+    text: str
+    decision: str
+    confidence: str | None
+    citations: tuple[Citation, ...] = ()
+    dissent: tuple[Dissent, ...] = ()
+    is_whole: bool = True
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "text": self.text,
+            "decision": self.decision,
+            "confidence": self.confidence,
+            "citations": [{"id": each.label, "supplied": each.supplied} for each in self.citations],
+            "dissent": [asdict(each) for each in self.dissent],
+            "is_whole": self.is_whole,
+        }
+
+
+def schema(labels: Sequence[str], members: Sequence[str], max_tokens: int) -> dict[str, Any]:
+    """Of a verdict that fits `max_tokens`, from 200 on, at four characters a token; one with less room has the smallest form.
+
+    `labels` are of the passages that it may rest on, those that matter most first; `members` are those who may dissent. Half of the
+    room is for the text, an eighth for the decision, an eighth for the citations and a quarter for the dissent.
+    """
+    room = _CHARS_PER_TOKEN * max_tokens - _FRAME_CHARS
+    properties: dict[str, Any] = {}
+    if labels:  # first, so that the text is written from them
+        named = list(dict.fromkeys(labels))[:_MAX_LABELS]
+        dear = 2 * (max(map(len, named)) + 3)  # half as many characters a token as a text has
+        properties["citations"] = _list({"enum": named}, _within(room // 8 // dear, 1, len(named)))
+    properties["text"] = _text(_within(room // 2, 120, 6000))
+    properties["decision"] = _text(_within(room // 8, 60, 600))
+    properties["confidence"] = {"enum": list(CONFIDENCES)}
+    if members:
+        frame = _DISSENT_CHARS + max(map(len, members))
+        most = _within(room // 4 // (frame + _MIN_VIEW_CHARS), 1, len(members))
+        view = _text(_within(room // 4 // most - frame, _MIN_VIEW_CHARS, 400))
+        properties["dissent"] = _list(replies.schema({"member": {"enum": list(members)}, "view": view}), most)
+    return replies.schema(properties)
+
+
+def parse(reply: str, hits: Sequence[Hit], members: Sequence[str], *, is_cut: bool = False) -> Verdict:
+    """A judge's reply. `hits` are all that stood in its prompt or in a tool's result, `members` those who may dissent; `is_cut` says that
+    the reply was ended by a limit.
+
+    What is no form is a text. As in a proposal, citations of what it was not given are struck out, and so is what it says again; the
+    citations name the former as not supplied.
+    """
+    form = replies.read(reply)
+    text, decision = form.text("text"), form.text("decision")
+    if not reply.lstrip().startswith("{"):
+        text = without_thoughts(reply).strip()
+        text = citation.without_cut_label(text) if is_cut else text
+    confidence = form.text("confidence")
+    views: dict[str, str] = {}
+    for each in form.forms("dissent"):
+        views.setdefault(each.text("member"), each.text("view"))
+    cited = {
+        each.label: each.supplied
+        for said in (text, decision, *views.values(), *form.texts("citations"))
+        for each in citation.cite(said, hits)
+    }
+    text, decision = (citation.struck(without_repeats(each)[0], hits) for each in (text, decision))
+    return Verdict(
+        text=text,
+        decision=decision,
+        confidence=confidence if confidence in CONFIDENCES else None,
+        citations=tuple(Citation(label, supplied) for label, supplied in cited.items()),
+        dissent=tuple(Dissent(member, citation.struck(view, hits)) for member, view in views.items() if member in members),
+        is_whole=form.is_whole and bool(text and decision),
+    )
+
+
+def _within(value: int, least: int, most: int) -> int:
+    return max(least, min(value, most))
+
+
+def _text(most: int) -> dict[str, Any]:
+    return {"type": "string", "minLength": 1, "maxLength": most}
+
+
+def _list(item: dict[str, Any], most: int) -> dict[str, Any]:
+    return {"type": "array", "items": item, "maxItems": most}

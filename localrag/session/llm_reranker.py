@@ -1,0 +1,109 @@
+"""The loaded model as a reranker: asked of each passage whether it answers the question, it is never let to answer.
+
+What counts is how likely "yes" is against "no" as its first token. The question stands before the passage, so that all prompts begin
+alike and that beginning is evaluated once; the passages are evaluated side by side.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from localrag.engine.radix_tree import common_length
+from localrag.errors import EngineError, InterruptedRunError
+from localrag.summary import truncate
+from localrag.summary.writer import prompt_of
+from localrag.text.markup import count_content
+from localrag.types import Message, SamplingParams
+
+if TYPE_CHECKING:
+    from localrag.engine.engine import Engine
+    from localrag.engine.sequence import Sequence as Running
+
+MAX_QUESTION_TOKENS = 256
+MAX_PASSAGE_TOKENS = 512
+NUM_SEQUENCES = 8
+
+_BEFORE = "Is this question answered by the passage below?\n\nQuestion: "
+_BETWEEN = "\n\nPassage: "
+_BEHIND = "\n\nDoes the passage answer the question? Answer with yes or no."
+_YES, _NO = ("Yes", "yes", " Yes", " yes", "YES"), ("No", "no", " No", " no", "NO")
+_ONE_TOKEN = SamplingParams(max_tokens=1)
+
+
+class Judge:
+    """Implements `localrag.kb.protocols.Reranker` with an open engine, which the caller closes."""
+
+    def __init__(self, engine: Engine) -> None:
+        """EngineError for a model whose tokens do not tell yes from no; TemplateError for one without a chat template."""
+        self._engine = engine
+        yes, no = (_first_tokens(engine, texts) for texts in (_YES, _NO))
+        self._yes, self._no = sorted(yes - no), sorted(no - yes)
+        if not self._yes or not self._no:
+            raise EngineError(f"The tokens of {engine.name} do not tell yes from no.", hint="Use another reranker, or none.")
+
+    def scores(self, query: str, texts: Sequence[str]) -> list[float]:
+        """log p(yes) − log p(no) of each text, over the ways in which both are written. InterruptedRunError if a person stopped it."""
+        found = self.scores_until(query, texts, math.inf)
+        assert found is not None, "there is no end to it"
+        return found
+
+    def scores_until(self, query: str, texts: Sequence[str], ends_at: float) -> list[float] | None:
+        """The same, or None if it is not expected to finish by `ends_at` (time.perf_counter()), or does not."""
+        prompts = [self._prompt(query, text) for text in texts]
+        if not prompts:
+            return []
+        if time.perf_counter() + self._expected_s(prompts) > ends_at:
+            return None
+        largest = sorted(map(len, prompts), reverse=True)[:NUM_SEQUENCES]
+        self._engine.reserve(sum(largest), num_sequences=NUM_SEQUENCES)
+        watched = (*self._yes, *self._no)
+        running: list[Running] = []
+        try:
+            running.extend(self._engine.add(prompt, _ONE_TOKEN, watched=watched) for prompt in prompts)
+            while not all(each.is_finished for each in running):
+                if time.perf_counter() >= ends_at:
+                    return None
+                self._engine.step()
+        except KeyboardInterrupt:
+            raise InterruptedRunError("Interrupted.") from None
+        finally:
+            self._engine.abandon(running)
+        return [self._score(each) for each in running]
+
+    def _expected_s(self, prompts: Sequence[list[int]]) -> float:
+        """Seconds to evaluate them all; 0 where the speed is not known. What all begin with is evaluated once."""
+        speed = self._engine.speed
+        shared = min((common_length(prompts[0], each) for each in prompts[1:]), default=0)
+        num_tokens = sum(map(len, prompts)) - shared * (len(prompts) - 1)
+        return num_tokens / speed.prefill_tokens_per_s if speed.is_known else 0.0
+
+    def _score(self, sequence: Running) -> float:
+        if sequence.error is not None:
+            raise sequence.error
+        if not sequence.watched_logits:
+            raise InterruptedRunError("Interrupted.")
+        return _total(sequence.watched_logits[: len(self._yes)]) - _total(sequence.watched_logits[len(self._yes) :])
+
+    def _prompt(self, query: str, text: str) -> list[int]:
+        count = self._count
+        question = truncate(" ".join(query.split()), MAX_QUESTION_TOKENS, count)
+        passage = truncate(text.strip(), MAX_PASSAGE_TOKENS, count)
+        content = f"{_BEFORE}{question}{_BETWEEN}{passage}{_BEHIND}"
+        return prompt_of(self._engine, [Message("user", content)])
+
+    def _count(self, text: str) -> int:
+        """Tokens as they are sent."""
+        return count_content(text, self._engine.counter)
+
+
+def _first_tokens(engine: Engine, texts: Iterable[str]) -> set[int]:
+    return {engine.tokenizer.encode(text)[0] for text in texts}
+
+
+def _total(logits: Sequence[float]) -> float:
+    """The logarithm of the sum of what these logits stand for."""
+    top = max(logits)
+    return top + math.log(sum(math.exp(logit - top) for logit in logits))

@@ -1,0 +1,93 @@
+"""Which of the facts that a person keeps are told to the model: those that matter and are new, and those that a question is about."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from localrag.conversation import split
+from localrag.session.side_generation import JOIN_TOKENS, SideGeneration
+from localrag.summary.writer import prompt_of
+from localrag.text.terms import terms
+from localrag.types import Memory, Message, SamplingParams
+
+if TYPE_CHECKING:
+    from localrag.engine.engine import Engine
+    from localrag.journal import StoredMemory
+
+
+_DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recalling:
+    """Above which importance, and for how long, a fact is told whatever is asked."""
+
+    min_importance: float = 0.6
+    max_age_days: float = 7.0
+
+
+class Recall:
+    """The memories of one conversation: what was told once stays told, since each that comes later has the prompt evaluated anew."""
+
+    def __init__(self, rule: Recalling) -> None:
+        self._rule = rule
+        self._told: set[int] = set()
+
+    def memories(self, kept: Iterable[StoredMemory], question: str, *, now: float | None = None) -> list[Memory]:
+        """Those to be told, the most important first. One that is older or less important is told if it shares a word with the question."""
+        now = time.time() if now is None else now
+        asked = set(terms(question))
+        kept = list(kept)
+        for memory in kept:
+            is_new = now - memory.updated_at <= self._rule.max_age_days * _DAY_S
+            if (is_new and memory.importance > self._rule.min_importance) or not asked.isdisjoint(terms(memory.text)):
+                self._told.add(memory.id)
+        told = [memory for memory in kept if memory.id in self._told]
+        return [
+            Memory(label=f"memory {memory.id}", text=memory.text, importance=memory.importance)
+            for memory in sorted(told, key=lambda each: -each.importance)
+        ]
+
+
+MAX_FACTS = 3
+MAX_CHARS = 120
+ANSWER_TOKENS = 160
+SAID_TOKENS = 512
+"""The most that is read of what was said, newest first."""
+
+_ASK = "{said}\n\nWhat did the user say above about themselves or their wishes? Write short facts, or none."
+_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "facts": {"type": "array", "items": {"type": "string", "minLength": 3, "maxLength": MAX_CHARS}, "maxItems": MAX_FACTS},
+    },
+    "required": ["facts"],
+    "additionalProperties": False,
+}
+
+
+def propose(engine: Engine, messages: Sequence[Message], *, n_ctx: int, beside: Sequence[int] = ()) -> list[str]:
+    """At most MAX_FACTS facts from the newest of a conversation; none of which the person said no word.
+
+    What the engine holds of the prompt `beside` stays there. InterruptedRunError if a person stopped it.
+    """
+    aside = SideGeneration(engine, n_ctx=n_ctx)
+    history = split([*messages, Message("user", "?")]).history
+    room = n_ctx - ANSWER_TOKENS - JOIN_TOKENS - len(_prompt(engine, ""))
+    said = aside.newest(history, min(SAID_TOKENS, room))
+    if not said:
+        return []
+    completion = aside.write(_prompt(engine, said), SamplingParams(max_tokens=ANSWER_TOKENS, json_schema=_SCHEMA), beside=beside)
+    if completion is None or completion.finish_reason != "stop":
+        return []
+    told = {term for message in messages if message.role == "user" for term in terms(message.content)}
+    facts = (" ".join(str(each).split()) for each in json.loads(completion.text)["facts"])
+    return [fact for fact in dict.fromkeys(facts) if fact and told.intersection(terms(fact))]
+
+
+def _prompt(engine: Engine, said: str) -> list[int]:
+    return prompt_of(engine, [Message("user", _ASK.format(said=said))])

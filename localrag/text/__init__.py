@@ -1,0 +1,1 @@
+"""Text and tokens: counting, markup, reasoning marks, sentences, search terms, safe lines."""

@@ -1,0 +1,418 @@
+"""Plain data that every layer exchanges: messages, chunks and hits, models and windows, sampling and completions."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from localrag.errors import UsageError
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation. `content` is plain text: nothing in it is ever read as markup."""
+
+    role: Role
+    content: str
+    sent: str = ""
+    """What was sent for it when it was asked, where that was more than its content: the sources that came with it. It is sent so again."""
+
+
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A tool that the model may call: `parameters` is a JSON Schema of its arguments. UsageError for an invalid name."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not _TOOL_NAME.fullmatch(self.name):
+            raise UsageError(f"A tool's name is 1 to 64 letters, digits, '-' and '_', not {self.name[:80]!r}.", hint="Rename the tool.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The tool as OpenAI's API and chat templates know it."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """A fact that is kept across conversations. `importance` is 0 to 1; `label` is how ledgers name it."""
+
+    label: str
+    text: str
+    importance: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attachment:
+    """A file that a person gave with the question. `label` is its path as given; `relevance` for the task is 0 to 1."""
+
+    label: str
+    text: str
+    relevance: float = 1.0
+    modified: float | None = None
+    """Seconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """What a member of a council proposes. `label` is the name by which the reader and ledgers know it."""
+
+    label: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A stretch of one document: `text` is its characters `start` to `end` (code points, end exclusive).
+
+    `id` is unique within `kb` and never reused. `heading` is the path of headings above it, joined by " > ". `scope` goes into
+    the label where ids of several knowledge bases, or of piped text, meet in one prompt. `place` is where a person finds it in the file,
+    such as "page 3" or "lines 10-24"; empty where that is not known.
+    """
+
+    id: int
+    document_id: int
+    ordinal: int
+    text: str
+    start: int
+    end: int
+    source: str
+    heading: str = ""
+    kb: str = ""
+    scope: str = ""
+    place: str = ""
+
+    @property
+    def label(self) -> str:
+        """The name by which the model cites this chunk and by which ledgers name it, such as `KB#12` or `KB#pets/12`."""
+        return f"KB#{self.scope}/{self.id}" if self.scope else f"KB#{self.id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A chunk that a search returned. `score` is the sum of `contributions`; both are higher for better.
+
+    `relevance` is how near it is to the question in itself, 0 to 1, whatever else was found; None where that is not known. `scores` are
+    those of the rankings that hold it, each on its own scale: of "semantic" the cosine similarity, of "keyword" BM25. `copies` are other
+    chunks with the same text (see `merged`): this one stands for them in a prompt.
+    """
+
+    chunk: Chunk
+    score: float
+    contributions: Mapping[str, float] = field(default_factory=dict)
+    relevance: float | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
+    copies: tuple[Chunk, ...] = ()
+
+    @property
+    def label(self) -> str:
+        return self.chunk.label
+
+
+def comparable(text: str) -> str:
+    """What two texts have in common if they are identical: each without its letter case, and with single spaces for white space."""
+    return " ".join(text.split()).casefold()
+
+
+def merged(hits: Iterable[Hit], *, kept: Collection[str] = ()) -> list[Hit]:
+    """Each text once, in the order of the hits: the first hit of a text stands for the others, which become its `copies`.
+
+    Hits whose labels are in `kept` are never merged into another one, and stand for the others first. Texts are the same if they are
+    `comparable`; a single word that differs keeps them apart.
+    """
+    hits = list(hits)
+    keys = [comparable(hit.chunk.text) for hit in hits]
+    heads: dict[str, str] = {}
+    for hit, key in zip(hits, keys, strict=True):
+        if hit.label in kept:
+            heads.setdefault(key, hit.label)
+    chosen: dict[tuple[str, str], Hit] = {}
+    copies: dict[str, dict[str, Chunk]] = {}
+    for hit, key in zip(hits, keys, strict=True):
+        if heads.setdefault(key, hit.label) == hit.label or hit.label in kept:
+            chosen.setdefault((key, hit.label), hit)
+        copies.setdefault(key, {}).update({chunk.label: chunk for chunk in (hit.chunk, *hit.copies)})
+    return [
+        replace(hit, copies=tuple(chunk for name, chunk in copies[key].items() if heads[key] == label and (key, name) not in chosen))
+        for (key, label), hit in chosen.items()
+    ]
+
+
+def expanded(hits: Iterable[Hit]) -> list[Hit]:
+    """The opposite of `merged`: each hit with those that it stands for behind it, as hits of their own."""
+    return [replace(hit, chunk=chunk, copies=()) for hit in hits for chunk in (hit.chunk, *hit.copies)]
+
+
+@dataclass(frozen=True, slots=True)
+class Citation:
+    """One source that an answer cites; `supplied` says whether that chunk was in the prompt.
+
+    `spans` are the places of the answer that cite it, as (start, end) in code points, end exclusive; empty where they are not known.
+    """
+
+    label: str
+    supplied: bool
+    spans: tuple[tuple[int, int], ...] = field(default=(), compare=False)
+
+
+SourceKind = Literal["wheel", "repo", "path"]
+Bound = Literal["requested", "training", "memory"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """One table of models.toml: where the file comes from, and what is asked of it.
+
+    `kind` says which source it is; `source` is that source's text (a pinned requirement, a hub repository, a path), `file` the
+    file inside it (empty for a path). `sha256` is of the GGUF file, or of an embedder folder's model.safetensors.
+    `n_ctx` in tokens is a request; `revision` is a branch, tag or commit of a hub repository.
+    """
+
+    name: str
+    kind: SourceKind
+    source: str
+    file: str = ""
+    revision: str | None = None
+    sha256: str | None = None
+    n_ctx: int | None = None
+    chat_template: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """What a GGUF header says, checked and bounded before any weight is read.
+
+    Lengths are in tokens, sizes in bytes; `head_size_k` and `head_size_v` are elements per head, of the layer where they are
+    largest. `num_kv_heads` has one entry a layer, 0 where a layer keeps no keys and values. `sliding_window` is None where the
+    file names none. `name` is made fit for a terminal. What a file does not say is None, or 0 for the shape of a
+    vocabulary-only file; what it says wrongly is a ModelFileError.
+    """
+
+    path: Path
+    file_size: int
+    gguf_version: int
+    architecture: str
+    name: str | None
+    n_ctx_train: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: tuple[int, ...]
+    embedding_length: int
+    head_size_k: int
+    head_size_v: int
+    rope_scaling: str | None
+    rope_freq_base: float | None
+    sliding_window: int | None
+    vocab_size: int
+    tokenizer_model: str
+    tokenizer_pre: str | None
+    chat_template: str | None
+    num_tensors: int
+    quantization: str | None
+
+    @property
+    def is_vocab_only(self) -> bool:
+        """Whether the file holds a tokenizer and no weights."""
+        return self.num_tensors == 0
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes that one token takes in an f16 KV cache with every layer kept in full (an upper bound where layers slide)."""
+        return sum(self.num_kv_heads) * (self.head_size_k + self.head_size_v) * 2
+
+    def to_dict(self) -> dict[str, object]:
+        return {**asdict(self), "path": str(self.path), "kv_bytes_per_token": self.kv_bytes_per_token}
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A sequence's share of the KV cache: `n_ctx` tokens, and which of the three limits bound it."""
+
+    id: int
+    n_ctx: int
+    n_ctx_train: int
+    requested: int | None
+    bound: Bound
+
+    def to_dict(self) -> dict[str, object]:
+        return {"n_ctx": self.n_ctx, "n_ctx_train": self.n_ctx_train, "requested": self.requested, "bound": self.bound}
+
+
+FinishReason = Literal["stop", "length", "time", "cancelled", "error"]
+"""The model ended it; its `max_tokens` did; its deadline did; somebody stopped it; it could not go on."""
+
+MIN_THINK_TOKENS = 32
+"""Fewest tokens for a reasoning model's thoughts, including the tokens that end them."""
+DEFAULT_THINK_TOKENS = 1024
+
+MAX_LOGPROBS = 20
+"""Of the likeliest tokens in the place of each, as OpenAI's API has it."""
+_MAX_SCHEMA_CHARS = 128 * 1024
+
+
+def schema_text(schema: Mapping[str, Any] | str) -> str:
+    """A JSON schema as compact JSON, properties in their order; a text is read and written again. UsageError if it is not JSON."""
+    try:
+        if isinstance(schema, str) and len(schema) > _MAX_SCHEMA_CHARS:
+            raise UsageError(f"The JSON schema has {len(schema)} characters; the limit is {_MAX_SCHEMA_CHARS}.")
+        value = json.loads(schema) if isinstance(schema, str) else dict(schema)
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        text.encode()
+    except (TypeError, ValueError, RecursionError) as error:  # a circle, a lone surrogate, a number of 5,000 digits, not JSON at all
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error).splitlines()[0][:200]
+        raise UsageError(f"The JSON schema cannot be used: {reason}.") from error
+    if not isinstance(value, dict):
+        raise UsageError("A JSON schema must be a JSON object.")
+    if len(text) > _MAX_SCHEMA_CHARS:
+        raise UsageError(f"The JSON schema has {len(text)} characters; the limit is {_MAX_SCHEMA_CHARS}.")
+    return text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """What llama.cpp's sampler chain is built from. `temperature` 0 is greedy; then nothing else but penalties matters.
+
+    `seed` is where sampling starts. With `repeatable`, the same prompt and seed give the same text, bit by bit, whatever else the machine
+    and the engine do: such answers are computed one after another, in a context of their own. `max_tokens` bounds the answer; None is
+    what the prompt leaves of the window, which a session knows. `think_tokens` bounds what a reasoning model thinks before it (0: it is
+    kept from thinking); `stop` are strings at which it ends (and which are left out).
+    `json_schema` makes the answer JSON that is valid under a schema (what of JSON Schema engine/grammar.py enforces); it is
+    given as a mapping or its JSON text, and held as text. An answer that reaches `max_tokens` before it is closed is not valid JSON.
+    With `or_text` it may also be any text that does not begin as such JSON does (see engine/grammar.py). `logprobs` asks for how likely
+    each token of the answer was, and so many of the likeliest in its place; then nothing is thought before.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 0
+    repeatable: bool = field(default=False, repr=False)  # not in the digests of councils, which are older
+    max_tokens: int | None = 512
+    think_tokens: int = DEFAULT_THINK_TOKENS
+    stop: tuple[str, ...] = ()
+    json_schema: Mapping[str, Any] | str | None = None
+    or_text: bool = False
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.json_schema is not None:
+            object.__setattr__(self, "json_schema", schema_text(self.json_schema))
+        checks = (
+            ("temperature", 0.0 <= self.temperature <= 100.0, "0 to 100"),
+            ("top_k", 0 <= self.top_k <= 1_000_000, "0 to 1000000"),
+            ("top_p", 0.0 < self.top_p <= 1.0, "above 0, up to 1"),
+            ("min_p", 0.0 <= self.min_p <= 1.0, "0 to 1"),
+            ("repeat_penalty", 0.0 < self.repeat_penalty <= 100.0, "above 0, up to 100"),
+            ("repeat_last_n", 0 <= self.repeat_last_n <= 1_000_000, "0 to 1000000"),
+            ("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "-2 to 2"),
+            ("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "-2 to 2"),
+            ("seed", 0 <= self.seed < 2**32, "0 to 4294967295"),
+            ("max_tokens", self.max_tokens is None or 1 <= self.max_tokens < 2**31, "1 to 2147483647"),
+            (
+                "think_tokens",
+                self.think_tokens == 0 or MIN_THINK_TOKENS <= self.think_tokens < 2**31,
+                f"0, or {MIN_THINK_TOKENS} to 2147483647",
+            ),
+            ("logprobs", self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}"),
+            ("stop", len(self.stop) <= 64 and all(0 < len(s) <= 1024 for s in self.stop), "up to 64 strings of 1 to 1024 characters"),
+        )
+        for name, ok, allowed in checks:
+            if not ok:  # also for NaN, which compares false to everything
+                raise UsageError(f"{name} is {getattr(self, name)!r}, but must be {allowed}.")
+
+    def with_max_tokens(self, max_tokens: int) -> SamplingParams:
+        return replace(self, max_tokens=max_tokens)
+
+    @property
+    def num_answer_tokens(self) -> int:
+        """`max_tokens` as a number. UsageError where it is None and no session has put the room that is left in its place."""
+        if self.max_tokens is None:
+            raise UsageError("max_tokens is None, and here nobody knows what is left for an answer.", hint="Give a number of tokens.")
+        return self.max_tokens
+
+    @property
+    def room_to_think(self) -> int:
+        """Tokens for thoughts: none before an answer that must keep to a schema from its first token on, or whose tokens are wanted."""
+        return 0 if self.json_schema is not None or self.logprobs is not None else self.think_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token of an answer: its bytes, the logarithm of how likely the model held it, and the same of the likeliest in its place.
+
+    It is the model's own distribution, before temperature, penalties, grammar and what else chooses.
+    """
+
+    piece: bytes
+    logprob: float
+    top: tuple[tuple[bytes, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one step of the engine added to one sequence: `text` holds whole characters only and can be empty, as can `thought`, which
+    comes before it and is no part of the answer."""
+
+    seq_id: int
+    token_id: int | None
+    text: str
+    finish_reason: FinishReason | None = None
+    thought: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """Wall-clock seconds. `first_token_s` counts from the call to the first sampled token.
+
+    `load_s` is what loading the model and making its context took, in the answer that waited for it.
+    """
+
+    load_s: float = 0.0
+    retrieve_s: float = 0.0
+    prefill_s: float = 0.0
+    first_token_s: float = 0.0
+    decode_s: float = 0.0
+    total_s: float = 0.0
+
+    def tokens_per_s(self, num_tokens: int) -> float | None:
+        """The speed of decoding that many tokens; None for fewer than two, for the first one ends the prefill."""
+        return (num_tokens - 1) / self.decode_s if num_tokens > 1 and self.decode_s > 0 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A finished sequence. `prompt_tokens` is what the model was given, of which `cached_tokens` were not evaluated again;
+    `completion_ids` are the tokens behind it, the one that ended the answer included; of them, `reasoning_tokens` are thoughts:
+    `reasoning`.
+    """
+
+    text: str
+    completion_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    prompt_tokens: int
+    cached_tokens: int = 0
+    timings: Timings = Timings()
+    reasoning: str = ""
+    reasoning_tokens: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+    @property
+    def completion_tokens(self) -> int:
+        return len(self.completion_ids)
