@@ -21,6 +21,7 @@ from benchmarks.council_run import KB, handbook_home, held_by
 from localrag.engine.radix_tree import common_length
 from localrag.journal import Journal
 from localrag.prompt.inputs import source
+from localrag.question import Question
 from localrag.session import Session, retrieval
 from localrag.session.chat import Chat
 from localrag.settings import Settings
@@ -96,7 +97,7 @@ def ours(settings: Settings, n_ctx: int, max_tokens: int, found: list[list[Hit]]
         for question in TURNS:
             before = chat.turns[-1].question if chat.turns else ""
             found.append(retrieval.retrieve_after(session.retriever, before, question, top_k=retrieval.DEFAULT_TOP_K))
-            answer = chat.say(question, sampling=SamplingParams(max_tokens=max_tokens))
+            answer = chat.say(Question.of(question, sampling=SamplingParams(max_tokens=max_tokens)))
             first_s = answer.timings.first_token_s - answer.timings.load_s
             turns.append(Turn(answer.prompt_tokens, answer.prompt_tokens - answer.cached_tokens, first_s))
     return turns

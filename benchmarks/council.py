@@ -16,6 +16,7 @@ from benchmarks import peers, shared
 from localrag.engine.engine import Engine
 from localrag.engine.radix_tree import common_length
 from localrag.engine.threads import num_cores
+from localrag.question import Question
 from localrag.session import Session
 from localrag.types import Message, SamplingParams
 
@@ -82,7 +83,7 @@ def make_cases(session: Session, num_members: int, prefix_tokens: int, max_token
         ]
         first = [[Message("system", persona), Message("user", f"{system}\n\n{shown}")] for persona in personas]
         last = [[Message("system", system), Message("user", f"{shown}\n\n{persona}")] for persona in personas]
-        yield Case(first, last, [list(session.prepare(each, max_tokens=max_tokens).prompt.token_ids) for each in last])
+        yield Case(first, last, [list(session.prepare(Question.of(each, max_tokens=max_tokens)).prompt.token_ids) for each in last])
 
 
 def shape(case: Case) -> dict[str, object]:

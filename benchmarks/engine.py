@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks import peers, shared
 from localrag.engine.threads import num_cores as num_threads
+from localrag.question import Question
 from localrag.session import Session
 from localrag.types import SamplingParams
 
@@ -32,7 +33,7 @@ for chunk in stream:
 
 def ours(session: Session, question: str, max_tokens: int) -> dict[str, float]:
     started = time.perf_counter()
-    answer = session.ask(question, sampling=SamplingParams(max_tokens=max_tokens))
+    answer = session.ask(Question.of(question, sampling=SamplingParams(max_tokens=max_tokens)))
     elapsed = time.perf_counter() - started
     timings = answer.timings
     return {
@@ -76,12 +77,12 @@ def warm(num_runs: int, num_chars: int, max_tokens: int) -> list[dict[str, objec
     defaults = Llama(str(path), n_ctx=N_CTX, verbose=False)
     tuned = Llama(str(path), n_ctx=N_CTX, verbose=False, flash_attn=flash, n_threads=num_threads(), n_threads_batch=num_threads())
     with Session.open(str(path), n_ctx=N_CTX, keep=False) as session, ExitStack() as stack:
-        prompt_ids = session.prepare(question, max_tokens=max_tokens).prompt.token_ids
+        prompt_ids = session.prepare(Question.of(question, max_tokens=max_tokens)).prompt.token_ids
         text = tuned.create_chat_completion(
             [{"role": "user", "content": question}], max_tokens=max_tokens, temperature=0.0, top_k=1, repeat_penalty=1.0
         )
         assert text["usage"]["prompt_tokens"] == len(prompt_ids), "the prompts differ"
-        answer = session.ask(question, sampling=SamplingParams(max_tokens=max_tokens))
+        answer = session.ask(Question.of(question, sampling=SamplingParams(max_tokens=max_tokens)))
         same = text["choices"][0]["message"]["content"] == answer.text
         measures: dict[str, Callable[[], dict[str, float]]] = {
             "localrag": lambda: ours(session, question, max_tokens),

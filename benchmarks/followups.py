@@ -20,6 +20,7 @@ from benchmarks import peers, shared
 from localrag.engine.engine import Engine
 from localrag.engine.radix_tree import common_length
 from localrag.engine.threads import num_cores
+from localrag.question import Question
 from localrag.session import Answer, Request, Session
 from localrag.types import Attachment, Message, SamplingParams
 
@@ -121,7 +122,7 @@ def make_cases(session: Session, evidence_tokens: int) -> Iterator[list[Ask]]:
     for number in count(100):
         system = Message("system", SYSTEM.format(number=number))
         asked = [[system, Message("user", f"Evidence:\n\n{evidence}\n\nQuestion: {question}")] for question in QUESTIONS]
-        prompts = [list(session.prepare(messages, max_tokens=2).prompt.token_ids) for messages in asked]
+        prompts = [list(session.prepare(Question.of(messages, max_tokens=2)).prompt.token_ids) for messages in asked]
         border = min(common_length(prompts[0], each) for each in prompts[1:])
         yield [Ask(messages, ids, border) for messages, ids in zip(asked, prompts, strict=True)]
 
@@ -214,7 +215,7 @@ def ask_in_this_process(file: Path, question: str) -> dict[str, float]:
             first[0] = first[0] or time.perf_counter() - started - (session.engine.load_s - loaded_s)
 
         sampling = SamplingParams(max_tokens=4)
-        answer = session.ask(question, sampling=sampling, on_text=heard, attachments=(Attachment(label=file.name, text=text),))
+        answer = session.ask(Question.of(question, sampling=sampling, attachments=(Attachment(label=file.name, text=text),)), on_text=heard)
         return {
             "prefill_s": answer.timings.prefill_s,
             "first_token_s": first[0],
@@ -250,7 +251,9 @@ def ask_many(num_runs: int, document_tokens: int, max_tokens: int) -> None:
     path, flash = shared.default_model(), shared.chosen_attention()
     with Session.open(str(path), keep=False) as session, ExitStack() as stack:
         questions = [make_questions(session, document_tokens, run) for run in range(num_runs)]
-        prompts = [[list(session.prepare(each, max_tokens=max_tokens).prompt.token_ids) for each in texts] for texts in questions]
+        prompts = [
+            [list(session.prepare(Question.of(each, max_tokens=max_tokens)).prompt.token_ids) for each in texts] for texts in questions
+        ]
         longest = max(len(ids) for each in prompts for ids in each) + max_tokens + 64
         chat = stack.enter_context(closing(peers.ChatCompletion(path, n_ctx=longest)))
         server = None

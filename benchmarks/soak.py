@@ -27,6 +27,7 @@ from localrag.engine.engine import Engine
 from localrag.engine.kv_cache import ExclusiveCells, SharedCells
 from localrag.engine.threads import num_cores
 from localrag.errors import LocalragError
+from localrag.question import Question
 from localrag.session import Answer, Options, Request, Session
 from localrag.settings import Settings
 from localrag.types import Attachment, Memory, Message, SamplingParams
@@ -107,7 +108,7 @@ class Asker:
                 raise KeyboardInterrupt
 
         with self._stopper(enabled=kind == "stopped"):
-            answer = self._session.ask(asked, sampling=sampling, on_text=heard, **options)
+            answer = self._session.ask(Question.of(asked, sampling=sampling, **options), on_text=heard)
         self._check(answer, sampling)
 
     def _ask_batch(self, *, is_left: bool) -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from localrag.deliberation.verdict import Dissent, Verdict
     from localrag.engine.engine import Engine
     from localrag.engine.memory import MemoryPlan
+    from localrag.engine.policy import Job, JobEvent, Policy
     from localrag.errors import (
         BudgetExceededError,
         BundleError,
@@ -62,7 +63,8 @@ if TYPE_CHECKING:
     from localrag.kb.verify import Verified
     from localrag.kb.walk import Found, Skipped
     from localrag.prompt import Demand, Prompt, PromptInputs
-    from localrag.session import Answer, Options, Outcome, Prepared, Request, Retriever, Session, TopK
+    from localrag.question import BudgetOptions, Given, Question, Search, Thread, ToolCalls, TopK
+    from localrag.session import Answer, Event, Prepared, Retriever, Session
     from localrag.session.answer import Pass
     from localrag.session.chat import Chat
     from localrag.session.council_run import CouncilResult
@@ -94,6 +96,7 @@ __all__ = [
     "Attachment",
     "Budget",
     "BudgetExceededError",
+    "BudgetOptions",
     "BundleError",
     "Bypass",
     "Chat",
@@ -108,15 +111,19 @@ __all__ = [
     "Engine",
     "EngineError",
     "Entry",
+    "Event",
     "Feedback",
     "Flex",
     "FlexItem",
     "FolderRule",
     "Forgotten",
     "Found",
+    "Given",
     "Hit",
     "IngestResult",
     "InterruptedRunError",
+    "Job",
+    "JobEvent",
     "Journal",
     "KnowledgeBase",
     "KnowledgeBaseBusyError",
@@ -132,12 +139,11 @@ __all__ = [
     "ModelFileError",
     "ModelInfo",
     "ModelNotFoundError",
-    "Options",
-    "Outcome",
     "Overflow",
     "Pass",
     "Percent",
     "Plan",
+    "Policy",
     "Prepared",
     "Profile",
     "Progress",
@@ -145,11 +151,12 @@ __all__ = [
     "PromptInputs",
     "Proposal",
     "QueryRewrite",
-    "Request",
+    "Question",
     "Reranker",
     "RetrieveOptions",
     "Retriever",
     "SamplingParams",
+    "Search",
     "Section",
     "Session",
     "Settings",
@@ -161,11 +168,13 @@ __all__ = [
     "Text",
     "TextRow",
     "Texts",
+    "Thread",
     "Tier",
     "TimeLimit",
     "TimeLimitError",
     "Timings",
     "TokenLogprob",
+    "ToolCalls",
     "ToolSpec",
     "TopK",
     "Turn",
@@ -199,6 +208,11 @@ _MODULES = {
     ),
     "engine.engine": ("Engine",),
     "engine.memory": ("MemoryPlan",),
+    "engine.policy": (
+        "Job",
+        "JobEvent",
+        "Policy",
+    ),
     "errors": (
         "BudgetExceededError",
         "BundleError",
@@ -250,15 +264,21 @@ _MODULES = {
         "Prompt",
         "PromptInputs",
     ),
+    "question": (
+        "BudgetOptions",
+        "Given",
+        "Question",
+        "Search",
+        "Thread",
+        "ToolCalls",
+        "TopK",
+    ),
     "session": (
         "Answer",
-        "Options",
-        "Outcome",
+        "Event",
         "Prepared",
-        "Request",
         "Retriever",
         "Session",
-        "TopK",
     ),
     "session.answer": ("Pass",),
     "session.chat": ("Chat",),

@@ -13,6 +13,7 @@ import pytest
 
 import localrag
 from localrag import Attachment, KnowledgeBase, Message, Session, Settings, UsageError
+from localrag.question import Question
 from localrag.session import open_embedder
 from localrag.session.council_run import council
 
@@ -146,7 +147,7 @@ def test_what_people_try_first_is_answered_with_a_way_out(home, call, says, hint
 
 def asked(question, **options):
     with Session.open("echo", keep=False) as session:
-        return session.ask(question, **options)
+        return session.ask(Question.of(question, **options))
 
 
 def test_a_path_is_taken_where_a_model_or_a_template_is(home, tmp_path):

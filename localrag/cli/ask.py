@@ -13,9 +13,9 @@ from localrag.cli.files import STANDARD_OUTPUT, InputFile
 from localrag.cli.live_area import end_answer, first_interrupt
 from localrag.cli.text import note
 from localrag.errors import UsageError, counted
-from localrag.session import Answer, Options, Session
+from localrag.question import Question
+from localrag.session import Answer, Session
 from localrag.text.sanitize import safe
-from localrag.types import SamplingParams
 
 if TYPE_CHECKING:
     from localrag.session.exhaustive import Step
@@ -83,17 +83,18 @@ def ask_command(
     others = {"--json": as_json, "--dry-run": dry_run, "--explain": explain or explain_full, "--exhaustive": exhaustive}
     _check_exhaustive(asking, exhaustive=exhaustive, dry_run=dry_run)
     question = _checked(question, source, out, force=force, others=[name for name, given in others.items() if given])
-    asked = options.asked(asking)
-    asked["piped"], stdin_bytes = options.piped_evidence(piped)
     sampling = options.sampling(asking, seed=seed, temperature=temperature)
+    asked = options.question(asking, question, sampling)
+    text, stdin_bytes = options.piped_evidence(piped)
+    asked = asked.but(piped=text)
     opened = options.opener(asking, vocab_only=dry_run, keep=not (no_keep or dry_run), name=name)
     if source is not None and out is not None:
-        return _ask_all(source, out, opened, sampling=sampling, asked=asked, force=force)
+        return _ask_all(source, out, opened, asked, force=force)
     explained: render.Explain = "full" if explain_full or (dry_run and as_json) else "ledger" if explain else ""
     with opened() as session:
         model, tokenizer = session.engine.name, session.engine.tokenizer
         if dry_run:
-            ready = session.prepare(question, max_tokens=sampling.max_tokens, think_tokens=sampling.think_tokens, **asked)
+            ready = session.prepare(asked)
             render.prepared(
                 ready,
                 model,
@@ -105,7 +106,7 @@ def ask_command(
                 explain=explained,
             )
             return 0
-        answer = _answered(session, question, sampling=sampling, asked=asked, as_json=as_json, exhaustive=exhaustive)
+        answer = _answered(session, asked, as_json=as_json, exhaustive=exhaustive)
         render.answer(
             answer,
             tokenizer=tokenizer,
@@ -148,28 +149,20 @@ def _check_exhaustive(asking: options.Asking, *, exhaustive: bool, dry_run: bool
         raise UsageError("--exhaustive and --dry-run exclude each other: what is read depends on what is found.", hint="Leave one out.")
 
 
-def _answered(session: Session, question: str, *, sampling: SamplingParams, asked: Options, as_json: bool, exhaustive: bool) -> Answer:
+def _answered(session: Session, question: Question, *, as_json: bool, exhaustive: bool) -> Answer:
     """The answer, written as it comes unless it is wanted as JSON."""
     stream = None if as_json else render.AnswerStream()
     with first_interrupt(lambda: end_answer(session.engine)):
         if exhaustive:
-            answer = _answered_from_all(session, question, stream, sampling=sampling, asked=asked)
+            answer = _answered_from_all(session, question, stream)
         else:
-            on_thought = None if stream is None else stream.think
-            answer = session.ask(question, sampling=sampling, on_text=stream, on_thought=on_thought, **asked)
+            answer = session.ask(question, on_text=stream, on_thought=None if stream is None else stream.think)
     if stream is not None:
         stream.close()
     return answer
 
 
-def _answered_from_all(
-    session: Session,
-    question: str,
-    stream: render.AnswerStream | None,
-    *,
-    sampling: SamplingParams,
-    asked: Options,
-) -> Answer:
+def _answered_from_all(session: Session, question: Question, stream: render.AnswerStream | None) -> Answer:
     from localrag.session.exhaustive import ask_all  # noqa: PLC0415  # weight: few asks read everything
 
     with render.Progress("Reading all that matches") as progress:
@@ -187,18 +180,19 @@ def _answered_from_all(
             if stream is not None:
                 stream.think(text)
 
-        return ask_all(session, question, sampling=sampling, on_text=on_text, on_thought=on_thought, on_step=on_step, **asked)
+        return ask_all(session, question, on_text=on_text, on_thought=on_thought, on_step=on_step)
 
 
-def _ask_all(source: Path, out: Path, opened: Callable[[], Session], *, sampling: SamplingParams, asked: Options, force: bool) -> int:
-    from localrag.cli.batch import Job  # noqa: PLC0415  # weight: most asks are single
+def _ask_all(source: Path, out: Path, opened: Callable[[], Session], template: Question, *, force: bool) -> int:
+    """Answer the questions of a file; `template` holds the options of those that name none."""
+    from localrag.cli.batch import BatchRun  # noqa: PLC0415  # weight: most asks are single
 
-    with Job(source, out, sampling=sampling, options=asked, force=force) as job:
-        if job.is_done:
+    with BatchRun(source, out, template, force=force) as run:
+        if run.is_done:
             note(f"Nothing is left to ask: {safe(str(out))} holds every answer.")
             return 0
-        with opened() as session, first_interrupt(lambda: job.stop(session.engine)):
-            return job.run(session)
+        with opened() as session, first_interrupt(lambda: run.stop(session.engine)):
+            return run.run(session)
 
 
 @click.command("budget")
@@ -217,8 +211,8 @@ def budget_command(task: str | None, council: str | None, show_allocation: bool,
         return
     if task is None:
         raise UsageError("There is no TASK.", hint="Give one, or a council with --council NAME.")
-    asked = options.asked(asking)
+    question = options.question(asking, task)
     with options.opener(asking, vocab_only=True, keep=False)() as session:
-        ready = session.prepare(task, max_tokens=asking["max_tokens"], think_tokens=asking["think_tokens"], **asked)
+        ready = session.prepare(question)
         name, tokenizer, settings = session.engine.name, session.engine.tokenizer, asking["settings"]
         render.prepared(ready, name, task=task, tokenizer=tokenizer, as_json=as_json, settings=settings, with_allocation=show_allocation)

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from localrag.cli.files import STANDARD_OUTPUT, ResultFile
 from localrag.cli.text import console, emit, note
+from localrag.engine.policy import BATCH
 from localrag.errors import InterruptedRunError, LocalragError, UsageError
 from localrag.files import check_regular, read_lines, read_object
-from localrag.session import Answer, Options, Request, Session
+from localrag.question import Question
+from localrag.session import Answer, Event, Session
 from localrag.session.retrieval import MAX_DEPTH
 from localrag.settings import MAX_TEXT_BYTES
 from localrag.text.sanitize import safe
-from localrag.types import SamplingParams
 
 if TYPE_CHECKING:
     from localrag.engine.engine import Engine
@@ -44,38 +45,38 @@ _SAID = {
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One line of IN: its number from 1, its id if it has a legible one, and a request or else what is wrong. `mark` tells whether
+    """One line of IN: its number from 1, its id if it has a legible one, and its question or else what is wrong. `mark` tells whether
     the line still says what it said.
     """
 
     line: int
     id: Id | None
     mark: str
-    request: Request | UsageError
+    question: Question | UsageError
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Unknown keys of the line; they are copied to the answer."""
 
 
-def read_requests(path: Path, sampling: SamplingParams, options: Options) -> Iterator[Asked]:
-    """Every line of IN that is not blank; `sampling` and `options` are in force where a line says nothing else."""
+def read_questions(path: Path, template: Question) -> Iterator[Asked]:
+    """Every line of IN that is not blank; `template` holds the options of lines that name none."""
     for number, raw in read_lines(path, MAX_TEXT_BYTES):
         if raw is None:
             yield Asked(number, None, "", UsageError(f"Line {number} is longer than {MAX_TEXT_BYTES // 1024 // 1024} MiB.", line=number))
         else:
-            yield _asked(number, raw, sampling, options)
+            yield _asked(number, raw, template)
 
 
-def _asked(number: int, raw: bytes, sampling: SamplingParams, options: Options) -> Asked:
+def _asked(number: int, raw: bytes, template: Question) -> Asked:
     known: Id | None = None
     row: dict[str, Any] = {}
     try:
         row = read_object(raw, _LIKE)
         known = _id(row)
-        request = _request(known, row, sampling, options)
+        question = _question(known, row, template)
     except UsageError as error:
         return Asked(number, known, "", UsageError(f"Line {number}: {error.message}", hint=error.hint, line=number), _extra(row))
     said = json.dumps({key: row[key] for key in sorted(row)}, separators=(",", ":"))
-    return Asked(number, known, blake2b(said.encode(), digest_size=8).hexdigest(), request, _extra(row))
+    return Asked(number, known, blake2b(said.encode(), digest_size=8).hexdigest(), question, _extra(row))
 
 
 def _extra(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,7 +94,7 @@ def _id(row: Mapping[str, Any]) -> Id:
     return found
 
 
-def _request(known: Id, row: Mapping[str, Any], sampling: SamplingParams, options: Options) -> Request:
+def _question(known: Id, row: Mapping[str, Any], template: Question) -> Question:
     for key, value in row.items():
         kinds = _KINDS.get(key)
         if kinds is None:
@@ -107,12 +108,10 @@ def _request(known: Id, row: Mapping[str, Any], sampling: SamplingParams, option
         raise UsageError(f"top_k is {json.dumps(top_k)[:80]}, but must be 1 to {MAX_DEPTH}, or fit.")
     if not 0 <= row.get("context_ratio", 0) <= 1:
         raise UsageError(f"context_ratio is {row['context_ratio']}, but must be 0 to 1.")
-    return Request(
-        id=known,
-        question=row["question"],
-        sampling=replace(sampling, repeatable=sampling.repeatable or "seed" in row, **{key: row[key] for key in _SAMPLING if key in row}),
-        options={**options, **{key: row[key] for key in _OPTIONS if key in row}},  # type: ignore[typeddict-item]  # checked above
-    )
+    options = {key: row[key] for key in (*_SAMPLING, "top_k", "context_ratio") if key in row}
+    system = row.get("system") or next((each.content for each in template.messages if each.role == "system"), None)
+    messages = Question.of(row["question"], system=system).messages
+    return replace(template, messages=messages, id=known).but(repeatable=template.sampling.repeatable or "seed" in row, **options)
 
 
 @lru_cache(maxsize=1000)
@@ -134,14 +133,14 @@ class Questions:
     """Unknown keys that resemble an option, each with that option."""
 
     @classmethod
-    def scan(cls, path: Path, sampling: SamplingParams, options: Options) -> Self:
+    def scan(cls, path: Path, template: Question) -> Self:
         """Read IN once; only ids and marks stay in memory. UsageError unless IN is a readable file."""
         check_regular(path, "A batch is read from a file, so that it can go on when it was interrupted.")
         found = cls()
-        for asked in read_requests(path, sampling, options):
+        for asked in read_questions(path, template):
             found.num_lines += 1
             found.unused |= {key: near[0] for key in asked.extra if (near := _resembling(key))}
-            if asked.id is not None and isinstance(asked.request, Request):
+            if asked.id is not None and isinstance(asked.question, Question):
                 if asked.id in found.marks:
                     found.repeated.add(asked.line)
                 else:
@@ -230,16 +229,15 @@ _NUM_REPORTS = 10
 """Lines that tell how far it is, where there is no terminal to draw on."""
 
 
-class Job:
+class BatchRun:
     """One run over the questions of `source`, those left out that `out` holds answers to. UsageError if the files cannot serve."""
 
-    def __init__(self, source: Path, out: Path, *, sampling: SamplingParams, options: Options, force: bool) -> None:
+    def __init__(self, source: Path, out: Path, template: Question, *, force: bool) -> None:
         if out.exists() and source.exists() and out.samefile(source):
             raise UsageError("--batch and --out are the same file.", hint="Give --out a file of its own.")
         self._source = source
-        self._sampling = sampling
-        self._options = options
-        self._questions = Questions.scan(source, sampling, options)
+        self._template = template
+        self._questions = Questions.scan(source, template)
         for key, near in self._questions.unused.items():
             note(f"Warning: {safe(key)!r} is not an option of a line, so it is only copied to the answer; did you mean {near}?")
         self._answers = PrintedAnswers() if out == STANDARD_OUTPUT else Answers(out, self._questions, force=force)
@@ -259,9 +257,8 @@ class Job:
             note(f"{self._progress.num_done} of {self._questions.num_lines} are answered already.")
         try:
             with self._progress:
-                for known, outcome in session.batch(self._requests(), on_step=self._on_step):
-                    if not isinstance(outcome, Answer) or outcome.finish_reason != "cancelled":
-                        self._take(self._asked.pop(known), outcome)
+                for event in session.run(self._left(), policy=BATCH):
+                    self._hear(event)
         except (InterruptedRunError, KeyboardInterrupt):
             self._is_stopped = True
         if self._is_stopped:
@@ -281,19 +278,19 @@ class Job:
         self._is_stopped = True
         engine.cancel_all()
 
-    def _requests(self) -> Iterator[Request]:
+    def _left(self) -> Iterator[Question]:
         """The questions that are left; lines that cannot be asked are answered with what is wrong."""
-        for asked in read_requests(self._source, self._sampling, self._options):
-            request = asked.request
-            if isinstance(request, UsageError):
-                self._take(asked, request)
+        for asked in read_questions(self._source, self._template):
+            question = asked.question
+            if isinstance(question, UsageError):
+                self._take(asked, question)
             elif asked.line in self._questions.repeated:
                 self._take(asked, UsageError(f"Line {asked.line}: an earlier line has its id.", line=asked.line))
-            elif self._questions.marks.get(request.id) != asked.mark:
+            elif self._questions.marks.get(question.id) != asked.mark:
                 raise UsageError(f"{self._source} was changed while it was read.", hint="Run the same command again.")
-            elif request.id not in self._answers.done:
-                self._asked[request.id] = asked
-                yield request
+            elif question.id not in self._answers.done:
+                self._asked[question.id] = asked
+                yield question
 
     def _take(self, asked: Asked, outcome: Answer | LocalragError) -> None:
         self._answers.write(asked, outcome)
@@ -302,10 +299,17 @@ class Job:
             self._first_error = self._first_error or outcome
         self._progress.advance()
 
-    def _on_step(self, num_tokens: int) -> None:
-        self._progress.add_tokens(num_tokens)
+    def _hear(self, event: Event) -> None:
         if self._is_stopped:
             raise InterruptedRunError("Interrupted.")
+        if event.question is None:
+            return
+        outcome = event.error or event.answer
+        if outcome is not None:
+            if not isinstance(outcome, Answer) or outcome.finish_reason != "cancelled":
+                self._take(self._asked.pop(event.question.id), outcome)
+        elif event.prepared is None:
+            self._progress.add_tokens(1)
 
     def __enter__(self) -> Self:
         return self

@@ -21,7 +21,8 @@ from localrag.errors import InterruptedRunError, UsageError, counted
 from localrag.grading import REFUSALS, Grade, Outcome, Question, Share, Tally, compare, grade, read_questions, spread, tally
 from localrag.grading.grades import Graded, is_page
 from localrag.kb import MODES, Mode, shown
-from localrag.session import TopK, open_embedder, open_knowledge_base, opened_reranker
+from localrag.question import TopK
+from localrag.session import open_embedder, open_knowledge_base, opened_reranker
 from localrag.session.quality import AskWay, CouncilWay, Means, Way
 from localrag.settings import Settings
 from localrag.text.sanitize import safe

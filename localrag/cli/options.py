@@ -22,7 +22,8 @@ from localrag.errors import UsageError, counted
 from localrag.files import secure_home
 from localrag.kb.filters import Where
 from localrag.prompt import ANSWER_BASIS
-from localrag.session import DEFAULT_TOP_K, Options, Session, TopK
+from localrag.question import Question, TopK
+from localrag.session import DEFAULT_TOP_K, Session
 from localrag.session.retrieval import MAX_DEPTH
 from localrag.settings import MAX_TEXT_BYTES, Settings, default_home, expanded
 from localrag.text.sanitize import one_line
@@ -260,22 +261,22 @@ def sampling(asking: Asking, *, seed: int | None, temperature: float) -> Samplin
     )
 
 
-def asked(asking: Asking) -> Options:
-    """The options of a prompt, the files that came with it read."""
-    options = Options(
+def question(asking: Asking, text: str, sampling: SamplingParams | None = None) -> Question:
+    """The question that the options shape; files that come with it are read. `sampling` as of the function of that name."""
+    max_seconds = asking["max_seconds"]
+    return Question.of(
+        text,
         system=asking["system"],
+        sampling=sampling or SamplingParams(max_tokens=asking["max_tokens"], think_tokens=asking["think_tokens"]),
         attachments=[attachment(path) for path in dict.fromkeys(asking["attached"])],
         where=asking["where"],
+        top_k=asking["top_k"],
+        weigh=asking["weigh"],
         context_ratio=asking["context_ratio"],
         overflow=asking["overflow"],
-        weigh=asking["weigh"],
+        max_seconds=max_seconds,
+        started_at=None if max_seconds is None else started_at(),
     )
-    if asking["top_k"] is not None:
-        options["top_k"] = asking["top_k"]
-    if asking["max_seconds"] is not None:
-        options["max_seconds"] = asking["max_seconds"]
-        options["started_at"] = started_at()
-    return options
 
 
 def attachment(path: Path) -> Attachment:

@@ -1,12 +1,17 @@
-"""What the engine needs of whatever evaluates tokens."""
+"""What an engine needs of whatever runs a model: llama.cpp, or the echo."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from localrag.types import SamplingParams
+from localrag.engine.speed import Speed
+from localrag.text.tokens import ChatTemplate, Tokenizer
+from localrag.types import ModelInfo, SamplingParams, Slot
+
+if TYPE_CHECKING:
+    from localrag.engine.memory import MemoryPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,4 +96,44 @@ class Runner(Memory, Protocol):
         """A `cancel` from before this does not stop the next decode."""
         ...
 
+    def close(self) -> None: ...
+
+
+class Backend(Protocol):
+    """A model that is open: its tokenizer, its template, its facts, and the contexts that evaluate its tokens."""
+
+    name: str
+    info: ModelInfo
+    sha256: str | None
+    """Hash of the model's file, if the catalogue knows it."""
+    counts_are_exact: bool
+    """Whether the tokenizer counts exactly as many tokens as are evaluated."""
+    load_s: float
+    """Seconds that loading the model took."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def template(self) -> ChatTemplate | None:
+        """None for a model that has no chat template."""
+        ...
+
+    @property
+    def can_generate(self) -> bool:
+        """Whether there are weights, and not just a vocabulary."""
+        ...
+
+    @property
+    def speed(self) -> Speed: ...
+    def save_speed(self) -> None:
+        """Keep the speed for later runs."""
+        ...
+
+    @property
+    def memory_plan(self) -> MemoryPlan | None:
+        """Memory that the model takes with the context that was made last; None before there is one, and for the echo."""
+        ...
+
+    def make_slot(self, n_ctx: int | None, /) -> Slot: ...
+    def make_runner(self, num_cells: int, num_sequences: int, /, *, repeatable: bool = False) -> Runner: ...
     def close(self) -> None: ...

@@ -11,7 +11,6 @@ import re
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from localrag.citation import TAG
@@ -298,52 +297,67 @@ def _thought(prompt_ids: Sequence[int], form: ThinkingForm, answer: str) -> str:
     return f"{'' if form.is_open(tail) else form.opens}\nI shall say this. {answer}{form.end}"
 
 
+class EchoBackend:
+    """Runs the echo, which needs no model. Its tokens are bytes, so its counts are exact unless it is made to estimate."""
+
+    can_generate = True
+    memory_plan = None
+
+    def __init__(self, n_ctx_train: int, template: ChatTemplate, *, counts_are_exact: bool, speedup: float) -> None:
+        self.name = "echo"
+        self.sha256: str | None = None
+        self.load_s = 0.0
+        self.template: ChatTemplate = template
+        self.tokenizer = EchoTokenizer()
+        self.counts_are_exact = counts_are_exact
+        self.speed = Speed.fixed(prefill_tokens_per_s=PREFILL_TOKENS_PER_S * speedup, decode_tokens_per_s=DECODE_TOKENS_PER_S * speedup)
+        self.info = ModelInfo(
+            path=Path("echo"),
+            file_size=0,
+            gguf_version=3,
+            architecture="echo",
+            name="echo",
+            n_ctx_train=n_ctx_train,
+            num_layers=0,
+            num_heads=0,
+            num_kv_heads=(),
+            embedding_length=0,
+            head_size_k=0,
+            head_size_v=0,
+            rope_scaling=None,
+            rope_freq_base=None,
+            sliding_window=None,
+            vocab_size=258,
+            tokenizer_model="bytes",
+            tokenizer_pre=None,
+            chat_template=None,
+            num_tensors=1,
+            quantization=None,
+        )
+
+    def save_speed(self) -> None:
+        """The speed is fixed."""
+
+    def make_slot(self, n_ctx: int | None, /) -> Slot:
+        limit = self.info.n_ctx_train
+        if n_ctx is not None and n_ctx <= limit:
+            return Slot(0, n_ctx, limit, n_ctx, "requested")
+        return Slot(0, limit, limit, n_ctx, "training")
+
+    def make_runner(self, num_cells: int, num_sequences: int, /, *, repeatable: bool = False) -> EchoRunner:
+        return EchoRunner(
+            num_cells, num_sequences, repeatable=repeatable, uncounted_space=not self.counts_are_exact, thinking=self.template.thinking
+        )
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 def open_echo(
     n_ctx_train: int = N_CTX_TRAIN, *, counts_are_exact: bool = True, template: ChatTemplate | None = None, speedup: float = 1.0
 ) -> Engine:
-    """An Engine that behaves like one with a model of so long a training context; if wanted, with a tokenizer that only estimates.
+    """An engine whose model repeats the question, with a training context of `n_ctx_train` tokens; its counts can be made estimates.
 
     With a `template` of ChatML it thinks as models of that template do.
     """
-    template = template or EchoTemplate()
-    info = ModelInfo(
-        path=Path("echo"),
-        file_size=0,
-        gguf_version=3,
-        architecture="echo",
-        name="echo",
-        n_ctx_train=n_ctx_train,
-        num_layers=0,
-        num_heads=0,
-        num_kv_heads=(),
-        embedding_length=0,
-        head_size_k=0,
-        head_size_v=0,
-        rope_scaling=None,
-        rope_freq_base=None,
-        sliding_window=None,
-        vocab_size=258,
-        tokenizer_model="bytes",
-        tokenizer_pre=None,
-        chat_template=None,
-        num_tensors=1,
-        quantization=None,
-    )
-
-    def make_slot(requested: int | None) -> Slot:
-        if requested is not None and requested <= n_ctx_train:
-            return Slot(0, requested, n_ctx_train, requested, "requested")
-        return Slot(0, n_ctx_train, n_ctx_train, requested, "training")
-
-    return Engine(
-        name="echo",
-        info=info,
-        tokenizer=EchoTokenizer(),
-        template=template,
-        make_slot=make_slot,
-        make_runner=partial(EchoRunner, uncounted_space=not counts_are_exact, thinking=template.thinking),
-        counts_are_exact=counts_are_exact,
-        make_speed=lambda: Speed.fixed(
-            prefill_tokens_per_s=PREFILL_TOKENS_PER_S * speedup, decode_tokens_per_s=DECODE_TOKENS_PER_S * speedup
-        ),
-    )
+    return Engine(EchoBackend(n_ctx_train, template or EchoTemplate(), counts_are_exact=counts_are_exact, speedup=speedup))

@@ -10,11 +10,11 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from localrag.errors import EngineError, UsageError
-from localrag.types import schema_text
+from localrag.types import ToolSpec, schema_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -225,3 +225,56 @@ class Matcher:
 def byte_vocabulary() -> Vocabulary:
     """Bytes as tokens 0 to 255, and two control tokens, the second of which ends a text."""
     return Vocabulary([*(bytes([value]) for value in range(256)), b"", b""], [257], lambda text: list(text.encode()))
+
+
+def schema_of_calls(specs: Iterable[ToolSpec], strict: Collection[str]) -> str:
+    """The JSON schema of a call of any of these, simpler where the whole is more than a grammar can hold.
+
+    UsageError for parameters of a tool named in `strict` to which no grammar holds an answer.
+    """
+    calls: list[dict[str, Any]] = []
+    definitions: dict[str, Any] = {}
+    for number, spec in enumerate(specs):
+        parameters, own = _hoisted(spec.parameters, f"{number}-")
+        try:
+            _check_arguments(spec.name, parameters, own)
+        except UsageError:
+            if spec.name in strict:
+                raise
+            parameters, own = {"type": "object"}, {}
+        calls.append(_call({"const": spec.name}, parameters))
+        definitions |= own
+    text = json.dumps({"anyOf": calls, "$defs": definitions})
+    try:
+        grammar_of(text)
+    except UsageError:
+        if strict:
+            raise
+        text = json.dumps(_call({"enum": [spec.name for spec in specs]}, {"type": "object"}))
+    return text
+
+
+def _check_arguments(name: str, parameters: Mapping[str, Any], definitions: Mapping[str, Any]) -> None:
+    """UsageError if no grammar holds an answer to them."""
+    if parameters.get("type") != "object":
+        raise UsageError(f"The parameters of the tool {name} are no object.", hint='Give a JSON schema of type "object".')
+    grammar_of({**parameters, "$defs": definitions})
+
+
+def _call(name: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": {"name": name, "arguments": arguments}, "required": ["name", "arguments"]}
+
+
+def _hoisted(parameters: Mapping[str, Any], prefix: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A schema that can stand within another, and its definitions, renamed, for the outer one."""
+    renamed = json.loads(json.dumps(parameters), object_hook=lambda each: _renamed(each, prefix))
+    found = {key: renamed.pop(key, {}) for key in ("$defs", "definitions")}
+    own = {f"{prefix}{name}": each for group in found.values() if isinstance(group, dict) for name, each in group.items()}
+    return renamed, own
+
+
+def _renamed(schema: dict[str, Any], prefix: str) -> dict[str, Any]:
+    ref = schema.get("$ref")
+    if isinstance(ref, str) and ref.startswith(("#/$defs/", "#/definitions/")):
+        schema["$ref"] = f"#/$defs/{prefix}{ref.split('/', 2)[2]}"
+    return schema

@@ -1,4 +1,4 @@
-"""From a GGUF file to an Engine."""
+"""From a GGUF file to an engine that runs it in llama.cpp."""
 
 from __future__ import annotations
 
@@ -30,14 +30,16 @@ def open_model(
     chat_template: str | None = None,
     home: Path | None = None,
     is_trusted: bool = False,
+    sha256: str | None = None,
+    prefix_bytes: int = 0,
 ) -> Engine:
-    """Load a GGUF file: header first, checked in Python, then the vocabulary, and the weights unless `vocab_only`.
+    """Load a GGUF file: the header first, checked in Python, then the vocabulary, and the weights unless `vocab_only`.
 
-    `n_ctx` is the window to ask for where a caller asks for none; `chat_template` is the source of a template that replaces
-    the file's own; `home` keeps which attention kernel is the faster one here (without one, it is flash attention) and how fast
-    the model is. A file that is not `is_trusted` is loaded in a child process the first time that it is seen.
-    ModelFileError for a file that is damaged or foreign; EngineError, before its weights are loaded, for one that does not fit
-    into the free memory even with the smallest window.
+    `n_ctx` is the window where a caller asks for none. `chat_template` is the source of a template that replaces the file's own. `home`
+    keeps measurements: which attention kernel is faster here (flash attention without a home), and the speed of the model. A file that is
+    not `is_trusted` is first loaded in a child process. Up to `prefix_bytes` of evaluated prompts are kept on disk in `home`.
+    ModelFileError for a file that is damaged or foreign; EngineError, before its weights are loaded, for one that does not fit into the
+    free memory even with the smallest window.
     """
     started = time.perf_counter()
     info = gguf.read_header(path)
@@ -49,15 +51,39 @@ def open_model(
     source = chat_template or info.chat_template
     template = None if source is None else JinjaChatTemplate(source, origin="the file given" if chat_template else path.name)
     model = _load(path, template, vocab_only=vocab_only)
-    parts = _Parts(info=info, model=model, template=template, home=home, n_ctx=n_ctx, governor=governor, gpu_layers=gpu_layers)
-    return parts.engine(name, started)
+    tokenizer = LlamaTokenizer(model)
+    if template is not None:
+        template.bos_text, template.eos_text = tokenizer.bos_text, tokenizer.eos_text
+    backend = LlamaBackend(
+        name=name,
+        info=info,
+        sha256=sha256,
+        load_s=time.perf_counter() - started,
+        tokenizer=tokenizer,
+        model=model,
+        template=template,
+        home=home,
+        n_ctx=n_ctx,
+        governor=governor,
+        gpu_layers=gpu_layers,
+    )
+    prefix_cache = None
+    if prefix_bytes and home is not None and backend.can_generate:
+        from localrag.engine.prefix_disk_cache import make_prefix_cache  # noqa: PLC0415  # weight
+
+        prefix_cache = make_prefix_cache(home, info, sha256=sha256, max_bytes=prefix_bytes)
+    return Engine(backend, prefix_cache=prefix_cache)
 
 
 @dataclass(kw_only=True)
-class _Parts:
-    """What an engine is made of: a model in memory, and what follows from it when it is first asked for."""
+class LlamaBackend:
+    """A model in llama.cpp. What follows from it is computed when it is first needed."""
 
+    name: str
     info: ModelInfo
+    sha256: str | None
+    load_s: float
+    tokenizer: LlamaTokenizer
     model: LlamaModel
     template: JinjaChatTemplate | None
     home: Path | None
@@ -67,29 +93,16 @@ class _Parts:
     plans: dict[bool, memory.MemoryPlan] = field(default_factory=dict)
     """Of the context that was made last, with the weights in it: the common one, and (True) the repeatable one."""
 
+    counts_are_exact = True
+
     @property
-    def plan(self) -> memory.MemoryPlan | None:
-        """Of the common context, or else of the repeatable one."""
+    def memory_plan(self) -> memory.MemoryPlan | None:
+        """The plan of the common context, or else of the repeatable one."""
         return self.plans.get(False) or self.plans.get(True)
 
-    def engine(self, name: str, started: float) -> Engine:
-        """`started` is when loading began, on the clock of time.perf_counter."""
-        tokenizer = LlamaTokenizer(self.model)
-        if self.template is not None:
-            self.template.bos_text, self.template.eos_text = tokenizer.bos_text, tokenizer.eos_text
-        return Engine(
-            name=name,
-            info=self.info,
-            tokenizer=tokenizer,
-            template=self.template,
-            make_slot=self.make_slot,
-            make_runner=None if self.model.vocab_only else self.make_runner,
-            make_speed=lambda: self.speed,
-            keep_speed=self.speed_file.save,
-            memory_plan=lambda: self.plan,
-            close=self.close,
-            load_s=time.perf_counter() - started,
-        )
+    @property
+    def can_generate(self) -> bool:
+        return not self.model.vocab_only
 
     @cached_property
     def speed_file(self) -> SpeedFile:
@@ -101,13 +114,16 @@ class _Parts:
         self.speed_file.load_into(speed)
         return speed
 
-    def make_slot(self, requested: int | None) -> Slot:
+    def save_speed(self) -> None:
+        self.speed_file.save(self.speed)
+
+    def make_slot(self, n_ctx: int | None, /) -> Slot:
         """The cells of the context that is there take no more memory: a window may have them whatever else is free."""
         flash_attention = self.home is None or attention_kept(self.home)
         situation = memory.Situation(is_loaded=True)
         fitting = memory.nearest(self.info, flash_attention=flash_attention, gpu_layers=self.gpu_layers, situation=situation)
-        held = 0 if self.plan is None else self.plan.n_ctx
-        return memory.make_slot(self.info, self.n_ctx if requested is None else requested, fitting=max(fitting, held))
+        held = 0 if self.memory_plan is None else self.memory_plan.n_ctx
+        return memory.make_slot(self.info, self.n_ctx if n_ctx is None else n_ctx, fitting=max(fitting, held))
 
     def make_runner(self, num_cells: int, num_sequences: int, /, *, repeatable: bool = False) -> LlamaContext:
         """A `repeatable` one has plain attention: on a CPU, flash attention splits a token's sum among the threads."""

@@ -26,10 +26,9 @@ from localrag.mcp.schemas import (
     SearchArguments,
     SearchResult,
 )
+from localrag.question import Question
 from localrag.session import Retriever, Session, open_embedder, open_knowledge_base
-from localrag.session.serving import Question, Service
 from localrag.settings import Settings
-from localrag.types import Message, SamplingParams
 
 if TYPE_CHECKING:
     from localrag.text.tokens import Embedder
@@ -66,7 +65,7 @@ class Desk:
         self._named = {name_of(each): each for each in wanted.kbs}
         if len(self._named) < len(set(wanted.kbs)):
             raise UsageError("Two of the knowledge bases have the same name.", hint="Name one of them with --kb.")
-        self._service: Service | None = None
+        self._session: Session | None = None
 
     @property
     def kbs(self) -> dict[str, str]:
@@ -77,20 +76,16 @@ class Desk:
 
     def ask(self, asked: AskArguments, is_stopped: Callable[[], bool]) -> AskResult:
         """Nothing is begun any more once `is_stopped`; what runs then, `stop` ends."""
-        question = self._question(
-            asked, SamplingParams(seed=asked.seed, repeatable="seed" in asked.model_fields_set, max_tokens=asked.max_tokens)
-        )
-        service = self._opened(is_stopped)
-        session, prepared, opened = service.prepare(question)
-        with opened:
+        question = self._question(asked).but(seed=asked.seed, repeatable="seed" in asked.model_fields_set)
+        session = self._opened(is_stopped)
+        with session.scoped(question) as scoped:
+            prepared = scoped.prepare(question)
             _check(is_stopped)
-            return schemas.asked(session.answer(prepared, question.messages, sampling=question.sampling), self._hush)
+            return schemas.asked(scoped.answer(prepared), self._hush)
 
     def budget(self, asked: BudgetArguments, is_stopped: Callable[[], bool]) -> BudgetResult:
-        question = self._question(asked, SamplingParams(max_tokens=asked.max_tokens))
-        session, prepared, opened = self._opened(is_stopped).prepare(question)
-        with opened:
-            return schemas.budgeted(prepared, session.engine.name)
+        session = self._opened(is_stopped)
+        return schemas.budgeted(session.prepare(self._question(asked)), session.engine.name)
 
     def search(self, wanted: SearchArguments, _is_stopped: Callable[[], bool]) -> SearchResult:
         if not wanted.query.strip():
@@ -119,14 +114,14 @@ class Desk:
 
     # --- what they need ---
 
-    def _question(self, asked: BudgetArguments, sampling: SamplingParams) -> Question:
+    def _question(self, asked: BudgetArguments) -> Question:
         if not asked.question.strip():
             raise UsageError("The question is empty.", hint="Give one in plain words.")
         names = asked.kbs or list(self.kbs)
         if not names:
             raise self._not_found()
         kbs = tuple(self._address(name) for name in names)
-        return Question(id=0, messages=[Message("user", asked.question)], kbs=kbs, sampling=sampling)
+        return Question.of(asked.question, kbs=kbs, max_tokens=asked.max_tokens)
 
     def _name(self, given: str) -> str:
         """The knowledge base that is meant where none need be named. UsageError where it must be."""
@@ -155,10 +150,10 @@ class Desk:
     def _embedder(self) -> Embedder:
         return open_embedder(self._wanted.settings, for_queries=True)
 
-    def _opened(self, is_stopped: Callable[[], bool]) -> Service:
-        if self._service is None:
-            wanted, embedder = self._wanted, self._embedder
-            session = Session.open(
+    def _opened(self, is_stopped: Callable[[], bool]) -> Session:
+        if self._session is None:
+            wanted = self._wanted
+            self._session = Session.open(
                 wanted.model,
                 n_ctx=wanted.n_ctx,
                 chat_template=wanted.chat_template,
@@ -167,20 +162,19 @@ class Desk:
                 keep=wanted.keep,
                 settings=wanted.settings,
             )
-            self._service = Service(session, wanted.settings, embedder)
         _check(is_stopped)
-        return self._service
+        return self._session
 
     # --- its end ---
 
     def stop(self) -> None:
         """End what is being written, from any thread."""
-        if self._service is not None:
-            self._service.stop()
+        if self._session is not None:
+            self._session.engine.cancel_all()
 
     def close(self) -> None:
-        if self._service is not None:
-            self._service.close()
+        if self._session is not None:
+            self._session.close()
 
 
 def _check(is_stopped: Callable[[], bool]) -> None:

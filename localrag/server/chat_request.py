@@ -12,9 +12,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, SkipValidation, ValidationError, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
+from localrag.engine.grammar import schema_of_calls
 from localrag.server.errors import Problem
 from localrag.server.schemas import example, fault, parse, worded
-from localrag.server.tools import Tools, compact, schema_of_calls
+from localrag.server.tools import Tools, compact
 from localrag.session.search_policy import Bypass, bypass
 from localrag.types import Message, Role, ToolSpec
 

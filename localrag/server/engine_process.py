@@ -15,9 +15,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from localrag.engine.policy import SERVE
 from localrag.server.errors import LOG, Problem
 from localrag.server.wire import MAX_LINE_BYTES, line_of
-from localrag.session.serving import MAX_AT_ONCE
 from localrag.settings import Settings
 
 MAX_WAITING = 32
@@ -73,7 +73,7 @@ class _Task:
 class EngineProcess:
     """Runs questions in the engine's process. Belongs to one event loop.
 
-    At most MAX_AT_ONCE are there at once; others wait here, and clients take turns. When the process dies, those that it held are
+    At most SERVE.num_sequences are there at once; others wait here, and clients take turns. When the process dies, those that it held are
     answered by a Problem, those that wait are not touched, and another one is started.
     """
 
@@ -252,7 +252,7 @@ class EngineProcess:
 
     def _feed(self) -> None:
         """Hand on what waits, clients in turn, while there is a place."""
-        while self._is_up and self._waiting and len(self._running) < MAX_AT_ONCE:
+        while self._is_up and self._waiting and len(self._running) < SERVE.num_sequences:
             client, tasks = self._waiting.popitem(last=False)
             task = tasks.popleft()
             if tasks:

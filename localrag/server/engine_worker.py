@@ -8,21 +8,20 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from localrag.engine.policy import SERVE
 from localrag.errors import LocalragError
 from localrag.journal import allotments
+from localrag.question import BudgetOptions, Given, Question, Search, ToolCalls
 from localrag.report.page import item_style, shrink_multiple
 from localrag.server.errors import problem_of
-from localrag.server.tools import schema_of_calls
 from localrag.server.wire import line_of
-from localrag.session import Answer, Options, Prepared, Session, supplied
+from localrag.session import Answer, Event, Prepared, Session, supplied
 from localrag.session.redact import Redactor
-from localrag.session.serving import Event, Question, Service
 from localrag.settings import Settings
 from localrag.types import Hit, Message, SamplingParams, ToolSpec
 
@@ -64,9 +63,9 @@ class _Worker:
         self._session = session
         self._hush = Redactor([settings.home])
         self._send = send
-        self._service = Service(session, settings).open()
         self._heard: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         engine = session.engine
+        engine.reserve_window(session.slot.n_ctx, SERVE)
         about = {
             "model": Path(engine.name).name,  # of one that is named by its path, no more than its file
             "slot": session.slot.to_dict(),
@@ -76,55 +75,68 @@ class _Worker:
 
     def run(self, source: BinaryIO) -> None:
         threading.Thread(target=self._hear, args=(source,), daemon=True).start()
+        for event in self._session.run(self._arrivals(), policy=SERVE):
+            if event.question is not None:
+                self._tell(event.question.id, event)
+        self._session.close()
+
+    def _arrivals(self) -> Iterator[Question | None]:
+        """Questions as they come; None where none waits while others run. It ends when the server has closed the pipe."""
         while True:
             try:
-                message = self._heard.get(block=not self._service.num_running)
+                message = self._heard.get(block=self._session.engine.is_idle)
             except queue.Empty:
-                for event in self._service.step():
-                    self._tell(event)
+                yield None
                 continue
             if message is None:
-                self._service.close()
+                self._session.engine.cancel_all()
                 return
-            self._take(message)
+            if (question := self._taken(message)) is not None:
+                yield question
 
     def _hear(self, source: BinaryIO) -> None:
         for line in source:
             self._heard.put(json.loads(line))
         self._heard.put(None)
 
-    def _take(self, message: dict[str, Any]) -> None:
+    def _taken(self, message: dict[str, Any]) -> Question | None:
+        """The question that a message asks; every other message is answered here."""
         number = message["id"]
         try:
             if message["op"] == "ask":
-                self._tell(self._service.add(question_of(message)))
-            elif message["op"] == "cancel":
-                self._service.cancel(number)
+                return question_of(message)
+            if message["op"] == "cancel":
+                self._session.cancel(number)
             elif message["op"] == "budget":
                 self._send({"id": number, "done": self._budget(question_of(message))})
             else:
                 self._send({"id": number, "done": {"token_ids": self._session.engine.tokenizer.encode(message["text"])}})
         except LocalragError as error:
             self._refuse(number, error)
+        return None
 
     def _budget(self, question: Question) -> dict[str, Any]:
-        _, prepared, opened = self._service.prepare(question)
-        with opened:
-            return composed(prepared) | ({"warnings": prepared.warnings} if prepared.warnings else {})
+        prepared = self._session.prepare(question)
+        return composed(prepared) | ({"warnings": prepared.warnings} if prepared.warnings else {})
 
-    def _tell(self, event: Event) -> None:
-        if event.begun is not None:
-            begun = {**composed(event.begun), "nodes": nodes(event, event.begun.prompt.hits)}
-            self._send({"id": event.id, "begun": begun})
-        elif event.answer is not None:
-            self._send({"id": event.id, "done": told(event, event.answer, self._hush)})
+    def _tell(self, number: int | str, event: Event) -> None:
+        if event.prepared is not None:
+            begun = {**composed(event.prepared), "nodes": nodes(event, event.prepared.prompt.hits)}
+            self._send({"id": number, "begun": begun})
         elif event.error is not None:
-            self._refuse(event.id, event.error)
+            self._refuse(number, event.error)
         else:
-            logprobs = [[list(each.piece), each.logprob, [[list(piece), value] for piece, value in each.top]] for each in event.logprobs]
-            self._send({"id": event.id, "text": event.text, "thought": event.thought, "num_tokens": event.num_tokens, "logprobs": logprobs})
+            if event.text or event.thought or event.logprobs:
+                self._send_piece(number, event)
+            if event.answer is not None:
+                self._send({"id": number, "done": told(event, event.answer, self._hush)})
 
-    def _refuse(self, number: int, error: LocalragError) -> None:
+    def _send_piece(self, number: int | str, event: Event) -> None:
+        logprobs = [[list(each.piece), each.logprob, [[list(piece), value] for piece, value in each.top]] for each in event.logprobs]
+        num_tokens = event.num_tokens if event.answer is None else event.answer.completion_tokens
+        self._send({"id": number, "text": event.text, "thought": event.thought, "num_tokens": num_tokens, "logprobs": logprobs})
+
+    def _refuse(self, number: int | str, error: LocalragError) -> None:
         self._send({"id": number, "problem": problem_of(error).parts})
 
 
@@ -140,35 +152,20 @@ def settings_of(wanted: Mapping[str, Any]) -> Settings:
 
 
 def question_of(message: Mapping[str, Any]) -> Question:
-    """UsageError for numbers that cannot be."""
-    given = message["options"]
-    options = Options()
-    if given.get("context_ratio") is not None:
-        options["context_ratio"] = given["context_ratio"]
-    if given.get("top_k") is not None:
-        options["top_k"] = given["top_k"]
-    if given.get("needs_question") is False:
-        options["needs_question"] = False
-    if message["tools"]:
-        options["tools"] = [ToolSpec(**each) for each in message["tools"]]
-        if not message["calls"]["or_text"]:
-            options["must_call"] = message["calls"]["choices"]
+    """UsageError for impossible numbers."""
+    given, calls = message["options"], message["calls"]
+    tools = tuple(ToolSpec(**each) for each in message["tools"])
     return Question(
-        id=message["id"],
-        messages=[Message(each["role"], each["content"]) for each in message["messages"]],
-        kbs=tuple(message["kbs"]),
+        messages=tuple(Message(each["role"], each["content"]) for each in message["messages"]),
         sampling=SamplingParams(**{**message["sampling"], "stop": tuple(message["sampling"].get("stop", ()))}),
-        options=options,
+        search=Search(kbs=tuple(message["kbs"]), top_k=given.get("top_k")),
+        given=Given(tools=tools, must_call=tuple(calls["choices"]) if tools and not calls["or_text"] else ()),
+        budget=BudgetOptions(context_ratio=given.get("context_ratio"), ends_after_s=message.get("max_seconds")),
+        calls=ToolCalls(choices=tuple(calls["choices"]), strict=tuple(calls["strict"]), or_text=calls["or_text"]) if tools else None,
+        needs_question=given.get("needs_question", True),
         is_plain=message["is_plain"],
-        max_seconds=message.get("max_seconds"),
-        form_of_calls=partial(_form_of_calls, **message["calls"]) if message["tools"] else None,
+        id=message["id"],
     )
-
-
-def _form_of_calls(sent: Sequence[ToolSpec], *, choices: Sequence[str], strict: Sequence[str], or_text: bool) -> dict[str, Any]:
-    """The fields of SamplingParams that hold an answer to a call of the tools that were sent."""
-    specs = [spec for spec in sent if spec.name in choices]
-    return {"json_schema": schema_of_calls(specs, strict) if specs else None, "or_text": or_text and bool(specs)}
 
 
 def composed(prepared: Prepared) -> dict[str, Any]:

@@ -6,12 +6,10 @@ A call is written as `{"name": …, "arguments": {…}}`, in the answer as in ea
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from localrag.engine.grammar import CALL_CLOSES, CALL_OPENS, grammar_of
-from localrag.errors import UsageError
+from localrag.engine.grammar import CALL_CLOSES, CALL_OPENS
 from localrag.types import ToolSpec
 
 
@@ -67,56 +65,3 @@ def may_be_call(text: str) -> bool:
 def compact(value: object) -> str:
     """JSON as calls are written."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-def schema_of_calls(specs: Iterable[ToolSpec], strict: Collection[str]) -> str:
-    """The JSON schema of a call of any of these, simpler where the whole is more than a grammar can hold.
-
-    UsageError for parameters of a tool named in `strict` to which no grammar holds an answer.
-    """
-    calls: list[dict[str, Any]] = []
-    definitions: dict[str, Any] = {}
-    for number, spec in enumerate(specs):
-        parameters, own = _hoisted(spec.parameters, f"{number}-")
-        try:
-            _check_arguments(spec.name, parameters, own)
-        except UsageError:
-            if spec.name in strict:
-                raise
-            parameters, own = {"type": "object"}, {}
-        calls.append(_call({"const": spec.name}, parameters))
-        definitions |= own
-    text = json.dumps({"anyOf": calls, "$defs": definitions})
-    try:
-        grammar_of(text)
-    except UsageError:
-        if strict:
-            raise
-        text = json.dumps(_call({"enum": [spec.name for spec in specs]}, {"type": "object"}))
-    return text
-
-
-def _check_arguments(name: str, parameters: Mapping[str, Any], definitions: Mapping[str, Any]) -> None:
-    """UsageError if no grammar holds an answer to them."""
-    if parameters.get("type") != "object":
-        raise UsageError(f"The parameters of the tool {name} are no object.", hint='Give a JSON schema of type "object".')
-    grammar_of({**parameters, "$defs": definitions})
-
-
-def _call(name: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "properties": {"name": name, "arguments": arguments}, "required": ["name", "arguments"]}
-
-
-def _hoisted(parameters: Mapping[str, Any], prefix: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A schema that can stand within another, and its definitions, renamed, for the outer one."""
-    renamed = json.loads(json.dumps(parameters), object_hook=lambda each: _renamed(each, prefix))
-    found = {key: renamed.pop(key, {}) for key in ("$defs", "definitions")}
-    own = {f"{prefix}{name}": each for group in found.values() if isinstance(group, dict) for name, each in group.items()}
-    return renamed, own
-
-
-def _renamed(schema: dict[str, Any], prefix: str) -> dict[str, Any]:
-    ref = schema.get("$ref")
-    if isinstance(ref, str) and ref.startswith(("#/$defs/", "#/definitions/")):
-        schema["$ref"] = f"#/$defs/{prefix}{ref.split('/', 2)[2]}"
-    return schema

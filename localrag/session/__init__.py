@@ -1,7 +1,6 @@
-"""A question's way through the house: `Session.ask` is the walk, and every command is a way into it."""
+"""The pipeline from a question to an answer (session.py), and what is built on it: conversations, councils, evaluation."""
 
 from localrag.session.answer import Answer, Prepared, evidence, supplied
-from localrag.session.batch import Outcome, Request
 from localrag.session.opening import (
     folder_rules,
     open_embedder,
@@ -13,20 +12,17 @@ from localrag.session.opening import (
     opened_reranker,
     prepare_queries,
 )
-from localrag.session.options import Options, TopK
+from localrag.session.pipeline import Event
 from localrag.session.retrieval import DEFAULT_TOP_K, Retriever
 from localrag.session.session import Session
 
 __all__ = [
     "DEFAULT_TOP_K",
     "Answer",
-    "Options",
-    "Outcome",
+    "Event",
     "Prepared",
-    "Request",
     "Retriever",
     "Session",
-    "TopK",
     "evidence",
     "folder_rules",
     "open_embedder",

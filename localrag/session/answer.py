@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from localrag.budget import Ledger
 from localrag.prompt import Prompt
+from localrag.question import Question
 from localrag.session.query_rewrite import QueryRewrite
 from localrag.session.search_policy import Bypass
 from localrag.types import Citation, Hit, Slot, Timings, TokenLogprob
@@ -19,8 +20,9 @@ RERANK_SKIPPED = "The passages were not reranked: that could not finish within i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A prompt that is ready to be sent: counted, fitted, and nothing evaluated yet."""
+    """The prompt of a question: counted, fitted, and nothing evaluated yet."""
 
+    question: Question
     prompt: Prompt
     slot: Slot
     offered: tuple[Hit, ...]

@@ -7,28 +7,27 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self
 
 from localrag.conversation import search_query
+from localrag.engine.policy import CHAT
 from localrag.errors import BudgetExceededError, InterruptedRunError, LocalragError, UsageError, counted
+from localrag.question import Question, Thread
 from localrag.session import retrieval
 from localrag.session.answer import Answer, Prepared
 from localrag.session.history_window import Forgotten, Giving, HistoryWindow, Turn, let_go_of_strangers, restored, sent_message, to_keep
 from localrag.session.memory import propose
 from localrag.session.query_rewrite import QueryRewrite, QueryRewriter
 from localrag.session.search_policy import outcome
-from localrag.types import Hit, Message, SamplingParams, comparable
+from localrag.types import Hit, Message, comparable
 
 if TYPE_CHECKING:
     from localrag.budget import Ledger
     from localrag.journal import Ending, Journal
-    from localrag.session.options import Options
     from localrag.session.session import Session
 
 WRITE_EVERY_S = 0.5
 """An answer is put on disk so often while it is written: what is killed loses no more than that."""
-MIN_SEQUENCES = 2
-"""See Engine.min_sequences."""
 MAX_AGAIN = 4
 """Of the passages that stand in the prompt already, so many are named as those that the question is about."""
 WRITING_CELLS = 1536
@@ -54,7 +53,8 @@ class Chat:
         self._standing = HistoryWindow()
         """Of the prompt that was prepared last."""
         self.turns = [restored(stored) for stored in self._kept.turns(conversation_id)]
-        session.engine.min_sequences = MIN_SEQUENCES
+        session.policy = CHAT
+        session.engine.share_contexts()
 
     @classmethod
     def of(cls, session: Session, name: str, *, system: str = "") -> Self:
@@ -69,34 +69,34 @@ class Chat:
 
     def say(
         self,
-        question: str,
+        question: Question | str,
         *,
-        sampling: SamplingParams,
         on_text: Callable[[str], None] = lambda _: None,
         on_thought: Callable[[str], None] = lambda _: None,
         on_prepared: Callable[[Prepared], None] = lambda _: None,
-        **options: Unpack[Options],
     ) -> Answer:
         """Ask, and keep the turn. An answer that is stopped is kept as far as it was written; one that fails leaves its question.
 
-        A question that is stopped before its answer begins stays too, and is sent again with the next one; one that cannot be asked at
-        all, as it does not fit, does not. `on_prepared` is told what is about to be sent. Errors as those of Session.ask.
+        The question is a single text. One that is stopped before its answer begins stays too, and is sent again with the next one; one
+        that cannot be asked at all, because it does not fit, does not. `on_prepared` gets the prompt before it is evaluated. Errors are
+        those of Session.ask.
         """
+        question = question if isinstance(question, Question) else Question.of(question)
+        text, sampling = question.messages[-1].content, question.sampling
         about: dict[str, Any] = {"model": self.session.engine.name, "seed": sampling.seed, "temperature": sampling.temperature}
-        turn = Turn(id=self._kept.begin_turn(self.id, question, about), question=question, began_at=time.time())
+        turn = Turn(id=self._kept.begin_turn(self.id, text, about), question=text, began_at=time.time())
         try:
-            prepared = self.prepare(question, sampling=sampling, **options)
+            prepared = self.prepare(question)
             on_prepared(prepared)
         except BaseException as error:
             self._end_unasked(turn, error, about)
             raise
         if prepared.rewriting is not None:
             about["rewriting"] = prepared.rewriting.to_dict()
-        messages = self._messages(question)
         self.turns.append(turn)
         writer = _Writer(lambda text: self._kept.write(turn.id, text), on_text)
         try:
-            answer = self.session.answer(prepared, messages, sampling=sampling, on_text=writer, on_thought=on_thought, **options)
+            answer = self.session.answer(prepared, on_text=writer, on_thought=on_thought)
         except BaseException:
             self._end(turn, "stopped" if writer.text.strip() else "failed", writer.text, about)
             raise
@@ -106,45 +106,48 @@ class Chat:
         self._end(turn, state, answer.text, about | to_keep(turn, answer) | {"standing": self._standing.to_keep()})
         return answer
 
-    def prepare(self, question: str, *, sampling: SamplingParams, **options: Unpack[Options]) -> Prepared:
-        """The prompt of the next turn. Passages that stand in it already are not given again, but named."""
+    def prepare(self, question: Question | str) -> Prepared:
+        """The prompt of the next turn. Passages that are in it already are not given again, but named."""
+        question = question if isinstance(question, Question) else Question.of(question)
         said = self._messages(question)
+        whole = replace(question, messages=said)
         before = next((turn.question for turn in reversed(self.turns) if turn.is_told), "")
-        unsearched = self.session.unsearched(said, options)
-        rewriting = None if unsearched or "hits" in options else self._rewriting(question, before, sampling, options)
+        unsearched = self.session.unsearched(whole)
+        rewriting = None if unsearched or question.given.hits is not None else self._rewriting(question, before)
         rewritten = "" if rewriting is None else rewriting.text
         offered = self.session.retriever.offered(
-            search_query(said), options, before=before, rewritten=rewritten, searches=unsearched is None
+            question, search_query(said), before=before, rewritten=rewritten, searches=unsearched is None
         )
         hits = retrieval.distinct(offered)
         let_go_of_strangers(self.turns, hits, {kb.name for kb in self.session.knowledge_bases})
         try:
-            prepared, self._standing = self._fitting(question, hits, sampling, options)
+            prepared, self._standing = self._fitting(question, hits)
         except BudgetExceededError as error:
             raise self._with_way_out(error) from None
         sources = (*prepared.prompt.hits, *self._above(hits, self._standing))
         return replace(prepared, bypass=outcome(unsearched, hits, sources), rewriting=rewriting)
 
-    def _fitting(self, question: str, hits: Sequence[Hit], sampling: SamplingParams, options: Options) -> tuple[Prepared, HistoryWindow]:
-        """The prompt of a question with what was found for it, and what had to give way."""
-        giving, standing = self._giving(options), HistoryWindow.of(self.turns)
+    def _fitting(self, question: Question, hits: Sequence[Hit]) -> tuple[Prepared, HistoryWindow]:
+        """The prompt of a question with its evidence, and what had to give way."""
+        giving, standing = self._giving(question), HistoryWindow.of(self.turns)
         while True:
-            messages, asked = self._asked(question, options, standing)
             above = self._above(hits, standing)
-            asked["hits"] = [hit for hit in hits if hit.label not in above]
-            asked["again"] = list(dict.fromkeys(above.values()))[:MAX_AGAIN]
-            asked["left_out"] = _left_out(hits, above)
-            prepared = self._prepared(messages, sampling, asked)
+            asked = self._asked(question, standing).but(
+                hits=[hit for hit in hits if hit.label not in above],
+                left_out=_left_out(hits, above),
+                again=list(dict.fromkeys(above.values()))[:MAX_AGAIN],
+            )
+            prepared = self.session.prepare(asked)
             forgotten = self.forgotten(prepared.prompt.ledger)
             reached = max((*forgotten.summarised, *forgotten.left_out), default=0)
-            found = giving.after(standing, prepared.prompt, reached=reached)
-            if found == standing:
+            next_standing = giving.after(standing, prepared.prompt, reached=reached)
+            if next_standing == standing:
                 return prepared, standing
-            standing = found
+            standing = next_standing
 
-    def _giving(self, options: Options) -> Giving:
+    def _giving(self, question: Question) -> Giving:
         session = self.session
-        most = session.profile_of(options).max_messages
+        most = session.profile_of(question).max_messages
         return Giving(turns=self.turns, count=session.engine.counter, n_ctx=session.slot.n_ctx, max_messages=most)
 
     def _above(self, hits: Iterable[Hit], standing: HistoryWindow) -> dict[str, str]:
@@ -156,36 +159,33 @@ class Chat:
         texts = {hit.label: comparable(hit.chunk.text) for hit in hits}
         return {label: labels[text] for label, text in texts.items() if text in labels}
 
-    def _rewriting(self, question: str, before: str, sampling: SamplingParams, options: Options) -> QueryRewrite | None:
-        """A follow-up as a question that is understood alone, if that is wanted."""
-        if not self.rewrites or not retrieval.is_follow_up(search_query(self._messages(question)), before):
+    def _rewriting(self, question: Question, before: str) -> QueryRewrite | None:
+        """A follow-up as a question that can be understood alone, if rewriting is on."""
+        said = self._messages(question)
+        if not self.rewrites or not retrieval.is_follow_up(search_query(said), before):
             return None
-        messages, asked = self._asked(question, options, HistoryWindow.of(self.turns))
-        coming = self._prepared(messages, sampling, asked).prompt.token_ids
-        return QueryRewriter(self.session.engine, n_ctx=self.session.slot.n_ctx)(messages, beside=coming)
+        coming = self.session.prepare(self._asked(question, HistoryWindow.of(self.turns))).prompt.token_ids
+        return QueryRewriter(self.session.engine, n_ctx=self.session.slot.n_ctx)(said, beside=coming)
 
-    def _prepared(self, messages: list[Message], sampling: SamplingParams, asked: Options, *, write: bool = False) -> Prepared:
-        max_tokens, think_tokens = sampling.max_tokens, sampling.room_to_think
-        return self.session.prepare(messages, max_tokens=max_tokens, think_tokens=think_tokens, write=write, **asked)
-
-    def _messages(self, question: str, *, bare: int = 0) -> list[Message]:
+    def _messages(self, question: Question, *, bare: int = 0) -> tuple[Message, ...]:
         """The conversation with a question, the first `bare` turns without their sources."""
-        messages = [Message("system", self.system)] if self.system.strip() else []
+        system = next((each for each in question.messages if each.role == "system"), None)
+        messages = [Message("system", self.system)] if self.system.strip() else [] if system is None else [system]
         for at, turn in enumerate(self.turns):
             messages.append(Message("user", turn.question, sent=turn.sent if at >= bare else ""))
             if turn.is_told:
                 messages.append(Message("assistant", turn.answer))
-        return [*messages, Message("user", question)]
+        return (*messages, question.messages[-1])
 
-    def _asked(self, question: str, options: Options, standing: HistoryWindow) -> tuple[list[Message], Options]:
-        """The conversation with a question, and the options, with what is pinned, summarised and given in its messages, and no hits."""
+    def _asked(self, question: Question, standing: HistoryWindow) -> Question:
+        """A question within its conversation, with what is pinned, summarised and given in earlier messages, and without hits."""
         numbers = self._question_numbers()
-        asked = options.copy()
-        asked["hits"] = ()
-        asked["pinned"] = [numbers[at] for at, turn in enumerate(self.turns) if turn.is_pinned]
-        asked["settled"] = numbers[standing.settled] - 1
-        asked["earlier"] = {numbers[at]: self.turns[at].hits for at in standing.carrying(self.turns)}
-        return self._messages(question, bare=standing.bare), asked
+        thread = Thread(
+            pinned=frozenset(numbers[at] for at, turn in enumerate(self.turns) if turn.is_pinned),
+            settled=numbers[standing.settled] - 1,
+            earlier={numbers[at]: self.turns[at].hits for at in standing.carrying(self.turns)},
+        )
+        return replace(question, messages=self._messages(question, bare=standing.bare), thread=thread).but(hits=())
 
     def _question_numbers(self) -> list[int]:
         """The number of each turn's question among the messages, and that of the next one's."""
@@ -217,26 +217,33 @@ class Chat:
 
     # --- between turns ---
 
-    def forgets(self, *, sampling: SamplingParams, write: bool = False, **options: Unpack[Options]) -> Forgotten:
-        """What the model would not see in full of this conversation if something short were asked now, and what is summarised next.
+    def forgets(self, question: Question | None = None, *, write: bool = False) -> Forgotten:
+        """The turns that the model would not see in full if something short were asked now, and those that are summarised next.
 
-        With `write` it writes the summaries that this takes, so that nobody waits for them later; `cancel_all` stops it. Where what cannot
-        be cut leaves no room to ask anything, nothing is said here: the next question is refused with the numbers.
+        `question` gives the options. With `write` the model writes the summaries that this takes, so that nobody waits for them later;
+        `cancel_all` stops it. If what cannot be cut leaves no room to ask anything, nothing is reported here: the next question is refused
+        with the numbers.
         """
         if not self.turns:
             return Forgotten()
+        asked = self._short(question)
         try:
-            prepared, standing = self._fitting("?", (), sampling, options)
+            prepared, standing = self._fitting(asked, ())
         except BudgetExceededError:
             return Forgotten()
-        planned = self._giving(options).planned(standing)
+        planned = self._giving(asked).planned(standing)
         if write and self.session.engine.can_generate:
             self.session.engine.reserve(min(self.session.slot.n_ctx, prepared.prompt.num_cells + WRITING_CELLS))
             for settled in dict.fromkeys((standing.settled, planned)):
-                messages, asked = self._asked("?", options, replace(standing, settled=settled))
-                self._prepared(messages, sampling, asked, write=True)
+                self.session.prepare(self._asked(asked, replace(standing, settled=settled)), write=True)
         coming = tuple(at + 1 for at in range(standing.settled, planned) if not self.turns[at].is_pinned)
         return replace(self.forgotten(prepared.prompt.ledger), coming=coming)
+
+    @staticmethod
+    def _short(question: Question | None) -> Question:
+        """The shortest question, with the options of another one."""
+        short = Message("user", "?")
+        return Question(messages=(short,)) if question is None else replace(question, messages=(short,))
 
     def forgotten(self, ledger: Ledger) -> Forgotten:
         """Which turns the prompt of a ledger does not hold in full."""
@@ -277,32 +284,28 @@ class Chat:
 
     def facts(self) -> list[str]:
         """What the model proposes to remember of what the person said last. None is kept: that is for the person to say."""
-        messages = self._messages("?")[:-1]
+        messages = self._messages(self._short(None))[:-1]
         return propose(self.session.engine, messages, n_ctx=self.session.slot.n_ctx, beside=self._last_ids)
 
     # --- across processes ---
 
-    def recall(self, *, sampling: SamplingParams, **options: Unpack[Options]) -> None:
-        """Have the engine hold what it evaluated of this conversation in an earlier process, if that was kept and fits this window."""
-        engine = self.session.engine
-        if not self.turns or engine.keeper is None or not engine.can_generate or sampling.repeatable:  # which asks the keeper itself
+    def recall(self, question: Question | None = None) -> None:
+        """Have the engine hold what an earlier process evaluated of this conversation, if that was kept and fits this window.
+
+        `question` gives the options of the next one.
+        """
+        asked = self._short(question)
+        if not self.turns or asked.sampling.repeatable:  # those resume from the disk cache by themselves
             return
-        messages, asked = self._asked("?", options, HistoryWindow.of(self.turns))
         try:
-            found = self._prepared(messages, sampling, asked)
+            prepared = self.session.prepare(self._asked(asked, HistoryWindow.of(self.turns)))
         except BudgetExceededError:
             return
-        engine.reserve(found.prompt.num_cells)
-        if engine.context is not None and engine.context.shared is not None:
-            engine.keeper.recall_shared(engine.context.shared, list(found.prompt.token_ids))
+        self.session.engine.recall(list(prepared.prompt.token_ids), prepared.prompt.num_cells)
 
     def remember(self) -> None:
         """Keep what the engine evaluated, for `recall`. Nothing may run."""
-        engine = self.session.engine
-        shared = None if engine.context is None else engine.context.shared
-        if self._last_ids and engine.keeper is not None and shared is not None and engine.is_idle:
-            prefill_s = engine.speed.prefill_s(len(self._last_ids), 0)
-            engine.keeper.remember_shared(shared, self._last_ids, prefill_s=prefill_s)
+        self.session.engine.remember(self._last_ids)
 
 
 class _Writer:

@@ -13,6 +13,7 @@ from localrag.conversation import search_query
 from localrag.deliberation import JUDGE, Ask, Council, Reply, Search, Step, Tell, Turn, Use, Used, Verdict, deliberate, first_turns
 from localrag.errors import BudgetExceededError, EngineError, InterruptedRunError, LocalragError, TimeLimitError, UsageError
 from localrag.journal import FILE_NAME, Journal
+from localrag.question import Question
 from localrag.session import retrieval
 from localrag.session.answer import Answer, evidence
 from localrag.session.model_pool import ModelPool
@@ -290,7 +291,6 @@ class CouncilRun:
                         seats,
                         num_sequences=at_once,
                         deadline=None if ends_at is None else _part_of(ends_at, len(groups) - number),
-                        earlier=self._written,
                         on_text=self._on_text,
                         on_end=ended,
                     )
@@ -352,7 +352,8 @@ class CouncilRun:
         where, found = Where.parse([f"tag={tag}" for tag in tags]), list[Hit]()
         for number, query in enumerate(queries):
             piped = "" if number else self._piped
-            found += session.retriever.offered(query, {"top_k": self._council.top_k, "where": where, "piped": piped})
+            question = Question.of(query, top_k=self._council.top_k, where=where, piped=piped)
+            found += session.retriever.offered(question, query)
         return tuple(retrieval.distinct(_ranked(found)))
 
     def _use(self, call: Use) -> Used:

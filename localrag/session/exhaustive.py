@@ -13,18 +13,19 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING
 
+from localrag.conversation import search_query
 from localrag.errors import BudgetExceededError, TimeLimitError, counted
 from localrag.prompt import Prompt
 from localrag.prompt.inputs import QUESTION_INTRO, SOURCES_INTRO
+from localrag.question import Question
 from localrag.session import retrieval
 from localrag.session.answer import RERANK_SKIPPED, Answer, Pass, Prepared
 from localrag.session.timing import TimedReranker
-from localrag.types import Hit, SamplingParams
+from localrag.types import Hit
 
 if TYPE_CHECKING:
-    from localrag.session.options import Options
     from localrag.session.session import Session
 
 NOTES_SHARE = 0.3
@@ -56,34 +57,31 @@ class Step:
 
 def ask_all(
     session: Session,
-    question: str,
+    question: Question | str,
     *,
-    sampling: SamplingParams | None = None,
     on_text: Callable[[str], None] | None = None,
     on_thought: Callable[[str], None] | None = None,
     on_step: Callable[[Step], None] = lambda _: None,
-    **options: Unpack[Options],
 ) -> Answer:
-    """Answer from every passage that passes the conditions, not only the best. `on_text` hears the answer, `on_step` each pass before it.
+    """Answer from every passage that matches the conditions, not only the best. `on_text` hears the answer, `on_step` each pass before it.
 
-    The answer's `coverage` counts what was read, and its passes say what each took; its ledger names each passage that is not in the
-    last prompt, with the reason. A text that stands in several places is read once. BudgetExceededError where the window has no room
-    for a single passage; where it lacks room for some, `warnings` name them. With `max_seconds`, what there is no time for is left
-    unread, and named too. Ctrl-C ends it with the notes of the pass that ran, as `finish_reason` "cancelled".
+    The answer's `coverage` counts the passages that were read, and its passes say what each took; its ledger names each passage that is
+    not in the last prompt, with the reason. A text that occurs in several places is read once. BudgetExceededError if the window has no
+    room for a single passage; if it lacks room for some, `warnings` name them. With `max_seconds`, passages for which there is no time
+    are left unread, and named too. Ctrl-C ends it with the notes of the pass that ran, as `finish_reason` "cancelled".
     """
-    sampling = sampling or SamplingParams()
-    options["overflow"] = [*options.get("overflow", ()), ("prioritize", "evidence")]  # what a pass has no room for, the next one reads
-    limit = options.get("max_seconds")
-    started = options["started_at"] = options.get("started_at") or time.perf_counter()
+    question = question if isinstance(question, Question) else Question.of(question)
+    limit, started = question.budget.max_seconds, question.budget.started_at or time.perf_counter()
+    overflow = (*question.budget.overflow, ("prioritize", "evidence"))  # what a pass has no room for, the next one reads
+    question = question.but(overflow=overflow, started_at=started)
     retriever = session.retriever_until(limit, started)
-    hits = retrieval.distinct(retriever.offered(question, options, reads_all=True))
+    hits = retrieval.distinct(retriever.offered(question, search_query(question.messages), reads_all=True))
     ends_at = None if limit is None else started + PASSES_SHARE * limit
-    reading = _Reading(session, question, sampling, on_step, options, hits, ends_at)
+    reading = _Reading(session, question, on_step, hits, ends_at)
     shown = reading.shown()
     if reading.cancelled is not None:
         return replace(reading.cancelled, passes=tuple(reading.passes))
-    ready, with_hits = reading.prepared(shown, limit)
-    answer = session.answer(ready, question, sampling=sampling, on_text=on_text, on_thought=on_thought, **with_hits)
+    answer = session.answer(reading.prepared(shown, limit), on_text=on_text, on_thought=on_thought)
     unread = reading.unread_by(answer)
     num_read = sum(1 + len(hit.copies) for hit in hits if hit.label not in unread)
     warnings = list(answer.warnings)
@@ -108,18 +106,14 @@ class _Reading:
     def __init__(
         self,
         session: Session,
-        question: str,
-        sampling: SamplingParams,
+        question: Question,
         on_step: Callable[[Step], None],
-        options: Options,
         hits: Sequence[Hit],
         ends_at: float | None,
     ) -> None:
         self._session = session
         self._question = question
-        self._sampling = sampling
         self._on_step = on_step
-        self._options = options
         self._hits = hits
         self._ends_at = ends_at
         """When the passes end, by time.perf_counter(); None without a limit of time."""
@@ -134,8 +128,7 @@ class _Reading:
         """What the answer is written from: all passages where the window holds them, else what was noted in them."""
         shown = self._hits
         while True:
-            ready, _ = self.prepared(shown, None)
-            if len(ready.prompt.hits) == len(shown):
+            if len(self.prepared(shown, None).prompt.hits) == len(shown):
                 return shown
             facts = self.facts(shown)
             if self.late and not self.passes:
@@ -145,13 +138,10 @@ class _Reading:
                 return shown  # what there is no room for is named in the ledger
             shown = facts
 
-    def prepared(self, shown: Sequence[Hit], max_seconds: float | None) -> tuple[Prepared, Options]:
-        """The prompt of the answer, and its options."""
-        options: Options = {**self._options, "hits": shown, "left_out": self._left_out(shown), "max_seconds": max_seconds}
-        max_tokens, think_tokens = self._sampling.max_tokens, self._sampling.room_to_think
-        may_write = self._ends_at is None
-        ready = self._session.prepare(self._question, max_tokens=max_tokens, think_tokens=think_tokens, write=may_write, **options)
-        return ready, options
+    def prepared(self, shown: Sequence[Hit], max_seconds: float | None) -> Prepared:
+        """The prompt of the answer."""
+        question = self._question.but(hits=shown, left_out=self._left_out(shown), max_seconds=max_seconds)
+        return self._session.prepare(question, write=self._ends_at is None)
 
     def _left_out(self, shown: Sequence[Hit]) -> dict[str, str]:
         """Why each of the passages that are not shown is left out, and each of their copies."""
@@ -190,12 +180,18 @@ class _Reading:
     def _pass(self, hits: Sequence[Hit]) -> tuple[set[str], list[tuple[str, str]], bool]:
         """The labels of what was read, (label, fact) of what was found, and whether the notes came to their end."""
         notes_tokens = max(MIN_NOTES_TOKENS, int(NOTES_SHARE * self._session.slot.n_ctx))
-        options: Options = {**self._options, "hits": hits, "left_out": {}, "cite": NOTE, "context_ratio": 1.0 - NOTES_SHARE}
+        question = self._question.but(
+            hits=hits,
+            left_out={},
+            cite=NOTE,
+            context_ratio=1.0 - NOTES_SHARE,
+            sampling=replace(self._question.sampling, max_tokens=notes_tokens, think_tokens=0, stop=()),
+        )
         if self._ends_at is not None:
-            now = options["started_at"] = time.perf_counter()
-            options["max_seconds"] = max(_LEAST_S, self._ends_at - now)
+            now = time.perf_counter()
+            question = question.but(started_at=now, max_seconds=max(_LEAST_S, self._ends_at - now))
         try:
-            prepared = self._session.prepare(self._question, max_tokens=notes_tokens, write=True, **options)
+            prepared = self._session.prepare(question, write=True)
         except TimeLimitError:
             return self._out_of_time(hits, ())
         composed = prepared.prompt
@@ -207,8 +203,7 @@ class _Reading:
             return {hit.label for hit in hits}, [], True
         if not labels:
             raise self._no_room(composed, hits, notes_tokens)
-        sampling = replace(self._sampling, max_tokens=notes_tokens, stop=(), json_schema=_schema(labels))
-        answer = self._session.answer(prepared, self._question, sampling=sampling, **options)
+        answer = self._session.answer(replace(prepared, question=question.but(json_schema=_schema(labels))))
         if answer.finish_reason in ("cancelled", "error"):
             self.cancelled = answer
         found = _facts(answer.text, set(labels))

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING
 
+from localrag.engine.policy import SCORE, Job
 from localrag.engine.radix_tree import common_length
 from localrag.errors import EngineError, InterruptedRunError
 from localrag.summary import truncate
@@ -20,11 +22,9 @@ from localrag.types import Message, SamplingParams
 
 if TYPE_CHECKING:
     from localrag.engine.engine import Engine
-    from localrag.engine.sequence import Sequence as Running
 
 MAX_QUESTION_TOKENS = 256
 MAX_PASSAGE_TOKENS = 512
-NUM_SEQUENCES = 8
 
 _BEFORE = "Is this question answered by the passage below?\n\nQuestion: "
 _BETWEEN = "\n\nPassage: "
@@ -57,21 +57,17 @@ class Judge:
             return []
         if time.perf_counter() + self._expected_s(prompts) > ends_at:
             return None
-        largest = sorted(map(len, prompts), reverse=True)[:NUM_SEQUENCES]
-        self._engine.reserve(sum(largest), num_sequences=NUM_SEQUENCES)
-        watched = (*self._yes, *self._no)
-        running: list[Running] = []
+        jobs = [Job(prompt_ids=prompt, sampling=_ONE_TOKEN, watched=(*self._yes, *self._no)) for prompt in prompts]
         try:
-            running.extend(self._engine.add(prompt, _ONE_TOKEN, watched=watched) for prompt in prompts)
-            while not all(each.is_finished for each in running):
-                if time.perf_counter() >= ends_at:
-                    return None
-                self._engine.step()
+            with closing(self._engine.run(jobs, SCORE)) as events:
+                for event in events:
+                    if event.error is not None:
+                        raise event.error
+                    if time.perf_counter() >= ends_at and not all(job.is_finished for job in jobs):
+                        return None
         except KeyboardInterrupt:
             raise InterruptedRunError("Interrupted.") from None
-        finally:
-            self._engine.abandon(running)
-        return [self._score(each) for each in running]
+        return [self._score(job) for job in jobs]
 
     def _expected_s(self, prompts: Sequence[list[int]]) -> float:
         """Seconds to evaluate them all; 0 where the speed is not known. What all begin with is evaluated once."""
@@ -80,10 +76,9 @@ class Judge:
         num_tokens = sum(map(len, prompts)) - shared * (len(prompts) - 1)
         return num_tokens / speed.prefill_tokens_per_s if speed.is_known else 0.0
 
-    def _score(self, sequence: Running) -> float:
-        if sequence.error is not None:
-            raise sequence.error
-        if not sequence.watched_logits:
+    def _score(self, job: Job) -> float:
+        sequence = job.sequence
+        if sequence is None or not sequence.watched_logits:
             raise InterruptedRunError("Interrupted.")
         return _total(sequence.watched_logits[: len(self._yes)]) - _total(sequence.watched_logits[len(self._yes) :])
 

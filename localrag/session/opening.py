@@ -44,7 +44,7 @@ def open_engine(
     spec = catalog.model(model)
     template = chat_template or spec.chat_template
     source = None if template is None else read_template(template)
-    engine = open_model(
+    return open_model(
         catalog.open(spec),
         name=spec.name,
         n_ctx=spec.n_ctx,
@@ -52,13 +52,9 @@ def open_engine(
         chat_template=source,
         home=settings.home,
         is_trusted=spec.sha256 is not None,  # the catalogue has compared it
+        sha256=spec.sha256,
+        prefix_bytes=settings.prefix_bytes if keep else 0,
     )
-    engine.sha256 = spec.sha256
-    if keep and engine.can_generate and settings.prefix_bytes:
-        from localrag.engine.prefix_disk_cache import make_prefix_cache  # noqa: PLC0415  # weight
-
-        engine.keeper = make_prefix_cache(settings.home, engine.info, sha256=spec.sha256, max_bytes=settings.prefix_bytes)
-    return engine
 
 
 def open_profile(name: str | None, *, settings: Settings) -> tuple[Profile, Mapping[str, object]]:

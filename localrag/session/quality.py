@@ -19,13 +19,13 @@ from localrag.budget import Profile
 from localrag.deliberation import Council
 from localrag.errors import InterruptedRunError, LocalragError
 from localrag.grading import Outcome, Passage
+from localrag.question import Question, TopK
 from localrag.session.answer import Answer
 from localrag.session.council_run import CouncilRun
 from localrag.session.opening import open_council, open_profile, read_template
-from localrag.session.options import Options, TopK
 from localrag.session.session import Session
 from localrag.settings import Settings
-from localrag.types import Citation, SamplingParams
+from localrag.types import Citation
 
 _EVIDENCE = ("evidence", "cited")
 """The sections of a prompt that hold passages."""
@@ -100,15 +100,14 @@ class AskWay:
         with Session.open(
             means.model, kbs=means.kbs, n_ctx=means.n_ctx, chat_template=means.chat_template, keep=False, settings=means.settings
         ) as session:
-            yield partial(_ask, session, self._sampling(), self._options())
+            yield partial(_ask, session, self._question)
 
-    def _sampling(self) -> SamplingParams:
-        sampling = SamplingParams(seed=self.means.seed, repeatable=self.means.repeatable)
-        return sampling if self.means.max_tokens is None else replace(sampling, max_tokens=self.means.max_tokens)
-
-    def _options(self) -> Options:
-        options = Options(context_ratio=self.context_ratio, system=self.means.system)
-        return options if self.means.top_k is None else {**options, "top_k": self.means.top_k}
+    def _question(self, text: str) -> Question:
+        means = self.means
+        question = Question.of(
+            text, system=means.system, context_ratio=self.context_ratio, top_k=means.top_k, seed=means.seed, repeatable=means.repeatable
+        )
+        return question if means.max_tokens is None else question.but(max_tokens=means.max_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +161,12 @@ def _digest(text: str) -> str:
     return blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
 
 
-def _ask(session: Session, sampling: SamplingParams, options: Options, question: str) -> Outcome:
+def _ask(session: Session, question_of: Callable[[str], Question], text: str) -> Outcome:
     engine = session.engine
     engine.forget()
     started, loaded_s = time.perf_counter(), engine.load_s
     try:
-        answer = session.ask(question, sampling=sampling, **options)
+        answer = session.ask(question_of(text))
     except InterruptedRunError:
         raise
     except LocalragError as error:

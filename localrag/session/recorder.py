@@ -38,9 +38,9 @@ def keep(
 ) -> list[str]:
     """Has the journal and the knowledge bases remember an answer. What could not be kept is a warning, no error."""
     warnings = []
-    keeper = engine.keeper
-    if keeper is not None and keeper.warning is not None:
-        warnings.append(keeper.warning)
+    cache = engine.prefix_cache
+    if cache is not None and cache.warning is not None:
+        warnings.append(cache.warning)
     if journal is None:
         return warnings
     try:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from localrag.conversation import split
 from localrag.errors import UsageError
 from localrag.kb.retrieve import fuse
+from localrag.question import Question, Search
 from localrag.session.timing import TimedReranker
 from localrag.text.terms import terms
 from localrag.types import Chunk, Hit, Message, comparable, expanded, merged
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from localrag.kb.filters import Where
     from localrag.kb.protocols import Reranker
     from localrag.session.answer import Answer
-    from localrag.session.options import Options
     from localrag.settings import Learning
     from localrag.text.tokens import Embedder
 
@@ -73,35 +73,36 @@ class Retriever:
         return merged([*found, *(Hit(chunk, 0.0) for chunk in rest if chunk.label not in known)])
 
     def offered(
-        self, question: str, options: Options, *, before: str = "", rewritten: str = "", searches: bool = True, reads_all: bool = False
+        self, question: Question, query: str, *, before: str = "", rewritten: str = "", searches: bool = True, reads_all: bool = False
     ) -> list[Hit]:
-        """All that is offered as evidence: piped text, then the hits, which are none unless it `searches`. Passages with identical text
-        are all there; the prompt merges them.
+        """All evidence for a question: its piped text, then the hits for `query`, none unless it `searches`. Identical texts are all in it;
+        the prompt merges them.
 
-        `before` and `rewritten` are as in `retrieve_after`. With `reads_all`, every passage that passes the conditions is offered.
+        Hits that the question brings replace the search. `before` and `rewritten` are as in `retrieve_after`. With `reads_all`, every
+        passage that matches the question's conditions is in it.
         """
-        if "hits" in options:
-            return list(options["hits"])
-        hits = self._hits(question, options, before, rewritten, reads_all=reads_all) if searches else []
-        if options.get("weigh") and hits:
+        if question.given.hits is not None:
+            return list(question.given.hits)
+        hits = self._hits(query, question.search, before, rewritten, reads_all=reads_all) if searches else []
+        if question.search.weigh and hits:
             from localrag.session.weighing import weighed  # noqa: PLC0415  # weight: few asks read files
 
-            hits = weighed(hits, question, self.knowledge_bases, self.weights)
+            hits = weighed(hits, query, self.knowledge_bases, self.weights)
         hits = expanded(hits)
-        piped = options.get("piped", "")
+        piped = question.given.piped
         if not piped.strip():
             return hits
         from localrag.kb.retrieve import piped_hits  # noqa: PLC0415  # weight: most asks have no piped text
 
-        return [*piped_hits(piped, question, self._count), *hits]
+        return [*piped_hits(piped, query, self._count), *hits]
 
-    def _hits(self, question: str, options: Options, before: str, rewritten: str, *, reads_all: bool) -> list[Hit]:
-        top_k, where = options.get("top_k", DEFAULT_TOP_K), options.get("where")
+    def _hits(self, query: str, search: Search, before: str, rewritten: str, *, reads_all: bool) -> list[Hit]:
+        top_k, where = search.top_k or DEFAULT_TOP_K, search.where
         if reads_all:
-            return self.everything(question, where=where)
+            return self.everything(query, where=where)
         if top_k == "fit":
-            return self._as_fit(before, question, where=where, rewritten=rewritten)
-        return retrieve_after(self, before, question, top_k=top_k, where=where, rewritten=rewritten)
+            return self._as_fit(before, query, where=where, rewritten=rewritten)
+        return retrieve_after(self, before, query, top_k=top_k, where=where, rewritten=rewritten)
 
     def _as_fit(self, before: str, question: str, *, where: Where | None, rewritten: str) -> list[Hit]:
         """As many hits as the window holds chunks of their mean size."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from localrag import prompt
 from localrag.deliberation import JUDGE, PLANNER, Council, Turn
-from localrag.engine.radix_tree import common_length
+from localrag.engine.policy import COUNCIL, Job
 from localrag.errors import BudgetExceededError, LocalragError
 from localrag.prompt import Demand, Prompt, PromptInputs
+from localrag.question import Question, Search, TopK
 from localrag.session import retrieval
 from localrag.session.answer import Answer, Prepared
 from localrag.session.model_pool import Need
@@ -19,7 +21,6 @@ from localrag.types import Message, SamplingParams, expanded
 
 if TYPE_CHECKING:
     from localrag.engine.engine import Engine
-    from localrag.engine.sequence import Sequence as Running
     from localrag.kb import KnowledgeBase
     from localrag.settings import Learning
     from localrag.text.tokens import Embedder
@@ -38,7 +39,8 @@ class Seat:
     prepared: Prepared
     allowances: Mapping[str, int]
     """The most tokens that sections may have in this window, of those that have a limit."""
-    running: Running | None = None
+    answer: Answer | LocalragError | None = None
+    """What was written, or why it could not go on; None until it has ended."""
 
     @property
     def sampling(self) -> SamplingParams:
@@ -48,13 +50,6 @@ class Seat:
         if self.turn.make_schema is None:
             return sampling
         return replace(sampling, json_schema=self.turn.make_schema([hit.label for hit in composed.hits], composed.max_tokens))
-
-    @property
-    def answer(self) -> Answer | LocalragError | None:
-        """What was written, if it has ended, or why it could not go on."""
-        if self.running is None or not self.running.is_finished:
-            return None
-        return self.running.error or self.session.to_answer(self.prepared, self.running.completion())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +74,11 @@ class Seating:
             learning=self.learning,
         )
 
+    def _question(self, turn: Turn) -> Question:
+        """A turn as a question to its model."""
+        top_k: TopK | None = "fit" if self.council.top_k == "fit" else None
+        return Question(messages=tuple(self.messages), sampling=turn.sampling, search=Search(top_k=top_k), id=turn.role)
+
     def offer(self, session: Session, turn: Turn) -> PromptInputs:
         system = self.council.system.strip()
         return PromptInputs(
@@ -93,7 +93,7 @@ class Seating:
             instructions=turn.instructions,
             max_tokens=turn.sampling.max_tokens,
             think_tokens=turn.sampling.room_to_think,
-            profile=session.profile_of({"top_k": "fit"} if self.council.top_k == "fit" else {}),
+            profile=session.profile_of(self._question(turn)),
         )
 
     def check(self, engine: Engine, turn: Turn) -> Session:
@@ -119,7 +119,12 @@ class Seating:
             except BudgetExceededError as error:
                 raise error.of(turn.role) from None
             prepared = Prepared(
-                prompt=composed, slot=session.slot, offered=tuple(expanded(wants.offer.hits)), num_chunks=session.num_chunks, retrieve_s=0.0
+                question=self._question(turn),
+                prompt=composed,
+                slot=session.slot,
+                offered=tuple(expanded(wants.offer.hits)),
+                num_chunks=session.num_chunks,
+                retrieve_s=0.0,
             )
             found.append(Seat(turn, session, prepared, _allowances(session, wants)))
         return found
@@ -145,52 +150,45 @@ def write(
     *,
     num_sequences: int,
     deadline: float | None = None,
-    earlier: Iterable[Seat] = (),
     on_text: Callable[[str, str], None],
     on_end: Callable[[Seat], None],
 ) -> None:
-    """Have all seats written, as many at once as `num_sequences` and the cells allow.
+    """Have all seats of one model written at once; what their prompts share is evaluated once.
 
-    What is not written by the `deadline` (time.perf_counter()) ends there. Of what those written `earlier` hold, only what these begin
-    with is kept. `on_text` hears pieces with their roles, `on_end` each seat when its answer has ended, also where it cannot go on.
-    KeyboardInterrupt ends all of them, with what they had written.
+    Answers end at the `deadline` (time.perf_counter()). `on_text` gets each piece with its role, `on_end` each seat when its answer has
+    ended, also if it failed. KeyboardInterrupt ends all of them, with what they had written.
     """
-    prompts = [list(seat.prepared.prompt.token_ids) for seat in seats]
-    beside = [seat.prepared.prompt.num_cells for seat in seats if not seat.sampling.repeatable]
-    if beside:
-        engine.reserve(max(beside), num_sequences=num_sequences)
-    engine.keep_for(prompts, [seat.running for seat in earlier if seat.running is not None])
-    shared = prompts[0][: min((common_length(prompts[0], each) for each in prompts[1:]), default=0)]
-    with engine.sharing(shared), engine.whole_prompts():
-        _run(engine, seats, prompts, deadline, on_text, on_end)
-    if any(seat.running is not None and seat.running.finish_reason == "cancelled" for seat in seats):
+    jobs = [_job(seat, deadline) for seat in seats]
+    is_cancelled = False
+    with closing(engine.run(jobs, replace(COUNCIL, num_sequences=num_sequences))) as events:
+        for event in events:
+            if event.job is None:
+                continue
+            seat: Seat = event.job.tag
+            if event.text:
+                on_text(seat.turn.role, event.text)
+            if event.error is not None:
+                seat.answer = event.error
+            elif event.completion is not None:
+                seat.answer = seat.session.to_answer(seat.prepared, event.completion)
+                is_cancelled = is_cancelled or event.completion.finish_reason == "cancelled"
+            if seat.answer is not None:
+                on_end(seat)
+    if is_cancelled:
         raise KeyboardInterrupt
 
 
-def _run(
-    engine: Engine,
-    seats: Sequence[Seat],
-    prompts: Sequence[list[int]],
-    deadline: float | None,
-    on_text: Callable[[str, str], None],
-    on_end: Callable[[Seat], None],
-) -> None:
-    try:
-        for seat, ids in zip(seats, prompts, strict=True):
-            composed = seat.prepared.prompt
-            seat.running = engine.add(ids, seat.sampling, deadline=deadline, breakpoints=composed.breakpoints, thinking=composed.thinking)
-        by_id = {seat.running.seq_id: seat for seat in seats if seat.running is not None}
-        while not engine.is_idle:
-            for piece in engine.step():
-                if piece.text:
-                    on_text(by_id[piece.seq_id].turn.role, piece.text)
-                if piece.finish_reason is not None and piece.finish_reason != "cancelled":
-                    on_end(by_id.pop(piece.seq_id))
-    finally:
-        engine.abandon(seat.running for seat in seats if seat.running is not None)
-        for seat in seats:
-            if seat.running is not None and seat.running.finish_reason == "cancelled":
-                on_end(seat)
+def _job(seat: Seat, deadline: float | None) -> Job:
+    composed = seat.prepared.prompt
+    return Job(
+        prompt_ids=list(composed.token_ids),
+        sampling=seat.sampling,
+        deadline=deadline,
+        breakpoints=composed.breakpoints,
+        thinking=composed.thinking,
+        num_cells=composed.num_cells,
+        tag=seat,
+    )
 
 
 def needs(council: Council) -> dict[str, Need]:

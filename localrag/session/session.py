@@ -1,32 +1,34 @@
-"""The walk: a question goes straight through the house."""
+"""A session: an open model, the knowledge bases to answer from, and the pipeline from a question to an answer."""
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self
 
 from localrag import citation, prompt
 from localrag.budget import Profile
 from localrag.conversation import search_query
+from localrag.engine.policy import SINGLE, Policy
 from localrag.errors import UsageError
 from localrag.files import secure_home
-from localrag.prompt import CITE, Demand, PromptInputs
+from localrag.prompt import CITE, PLAIN, Demand, PromptInputs
+from localrag.question import Question
 from localrag.session import recorder, retrieval
 from localrag.session.answer import Answer, Prepared, ledger_warnings, window_warnings
-from localrag.session.batch import MAX_SEQUENCES, Batch, Outcome, Request
 from localrag.session.opening import names_of, open_embedder, open_engine, open_knowledge_bases, open_profile, open_reranker
-from localrag.session.options import Options, check_options
+from localrag.session.pipeline import Event, InFlight, Pipeline, answer_of
 from localrag.session.retrieval import DEFAULT_TOP_K, Retriever
 from localrag.session.search_policy import Bypass, bypass, outcome
 from localrag.session.shortening import Shortener
 from localrag.session.timing import Plan, TimedReranker, check_seconds, plan
 from localrag.settings import Learning, Settings, default_home
-from localrag.types import Citation, Completion, Hit, Message, SamplingParams, expanded
+from localrag.types import Citation, Completion, Hit, expanded
 
 if TYPE_CHECKING:
     from localrag.engine.engine import Engine
@@ -34,19 +36,16 @@ if TYPE_CHECKING:
     from localrag.kb import KnowledgeBase
     from localrag.kb.filters import Where
     from localrag.kb.protocols import Reranker
-    from localrag.text.tokens import ChatTemplate, Embedder
-
-_ROUND_CELLS = 1024
-"""A context is made a little too large, so that it need not grow with every turn of a conversation."""
+    from localrag.text.tokens import Embedder
 
 
 class Session:
-    """An open model, the knowledge bases that are asked, and the window that both share.
+    """An open model, the knowledge bases to answer from, and the window that prompts and answers share.
 
-    `profile` says how the window is shared, `weights` are fields of relevance.Weights, `learning`
-    is what moves passages that are found, `reranker` what reads the best of them again. With a
-    `journal`, each answer leaves its ledger there under `name`, and summaries are kept in it. A
-    fault of it costs no answer: it becomes a warning.
+    `profile` shares the window among the sections of a prompt, `weights` are fields of relevance.Weights, `learning` says which votes move
+    passages, and `reranker` reorders the best ones. With a `journal`, each answer leaves its ledger there under `name`, and summaries are
+    cached in it; a journal that fails becomes a warning. `policy` says how single questions use the KV cache. `settings` open the
+    knowledge bases that a question names (Search.kbs).
     """
 
     def __init__(
@@ -62,6 +61,8 @@ class Session:
         name: str = "ask",
         learning: Learning = "off",
         reranker: Reranker | None = None,
+        policy: Policy = SINGLE,
+        settings: Settings | None = None,
     ) -> None:
         if not hasattr(engine, "make_slot"):
             raise UsageError(
@@ -78,10 +79,13 @@ class Session:
         self.name = name
         self.learning = learning
         self.reranker = reranker
+        self.policy = policy
+        self.settings = settings
         self.warnings = window_warnings(self.slot)
-        self.template: ChatTemplate | None = None
-        """In place of the model's own."""
         self._shorteners: dict[bool, Shortener] = {}
+        self._scope: tuple[str, ...] | None = None
+        """The names of the knowledge bases that this copy of a session is over; see `scoped`."""
+        self._in_flight: dict[str | int, InFlight] = {}
 
     @classmethod
     def open(
@@ -126,6 +130,7 @@ class Session:
                 name=name,
                 learning=settings.learn,
                 reranker=open_reranker(settings, "llm", engine) if rerank == "llm" else reranker,
+                settings=settings,
             )
             opened.pop_all()
         session.warnings += [secured] if secured else []
@@ -139,132 +144,138 @@ class Session:
         """In all knowledge bases together."""
         return sum(kb.num_chunks for kb in self.knowledge_bases)
 
-    def prepare(
-        self,
-        question: str | Sequence[Message],
-        *,
-        max_tokens: int | None = prompt.ANSWER_BASIS,
-        think_tokens: int = 0,
-        write: bool = False,
-        **options: Unpack[Options],
-    ) -> Prepared:
-        """Retrieve, measure, share and compose; nothing is evaluated, save that with `write` the model may write summaries.
+    # --- the pipeline ---
 
-        `question` is a text, or a whole conversation that ends with one. Without `max_tokens` (None) the answer has what the prompt
-        leaves of the window, and with a limit of time 512 tokens. A model that can think has room for `think_tokens`, but none
-        where time is limited: thoughts alone answer nothing.
+    def prepare(self, question: Question | str, *, write: bool = False) -> Prepared:
+        """Retrieve, measure, negotiate, compose: the prompt of a question, counted and fitted. Nothing is evaluated, except that with
+        `write` the model may write summaries.
+
+        BudgetExceededError if the sections that cannot be cut do not fit, TimeLimitError if the question's time limit is too short.
         """
-        begun = options.get("started_at") or time.perf_counter()
-        check_options(options)
-        messages = _conversation(question, options.get("system"))
-        retriever = self.retriever_until(options.get("max_seconds"), begun)
-        started, loaded_s = time.perf_counter(), self.engine.load_s
-        unsearched = self.unsearched(messages, options)
-        needs_question = options.get("needs_question", True)
-        query = search_query(messages, needs_question=needs_question)
-        searches = unsearched is None and bool(query)
-        before = retrieval.asked_before(messages) if searches else ""
-        hits = retriever.offered(query, options, before=before, searches=searches)
-        distinct = hits if "left_out" in options else retrieval.distinct(hits)
-        is_skipped = isinstance(retriever.reranker, TimedReranker) and retriever.reranker.is_skipped
-        retrieve_s = time.perf_counter() - started - (self.engine.load_s - loaded_s)  # a reranker may have a context made
-        offer = PromptInputs(
-            messages=messages,
-            needs_question=needs_question,
-            pinned=frozenset(options.get("pinned", ())),
-            settled=options.get("settled", 0),
-            earlier=options.get("earlier", {}),
-            again=options.get("again", ()),
-            hits=distinct,
-            left_out=options.get("left_out", {}),
-            tools=options.get("tools", ()),
-            must_call=options.get("must_call", ()),
-            memories=options.get("memories", ()),
-            attachments=options.get("attachments", ()),
-            max_tokens=prompt.ANSWER_BASIS if max_tokens is None and options.get("max_seconds") else max_tokens,
-            think_tokens=0 if options.get("max_seconds") else think_tokens,
-            profile=self.profile_of(options),
-            cite=options.get("cite", CITE),
-        )
-        wants = self.measure(offer)
-        shortening = self._shortening(write=write and not options.get("max_seconds"))
-        planned = self._plan(wants, options.get("max_seconds"), begun, skipped=("rerank",) if is_skipped else ())
-        if planned is None:
-            composed = prompt.compose(wants, wants.share(self.slot.n_ctx), shortening)
-        else:
-            composed = prompt.compose(
-                wants, planned.budget, shortening, window=self.slot.n_ctx, time=planned.time, answer_limit=planned.answer_limit
-            )
+        question = _question(question)
+        if question.search.kbs not in (None, self._scope):
+            with self.scoped(question) as session:
+                return session.prepare(question, write=write)
+        begun = question.budget.started_at or time.perf_counter()
+        query = search_query(question.messages, needs_question=question.needs_question)
+        retriever = self.retriever_until(question.budget.max_seconds, begun)
+        unsearched = self.unsearched(question)
+        hits, retrieve_s = self._evidence(question, query, retriever, searches=unsearched is None)
+        demand = self.measure(self._inputs(question, hits), is_plain=question.is_plain)
+        composed, deadline = self._composed(demand, question, retriever, begun, write=write)
         return Prepared(
+            question=question,
             prompt=composed,
             slot=self.slot,
             offered=tuple(expanded(hits)),
             num_chunks=self.num_chunks,
             retrieve_s=retrieve_s,
-            deadline=None if planned is None else begun + planned.time.max_seconds,
+            deadline=deadline,
             bypass=outcome(unsearched, hits, composed.hits),
         )
 
-    def measure(self, offer: PromptInputs) -> Demand:
-        """What each part of an offer wants, in tokens of this model."""
-        return prompt.measure(offer, counter=self.engine.counter, template=self.template or self.engine.template)
+    def run(self, questions: Iterable[Question | Prepared | None], *, policy: Policy | None = None) -> Iterator[Event]:
+        """Answer questions under a policy; the only driver of questions, for every caller.
 
-    def compose(self, wants: Demand) -> prompt.Prompt:
-        """The prompt that this window allows, without a limit of time; no model writes for it."""
-        return prompt.compose(wants, wants.share(self.slot.n_ctx), self._shortening(write=False))
+        Of each, events tell its prompt, the pieces of its answer, and at last the answer or the error. One that fails does not stop the
+        others. Under a policy for a stream (SERVE), `questions` gives None for "none now" and blocks while nothing runs; under the others,
+        those with `max_seconds` are answered alone, after the rest of their window of 256. Closing the iterator cancels what runs.
+        """
+        return Pipeline(self, policy or self.policy, self._in_flight).events(questions)
 
     def ask(
         self,
-        question: str | Sequence[Message],
+        question: Question | str,
         *,
-        sampling: SamplingParams | None = None,
         on_text: Callable[[str], None] | None = None,
         on_thought: Callable[[str], None] | None = None,
-        **options: Unpack[Options],
     ) -> Answer:
-        """Answer a question. `on_text` is called with each piece of the answer as it comes, `on_thought` with what was thought before.
+        """Answer a question. `on_text` is called with each piece of the answer, `on_thought` with each piece of the thoughts before it.
 
-        Raises BudgetExceededError if the parts that cannot be cut do not fit, TimeLimitError if `max_seconds` are too few. Ctrl-C
-        ends the answer with `finish_reason` "cancelled", the limit of time ends it with "time".
+        Errors are those of `prepare`, and EngineError. Ctrl-C ends the answer with `finish_reason` "cancelled", the time limit ends it
+        with "time".
         """
-        sampling = sampling or SamplingParams()
-        prepared = self.prepare(question, max_tokens=sampling.max_tokens, think_tokens=sampling.room_to_think, write=True, **options)
-        return self.answer(prepared, question, sampling=sampling, on_text=on_text, on_thought=on_thought, **options)
+        return answer_of(self.run([_question(question)]), self.engine.cancel_all, on_text=on_text, on_thought=on_thought)
 
     def answer(
         self,
         prepared: Prepared,
-        question: str | Sequence[Message],
         *,
-        sampling: SamplingParams,
         on_text: Callable[[str], None] | None = None,
         on_thought: Callable[[str], None] | None = None,
-        **options: Unpack[Options],
     ) -> Answer:
-        """The answer to a prompt as it was prepared, with the question and the options that it was prepared with."""
-        sampling = sampling.with_max_tokens(prepared.prompt.max_tokens)
-        num_cells = min(self.slot.n_ctx, -(-prepared.prompt.num_cells // _ROUND_CELLS) * _ROUND_CELLS)
-        self.engine.reserve(num_cells, repeatable=sampling.repeatable)
-        completion = self.engine.generate(
-            list(prepared.prompt.token_ids),
-            sampling,
-            on_text,
-            deadline=prepared.deadline,
-            breakpoints=prepared.prompt.breakpoints,
-            thinking=prepared.prompt.thinking,
-            on_thought=on_thought,
-        )
-        return self.finish(prepared, completion, question, **options)
+        """Answer a prompt that `prepare` made; see `ask`."""
+        return answer_of(self.run([prepared]), self.engine.cancel_all, on_text=on_text, on_thought=on_thought)
 
-    def finish(self, prepared: Prepared, completion: Completion, question: str | Sequence[Message], **options: Unpack[Options]) -> Answer:
-        """What a completion of a prepared prompt says: its citations checked, its ledger kept in the journal."""
-        if isinstance(question, str):
-            asked = question
-        else:
-            asked = search_query(question, needs_question=options.get("needs_question", True)) or question[-1].content
+    def cancel(self, question_id: str | int) -> None:
+        """End a question that runs; no more events tell of it, and nothing of it is kept. Called by the thread that runs it."""
+        flight = self._in_flight.pop(question_id, None)
+        if flight is not None:
+            flight.is_dropped = True
+            self.engine.cancel(flight.job)
+
+    # --- its steps ---
+
+    def _evidence(self, question: Question, query: str, retriever: Retriever, *, searches: bool) -> tuple[list[Hit], float]:
+        """The evidence for a question, and the seconds that finding it took."""
+        started, loaded_s = time.perf_counter(), self.engine.load_s
+        searches = searches and bool(query)
+        before = retrieval.asked_before(question.messages) if searches else ""
+        hits = retriever.offered(question, query, before=before, searches=searches)
+        return hits, time.perf_counter() - started - (self.engine.load_s - loaded_s)  # a reranker may have a context made
+
+    def _inputs(self, question: Question, hits: Sequence[Hit]) -> PromptInputs:
+        given, thread, is_timed = question.given, question.thread, question.budget.max_seconds is not None
+        max_tokens = question.sampling.max_tokens
+        return PromptInputs(
+            messages=question.messages,
+            needs_question=question.needs_question,
+            pinned=thread.pinned,
+            settled=thread.settled,
+            earlier=thread.earlier,
+            again=thread.again,
+            hits=hits if given.left_out is not None else retrieval.distinct(hits),
+            left_out=given.left_out or {},
+            tools=given.tools,
+            must_call=given.must_call,
+            memories=given.memories,
+            attachments=given.attachments,
+            max_tokens=prompt.ANSWER_BASIS if max_tokens is None and is_timed else max_tokens,
+            think_tokens=0 if is_timed else question.sampling.room_to_think,  # thoughts alone answer nothing
+            profile=self.profile_of(question),
+            cite=CITE if question.cite is None else question.cite,
+        )
+
+    def measure(self, inputs: PromptInputs, *, is_plain: bool = False) -> Demand:
+        """What each section wants, in tokens of this model; `is_plain` goes without the model's template."""
+        return prompt.measure(inputs, counter=self.engine.counter, template=PLAIN if is_plain else self.engine.template)
+
+    def compose(self, demand: Demand) -> prompt.Prompt:
+        """The prompt that this window allows, without a time limit; no model writes for it."""
+        return prompt.compose(demand, demand.share(self.slot.n_ctx), self._shortening(write=False))
+
+    def _composed(
+        self, demand: Demand, question: Question, retriever: Retriever, begun: float, *, write: bool
+    ) -> tuple[prompt.Prompt, float | None]:
+        """The prompt, and when its answer must have ended, on the clock of time.perf_counter()."""
+        max_seconds = question.budget.max_seconds
+        shortening = self._shortening(write=write and max_seconds is None)
+        if max_seconds is None:
+            return prompt.compose(demand, demand.share(self.slot.n_ctx), shortening), None
+        is_skipped = isinstance(retriever.reranker, TimedReranker) and retriever.reranker.is_skipped
+        planned = self._plan(demand, max_seconds, begun, skipped=("rerank",) if is_skipped else ())
+        composed = prompt.compose(
+            demand, planned.budget, shortening, window=self.slot.n_ctx, time=planned.time, answer_limit=planned.answer_limit
+        )
+        return composed, begun + planned.time.max_seconds
+
+    def finish(self, prepared: Prepared, completion: Completion) -> Answer:
+        """The answer that a completion is, with its citations checked and its ledger kept in the journal."""
+        question = prepared.question
+        asked = search_query(question.messages, needs_question=question.needs_question) or question.messages[-1].content
         answer = self.to_answer(prepared, completion)
-        warnings = retrieval.none_passes(self.knowledge_bases, options.get("where"), prepared.offered)
-        if "hits" not in options:
+        warnings = retrieval.none_passes(self.knowledge_bases, question.search.where, prepared.offered)
+        if question.given.hits is None:
             warnings += retrieval.left_unread(answer, asked)
         warnings += recorder.keep(
             answer,
@@ -272,23 +283,10 @@ class Session:
             session=self.name,
             journal=self.journal,
             knowledge_bases=self.knowledge_bases,
-            profile=self.profile_of(options),
+            profile=self.profile_of(question),
             engine=self.engine,
         )
         return replace(answer, warnings=(*answer.warnings, *warnings))
-
-    def batch(
-        self, requests: Iterable[Request], *, num_sequences: int = MAX_SEQUENCES, on_step: Callable[[int], None] = lambda _: None
-    ) -> Iterator[Outcome]:
-        """Answer many questions, up to `num_sequences` at once: (id, answer or error) of each, in the order in which they finish.
-
-        Each is asked as `ask` would; numerically near ties of the model may fall otherwise, as side by side sums are added up in
-        another order. Those with `max_seconds` are answered one after the other, behind the others of their window. An error of one
-        question is its outcome, and the others go on. `on_step` is called with the tokens sampled since its last call, between steps
-        and while prompts are prepared; what it raises ends the batch. Leaving the iterator cancels what runs; `engine.cancel_all`
-        gives the running ones as they are, with `finish_reason` "cancelled".
-        """
-        return Batch(self, num_sequences=num_sequences, on_step=on_step).outcomes(requests)
 
     def retrieve(self, question: str, *, top_k: int = DEFAULT_TOP_K, where: Where | None = None) -> list[Hit]:
         """The best passages of all knowledge bases together, best first. See Retriever.search."""
@@ -307,19 +305,43 @@ class Session:
             weights=self.weights,
         )
 
-    def unsearched(self, messages: Sequence[Message], options: Options) -> Bypass | None:
-        """Why nothing is searched for in a conversation; None if it is."""
-        return bypass(messages, has_kb=bool(self.knowledge_bases), has_tools=bool(options.get("tools")))
+    @contextmanager
+    def scoped(self, question: Question) -> Iterator[Session]:
+        """This session, over the knowledge bases that a question names if it names some; they are open within the block."""
+        names = question.search.kbs
+        if names is None or names == self._scope:
+            yield self
+            return
+        settings = self.settings or Settings.from_env()
+        with ExitStack() as opened:
+            session = copy.copy(self)
+            session._scope = names  # noqa: SLF001  # a copy of itself
+            session.knowledge_bases = tuple(open_knowledge_bases(names, settings=settings, opened=opened))
+            if names and self.embedder is None:
+                self.embedder = session.embedder = open_embedder(settings, for_queries=True)
+            yield session
 
-    def profile_of(self, options: Options) -> Profile:
-        """How the window is shared with these options."""
-        profile = self.profile
-        ratio = options.get("context_ratio")
-        if ratio is not None:
-            profile = profile.with_context_ratio(ratio)
-        elif options.get("top_k") is not None:
+    def documents_of(self, hits: Sequence[Hit]) -> dict[str, tuple[str, Mapping[str, Any]]]:
+        """By the label of each hit, the id and the metadata of its document. Documents that were deleted since are left out."""
+        documents: dict[str, tuple[str, Mapping[str, Any]]] = {}
+        for kb in self.knowledge_bases:
+            own = [hit for hit in hits if hit.chunk.kb == kb.name]
+            names = kb.texts.names([hit.chunk.document_id for hit in own])
+            documents |= {hit.label: names[hit.chunk.document_id] for hit in own if hit.chunk.document_id in names}
+        return documents
+
+    def unsearched(self, question: Question) -> Bypass | None:
+        """Why nothing is searched for a question; None if it is."""
+        return bypass(question.messages, has_kb=bool(self.knowledge_bases), has_tools=bool(question.given.tools))
+
+    def profile_of(self, question: Question) -> Profile:
+        """How the window is shared for a question."""
+        profile, budget = self.profile, question.budget
+        if budget.context_ratio is not None:
+            profile = profile.with_context_ratio(budget.context_ratio)
+        elif question.search.top_k is not None:
             profile = profile.with_spare_for_evidence()
-        for overflow, section in options.get("overflow", ()):
+        for overflow, section in budget.overflow:
             profile = profile.with_overflow(overflow, section)
         error = self.engine.count_error
         if error and isinstance(profile.gap, int):  # counts are estimates: leave what they may be wrong by
@@ -340,12 +362,10 @@ class Session:
         self.engine.measure_speed()  # a model that reranks tells by it whether it can finish
         return replace(retriever, reranker=TimedReranker(retriever.reranker, begun + max_seconds))
 
-    def _plan(self, wants: Demand, max_seconds: float | None, begun: float, *, skipped: tuple[str, ...]) -> Plan | None:
-        if max_seconds is None:
-            return None
+    def _plan(self, demand: Demand, max_seconds: float, begun: float, *, skipped: tuple[str, ...]) -> Plan:
         self.engine.measure_speed()
         left_s = begun + max_seconds - time.perf_counter()
-        planned = plan(wants, self.slot.n_ctx, self.engine.speed, max_seconds=max_seconds, left_s=left_s)
+        planned = plan(demand, self.slot.n_ctx, self.engine.speed, max_seconds=max_seconds, left_s=left_s)
         return replace(planned, time=replace(planned.time, skipped=skipped))
 
     def to_answer(self, prepared: Prepared, completion: Completion) -> Answer:
@@ -406,17 +426,8 @@ def _cited(composed: prompt.Prompt, completion: Completion) -> list[Citation]:
     return citation.cite(completion.text, hits, is_cut=completion.finish_reason != "stop", notes=files)
 
 
-def _conversation(question: str | Sequence[Message], system: str | None) -> list[Message]:
-    if isinstance(question, str):
-        messages = [Message("user", question)]
-    elif isinstance(question, list | tuple) and question and all(isinstance(each, Message) for each in question):
-        messages = list(question)
-    else:
-        raise UsageError(
-            f"A question is a text, or a list of Message that ends with one, not {type(question).__name__}.",
-            hint='Ask "How are you?", or [Message("user", "How are you?")].',
-        )
-    return [Message("system", system), *messages] if system and system.strip() else messages
+def _question(question: Question | str) -> Question:
+    return question if isinstance(question, Question) else Question.of(question)
 
 
 def _name_of(model: object) -> str | None:

@@ -71,24 +71,10 @@ class Shortener:
         return self._last[1]
 
     def _write_beside(self, text: str, limit: int) -> str:
-        """What the model read for it is not held any longer: its cells are wanted for the conversation."""
+        """Write a summary, and drop what the model read for it from the KV cache: its cells are wanted for the conversation."""
         assert self._writer is not None
-        before = self._latest()
-        try:
+        with self._engine.forgetting():
             return self._writer(text, limit)
-        finally:
-            latest = self._latest()
-            context = self._engine.context
-            if latest is not None and latest != before and context is not None and context.shared is not None:
-                context.shared.forget(latest[1])
-
-    def _latest(self) -> tuple[int, int] | None:
-        """When a sequence that is held was used last, on the cache's clock, and its id; None where none is shared."""
-        context = self._engine.context
-        if context is None or context.shared is None:
-            return None
-        cells = context.shared
-        return max(((cells.cache.last_used(each), each) for each in cells.kept), default=None)
 
     def _count(self, text: str) -> int:
         """Tokens as they are sent."""

@@ -42,31 +42,15 @@ class SideGeneration:
         num_cells = len(prompt_ids) + sampling.num_answer_tokens
         if num_cells > self.n_ctx:
             return None
-        num_cells += self._prefer(beside)
-        if not self._has_memory(num_cells):
+        num_cells += self.engine.prefer(beside)
+        if not self.engine.has_room_for(num_cells):
             return None
         self.engine.reserve(num_cells)
         completion = self.engine.generate(prompt_ids, sampling)
-        self._prefer(beside)
+        self.engine.prefer(beside)
         if completion.finish_reason == "cancelled":
             raise InterruptedRunError("Interrupted.")
         return completion
-
-    def _prefer(self, prompt_ids: Sequence[int]) -> int:
-        """How many tokens of a prompt are held. A larger context goes on with them, and with nothing that was evaluated since."""
-        context = self.engine.context
-        if context is None or context.shared is None:
-            return 0
-        context.shared.touch(prompt_ids)
-        return context.shared.num_held(prompt_ids)
-
-    def _has_memory(self, num_cells: int) -> bool:
-        from localrag.engine.memory import Situation, plan  # noqa: PLC0415  # weight
-
-        engine = self.engine
-        if engine.context is not None and engine.context.serves(num_cells, engine.min_sequences):
-            return True
-        return plan(engine.info, num_cells, engine.min_sequences, situation=Situation(is_loaded=True)).fits
 
 
 def _transcript(exchange: Exchange) -> str:

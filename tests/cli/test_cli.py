@@ -13,6 +13,7 @@ import pytest
 from localrag.cli import COMMANDS, main, render
 from localrag.cli.live_area import end_answer
 from localrag.engine.echo import open_echo
+from localrag.question import Question
 from localrag.session import Session
 from localrag.settings import Settings
 from localrag.types import SamplingParams
@@ -416,7 +417,7 @@ def test_a_budget_is_shown_without_generating(run):
 
 def test_passages_that_all_are_too_large_are_listed_as_left_out(home, capsys):
     with Session(open_echo(), n_ctx=300) as session:
-        prepared = session.prepare("Why?", piped="x" * 1000)
+        prepared = session.prepare(Question.of("Why?", piped="x" * 1000))
     assert prepared.prompt.hits == ()
     render.prepared(
         prepared, "echo", task="Why?", tokenizer=session.engine.tokenizer, as_json=False, settings=Settings(home=home), with_allocation=True

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from localrag.journal import Journal
+from localrag.question import Question
 
 LOCALRAG = [sys.executable, "-m", "localrag"]
 
@@ -153,5 +154,5 @@ def test_half_a_character_that_is_piped_in_is_a_question_mark():
     from localrag.session import Session  # noqa: PLC0415  # the other tests need processes only
 
     with Session.open("echo", keep=False) as session:
-        answer = session.ask("What failed?", piped="disk \ud800 full \udcff")
+        answer = session.ask(Question.of("What failed?", piped="disk \ud800 full \udcff"))
     assert answer.hits[0].chunk.text == "disk ? full ?"

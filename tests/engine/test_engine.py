@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from localrag.engine.context import BATCH_TOKENS
+from localrag.engine.core import MAX_STALL_S
 from localrag.engine.echo import EchoRunner, open_echo
-from localrag.engine.engine import MAX_STALL_S
 from localrag.engine.loading import open_model
 from localrag.errors import EngineError, UsageError
 from localrag.types import SamplingParams

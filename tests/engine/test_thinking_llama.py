@@ -3,6 +3,7 @@
 import pytest
 
 from localrag.engine.loading import open_model
+from localrag.question import Question
 from localrag.session import Session
 from localrag.types import SamplingParams
 from tests import identities
@@ -31,7 +32,7 @@ def pieces(session, ids):
 
 def test_marks_that_are_control_tokens_are_seen_and_not_shown(session):
     opened = session(HM_YES, controls=BRACKETS, template=BRACKETS_TEMPLATE)
-    answer = opened.ask("Why?", sampling=SAMPLING)
+    answer = opened.ask(Question.of("Why?", sampling=SAMPLING))
     identities.check(answer.to_dict(), [])
     assert (answer.text, answer.reasoning, answer.finish_reason) == ("Yes", "Hm", "stop")
     assert (answer.reasoning_tokens, answer.completion_tokens) == (3, 5)
@@ -44,7 +45,7 @@ def test_thoughts_without_end_are_ended_and_the_next_prompt_goes_on_from_there(s
     opened = session({"Ċ": "[THINK]", "[THINK]": "Hm", "Hm": "Ġso", "Ġso": "Hm"}, controls=BRACKETS, template=BRACKETS_TEMPLATE)
     engine, told = opened.engine, []
     engine.min_sequences = 2
-    answer = opened.ask("Why?", sampling=SAMPLING, on_thought=told.append)
+    answer = opened.ask(Question.of("Why?", sampling=SAMPLING), on_thought=told.append)
     identities.check(answer.to_dict(), [])
     assert (answer.reasoning_tokens, answer.finish_reason) == (40, "length")
     assert "".join(told) == answer.reasoning == ("Hm so" * 40)[: len(answer.reasoning)]
@@ -59,7 +60,7 @@ def test_thoughts_without_end_are_ended_and_the_next_prompt_goes_on_from_there(s
 def test_the_end_of_thoughts_is_the_templates_own_tokens(session):
     chain = {"t": "<|channel|>", "<|channel|>": "analysis", "analysis": "<|message|>", "<|message|>": "Hm", "Hm": "Ġso", "Ġso": "Ġso"}
     opened = session(chain, controls=CHANNELS, template=CHANNELS_TEMPLATE, changes={"tokenizer.ggml.add_bos_token": True})
-    answer = opened.ask("Why?", sampling=SAMPLING)
+    answer = opened.ask(Question.of("Why?", sampling=SAMPLING))
     identities.check(answer.to_dict(), [])
     thinking = answer.prompt.thinking
     assert answer.prompt.token_ids[0] == opened.engine.tokenizer.bos_id
@@ -74,7 +75,7 @@ def test_a_message_that_ends_is_the_end(session):
     chain = {"t": "<|message|>", "<|message|>": "Yes", "Yes": "<|end|>", "<|end|>": "Hm"}
     opened = session(chain, controls=CHANNELS, template=CHANNELS_TEMPLATE)
     assert not opened.engine.tokenizer.is_end(dict(opened.engine.tokenizer.tag_texts)["<|end|>"])
-    answer = opened.ask("Why?", sampling=SAMPLING)
+    answer = opened.ask(Question.of("Why?", sampling=SAMPLING))
     identities.check(answer.to_dict(), [])
     assert (answer.text, answer.reasoning, answer.finish_reason) == ("Yes", "", "stop")
 
@@ -83,7 +84,7 @@ def test_kept_from_thinking_it_answers_at_once(session):
     chain = {"<|message|>": "Yes", "Yes": "<|return|>", "t": "<|channel|>"}
     opened = session(chain, controls=CHANNELS, template=CHANNELS_TEMPLATE)
     for options in ({"sampling": SamplingParams(max_tokens=3, think_tokens=0)}, {"sampling": SAMPLING, "max_seconds": 1000.0}):
-        answer = opened.ask("Why?", **options)
+        answer = opened.ask(Question.of("Why?", **options))
         identities.check(answer.to_dict(), [])
         assert (answer.text, answer.reasoning_tokens, answer.finish_reason) == ("Yes", 0, "stop")
         assert pieces(opened, answer.prompt.token_ids).endswith("<|start|>assistant<|channel|>final<|message|>")

@@ -10,6 +10,7 @@ from localrag.engine.echo import open_echo
 from localrag.errors import BudgetExceededError
 from localrag.journal import AskRecord
 from localrag.kb import KnowledgeBase
+from localrag.question import Question
 from localrag.session import Session
 from localrag.session.recorder import record_of
 from localrag.types import SamplingParams
@@ -30,7 +31,7 @@ def real_asks(folder, num: int, *, sessions: Sequence[str] = ("default",)) -> li
             question = f"What is the word of note {rng.randrange(5)}? " + rng.choice(["", material.text(rng, 6)])
             question += "".join(f" {hit.label}" for hit in session.retrieve(question, top_k=8)[:1] if rng.random() < 0.6)
             try:
-                answer = session.ask(question, top_k=8, sampling=SamplingParams(max_tokens=rng.choice([60, 200, 512])))
+                answer = session.ask(Question.of(question, top_k=8, sampling=SamplingParams(max_tokens=rng.choice([60, 200, 512]))))
             except BudgetExceededError:
                 continue
             name = sessions[len(found) % len(sessions)]

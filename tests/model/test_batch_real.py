@@ -5,6 +5,7 @@ another order (FlashAttention over a cache that sequences share), so they are no
 import pytest
 
 from localrag.engine.loading import open_model
+from localrag.question import Question
 from localrag.session import Request, Session
 from localrag.types import SamplingParams
 from tests import identities
@@ -21,7 +22,7 @@ def test_a_batch_of_four_is_what_four_asks_are(model_path):
         found = dict(session.batch([Request(id=each, question=each, sampling=sampling) for each in QUESTIONS]))
         assert set(found) == set(QUESTIONS)
         for question, answer in found.items():
-            alone = session.ask(question, sampling=sampling)
+            alone = session.ask(Question.of(question, sampling=sampling))
             identities.check(answer.to_dict(), [])
             assert answer.prompt_tokens == alone.prompt_tokens
             assert answer.prompt.token_ids == alone.prompt.token_ids

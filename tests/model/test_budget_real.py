@@ -8,6 +8,7 @@ import pytest
 from localrag.engine.loading import open_model
 from localrag.errors import TimeLimitError
 from localrag.journal import Journal
+from localrag.question import Question
 from localrag.session import Session
 from localrag.types import Attachment, Memory, Message, SamplingParams, ToolSpec
 from tests import identities, material
@@ -43,7 +44,7 @@ def flood(rng):
 def test_fifty_windows_of_input_are_answered_within_one_and_nothing_is_lost_unnamed(engine, strategy):
     messages, options = flood(random.Random(7))
     session = Session(engine, n_ctx=WINDOW)
-    answer = session.ask(messages, sampling=SamplingParams(max_tokens=8), overflow=[(strategy, None)], **options)
+    answer = session.ask(Question.of(messages, sampling=SamplingParams(max_tokens=8), overflow=[(strategy, None)], **options))
     data = answer.to_dict()
     entries = {entry["name"]: entry for entry in data["ledger"]["entries"]}
     assert sum(entry["wanted"] for entry in entries.values()) > 50 * WINDOW
@@ -66,9 +67,9 @@ def test_a_limit_of_time_is_kept_and_named(engine, tmp_path):
     options |= {"tools": (), "attachments": ()}
     with Journal.open(tmp_path) as journal:
         session = Session(engine, n_ctx=4096, journal=journal)
-        session.ask("Why?", sampling=SamplingParams(max_tokens=8))  # the speed is known from here on
+        session.ask(Question.of("Why?", sampling=SamplingParams(max_tokens=8)))  # the speed is known from here on
         started = time.perf_counter()
-        answer = session.ask(messages, sampling=SamplingParams(max_tokens=3000), max_seconds=5.0, **options)
+        answer = session.ask(Question.of(messages, sampling=SamplingParams(max_tokens=3000), max_seconds=5.0, **options))
         seconds = time.perf_counter() - started
         limit = answer.ledger.time
         assert limit is not None
@@ -79,7 +80,7 @@ def test_a_limit_of_time_is_kept_and_named(engine, tmp_path):
         assert answer.finish_reason in {"time", "stop", "length"}
         assert journal.asks()[-1].bound == "time"
         with pytest.raises(TimeLimitError):
-            session.ask("why " * 3000, max_seconds=1.0)
+            session.ask(Question.of("why " * 3000, max_seconds=1.0))
 
 
 def test_a_long_conversation_is_summarised_by_the_model_and_kept(engine, tmp_path):
@@ -91,12 +92,12 @@ def test_a_long_conversation_is_summarised_by_the_model_and_kept(engine, tmp_pat
         ]
     with Journal.open(tmp_path) as journal:
         session = Session(engine, n_ctx=1024, journal=journal)
-        first = session.ask([*history, Message("user", "Which one first?")], sampling=SamplingParams(max_tokens=8))
+        first = session.ask(Question.of([*history, Message("user", "Which one first?")], sampling=SamplingParams(max_tokens=8)))
         summary = next(entry for entry in first.ledger.entries if entry.name == "summary")
         assert summary.covered == first.ledger.entry("history").omitted
         written = session.journal.summaries
         started = time.perf_counter()
-        second = session.prepare([*history, Message("user", "Which one first?")], max_tokens=8, write=True)
+        second = session.prepare(Question.of([*history, Message("user", "Which one first?")], max_tokens=8), write=True)
         assert time.perf_counter() - started < 5
         assert written is not None
         assert second.prompt.ledger.entry("summary").covered == summary.covered

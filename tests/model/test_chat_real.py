@@ -6,6 +6,7 @@ import pytest
 
 from localrag.engine.radix_tree import common_length
 from localrag.journal import Journal
+from localrag.question import Question
 from localrag.session import Session
 from localrag.session.chat import Chat
 from localrag.session.query_rewrite import ANSWER_TOKENS, SAID_TOKENS
@@ -82,8 +83,8 @@ def test_a_follow_up_is_rewritten_beside_the_conversation(settings):
     with Session.open(kbs=["handbook"], n_ctx=4096, name="talk", settings=settings) as session:
         chat = Chat.of(session, "talk")
         chat.rewrites = True
-        before = chat.say("At which temperature is PETG dried?", sampling=short, top_k=2)
-        answer = chat.say("And for how many hours?", sampling=short, top_k=2)
+        before = chat.say(Question.of("At which temperature is PETG dried?", sampling=short, top_k=2))
+        answer = chat.say(Question.of("And for how many hours?", sampling=short, top_k=2))
     rewriting = answer.rewriting
     assert 0 < rewriting.completion_tokens <= ANSWER_TOKENS < rewriting.prompt_tokens <= 300 + SAID_TOKENS
     assert "\n" not in rewriting.text

@@ -13,6 +13,7 @@ from localrag.kb.chunking import cut
 from localrag.kb.ingest import min_similarity
 from localrag.kb.readers import read
 from localrag.kb.retrieve import MIN_SIMILARITY, MODES
+from localrag.question import Question
 from localrag.session import Session
 from localrag.session.exhaustive import ask_all
 from localrag.types import SamplingParams
@@ -96,7 +97,7 @@ def test_all_that_matches_is_read_in_passes_of_real_notes(handbook, embedder, mo
     with open_model(model_path, name="default") as engine:
         session = Session(engine, knowledge_bases=[handbook], embedder=embedder, n_ctx=700)
         where = Where.parse(["source=*/nylon.md"])
-        answer = ask_all(session, "How is nylon dried?", sampling=SamplingParams(max_tokens=24), where=where)
+        answer = ask_all(session, Question.of("How is nylon dried?", sampling=SamplingParams(max_tokens=24), where=where))
     coverage = answer.to_dict()["coverage"]
     matching = {hit.label for hit in session.retrieve("How is nylon dried?", top_k=100, where=where)}
     assert coverage["chunks_read"] == len(matching) > 1

@@ -2,6 +2,7 @@
 
 import pytest
 
+from localrag.question import Question
 from localrag.session import Session
 from localrag.types import SamplingParams
 from tests import identities
@@ -12,7 +13,7 @@ pytestmark = pytest.mark.model
 def test_the_answer_object_tells_what_was_planned(home, model_path):
     with Session.open(str(model_path), keep=False) as session:
         assert session.engine.memory_plan is None
-        answer = session.ask("What is glass?", sampling=SamplingParams(max_tokens=4)).to_dict()
+        answer = session.ask(Question.of("What is glass?", sampling=SamplingParams(max_tokens=4))).to_dict()
         info = session.engine.info
     identities.check(answer, [])
     memory = answer["memory"]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from localrag.engine.loading import open_model
+from localrag.question import Question
 from localrag.session import Session
 from localrag.types import SamplingParams
 
@@ -51,13 +52,16 @@ def test_at_any_cut_the_text_is_that_of_a_fresh_context(model_path, tmp_path_fac
 
 def test_a_follow_up_on_the_same_text_is_not_evaluated_again(engine):
     session = Session(engine, n_ctx=1024)
-    answers = [session.ask(question, piped=PAGE, sampling=SamplingParams(max_tokens=8)) for question in ("What is it?", "Who is it for?")]
+    answers = [
+        session.ask(Question.of(question, piped=PAGE, sampling=SamplingParams(max_tokens=8)))
+        for question in ("What is it?", "Who is it for?")
+    ]
     assert answers[0].cached_tokens == 0
     assert answers[1].cached_tokens > 0.8 * answers[1].prompt_tokens
     assert answers[1].timings.prefill_s < answers[0].timings.prefill_s / 3
     assert answers[1].to_dict()["usage"]["cached_tokens"] == answers[1].cached_tokens
     engine.forget()
-    again = session.ask("Who is it for?", piped=PAGE, sampling=SamplingParams(max_tokens=8))
+    again = session.ask(Question.of("Who is it for?", piped=PAGE, sampling=SamplingParams(max_tokens=8)))
     assert (again.cached_tokens, again.text) == (0, answers[1].text)
 
 

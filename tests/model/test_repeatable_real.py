@@ -15,6 +15,7 @@ import pytest
 from localrag.cli import main
 from localrag.engine.loading import open_model
 from localrag.errors import EngineError
+from localrag.question import Question
 from localrag.session import Request, Session
 from localrag.session.council_run import council
 from localrag.settings import Settings
@@ -82,7 +83,7 @@ def test_every_door_gives_the_text_of_the_server(live, model_path):
     sampling = {seed: SamplingParams(temperature=1.0, seed=seed, repeatable=True, max_tokens=MAX_TOKENS) for seed in seeds}
     with open_model(model_path, name="smollm2-135m") as engine:
         session = Session(engine, n_ctx=2048)
-        assert {seed: session.ask(QUESTION, sampling=sampling[seed]).text for seed in seeds} == there
+        assert {seed: session.ask(Question.of(QUESTION, sampling=sampling[seed])).text for seed in seeds} == there
         requests = [Request(id=seed, question=QUESTION, sampling=sampling[seed]) for seed in seeds]
         mixed = [
             Request(id=f"other {number}", question=other, sampling=SamplingParams(max_tokens=30)) for number, other in enumerate(OTHERS)

@@ -4,6 +4,7 @@ import pytest
 
 from localrag.engine.loading import open_model
 from localrag.journal import Journal
+from localrag.question import Question
 from localrag.session import Session
 from localrag.session.chat import Chat
 from localrag.types import SamplingParams
@@ -37,12 +38,12 @@ def check_forced(answer, engine):
 
 def test_thoughts_are_ended_and_the_answer_follows(engine):
     session, thoughts, pieces = Session(engine, n_ctx=512), [], []
-    answer = session.ask(QUESTION, sampling=SAMPLING, on_text=pieces.append, on_thought=thoughts.append)
+    answer = session.ask(Question.of(QUESTION, sampling=SAMPLING), on_text=pieces.append, on_thought=thoughts.append)
     check_forced(answer, engine)
     assert ("".join(pieces), "".join(thoughts).strip()) == (answer.text, answer.reasoning)
-    again = session.ask(QUESTION, sampling=SAMPLING)
+    again = session.ask(Question.of(QUESTION, sampling=SAMPLING))
     assert (again.text, again.reasoning) == (answer.text, answer.reasoning)
-    kept = session.ask(QUESTION, sampling=SamplingParams(max_tokens=12, think_tokens=0))
+    kept = session.ask(Question.of(QUESTION, sampling=SamplingParams(max_tokens=12, think_tokens=0)))
     identities.check(kept.to_dict(), [])
     assert (kept.reasoning, kept.prompt.thinking) == ("", None)
 
@@ -50,7 +51,7 @@ def test_thoughts_are_ended_and_the_answer_follows(engine):
 def test_what_ended_the_thoughts_is_in_the_cells_with_the_rest(engine):
     """Given as a prompt, all of its tokens are there already, and evaluated afresh they lead to the same answer."""
     engine.min_sequences = 2
-    answer = Session(engine, n_ctx=512).ask(QUESTION, sampling=SAMPLING)
+    answer = Session(engine, n_ctx=512).ask(Question.of(QUESTION, sampling=SAMPLING))
     check_forced(answer, engine)
     ids, thinking = list(answer.prompt.token_ids), answer.prompt.thinking
     engine.forget()
@@ -65,8 +66,8 @@ def test_what_ended_the_thoughts_is_in_the_cells_with_the_rest(engine):
 def test_a_conversation_goes_on_without_its_thoughts(engine, tmp_path):
     with Journal.open(tmp_path) as journal:
         chat = Chat(Session(engine, n_ctx=1024, journal=journal, name="talk"), journal, journal.conversations.create("talk", {}))
-        first = chat.say(QUESTION, sampling=SAMPLING)
-        second = chat.say("Tell me all about the history of Spain, too.", sampling=SAMPLING)
+        first = chat.say(Question.of(QUESTION, sampling=SAMPLING))
+        second = chat.say(Question.of("Tell me all about the history of Spain, too.", sampling=SAMPLING))
     for answer in (first, second):
         check_forced(answer, engine)
     text = "".join(part.part.text for part in second.prompt.parts)

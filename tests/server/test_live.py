@@ -13,8 +13,8 @@ from contextlib import ExitStack
 import httpx
 import openai
 import pytest
-
 from localrag.session.serving import MAX_AT_ONCE
+
 from tests.server.live import Live, served
 
 QUESTION = [{"role": "user", "content": "What is PLA?"}]

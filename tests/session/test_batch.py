@@ -1,4 +1,4 @@
-"""Session.batch on the echo engine: the same as single asks, side by side, in an order that shares what prompts begin with."""
+"""A batch on the echo engine: the same as single asks, side by side, in an order that shares what prompts begin with."""
 
 import random
 import time
@@ -6,17 +6,19 @@ import time
 import pytest
 
 from localrag.engine.context import BATCH_TOKENS
+from localrag.engine.driver import MAX_SLOWDOWN
 from localrag.engine.echo import open_echo
 from localrag.engine.loading import open_model
 from localrag.errors import InterruptedRunError, LocalragError, TimeLimitError, UsageError
 from localrag.journal import Journal
 from localrag.kb import KnowledgeBase
-from localrag.session import Request, Session
-from localrag.session.batch import MOST_SLOWDOWN, WINDOW_REQUESTS
-from localrag.types import SamplingParams
+from localrag.question import Question
+from localrag.session import Session
+from localrag.session.pipeline import WINDOW_QUESTIONS
 from tests import identities, material
 from tests.gguf_files import write_model
 from tests.kb.hash_embedder import HashEmbedder
+from tests.running import batch
 
 
 @pytest.fixture(scope="module")
@@ -33,15 +35,13 @@ def knowledge_base(tmp_path_factory):
 def requests(rng, count):
     """Questions of all kinds, some of which do not fit a small window and some of which are empty."""
     return [
-        Request(
+        Question.of(
+            rng.choice(["", material.text(rng, rng.randint(1, 40)) + " heat?", material.text(rng, rng.randint(1, 10))]),
             id=rng.choice([number, f"q-{number}"]),
-            question=rng.choice(["", material.text(rng, rng.randint(1, 40)) + " heat?", material.text(rng, rng.randint(1, 10))]),
-            sampling=SamplingParams(max_tokens=rng.choice([1, 5, 20, 300, 100_000])),
-            options={
-                "system": rng.choice([None, "Be brief.", material.text(rng, 30)]),
-                "top_k": rng.randint(1, 8),
-                "context_ratio": rng.choice([0.0, 0.3, 0.9]),
-            },
+            max_tokens=rng.choice([1, 5, 20, 300, 100_000]),
+            system=rng.choice([None, "Be brief.", material.text(rng, 30)]),
+            top_k=rng.randint(1, 8),
+            context_ratio=rng.choice([0.0, 0.3, 0.9]),
         )
         for number in range(count)
     ]
@@ -49,8 +49,8 @@ def requests(rng, count):
 
 def test_a_citation_that_a_limit_cuts_off_is_neither_cited_nor_invented():
     with open_echo() as engine:
-        asked = [Request(id=number, question="Is [KB#1007] right?", sampling=SamplingParams(max_tokens=number)) for number in range(1, 30)]
-        for number, outcome in Session(engine).batch(asked):
+        asked = [Question.of("Is [KB#1007] right?", id=number, max_tokens=number) for number in range(1, 30)]
+        for number, outcome in batch(Session(engine), asked):
             assert outcome.unsupported_citations == (["KB#1007"] if number >= len("You asked: Is [KB#1007]") else []), outcome.text
 
 
@@ -65,7 +65,7 @@ def essence(outcome):
 
 def asked_alone(session, request):
     try:
-        return session.ask(request.question, sampling=request.sampling, **request.options)
+        return session.ask(request)
     except LocalragError as error:
         return error
 
@@ -80,12 +80,14 @@ def test_a_batch_equals_single_asks_whatever_its_order_and_width(knowledge_base)
             expected = {request.id: essence(asked_alone(alone, request)) for request in wanted}
             for num_sequences in (1, rng.randint(2, 40)):  # the second finds the context of the first
                 rng.shuffle(wanted)
-                found = list(session.batch(wanted, num_sequences=num_sequences))
+                found = list(batch(session, wanted, num_sequences=num_sequences))
                 assert len(found) == len(wanted)
                 assert {known: essence(outcome) for known, outcome in found} == expected
                 assert engine.is_idle
             offered = {
-                each.id: [hit.label for hit in session.retriever.offered(each.question, each.options)] for each in wanted if each.question
+                each.id: [hit.label for hit in session.retriever.offered(each, each.messages[-1].content)]
+                for each in wanted
+                if each.messages[-1].content
             }
         for known, outcome in found:
             if isinstance(outcome, LocalragError):
@@ -97,29 +99,34 @@ def test_a_batch_equals_single_asks_whatever_its_order_and_width(knowledge_base)
 
 
 def test_as_many_run_at_once_as_may_and_a_place_is_taken_at_once():
-    wanted = [Request(id=n, question="why? " * (1 + n % 7), sampling=SamplingParams(max_tokens=3 + n % 5)) for n in range(40)]
+    wanted = [Question.of("why? " * (1 + n % 7), id=n, max_tokens=3 + n % 5) for n in range(40)]
+    heard: list[int | None] = []  # how many run while a token is told, and None for an answer
     with open_echo() as engine:
-        num_running: list[int] = []
-        num_done: list[int] = []
-        session = Session(engine)
-        outcomes = session.batch(wanted, num_sequences=5, on_step=lambda _: num_running.append(len(engine._unfinished())))
-        num_done.extend(len(num_running) for _ in outcomes)
-    steps = num_running[len(wanted) : -1]  # while prompts are prepared nothing runs, and nothing at the end
-    assert num_running[: len(wanted)] == [0] * len(wanted)
-    in_the_middle = [n for at, n in enumerate(steps) if len(wanted) + at < num_done[len(wanted) - 5]]
-    assert len(in_the_middle) > 20
-    assert set(in_the_middle) == {5}
+
+        def hear(event):
+            if event.answer is not None:
+                heard.append(None)
+            elif event.num_tokens:
+                heard.append(len(engine._unfinished()))
+
+        assert len(list(batch(Session(engine), wanted, num_sequences=5, on_event=hear))) == len(wanted)
+    last = [at for at, each in enumerate(heard) if each is None][-5]  # from then on fewer than five are left
+    numbers = [(at, each) for at, each in enumerate(heard[:last]) if each is not None]
+    assert max(each for _, each in numbers) == 5
+    # fewer run only in the step in which an answer ended, whose event comes with that step's
+    assert all(each == 5 or None in heard[max(0, at - 5) : at + 6] for at, each in numbers)
+    assert sum(each == 5 for _, each in numbers) > 50
 
 
 def test_questions_that_share_evidence_share_its_evaluation():
     """Twelve texts, six questions each, in random order, in a context that holds about two prompts at a time."""
     rng = random.Random(5)
     texts = [material.text(rng, 150) for _ in range(12)]
-    wanted = [Request(id=f"{t}-{q}", question=f"{q}?", sampling=SamplingParams(max_tokens=8), options={"system": text})
+    wanted = [Question.of(f"{q}?", id=f"{t}-{q}", max_tokens=8, system=text)
               for t, text in enumerate(texts) for q in range(6)]  # fmt: skip
     rng.shuffle(wanted)
     with open_echo() as engine:
-        answers = [answer for _, answer in Session(engine).batch(wanted, num_sequences=2)]
+        answers = [answer for _, answer in batch(Session(engine), wanted, num_sequences=2)]
         evaluated = engine.context.runner.num_evaluated_tokens
     total = sum(answer.prompt_tokens for answer in answers)
     once = sum(len(text.encode()) for text in texts)
@@ -131,20 +138,20 @@ def test_questions_that_share_evidence_share_its_evaluation():
 def test_a_batch_holds_nothing_that_no_question_left_begins_with():
     """What finished questions hold slows every step: each token is weighed against all cells in use."""
     texts = [f"Text {t}. " + material.text(random.Random(t), 60) for t in range(6)]
-    wanted = [Request(id=f"{t}-{q}", question=f"{q}?", sampling=SamplingParams(max_tokens=4 + q), options={"system": text})
+    wanted = [Question.of(f"{q}?", id=f"{t}-{q}", max_tokens=4 + q, system=text)
               for t, text in enumerate(texts) for q in range(5)]  # fmt: skip
     with open_echo() as engine:
         session, left, num_kept = Session(engine), {}, 0
 
-        def look(_num_sampled):
+        def look(_event):
             nonlocal num_kept
             cells = engine.context.cells if engine.context is not None else None
             for seq_id in cells.kept if cells is not None else ():
                 held, num_kept = cells.cache.tokens(seq_id), num_kept + 1
                 assert any(prompt[: len(held)] == held for prompt in left.values())
 
-        left.update({each.id: list(session.prepare(each.question, max_tokens=9, **each.options).prompt.token_ids) for each in wanted})
-        for known, _ in session.batch(wanted, num_sequences=4, on_step=look):
+        left.update({each.id: list(session.prepare(each.but(max_tokens=9)).prompt.token_ids) for each in wanted})
+        for known, _ in batch(session, wanted, num_sequences=4, on_event=look):
             del left[known]
         assert num_kept > 5
         assert engine.context.cells.cache.num_cells == 0
@@ -162,15 +169,15 @@ def test_a_batch_holds_nothing_that_no_question_left_begins_with():
 def test_without_a_gpu_prompts_run_side_by_side_only_where_that_is_faster(tmp_path, share_of_most, has_one_text, max_tokens, num_at_once):
     """Each token is weighed against the cells of all that run, so beside long prompts of others an answer is slower than after them."""
     with open_model(write_model(tmp_path / "tiny.gguf", changes={"llama.context_length": 1 << 16}), name="tiny") as engine:
-        most = engine.speed.depth_of(MOST_SLOWDOWN)
+        most = engine.speed.depth_of(MAX_SLOWDOWN)
         words = "words " * int(share_of_most * most / len(engine.tokenizer.encode("words ")))
         texts = [f"{0 if has_one_text else number} {words}" for number in range(6)]
-        wanted = [Request(id=number, question=f"{number}?", sampling=SamplingParams(max_tokens=max_tokens), options={"system": text})
+        wanted = [Question.of(f"{number}?", id=number, max_tokens=max_tokens, system=text)
                   for number, text in enumerate(texts)]  # fmt: skip
         num_running: list[int] = []
-        batch = Session(engine).batch(wanted, on_step=lambda _: num_running.append(len(engine._unfinished())))
-        next(batch)
-        batch.close()
+        outcomes = batch(Session(engine), wanted, on_event=lambda _: num_running.append(len(engine._unfinished())))
+        next(outcomes)
+        outcomes.close()
     assert next(filter(None, num_running)) == num_at_once  # before it learns how fast it is
 
 
@@ -178,7 +185,9 @@ def test_beside_answers_of_a_batch_prompts_are_evaluated_whole():
     """Nobody reads along, and pieces take longer; whoever asks afterwards may."""
     with open_echo() as engine:
         rooms: set[int] = set()
-        answers = list(Session(engine).batch([Request(id=1, question="x")], on_step=lambda _: rooms.add(engine._prompt_room(0))))
+        answers = list(
+            batch(Session(engine), [Question.of("x", id=1)], on_event=lambda _: engine.is_idle or rooms.add(engine._prompt_room(0)))
+        )
         assert len(answers) == 1
         assert rooms == {BATCH_TOKENS}
         assert engine._prompt_room(0) < BATCH_TOKENS
@@ -189,20 +198,20 @@ def test_only_a_window_of_questions_is_read_ahead():
 
     def read():
         nonlocal num_read
-        for num_read in range(1, 2 * WINDOW_REQUESTS + 89):
-            yield Request(id=num_read, question="x", sampling=SamplingParams(max_tokens=1))
+        for num_read in range(1, 2 * WINDOW_QUESTIONS + 89):
+            yield Question.of("x", id=num_read, max_tokens=1)
 
     with open_echo() as engine:
-        ahead = [num_read - at for at, _ in enumerate(Session(engine, n_ctx=300).batch(read()))]
-    assert len(ahead) == 2 * WINDOW_REQUESTS + 88
-    assert max(ahead) == WINDOW_REQUESTS
+        ahead = [num_read - at for at, _ in enumerate(batch(Session(engine, n_ctx=300), read()))]
+    assert len(ahead) == 2 * WINDOW_QUESTIONS + 88
+    assert max(ahead) == WINDOW_QUESTIONS
 
 
 def test_leaving_a_batch_ends_what_runs():
-    wanted = [Request(id=n, question="go on " * n) for n in range(1, 20)]
+    wanted = [Question.of("go on " * n, id=n) for n in range(1, 20)]
     with open_echo() as engine:
         session = Session(engine)
-        outcomes = session.batch(wanted)
+        outcomes = batch(session, wanted)
         next(outcomes)
         assert not engine.is_idle
         outcomes.close()
@@ -214,52 +223,53 @@ def test_leaving_a_batch_ends_what_runs():
                 raise InterruptedRunError("enough")
 
         with pytest.raises(InterruptedRunError):
-            list(session.batch(wanted, on_step=stop))
+            list(batch(session, wanted, on_event=stop))
         assert engine.is_idle
-        assert len(list(session.batch(wanted))) == len(wanted)
+        assert len(list(batch(session, wanted))) == len(wanted)
 
 
 def test_cancelled_answers_are_given_as_they_are():
-    wanted = [Request(id=n, question=f"number {n} " * 5) for n in range(3)]
+    wanted = [Question.of(f"number {n} " * 5, id=n) for n in range(3)]
     with open_echo() as engine:
-        steps = []
+        written = {}
 
-        def on_step(num_tokens):
-            steps.append(num_tokens)
-            if sum(steps) >= 30:
+        def on_event(event):
+            if event.num_tokens:
+                written[event.question.id] = event.num_tokens
+            if sum(written.values()) >= 30:
                 engine.cancel_all()
 
-        found = dict(Session(engine).batch(wanted, on_step=on_step))
+        found = dict(batch(Session(engine), wanted, on_event=on_event))
     assert {answer.finish_reason for answer in found.values()} == {"cancelled"}
     assert all(0 < answer.completion_tokens <= 30 and "You asked".startswith(answer.text[:9]) for answer in found.values())
-    assert sum(steps) == sum(answer.completion_tokens for answer in found.values())
+    assert written == {known: answer.completion_tokens for known, answer in found.items()}
 
 
 def test_an_engine_that_only_estimates_does_not_run_out_of_cells():
-    wanted = [Request(id=n, question="a b c d e f " * (n + 1), sampling=SamplingParams(max_tokens=60)) for n in range(20)]
+    wanted = [Question.of("a b c d e f " * (n + 1), id=n, max_tokens=60) for n in range(20)]
     with open_echo(4096, counts_are_exact=False) as engine:
         session = Session(engine)
         session.ask("a b c d e f g h " * 20)  # now it knows its error
-        assert all(not isinstance(outcome, LocalragError) for _, outcome in session.batch(wanted))
+        assert all(not isinstance(outcome, LocalragError) for _, outcome in batch(session, wanted))
 
 
 def test_what_a_batch_cannot_do():
     with open_echo() as engine:
         session = Session(engine)
         with pytest.raises(UsageError):
-            session.batch([], num_sequences=0)
-        assert list(session.batch([])) == []
-        [(known, error)] = session.batch([Request(id="a", question="Why?", options={"max_seconds": 0.0})])
+            list(batch(session, [], num_sequences=0))
+        assert list(batch(session, [])) == []
+        [(known, error)] = batch(session, [Question.of("Why?", id="a", max_seconds=0.0)])
         assert (known, error.exit_code) == ("a", 2)
 
 
 def test_a_limit_of_time_holds_for_each_question_of_a_batch_and_counts_from_its_turn():
     long_ago = time.perf_counter() - 10_000
-    wanted = [Request(id=n, question=f"why {n}? ", options={"max_seconds": 600.0, "started_at": long_ago}) for n in range(3)]
-    wanted.append(Request(id="none", question="Why?"))
-    wanted.append(Request(id="short", question="why " * 5000, options={"max_seconds": 0.000_1}))
+    wanted = [Question.of(f"why {n}? ", id=n, max_seconds=600.0, started_at=long_ago) for n in range(3)]
+    wanted.append(Question.of("Why?", id="none"))
+    wanted.append(Question.of("why " * 5000, id="short", max_seconds=0.000_1))
     with open_echo() as engine:
-        found = dict(Session(engine).batch(wanted))
+        found = dict(batch(Session(engine), wanted))
         assert engine.is_idle
     assert [found[n].text for n in range(3)] == [f"You asked: why {n}?" for n in range(3)]
     assert all(found[n].ledger.time.max_seconds == 600 for n in range(3))
@@ -269,9 +279,9 @@ def test_a_limit_of_time_holds_for_each_question_of_a_batch_and_counts_from_its_
 
 def test_a_schema_that_is_not_supported_is_an_outcome_and_the_others_go_on():
     forms = enumerate([None, {"type": "text"}, {"type": "integer"}])
-    wanted = [Request(id=number, question="Why?", sampling=SamplingParams(json_schema=form)) for number, form in forms]
+    wanted = [Question.of("Why?", id=number, json_schema=form) for number, form in forms]
     with open_echo() as engine:
-        found = dict(Session(engine).batch(wanted))
+        found = dict(batch(Session(engine), wanted))
     assert found[1].exit_code == 2
     assert (found[0].text, found[2].text) == ("You asked: Why?", "0")
 
@@ -279,7 +289,7 @@ def test_a_schema_that_is_not_supported_is_an_outcome_and_the_others_go_on():
 def test_every_answer_leaves_its_ledger(tmp_path):
     with open_echo() as engine, Journal.open(tmp_path) as journal:
         session = Session(engine, journal=journal, name="night")
-        found = dict(session.batch([Request(id=n, question=f"number {n}?") for n in range(10)]))
+        found = dict(batch(session, [Question.of(f"number {n}?", id=n) for n in range(10)]))
         kept = {ask.question: ask for ask in journal.asks("night")}
         assert len(kept) == 10
         for n, answer in found.items():

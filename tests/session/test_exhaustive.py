@@ -7,6 +7,7 @@ import pytest
 from localrag.engine.loading import open_model
 from localrag.errors import BudgetExceededError, TimeLimitError
 from localrag.kb import KnowledgeBase, Where
+from localrag.question import Question
 from localrag.session import Session
 from localrag.session.exhaustive import NO_TIME, NOTHING_NOTED, TOO_LONG, _facts, _schema, ask_all
 from localrag.types import SamplingParams
@@ -33,7 +34,7 @@ def session(tmp_path_factory):
 
 def test_every_matching_passage_is_read_in_passes_that_fit(session):
     steps = []
-    answer = ask_all(session, QUESTION, sampling=SamplingParams(max_tokens=8), on_step=steps.append)
+    answer = ask_all(session, Question.of(QUESTION, sampling=SamplingParams(max_tokens=8)), on_step=steps.append)
     matching = {chunk.label for chunk in session.knowledge_bases[0].chunks()}
     coverage = answer.to_dict()["coverage"]
     assert coverage["chunks_read"] == len(matching) >= NUM_PAGES
@@ -58,9 +59,9 @@ def test_a_question_that_is_near_no_passage_has_every_passage_read(session, ques
     kb, engine = session.knowledge_bases[0], session.engine
     for n_ctx in (900, 4096):
         sized = Session(engine, knowledge_bases=[kb], embedder=HashEmbedder(), n_ctx=n_ctx)
-        answer = ask_all(sized, question, sampling=SamplingParams(max_tokens=8))
+        answer = ask_all(sized, Question.of(question, sampling=SamplingParams(max_tokens=8)))
         assert answer.coverage["chunks_read"] == kb.num_chunks
-    some = ask_all(sized, question, sampling=SamplingParams(max_tokens=8), where=Where.parse(["source=pages/1.md"]))
+    some = ask_all(sized, Question.of(question, sampling=SamplingParams(max_tokens=8), where=Where.parse(["source=pages/1.md"])))
     assert some.coverage["chunks_read"] == len(kb.chunks(Where.parse(["source=pages/1.md"]))) < kb.num_chunks
 
 
@@ -74,7 +75,7 @@ def test_an_identical_text_is_read_once_and_named(session, tmp_path):
         with KnowledgeBase.open(tmp_path / str(n_ctx), "bills", create=True) as kb:
             kb.ingest([folder], HashEmbedder())
             sized = Session(session.engine, knowledge_bases=[kb], embedder=HashEmbedder(), n_ctx=n_ctx)
-            answer = ask_all(sized, "Which bills are open?", sampling=SamplingParams(max_tokens=8))
+            answer = ask_all(sized, Question.of("Which bills are open?", sampling=SamplingParams(max_tokens=8)))
         assert answer.coverage["chunks_read"] == 4
         evidence = answer.ledger.entry("evidence")
         assert sum(reason.startswith("identical to KB#") for reason in evidence.omitted_reasons.values()) == 2
@@ -91,7 +92,7 @@ def test_a_limit_of_time_leaves_passages_unread_and_names_them(session):
         sized = Session(engine, knowledge_bases=[kb], embedder=HashEmbedder(), n_ctx=n_ctx)
         for max_seconds in (0.05, 1.0, 600.0):
             try:
-                answer = ask_all(sized, QUESTION, sampling=SamplingParams(max_tokens=8), max_seconds=max_seconds)
+                answer = ask_all(sized, Question.of(QUESTION, sampling=SamplingParams(max_tokens=8), max_seconds=max_seconds))
             except TimeLimitError:
                 assert max_seconds < 600
                 continue
@@ -107,7 +108,7 @@ def test_a_limit_of_time_leaves_passages_unread_and_names_them(session):
 def test_what_fits_at_once_is_answered_at_once(session):
     kb, engine = session.knowledge_bases[0], session.engine
     wide = Session(engine, knowledge_bases=[kb], embedder=HashEmbedder(), n_ctx=4096)
-    answer = ask_all(wide, QUESTION, sampling=SamplingParams(max_tokens=8))
+    answer = ask_all(wide, Question.of(QUESTION, sampling=SamplingParams(max_tokens=8)))
     assert answer.passes == ()
     assert answer.coverage["chunks_read"] == len(answer.hits) == kb.num_chunks
 
@@ -115,9 +116,9 @@ def test_what_fits_at_once_is_answered_at_once(session):
 def test_piped_text_is_read_too_and_conditions_that_nothing_passes_are_said(session):
     kb, engine = session.knowledge_bases[0], session.engine
     wide = Session(engine, knowledge_bases=[kb], embedder=HashEmbedder(), n_ctx=4096)
-    both = ask_all(wide, QUESTION, sampling=SamplingParams(max_tokens=8), piped="The kilns of size 9 are new.")
+    both = ask_all(wide, Question.of(QUESTION, sampling=SamplingParams(max_tokens=8), piped="The kilns of size 9 are new."))
     assert {hit.label for hit in both.hits} == {chunk.label for chunk in kb.chunks()} | {"KB#stdin/1"}
-    none = ask_all(wide, QUESTION, sampling=SamplingParams(max_tokens=8), where=Where.parse(["tag=none"]))
+    none = ask_all(wide, Question.of(QUESTION, sampling=SamplingParams(max_tokens=8), where=Where.parse(["tag=none"])))
     assert none.warnings == ("No document passes tag=none. To see what they are: localrag kb show NAME",)
 
 
@@ -125,11 +126,11 @@ def test_a_window_without_room_for_a_passage_is_refused_with_the_numbers(session
     kb, engine = session.knowledge_bases[0], session.engine
     narrow = Session(engine, knowledge_bases=[kb], embedder=HashEmbedder(), n_ctx=300)
     with pytest.raises(BudgetExceededError) as caught:
-        ask_all(narrow, QUESTION, sampling=SamplingParams(max_tokens=8))
+        ask_all(narrow, Question.of(QUESTION, sampling=SamplingParams(max_tokens=8)))
     numbers = caught.value.numbers
     assert numbers["needed"] > numbers["window"] == 300
     enough = Session(engine, knowledge_bases=[kb], embedder=HashEmbedder(), n_ctx=numbers["needed"])
-    assert ask_all(enough, QUESTION, sampling=SamplingParams(max_tokens=8)).passes
+    assert ask_all(enough, Question.of(QUESTION, sampling=SamplingParams(max_tokens=8))).passes
 
 
 def test_notes_that_were_cut_off_count_as_far_as_they_are_whole():

@@ -12,6 +12,7 @@ from localrag.engine.radix_tree import common_length
 from localrag.errors import InterruptedRunError
 from localrag.journal import Journal
 from localrag.kb import KnowledgeBase
+from localrag.question import Question
 from localrag.session import Session
 from localrag.session.chat import Chat
 from localrag.session.history_window import restored
@@ -101,9 +102,9 @@ def test_without_room_or_anything_said_before_nothing_is_rewritten():
 
 def test_a_follow_up_is_searched_for_as_it_was_rewritten(make_chat):
     chat = make_chat()
-    assert chat.say("How hot is PETG dried?", sampling=SHORT).rewriting is None
+    assert chat.say(Question.of("How hot is PETG dried?", sampling=SHORT)).rewriting is None
     seen = []
-    answer = chat.say("How long?", sampling=SHORT, on_prepared=seen.append)
+    answer = chat.say(Question.of("How long?", sampling=SHORT), on_prepared=seen.append)
     assert seen[0].rewriting == answer.rewriting
     assert answer.rewriting.text == "You asked: User: How hot is PETG dried?"  # what the echo makes of it
     assert answer.to_dict()["rewriting"]["completion_tokens"] == len(answer.rewriting.text) + 1
@@ -123,8 +124,8 @@ def test_a_follow_up_is_searched_for_as_it_was_rewritten(make_chat):
 )
 def test_nothing_is_rewritten_that_need_not_be(make_chat, rewrites, question, options):
     chat = make_chat(rewrites=rewrites)
-    chat.say("How hot is PETG dried?", sampling=SHORT)
-    assert chat.say(question, sampling=SHORT, **options).rewriting is None
+    chat.say(Question.of("How hot is PETG dried?", sampling=SHORT))
+    assert chat.say(Question.of(question, sampling=SHORT, **options)).rewriting is None
 
 
 def test_a_rewriting_costs_the_conversation_nothing_that_it_has_evaluated(make_chat):
@@ -132,7 +133,7 @@ def test_a_rewriting_costs_the_conversation_nothing_that_it_has_evaluated(make_c
     chat, before, sizes = make_chat(n_ctx=32_768), [], set()
     for number in range(12):
         question = f"At how many degrees and how long is PETG number {number} dried?" if number % 3 == 0 else "How long?"
-        answer = chat.say(question, sampling=SamplingParams(max_tokens=40 if number < 6 else 1500 * (number - 5)))
+        answer = chat.say(Question.of(question, sampling=SamplingParams(max_tokens=40 if number < 6 else 1500 * (number - 5))))
         assert (answer.rewriting is not None) == (number % 3 != 0)
         prompt_ids = list(answer.prompt.token_ids)
         assert answer.cached_tokens >= common_length(before, prompt_ids, 0)
@@ -154,10 +155,10 @@ def test_what_stops_it_is_passed_on_and_the_question_stays(make_chat):
     engine, is_armed = open_echo(), []
     engine._make_runner = partial(Stopping)
     chat = make_chat(engine=engine)
-    chat.say("How hot is PETG dried?", sampling=SHORT)
+    chat.say(Question.of("How hot is PETG dried?", sampling=SHORT))
     is_armed.append(True)
     with pytest.raises(InterruptedRunError):
-        chat.say("How long?", sampling=SHORT)
+        chat.say(Question.of("How long?", sampling=SHORT))
     is_armed.clear()
     assert [(turn.question, turn.answer) for turn in chat.turns[1:]] == [("How long?", "")]
-    assert chat.say("How long?", sampling=SHORT).rewriting is not None
+    assert chat.say(Question.of("How long?", sampling=SHORT)).rewriting is not None

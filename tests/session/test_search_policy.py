@@ -10,6 +10,7 @@ from localrag.engine.echo import open_echo
 from localrag.errors import UsageError
 from localrag.journal import Journal
 from localrag.kb import KnowledgeBase
+from localrag.question import Question
 from localrag.session import Session
 from localrag.session.chat import Chat
 from localrag.session.search_policy import Bypass, bypass, outcome
@@ -109,7 +110,7 @@ FOUND, NOT_FOUND = "When do hamsters sleep?", "xyzzy plugh"
     ],
 )
 def test_an_answer_says_why_it_has_no_sources(session, question, options, reason, capsys):
-    answer = session.ask(question, sampling=SHORT, **options)
+    answer = session.ask(Question.of(question, sampling=SHORT, **options))
     assert answer.bypass is reason
     assert answer.to_dict().get("bypass") == (reason and reason.value)
     assert bool(answer.hits) == (reason is None)
@@ -123,7 +124,7 @@ def test_an_answer_says_why_it_has_no_sources(session, question, options, reason
 
 def test_without_a_knowledge_base_nobody_is_told_of_sources(capsys):
     with open_echo() as engine:
-        answer = Session(engine).ask("Hello, how are you?", sampling=SHORT)
+        answer = Session(engine).ask(Question.of("Hello, how are you?", sampling=SHORT))
     assert answer.bypass is Bypass.NO_KNOWLEDGE_BASE
     assert "bypass" not in answer.to_dict()
     render.remarks(answer, [])
@@ -133,10 +134,10 @@ def test_without_a_knowledge_base_nobody_is_told_of_sources(capsys):
 def test_a_chat_tells_nothing_found_from_found_above(session):
     session.engine.min_sequences = 2
     chat = Chat.of(session, "talk")
-    first = chat.say(FOUND, sampling=SHORT)
-    again = chat.say(FOUND, sampling=SHORT)
+    first = chat.say(Question.of(FOUND, sampling=SHORT))
+    again = chat.say(Question.of(FOUND, sampling=SHORT))
     assert (first.bypass, again.bypass) == (None, None)
     assert [bool(each.hits) for each in (first, again)] == [True, False]  # it stands above
-    strange = chat.say("xyzzy plugh frobnicate quux zork", sampling=SHORT)
+    strange = chat.say(Question.of("xyzzy plugh frobnicate quux zork", sampling=SHORT))
     assert strange.bypass is Bypass.NOTHING_FOUND
-    assert chat.say(FOUND, sampling=SHORT, tools=[TOOL]).bypass is Bypass.TOOLS
+    assert chat.say(Question.of(FOUND, sampling=SHORT, tools=[TOOL])).bypass is Bypass.TOOLS

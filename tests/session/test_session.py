@@ -12,11 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from localrag.budget import Entry, Flex, Ledger, Percent, Profile, TimeLimit
+from localrag.engine.core import FIRST_COUNT_ERROR
 from localrag.engine.echo import open_echo
-from localrag.engine.engine import FIRST_COUNT_ERROR
 from localrag.engine.memory import Situation, plan
 from localrag.errors import BudgetExceededError, UsageError
 from localrag.kb import KnowledgeBase, Where
+from localrag.question import Question
 from localrag.session import Session, weighing
 from localrag.session.answer import ledger_warnings
 from localrag.session.retrieval import MIN_DEPTH
@@ -65,17 +66,17 @@ def test_random_asks_keep_every_promise(knowledge_bases, capsys):
             runner = None if engine.context is None else engine.context.runner
             evaluated = 0 if runner is None else runner.num_evaluated_tokens
             try:
-                answer = session.ask(question, sampling=sampling, **options)
+                answer = session.ask(Question.of(question, sampling=sampling, **options))
             except BudgetExceededError as error:
                 refused += 1
                 assert error.numbers["needed"] > session.slot.n_ctx
                 continue
-            identities.check(answer.to_dict(), [hit.label for hit in session.retriever.offered(question, options)])
+            identities.check(answer.to_dict(), [hit.label for hit in session.retriever.offered(Question.of(question, **options), question)])
             evaluated = engine.context.runner.num_evaluated_tokens - (evaluated if engine.context.runner is runner else 0)
             assert evaluated == answer.prompt_tokens - answer.cached_tokens + answer.completion_tokens - 1
             asked += 1
             if asked % 4 == 0:  # once more without asking, for the characters
-                composed = session.prepare(question, max_tokens=sampling.max_tokens, **options).prompt
+                composed = session.prepare(Question.of(question, max_tokens=sampling.max_tokens, **options)).prompt
                 assert len(composed.token_ids) == answer.prompt_tokens
                 sent = sum(len(part.part.text) for part in composed.parts)
                 errors.append((sent / 4 - answer.prompt_tokens) / answer.prompt_tokens)
@@ -120,7 +121,7 @@ def test_identical_texts_take_one_place_and_each_is_named_with_the_reason(bases)
     """In the ledger, its JSON and the journal; across knowledge bases too."""
     with open_echo() as engine:
         session = Session(engine, knowledge_bases=bases, embedder=HashEmbedder(max_tokens=400))
-        answer = session.ask("Is the customer liable for loss?", top_k=2)
+        answer = session.ask(Question.of("Is the customer liable for loss?", top_k=2))
         identities.check(answer.to_dict(), [hit.label for hit in answer.offered])
     kept = {hit.label for hit in answer.hits}
     assert {hit.chunk.source for hit in answer.hits} > {"new/c.txt"}
@@ -140,7 +141,7 @@ def test_evidence_that_a_caller_hands_in_is_in_the_prompt_or_named(knowledge_bas
     texts = ["One fact.", "ONE   fact.", "Another fact.", "one\nfact.", "One fact!"]
     hits = [Hit(Chunk(at, 1, at, text, 0, len(text), f"{at}.md", kb="notes"), 1.0 / at) for at, text in enumerate(texts, 1)]
     with open_echo() as engine:
-        answer = Session(engine).ask("Which fact?", hits=hits)
+        answer = Session(engine).ask(Question.of("Which fact?", hits=hits))
     assert [hit.label for hit in answer.hits] == ["KB#1", "KB#3", "KB#5"]
     assert answer.ledger.entry("evidence").omitted_reasons == {"KB#2": "identical to KB#1", "KB#4": "identical to KB#1"}
     sent = "".join(part.part.text for part in answer.prompt.parts)
@@ -154,7 +155,7 @@ words = st.lists(st.sampled_from(["a", "A", "b", " ", "\n", "."]), min_size=1, m
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_nothing_that_is_handed_in_is_dropped(echo_engine, texts, room, kept):
     hits = [Hit(Chunk(at, 1, at, text, 0, len(text), f"{at % 3}.md", kb="notes"), 1.0 / at) for at, text in enumerate(texts, 1)]
-    answer = Session(echo_engine, n_ctx=700 + room).ask("Which?", hits=hits, sampling=SamplingParams(max_tokens=8))
+    answer = Session(echo_engine, n_ctx=700 + room).ask(Question.of("Which?", hits=hits, sampling=SamplingParams(max_tokens=8)))
     identities.check(answer.to_dict(), [hit.label for hit in hits])
     shown = {hit.label: comparable(hit.chunk.text) for hit in answer.hits}
     assert len(set(shown.values())) == len(shown)
@@ -176,7 +177,9 @@ def test_as_many_passages_are_offered_as_the_window_may_hold(tmp_path):
     with KnowledgeBase.open(tmp_path / "kb", "nozzles", create=True) as kb, open_echo() as engine:
         kb.ingest([tmp_path / "notes"], HashEmbedder())
         sessions = [Session(engine, knowledge_bases=[kb], embedder=HashEmbedder(), n_ctx=n_ctx) for n_ctx in (1024, 8192)]
-        small, large = (session.ask("Which nozzle is heated?", top_k="fit", sampling=SamplingParams(max_tokens=20)) for session in sessions)
+        small, large = (
+            session.ask(Question.of("Which nozzle is heated?", top_k="fit", sampling=SamplingParams(max_tokens=20))) for session in sessions
+        )
     for answer in (small, large):
         identities.check(answer.to_dict(), [hit.label for hit in answer.offered])
     assert len(small.offered) == MIN_DEPTH
@@ -188,8 +191,8 @@ def test_as_many_passages_are_offered_as_the_window_may_hold(tmp_path):
 def test_conditions_that_no_document_passes_are_said(knowledge_bases):
     with open_echo() as engine:
         session = Session(engine, knowledge_bases=knowledge_bases[:1], embedder=HashEmbedder())
-        none = session.ask("qqq zzz?", where=Where.parse(["tag=none"]))
-        some = session.ask("qqq zzz?", where=Where.parse(["format=md"]))
+        none = session.ask(Question.of("qqq zzz?", where=Where.parse(["tag=none"])))
+        some = session.ask(Question.of("qqq zzz?", where=Where.parse(["format=md"])))
     assert none.warnings == ("No document passes tag=none. To see what they are: localrag kb show NAME",)
     assert some.warnings == ()
 
@@ -237,7 +240,7 @@ def test_leading_zeros_make_no_other_label(knowledge_bases):
         session = Session(engine, knowledge_bases=knowledge_bases[:1], embedder=HashEmbedder())
         [hit] = session.retrieve(material.WORDS[0], top_k=1)
         said = f"{material.WORDS[0]} as in [KB#000{hit.chunk.id}]?"
-        answer = session.ask(said, hits=[hit])
+        answer = session.ask(Question.of(said, hits=[hit]))
     assert [(each.label, each.supplied) for each in answer.citations] == [(hit.label, True)]
 
 
@@ -247,7 +250,7 @@ def test_a_citation_that_a_limit_cuts_off_is_neither_cited_nor_invented(question
         session = Session(engine)
         whole = session.ask(question)
         for max_tokens in range(1, len(whole.text)):
-            answer = session.ask(question, sampling=SamplingParams(max_tokens=max_tokens))
+            answer = session.ask(Question.of(question, sampling=SamplingParams(max_tokens=max_tokens)))
             assert answer.finish_reason == "length"
             assert set(answer.unsupported_citations) <= set(whole.unsupported_citations), answer.text
     assert whole.unsupported_citations[0] == "KB#1007"
@@ -258,10 +261,10 @@ def test_an_engine_that_only_estimates_gets_a_gap_from_its_own_error():
     with open_echo(4096, counts_are_exact=False) as engine:
         session = Session(engine)
         assert engine.count_error == FIRST_COUNT_ERROR
-        first = session.ask("a b c d e f g h " * 10, sampling=SamplingParams(max_tokens=8))
+        first = session.ask(Question.of("a b c d e f g h " * 10, sampling=SamplingParams(max_tokens=8)))
         assert first.ledger.entry("gap").allotted == math.ceil(4096 * 0.1 / 1.1)
         assert engine.count_error > 0.3  # nearly every other character is a space
-        full = session.ask("What?", piped="a b c d e f g h " * 400, sampling=SamplingParams(max_tokens=100_000))
+        full = session.ask(Question.of("What?", piped="a b c d e f g h " * 400, sampling=SamplingParams(max_tokens=100_000)))
         assert full.ledger.entry("gap").allotted == math.ceil(4096 * engine.count_error / (1 + engine.count_error))
         assert full.ledger.spare == 0
     with open_echo() as engine:
@@ -274,7 +277,7 @@ def test_a_limit_of_time_binds_where_a_section_has_a_least_share_of_the_window()
     long = Attachment(label="long.txt", text="The oven dries nylon. " * 1000)
     with open_echo() as engine:
         session = Session(engine, profile=Profile(sections={"attachments": flex}))
-        ledger = session.prepare("Why?", attachments=[long], max_seconds=6.0).prompt.ledger
+        ledger = session.prepare(Question.of("Why?", attachments=[long], max_seconds=6.0)).prompt.ledger
     assert ledger.time.is_bound
     assert ledger.time.planned_s <= 6.0
     assert 0 < ledger.entry("attachments").used < 3000
@@ -282,7 +285,7 @@ def test_a_limit_of_time_binds_where_a_section_has_a_least_share_of_the_window()
 
 def test_loading_is_charged_to_the_answer_that_waited_for_it():
     with Session(open_echo()) as session:
-        first, second = (session.ask("A question?", sampling=SamplingParams(max_tokens=4)).timings for _ in range(2))
+        first, second = (session.ask(Question.of("A question?", sampling=SamplingParams(max_tokens=4))).timings for _ in range(2))
     assert first.load_s > 0.0
     assert second.load_s == 0.0
     assert first.total_s > first.first_token_s > first.load_s
@@ -291,10 +294,10 @@ def test_loading_is_charged_to_the_answer_that_waited_for_it():
 def test_an_answer_without_a_limit_has_what_is_left():
     no_limit = SamplingParams(max_tokens=None)
     with Session(open_echo(), n_ctx=2000) as session:
-        answer = session.ask("Why?", sampling=no_limit)
+        answer = session.ask(Question.of("Why?", sampling=no_limit))
         assert answer.ledger.entry("answer").allotted == 2000 - answer.prompt_tokens
         assert (answer.text, answer.warnings) == ("You asked: Why?", ())
-        timed = session.prepare("Why?", max_tokens=None, max_seconds=3600)
+        timed = session.prepare(Question.of("Why?", max_tokens=None, max_seconds=3600))
         assert timed.prompt.max_tokens == 512
         with pytest.raises(UsageError, match="max_tokens is None"):
             session.engine.generate([65], no_limit)
@@ -302,7 +305,7 @@ def test_an_answer_without_a_limit_has_what_is_left():
 
 def test_an_answer_that_ran_out_of_time_is_not_said_to_end_at_max_tokens():
     with Session(open_echo()) as session:
-        answer = session.ask("Why?", sampling=SamplingParams(max_tokens=40))
+        answer = session.ask(Question.of("Why?", sampling=SamplingParams(max_tokens=40)))
     assert answer.ending == ""
     assert replace(answer, finish_reason="cancelled").ending == "Interrupted."
     assert replace(answer, finish_reason="time").ending == "Stopped at the limit of time (--max-seconds)."
@@ -318,7 +321,7 @@ def test_an_answer_that_ran_out_of_time_is_not_said_to_end_at_max_tokens():
 def test_the_relevance_of_files_can_weigh_their_passages(knowledge_bases):
     with open_echo() as engine:
         session = Session(engine, knowledge_bases=knowledge_bases[:1], embedder=HashEmbedder())
-        plain, weighed = (session.prepare("oven heats parts?", top_k=6, weigh=weigh) for weigh in (False, True))
+        plain, weighed = (session.prepare(Question.of("oven heats parts?", top_k=6, weigh=weigh)) for weigh in (False, True))
         assert {hit.label for hit in plain.offered} == {hit.label for hit in weighed.offered}
         assert all("relevance" in hit.contributions for hit in weighed.offered)
         assert all(math.isclose(hit.score, sum(hit.contributions.values())) for hit in weighed.offered)

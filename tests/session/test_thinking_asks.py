@@ -12,6 +12,7 @@ from localrag.engine.echo import open_echo
 from localrag.engine.template import JinjaChatTemplate
 from localrag.errors import BudgetExceededError, UsageError
 from localrag.journal import Journal
+from localrag.question import Question
 from localrag.session import Request, Session
 from localrag.session.chat import Chat
 from localrag.session.council_run import run_council
@@ -73,7 +74,7 @@ def test_random_asks_with_thoughts_keep_every_promise(engine):
         runner = None if engine.context is None else engine.context.runner
         before = 0 if runner is None else runner.num_evaluated_tokens
         try:
-            answer = session.ask(question, sampling=sampling, **options)
+            answer = session.ask(Question.of(question, sampling=sampling, **options))
         except BudgetExceededError as error:
             refused += 1
             assert error.numbers["needed"] > session.slot.n_ctx
@@ -108,7 +109,7 @@ def test_an_answer_tells_its_thoughts_beside_it(engine):
     told = answer.to_dict()
     assert (told["answer"], told["reasoning"]) == (ANSWER, SAYS)
     assert told["usage"]["reasoning_tokens"] == told["usage"]["completion_tokens"] - len(ANSWER) - 1
-    kept = Session(engine).ask("Why?", sampling=SamplingParams(think_tokens=0)).to_dict()
+    kept = Session(engine).ask(Question.of("Why?", sampling=SamplingParams(think_tokens=0))).to_dict()
     assert kept["answer"] == ANSWER
     assert "reasoning" not in kept
     assert "reasoning_tokens" not in kept["usage"]
@@ -119,26 +120,26 @@ def test_thoughts_that_a_window_has_no_room_for_take_from_the_answer(engine):
     """Both grow alike from their bases, and each has its floor."""
     window = Session(engine, n_ctx=500)
     wants = SamplingParams(max_tokens=100_000, think_tokens=100_000)
-    entries = {entry.name: entry for entry in window.ask("Why?", sampling=wants).ledger.entries}
+    entries = {entry.name: entry for entry in window.ask(Question.of("Why?", sampling=wants)).ledger.entries}
     assert entries["thinking"].allotted + entries["answer"].allotted + window.ask("Why?").prompt_tokens == 500
     assert entries["thinking"].allotted > entries["answer"].allotted > 100  # 1,024 : 512
-    smallest = window.ask("Why?", sampling=SamplingParams(max_tokens=100)).prompt_tokens + 64
-    assert Session(engine, n_ctx=smallest).ask("Why?", sampling=wants).ledger.entry("thinking").allotted == MIN_THINK_TOKENS
+    smallest = window.ask(Question.of("Why?", sampling=SamplingParams(max_tokens=100))).prompt_tokens + 64
+    assert Session(engine, n_ctx=smallest).ask(Question.of("Why?", sampling=wants)).ledger.entry("thinking").allotted == MIN_THINK_TOKENS
     with pytest.raises(BudgetExceededError) as raised:
-        Session(engine, n_ctx=smallest - 1).ask("Why?", sampling=wants)
+        Session(engine, n_ctx=smallest - 1).ask(Question.of("Why?", sampling=wants))
     assert raised.value.numbers["sections"]["thinking"] == MIN_THINK_TOKENS
 
 
 def test_what_must_keep_to_a_form_is_not_thought_about(engine):
     schema = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"], "additionalProperties": False}
-    answer = Session(engine).ask("Why?", sampling=SamplingParams(json_schema=schema))
+    answer = Session(engine).ask(Question.of("Why?", sampling=SamplingParams(json_schema=schema)))
     assert json.loads(answer.text).keys() == {"text"}
     assert (answer.reasoning, answer.prompt.thinking) == ("", None)
     assert text_of(answer.prompt).endswith(NO_THOUGHT)
 
 
 def test_in_limited_time_it_is_kept_from_thinking(engine):
-    answer = Session(engine).ask("Why?", max_seconds=1000.0)
+    answer = Session(engine).ask(Question.of("Why?", max_seconds=1000.0))
     assert (answer.text, answer.reasoning, answer.prompt.thinking) == (ANSWER, "", None)
     assert text_of(answer.prompt).endswith(NO_THOUGHT)
     assert "thinking" not in {entry.name for entry in answer.ledger.entries}
@@ -156,7 +157,7 @@ def test_answers_of_a_batch_have_their_thoughts(engine):
     assert found.keys() == asked.keys()
     for text, answer in found.items():
         identities.check(answer.to_dict(), [])
-        alone = Session(engine).ask(text, sampling=asked[text])
+        alone = Session(engine).ask(Question.of(text, sampling=asked[text]))
         assert (answer.text, answer.reasoning, answer.reasoning_tokens) == (alone.text, alone.reasoning, alone.reasoning_tokens)
         assert answer.text == f"You asked: {text}"
     assert [bool(found[text].reasoning) for text in asked] == [False, True, True, True, True]
@@ -171,16 +172,16 @@ def test_thoughts_are_kept_with_a_turn_and_are_no_part_of_the_conversation(engin
         chat = Chat(Session(engine, journal=journal, name="talk"), journal, row)
         thoughts = []
         for question in ("Why?", "And how?"):
-            answer = chat.say(question, sampling=SamplingParams(), on_thought=thoughts.append)
+            answer = chat.say(Question.of(question, sampling=SamplingParams()), on_thought=thoughts.append)
             identities.check(answer.to_dict(), [])
         assert "".join(thoughts) == "I shall say this. You asked: Why?I shall say this. You asked: And how?"
-        prompt = text_of(chat.prepare("Then?", sampling=SamplingParams()).prompt)
+        prompt = text_of(chat.prepare(Question.of("Then?", sampling=SamplingParams())).prompt)
         assert prompt.count("You asked: Why?") == prompt.count("You asked: And how?") == 1
         assert "I shall" not in prompt
         kept = journal.conversations.turns(row)
         assert [turn.answer for turn in kept] == ["You asked: Why?", "You asked: And how?"]
         assert [turn.about["reasoning"] for turn in kept] == [SAYS, "I shall say this. You asked: And how?"]
-        silent = chat.say("Then?", sampling=SamplingParams(think_tokens=0))
+        silent = chat.say(Question.of("Then?", sampling=SamplingParams(think_tokens=0)))
         assert (silent.text, silent.reasoning) == ("You asked: Then?", "")
         assert "reasoning" not in journal.conversations.turns(row)[-1].about
 
@@ -189,8 +190,8 @@ def test_a_conversation_goes_on_behind_what_its_answers_have_in_common(engine, t
     """What was thought is not sent again, so a prompt parts from the last one where the thoughts began."""
     with Journal.open(tmp_path) as journal:
         chat = Chat(Session(engine, journal=journal, name="talk"), journal, journal.conversations.create("talk", {}))
-        first = chat.say("Why?", sampling=SamplingParams(think_tokens=40))
-        second = chat.say("And how?", sampling=SamplingParams(think_tokens=40))
+        first = chat.say(Question.of("Why?", sampling=SamplingParams(think_tokens=40)))
+        second = chat.say(Question.of("And how?", sampling=SamplingParams(think_tokens=40)))
     assert first.prompt_tokens - 12 <= second.cached_tokens <= first.prompt_tokens
     assert (second.text, second.reasoning_tokens) == ("You asked: And how?", 40)
 

@@ -10,6 +10,7 @@ from localrag.engine.echo import open_echo
 from localrag.errors import TimeLimitError, UsageError
 from localrag.kb import KnowledgeBase
 from localrag.kb.embedder import CrossEncoderReranker
+from localrag.question import Question
 from localrag.session import Session, open_engine
 from localrag.session.answer import RERANK_SKIPPED
 from localrag.session.council_run import run_council
@@ -56,7 +57,7 @@ class Endless:
 
 def ask(engine, bases, reranker, **options):
     session = Session(engine, knowledge_bases=bases, embedder=HashEmbedder(), reranker=reranker)
-    return session.ask("Which oven dries nylon?", **options)
+    return session.ask(Question.of("Which oven dries nylon?", **options))
 
 
 def is_reranked(answer):

@@ -13,6 +13,8 @@ from typing import Any
 
 from adapter import Cannot, Found, Take, Task, answered, counted, main
 
+from localrag.question import Question
+
 
 def _run(*words: str) -> dict[str, Any]:
     """A command's JSON; Cannot with its error if it has none."""
@@ -36,7 +38,7 @@ def ask(task: Task) -> Found:
         sampling = SamplingParams(max_tokens=task.max_tokens)
 
         def answer(question: str, take: Take) -> list[str]:
-            done = session.ask(question, sampling=sampling, on_text=take)
+            done = session.ask(Question.of(question, sampling=sampling), on_text=take)
             return [hit.chunk.text for hit in done.hits]
 
         return answered(task, answer)
@@ -86,7 +88,7 @@ def sizes(task: Task) -> Found:
     from localrag import Session
 
     with Session.open(kbs=[task.index], n_ctx=task.n_ctx, vocab_only=True, keep=False) as session:
-        prepared = [session.prepare(task.questions[0], max_tokens=task.max_tokens, top_k=limit) for limit in task.limits]
+        prepared = [session.prepare(Question.of(task.questions[0], max_tokens=task.max_tokens, top_k=limit)) for limit in task.limits]
     return {"sizes": [each.prompt.ledger.prompt_tokens for each in prepared]}
 
 
@@ -101,11 +103,11 @@ def count(task: Task) -> Found:
             return [Message(each["role"], each["content"]) for each in chat]
 
         def count_before(chat: list[dict[str, str]]) -> int:
-            return session.prepare(messages(chat), max_tokens=1).prompt.ledger.prompt_tokens
+            return session.prepare(Question.of(messages(chat), max_tokens=1)).prompt.ledger.prompt_tokens
 
         def send(chat: list[dict[str, str]]) -> None:
             session.engine.forget()  # the next prompt is not to go on from this one
-            session.ask(messages(chat), sampling=SamplingParams(max_tokens=1))
+            session.ask(Question.of(messages(chat), sampling=SamplingParams(max_tokens=1)))
 
         return counted(task, count_before, send)
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from localrag.cli import options
 from localrag.errors import InterruptedRunError, UsageError
 from localrag.journal import ConversationRow, Journal
-from localrag.session import Answer, Options, Prepared, Session
+from localrag.question import Question
+from localrag.session import Answer, Prepared, Session
 from localrag.session.chat import Chat
 from localrag.session.history_window import Forgotten
 from localrag.session.memory import Recall, Recalling
@@ -103,7 +104,7 @@ class Room:
         self._recall = Recall(Recalling(**self._recalling()))
         self.last = None
         self.status.forgotten = Forgotten()
-        self.chat.recall(sampling=self.sampling, **self.options(""))
+        self.chat.recall(self.question(""))
         self.status.activity = ""
 
     def begin(self, name: str | None) -> None:
@@ -213,13 +214,10 @@ class Room:
 
     # --- asking ---
 
-    def options(self, question: str) -> Options:
-        """What shapes the prompt of a question: what the command line said, the files that were attached, and memories."""
-        given = options.asked(self.asking)
-        given["system"] = None
-        given["memories"] = self._recall.memories(self.journal.memories.all(), question)
-        given["attachments"] = list(self.attached)
-        return given
+    def question(self, text: str) -> Question:
+        """A question with the options of the command line, the files that were attached, and memories."""
+        asked = options.question({**self.asking, "system": None}, text, self.sampling)
+        return asked.but(memories=self._recall.memories(self.journal.memories.all(), text), attachments=self.attached)
 
     def say(
         self,
@@ -241,12 +239,10 @@ class Room:
                 raise InterruptedRunError("Interrupted.")
 
         answer = self.chat.say(
-            question,
-            sampling=self.sampling,
+            self.question(question),
             on_text=on_text,
             on_thought=on_thought,
             on_prepared=on_prepared_unless_stopped,
-            **self.options(question),
         )
         if answer.text.strip():
             self.attached.clear()
@@ -259,7 +255,7 @@ class Room:
 
     def look_ahead(self, *, write: bool) -> Forgotten:
         """What the next question leaves out of the prompt; with `write` the summaries for it are written."""
-        found = self.chat.forgets(sampling=self.sampling, write=write, **self.options(""))
+        found = self.chat.forgets(self.question(""), write=write)
         self.status.forgotten = found
         return found
 

@@ -1,0 +1,97 @@
+"""How prompts run: policies, jobs, and what is told of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Literal
+
+from localrag.engine.sequence import Sequence
+from localrag.errors import LocalragError, UsageError
+from localrag.text.thinking import Thinking
+from localrag.types import Completion, SamplingParams, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How an engine runs prompts: how many share the KV cache, in which order, and what is kept of them.
+
+    With one sequence, a prompt resumes at a breakpoint that it shares with the one before, so the same seed gives the same text. With
+    several, a prompt resumes at the exact token where it diverges from cached text; near ties can then fall otherwise.
+    """
+
+    num_sequences: int = 1
+    is_interactive: bool = True
+    """Whether someone reads along: long prompts are then split so that running answers do not stall, and Ctrl-C ends an answer early
+    instead of raising."""
+    is_stream: bool = False
+    """Whether jobs arrive over time. Otherwise all are known at the start."""
+    sorts: bool = False
+    """Whether to run prompts in the order of their tokens, so that neighbours share prefixes, and only side by side where that pays."""
+    keeps: Literal["everything", "next", "shared"] = "everything"
+    """What stays in the KV cache: everything that fits (LRU), or only what the next prompt, or the next run's prompts, begin with."""
+    on_disk: Literal["breakpoint", "prefix", "nothing"] = "nothing"
+    """Which prefix to read from the disk cache and keep there: that of a single prompt at a breakpoint, or the prefix that all share."""
+
+    def __post_init__(self) -> None:
+        if self.num_sequences < 1:
+            raise UsageError(f"{self.num_sequences} answers at once are too few.", hint="Allow 1 or more.")
+
+
+SINGLE = Policy(on_disk="breakpoint")
+CHAT = Policy(num_sequences=2, on_disk="breakpoint")
+BATCH = Policy(num_sequences=8, is_interactive=False, sorts=True, keeps="next")
+SERVE = Policy(num_sequences=8, is_stream=True)
+COUNCIL = Policy(num_sequences=8, is_interactive=False, keeps="shared", on_disk="prefix")
+SCORE = Policy(num_sequences=8, is_interactive=False)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Job:
+    """A prompt to run. `tag` is the caller's own. See Engine.add for the other fields."""
+
+    prompt_ids: list[int]
+    sampling: SamplingParams
+    deadline: float | None = None
+    breakpoints: tuple[int, ...] = ()
+    watched: tuple[int, ...] = ()
+    thinking: Thinking | None = None
+    tag: Any = None
+    sequence: Sequence | None = None
+    """Once it has begun."""
+    num_cells: int = 0
+    """KV cells that prompt and answer can need."""
+    num_logprobs_told: int = 0
+
+    def __post_init__(self) -> None:
+        thoughts = self.thinking.max_tokens if self.thinking is not None else 0
+        self.num_cells = self.num_cells or len(self.prompt_ids) + thoughts + self.sampling.num_answer_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        return self.sequence is not None and self.sequence.is_finished
+
+    def new_logprobs(self) -> tuple[TokenLogprob, ...]:
+        """Logprobs that no event has carried yet, of tokens whose text is certain: a stop string that was cut off has none."""
+        if self.sequence is None or not self.sequence.logprobs:
+            return ()
+        known, end = self.sequence.logprobs, len(self.sequence.text.encode())
+        starts = accumulate((len(each.piece) for each in known[:-1]), initial=0)
+        new = zip(known, starts, strict=True)
+        return tuple(each for at, (each, start) in enumerate(new) if at >= self.num_logprobs_told and start < end)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEvent:
+    """What happened to a job: a piece of it was written, or it ended. In a stream, an event without either tells that it was queued.
+
+    `job` is None after a step in which nothing was written, and when a stream has no job for now: the caller gets control.
+    """
+
+    job: Job | None
+    text: str = ""
+    thought: str = ""
+    token_id: int | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    completion: Completion | None = None
+    error: LocalragError | None = None

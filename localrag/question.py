@@ -1,0 +1,192 @@
+"""A question and everything that comes with it, as one frozen value: what every command, script and server asks with."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from localrag.errors import UsageError
+from localrag.types import Attachment, Hit, Memory, Message, SamplingParams, ToolSpec
+
+if TYPE_CHECKING:
+    from localrag.budget import Overflow
+    from localrag.kb.filters import Where
+
+TopK = int | Literal["fit"]
+"""A number of passages, or "fit" for as many as the window may hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """Which evidence to look for.
+
+    `kbs` are names of knowledge bases to open for this question; None searches those of the session. `top_k` is the number of passages
+    (None: the default, 4). Only documents that match `where` are searched. With `weigh`, the relevance of the files weights the passages.
+    """
+
+    kbs: tuple[str, ...] | None = None
+    top_k: TopK | None = None
+    where: Where | None = None
+    weigh: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What the caller hands in with a question.
+
+    `hits` replace the search; None searches. `left_out` maps the label of each passage that was found but is not among `hits` to the
+    reason that the ledger gives; with it, `hits` are taken as they are, otherwise identical texts are merged. `piped` text is evidence.
+    The answer must call one of the tools named in `must_call`, if there are any.
+    """
+
+    hits: tuple[Hit, ...] | None = None
+    left_out: Mapping[str, str] | None = None
+    piped: str = ""
+    attachments: tuple[Attachment, ...] = ()
+    memories: tuple[Memory, ...] = ()
+    tools: tuple[ToolSpec, ...] = ()
+    must_call: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetOptions:
+    """How the window and the time are shared.
+
+    `context_ratio` (0 to 1) is the most that evidence takes of the window after the sections that cannot be cut. `overflow` holds pairs of
+    a strategy and the section that it is for, None for all. `max_seconds` plans prompt and answer so that both finish in time, retrieval
+    and reranking included; it counts from `started_at` on the clock of time.perf_counter(), or from the call. `ends_after_s` plans
+    nothing: it ends the answer that many seconds after the question arrived.
+    """
+
+    context_ratio: float | None = None
+    overflow: tuple[tuple[Overflow, str | None], ...] = ()
+    max_seconds: float | None = None
+    started_at: float | None = None
+    ends_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thread:
+    """Where a question stands in a conversation whose earlier prompts are reused. Messages are numbered from 1, as ledgers number them.
+
+    Exchanges with a `pinned` message are always sent whole. Up to message `settled`, history is left to the summary. `earlier` holds the
+    passages that were sent with earlier messages and can still be cited; `again` names those that this question is about.
+    """
+
+    pinned: frozenset[int] = frozenset()
+    settled: int = 0
+    earlier: Mapping[int, Sequence[Hit]] = field(default_factory=dict)
+    again: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCalls:
+    """Which calls an answer may be: of the tools named in `choices`, whose parameters are enforced for those in `strict`."""
+
+    choices: tuple[str, ...]
+    strict: tuple[str, ...] = ()
+    or_text: bool = True
+    """Whether the answer may also be a text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What to answer, and how. `messages` is a conversation that ends with the question.
+
+    Without `needs_question` a conversation may end with an answer, and is sent without evidence. One that `is_plain` has a single
+    message, which is sent as it stands, without the model's template. `cite` replaces the words that ask for citations. `calls` says
+    which calls of the given tools the answer may be. `id` tells questions apart.
+
+    Use `Question.of` for the common case:
+
+        Question.of("Which plastic lasts outdoors?", top_k=3, max_tokens=64)
+    """
+
+    messages: tuple[Message, ...]
+    sampling: SamplingParams = SamplingParams()  # noqa: RUF009  # frozen
+    search: Search = Search()
+    given: Given = Given()
+    budget: BudgetOptions = BudgetOptions()
+    thread: Thread = Thread()
+    cite: str | None = None
+    calls: ToolCalls | None = None
+    needs_question: bool = True
+    is_plain: bool = False
+    id: str | int = ""
+
+    @classmethod
+    def of(cls, asked: str | Sequence[Message], *, system: str | None = None, **options: Any) -> Self:  # noqa: ANN401  # fields of several types
+        """A question from a text, or from a conversation that ends with one.
+
+        `system` is a system text. Every other option is a field of Question, SamplingParams, Search, Given, BudgetOptions or Thread.
+        `kbs` is one name or several, and a list is taken where a tuple is held. UsageError for an option that does not exist, and for a
+        single value where several belong.
+        """
+        parts: dict[str, dict[str, object]] = {name: {} for name in _PARTS}
+        own: dict[str, Any] = {}
+        for name, value in options.items():
+            if name in _OWN:
+                own[name] = value
+            elif name == "top_k":
+                parts["search"][name] = value
+            else:
+                parts[_part_of(name)][name] = _checked(name, value)
+        changed = {part: replace(own.pop(part, _PARTS[part]()), **fields) for part, fields in parts.items() if fields}
+        return cls(messages=tuple(_conversation(asked, system)), **own, **changed)
+
+    def but(self, **options: Any) -> Self:  # noqa: ANN401  # fields of several types
+        """The same question with other options, named as in `of`."""
+        fields: dict[str, Any] = {name: value for name, value in options.items() if name in _OWN}
+        parts: dict[str, dict[str, object]] = {}
+        for name, value in options.items():
+            if name not in _OWN:
+                part = "search" if name == "top_k" else _part_of(name)
+                parts.setdefault(part, {})[name] = _checked(name, value)
+        return replace(self, **fields, **{part: replace(getattr(self, part), **each) for part, each in parts.items()})
+
+
+_PARTS: dict[str, Any] = {"sampling": SamplingParams, "search": Search, "given": Given, "budget": BudgetOptions, "thread": Thread}
+_OWN = {each.name for each in dataclasses.fields(Question)} - {"messages"}
+_FIELDS = {each.name: part for part, cls in _PARTS.items() for each in dataclasses.fields(cls) if each.name != "top_k"}
+"""The part that holds each option. `top_k` is a field of two: of Search here."""
+_SEVERAL = {"attachments", "memories", "tools", "hits", "overflow"}
+
+
+def _part_of(name: str) -> str:
+    if name not in _FIELDS:
+        known = [*_FIELDS, "top_k", "system"]
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(known)}."
+        raise UsageError(f"There is no option {name!r}.", hint=hint)
+    return _FIELDS[name]
+
+
+def _checked(name: str, value: object) -> object:
+    """The value of an option, with tuples for lists. UsageError for a value of the wrong kind that a type checker would find."""
+    if name in _SEVERAL and value is not None:
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise UsageError(f"{name} is a list, not {type(value).__name__}.", hint=f"Give {name}=[…], even for one.")
+        return tuple(value)
+    if name == "where" and isinstance(value, str):
+        raise UsageError("where is a Where, not a text.", hint=f"Give Where.parse([{value!r}]).")
+    if name == "kbs" and value is not None:
+        return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Collection) else value
+    if name in ("must_call", "again"):
+        return tuple(value) if isinstance(value, Collection) else value
+    return frozenset(value) if name == "pinned" and isinstance(value, Collection) else value
+
+
+def _conversation(asked: str | Sequence[Message], system: str | None) -> list[Message]:
+    if isinstance(asked, str):
+        messages = [Message("user", asked)]
+    elif isinstance(asked, list | tuple) and asked and all(isinstance(each, Message) for each in asked):
+        messages = list(asked)
+    else:
+        raise UsageError(
+            f"A question is a text, or a list of Message that ends with one, not {type(asked).__name__}.",
+            hint='Ask "How are you?", or [Message("user", "How are you?")].',
+        )
+    return [Message("system", system), *messages] if system and system.strip() else messages
