@@ -20,7 +20,6 @@ from benchmarks.council_run import KB, handbook_home
 from benchmarks.quality import load_questions
 from localrag.grading import is_met
 from localrag.session import Session, retrieval
-from localrag.session.chat import MIN_SEQUENCES
 from localrag.session.query_rewrite import QueryRewrite, QueryRewriter
 from localrag.types import Hit, Message
 
@@ -84,7 +83,7 @@ def strangers() -> list[Case]:
 
 def rewritten(session: Session, cases: Sequence[Case]) -> Iterator[tuple[Case, QueryRewrite]]:
     """Those that are short, as the session's model rewrites them."""
-    session.engine.min_sequences = MIN_SEQUENCES
+    session.engine.share_contexts()
     rewriter = QueryRewriter(session.engine, n_ctx=session.slot.n_ctx)
     for case in cases:
         said = [Message("user", case.question), Message("assistant", case.answer or "It depends."), Message("user", case.asked)]

@@ -18,10 +18,11 @@ from pathlib import Path
 
 from benchmarks import peers, shared
 from localrag.engine.engine import Engine
+from localrag.engine.policy import BATCH
 from localrag.engine.radix_tree import common_length
 from localrag.engine.threads import num_cores
 from localrag.question import Question
-from localrag.session import Answer, Request, Session
+from localrag.session import Answer, Session
 from localrag.types import Attachment, Message, SamplingParams
 
 OURS = "localrag"
@@ -230,10 +231,10 @@ def read_again(engine: Engine, answer: Answer) -> float:
     """Seconds to read from disk what an answer's prompt shares with others."""
     cells = engine.context.single if engine.context is not None else None
     assert cells is not None
-    assert engine.keeper is not None
+    assert engine.prefix_cache is not None
     engine.forget()
     started = time.perf_counter()
-    engine.keeper.recall(cells, list(answer.prompt.token_ids), answer.prompt.breakpoints)
+    engine.prefix_cache.recall(cells, list(answer.prompt.token_ids), answer.prompt.breakpoints)
     assert cells.breakpoints, "nothing was kept"
     return time.perf_counter() - started
 
@@ -306,9 +307,9 @@ def batch_programs(
 
 
 def batch_of_ours(session: Session, texts: Sequence[str], max_tokens: int) -> Done:
-    requests = [Request(id=i, question=text, sampling=SamplingParams(max_tokens=max_tokens)) for i, text in enumerate(texts)]
+    questions = [Question.of(text, id=i, max_tokens=max_tokens) for i, text in enumerate(texts)]
     started = time.perf_counter()
-    answers = [outcome for _, outcome in session.batch(requests)]
+    answers = [event.answer or event.error for event in session.run(questions, policy=BATCH) if event.answer or event.error]
     wall_s = time.perf_counter() - started
     assert all(isinstance(each, Answer) for each in answers), answers
     return Done(wall_s, sum(each.completion_tokens for each in answers if isinstance(each, Answer)))

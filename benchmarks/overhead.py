@@ -15,9 +15,10 @@ from localrag.engine import gguf
 from localrag.engine.context import BATCH_TOKENS
 from localrag.engine.engine import Engine
 from localrag.engine.llama import LlamaContext, LlamaModel
-from localrag.engine.threads import num_cores
+from localrag.engine.loading import LlamaBackend
+from localrag.engine.threads import ThreadGovernor, num_cores
 from localrag.engine.vocab import LlamaTokenizer
-from localrag.types import SamplingParams, Slot
+from localrag.types import SamplingParams
 
 SAMPLINGS = {"greedy": SamplingParams(), "temperature 0.7": SamplingParams(temperature=0.7)}
 LIMIT = 0.05
@@ -57,26 +58,13 @@ class TimedContext(LlamaContext):
         self.lib = self.timed = TimedLibrary(self.lib)
 
 
-class Bench:
-    """An engine over a TimedContext, which is made anew for each number of sequences."""
+class TimedBackend(LlamaBackend):
+    """A model whose contexts tell how long they decode."""
 
-    def __init__(self, path: Path) -> None:
-        self.model = LlamaModel(path)
-        self.context: TimedContext | None = None
-        tokenizer, info = LlamaTokenizer(self.model), gguf.read_header(path)
-        self.ids = tokenizer.encode(shared.handbook())
-        self.engine = Engine(
-            name="default",
-            info=info,
-            tokenizer=tokenizer,
-            template=None,
-            make_slot=lambda _: Slot(0, info.n_ctx_train, info.n_ctx_train, None, "training"),
-            make_runner=self.make_runner,
-            close=self.model.close,
-        )
+    made: TimedContext | None = None
 
     def make_runner(self, num_cells: int, num_sequences: int, /, *, repeatable: bool = False) -> TimedContext:
-        self.context = TimedContext(
+        self.made = TimedContext(
             self.model,
             num_cells=num_cells,
             num_sequences=num_sequences,
@@ -84,7 +72,33 @@ class Bench:
             num_threads=num_cores(),
             flash_attention=not repeatable and shared.chosen_attention(),
         )
-        return self.context
+        return self.made
+
+
+class Bench:
+    """An engine over a TimedContext, which is made anew for each number of sequences."""
+
+    def __init__(self, path: Path) -> None:
+        model = LlamaModel(path)
+        self.backend = TimedBackend(
+            name="default",
+            info=gguf.read_header(path),
+            sha256=None,
+            load_s=0.0,
+            tokenizer=LlamaTokenizer(model),
+            model=model,
+            template=None,
+            home=None,
+            n_ctx=None,
+            governor=ThreadGovernor(),
+            gpu_layers=0,
+        )
+        self.ids = self.backend.tokenizer.encode(shared.handbook())
+        self.engine = Engine(self.backend)
+
+    @property
+    def context(self) -> TimedContext | None:
+        return self.backend.made
 
     def begin(self, num_sequences: int, sampling: SamplingParams, num_prompt: int, num_steps: int) -> None:
         """Every sequence behind its prompt, which begins otherwise in each, so that nothing is shared."""

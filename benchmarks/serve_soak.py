@@ -267,8 +267,8 @@ def killed(url: str, pid: int) -> float:
 def loading() -> float:
     """Seconds to import what the engine needs, load the model and make its context, in a process that nothing else is asked of."""
     code = (
-        "from localrag.session import Session; from localrag.session.serving import Service; from localrag.settings import Settings;"
-        f"s = Settings.from_env(); Service(Session.open({str(shared.default_model())!r}, n_ctx={WINDOW}, keep=False), s).open()"
+        "from localrag.session import Session; from localrag.engine.policy import SERVE;"
+        f"Session.open({str(shared.default_model())!r}, n_ctx={WINDOW}, keep=False).engine.reserve_window({WINDOW}, SERVE)"
     )
     taken = []
     for _ in range(3):

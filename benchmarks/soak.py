@@ -18,17 +18,20 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from typing import Any
 
 import psutil
 
 from benchmarks import shared
 from localrag.engine.engine import Engine
 from localrag.engine.kv_cache import ExclusiveCells, SharedCells
+from localrag.engine.policy import BATCH
 from localrag.engine.threads import num_cores
 from localrag.errors import LocalragError
 from localrag.question import Question
-from localrag.session import Answer, Options, Request, Session
+from localrag.session import Answer, Session
 from localrag.settings import Settings
 from localrag.types import Attachment, Memory, Message, SamplingParams
 from tests import identities
@@ -112,23 +115,27 @@ class Asker:
         self._check(answer, sampling)
 
     def _ask_batch(self, *, is_left: bool) -> None:
-        requests = []
+        questions = []
         attachments = self._attachments()  # some share what they begin with
         for number in range(self._rng.randint(1, 10)):
-            options: Options = {"attachments": attachments} if self._rng.random() < 0.6 else {"piped": self._text(0, 150)}
-            requests.append(Request(id=number, question=self._text(3, 20) + "?", sampling=self._sampling(), options=options))
-        samplings = {request.id: request.sampling for request in requests}
-        num_wanted = self._rng.randint(1, len(requests)) if is_left else len(requests)
+            asked = Question.of(self._text(3, 20) + "?", id=number, sampling=self._sampling())
+            given = {"attachments": attachments} if self._rng.random() < 0.6 else {"piped": self._text(0, 150)}
+            questions.append(asked.but(**given))
+        samplings = {question.id: question.sampling for question in questions}
+        num_wanted = self._rng.randint(1, len(questions)) if is_left else len(questions)
         with self._stopper(enabled=self._rng.random() < 0.3):
-            outcomes = self._session.batch(requests, num_sequences=self._rng.randint(1, 8))
-            for known, outcome in outcomes:
-                if isinstance(outcome, Answer):
-                    self._check(outcome, samplings[known])
-                else:
-                    self._done[f"refused: {type(outcome).__name__}"] += 1
-                num_wanted -= 1
-                if num_wanted == 0:
-                    outcomes.close()  # type: ignore[attr-defined]  # it is a generator
+            policy = replace(BATCH, num_sequences=self._rng.randint(1, 8))
+            with closing(self._session.run(questions, policy=policy)) as events:
+                for event in events:
+                    if event.answer is not None and event.question is not None:
+                        self._check(event.answer, samplings[event.question.id])
+                    elif event.error is not None:
+                        self._done[f"refused: {type(event.error).__name__}"] += 1
+                    else:
+                        continue
+                    num_wanted -= 1
+                    if num_wanted == 0:
+                        break
 
     @contextmanager
     def _stopper(self, *, enabled: bool) -> Iterator[None]:
@@ -157,9 +164,9 @@ class Asker:
             json_schema=schema,
         )
 
-    def _options(self) -> Options:
+    def _options(self) -> dict[str, Any]:
         rng = self._rng
-        options: Options = {}
+        options: dict[str, Any] = {}
         if rng.random() < 0.5:
             options["system"] = self._text(1, 40)
         if rng.random() < 0.4:
@@ -277,7 +284,7 @@ def epoch(model: str, settings: Settings, rng: random.Random, faults: Faults, do
             num_asks += 1
             context = session.engine.context  # its size
             num_cells = 0 if context is None else context.runner.num_cells
-            known = num_cells * session.engine.info.kv_bytes_per_token + session.engine.num_shelved_bytes
+            known = num_cells * session.engine.info.kv_bytes_per_token + session.engine.num_swapped_bytes
             open_bytes.append(process.memory_info().rss - known)
             most["files"], most["threads"] = (
                 max(most["files"], process.num_fds()),

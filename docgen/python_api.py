@@ -12,21 +12,20 @@ from typing import Any, is_typeddict
 import localrag
 from docgen.sources import GENERATED, attributes, definition, signature
 from localrag.session.council_run import council
-from localrag.session.options import Options
 
 _INTRODUCTION = f"""\
 # Python
 
 {GENERATED}
 
-`import localrag` costs next to nothing: a name is imported when it is first used. All of it is typed (`py.typed`). The same walk as
-that of the command line, without the command line:
+`import localrag` costs next to nothing: a name is imported when it is first used. Everything is typed (`py.typed`). This is the pipeline
+of the command line, without the command line:
 
 ```python
-from localrag import SamplingParams, Session
+from localrag import Question, Session
 
 with Session.open("echo") as session:
-    answer = session.ask("How are you?", sampling=SamplingParams(max_tokens=40))
+    answer = session.ask(Question.of("How are you?", max_tokens=40))
 print(answer.text, answer.ledger.entry("question").used)
 ```
 
@@ -34,11 +33,10 @@ Every error is a [`LocalragError`](#localragerror) with `message`, `hint`, `numb
 """
 _USED = (
     *("Answer", "Budget", "Chat", "Chunk", "Citation", "Entry", "Hit", "KnowledgeBase", "Ledger", "LocalragError", "Percent"),
-    *("SamplingParams", "CouncilResult", "Section", "Session", "Settings"),
+    *("Question", "SamplingParams", "CouncilResult", "Section", "Session", "Settings"),
 )
-"""Classes that are told with their methods."""
-_TYPES = "What the signatures above name besides. All of it is imported from `localrag`."
-_OPTIONS = "The keyword arguments of `Session.ask`, `Session.prepare` and `Chat.say`; all may be left out."
+"""Classes whose methods are listed too."""
+_TYPES = "Types in the signatures above. Import them from `localrag`."
 
 
 def page() -> str:
@@ -53,14 +51,12 @@ def page() -> str:
             parts += _function(council, "localrag.council")
         else:
             parts += _class(thing) if isinstance(thing, type) else _function(thing, name)
-    parts += ["## Options", _OPTIONS, *_class(Options), "## Types", _TYPES, *types]
+    parts += ["## Types", _TYPES, *types]
     return "\n\n".join(parts) + "\n"
 
 
 def _type(name: str, thing: Any) -> Iterator[str]:  # noqa: ANN401  # a class, or another name of a type
     """A type that signatures name: its docstring, and what it is made of where it holds data."""
-    if thing is Options:
-        return
     yield f"### {name}"
     if not isinstance(thing, type):
         spelled = re.sub(r"(typing|localrag[.a-z_]*)[.](?=[A-Z])", "", str(thing))
@@ -89,7 +85,7 @@ def _class(cls: type[Any]) -> Iterator[str]:
     node = definition(cls)
     assert isinstance(node, ast.ClassDef)
     yield _doc(node)
-    is_data = dataclasses.is_dataclass(cls) or cls is Options
+    is_data = dataclasses.is_dataclass(cls)
     made = next((each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"), None)
     if made is not None:
         yield f"```text\n{signature(made, cls.__name__, is_method=True)}\n```"

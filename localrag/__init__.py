@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from localrag.deliberation.verdict import Dissent, Verdict
     from localrag.engine.engine import Engine
     from localrag.engine.memory import MemoryPlan
-    from localrag.engine.policy import Job, JobEvent, Policy
+    from localrag.engine.policy import Policy
     from localrag.errors import (
         BudgetExceededError,
         BundleError,
@@ -122,8 +122,6 @@ __all__ = [
     "Hit",
     "IngestResult",
     "InterruptedRunError",
-    "Job",
-    "JobEvent",
     "Journal",
     "KnowledgeBase",
     "KnowledgeBaseBusyError",
@@ -208,11 +206,7 @@ _MODULES = {
     ),
     "engine.engine": ("Engine",),
     "engine.memory": ("MemoryPlan",),
-    "engine.policy": (
-        "Job",
-        "JobEvent",
-        "Policy",
-    ),
+    "engine.policy": ("Policy",),
     "errors": (
         "BudgetExceededError",
         "BundleError",

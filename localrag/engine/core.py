@@ -455,13 +455,15 @@ class EngineCore:
         """Leave it to `keep_for` what stays of these finished sequences."""
         self._held += finished
 
-    def keep_for(self, prompts: Collection[list[int]]) -> None:
+    def keep_for(self, prompts: Collection[list[int]]) -> list[Sequence]:
         """Of what the sequences of `hold` left in the KV cache, keep only what one of these prompts begins with.
 
-        The rest would slow every step of the others. A context for one sequence is left alone.
+        The rest would slow every step of the others. Returns the sequences that still hold something; a context for one sequence is left
+        alone.
         """
         cells = None if self.context is None else self.context.shared
         self._held = [] if cells is None else [sequence for sequence in self._held if cells.keep_for(prompts, sequence)]
+        return self._held
 
     def _drop_cancelled(self) -> list[Piece]:
         pieces = [self.end(sequence, "cancelled") for sequence in self._unfinished() if sequence.seq_id in self._cancelled]

@@ -17,6 +17,13 @@ from tests.gguf_files import write_model
 from tests.homes import know_attention
 
 
+def kept(engine, prompts, finished):
+    """Which of these finished sequences still hold something that one of the prompts begins with."""
+    engine._held = []
+    engine.hold(finished)
+    return engine.keep_for(prompts)
+
+
 @pytest.fixture(scope="module")
 def tiny_path(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
@@ -114,14 +121,14 @@ def test_of_a_finished_sequence_only_what_others_begin_with_is_kept(tiny):
     shared = [*range(1, 41)]
     first, second, other = (tiny.add(ids, SamplingParams(max_tokens=3)) for ids in ([*shared, 50, 51], [*shared, 60], [*range(70, 100)]))
     run(tiny)
-    assert tiny.keep_for([[*shared, 80]], [first, second, other]) == [first, second]
+    assert kept(tiny, [[*shared, 80]], [first, second, other]) == [first, second]
     assert tiny.context.cells.cache.num_cells == len(shared)
     last = tiny.add([*shared, 90], SamplingParams(max_tokens=3))
     run(tiny)
     assert last.num_cached_tokens == len(shared)
-    assert tiny.keep_for([], [last, first]) == []
+    assert kept(tiny, [], [last, first]) == []
     assert tiny.context.cells.cache.num_cells == len(shared)  # the second holds it still
-    assert tiny.keep_for([], [first, second]) == []
+    assert kept(tiny, [], [first, second]) == []
     assert tiny.context.cells.cache.num_cells == 0
 
 
@@ -133,7 +140,7 @@ def test_what_took_the_place_of_a_finished_sequence_is_not_forgotten_with_it(ech
     run(echo)
     assert second.slot == first.slot
     held = echo.context.cells.cache.num_cells
-    assert echo.keep_for([], [first]) == []
+    assert kept(echo, [], [first]) == []
     assert echo.context.cells.cache.num_cells == held > 0
 
 
@@ -242,7 +249,7 @@ def test_the_echo_says_the_same_speed_always(echo):
 @pytest.mark.parametrize("reason", ["time", "cancelled"])
 def test_what_an_answer_taught_is_kept_also_where_it_was_ended(echo, reason):
     kept = []
-    echo._keep_speed = kept.append
+    echo._backend.save_speed = lambda: kept.append(echo.speed)
     echo.reserve(700)
     running = echo.add(said(echo, "a"), SamplingParams())
     echo.step()

@@ -79,7 +79,7 @@ def test_what_is_evaluated_is_what_was_not_taken_over(echo):
 @pytest.mark.parametrize("model", ["echo", "tiny"])
 def test_in_a_conversation_a_prompt_goes_on_from_the_last_answer_also_where_the_context_grew(model, request):
     engine = request.getfixturevalue(model)
-    engine.min_sequences = 2
+    engine.share_contexts()
     try:
         first = ids(engine, "the quick brown fox jumps over the lazy dog and sleeps. " * 4)
         engine.reserve(len(first) + 8)
@@ -93,7 +93,7 @@ def test_in_a_conversation_a_prompt_goes_on_from_the_last_answer_also_where_the_
         engine.reserve(100)  # for whom one sequence would do
         assert engine.generate(longer, FEW).cached_tokens == len(longer) - 1
     finally:
-        engine.min_sequences = 1
+        engine._min_sequences = 1
 
 
 def test_a_context_that_grows_takes_along_what_it_holds(echo):

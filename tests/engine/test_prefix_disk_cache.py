@@ -19,7 +19,7 @@ def make_echo(tmp_path):
 
     def make():
         engine = open_echo()
-        engine.keeper = PrefixDiskCache(lambda _: PrefixStore(tmp_path / "prefixes", IDENTITY, max_bytes=10**7), bytes_per_token=1)
+        engine.prefix_cache = PrefixDiskCache(lambda _: PrefixStore(tmp_path / "prefixes", IDENTITY, max_bytes=10**7), bytes_per_token=1)
         return engine
 
     return make
@@ -71,7 +71,7 @@ def test_a_damaged_file_is_ignored_with_one_warning(make_echo, tmp_path):
     with closing(make_echo()) as engine:
         cached, _ = answered(engine)
         assert cached[0] == 0
-        assert "damaged" in engine.keeper.warning
+        assert "damaged" in engine.prefix_cache.warning
 
 
 def test_one_sequence_alone_goes_by_borders_instead(make_echo, tmp_path):

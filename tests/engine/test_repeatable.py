@@ -7,17 +7,19 @@ from dataclasses import replace
 import pytest
 
 from localrag.catalog import Catalog
-from localrag.cli.batch import read_requests
+from localrag.cli.batch import read_questions
 from localrag.engine.echo import open_echo
 from localrag.engine.loading import open_model
 from localrag.engine.prefix_disk_cache import PrefixDiskCache, PrefixStore
 from localrag.errors import EngineError, UsageError
-from localrag.session import Options, Request, Session
+from localrag.question import Question
+from localrag.session import Session
 from localrag.session.seats import needs
 from localrag.settings import Settings
 from localrag.types import SamplingParams
 from tests.engine.test_prefix_store import IDENTITY
 from tests.gguf_files import write_model
+from tests.running import batch
 
 CONTEXT = 4096
 SAMPLING = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=7, repeatable=True, max_tokens=24)
@@ -151,15 +153,15 @@ def test_a_vocabulary_alone_says_so(tiny_path, tmp_path):
 def test_what_is_repeatable_and_what_is_not_are_answered_in_one_batch():
     with open_echo() as engine:
         session = Session(engine, n_ctx=512)
-        requests = [Request(id=at, question=f"Question {at}?", sampling=replace(SAMPLING, repeatable=at % 2 == 0)) for at in range(8)]
-        found = dict(session.batch(requests))
+        questions = [Question.of(f"Question {at}?", id=at, sampling=replace(SAMPLING, repeatable=at % 2 == 0)) for at in range(8)]
+        found = dict(batch(session, questions))
         assert {at: answer.text for at, answer in found.items()} == {at: f"You asked: Question {at}?" for at in range(8)}
         assert engine.is_idle
 
 
 def test_a_batch_of_repeatable_ones_alone_needs_no_other_context():
     with open_echo() as engine:
-        found = dict(Session(engine, n_ctx=512).batch([Request(id=at, question="Why?", sampling=SAMPLING) for at in range(3)]))
+        found = dict(batch(Session(engine, n_ctx=512), [Question.of("Why?", id=at, sampling=SAMPLING) for at in range(3)]))
         assert len(found) == 3
         assert engine.context is None
 
@@ -175,7 +177,7 @@ def test_the_disk_keeps_prefixes_of_repeatable_contexts_apart(tmp_path):
     prompt = [256, *b"user\n" + b"evidence " * 100, *b"Why?", 257]
     for _ in range(2):
         with open_echo() as engine:
-            engine.keeper = PrefixDiskCache(make_store, bytes_per_token=1)
+            engine.prefix_cache = PrefixDiskCache(make_store, bytes_per_token=1)
             for repeatable in (True, False):
                 engine.reserve(2000, repeatable=repeatable)
                 sampling = replace(SAMPLING, repeatable=repeatable)
@@ -187,9 +189,9 @@ def test_the_disk_keeps_prefixes_of_repeatable_contexts_apart(tmp_path):
 def test_a_line_of_a_batch_that_names_a_seed_is_repeatable(tmp_path):
     file = tmp_path / "in.jsonl"
     file.write_text('{"id": 1, "question": "Why?", "seed": 0}\n{"id": 2, "question": "How?"}\n')
-    plain, named = SamplingParams(), SamplingParams(seed=3, repeatable=True)
-    assert [each.request.sampling.repeatable for each in read_requests(file, plain, Options())] == [True, False]
-    assert [each.request.sampling.repeatable for each in read_requests(file, named, Options())] == [True, True]
+    plain, named = Question.of(""), Question.of("", seed=3, repeatable=True)
+    assert [each.question.sampling.repeatable for each in read_questions(file, plain)] == [True, False]
+    assert [each.question.sampling.repeatable for each in read_questions(file, named)] == [True, True]
 
 
 def test_a_council_is_repeatable_where_its_table_or_its_caller_names_a_seed(tmp_path):

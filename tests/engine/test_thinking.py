@@ -81,7 +81,7 @@ def test_without_room_for_thoughts_all_is_the_answer(echo):
 @pytest.mark.parametrize("is_open", [False, True])
 def test_thoughts_that_take_too_long_are_ended_and_the_answer_follows(echo, is_open):
     """What ends them is evaluated behind them, so the cells hold what the next prompt may begin with."""
-    echo.min_sequences = 2
+    echo.share_contexts()
     echo.reserve(2000)
     prompt = asked(echo, "Why?", is_open=is_open)
     completion = echo.generate(prompt, SamplingParams(), thinking=thinking(40, is_open=is_open))

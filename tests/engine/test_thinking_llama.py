@@ -44,7 +44,7 @@ def test_marks_that_are_control_tokens_are_seen_and_not_shown(session):
 def test_thoughts_without_end_are_ended_and_the_next_prompt_goes_on_from_there(session):
     opened = session({"Ċ": "[THINK]", "[THINK]": "Hm", "Hm": "Ġso", "Ġso": "Hm"}, controls=BRACKETS, template=BRACKETS_TEMPLATE)
     engine, told = opened.engine, []
-    engine.min_sequences = 2
+    engine.share_contexts()
     answer = opened.ask(Question.of("Why?", sampling=SAMPLING), on_thought=told.append)
     identities.check(answer.to_dict(), [])
     assert (answer.reasoning_tokens, answer.finish_reason) == (40, "length")

@@ -6,9 +6,10 @@ import pytest
 
 from localrag.engine.loading import open_model
 from localrag.question import Question
-from localrag.session import Request, Session
+from localrag.session import Session
 from localrag.types import SamplingParams
 from tests import identities
+from tests.running import batch
 
 pytestmark = pytest.mark.model
 
@@ -19,7 +20,7 @@ def test_a_batch_of_four_is_what_four_asks_are(model_path):
     sampling = SamplingParams(max_tokens=16)
     with open_model(model_path, name="smollm2-135m") as engine:
         session = Session(engine, n_ctx=512)
-        found = dict(session.batch([Request(id=each, question=each, sampling=sampling) for each in QUESTIONS]))
+        found = dict(batch(session, [Question.of(each, id=each, sampling=sampling) for each in QUESTIONS]))
         assert set(found) == set(QUESTIONS)
         for question, answer in found.items():
             alone = session.ask(Question.of(question, sampling=sampling))

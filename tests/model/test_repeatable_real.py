@@ -16,10 +16,11 @@ from localrag.cli import main
 from localrag.engine.loading import open_model
 from localrag.errors import EngineError
 from localrag.question import Question
-from localrag.session import Request, Session
+from localrag.session import Session
 from localrag.session.council_run import council
 from localrag.settings import Settings
 from localrag.types import SamplingParams
+from tests.running import batch
 from tests.server.live import served
 
 pytestmark = pytest.mark.model
@@ -84,11 +85,9 @@ def test_every_door_gives_the_text_of_the_server(live, model_path):
     with open_model(model_path, name="smollm2-135m") as engine:
         session = Session(engine, n_ctx=2048)
         assert {seed: session.ask(Question.of(QUESTION, sampling=sampling[seed])).text for seed in seeds} == there
-        requests = [Request(id=seed, question=QUESTION, sampling=sampling[seed]) for seed in seeds]
-        mixed = [
-            Request(id=f"other {number}", question=other, sampling=SamplingParams(max_tokens=30)) for number, other in enumerate(OTHERS)
-        ]
-        found = dict(session.batch([mixed[0], *requests, *mixed[1:]]))
+        seeded = [Question.of(QUESTION, id=seed, sampling=sampling[seed]) for seed in seeds]
+        mixed = [Question.of(other, id=f"other {number}", max_tokens=30) for number, other in enumerate(OTHERS)]
+        found = dict(batch(session, [mixed[0], *seeded, *mixed[1:]]))
         assert {seed: found[seed].text for seed in seeds} == there
 
 

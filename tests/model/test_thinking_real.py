@@ -50,7 +50,7 @@ def test_thoughts_are_ended_and_the_answer_follows(engine):
 
 def test_what_ended_the_thoughts_is_in_the_cells_with_the_rest(engine):
     """Given as a prompt, all of its tokens are there already, and evaluated afresh they lead to the same answer."""
-    engine.min_sequences = 2
+    engine.share_contexts()
     answer = Session(engine, n_ctx=512).ask(Question.of(QUESTION, sampling=SAMPLING))
     check_forced(answer, engine)
     ids, thinking = list(answer.prompt.token_ids), answer.prompt.thinking

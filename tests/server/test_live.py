@@ -13,8 +13,8 @@ from contextlib import ExitStack
 import httpx
 import openai
 import pytest
-from localrag.session.serving import MAX_AT_ONCE
 
+from localrag.engine.policy import SERVE
 from tests.server.live import Live, served
 
 QUESTION = [{"role": "user", "content": "What is PLA?"}]
@@ -274,12 +274,12 @@ def test_a_client_that_goes_away_ends_an_answer_that_it_wanted_whole(patient):
 
 def test_a_client_that_goes_away_while_it_waits_frees_its_place(patient):
     with ExitStack() as running:
-        for _ in range(MAX_AT_ONCE):
+        for _ in range(SERVE.num_sequences):
             running.enter_context(_asked(patient, messages=LONG, stream=True))
-        _until(patient, requests_running=MAX_AT_ONCE)
+        _until(patient, requests_running=SERVE.num_sequences)
         with _asked(patient, messages=LONG, stream=True):
             _until(patient, requests_waiting=1)
-        _until(patient, requests_running=MAX_AT_ONCE, requests_waiting=0, tokens_decoded_total=0)  # none of them made room for it
+        _until(patient, requests_running=SERVE.num_sequences, requests_waiting=0, tokens_decoded_total=0)  # none of them made room for it
     _until(patient, requests_running=0)
 
 

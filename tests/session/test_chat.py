@@ -93,7 +93,7 @@ def test_a_text_that_was_given_under_another_label_is_named_and_not_given_again(
 def test_a_follow_up_is_searched_for_with_the_question_before_it(journal, handbook, embedder):
     with closing(open_echo()) as engine:
         session = Session(engine, knowledge_bases=[handbook], embedder=embedder, journal=journal)
-        session.engine.min_sequences = 2
+        session.engine.share_contexts()
         chat = Chat.of(session, "talk")
         chat.say(Question.of("Is polycarbonate safe for food?", sampling=SHORT))
         prepared = chat.prepare(Question.of("What is it made from?", sampling=SHORT))
@@ -193,7 +193,9 @@ def test_a_conversation_whose_pinned_turns_fill_a_smaller_window_can_be_opened_a
     chat.say(Question.of("word " * 40, sampling=SHORT))
     chat.pin(1)
     back = chat_in(journal, n_ctx=256)
-    back.session.engine.keeper = PrefixDiskCache(lambda _: PrefixStore(tmp_path / "prefixes", IDENTITY, max_bytes=10**7), bytes_per_token=1)
+    back.session.engine.prefix_cache = PrefixDiskCache(
+        lambda _: PrefixStore(tmp_path / "prefixes", IDENTITY, max_bytes=10**7), bytes_per_token=1
+    )
     back.recall(Question.of("?", sampling=SHORT))
     assert not back.forgets(Question.of("?", sampling=SHORT))
     with pytest.raises(BudgetExceededError, match="pinned"):
@@ -279,7 +281,7 @@ def test_a_question_that_is_stopped_while_its_prompt_is_read_stays(journal):
             return False
 
     engine = open_echo()
-    engine._make_runner = Stopping
+    engine._backend.make_runner = Stopping
     session = Session(engine, n_ctx=4096, journal=journal)
     stopped = Chat.of(session, "talk").say(Question.of("Which plastic lasts outdoors?", sampling=SHORT))
     assert (stopped.finish_reason, stopped.text) == ("cancelled", "")

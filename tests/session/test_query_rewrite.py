@@ -153,7 +153,7 @@ def test_what_stops_it_is_passed_on_and_the_question_stays(make_chat):
             return super().decode(entries)
 
     engine, is_armed = open_echo(), []
-    engine._make_runner = partial(Stopping)
+    engine._backend.make_runner = partial(Stopping)
     chat = make_chat(engine=engine)
     chat.say(Question.of("How hot is PETG dried?", sampling=SHORT))
     is_armed.append(True)

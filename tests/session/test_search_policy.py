@@ -132,7 +132,7 @@ def test_without_a_knowledge_base_nobody_is_told_of_sources(capsys):
 
 
 def test_a_chat_tells_nothing_found_from_found_above(session):
-    session.engine.min_sequences = 2
+    session.engine.share_contexts()
     chat = Chat.of(session, "talk")
     first = chat.say(Question.of(FOUND, sampling=SHORT))
     again = chat.say(Question.of(FOUND, sampling=SHORT))

@@ -13,7 +13,7 @@ from localrag.engine.template import JinjaChatTemplate
 from localrag.errors import BudgetExceededError, UsageError
 from localrag.journal import Journal
 from localrag.question import Question
-from localrag.session import Request, Session
+from localrag.session import Session
 from localrag.session.chat import Chat
 from localrag.session.council_run import run_council
 from localrag.settings import Settings
@@ -23,6 +23,7 @@ from tests.chat_templates import NOW, PATHS, THINKING, THINKING_OPEN
 from tests.deliberation import driving
 from tests.homes import know_attention
 from tests.reciting import BRACKETS, BRACKETS_TEMPLATE, HM_YES, write_reciting
+from tests.running import batch
 
 NUM_ASKS = int(os.environ.get("LOCALRAG_TEST_ASKS", "60"))  # 1,000 were exact too
 SAYS, ANSWER = "I shall say this. You asked: Why?", "You asked: Why?"
@@ -153,7 +154,7 @@ def test_a_number_of_tokens_for_thoughts_is_checked(think_tokens):
 
 def test_answers_of_a_batch_have_their_thoughts(engine):
     asked = {f"Why {number}?": SamplingParams(think_tokens=think) for number, think in enumerate((0, 32, 40, 1000, 1000))}
-    found = dict(Session(engine).batch([Request(id=text, question=text, sampling=sampling) for text, sampling in asked.items()]))
+    found = dict(batch(Session(engine), [Question.of(text, id=text, sampling=sampling) for text, sampling in asked.items()]))
     assert found.keys() == asked.keys()
     for text, answer in found.items():
         identities.check(answer.to_dict(), [])
