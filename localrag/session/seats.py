@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from localrag import prompt
 from localrag.deliberation import JUDGE, PLANNER, Council, Turn
-from localrag.engine.policy import COUNCIL, Job
+from localrag.engine.policy import COUNCIL, Job, JobEvent
 from localrag.errors import BudgetExceededError, LocalragError
 from localrag.prompt import Demand, Prompt, PromptInputs
 from localrag.question import Question, Search, TopK
@@ -158,23 +158,31 @@ def write(
     Answers end at the `deadline` (time.perf_counter()). `on_text` gets each piece with its role, `on_end` each seat when its answer has
     ended, also if it failed. KeyboardInterrupt ends all of them, with what they had written.
     """
-    jobs = [_job(seat, deadline) for seat in seats]
-    is_cancelled = False
-    with closing(engine.run(jobs, replace(COUNCIL, num_sequences=num_sequences))) as events:
-        for event in events:
-            if event.job is None:
-                continue
-            seat: Seat = event.job.tag
-            if event.text:
-                on_text(seat.turn.role, event.text)
-            if event.error is not None:
-                seat.answer = event.error
-            elif event.completion is not None:
-                seat.answer = seat.session.to_answer(seat.prepared, event.completion)
-                is_cancelled = is_cancelled or event.completion.finish_reason == "cancelled"
-            if seat.answer is not None:
-                on_end(seat)
-    if is_cancelled:
+
+    def hear(event: JobEvent) -> None:
+        if event.job is None:
+            return
+        seat: Seat = event.job.tag
+        if event.text:
+            on_text(seat.turn.role, event.text)
+        if event.error is not None:
+            seat.answer = event.error
+        elif event.completion is not None:
+            seat.answer = seat.session.to_answer(seat.prepared, event.completion)
+        if seat.answer is not None:
+            on_end(seat)
+
+    policy, is_interrupted = replace(COUNCIL, num_sequences=num_sequences), False
+    with closing(engine.run([_job(seat, deadline) for seat in seats], policy)) as events:
+        while True:
+            try:
+                for event in events:
+                    hear(event)
+                break
+            except KeyboardInterrupt:
+                is_interrupted = True
+                engine.cancel_all()
+    if is_interrupted or any(isinstance(seat.answer, Answer) and seat.answer.finish_reason == "cancelled" for seat in seats):
         raise KeyboardInterrupt
 
 
