@@ -13,8 +13,8 @@ import re
 import sqlite3
 import stat
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -119,20 +119,37 @@ def _is_exposed(path: str) -> bool:
     return is_plain and status.st_uid == os.geteuid() and bool(status.st_mode & _OTHERS)
 
 
-def try_lock(handle: int) -> bool:
-    """Take the lock of an open file if it is free. The system gives it back when the file is closed or the process dies."""
+@contextmanager
+def locked(path: Path, *, wait_s: float = 0.0, on_wait: Callable[[], None] | None = None) -> Iterator[int]:
+    """Hold the lock of a file, which is created if it is missing, and yield its descriptor. The system frees it when the process dies.
+
+    `on_wait` is called once if another process holds it. TimeoutError if that process still does after `wait_s` seconds; a negative
+    `wait_s` waits without limit. OSError as it comes, also where the file system knows no locks.
+    """
+    from filelock import FileLock, Timeout  # noqa: PLC0415  # 25 ms
+
+    descriptors: list[int] = []
+    # A soft lock, the library's substitute where flock is missing, would outlive a killed holder.
+    lock = FileLock(path, mode=FILE_MODE, thread_local=False, fallback_to_soft=False, on_acquired=descriptors.append)
     try:
-        if sys.platform == "win32":
-            import msvcrt  # noqa: PLC0415  # only there
+        lock.acquire(timeout=0)
+    except Timeout:
+        if wait_s == 0:
+            raise
+        if on_wait is not None:
+            on_wait()
+        lock.acquire(timeout=wait_s)
+    try:
+        yield descriptors[-1]
+    finally:
+        lock.release()
 
-            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl  # noqa: PLC0415  # not there
 
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+def lock_open_file(descriptor: int, *, wait: bool = False) -> bool:
+    """Take the lock of an open file and return whether it was free, or wait until it is. The system frees it when the file is closed."""
+    from filelock import lock_descriptor  # noqa: PLC0415  # as above
+
+    return lock_descriptor(descriptor, blocking=wait)
 
 
 if sys.platform != "win32":

@@ -19,7 +19,7 @@ import click
 
 from localrag.cli.text import note
 from localrag.errors import UsageError
-from localrag.files import file_error, try_lock
+from localrag.files import file_error, lock_open_file
 from localrag.settings import MAX_TEXT_BYTES
 from localrag.summary import Source
 from localrag.text.sanitize import safe
@@ -260,7 +260,12 @@ class ResultFile(ABC):
                 raise UsageError(
                     f"{self.path} is not a file.", hint=f"Give --out a file, so that the {self.run} can go on when interrupted."
                 )
-            if not try_lock(handle):
+            try:
+                is_free = lock_open_file(handle)
+            except OSError as error:
+                os.close(handle)
+                raise UsageError(f"{self.path} cannot be locked: {error.strerror or error}.", hint="Give --out on another disk.") from None
+            if not is_free:
                 os.close(handle)
                 raise UsageError(f"Another {self.run} is writing to {self.path}.", hint="Wait for it, or give another --out.")
             with suppress(FileNotFoundError):
@@ -318,7 +323,7 @@ class ResultFile(ABC):
         fresh.unlink(missing_ok=True)  # of a run that was killed here
         handle = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         try:
-            try_lock(handle)
+            lock_open_file(handle)
             with self.path.open("rb") as old:
                 for start, end in kept:
                     old.seek(start)

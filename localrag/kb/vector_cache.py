@@ -19,7 +19,7 @@ import struct
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -27,7 +27,7 @@ from typing import IO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from localrag.files import open_private, try_lock
+from localrag.files import locked, open_private
 
 Vectors = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -297,14 +297,13 @@ def scratch_file(folder: Path, version: Version, rows: Iterable[tuple[Ids, Vecto
 
 @contextmanager
 def publishing(folder: Path) -> Iterator[bool]:
-    """Whether this process may write vector files now. One process at a time may; a dead one releases the lock."""
-    try:
-        lock = open_private(folder / "vec.lock", "ab")
-    except OSError:
-        yield False
-        return
-    with lock:
-        yield try_lock(lock.fileno())
+    """Yield whether this process may write vector files now. One process at a time may; a dead one releases the lock."""
+    with ExitStack() as stack:
+        allowed = False
+        with suppress(OSError):
+            stack.enter_context(locked(folder / "vec.lock"))
+            allowed = True
+        yield allowed
 
 
 def _write(out: IO[bytes], version: Version, rows: Iterable[tuple[Ids, Vectors]], clusters: Clusters | None) -> None:
