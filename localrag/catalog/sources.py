@@ -22,7 +22,7 @@ from typing import Literal
 
 from localrag.catalog.checksums import Checksums, VerifyResult, hashed_file, sha256_of
 from localrag.errors import ConfigError, ModelError, ModelFileError, ModelNotFoundError
-from localrag.files import file_error, locked, make_private_folder, open_private
+from localrag.files import file_error, locked, make_private_folder, open_private, sync_folder
 from localrag.types import ModelSpec
 
 _PIECE_BYTES = 1024 * 1024
@@ -160,13 +160,8 @@ def _copy(archive: zipfile.ZipFile, member: zipfile.ZipInfo, destination: Path) 
 
 
 def _flush_folder(folder: Path) -> None:
-    """Put a folder's names on the disk, where the system knows how."""
     with suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        sync_folder(folder)
 
 
 def _largest_bytes(stage: Path) -> int:

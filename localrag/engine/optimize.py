@@ -7,7 +7,6 @@ quantised already the result is worse than from the original ones; how much wors
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import statistics
 import tempfile
@@ -22,7 +21,7 @@ from localrag.engine.gguf_layout import FILE_TYPES
 from localrag.engine.llama_lib import library
 from localrag.engine.quality import Evaluation, Quality, Run, Window
 from localrag.errors import ConfigError, EngineError, ModelError, UsageError
-from localrag.files import file_error, locked, make_private_folder
+from localrag.files import file_error, locked, make_private_folder, sync_folder
 from localrag.types import ModelInfo
 
 BITS_PER_WEIGHT = {
@@ -351,12 +350,7 @@ def keep(made: Measured, folder: Path, *, source: Path, source_sha256: str) -> K
     target = folder / f"{source.stem}-{source_sha256[:8]}-{made.file_type}.gguf"
     digest = sha256_of(made.path)
     made.path.replace(target)
-    if os.name == "posix":  # the new name itself is on the disk
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    sync_folder(folder)
     return Kept(target, digest)
 
 

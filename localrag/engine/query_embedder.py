@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from localrag.engine.embed import LlamaEmbedder
-from localrag.engine.json_cache import replace_text
 from localrag.errors import LocalragError
-from localrag.files import locked, make_private_folder
+from localrag.files import locked, make_private_folder, replace_text
 from localrag.settings import Settings
 from localrag.text.tokens import Embedder
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from localrag.engine import child
 from localrag.engine.gguf_layout import file_error
-from localrag.engine.json_cache import JsonCache
 from localrag.engine.llama_lib import package_folder
 from localrag.errors import ModelFileError
+from localrag.files import JsonCache
 
 SPARE_BYTES = 900 << 20  # for what is not the file: vocabulary, a cache of 256 cells, compute buffers of a batch of 32
 FILE_COPIES = 3  # the file is mapped, its weights may be repacked
