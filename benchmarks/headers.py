@@ -33,8 +33,8 @@ from localrag.engine import gguf_layout, sandboxed_load
 from localrag.engine.child import VARIABLES
 from localrag.engine.gguf import read_header
 from localrag.engine.load_worker import shrink_stacks, try_file
-from localrag.engine.worker import limit_self
 from localrag.errors import LocalragError, ModelFileError
+from localrag.process import limit_self
 
 LIMIT_S = 5.0
 MAX_BYTES = 10**9

@@ -13,8 +13,9 @@ import re
 import sqlite3
 import stat
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -65,6 +66,88 @@ def create_private(path: Path) -> None:
 def open_private(path: Path, mode: str, *, encoding: str | None = None) -> IO[Any]:
     """`open` for writing, where a new file gets the mode 0600. OSError as it comes."""
     return open(path, mode, encoding=encoding, opener=lambda name, flags: os.open(name, flags, FILE_MODE))  # Path.open has no opener
+
+
+@contextmanager
+def atomic_write(path: Path, *, suffix: str = "", fsync: bool = True, replace: bool = True) -> Iterator[IO[bytes]]:
+    """Yield a private file beside `path` (mode 0600), and give it that name if the block succeeds; else leave nothing of it.
+
+    A killed process leaves `.NAME-*` with the `suffix`. `fsync` puts the bytes on the disk before the name. Without `replace` the name must
+    be free: FileExistsError. OSError as it comes.
+    """
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", suffix=suffix, dir=path.parent)
+    part = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as out:
+            yield out
+            if fsync:
+                out.flush()
+                os.fsync(out.fileno())
+        if replace:
+            part.replace(path)
+        else:
+            _put_new(part, path)
+    finally:
+        with suppress(OSError):
+            part.unlink()
+
+
+def _put_new(part: Path, path: Path) -> None:
+    """Rename a file to a name that must be free, also of a file that was made just now."""
+    try:
+        path.hardlink_to(part)
+    except FileExistsError:
+        raise
+    except OSError:  # FAT, as on many sticks, has no links
+        path.touch(exist_ok=False)
+        part.replace(path)
+
+
+def sync_folder(folder: Path) -> None:
+    """Put the names in a folder on the disk, where the system can. OSError as it comes."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+class JsonCache:
+    """A small JSON object in the home: at most `most` values by key, the latest last. With `path` None it keeps nothing.
+
+    A damaged or unreadable file is empty, and one that cannot be written stays as it is. It is replaced as a whole, so two processes
+    cannot damage it; if both write at once, one can lose its last entry.
+    """
+
+    def __init__(self, path: Path | None, *, most: int) -> None:
+        self.path = path
+        self.most = most
+
+    def read(self) -> dict[str, object]:
+        with suppress(OSError, ValueError, RecursionError):
+            kept = {} if self.path is None else json.loads(self.path.read_text(encoding="utf-8"))
+            if isinstance(kept, dict):
+                return kept
+        return {}
+
+    def put(self, key: str, value: object) -> None:
+        if self.path is None:
+            return
+        kept = self.read()
+        kept.pop(key, None)
+        kept[key] = value
+        for old in list(kept)[: -self.most]:
+            del kept[old]
+        with suppress(OSError):
+            replace_text(self.path, json.dumps(kept, separators=(",", ":")))
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replace a small file that can be made again, and make its folder. OSError as it comes."""
+    make_private_folder(path.parent)
+    with atomic_write(path, fsync=False) as out:
+        out.write(text.encode("utf-8"))
 
 
 def secure_home(home: Path, default: Path | None = None) -> str | None:
@@ -119,20 +202,37 @@ def _is_exposed(path: str) -> bool:
     return is_plain and status.st_uid == os.geteuid() and bool(status.st_mode & _OTHERS)
 
 
-def try_lock(handle: int) -> bool:
-    """Take the lock of an open file if it is free. The system gives it back when the file is closed or the process dies."""
+@contextmanager
+def locked(path: Path, *, wait_s: float = 0.0, on_wait: Callable[[], None] | None = None) -> Iterator[int]:
+    """Hold the lock of a file, which is created if it is missing, and yield its descriptor. The system frees it when the process dies.
+
+    `on_wait` is called once if another process holds it. TimeoutError if that process still does after `wait_s` seconds; a negative
+    `wait_s` waits without limit. OSError as it comes, also where the file system knows no locks.
+    """
+    from filelock import FileLock, Timeout  # noqa: PLC0415  # 25 ms
+
+    descriptors: list[int] = []
+    # A soft lock, the library's substitute where flock is missing, would outlive a killed holder.
+    lock = FileLock(path, mode=FILE_MODE, thread_local=False, fallback_to_soft=False, on_acquired=descriptors.append)
     try:
-        if sys.platform == "win32":
-            import msvcrt  # noqa: PLC0415  # only there
+        lock.acquire(timeout=0)
+    except Timeout:
+        if wait_s == 0:
+            raise
+        if on_wait is not None:
+            on_wait()
+        lock.acquire(timeout=wait_s)
+    try:
+        yield descriptors[-1]
+    finally:
+        lock.release()
 
-            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl  # noqa: PLC0415  # not there
 
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+def lock_open_file(descriptor: int, *, wait: bool = False) -> bool:
+    """Take the lock of an open file and return whether it was free, or wait until it is. The system frees it when the file is closed."""
+    from filelock import lock_descriptor  # noqa: PLC0415  # as above
+
+    return lock_descriptor(descriptor, blocking=wait)
 
 
 if sys.platform != "win32":

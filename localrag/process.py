@@ -1,31 +1,311 @@
-"""Limits that a child process sets to itself before it touches what is not trusted; they hold even when its parent is gone.
+"""One supervised child process: start it, ask it, time it, end it. The limits that it sets to itself are here too.
 
-On Windows there are none: there the parent's clock is the only limit.
+    child = Child("localrag.kb.reading_worker", {"max_chars": 1000})
+    reply, text = child.ask({"name": "a.pdf"}, data, limit_s=120, max_bytes=4000)
+
+The child runs as `python -I -S -c START MODULE JOB PATH...`: it imports MODULE from the PATHs and calls its `main(job, parent)`. Both sides
+send messages: a line of JSON, then as many bytes as its "num_bytes" says. The child first sends `{"ready": true}` or `{"error": reason}`.
+
+The parent kills a child that takes too long. The limits that a child sets to itself before it touches untrusted data hold even when its
+parent is gone. Windows has none of them: there the parent's clock is the only limit.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import signal
 import sys
-from contextlib import suppress
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
+if TYPE_CHECKING:
+    import subprocess
 if sys.platform != "win32":
     import resource
 
+START = "import sys; sys.path += sys.argv[3:]; from localrag.process import main; main()"
+KEPT_VARIABLES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
+"""The environment variables that Python itself may need to start. A child gets no others, so that it learns no secrets from them."""
+START_LIMIT_S = 60.0
+"""For Python and the imports of the child on a busy machine."""
+MAX_LINE_BYTES = 64 << 20
+_EXIT_WAIT_S = 1.0
 _STATM = Path("/proc/self/statm")
 
 
+class ChildStartError(Exception):
+    """The child did not start: `reason` is a part of a sentence, `hint` the way out."""
+
+    def __init__(self, reason: str, *, hint: str = "Install localrag again.") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.hint = hint
+
+
+class ChildExitError(Exception):
+    """The child ended without a reply. `expired`: its time had run out; else it exited with `code`, which is negative for a signal."""
+
+    def __init__(self, code: int, *, expired: bool) -> None:
+        super().__init__(f"exit code {code}")
+        self.code = code
+        self.expired = expired
+
+
+def signal_name(code: int) -> str:
+    """Name the signal in an exit code, such as SIGKILL for -9; empty if the process was not killed."""
+    if code >= 0:
+        return ""
+    return signal.Signals(-code).name if -code in set(signal.Signals) else f"SIG{-code}"
+
+
+class Child:
+    """A child process. It ends with `stop()`, with this object, or with the interpreter, whichever comes first.
+
+    It gets the environment variables in `kept`, and `variables`. What it prints besides messages is dropped, or with `with_output` comes
+    mixed into `lines`. For one thread at a time. ChildStartError if the system starts no process.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        job: Mapping[str, object],
+        *,
+        folders: Sequence[Path] = (),
+        kept: Sequence[str] = KEPT_VARIABLES,
+        variables: Mapping[str, str] | None = None,
+        with_output: bool = False,
+    ) -> None:
+        import subprocess  # noqa: PLC0415  # 6 ms that a child need not spend
+
+        paths = dict.fromkeys([str(Path(__file__).parents[1]), *map(str, folders), *filter(os.path.isabs, sys.path)])
+        try:
+            # Without the site module it starts faster and runs no .pth file; its own session keeps Ctrl-C from it.
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", START, module, json.dumps(job), *paths],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT if with_output else subprocess.DEVNULL,
+                env={name: os.environ[name] for name in kept if name in os.environ} | dict(variables or {}),
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ChildStartError(str(error), hint="Check the machine's limits.") from error
+        self._clock = _Clock(self._process)
+        self.stop = weakref.finalize(self, _end, self._process, self._clock)
+        self._clock.start()
+        self._is_ready = False
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def expired(self) -> bool:
+        """Whether it was killed because its time had run out."""
+        return self._clock.expired
+
+    @property
+    def is_running(self) -> bool:
+        return self.stop.alive and self._process.poll() is None
+
+    def tell(self, message: Mapping[str, object], data: bytes = b"") -> None:
+        """Send a message. If the child has ended, the next `ask` finds out."""
+        assert self._process.stdin
+        with suppress(OSError):
+            send(self._process.stdin, message, data)
+
+    def ask(
+        self, message: Mapping[str, object], data: bytes = b"", *, limit_s: float, max_bytes: int = 0
+    ) -> tuple[dict[str, object], bytes]:
+        """Send a message and return the reply, with at most `max_bytes` of data. The time for the start does not count.
+
+        ChildStartError if the child never became ready, ChildExitError if it ended or took longer than `limit_s`, ValueError if what it
+        sent is not a message. Each of these, and an interruption, ends the child: a late reply would be taken for the next one.
+        """
+        if not self.stop.alive:
+            raise ChildExitError(self.exit_code(), expired=self.expired)
+        is_answered = False
+        try:
+            self._wait_until_ready()
+            with self.within(limit_s):
+                self.tell(message, data)
+                reply = self._receive(max_bytes)
+            is_answered = True
+            return reply
+        finally:
+            if self.expired or not is_answered:
+                self.stop()
+
+    def lines(self, max_bytes: int) -> Iterator[bytes]:
+        """Yield the lines of all output until the child closes it; longer ones in pieces of `max_bytes`."""
+        assert self._process.stdout
+        while line := self._process.stdout.readline(max_bytes):
+            yield line
+
+    @contextmanager
+    def within(self, limit_s: float) -> Iterator[None]:
+        """Kill the child if the block takes longer than `limit_s`."""
+        self._clock.set(limit_s)
+        try:
+            yield
+        finally:
+            self._clock.set(math.inf)
+
+    def exit_code(self, wait_s: float | None = None) -> int:
+        """Wait until the child has ended, and return its exit code. Kill it after `wait_s`."""
+        import subprocess  # noqa: PLC0415  # as above
+
+        try:
+            return self._process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+    def _wait_until_ready(self) -> None:
+        if self._is_ready:
+            return
+        try:
+            with self.within(START_LIMIT_S):
+                reply, _ = self._receive(0)
+        except ChildExitError as error:
+            reason = f"no sign of life within {START_LIMIT_S:g} s" if error.expired else "it ended"
+            raise ChildStartError(reason) from None
+        except ValueError:
+            raise ChildStartError("it does not speak as it should") from None
+        if reply.get("ready") is not True:
+            raise ChildStartError(str(reply.get("error")))
+        self._is_ready = True
+
+    def _receive(self, max_bytes: int) -> tuple[dict[str, object], bytes]:
+        assert self._process.stdout
+        received = receive(self._process.stdout, max_bytes)
+        if received is None:
+            expired = self.expired
+            raise ChildExitError(self.exit_code(_EXIT_WAIT_S), expired=expired)
+        return received
+
+
+class _Clock:
+    """Kills a process at a deadline. One thread for all questions: a Timer for each costs as much as to read a small file."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.expired = False
+        self._process = process
+        self._deadline = self._wakes_at = math.inf
+        self._is_closed = False
+        self._changed = threading.Condition()
+
+    def start(self) -> None:
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def set(self, limit_s: float) -> None:
+        with self._changed:
+            self._deadline = time.monotonic() + limit_s
+            if self._deadline < self._wakes_at:
+                self._changed.notify()
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+
+    def _watch(self) -> None:
+        with self._changed:
+            while not self._is_closed:
+                left = self._deadline - time.monotonic()
+                if left <= 0:
+                    self.expired = True
+                    self._process.kill()
+                    return
+                self._wakes_at = self._deadline
+                self._changed.wait(None if left == math.inf else left)
+
+
+def _end(process: subprocess.Popen[bytes], clock: _Clock) -> None:
+    clock.close()
+    process.kill()
+    for pipe in (process.stdin, process.stdout):
+        with suppress(OSError):  # what was not sent is lost
+            assert pipe
+            pipe.close()
+    process.wait()
+
+
+def send(pipe: IO[bytes], message: Mapping[str, object], data: bytes = b"") -> None:
+    """Write a message. ValueError for one whose JSON is longer than MAX_LINE_BYTES, of which nothing is written; OSError as it comes."""
+    line = json.dumps({**message, "num_bytes": len(data)} if data else message, separators=(",", ":")).encode() + b"\n"
+    if len(line) > MAX_LINE_BYTES:
+        raise ValueError("the message is too long")
+    pipe.write(line)
+    pipe.write(data)
+    pipe.flush()
+
+
+def receive(pipe: IO[bytes], max_bytes: int) -> tuple[dict[str, object], bytes] | None:
+    """Read a message with at most `max_bytes` of data; None where the pipe ends. ValueError for anything but a message."""
+    line = pipe.readline(MAX_LINE_BYTES)
+    if not line.endswith(b"\n"):
+        if len(line) == MAX_LINE_BYTES:
+            raise ValueError("the line is too long")
+        return None
+    try:
+        message = json.loads(line)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    num_bytes = message.pop("num_bytes", 0) if isinstance(message, dict) else None
+    if not isinstance(num_bytes, int) or not 0 <= num_bytes <= max_bytes:
+        raise ValueError("not a message")
+    data = pipe.read(num_bytes)
+    return (message, data) if len(data) == num_bytes else None
+
+
+class Parent:
+    """The process that started this one. Standard input and output are for messages alone: output of libraries goes to standard error."""
+
+    def __init__(self) -> None:
+        self.requests: IO[bytes] = os.fdopen(os.dup(0), "rb")
+        self.replies: IO[bytes] = os.fdopen(os.dup(1), "wb")
+        nowhere = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nowhere, 0)
+        os.close(nowhere)
+        os.dup2(2, 1)
+
+    def receive(self) -> tuple[dict[str, object], bytes] | None:
+        """Wait for the next message; None when the parent is gone."""
+        return receive(self.requests, sys.maxsize)
+
+    def send(self, message: Mapping[str, object], data: bytes = b"") -> None:
+        send(self.replies, message, data)
+
+
+def main() -> None:
+    """Run as a child: import the module of the command line and call its `main`."""
+    parent = Parent()
+    try:
+        run = import_module(sys.argv[1]).main
+    except Exception as error:  # noqa: BLE001  # the parent says it
+        parent.send({"error": f"{type(error).__name__}: {error}"})
+        return
+    run(json.loads(sys.argv[2]), parent)
+
+
 def confine(more_bytes: int) -> None:
-    """Lets this process grow by `more_bytes`, write into no file and start no process: for what only computes an answer."""
+    """Let this process grow by `more_bytes`, write to no file and start no process: for one that only computes an answer."""
     limit_memory(more_bytes)
     limit_files(0)
     forbid_processes()
 
 
 def limit_memory(more_bytes: int) -> None:
-    """Lets this process grow by `more_bytes`, where its size is to be had cheaply, and leave no core file."""
+    """Let this process grow by `more_bytes`, on systems that tell its size cheaply, and leave no core file."""
     if sys.platform == "win32":
         return
     _set(resource.RLIMIT_CORE, 0)
@@ -33,20 +313,20 @@ def limit_memory(more_bytes: int) -> None:
         _set(resource.RLIMIT_AS, size + more_bytes)
 
 
-def limit_files(most_bytes: int) -> None:
-    """Lets this process write files of `most_bytes`. Python ignores the signal of one that is too large: the write fails."""
+def limit_files(max_bytes: int) -> None:
+    """Let this process write files of at most `max_bytes`. Python ignores the signal for a larger one: the write fails."""
     if sys.platform != "win32":
-        _set(resource.RLIMIT_FSIZE, most_bytes)
+        _set(resource.RLIMIT_FSIZE, max_bytes)
 
 
 def forbid_processes() -> None:
-    """Lets this process start no other, and no thread; nobody keeps the superuser from it."""
+    """Keep this process from starting processes and threads. The superuser is not bound by it."""
     if sys.platform != "win32":
         _set(resource.RLIMIT_NPROC, 0)
 
 
 def limit_computing(more_s: float) -> None:
-    """Ends this process by SIGXCPU after `more_s` seconds of computing from now on. It can be set anew, also to more."""
+    """End this process by SIGXCPU after `more_s` more seconds of computing. A later call can set more, or less."""
     if sys.platform == "win32":
         return
     usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -56,8 +336,15 @@ def limit_computing(more_s: float) -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (seconds if hard == resource.RLIM_INFINITY else min(seconds, hard), hard))
 
 
+def limit_self(*, spare_bytes: int, cpu_s: float, max_file_bytes: int = 0) -> None:
+    """Let this process grow by `spare_bytes`, compute for `cpu_s` more seconds, and write files of at most `max_file_bytes`."""
+    limit_memory(spare_bytes)
+    limit_files(max_file_bytes)
+    limit_computing(cpu_s)
+
+
 def size_bytes() -> int:
-    """The address space of this process; 0 where that is not to be had cheaply."""
+    """Return the size of this process's address space; 0 on systems that do not tell it cheaply."""
     try:
         return int(_STATM.read_bytes().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

@@ -6,6 +6,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import threading
 import zipfile
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 
 from localrag.catalog import sources
 from localrag.engine.convert import convert
-from localrag.files import create_private, make_private_folder, open_private, secure_home
+from localrag.files import create_private, lock_open_file, locked, make_private_folder, open_private, secure_home
 from localrag.journal import Journal
 from localrag.session import Session
 from localrag.settings import Settings
@@ -234,3 +235,34 @@ def test_files_are_made_private_and_are_not_emptied(tmp_path, open_umask):
     with open_private(tmp_path / "b", "w", encoding="utf-8") as file:
         file.write("é")
     assert ((tmp_path / "b").read_text("utf-8"), mode(tmp_path / "b")) == ("é", 0o600)
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from localrag.files import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_lock_ends_with_its_holder(tmp_path, open_umask):
+    path, calls = tmp_path / "x.lock", []
+    command = [sys.executable, "-c", HOLDER, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        for wait_s in (0, 0.2):
+            with pytest.raises(TimeoutError), locked(path, wait_s=wait_s, on_wait=lambda: calls.append("waits")):
+                pass
+        with open_private(path, "ab") as file:
+            assert not lock_open_file(file.fileno())
+        threading.Timer(0.3, holder.kill).start()
+        with locked(path, wait_s=-1, on_wait=lambda: calls.append("waits")) as descriptor:
+            assert os.path.samestat(os.fstat(descriptor), path.stat())
+    assert calls == ["waits", "waits"]
+    assert mode(path) == 0o600
+    with locked(path):  # left as it was, and free again
+        pass
+    with open_private(path, "ab") as file:
+        assert lock_open_file(file.fileno())

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from localrag.errors import ModelFileError
-from localrag.files import make_private_folder
+from localrag.files import replace_text
 from localrag.types import ModelSpec
 
 WEIGHTS_FILE = "model.safetensors"
@@ -119,17 +117,8 @@ class Checksums:
         entries.pop(str(file.absolute()), None)
         kept = dict(list(entries.items())[-(_MAX_REMEMBERED - 1) :])
         kept[str(file.absolute())] = entry
-        temporary = None
-        try:
-            make_private_folder(self.record.parent)
-            handle, temporary = tempfile.mkstemp(prefix=".verified-", dir=self.record.parent)
-            with os.fdopen(handle, "w", encoding="ascii") as out:
-                json.dump({"files": kept}, out)
-            Path(temporary).replace(self.record)
-        except OSError:
-            if temporary is not None:
-                with suppress(OSError):
-                    Path(temporary).unlink()
+        with suppress(OSError):
+            replace_text(self.record, json.dumps({"files": kept}))
 
 
 def _stamp(file: Path) -> tuple[int, int, int]:

@@ -11,11 +11,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
@@ -23,7 +22,7 @@ from typing import Literal
 
 from localrag.catalog.checksums import Checksums, VerifyResult, hashed_file, sha256_of
 from localrag.errors import ConfigError, ModelError, ModelFileError, ModelNotFoundError
-from localrag.files import file_error, make_private_folder, open_private, try_lock
+from localrag.files import file_error, locked, make_private_folder, open_private, sync_folder
 from localrag.types import ModelSpec
 
 _PIECE_BYTES = 1024 * 1024
@@ -40,25 +39,24 @@ class Stage:
 
 @contextmanager
 def staging(place: Path, progress: Progress, *, what: str = "pull") -> Iterator[Stage]:
-    """A fresh folder in `place`, gone afterwards. One pull (or `what` it is) at a time holds one; the others wait."""
+    """Make a fresh folder in `place`, gone afterwards. One pull (or `what` it is) at a time has one; the others wait."""
+
+    def tell() -> None:
+        progress(f"waiting for another {what} to end", 0, None)
+
+    stack = ExitStack()
     try:
         make_private_folder(place)
-        lock = open_private(place / f".{what}.lock", "ab")
+        lock = stack.enter_context(locked(place / f".{what}.lock", wait_s=-1, on_wait=tell))
     except OSError as error:
         known = file_error(error, place, hint="Set LOCALRAG_HOME to a folder that can be written.")
         raise ConfigError(f"{place} cannot be written: {known.reason}.", hint=known.hint, path=str(place), **known.numbers) from None
-    with lock:
-        waiting = False
-        while not try_lock(lock.fileno()):
-            if not waiting:
-                progress(f"waiting for another {what} to end", 0, None)
-            waiting = True
-            time.sleep(_POLL_S)
+    with stack:
         for stale in place.glob(f".{what}-*"):  # whoever holds the lock is the only one alive
             shutil.rmtree(stale, ignore_errors=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{what}-", dir=place))
         try:
-            yield Stage(folder, lock.fileno())
+            yield Stage(folder, lock)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -162,13 +160,8 @@ def _copy(archive: zipfile.ZipFile, member: zipfile.ZipInfo, destination: Path) 
 
 
 def _flush_folder(folder: Path) -> None:
-    """Put a folder's names on the disk, where the system knows how."""
     with suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        sync_folder(folder)
 
 
 def _largest_bytes(stage: Path) -> int:

@@ -19,7 +19,7 @@ import click
 
 from localrag.cli.text import note
 from localrag.errors import UsageError
-from localrag.files import file_error, try_lock
+from localrag.files import atomic_write, file_error, lock_open_file
 from localrag.settings import MAX_TEXT_BYTES
 from localrag.summary import Source
 from localrag.text.sanitize import safe
@@ -127,20 +127,10 @@ def text_of(name: str, data: bytes, readers: Readers) -> str:
 
 
 def write_whole(path: Path, text: str, *, replace: bool) -> None:
-    """Writes a file whole or not at all, for the eyes of its owner. FileExistsError for one that is there and is not to be replaced."""
-    number, made = tempfile.mkstemp(dir=path.parent, prefix=".localrag-")
-    try:
-        with naming(path), os.fdopen(number, "w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        if replace:
-            Path(made).replace(path)
-        else:
-            _put_new(Path(made), path)
-    finally:
-        with suppress(OSError):
-            Path(made).unlink()
+    """Write a file whole or not at all, for the eyes of its owner. FileExistsError if it exists and is not to be replaced."""
+    with atomic_write(path, replace=replace) as out, naming(path):
+        out.write(text.encode("utf-8", "replace"))
+        out.flush()
 
 
 @contextmanager
@@ -150,17 +140,6 @@ def naming(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
-
-
-def _put_new(made: Path, path: Path) -> None:
-    """Puts a file in a place where none is, nor was made meanwhile."""
-    try:
-        path.hardlink_to(made)
-    except FileExistsError:
-        raise
-    except OSError:  # FAT, as on many sticks, has no links
-        path.touch(exist_ok=False)
-        made.replace(path)
 
 
 def _stdin_bytes() -> tuple[bytes, float]:
@@ -260,7 +239,12 @@ class ResultFile(ABC):
                 raise UsageError(
                     f"{self.path} is not a file.", hint=f"Give --out a file, so that the {self.run} can go on when interrupted."
                 )
-            if not try_lock(handle):
+            try:
+                is_free = lock_open_file(handle)
+            except OSError as error:
+                os.close(handle)
+                raise UsageError(f"{self.path} cannot be locked: {error.strerror or error}.", hint="Give --out on another disk.") from None
+            if not is_free:
                 os.close(handle)
                 raise UsageError(f"Another {self.run} is writing to {self.path}.", hint="Wait for it, or give another --out.")
             with suppress(FileNotFoundError):
@@ -318,7 +302,7 @@ class ResultFile(ABC):
         fresh.unlink(missing_ok=True)  # of a run that was killed here
         handle = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         try:
-            try_lock(handle)
+            lock_open_file(handle)
             with self.path.open("rb") as old:
                 for start, end in kept:
                     old.seek(start)

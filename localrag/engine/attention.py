@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import json
 import platform
-import random
-import struct
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from localrag.engine.json_cache import replace_text
 from localrag.engine.llama import LlamaContext, LlamaModel
 from localrag.engine.llama_lib import library
 from localrag.engine.threads import ThreadGovernor
+from localrag.files import replace_text
 from localrag.types import SamplingParams
 
 PROMPT_TOKENS, ANSWER_TOKENS = 1024, 128
@@ -65,7 +63,7 @@ def measure(num_threads: int | Callable[[], int]) -> dict[bool, float]:
     """Seconds for PROMPT_TOKENS and ANSWER_TOKENS with (True) and without (False) flash attention: the best of two runs each."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "attention.gguf"
-        path.write_bytes(_thin_model())
+        _write_thin_model(path)
         model = LlamaModel(path)
         try:
             runs = [(flash, _timed(model, flash=flash, num_threads=num_threads)) for flash in (True, False) * 2]
@@ -99,47 +97,33 @@ def _processor() -> str:
     return platform.processor()
 
 
-def _thin_model() -> bytes:
-    """A GGUF file (version 3) of a llama without a vocabulary. The weights are random: look-ups of equal values would be too fast."""
-    keys = [
-        _field("general.architecture", 8, _string("llama")),
-        _field("tokenizer.ggml.model", 8, _string("no_vocab")),
-        *(
-            _field(f"llama.{name}", 4, struct.pack("<I", value))
-            for name, value in {
-                "vocab_size": _VOCAB,
-                "context_length": PROMPT_TOKENS + ANSWER_TOKENS,
-                "embedding_length": _WIDTH,
-                "feed_forward_length": _WIDTH,
-                "block_count": 1,
-                "attention.head_count": _HEADS,
-                "attention.head_count_kv": _KV_HEADS,
-                "attention.key_length": _HEAD_SIZE,
-                "attention.value_length": _HEAD_SIZE,
-                "rope.dimension_count": _HEAD_SIZE,
-            }.items()
-        ),
-        _field("llama.attention.layer_norm_rms_epsilon", 6, struct.pack("<f", 1e-5)),
-    ]
-    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (_WIDTH, _VOCAB), "output_norm.weight": (_WIDTH,)}
-    shapes |= {f"blk.0.{name}_norm.weight": (_WIDTH,) for name in ("attn", "ffn")}
-    shapes |= {f"blk.0.attn_{name}.weight": (_WIDTH, _KV_HEADS * _HEAD_SIZE) for name in ("k", "v")}
-    shapes |= {f"blk.0.ffn_{name}.weight": (_WIDTH, _WIDTH) for name in ("gate", "up", "down")}
-    shapes |= {"blk.0.attn_q.weight": (_WIDTH, _HEADS * _HEAD_SIZE), "blk.0.attn_output.weight": (_HEADS * _HEAD_SIZE, _WIDTH)}
-    infos, num_floats = [], 0
+def _write_thin_model(path: Path) -> None:
+    """Write a GGUF file of a llama without a vocabulary. The weights are random: look-ups of equal values would be too fast."""
+    import numpy as np  # noqa: PLC0415  # weight, like the next
+    from gguf import GGUFWriter  # noqa: PLC0415
+
+    writer = GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("no_vocab")
+    writer.add_vocab_size(_VOCAB)
+    writer.add_context_length(PROMPT_TOKENS + ANSWER_TOKENS)
+    writer.add_embedding_length(_WIDTH)
+    writer.add_feed_forward_length(_WIDTH)
+    writer.add_block_count(1)
+    writer.add_head_count(_HEADS)
+    writer.add_head_count_kv(_KV_HEADS)
+    writer.add_key_length(_HEAD_SIZE)
+    writer.add_value_length(_HEAD_SIZE)
+    writer.add_rope_dimension_count(_HEAD_SIZE)
+    writer.add_layer_norm_rms_eps(1e-5)
+    shapes: dict[str, tuple[int, ...]] = {"token_embd": (_VOCAB, _WIDTH), "output_norm": (_WIDTH,)}
+    shapes |= {f"blk.0.{name}_norm": (_WIDTH,) for name in ("attn", "ffn")}
+    shapes |= {f"blk.0.attn_{name}": (_KV_HEADS * _HEAD_SIZE, _WIDTH) for name in ("k", "v")}
+    shapes |= {f"blk.0.ffn_{name}": (_WIDTH, _WIDTH) for name in ("gate", "up", "down")}
+    shapes |= {"blk.0.attn_q": (_HEADS * _HEAD_SIZE, _WIDTH), "blk.0.attn_output": (_WIDTH, _HEADS * _HEAD_SIZE)}
+    rng = np.random.default_rng(0)
     for name, shape in shapes.items():
-        dims = struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
-        infos.append(_string(name) + dims + struct.pack("<IQ", 0, 4 * num_floats))
-        num_floats += shape[0] * (shape[1] if len(shape) > 1 else 1)
-    header = struct.pack("<4sIQQ", b"GGUF", 3, len(infos), len(keys)) + b"".join(keys) + b"".join(infos)
-    draw = random.Random(0)  # noqa: S311  # weights of no meaning, and the same each time
-    pattern = struct.pack("<4093f", *(draw.uniform(-0.2, 0.2) for _ in range(4093)))  # a prime: no two rows are alike
-    return header + bytes(-len(header) % 32) + (pattern * (num_floats // 4093 + 1))[: 4 * num_floats]
-
-
-def _string(text: str) -> bytes:
-    return struct.pack("<Q", len(text)) + text.encode()
-
-
-def _field(name: str, value_type: int, value: bytes) -> bytes:
-    return _string(name) + struct.pack("<I", value_type) + value
+        writer.add_tensor(f"{name}.weight", rng.uniform(-0.2, 0.2, shape).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -1,38 +1,34 @@
-"""llama.cpp at work in a child process that may abort, hang or grow: here it is started, heard and ended. Its side is worker.py.
+"""Run llama.cpp in a child process, where it may abort, hang or grow: both sides of it.
 
-It is started as `python -I -S -c START WORKER JOB PATH...`, where WORKER is a module of this package with a function `work`, JOB is
-JSON, and the PATHs are where Python looks for modules. It replies in lines of JSON: `{"ready": true}` once llama.cpp stands, what the
-worker sends, and at the end `{"error": null}`, or in its place what was wrong. On the same pipe come llama.cpp's last words.
+A worker is a module of this package with a function `work(job, parent)`. What it replies are messages: `{"ready": true}` once llama.cpp is
+loaded, what `work` sends, and at the end `{"error": null}` or what went wrong. llama.cpp's last words come between them.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
-import os
-import signal
-import subprocess
-import sys
-import threading
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from localrag.engine.gguf_layout import clip
-from localrag.engine.llama_lib import package_folder
-from localrag.errors import EngineError
+from localrag.engine.llama_lib import begin_log, first_error, library, package_folder
+from localrag.errors import EngineError, LocalragError
+from localrag.process import KEPT_VARIABLES, Child, ChildStartError, Parent, signal_name
 from localrag.text.sanitize import one_line
 
-START = "import sys; sys.path += sys.argv[3:]; from localrag.engine.worker import main; main()"
-KEPT_VARIABLES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "PATH", "CUDA_PATH", "HIP_PATH")  # to load llama.cpp
+LIBRARY_VARIABLES = (*KEPT_VARIABLES, "PATH", "CUDA_PATH", "HIP_PATH")  # to load llama.cpp
 # No debugger when it aborts, one heap for all threads, and no GPU: its address space would pass any limit of memory.
 VARIABLES = {"GGML_NO_BACKTRACE": "1", "MALLOC_ARENA_MAX": "1", "CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
 MAX_LINE_BYTES = 64 << 10
+_PREFIX = re.compile(r"llama_model_(load: error loading model|quantize: failed to quantize): ")
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a child ended: its replies in one, its last line that was none, its exit code, and whether its time had run out."""
+    """How a child ended: its replies merged, its last line that was none, its exit code, and whether its time had run out."""
 
     replies: Mapping[str, object]
     words: str
@@ -45,32 +41,36 @@ class Ended:
 
     @property
     def problem(self) -> str:
-        """What it said was wrong, as a part of one line; empty if it did not come to say it."""
+        """What it said went wrong, as a part of one line; empty if it did not get to say it."""
         return _line(str(self.replies.get("error") or ""))
 
     @property
     def killed_by(self) -> str:
         """The name of the signal that ended it; empty if none did."""
-        if self.code >= 0:
-            return ""
-        return signal.Signals(-self.code).name if -self.code in set(signal.Signals) else f"signal {-self.code}"
+        return signal_name(self.code)
 
 
 def run(worker: str, job: Mapping[str, object], limit_s: float, on_reply: Callable[[dict[str, object]], None] | None = None) -> Ended:
-    """Have a child do the job, for `limit_s` at most; `on_reply` hears each reply as it comes. Ctrl-C ends the child.
+    """Have a child do the job within `limit_s`; `on_reply` gets each reply as it comes. Ctrl-C ends the child.
 
     EngineError if llama.cpp does not start there.
     """
     replies: dict[str, object] = {}
     words = ""
-    expired = threading.Event()
-    with _start(worker, job) as process:
-        timer = threading.Timer(limit_s, _give_up, (process, expired))
-        timer.daemon = True
-        timer.start()
-        try:
-            assert process.stdout
-            while line := process.stdout.readline(MAX_LINE_BYTES):
+    try:
+        child = Child(
+            __name__,
+            {"worker": worker, "job": job},
+            folders=[package_folder().parent],
+            kept=LIBRARY_VARIABLES,
+            variables=VARIABLES,
+            with_output=True,
+        )
+    except ChildStartError as error:
+        raise _start_error(error.reason, hint=error.hint) from error
+    try:
+        with child.within(limit_s):
+            for line in child.lines(MAX_LINE_BYTES):
                 reply = _reply(line)
                 if reply is None:
                     words = _line(line.decode("utf-8", "replace")) or words
@@ -78,40 +78,33 @@ def run(worker: str, job: Mapping[str, object], limit_s: float, on_reply: Callab
                 replies |= reply
                 if on_reply is not None:
                     on_reply(reply)
-            code = process.wait()
-        finally:
-            timer.cancel()
-            process.kill()  # where the reading was interrupted
-            process.wait()
-    if "ready" not in replies and not expired.is_set():
-        raise _start_error(clip(words) or f"it ended with {code}", hint="Install localrag and llama-cpp-python again.")
-    return Ended(replies, words, code, expired.is_set())
+            code = child.exit_code()
+    finally:
+        child.stop()
+    ended = Ended(replies, words, code, child.expired)
+    if "ready" not in replies and not ended.expired:
+        raise _start_error(clip(ended.problem or words) or f"it ended with {code}", hint="Install localrag and llama-cpp-python again.")
+    return ended
 
 
-def _start(worker: str, job: Mapping[str, object]) -> subprocess.Popen[bytes]:
-    folders = [str(Path(__file__).parents[2]), str(package_folder().parent), *filter(os.path.isabs, sys.path)]
-    kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+def main(arguments: Mapping[str, object], parent: Parent) -> None:
+    """Do the job, in the child. `work` raises a LocalragError for what llama.cpp refuses; what it logged says why."""
+    work = importlib.import_module(f"localrag.engine.{arguments['worker']}").work
+    library()
+    begin_log()
+    parent.send({"ready": True})
+    problem = None
     try:
-        # Without the site module it starts faster and runs no .pth file; its own session keeps Ctrl-C from it.
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", START, worker, json.dumps(job), *dict.fromkeys(folders)],
-            stdin=subprocess.PIPE,  # nothing is written: it closes when this process is gone
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=kept | VARIABLES,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise _start_error(str(error), hint="Check the machine's limits.") from error
+        work(arguments["job"], parent)
+    except LocalragError as error:
+        problem = _PREFIX.sub("", first_error(), count=1) or error.message
+    except Exception as error:  # noqa: BLE001  # whatever a file leads to is an answer, not an end
+        problem = f"{type(error).__name__}: {error}"
+    parent.send({"error": problem})
 
 
 def _start_error(reason: str, *, hint: str) -> EngineError:
-    return EngineError(f"The process that llama.cpp was to work in did not start: {reason}.", hint=hint)
-
-
-def _give_up(process: subprocess.Popen[bytes], expired: threading.Event) -> None:
-    expired.set()
-    process.kill()
+    return EngineError(f"The child process for llama.cpp did not start: {reason}.", hint=hint)
 
 
 def _reply(line: bytes) -> dict[str, object] | None:

@@ -1,4 +1,4 @@
-"""The child process in which llama.cpp meets an embedder's file for the first time, for trial.py; child.py says how it is started.
+"""The child process in which llama.cpp meets an embedder's file for the first time, for sandboxed_load.py; child.py starts it.
 
 The job is the "path" of the file, "spare_bytes" and "cpu_s".
 """
@@ -11,10 +11,10 @@ from typing import Any
 
 from localrag.engine.embed import LlamaEmbedder
 from localrag.engine.load_worker import TEXT, shrink_stacks
-from localrag.engine.worker import limit_self
+from localrag.process import Parent, limit_self
 
 
-def work(job: dict[str, Any]) -> None:
+def work(job: dict[str, Any], _parent: Parent) -> None:
     """Embed two texts in one batch with the file of the job, within limits."""
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's threads would count against the limit
     shrink_stacks()

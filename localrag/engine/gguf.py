@@ -1,7 +1,8 @@
-"""A GGUF header -> ModelInfo, before any weight is read and before llama.cpp sees the file.
+"""Read a GGUF header into ModelInfo, before any weight is read and before llama.cpp sees the file.
 
-Its limits are of two kinds: those that keep a hostile file from taking time and memory, and those that llama.cpp asserts,
-because an assertion that fails there ends the process. Weights are not looked at: only a checksum finds damage in them.
+Its limits keep a hostile file from taking time and memory, and make sure of what memory and window are predicted from. They also cover
+what an attempt to load the file cannot find: a token that kills llama.cpp only in the text that needs it. All else that llama.cpp asserts
+is found by that attempt, in a child process (sandboxed_load.py). Weights are not looked at: only a checksum finds damage in them.
 
 Source: src/llama-model.cpp (load_hparams) and src/llama-vocab.cpp of llama.cpp, as of llama-cpp-python 0.3.36.
 """
@@ -19,14 +20,15 @@ from localrag.engine.gguf_layout import (
     FILE_TYPES,
     GET_IT_AGAIN,
     MAX_HEADER_BYTES,
+    STRING,
     TAKE_A_LANGUAGE_MODEL,
+    TOKENS_KEY,
     UINT16,
     Header,
     clip,
     file_error,
     parse,
 )
-from localrag.engine.gguf_rules import check_numbers, check_tensors, check_vocabulary
 from localrag.types import ModelInfo
 
 MAX_CONTEXT_TOKENS = 1 << 27
@@ -82,10 +84,7 @@ def _model_info(header: Header) -> ModelInfo:
     rope_scaling = header.text(f"{arch}.rope.scaling.type")
     if rope_scaling is not None and rope_scaling not in ROPE_SCALINGS:
         raise header.error(f"has the unknown rope scaling {clip(ascii(rope_scaling))}.")
-    check_vocabulary(header, tokenizer_model)
-    if header.num_tensors:
-        check_numbers(header, arch, num_layers=shape.num_layers, head_size_k=shape.head_size_k)
-        check_tensors(header, arch, num_layers=shape.num_layers, embedding_length=shape.embedding_length)
+    _check_vocabulary(header, tokenizer_model)
     name = header.text("general.name") or ""
     file_type = header.integer("general.file_type", 0, 0xFFFF_FFFF)
     return ModelInfo(
@@ -126,6 +125,23 @@ def _check_language_model(header: Header) -> str:
     if tokenizer_model in (None, "none", "no_vocab"):
         raise header.error("holds no tokenizer (tokenizer.ggml.model), so it is not a language model.", hint=TAKE_A_LANGUAGE_MODEL)
     return tokenizer_model
+
+
+def _check_vocabulary(header: Header, tokenizer_model: str) -> None:
+    """Refuse tokens that kill llama.cpp, but only in a text that needs them."""
+    vocabulary = header.values.get(TOKENS_KEY)
+    if vocabulary is None or vocabulary.type != STRING or not vocabulary.count:
+        raise header.error(f"holds no vocabulary ({TOKENS_KEY}).", hint=TAKE_A_LANGUAGE_MODEL)
+    try:
+        b"\n".join(header.tokens).decode()
+    except UnicodeDecodeError:
+        raise header.error("has a token in its vocabulary that is not UTF-8.") from None
+    # A SentencePiece tokenizer spells what it does not know in bytes, and throws through the C interface if one is missing.
+    if tokenizer_model == "llama":
+        tokens = set(header.tokens)
+        missing = sum(b"<0x%02X>" % byte not in tokens and bytes([byte]) not in tokens for byte in range(256))
+        if missing:
+            raise header.error(f"lacks the tokens of {missing} of the 256 bytes, which its kind of tokenizer needs.", num_missing=missing)
 
 
 def _identifier(header: Header, key: str) -> str | None:

@@ -1,4 +1,4 @@
-"""The child process in which llama.cpp meets a model file for the first time, for trial.py; child.py says how it is started.
+"""The child process in which llama.cpp meets a model file for the first time, for sandboxed_load.py; child.py starts it.
 
 The job is the "path" of the file, "vocab_only", "spare_bytes" and "cpu_s". Its limits hold even when the parent is gone.
 """
@@ -14,8 +14,8 @@ from typing import Any
 
 from localrag.engine.llama import LlamaModel
 from localrag.engine.vocab import LlamaTokenizer
-from localrag.engine.worker import limit_self
 from localrag.errors import ModelFileError
+from localrag.process import Parent, limit_self
 
 TEXT = "The trial's 1st text: naïve  words, 漢字, 🙂,\n\tcode() and </s>."
 NUM_CELLS = 256  # llama.cpp rounds its cells up to this
@@ -23,7 +23,7 @@ BATCH_TOKENS = 32
 STACK_BYTES = 512 << 10
 
 
-def work(job: dict[str, Any]) -> None:
+def work(job: dict[str, Any], _parent: Parent) -> None:
     """Try the file of the job, within limits."""
     shrink_stacks()
     limit_self(spare_bytes=job["spare_bytes"], cpu_s=job["cpu_s"])

@@ -7,12 +7,11 @@ quantised already the result is worse than from the original ones; how much wors
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -22,7 +21,7 @@ from localrag.engine.gguf_layout import FILE_TYPES
 from localrag.engine.llama_lib import library
 from localrag.engine.quality import Evaluation, Quality, Run, Window
 from localrag.errors import ConfigError, EngineError, ModelError, UsageError
-from localrag.files import file_error, make_private_folder, open_private, try_lock
+from localrag.files import file_error, locked, make_private_folder, sync_folder
 from localrag.types import ModelInfo
 
 BITS_PER_WEIGHT = {
@@ -86,20 +85,22 @@ def expected_bytes(info: ModelInfo, num_weights: int, file_type: str) -> int:
 
 @contextmanager
 def workshop(folder: Path) -> Iterator[Path]:
-    """A fresh folder inside `folder`, gone afterwards with all that was not moved out of it; what a killed run left is removed.
+    """Make a fresh folder inside `folder`, gone afterwards with all that was not moved out of it; what a killed run left is removed.
 
     One at a time holds one: UsageError while another does, because two that measure at once measure each other. ConfigError where
     `folder` cannot be written.
     """
+    stack = ExitStack()
     try:
         make_private_folder(folder)
-        lock = open_private(folder / ".making.lock", "ab")
+        stack.enter_context(locked(folder / ".making.lock"))
+    except TimeoutError:
+        hint = "Wait until it has ended: they would slow each other."
+        raise UsageError("Another run of models optimize is at work here.", hint=hint) from None
     except OSError as error:
         known = file_error(error, folder, hint="Set LOCALRAG_HOME to a folder that can be written.")
         raise ConfigError(f"{folder} cannot be written: {known.reason}.", hint=known.hint, path=str(folder), **known.numbers) from None
-    with lock:
-        if not try_lock(lock.fileno()):
-            raise UsageError("Another run of models optimize is at work here.", hint="Wait until it has ended: they would slow each other.")
+    with stack:
         for stale in folder.glob(f"{_STAGE_PREFIX}*"):
             shutil.rmtree(stale, ignore_errors=True)
         stage = Path(tempfile.mkdtemp(prefix=_STAGE_PREFIX, dir=folder))
@@ -349,12 +350,7 @@ def keep(made: Measured, folder: Path, *, source: Path, source_sha256: str) -> K
     target = folder / f"{source.stem}-{source_sha256[:8]}-{made.file_type}.gguf"
     digest = sha256_of(made.path)
     made.path.replace(target)
-    if os.name == "posix":  # the new name itself is on the disk
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    sync_folder(folder)
     return Kept(target, digest)
 
 

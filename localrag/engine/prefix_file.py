@@ -14,16 +14,15 @@ import json
 import os
 import stat
 import struct
-import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO, Literal
 
 from localrag.errors import ModelFileError
+from localrag.files import atomic_write
 
 VERSION = 1
 MAX_FILE_BYTES = 2 << 30
@@ -132,7 +131,7 @@ def unpack(packed: bytes) -> tuple[int, ...]:
 def write(
     path: Path, identity: Identity, token_ids: Sequence[int], breakpoints: Sequence[int], payload: bytes | bytearray | memoryview
 ) -> None:
-    """Write the file beside its place, then put it there whole: under `path` stands all of it or what stood there before.
+    """Write the file whole: under `path` is all of it, or what was there before.
 
     Only its owner may read it: a state holds a person's text. A process that is killed leaves a hidden file that ends in `.part`.
     Raises OSError, after taking away what it wrote; ValueError for an empty list or payload, or ids that are none.
@@ -145,20 +144,11 @@ def write(
     about = {"created": int(time.time()), "num_tokens": len(token_ids), "num_borders": len(breakpoints), "payload_bytes": len(body)}
     header = _json({"identity": asdict(identity)} | about).encode("ascii")
     digest = hashlib.sha256()
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", suffix=PART_SUFFIX, dir=path.parent)  # mode 0600
-    try:
-        with os.fdopen(handle, "wb") as out:
-            for part in (_FIXED.pack(_MAGIC, VERSION, len(header)), header, tokens, ends, body):
-                digest.update(part)
-                out.write(part)
-            out.write(digest.digest())
-            out.flush()
-            os.fsync(out.fileno())
-        Path(temporary).replace(path)  # the folder is not flushed: a power cut may lose the new name, and nothing more
-    except BaseException:
-        with suppress(OSError):
-            Path(temporary).unlink()
-        raise
+    with atomic_write(path, suffix=PART_SUFFIX) as out:  # the folder is not flushed: a power cut may lose the new name, and nothing more
+        for part in (_FIXED.pack(_MAGIC, VERSION, len(header)), header, tokens, ends, body):
+            digest.update(part)
+            out.write(part)
+        out.write(digest.digest())
 
 
 def read(path: Path, identity: Identity, *, max_bytes: int = MAX_FILE_BYTES) -> tuple[tuple[int, ...], tuple[int, ...], bytearray]:

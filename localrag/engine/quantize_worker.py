@@ -1,4 +1,4 @@
-"""The child process in which llama.cpp writes a model file anew, for quantize.py; child.py says how it is started.
+"""The child process in which llama.cpp writes a model file anew, for optimize.py; child.py starts it.
 
 The job is "source", "target", "file_type" (llama.cpp's number), "num_threads", "buffer_bytes", "spare_bytes", "most_bytes" of the
 target and "cpu_s". It replies `{"done": 3, "of": 272}` as tensors are written, and ends with the process that started it.
@@ -10,23 +10,24 @@ import ctypes
 import os
 import re
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from localrag.engine.llama_lib import keep_log, library
-from localrag.engine.worker import limit_self, send
 from localrag.errors import EngineError
+from localrag.process import Parent, limit_self
 
 _STEP = re.compile(r"\[ *(\d{1,6})/ *(\d{1,6})\]")  # "[  12/ 272] blk.1.attn_q.weight - ..."
 
 
-def work(job: dict[str, Any]) -> None:
+def work(job: dict[str, Any], parent: Parent) -> None:
     """Write the target of the job, within limits. EngineError if llama.cpp does not."""
     limit_self(spare_bytes=job["spare_bytes"], cpu_s=job["cpu_s"], max_file_bytes=job["most_bytes"])
     os.umask(0o077)  # llama.cpp makes the file; this process makes no other
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, args=(parent,), daemon=True).start()
     lib = library()
-    callback = lib.llama_log_callback(hear)  # C holds a pointer to it
+    callback = lib.llama_log_callback(partial(hear, parent))  # C holds a pointer to it
     lib.llama_log_set(callback, None)
     quantize(lib, job)
 
@@ -44,14 +45,14 @@ def quantize(lib: Any, job: dict[str, Any]) -> None:  # noqa: ANN401  # a module
         os.fsync(file.fileno())
 
 
-def hear(level: int, text: bytes, user_data: object) -> None:
-    """Errors are kept, steps are passed on."""
+def hear(parent: Parent, level: int, text: bytes, user_data: object) -> None:
+    """Keep errors, pass on steps."""
     keep_log(level, text, user_data)
     if step := _STEP.match(text.decode("utf-8", "replace").strip()):
-        send({"done": int(step[1]), "of": int(step[2])})
+        parent.send({"done": int(step[1]), "of": int(step[2])})
 
 
-def end_with_parent() -> None:
-    """The parent holds the other end of standard input and writes nothing: it closes when the parent is gone."""
-    os.read(0, 1)
+def end_with_parent(parent: Parent) -> None:
+    """End this process when the parent is gone. Until then the parent sends nothing."""
+    parent.receive()
     os._exit(1)

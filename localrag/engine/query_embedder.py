@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from localrag.engine.embed import LlamaEmbedder
-from localrag.engine.json_cache import replace_text
 from localrag.errors import LocalragError
-from localrag.files import make_private_folder, open_private, try_lock
+from localrag.files import locked, make_private_folder, replace_text
 from localrag.settings import Settings
 from localrag.text.tokens import Embedder
 
@@ -247,9 +246,7 @@ def convert_for_queries(original: Embedder, settings: Settings, *, on_start: Cal
         return known
     with suppress(OSError):
         make_private_folder(place.gguf.parent)
-        with open_private(place.lock, "ab") as lock:
-            if not try_lock(lock.fileno()):
-                return None
+        with locked(place.lock):
             if (known := place.settled()) is not None:  # by another process meanwhile
                 return known
             if on_start is not None:

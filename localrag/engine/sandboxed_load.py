@@ -1,8 +1,8 @@
-"""The first time that a model file is seen, llama.cpp loads it in a child process: what aborts or hangs there costs an error, not this one.
+"""The first time that a model file is seen, llama.cpp loads it in a child process: a file that aborts or hangs it there costs an error.
 
-The header was checked before (gguf.py), which stops nearly all that llama.cpp asserts. What only the code of an architecture or
-the weights decide is found by trying: load, tokenise, evaluate. A file that passed is remembered, by what it is and by the build of
-llama.cpp, and not tried again. Damage within the weights can pass: only a checksum finds it.
+The header was checked before (gguf.py), for sizes and for tokens. What llama.cpp asserts of the rest, and what the code of an
+architecture or the weights decide, is found by trying: load, tokenise, evaluate. A file that passed is remembered, by its identity and
+the build of llama.cpp, and not tried again. Damage within the weights can pass: only a checksum finds it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pathlib import Path
 
 from localrag.engine import child
 from localrag.engine.gguf_layout import file_error
-from localrag.engine.json_cache import JsonCache
 from localrag.engine.llama_lib import package_folder
 from localrag.errors import ModelFileError
+from localrag.files import JsonCache
 
 SPARE_BYTES = 900 << 20  # for what is not the file: vocabulary, a cache of 256 cells, compute buffers of a batch of 32
 FILE_COPIES = 3  # the file is mapped, its weights may be repacked

@@ -21,7 +21,7 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Self
 
-from localrag.engine.json_cache import JsonCache
+from localrag.files import JsonCache
 
 MAX_KEPT = 64
 """Models and machines whose speed a home keeps; the one that was not used for longest goes first."""

@@ -34,8 +34,8 @@ from localrag.engine.template_layout import (
     tool_form,
     with_listing,
 )
-from localrag.engine.template_process import RenderProcess
 from localrag.errors import TemplateError
+from localrag.process import Child, ChildExitError, ChildStartError
 from localrag.text.sanitize import one_line
 from localrag.text.thinking import ThinkingForm, form_of
 from localrag.text.tokens import Segment
@@ -45,6 +45,7 @@ MAX_SOURCE_BYTES = 128 << 10
 MAX_KEPT_LAYOUTS = 32
 MAX_TOOL_CHARS = 1 << 20
 """How much a template may make of what tools say, by repeating it."""
+WORKER = "localrag.engine.template_worker"
 PIPE_BYTES = 32 << 10  # what a pipe takes without a reader
 TOO_MUCH_TEXT = "writes more text than any prompt can hold"
 HINT = "Give a template that works with --chat-template FILE."
@@ -87,7 +88,7 @@ class JinjaChatTemplate:
         self._thinking = form_of(source)
         self._thinks = True
         self._clock = clock
-        self._worker: RenderProcess | None = None
+        self._worker: Child | None = None
         self._lock = threading.Lock()
         self._layouts: dict[tuple[object, ...], Layout] = {}
         num_bytes = len(source.encode("utf-8", "surrogatepass"))
@@ -95,12 +96,12 @@ class JinjaChatTemplate:
             raise self._error(f"has {num_bytes} bytes, but at most {MAX_SOURCE_BYTES} are accepted", num_bytes=num_bytes)
 
     def start(self) -> None:
-        """Starts the child process and has the template compiled there, and returns without waiting for it."""
+        """Start the child process, have the template compiled there, and return without waiting for it."""
         with self._lock:
             self._running_worker()
 
     def close(self) -> None:
-        """Ends the child process. A later `render` starts another."""
+        """End the child process. A later `render` starts another."""
         with self._lock:
             if self._worker:
                 self._worker.stop()
@@ -230,31 +231,39 @@ class JinjaChatTemplate:
 
     def _ask(self, request: Mapping[str, object]) -> dict[str, str]:
         """The worker's reply. Whatever goes wrong with the worker ends it, and the next request starts another."""
-        line = json.dumps({"source": self.source, "time_limit_s": self.time_limit_s, **request}).encode() + b"\n"
         worker = self._running_worker()
         try:
-            worker.wait_until_ready()
-            reply: dict[str, str] = json.loads(worker.ask(line, self.time_limit_s))
-        except TimeoutError:
-            raise self._error(f"did not finish within {self.time_limit_s:g} s", time_limit_s=self.time_limit_s) from None
-        except EOFError:
+            reply, _ = worker.ask({"source": self.source, "time_limit_s": self.time_limit_s, **request}, limit_s=self.time_limit_s)
+        except ChildStartError as error:
+            raise _start_error(error) from None
+        except ChildExitError as error:
+            if error.expired:
+                raise self._error(f"did not finish within {self.time_limit_s:g} s", time_limit_s=self.time_limit_s) from None
             raise self._error("ended the process that renders it") from None
+        except ValueError:
+            raise self._error("makes the process that renders it answer with what is not a message") from None
         if reply.get("error") == "memory":
             worker.stop()
-        return reply
+        return {key: str(value) for key, value in reply.items()}
 
-    def _running_worker(self) -> RenderProcess:
+    def _running_worker(self) -> Child:
         if self._worker is None or not self._worker.is_running:
-            self._worker = RenderProcess(self.memory_limit_bytes)
-            # Compiling takes up to 0.1 s: it begins now, unless the template is so long that to hand it over would mean to wait.
-            line = json.dumps({"source": self.source, "time_limit_s": self.time_limit_s}).encode() + b"\n"
-            if len(line) <= PIPE_BYTES:
-                self._worker.tell(line)
+            try:
+                self._worker = Child(WORKER, {"memory_limit_bytes": self.memory_limit_bytes})
+            except ChildStartError as error:
+                raise _start_error(error) from error
+            # Compiling takes up to 0.1 s: it begins now, unless the template is too long to be handed over without waiting.
+            if len(json.dumps(self.source)) <= PIPE_BYTES:
+                self._worker.tell({"source": self.source, "time_limit_s": self.time_limit_s})
         return self._worker
 
     def _error(self, reason: str, **numbers: object) -> TemplateError:
         end = "" if reason.endswith((".", "…")) else "."
         return TemplateError(f"The chat template of {self.origin} {reason}{end}", hint=HINT, **numbers)
+
+
+def _start_error(error: ChildStartError) -> TemplateError:
+    return TemplateError(f"The process that renders chat templates did not start: {error.reason}.", hint=error.hint)
 
 
 def _segment(part: Part, contents: Sequence[str], texts: Sequence[Segment]) -> Segment:

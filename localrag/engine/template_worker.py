@@ -1,32 +1,23 @@
-"""The child process in which a chat template, which is a stranger's code, is compiled and rendered.
+"""Compile and render a chat template, which is a stranger's code, in a child process. Its parent is template.py.
 
-A script that needs jinja2, process.py and the standard library, started by `template_process.py` as
-
-    python -I -S template_worker.py MEMORY_LIMIT_BYTES PATH...      (the folders that jinja2, markupsafe and localrag stand in)
-
-It speaks one JSON object a line: `{"ready": true}` once, then for each request on standard input
+The job is {"memory_limit_bytes": how much the process may grow}. A request is
 
     {"source": template, "time_limit_s": seconds, "messages": [{"role", "content"}], "bos_token": …, "eos_token": …, "now": ISO time}
 
-and perhaps "tools" in the form of OpenAI's API and "enable_thinking", either `{"text": …}` or `{"error": kind, "message": …}`, kind
-being syntax, security, memory, size or refused. A request without messages gets no answer: it has the template compiled ahead of
-time. The process ends with its standard input. The parent keeps the time and kills it; the limits set here hold even when the parent
-is gone.
+and perhaps "tools" in the form of OpenAI's API and "enable_thinking". The reply is either `{"text": …}` or `{"error": kind, "message": …}`,
+kind being syntax, security, memory, size or refused. A request without messages gets no reply: it has the template compiled ahead of time.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import sys
 from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
 
-sys.path.extend(sys.argv[2:])
-
-import jinja2  # needs the path set above: the site module, which would set it, is left out
+import jinja2
 import jinja2.debug  # used when a template fails: imported now, before memory is short
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
@@ -133,23 +124,14 @@ def answer(request: Mapping[str, Any]) -> dict[str, str]:
         return {"error": kind, "message": describe(error)}
 
 
-def send(reply: Mapping[str, object]) -> None:
-    sys.stdout.buffer.write(json.dumps(reply).encode() + b"\n")
-    sys.stdout.buffer.flush()
-
-
-def main() -> None:
-    process.confine(int(sys.argv[1]))
-    send({"ready": True})
-    for line in sys.stdin.buffer:
-        request = json.loads(line)
-        process.limit_computing(request["time_limit_s"] + 1)  # for the case that no parent is left to keep the time
+def main(job: Mapping[str, Any], parent: process.Parent) -> None:
+    process.confine(job["memory_limit_bytes"])
+    parent.send({"ready": True})
+    while (received := parent.receive()) is not None:
+        request: Mapping[str, Any] = received[0]
+        process.limit_computing(request["time_limit_s"] + 1)  # in case no parent is left to keep the time
         if "messages" in request:
-            send(answer(request))
+            parent.send(answer(request))
         else:
             with contextlib.suppress(Exception):  # what is wrong is said when it is asked for
                 compile_template(request["source"])
-
-
-if __name__ == "__main__":
-    main()

@@ -1,27 +1,24 @@
-"""Files are read in a child process: one that hangs its reader, eats all memory or kills it costs that file, not this process.
+"""Read files in a child process: one that hangs its reader, eats all memory or kills it costs that file, not this process.
 
 Readers bound themselves where they can; the limits here are for what they do not see coming. The child's side is reading_worker.py.
 """
 
 from __future__ import annotations
 
-import signal
-from pathlib import Path
 from typing import Self
 
 from localrag.errors import KnowledgeBaseError
 from localrag.kb.readers import needs_threads
 from localrag.kb.readers.base import Place, Reading, Section, UnreadableError
-from localrag.kb.reading_process import ReadingProcess
 from localrag.kb.reading_worker import MEMORY_EXIT
+from localrag.process import Child, ChildExitError, ChildStartError, signal_name
 from localrag.text.sanitize import one_line
 
 CPU_LIMIT_S = 30.0
 WALL_LIMIT_S = 120.0  # a busy machine may take that long over the computing allowed; where no limit of it can be set, this is the limit
 MEMORY_LIMIT_BYTES = 1 << 30
 MAX_TEXT_CHARS = 20 << 20  # "MB" in what is said of it
-START_LIMIT_S = 60.0
-WORKER = Path(__file__).with_name("reading_worker.py")
+WORKER = "localrag.kb.reading_worker"
 _UNUSABLE = "its reader gave no usable answer"
 
 
@@ -32,7 +29,7 @@ class Readers:
             reading = readers.read("guide/heat.pdf", data)
 
     Memory is what the child grows by; the limit of it holds on Linux, that of CPU time wherever there are such limits, and that of
-    seconds on the clock everywhere. `worker` is the child's program. For one thread at a time.
+    seconds on the clock everywhere. `worker` is the module that the child runs. For one thread at a time.
     """
 
     def __init__(
@@ -42,14 +39,14 @@ class Readers:
         wall_limit_s: float = WALL_LIMIT_S,
         memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
         max_text_chars: int = MAX_TEXT_CHARS,
-        worker: Path = WORKER,
+        worker: str = WORKER,
     ) -> None:
         self.cpu_limit_s = cpu_limit_s
         self.wall_limit_s = wall_limit_s
         self.memory_limit_bytes = memory_limit_bytes
         self.max_text_chars = max_text_chars
         self._worker = worker
-        self._child: ReadingProcess | None = None
+        self._child: Child | None = None
         self._has_threads = False  # of the library that needs some: a child starts them before it forbids itself to
 
     def __enter__(self) -> Self:
@@ -61,10 +58,10 @@ class Readers:
     @property
     def pid(self) -> int | None:
         """The process id of the child; None while there is none."""
-        return None if self._child is None else self._child.process.pid
+        return None if self._child is None else self._child.pid
 
     def close(self) -> None:
-        """Ends the child. Reading another file starts a new one."""
+        """End the child. The next file starts a new one."""
         if self._child is not None:
             self._child.stop()
             self._child = None
@@ -78,6 +75,8 @@ class Readers:
         if needs_threads(name, data) and not self._has_threads:
             self.close()
             self._has_threads = True
+        if self._child is not None and not self._child.is_running:
+            self.close()
         is_used = self._child is not None
         try:
             return self._read_once(name, data)
@@ -90,57 +89,41 @@ class Readers:
             raise UnreadableError(str(death), lasts=death.lasts) from None
 
     def _read_once(self, name: str, data: bytes) -> Reading:
-        if self._child is None:
-            self._child = self._started()
-        child = self._child
         try:
-            header, text = child.ask({"name": name, "cpu_s": self.cpu_limit_s}, data, self.wall_limit_s, 4 * self.max_text_chars)
+            child = self._child = self._child or self._started()
+            request = {"name": name, "cpu_s": self.cpu_limit_s}
+            header, text = child.ask(request, data, limit_s=self.wall_limit_s, max_bytes=4 * self.max_text_chars)
             reading = None if "error" in header else _reading(header, text.decode())
-        except EOFError:
-            death = self._death(child)
+        except ChildStartError as error:
             self.close()
-            raise death from None
-        except (ValueError, TypeError, KeyError, IndexError, RecursionError):
+            reason = _line(error.reason)
+            raise KnowledgeBaseError(f"The process that reads files did not start: {reason}.", hint=error.hint) from None
+        except ChildExitError as error:
+            self.close()
+            raise self._death(error) from None
+        except (ValueError, TypeError, KeyError, IndexError):
             self.close()
             raise _DeathError(_UNUSABLE, may_be_others=True) from None
-        except BaseException:  # interrupted: its answer would be taken for the next one
-            self.close()
-            raise
         if header.get("ends"):
             self.close()
         if reading is None:
             raise UnreadableError(_line(str(header["error"])), lasts=header.get("lasts") is True)
         return reading
 
-    def _started(self) -> ReadingProcess:
-        child = ReadingProcess(self._worker, [str(self.memory_limit_bytes), str(self.max_text_chars), str(int(self._has_threads))])
-        reason = "it ended"
-        try:
-            header, _ = child.receive(START_LIMIT_S, 0)
-            if header.get("ready") is True:
-                return child
-            reason = _line(str(header.get("error")))
-        except EOFError:
-            reason = f"no sign of life within {START_LIMIT_S:g} s" if child.clock.expired else reason
-        except (ValueError, RecursionError):
-            reason = "it does not speak as it should"
-        except BaseException:
-            child.stop()
-            raise
-        child.stop()
-        raise KnowledgeBaseError(f"The process that reads files did not start: {reason}.", hint="Install localrag again.")
+    def _started(self) -> Child:
+        job = {"memory_limit_bytes": self.memory_limit_bytes, "max_text_chars": self.max_text_chars, "threads": self._has_threads}
+        return Child(self._worker, job)
 
-    def _death(self, child: ReadingProcess) -> _DeathError:
-        """Why there was no answer."""
-        code = child.exit_code()
-        if child.clock.expired:
+    def _death(self, error: ChildExitError) -> _DeathError:
+        """Say why there was no answer."""
+        if error.expired:
             return _DeathError(f"reading it took more than {self.wall_limit_s:g} s")
-        name = signal.Signals(-code).name if -code in set(signal.Signals) else f"{-code}"
+        name = signal_name(error.code)
         if name == "SIGXCPU":
             return _DeathError(f"reading it took more than {self.cpu_limit_s:g} s of CPU time", lasts=True)
-        if code == MEMORY_EXIT:
+        if error.code == MEMORY_EXIT:
             return _DeathError(f"reading it took more than {_size(self.memory_limit_bytes)} of memory", may_be_others=True, lasts=True)
-        return _DeathError(f"its reader died ({f'signal {name}' if code < 0 else f'exit code {code}'})", may_be_others=True)
+        return _DeathError(f"its reader died ({f'signal {name}' if name else f'exit code {error.code}'})", may_be_others=True)
 
 
 class _DeathError(Exception):

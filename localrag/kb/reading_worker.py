@@ -1,60 +1,28 @@
-"""The child process in which files are read, started by reading.py as
+"""Read files in a child process. Its parent is reading.py.
 
-    python -I -S reading_worker.py MEMORY_LIMIT_BYTES MAX_TEXT_CHARS THREADS PATH...      (PATH: where Python looks for modules)
-
-THREADS 1 starts those of the library that computes in some, before the limits forbid new ones.
-
-A message is two lengths, a JSON object and bytes. It sends `{"ready": true}` once, then answers each request on standard input,
-`{"name": file name, "cpu_s": seconds}` with the file's bytes, either by `{"error": reason, "lasts": boolean}` or by what a Reading is
-made of, with its text as UTF-8. It ends with its standard input, where a limit ends it, and, saying `"ends": true`, when files have left
-it large. The parent keeps the clock and kills it; the limits set here hold even when the parent is gone.
+The job is {"memory_limit_bytes", "max_text_chars", "threads": whether to start the threads of a library before the limits forbid new ones}.
+A request is `{"name": file name, "cpu_s": seconds}` with the file's bytes. The reply is either `{"error": reason, "lasts": boolean}` or the
+parts of a Reading, with its text as UTF-8. The process says `"ends": true` and ends when files have left it large.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import struct
-import sys
 from collections.abc import Mapping
-from typing import IO, TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    from localrag.kb.readers import Reading
+from localrag import process
+from localrag.kb.readers import Reading, UnreadableError, read
 
-LENGTHS = struct.Struct("!IQ")
 MEMORY_EXIT = 77  # the exit code that says that memory was short: an answer would need some
-MAX_HEADER_BYTES = 64 << 20
 GROWN_BYTES = 300 << 20
 MAX_REASON_CHARS = 300
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def receive(pipe: IO[bytes]) -> tuple[dict[str, object], bytes] | None:
-    """The next message; None at the end."""
-    lengths = pipe.read(LENGTHS.size)
-    if len(lengths) < LENGTHS.size:
-        return None
-    num_header, num_data = LENGTHS.unpack(lengths)
-    header = json.loads(pipe.read(num_header))
-    return header, pipe.read(num_data)
-
-
-def send(pipe: IO[bytes], header: Mapping[str, object], data: bytes = b"") -> None:
-    encoded = json.dumps(header, separators=(",", ":")).encode()
-    if len(encoded) > MAX_HEADER_BYTES:
-        encoded, data = json.dumps({"error": f"its headings and parts take more than {MAX_HEADER_BYTES >> 20} MB"}).encode(), b""
-    pipe.write(LENGTHS.pack(len(encoded), len(data)))
-    pipe.write(encoded)
-    pipe.write(data)
-    pipe.flush()
-
-
 def answer(name: str, data: bytes, max_chars: int) -> tuple[dict[str, object], bytes]:
-    """The answer to a request. What a file leads to is an answer, not an end; but MemoryError passes."""
-    from localrag.kb.readers import UnreadableError, read  # noqa: PLC0415  # the path to it is set by main
-
+    """Answer a request. Whatever a file leads to is an answer, not an end; only MemoryError passes."""
     lasts = True
     try:
         reading = read(name, data)
@@ -74,7 +42,7 @@ def answer(name: str, data: bytes, max_chars: int) -> tuple[dict[str, object], b
 
 
 def describe(reading: Reading) -> dict[str, object]:
-    """A Reading without its text. Headings and kinds of places, which repeat, are told by their numbers in a list of them."""
+    """Describe a Reading without its text. Headings and kinds of places, which repeat, are given as indexes into lists of them."""
     headings: dict[str, int] = {}
     kinds: dict[str, int] = {}
     sections: list[int] = []
@@ -98,45 +66,31 @@ def describe(reading: Reading) -> dict[str, object]:
     }
 
 
-def own_pipes() -> tuple[IO[bytes], IO[bytes]]:
-    """Standard input and output for messages alone: whatever a library prints or reads goes nowhere."""
-    pipes = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nowhere, 0)
-    os.dup2(nowhere, 1)
-    return pipes
-
-
-def main() -> None:
-    requests, answers = own_pipes()
-    memory_bytes, max_chars = int(sys.argv[1]), int(sys.argv[2])
-    sys.path.extend(sys.argv[4:])
+def main(job: Mapping[str, Any], parent: process.Parent) -> None:
     try:
-        from localrag import process  # noqa: PLC0415
-
-        if sys.argv[3] == "1":
-            from localrag.kb.readers import kreuzberg_reader  # noqa: PLC0415
+        if job["threads"]:
+            from localrag.kb.readers import kreuzberg_reader  # noqa: PLC0415  # 98 MB, for few formats
 
             kreuzberg_reader.prepare()
     except Exception as error:  # noqa: BLE001  # the parent says it
-        send(answers, {"error": f"{type(error).__name__}: {error}"})
+        parent.send({"error": f"{type(error).__name__}: {error}"})
         return
-    send(answers, {"ready": True})
-    process.confine(memory_bytes)
-    most_bytes = process.size_bytes() + min(GROWN_BYTES, memory_bytes // 3)
+    parent.send({"ready": True})
+    process.confine(job["memory_limit_bytes"])
+    max_bytes = process.size_bytes() + min(GROWN_BYTES, job["memory_limit_bytes"] // 3)
     try:
-        while message := receive(requests):
-            request, data = message
+        while (received := parent.receive()) is not None:
+            request, data = received
             process.limit_computing(float(str(request["cpu_s"])))
-            header, text = answer(str(request["name"]), data, max_chars)
-            ends = process.size_bytes() > most_bytes
-            send(answers, {**header, "ends": ends}, text)
+            header, text = answer(str(request["name"]), data, job["max_text_chars"])
+            ends = process.size_bytes() > max_bytes
+            try:
+                parent.send({**header, "ends": ends}, text)
+            except ValueError:
+                problem = f"its headings and parts take more than {process.MAX_LINE_BYTES >> 20} MB"
+                parent.send({"error": problem, "lasts": True, "ends": ends})
             if ends:
                 return
-            message = data = text = header = None  # type: ignore[assignment]  # the next file has all the room
+            received = data = text = header = None  # type: ignore[assignment]  # the next file has all the room
     except MemoryError:
         os._exit(MEMORY_EXIT)
-
-
-if __name__ == "__main__":
-    main()

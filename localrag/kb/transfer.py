@@ -19,7 +19,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from localrag.errors import KnowledgeBaseError
-from localrag.files import FILE_MODE, FOLDER_MODE, open_private
+from localrag.files import FILE_MODE, FOLDER_MODE, open_private, sync_folder
 from localrag.kb.schema import MIGRATIONS, migrate
 from localrag.kb.sqlite_file import explained, make_folder, unwritable
 from localrag.kb.store import Store
@@ -103,7 +103,7 @@ def import_from(file: Path, kb_dir: Path, name: str, *, make_room: Callable[[], 
             folder.mkdir(mode=FOLDER_MODE)
             _unpack(file, folder / _DATABASE)
             _check_database(file, folder / _DATABASE)
-            _sync(folder)
+            sync_folder(folder)
             if make_room is not None and (kb_dir / name).exists():
                 make_room()
             folder.rename(kb_dir / name)
@@ -239,15 +239,6 @@ def _disk_errors(place: Path) -> Iterator[None]:
 def _sha256(path: Path) -> str:
     with path.open("rb") as source:
         return hashlib.file_digest(source, "sha256").hexdigest()
-
-
-def _sync(folder: Path) -> None:
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _remove_stale(kb_dir: Path) -> None:

@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import os
 import struct
-import sys
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -27,7 +26,7 @@ from typing import IO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from localrag.files import open_private, try_lock
+from localrag.files import locked, open_private, sync_folder
 
 Vectors = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -270,7 +269,7 @@ def write_file(folder: Path, version: Version, rows: Iterable[tuple[Ids, Vectors
     file = file_of(folder, version.generation)
     with scratch_file(folder, version, rows, clusters) as temporary:
         temporary.replace(file)
-    _sync_folder(folder)
+    sync_folder(folder)
     for other in folder.glob("vec-*"):
         if other != file and _is_older(other, version.generation):
             with suppress(OSError):  # still mapped, on a system that minds
@@ -297,14 +296,13 @@ def scratch_file(folder: Path, version: Version, rows: Iterable[tuple[Ids, Vecto
 
 @contextmanager
 def publishing(folder: Path) -> Iterator[bool]:
-    """Whether this process may write vector files now. One process at a time may; a dead one releases the lock."""
-    try:
-        lock = open_private(folder / "vec.lock", "ab")
-    except OSError:
-        yield False
-        return
-    with lock:
-        yield try_lock(lock.fileno())
+    """Yield whether this process may write vector files now. One process at a time may; a dead one releases the lock."""
+    with ExitStack() as stack:
+        allowed = False
+        with suppress(OSError):
+            stack.enter_context(locked(folder / "vec.lock"))
+            allowed = True
+        yield allowed
 
 
 def _write(out: IO[bytes], version: Version, rows: Iterable[tuple[Ids, Vectors]], clusters: Clusters | None) -> None:
@@ -345,15 +343,6 @@ def _directory(ids: Ids, sums: NDArray[np.uint32], dim: int, clusters: Clusters 
 def _is_older(file: Path, generation: int) -> bool:
     number = file.name.removeprefix("vec-")
     return number.isdecimal() and int(number) < generation
-
-
-def _sync_folder(folder: Path) -> None:
-    if sys.platform != "win32":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _unpack_header(head: bytes, file_bytes: int) -> Header:

@@ -284,6 +284,7 @@ async def _started() -> asyncio.subprocess.Process:
         stdout=asyncio.subprocess.PIPE,
         limit=MAX_LINE_BYTES,
         env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+        start_new_session=True,  # Ctrl-C is for the server, which lets answers come to their end
     )
 
 

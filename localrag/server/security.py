@@ -17,7 +17,6 @@ import re
 import secrets
 import socket
 import sys
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
@@ -32,7 +31,7 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from localrag.errors import UsageError
-from localrag.files import make_private_folder, open_private, try_lock
+from localrag.files import lock_open_file, make_private_folder, open_private
 from localrag.server.errors import Problem
 
 Scope = MutableMapping[str, Any]
@@ -71,14 +70,13 @@ class Guard:
 
 
 def home_token(home: Path) -> str:
-    """The token of the servers of this home, made by the first one and the same from then on. OSError where it cannot be kept.
+    """Return the token of the servers of this home, made by the first one and the same from then on. OSError where it cannot be kept.
 
     It is in a file that only the user can read, which is what proves that a request comes from that user where the system does not say.
     """
     make_private_folder(home)
     with open_private(home / TOKEN_FILE, "a+b") as file:
-        while not try_lock(file.fileno()):  # another server writes its 43 bytes just now
-            time.sleep(0.01)
+        lock_open_file(file.fileno(), wait=True)  # another server may be writing its 43 bytes just now
         file.seek(0)
         kept: str = file.read(64).decode("ascii", "replace").strip()
         if not _TOKEN.fullmatch(kept):  # new, or its writer was killed

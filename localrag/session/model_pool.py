@@ -15,9 +15,9 @@ from localrag.engine.context import num_sequence_ids
 from localrag.engine.echo import N_CTX_TRAIN as ECHO_CELLS
 from localrag.engine.engine import Engine
 from localrag.engine.gguf import read_header
-from localrag.engine.json_cache import JsonCache
 from localrag.engine.loading import attention_kept
 from localrag.engine.memory import MemoryPlan, Situation, gpu_bytes_free, gpu_devices
+from localrag.files import JsonCache
 from localrag.session.opening import open_engine
 from localrag.settings import Settings
 from localrag.types import ModelInfo

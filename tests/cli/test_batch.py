@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from localrag.cli import main
-from localrag.files import try_lock
+from localrag.files import lock_open_file
 from localrag.journal import Journal
 from localrag.settings import MAX_TEXT_BYTES
 from tests import identities
@@ -177,7 +177,7 @@ def test_a_second_batch_on_the_same_file_is_refused(run, source, tmp_path):
     source(*questions(2))
     out = tmp_path / "out.jsonl"
     with out.open("ab") as held:
-        assert try_lock(held.fileno())
+        assert lock_open_file(held.fileno())
         child = [sys.executable, "-m", "localrag", "ask", "--model", "echo", "--batch", str(tmp_path / "in.jsonl"), "--out", str(out)]
         done = subprocess.run(child, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
         assert (done.returncode, done.stdout) == (2, "")

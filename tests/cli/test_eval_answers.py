@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from localrag.files import try_lock
+from localrag.files import lock_open_file
 from tests.cli.interruptions import kill_again_and_again, press_ctrl_c
 
 PAGES = {
@@ -182,7 +182,7 @@ def test_a_file_of_something_else_is_left_alone(asked, refused, tmp_path, held):
 def test_a_second_evaluation_on_the_same_file_is_refused(asked, tmp_path):
     child = [sys.executable, "-m", "localrag", "eval", "--qa", "qa.jsonl", "--kb", "notes", "--model", "echo", "--out", "out.jsonl"]
     with (tmp_path / "out.jsonl").open("ab") as other:
-        assert try_lock(other.fileno())
+        assert lock_open_file(other.fileno())
         done = subprocess.run(child, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert "Another evaluation is writing" in done.stderr

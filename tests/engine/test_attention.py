@@ -31,7 +31,7 @@ def test_a_home_that_cannot_be_written_is_no_error(tmp_path):
 
 def test_the_thin_model_is_a_sound_file(tmp_path):
     path = tmp_path / "thin.gguf"
-    path.write_bytes(attention._thin_model())
+    attention._write_thin_model(path)
     seconds = attention.measure(1)
     assert set(seconds) == {True, False}
     assert all(0 < each < 60 for each in seconds.values())

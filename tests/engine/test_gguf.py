@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
 from gguf import GGUFReader
 
@@ -267,17 +266,7 @@ def test_foreign_content(tmp_path: Path, content: bytes, said: str) -> None:
         ("llama.rope.scaling.type", "spiral", "unknown rope scaling 'spiral'"),
         ("llama.rope.freq_base", float("nan"), "has nan under"),
         ("llama.rope.freq_base", float("inf"), "has inf under"),
-        ("llama.rope.dimension_count", 16, "0 to 8"),
-        ("llama.rope.scaling.factor", -1.0, "has -1.0 under"),
-        ("llama.attention.layer_norm_rms_epsilon", -1e-5, "finite number of 0 or more"),
-        ("llama.nextn_predict_layers", 2, "0 to 1"),
-        ("llama.rope.dimension_count", 4, "has 4 under llama.rope.dimension_count, but its heads have 8 elements"),
-        ("llama.attention.key_length", 7, "rotates 7 elements of a head"),
-        ("llama.block_count", 1, "has the tensor blk.1."),
-        ("llama.embedding_length", 64, "has the tensor token_embd.weight of 32 x 266 elements, where 64 x 266 belong"),
         ("llama.context_length", 2**32 - 1, "has 4294967295 under llama.context_length"),
-        ("llama.expert_count", 4, "0 of 4 experts"),
-        ("llama.expert_used_count", 2, "2 of 0 experts"),
         ("general.alignment", 8, "32 to 65536"),
         ("general.alignment", 48, "power of two"),
         ("general.type", "mmproj", "a part of a model (mmproj)"),
@@ -285,8 +274,6 @@ def test_foreign_content(tmp_path: Path, content: bytes, said: str) -> None:
         ("tokenizer.ggml.model", "none", "no tokenizer"),
         ("tokenizer.ggml.tokens", None, "no vocabulary"),
         ("tokenizer.ggml.tokens", [1, 2], "no vocabulary"),
-        ("tokenizer.ggml.token_type", [1, 1, 1], "3 values under tokenizer.ggml.token_type for 266 tokens"),
-        ("tokenizer.ggml.scores", [0.0], "tokenizer.ggml.scores"),
         ("tokenizer.chat_template", "x" * ((128 << 10) + 1), "limit is 131072"),
         ("tokenizer.chat_template", 5, "where a string belongs"),
     ],
@@ -296,25 +283,6 @@ def test_impossible_values(tmp_path: Path, key: str, value: object, said: str) -
     assert said in refusal(write_gguf(tmp_path / "m.gguf", keys, tiny_tensors(266))).message
 
 
-@pytest.mark.parametrize(
-    ("name", "tensor", "said"),
-    [
-        ("blk.0.attn_norm.weight", np.ones(32, np.int32), "stores the tensor blk.0.attn_norm.weight as type 26, where floats belong"),
-        (
-            "blk.0.ffn_down.weight",
-            np.ones((32, 64), np.int32),
-            "stores the tensor blk.0.ffn_down.weight as type 26, which is none for weights",
-        ),
-        ("blk.1.attn_norm.weight", np.ones(16, np.float32), "of 16 elements, where 32 belong"),
-        ("output_norm.weight", np.ones((2, 32), np.float32), "of 32 x 2 elements, where 32 belong"),
-        ("token_embd.weight", np.ones((265, 32), np.float32), "of 32 x 265 elements, where 32 x 266 belong"),
-        ("blk.2.ffn_up.weight", np.ones(32, np.float32), "has the tensor blk.2.ffn_up.weight, but only 2 layers"),
-    ],
-)
-def test_tensors_that_do_not_fit_the_shape(tmp_path: Path, name: str, tensor: np.ndarray, said: str) -> None:
-    assert said in refusal(write_gguf(tmp_path / "m.gguf", bpe_keys(), tiny_tensors(266) | {name: tensor})).message
-
-
 def test_context_lengths_of_other_types(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     for type_, layout, value in ((UINT64, "<Q", 2**63), (11, "<q", -1), (INT32, "<i", -1), (UINT64, "<Q", 512)):
@@ -322,31 +290,15 @@ def test_context_lengths_of_other_types(tmp_path: Path) -> None:
         assert "where a uint32 belongs" in refusal(path).message
 
 
-def test_a_part_of_a_head_is_rotated_where_the_architecture_says_so(tmp_path: Path) -> None:
-    keys = {key.replace("llama.", "phi3."): value for key, value in bpe_keys().items()} | {"general.architecture": "phi3"}
-    path = tmp_path / "m.gguf"
-    assert read_header(write_gguf(path, keys | {"phi3.rope.dimension_count": 4}, tiny_tensors(266))).head_size_k == 8
-    assert "an even number" in refusal(write_gguf(path, keys | {"phi3.rope.dimension_count": 3}, tiny_tensors(266))).message
-
-
 def tokens_pair(*tokens: str | bytes) -> bytes:
     return pair("tokenizer.ggml.tokens", ARRAY, array(STRING, len(tokens), b"".join(map(text, tokens))))
 
 
-@pytest.mark.parametrize(
-    ("tokens", "said"),
-    [
-        (("a", "b", "a"), "its tokens 0 and 2 are the same, 'a'"),
-        (("a", "b", "a\0c"), "its tokens 0 and 2 are the same, 'a'"),  # what llama.cpp reads of the second
-        (("a", "", "[EMPTY_1]"), "its tokens 1 and 2 are the same"),  # the name that llama.cpp gives to the empty one
-        (("a", b"\xff", "c"), "not UTF-8"),
-        (("a", b"\xc3", b"\xa9"), "not UTF-8"),
-    ],
-)
-def test_tokens_that_llama_cpp_would_not_survive(tmp_path: Path, tokens: tuple[str | bytes, ...], said: str) -> None:
+@pytest.mark.parametrize("tokens", [("a", b"\xff", "c"), ("a", b"\xc3", b"\xa9")])
+def test_tokens_that_llama_cpp_would_not_survive(tmp_path: Path, tokens: tuple[str | bytes, ...]) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(raw_file(*raw_pairs(tokenizer__ggml__tokens=tokens_pair(*tokens))))
-    assert said in refusal(path).message
+    assert "not UTF-8" in refusal(path).message
 
 
 def test_sentencepiece_needs_its_bytes(tmp_path: Path) -> None:
@@ -368,11 +320,3 @@ def test_architecture_is_needed(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(raw_file(*raw_pairs()[1:]))
     assert "lacks general.architecture" in refusal(path).message
-
-
-def test_experts(tmp_path: Path) -> None:
-    groups = {"llama.expert_count": 8, "llama.expert_used_count": 2, "llama.expert_group_count": 4}
-    fits = groups | {"llama.expert_group_used_count": 2}
-    assert read_header(write_model(tmp_path / "m.gguf", changes=fits)).num_layers == 2
-    assert "contradict" in refusal(write_model(tmp_path / "m.gguf", changes=groups)).message
-    assert "contradict" in refusal(write_model(tmp_path / "m.gguf", changes=fits | {"llama.expert_group_count": 3})).message

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -15,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localrag.engine.template import MAX_KEPT_LAYOUTS, MAX_SOURCE_BYTES, JinjaChatTemplate
-from localrag.engine.template_process import WORKER, RenderProcess, _import_paths
+from localrag.engine.template import MAX_KEPT_LAYOUTS, MAX_SOURCE_BYTES, WORKER, JinjaChatTemplate
 from localrag.errors import TemplateError
+from localrag.process import Child
 from localrag.text.tokens import Segment
 from tests.chat_templates import CHATML, ECHO, HEAVY, NOW, PATHS, as_dicts, directly, hurried, joined, talk
 
@@ -345,7 +344,7 @@ def test_a_process_that_is_closed_is_no_zombie():
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs resource limits")
 def test_without_a_parent_the_processor_time_is_still_limited():
-    worker = RenderProcess(64 << 20)
+    worker = Child(WORKER, {"memory_limit_bytes": 64 << 20})
     request = {
         "source": HEAVY["nested loops"],
         "time_limit_s": 0.1,
@@ -354,35 +353,6 @@ def test_without_a_parent_the_processor_time_is_still_limited():
         "eos_token": "",
         "now": NOW.isoformat(),
     }
-    worker.tell(json.dumps(request).encode() + b"\n")
-    assert worker._process.wait(timeout=60) == -signal.SIGXCPU
+    worker.tell(request)
+    assert worker.exit_code(60) == -signal.SIGXCPU
     worker.stop()
-
-
-def test_the_worker_inherits_nothing(monkeypatch):
-    monkeypatch.setenv("LOCALRAG_SECRET", "x")
-    read_end, write_end = os.pipe()
-    os.set_inheritable(write_end, True)
-    worker = RenderProcess(64 << 20)
-    worker.wait_until_ready()
-    process = psutil.Process(worker._process.pid)
-    environment, num_fds = process.environ(), process.num_fds()
-    worker.stop()
-    os.close(read_end)
-    os.close(write_end)
-    assert "LOCALRAG_SECRET" not in environment
-    assert num_fds == 3
-
-
-def test_the_worker_runs_by_itself():
-    paths = _import_paths("jinja2", "markupsafe", "localrag")
-    lines = json.dumps({"source": "hi", "time_limit_s": 9, "messages": [], "bos_token": "", "eos_token": "", "now": NOW.isoformat()})
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", str(WORKER), "67108864", *paths],
-        input=lines + "\n",
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd="/",
-    )
-    assert [json.loads(line) for line in done.stdout.splitlines()] == [{"ready": True}, {"text": "hi"}]

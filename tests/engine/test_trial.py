@@ -99,6 +99,44 @@ def test_what_llama_cpp_refuses(tmp_path: Path, changes: dict[str, object], fact
     assert said in error.message
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"llama.rope.dimension_count": 4}, "invalid n_rot: 4, expected 8"),
+        ({"llama.attention.key_length": 7}, "has wrong shape"),
+        ({"llama.attention.layer_norm_rms_epsilon": -1e-5}, "killed by it"),
+        ({"llama.rope.scaling.attn_factor": float("nan")}, "its answers are not numbers"),
+        ({"llama.nextn_predict_layers": 9}, "killed by it"),
+        ({"llama.block_count": 1}, "wrong number of tensors"),
+        ({"llama.embedding_length": 64}, "has wrong shape"),
+        ({"llama.expert_count": 4}, "killed by it"),
+        ({"llama.expert_count": 8, "llama.expert_used_count": 2, "llama.expert_group_count": 4}, "killed by it"),
+        ({"tokenizer.ggml.token_type": [1, 1, 1]}, "out of array bounds"),
+        ({"tokenizer.ggml.scores": [0.0]}, "out of array bounds"),
+        ({"tokenizer.ggml.tokens": [*bpe_keys()["tokenizer.ggml.tokens"][:-1], "the"]}, "killed by it"),  # one is there twice
+    ],
+)
+def test_contradictions_in_the_header(tmp_path: Path, changes: dict[str, object], said: str) -> None:
+    path = write_gguf(tmp_path / "m.gguf", bpe_keys() | changes, tiny_tensors(266))
+    read_header(path)
+    assert said in refusal(path).message
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "said"),
+    [
+        ("blk.0.attn_norm.weight", np.ones(32, np.int32), "killed by it"),
+        ("blk.0.ffn_down.weight", np.ones((32, 64), np.int32), "killed by it"),
+        ("token_embd.weight", np.ones((265, 32), np.float32), "has wrong shape"),
+        ("blk.2.ffn_up.weight", np.ones(32, np.float32), "wrong number of tensors"),
+    ],
+)
+def test_tensors_that_do_not_fit_the_shape(tmp_path: Path, name: str, tensor: np.ndarray, said: str) -> None:
+    path = write_gguf(tmp_path / "m.gguf", bpe_keys(), tiny_tensors(266) | {name: tensor})
+    read_header(path)
+    assert said in refusal(path).message
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     path = tmp_path / "none.gguf"
     assert "cannot be read" in refusal(path).message

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
 from localrag.errors import KnowledgeBaseError
-from localrag.kb.index_lock import waited
 from localrag.kb.postgres.address import Address, no_address
 from localrag.kb.store import WAIT_S
 
@@ -26,6 +26,7 @@ except ImportError as error:
 Row = tuple[Any, ...]
 
 _READING = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_LOOK_AGAIN_S = 0.05
 _WORK_KB = 64 * 1024  # a question with common words matches most chunks: keep the list of matches off the disk
 _SETTINGS = """SELECT set_config('search_path', %s, false), set_config('lock_timeout', %s, false),
     set_config('client_min_messages', 'error', false),
@@ -102,8 +103,14 @@ class Database:
         """A lock that one connection at a time holds, until it ends. Raises `refused()` if another holds it after `wait_s` seconds."""
         key = _key("index", name)
         ask = partial(self.one, "SELECT pg_try_advisory_lock(%s::bigint)", (key,))
-        if not waited(lambda: ask() or None, wait_s=wait_s, on_wait=on_wait):
-            raise refused()
+        end = time.monotonic() + wait_s
+        while not ask():
+            if time.monotonic() >= end:
+                raise refused()
+            if on_wait is not None:
+                on_wait()
+                on_wait = None
+            time.sleep(_LOOK_AGAIN_S)
         try:
             yield
         finally:
