@@ -345,6 +345,44 @@ def test_stop_keeps_what_was_written(page):
     assert page.ask("And now?") == "You asked: And now?"
 
 
+RECORD = """
+window.bodies = [];
+const before = window.fetch;
+window.fetch = (path, given) => {
+  if (path === "/v1/chat/completions") window.bodies.push(given.body);
+  return before(path, given);
+};
+"""
+
+
+def test_a_question_that_was_stopped_before_its_first_token_stays_in_the_conversation(page):
+    """Else a follow-up such as "And indoors?" is answered about another topic."""
+    page.ask("Name a computer.")
+    page.script("document.querySelector('#question').value = 'Is ASA weatherproof?'; send(); stop()")
+    page.ended()
+    assert (page.kept()["state"], page.kept()["text"]) == ("stopped", "")
+    page.script(RECORD)
+    page.ask("And indoors?")
+    [body] = page.script("return bodies")
+    assert json.loads(body)["messages"] == [
+        {"role": "user", "content": "Name a computer."},
+        {"role": "assistant", "content": "You asked: Name a computer."},
+        {"role": "user", "content": "Is ASA weatherproof?"},
+        {"role": "user", "content": "And indoors?"},
+    ]
+    history = next(each for each in page.kept()["ledger"]["entries"] if each["name"] == "history")
+    assert history["used"] > len("Is ASA weatherproof?")
+    assert history["omitted"] == []
+
+
+def test_a_question_that_was_refused_is_not_asked_again_with_the_next_one(page):
+    page.script("document.querySelector('#question').value = arguments[0]", "x" * 2 * WINDOW)
+    page.ask("")
+    assert page.kept()["state"] == "failed"
+    assert page.ask("Shorter?") == "You asked: Shorter?"
+    page.browser.get_log("browser")  # Chromium notes every 400
+
+
 def test_a_reload_keeps_the_conversation(page, browser):
     page.choose("facts")
     page.ask("How is PLA annealed?")
