@@ -17,7 +17,9 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from localrag.budget.sections import SPECS, colour_of
+from localrag.citation import cite
 from localrag.server.page import policy_of
+from localrag.types import Chunk, Hit
 from tests.browser import FLAGS, NEEDS_CHROMIUM
 from tests.server.live import served
 
@@ -315,6 +317,40 @@ def test_a_citation_that_was_not_supplied_is_struck(page):
     assert "KB#987654 is cited, but was not given to the model." in page.text("#sources")
 
 
+@pytest.mark.parametrize(
+    ("form", "labels"),
+    [
+        ("[99]", ["KB#99"]),
+        ("[^99]", ["KB#99"]),
+        ("[KB:99]", ["KB#99"]),
+        ("kb #0099", ["KB#99"]),
+        ("KB#mem_123", ["KB#mem_123"]),
+        ("[KB#99a]", ["KB#99a"]),
+        ("[KB#97-99]", ["KB#97", "KB#98", "KB#99"]),
+        ("【KB#98, 99】", ["KB#98", "KB#99"]),
+    ],
+)
+def test_every_form_that_the_server_counts_is_struck_where_it_stands(page, form, labels):
+    page.ask(f"🐈🐈 *Is* **it in {form}**, _or_ a_b?")
+    assert [each.text for each in page.all(".prose strong > .cite.unsupported")] == labels
+    text = page.script("return document.querySelector('.prose').textContent")
+    assert (
+        text.removesuffix(f" {labels[0]}") == f"You asked: 🐈🐈 Is it in {''.join(labels)}, or a_b?"
+    )  # the echo cites the first tag again
+    assert [each.text for each in page.all("#sources .struck")] == labels
+
+
+def test_a_range_marks_what_was_supplied_and_strikes_what_was_not(page):
+    page.choose("facts")
+    page.ask("How is PLA annealed, see [KB#1-50]?")
+    supplied = {each["id"] for each in page.kept()["evidence"]}
+    assert "KB#1" in supplied
+    assert "KB#50" not in supplied
+    chips = page.script("return [...document.querySelectorAll('.prose .cite')].map((each) => [each.textContent, each.className])")
+    labels = [f"KB#{number}" for number in range(1, 51)]
+    assert chips[:50] == [[label, "cite" if label in supplied else "cite unsupported"] for label in labels]
+
+
 def test_hostile_text_stays_text(page):
     page.choose("facts")
     assert HOSTILE in page.ask(f"PLA {HOSTILE}")
@@ -466,20 +502,29 @@ print("**no**")
 - [x](javascript:alert(1)) [KB#1, KB#2]"""
 
 
+def citations_in(text, *ids):
+    """As the server sends them of an answer that was given these passages."""
+    hits = [Hit(Chunk(id=each, document_id=1, ordinal=each, text="", start=0, end=1, source="pla.md"), 1.0) for each in ids]
+    return [{"id": each.label, "supplied": each.supplied, "spans": each.spans} for each in cite(text, hits)]
+
+
 def test_markdown_is_drawn_the_same_however_it_comes(page):
     drawn = page.script(
         """
-        const [text] = arguments, turn = { text: "", evidence: [{ id: "KB#1" }], state: "done" };
+        const [text, citations] = arguments, turn = { text: "", evidence: [], citations: null, state: "done" };
         const grown = document.createElement("div"), blocks = [], whole = document.createElement("div");
         for (let end = 1; end <= text.length; end += 1) paintProse(grown, blocks, { ...turn, text: text.slice(0, end) });
-        paintProse(whole, [], { ...turn, text });
+        const plain = grown.textContent;
+        paintProse(grown, blocks, { ...turn, text, citations });
+        paintProse(whole, [], { ...turn, text, citations });
         const tags = [...whole.querySelectorAll("*")].map((each) => each.localName);
         return [grown.innerHTML === whole.innerHTML, tags, whole.querySelector("ol").textContent, whole.querySelector("pre").textContent,
-                [...whole.querySelectorAll("strong, em")].map((each) => each.textContent), whole.textContent];
+                [...whole.querySelectorAll("strong, em")].map((each) => each.textContent), whole.textContent, plain];
         """,
         MARKDOWN,
+        citations_in(MARKDOWN, 1),
     )
-    same, tags, listed, code, marked, text = drawn
+    same, tags, listed, code, marked, text, plain = drawn
     assert same
     assert [tag for tag in tags if tag in ("h3", "ol", "ul", "table", "pre", "blockquote", "hr", "a", "i")] == [
         "h3", "ol", "ul", "table", "pre", "blockquote", "hr", "ul"
@@ -489,25 +534,65 @@ def test_markdown_is_drawn_the_same_however_it_comes(page):
     assert marked == ["bold with code", "italic", "too", "KB#1"]
     assert "snake_case_name and 2 * 3 * 4." in text
     assert "[x](javascript:alert(1)) KB#1KB#2" in text
+    assert "[x](javascript:alert(1)) [KB#1, KB#2]" in plain
 
 
-def test_citations_are_drawn_as_the_check_reads_them(page):
+MARKED = """# 🐈 Of KB#mem_1 and KB#mem_2 #
+
+So *says KB#_3_* and `KB#4` and \\[KB\\#5\\] and **[KB:6,
+7]**.
+
+- one KB#8
+  - two 【KB#9；10】
+
+| a | b |
+|---|---|
+| KB#11 | x | [KB#12] |
+
+```
+x = KB#13 * 2 * KB#14
+```
+> said KB#15 a￼0￼b
+````KB#16````"""
+
+
+def test_no_markdown_takes_a_mark_away(page):
+    """Whatever Markdown surrounds it, each citation is drawn once, in the order of the text."""
+    citations = citations_in(MARKED, 4, 9)
     drawn = page.script(
         """
-        const [text, cited] = arguments, whole = document.createElement("div"), blocks = [];
-        const turn = { text, evidence: [{ id: "KB#1" }], state: "done", citations: null };
+        const [text, citations] = arguments, whole = document.createElement("div");
+        paintProse(whole, [], { text, citations, evidence: [], state: "done" });
+        return [[...whole.querySelectorAll("button.cite")].map((each) => [each.textContent, each.className]), whole.textContent,
+                [...whole.querySelectorAll("pre, em, td")].map((each) => each.textContent)];
+        """,
+        MARKED,
+        citations,
+    )
+    marks, text, parts = drawn
+    assert len(citations) == 16
+    assert marks == [[each["id"], "cite" if each["supplied"] else "cite unsupported"] for each in citations]
+    assert [each["id"] for each in citations if each["supplied"]] == ["KB#4", "KB#9"]
+    assert parts == ["says KB#_3_", "KB#11", "x", "KB#12", "x = KB#13 * 2 * KB#14"]
+    assert "a�0�b" in text
+
+
+def test_an_answer_that_has_no_citations_yet_is_plain_text(page):
+    drawn = page.script(
+        """
+        const [text, citations] = arguments, whole = document.createElement("div"), blocks = [];
+        const turn = { text, evidence: [], state: "stopped", citations: null };
         const labels = () => [...whole.querySelectorAll("button.cite")].map((each) => each.className + " " + each.textContent);
         paintProse(whole, blocks, turn);
-        const before = labels();
-        paintProse(whole, blocks, { ...turn, citations: cited.map((id) => ({ id })) });
-        return [before, labels(), whole.textContent];
+        const before = [labels(), whole.textContent];
+        paintProse(whole, blocks, { ...turn, citations });
+        return [before, [labels(), whole.textContent]];
         """,
         "[kb #0001, 99] and 【KB#2】\n\nso [KB#100",
-        ["KB#1", "KB#99", "KB#2"],
+        citations_in("[kb #0001, 99] and 【KB#2】\n\nso [KB#100"[:-6], 1),
     )
-    counted = ["cite KB#1", "cite unsupported KB#99", "cite unsupported KB#2"]
-    assert drawn[:2] == [[*counted, "cite unsupported KB#100"], counted]
-    assert drawn[2] == "KB#1KB#99 and KB#2so [KB#100"
+    assert drawn[0] == [[], "[kb #0001, 99] and 【KB#2】so [KB#100"]
+    assert drawn[1] == [["cite KB#1", "cite unsupported KB#99", "cite unsupported KB#2"], "KB#1KB#99 and KB#2so [KB#100"]
 
 
 def test_thoughts_are_folded_and_have_their_own_part_of_the_window(page):
