@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from contextlib import contextmanager, suppress
 
 import httpx
@@ -31,10 +34,19 @@ TEXTS = [
 ]
 
 
+FILES = [f"{folder}/{number}.md" for folder in ("heat", "print") for number in range(6)]
+
+
 @pytest.fixture(scope="module")
 def live(tmp_path_factory, tiny_catalogue):
+    home, folder = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("handbook")
+    for name in FILES:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(f"# {name}\n\nOf {name} alone.\n", encoding="utf-8")
     env = {"LOCALRAG_MODELS": str(tiny_catalogue)}
-    with served(tmp_path_factory.mktemp("home"), "--no-keep", "--ctx", str(WINDOW), env=env) as running:
+    index = [sys.executable, "-m", "localrag", "index", ".", "--kb", "handbook"]
+    subprocess.run(index, cwd=folder, env={**os.environ, **env, "LOCALRAG_HOME": str(home)}, check=True, capture_output=True)
+    with served(home, "--no-keep", "--ctx", str(WINDOW), env=env) as running:
         httpx.post(f"{running.url}/index", json={"index_name": "facts", "documents": TEXTS}, timeout=60).raise_for_status()
         yield running
 
@@ -478,6 +490,20 @@ def test_a_file_is_added_found_and_deleted(page, live, tmp_path):
     page.until(lambda: "Deleted abs.md." in page.text("#documents"))
     assert httpx.get(f"{live.url}/indexes/plastics/documents").json()["total_items"] == 0
     httpx.delete(f"{live.url}/indexes/plastics").raise_for_status()
+
+
+def test_documents_that_localrag_index_read_are_all_listed(page):
+    """Not only texts that clients sent: a knowledge base made of files once showed none."""
+    page.choose("handbook")
+    page.open_documents()
+    page.until(lambda: "1–10 of 12 documents" in page.text("#documents"))
+    listed = [each.text.partition("/")[2] for each in page.all("#documents .cards > li b")]  # without the indexed folder's own name
+    assert all(f"Of {name} alone." in page.text("#documents") for name in listed)
+    page.button("Later").click()
+    page.until(lambda: "11–12 of 12 documents" in page.text("#documents"))
+    assert [*listed, *(each.text.partition("/")[2] for each in page.all("#documents .cards > li b"))] == FILES
+    page.button("Earlier").click()
+    page.until(lambda: "1–10 of 12 documents" in page.text("#documents"))
 
 
 MARKDOWN = """# Title
