@@ -21,5 +21,8 @@ def check(answer: dict, retrieved: list[str]) -> None:
     assert len(set(kept + omitted)) == len(kept + omitted)
     supplied = {each["id"]: each["supplied"] for each in answer["citations"]}
     assert all(is_supplied == (label in kept) for label, is_supplied in supplied.items())
+    spans = [span for each in answer["citations"] for span in each["spans"]]
+    assert all(each["spans"] for each in answer["citations"])
+    assert all(0 <= start < end <= len(answer["answer"]) for start, end in spans)
     assert answer["unsupported_citations"] == [label for label, is_supplied in supplied.items() if not is_supplied]
     assert answer["coverage"]["chunks_read"] == len(kept)

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from localrag.server.chat_request import Asked, ChatRequest, NumTokens, Penalty, Stop, StreamOptions, Temperature, TopP, Unused, read
 from localrag.server.errors import Problem
 from localrag.server.openapi import ENGINE_FAILS, described
-from localrag.server.routing import FINISHES, Engine, State, accounts, answered, body_of, data_of, usage
+from localrag.server.routing import FINISHES, Engine, State, accounts, answered, body_of, data_of, usage, warned
 from localrag.server.schemas import (
     ACCOUNT,
     USAGE,
@@ -36,6 +36,7 @@ from localrag.server.tools import Call, may_be_call
 router = APIRouter(tags=["completions"])
 
 _HEAD = {"id": "chatcmpl-dd10960f2f3b54b0c4841143", "created": 1795395678, "model": "echo"}
+_TEXT_HEAD = {**_HEAD, "id": "cmpl-dd10960f2f3b54b0c4841143", "object": "text_completion"}
 _MESSAGE = {"role": "assistant", "content": "You asked: What is PLA?"}
 DEFAULT_MAX_TOKENS = 16
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
@@ -159,8 +160,10 @@ class ChunkChoice(BaseModel):
 
 
 class LiveAccount(BaseModel):
-    """The account of an answer that is being written: of its prompt in the first chunk, of all in the last."""
+    """The account of an answer that is being written: of its prompt in the first chunk, of all in the last. The chunk with the
+    `finish_reason` has the warnings, in every stream."""
 
+    finish_reason: str | None = None
     prompt_tokens: int | None = None
     slot: SlotInfo | None = None
     sections: list[dict[str, Any]] | None = Field(
@@ -170,8 +173,12 @@ class LiveAccount(BaseModel):
     evidence: list[Evidence] | None = None
     completion_tokens: int | None = Field(default=None, description="How many were written so far.")
     citations: list[CitationInfo] | None = None
+    unsupported_citations: list[str] | None = None
+    coverage: dict[str, Any] | None = None
     timings: dict[str, float] | None = None
     tokens_per_s: float | None = None
+    warnings: list[str] = Field(default_factory=list)
+    bypass: str | None = None
 
 
 class ChatChunk(BaseModel):
@@ -231,7 +238,10 @@ class _ChatForm:
         return {**self._head, "object": "chat.completion", "choices": [choice], "usage": usage(done), **accounts(self._asked, done)}
 
     async def chunks(self, first: dict[str, Any], replies: AsyncGenerator[dict[str, Any], None]) -> AsyncIterator[dict[str, str]]:
-        """Server-sent events. If the usage was asked for, the last one but the end carries it, and the first one the prompt's ledger."""
+        """Server-sent events. If the usage was asked for, the last one but the end carries it, and the first one the prompt's ledger.
+
+        The one with the finish_reason carries the warnings, so that no stream goes without.
+        """
         yield self._event({"choices": [_choice({"role": "assistant", "content": ""})], **self._begun(first["begun"])})
         async with aclosing(replies):
             try:
@@ -250,7 +260,7 @@ class _ChatForm:
             yield self._event({"choices": [_choice(self._called(call, index=0))]})
         elif self._held:
             yield self._event({"choices": [_choice({"content": self._held}, logprobs=self._logprobs(self._held_logprobs))]})
-        yield self._event({"choices": [_choice({}, self._finish(done, call))]})
+        yield self._event({"choices": [_choice({}, self._finish(done, call))], **warned(done)})
         if self._asked.includes_usage:
             yield self._event({"choices": [], "usage": usage(done), **accounts(self._asked, done)})
         yield {"data": "[DONE]"}
@@ -353,16 +363,35 @@ class CompletionChoice(BaseModel):
 
 
 class TextCompletion(BaseModel):
-    """What the model wrote, or in a stream a piece of it."""
+    """What the model wrote."""
 
     model_config = example(
         {
-            "id": "cmpl-dd10960f2f3b54b0c4841143",
-            "object": "text_completion",
-            "created": 1795395678,
-            "model": "echo",
+            **_TEXT_HEAD,
             "choices": [{"index": 0, "text": " 80 degrees.", "finish_reason": "stop", "logprobs": None}],
             "usage": USAGE,
+            "source_nodes": None,
+            "localrag": ACCOUNT,
+        }
+    )
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: ChatUsage
+    source_nodes: None = Field(description="Nothing is searched.")
+    localrag: LocalAccount
+
+
+class TextChunk(BaseModel):
+    """A piece of a stream. If `include_usage` asked for them, the last one, without a choice, has usage and account."""
+
+    model_config = example(
+        {
+            **_TEXT_HEAD,
+            "choices": [{"index": 0, "text": " 80", "finish_reason": None, "logprobs": None}],
         }
     )
 
@@ -372,14 +401,14 @@ class TextCompletion(BaseModel):
     model: str
     choices: list[CompletionChoice]
     usage: ChatUsage | None = None
-    source_nodes: None = Field(default=None, description="Nothing is searched.")
-    localrag: LocalAccount | None = None
+    source_nodes: None = None
+    localrag: LiveAccount | None = None
 
 
 @router.post(
     "/v1/completions",
     operation_id="create_completion",
-    **described(TextCompletion, body=CompletionRequest, stream=TextCompletion, fails=ENGINE_FAILS),
+    **described(TextCompletion, body=CompletionRequest, stream=TextChunk, fails=ENGINE_FAILS),
 )
 async def complete_text(request: Request, state: State, engine: Engine) -> Response:
     """Go on with a text. Special strings in it are text."""
@@ -415,7 +444,7 @@ class _TextForm:
         return {**self._head, "choices": [choice], "usage": usage(done), **accounts(self._asked, done)}
 
     async def chunks(self, _first: dict[str, Any], replies: AsyncGenerator[dict[str, Any], None]) -> AsyncIterator[dict[str, str]]:
-        """Server-sent events; the last one but the end carries the usage, if it was asked for."""
+        """Server-sent events; the last one but the end carries the usage, if it was asked for. Warnings as of a chat."""
         async with aclosing(replies):
             try:
                 reply = await anext(replies)
@@ -427,7 +456,7 @@ class _TextForm:
                 return
         done = reply["done"]
         self._on_done(done)
-        yield self._event([self._choice("", [], FINISHES[done["finish_reason"]])])
+        yield self._event([self._choice("", [], FINISHES[done["finish_reason"]])], warned(done))
         if self._asked.includes_usage:
             yield self._event([], {"usage": usage(done), **accounts(self._asked, done)})
         yield {"data": "[DONE]"}

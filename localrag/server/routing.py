@@ -262,6 +262,11 @@ def accounts(asked: Asked, done: Mapping[str, Any]) -> dict[str, Any]:
     return {"source_nodes": done["nodes"] if asked.searches else None, "localrag": local}
 
 
+def warned(done: Mapping[str, Any]) -> dict[str, Any]:
+    """Of an answer object, what a client must be told that did not ask for its account: where it has less room than was asked for."""
+    return {"localrag": {"warnings": done["warnings"]}} if done.get("warnings") else {}
+
+
 def usage(done: Mapping[str, Any]) -> dict[str, Any]:
     """In the form of completions."""
     counted = done["usage"]

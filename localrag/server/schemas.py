@@ -265,6 +265,7 @@ class CitationInfo(BaseModel):
 
     id: str
     supplied: bool
+    spans: list[tuple[int, int]] = Field(description="Where the answer cites it: start and end in code points, end exclusive.")
 
 
 # --- sources and tokens of an answer ---

@@ -135,7 +135,7 @@ class Answer:
             },
             "ledger": self.ledger.to_dict(),
             "evidence": supplied(self.prompt),
-            "citations": [{"id": each.label, "supplied": each.supplied} for each in self.citations],
+            "citations": [{"id": each.label, "supplied": each.supplied, "spans": list(map(list, each.spans))} for each in self.citations],
             "unsupported_citations": self.unsupported_citations,
             "coverage": self.coverage,
             "timings": {name: round(getattr(self.timings, name), 4) for name in Timings.__slots__},

@@ -125,6 +125,48 @@ def test_max_tokens_are_made_smaller_where_the_window_has_less_room(live):
     assert answer["choices"][0]["finish_reason"] == "stop"
 
 
+STREAMS = {"/v1/chat/completions": {"messages": QUESTION}, "/v1/completions": {"prompt": "What is PLA?"}}
+
+
+def events_of(live, path, body):
+    answer = httpx.post(f"{live.url}{path}", json={**body, "stream": True}).raise_for_status()
+    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+def warnings_of_stream(live, path, body):
+    """Of the chunk with the finish_reason, which is the only one that tells them."""
+    chunks = events_of(live, path, body)
+    assert [chunk for chunk in chunks if "localrag" in chunk] in ([], chunks[-1:])
+    assert chunks[-1]["choices"][0]["finish_reason"]
+    return chunks[-1].get("localrag", {}).get("warnings")
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_a_lowered_max_tokens_is_told_in_every_stream(live, path):
+    """Also in one that asks for no usage."""
+    body = {**STREAMS[path], "max_tokens": 9000}
+    [warning] = warnings_of_stream(live, path, body)
+    assert "of the 9,000 tokens asked for (max_tokens): the window of 8,192 tokens has no room for more." in warning
+    *_, finish, account = events_of(live, path, {**body, "stream_options": {"include_usage": True}})
+    assert finish["localrag"]["warnings"] == account["localrag"]["warnings"] == [warning]
+    assert warnings_of_stream(live, path, {**STREAMS[path], "max_tokens": 20}) is None
+
+
+def test_a_lowered_max_tokens_is_told_by_the_last_event_of_a_response(live):
+    events = events_of(live, "/v1/responses", {"input": "What is PLA?", "max_output_tokens": 9000})
+    assert events[-1]["type"] == "response.completed"
+    [warning] = events[-1]["response"]["localrag"]["warnings"]
+    assert "of the 9,000 tokens asked for" in warning
+
+
+def test_a_lowered_max_tokens_is_told_in_a_stream_that_ends_with_a_call(live):
+    tool = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
+    body = {"messages": QUESTION, "tools": [tool], "tool_choice": "required", "max_tokens": 9000}
+    [warning] = warnings_of_stream(live, "/v1/chat/completions", body)
+    assert "of the 9,000 tokens asked for" in warning
+
+
 @pytest.mark.parametrize(
     ("messages", "text", "sections"),
     [
@@ -194,6 +236,8 @@ def test_a_window_that_is_capped_is_told_by_the_server_and_with_each_answer(tmp_
         for path in ("/budget", "/v1/chat/completions"):
             answer = httpx.post(f"{live.url}{path}", json={"messages": QUESTION, "max_tokens": 20}).json()
             assert answer.get("localrag", answer)["warnings"] == [told]
+        for path, body in STREAMS.items():
+            assert warnings_of_stream(live, path, {**body, "max_tokens": 20}) == [told]
         live.process.send_signal(signal.SIGINT)
         assert live.process.communicate(timeout=60)[0].count(told) == 1
 

@@ -130,7 +130,7 @@ def test_a_route_that_reads_its_body_by_hand_is_told_like_the_others():
 
     api = DocumentedApi(forms=FORMS, title="x", openapi_tags=[{"name": "x", "description": "x"}], description="x")
     for path, answer, body, stream in (
-        ("/v1/completions", completions.TextCompletion, completions.CompletionRequest, completions.TextCompletion),
+        ("/v1/completions", completions.TextCompletion, completions.CompletionRequest, completions.TextChunk),
         ("/v1/embeddings", embeddings.EmbeddingList, embeddings.EmbeddingRequest, None),
         ("/v1/responses", openai_responses.ResponsesAnswer, openai_responses.ResponsesRequest, openai_responses.ResponsesEvent),
     ):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from contextlib import contextmanager, suppress
 
 import httpx
@@ -17,7 +20,9 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from localrag.budget.sections import SPECS, colour_of
+from localrag.citation import cite
 from localrag.server.page import policy_of
+from localrag.types import Chunk, Hit
 from tests.browser import FLAGS, NEEDS_CHROMIUM
 from tests.server.live import served
 
@@ -29,10 +34,19 @@ TEXTS = [
 ]
 
 
+FILES = [f"{folder}/{number}.md" for folder in ("heat", "print") for number in range(6)]
+
+
 @pytest.fixture(scope="module")
 def live(tmp_path_factory, tiny_catalogue):
+    home, folder = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("handbook")
+    for name in FILES:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(f"# {name}\n\nOf {name} alone.\n", encoding="utf-8")
     env = {"LOCALRAG_MODELS": str(tiny_catalogue)}
-    with served(tmp_path_factory.mktemp("home"), "--no-keep", "--ctx", str(WINDOW), env=env) as running:
+    index = [sys.executable, "-m", "localrag", "index", ".", "--kb", "handbook"]
+    subprocess.run(index, cwd=folder, env={**os.environ, **env, "LOCALRAG_HOME": str(home)}, check=True, capture_output=True)
+    with served(home, "--no-keep", "--ctx", str(WINDOW), env=env) as running:
         httpx.post(f"{running.url}/index", json={"index_name": "facts", "documents": TEXTS}, timeout=60).raise_for_status()
         yield running
 
@@ -315,6 +329,40 @@ def test_a_citation_that_was_not_supplied_is_struck(page):
     assert "KB#987654 is cited, but was not given to the model." in page.text("#sources")
 
 
+@pytest.mark.parametrize(
+    ("form", "labels"),
+    [
+        ("[99]", ["KB#99"]),
+        ("[^99]", ["KB#99"]),
+        ("[KB:99]", ["KB#99"]),
+        ("kb #0099", ["KB#99"]),
+        ("KB#mem_123", ["KB#mem_123"]),
+        ("[KB#99a]", ["KB#99a"]),
+        ("[KB#97-99]", ["KB#97", "KB#98", "KB#99"]),
+        ("【KB#98, 99】", ["KB#98", "KB#99"]),
+    ],
+)
+def test_every_form_that_the_server_counts_is_struck_where_it_stands(page, form, labels):
+    page.ask(f"🐈🐈 *Is* **it in {form}**, _or_ a_b?")
+    assert [each.text for each in page.all(".prose strong > .cite.unsupported")] == labels
+    text = page.script("return document.querySelector('.prose').textContent")
+    assert (
+        text.removesuffix(f" {labels[0]}") == f"You asked: 🐈🐈 Is it in {''.join(labels)}, or a_b?"
+    )  # the echo cites the first tag again
+    assert [each.text for each in page.all("#sources .struck")] == labels
+
+
+def test_a_range_marks_what_was_supplied_and_strikes_what_was_not(page):
+    page.choose("facts")
+    page.ask("How is PLA annealed, see [KB#1-50]?")
+    supplied = {each["id"] for each in page.kept()["evidence"]}
+    assert "KB#1" in supplied
+    assert "KB#50" not in supplied
+    chips = page.script("return [...document.querySelectorAll('.prose .cite')].map((each) => [each.textContent, each.className])")
+    labels = [f"KB#{number}" for number in range(1, 51)]
+    assert chips[:50] == [[label, "cite" if label in supplied else "cite unsupported"] for label in labels]
+
+
 def test_hostile_text_stays_text(page):
     page.choose("facts")
     assert HOSTILE in page.ask(f"PLA {HOSTILE}")
@@ -343,6 +391,44 @@ def test_stop_keeps_what_was_written(page):
         assert page.kept()["state"] == "stopped"
     page.at_most("100")
     assert page.ask("And now?") == "You asked: And now?"
+
+
+RECORD = """
+window.bodies = [];
+const before = window.fetch;
+window.fetch = (path, given) => {
+  if (path === "/v1/chat/completions") window.bodies.push(given.body);
+  return before(path, given);
+};
+"""
+
+
+def test_a_question_that_was_stopped_before_its_first_token_stays_in_the_conversation(page):
+    """Else a follow-up such as "And indoors?" is answered about another topic."""
+    page.ask("Name a computer.")
+    page.script("document.querySelector('#question').value = 'Is ASA weatherproof?'; send(); stop()")
+    page.ended()
+    assert (page.kept()["state"], page.kept()["text"]) == ("stopped", "")
+    page.script(RECORD)
+    page.ask("And indoors?")
+    [body] = page.script("return bodies")
+    assert json.loads(body)["messages"] == [
+        {"role": "user", "content": "Name a computer."},
+        {"role": "assistant", "content": "You asked: Name a computer."},
+        {"role": "user", "content": "Is ASA weatherproof?"},
+        {"role": "user", "content": "And indoors?"},
+    ]
+    history = next(each for each in page.kept()["ledger"]["entries"] if each["name"] == "history")
+    assert history["used"] > len("Is ASA weatherproof?")
+    assert history["omitted"] == []
+
+
+def test_a_question_that_was_refused_is_not_asked_again_with_the_next_one(page):
+    page.script("document.querySelector('#question').value = arguments[0]", "x" * 2 * WINDOW)
+    page.ask("")
+    assert page.kept()["state"] == "failed"
+    assert page.ask("Shorter?") == "You asked: Shorter?"
+    page.browser.get_log("browser")  # Chromium notes every 400
 
 
 def test_a_reload_keeps_the_conversation(page, browser):
@@ -406,6 +492,20 @@ def test_a_file_is_added_found_and_deleted(page, live, tmp_path):
     httpx.delete(f"{live.url}/indexes/plastics").raise_for_status()
 
 
+def test_documents_that_localrag_index_read_are_all_listed(page):
+    """Not only texts that clients sent: a knowledge base made of files once showed none."""
+    page.choose("handbook")
+    page.open_documents()
+    page.until(lambda: "1–10 of 12 documents" in page.text("#documents"))
+    listed = [each.text.partition("/")[2] for each in page.all("#documents .cards > li b")]  # without the indexed folder's own name
+    assert all(f"Of {name} alone." in page.text("#documents") for name in listed)
+    page.button("Later").click()
+    page.until(lambda: "11–12 of 12 documents" in page.text("#documents"))
+    assert [*listed, *(each.text.partition("/")[2] for each in page.all("#documents .cards > li b"))] == FILES
+    page.button("Earlier").click()
+    page.until(lambda: "1–10 of 12 documents" in page.text("#documents"))
+
+
 MARKDOWN = """# Title
 
 Some **bold with `code`**, *italic*, _too_, snake_case_name and 2 * 3 * 4.
@@ -428,20 +528,29 @@ print("**no**")
 - [x](javascript:alert(1)) [KB#1, KB#2]"""
 
 
+def citations_in(text, *ids):
+    """As the server sends them of an answer that was given these passages."""
+    hits = [Hit(Chunk(id=each, document_id=1, ordinal=each, text="", start=0, end=1, source="pla.md"), 1.0) for each in ids]
+    return [{"id": each.label, "supplied": each.supplied, "spans": each.spans} for each in cite(text, hits)]
+
+
 def test_markdown_is_drawn_the_same_however_it_comes(page):
     drawn = page.script(
         """
-        const [text] = arguments, turn = { text: "", evidence: [{ id: "KB#1" }], state: "done" };
+        const [text, citations] = arguments, turn = { text: "", evidence: [], citations: null, state: "done" };
         const grown = document.createElement("div"), blocks = [], whole = document.createElement("div");
         for (let end = 1; end <= text.length; end += 1) paintProse(grown, blocks, { ...turn, text: text.slice(0, end) });
-        paintProse(whole, [], { ...turn, text });
+        const plain = grown.textContent;
+        paintProse(grown, blocks, { ...turn, text, citations });
+        paintProse(whole, [], { ...turn, text, citations });
         const tags = [...whole.querySelectorAll("*")].map((each) => each.localName);
         return [grown.innerHTML === whole.innerHTML, tags, whole.querySelector("ol").textContent, whole.querySelector("pre").textContent,
-                [...whole.querySelectorAll("strong, em")].map((each) => each.textContent), whole.textContent];
+                [...whole.querySelectorAll("strong, em")].map((each) => each.textContent), whole.textContent, plain];
         """,
         MARKDOWN,
+        citations_in(MARKDOWN, 1),
     )
-    same, tags, listed, code, marked, text = drawn
+    same, tags, listed, code, marked, text, plain = drawn
     assert same
     assert [tag for tag in tags if tag in ("h3", "ol", "ul", "table", "pre", "blockquote", "hr", "a", "i")] == [
         "h3", "ol", "ul", "table", "pre", "blockquote", "hr", "ul"
@@ -451,25 +560,65 @@ def test_markdown_is_drawn_the_same_however_it_comes(page):
     assert marked == ["bold with code", "italic", "too", "KB#1"]
     assert "snake_case_name and 2 * 3 * 4." in text
     assert "[x](javascript:alert(1)) KB#1KB#2" in text
+    assert "[x](javascript:alert(1)) [KB#1, KB#2]" in plain
 
 
-def test_citations_are_drawn_as_the_check_reads_them(page):
+MARKED = """# 🐈 Of KB#mem_1 and KB#mem_2 #
+
+So *says KB#_3_* and `KB#4` and \\[KB\\#5\\] and **[KB:6,
+7]**.
+
+- one KB#8
+  - two 【KB#9；10】
+
+| a | b |
+|---|---|
+| KB#11 | x | [KB#12] |
+
+```
+x = KB#13 * 2 * KB#14
+```
+> said KB#15 a￼0￼b
+````KB#16````"""
+
+
+def test_no_markdown_takes_a_mark_away(page):
+    """Whatever Markdown surrounds it, each citation is drawn once, in the order of the text."""
+    citations = citations_in(MARKED, 4, 9)
     drawn = page.script(
         """
-        const [text, cited] = arguments, whole = document.createElement("div"), blocks = [];
-        const turn = { text, evidence: [{ id: "KB#1" }], state: "done", citations: null };
+        const [text, citations] = arguments, whole = document.createElement("div");
+        paintProse(whole, [], { text, citations, evidence: [], state: "done" });
+        return [[...whole.querySelectorAll("button.cite")].map((each) => [each.textContent, each.className]), whole.textContent,
+                [...whole.querySelectorAll("pre, em, td")].map((each) => each.textContent)];
+        """,
+        MARKED,
+        citations,
+    )
+    marks, text, parts = drawn
+    assert len(citations) == 16
+    assert marks == [[each["id"], "cite" if each["supplied"] else "cite unsupported"] for each in citations]
+    assert [each["id"] for each in citations if each["supplied"]] == ["KB#4", "KB#9"]
+    assert parts == ["says KB#_3_", "KB#11", "x", "KB#12", "x = KB#13 * 2 * KB#14"]
+    assert "a�0�b" in text
+
+
+def test_an_answer_that_has_no_citations_yet_is_plain_text(page):
+    drawn = page.script(
+        """
+        const [text, citations] = arguments, whole = document.createElement("div"), blocks = [];
+        const turn = { text, evidence: [], state: "stopped", citations: null };
         const labels = () => [...whole.querySelectorAll("button.cite")].map((each) => each.className + " " + each.textContent);
         paintProse(whole, blocks, turn);
-        const before = labels();
-        paintProse(whole, blocks, { ...turn, citations: cited.map((id) => ({ id })) });
-        return [before, labels(), whole.textContent];
+        const before = [labels(), whole.textContent];
+        paintProse(whole, blocks, { ...turn, citations });
+        return [before, [labels(), whole.textContent]];
         """,
         "[kb #0001, 99] and 【KB#2】\n\nso [KB#100",
-        ["KB#1", "KB#99", "KB#2"],
+        citations_in("[kb #0001, 99] and 【KB#2】\n\nso [KB#100"[:-6], 1),
     )
-    counted = ["cite KB#1", "cite unsupported KB#99", "cite unsupported KB#2"]
-    assert drawn[:2] == [[*counted, "cite unsupported KB#100"], counted]
-    assert drawn[2] == "KB#1KB#99 and KB#2so [KB#100"
+    assert drawn[0] == [[], "[kb #0001, 99] and 【KB#2】so [KB#100"]
+    assert drawn[1] == [["cite KB#1", "cite unsupported KB#99", "cite unsupported KB#2"], "KB#1KB#99 and KB#2so [KB#100"]
 
 
 def test_thoughts_are_folded_and_have_their_own_part_of_the_window(page):

@@ -208,8 +208,10 @@ def test_nothing_relevant_is_said_by_an_empty_evidence_list(knowledge_bases):
 
 def test_a_tag_in_the_question_is_cited_as_unsupported(knowledge_bases):
     with open_echo() as engine:
-        answer = Session(engine).ask("What does KB#99 say?").to_dict()
-    assert answer["citations"] == [{"id": "KB#99", "supplied": False}]
+        answer = Session(engine).ask("🐈 What does KB#99 say?").to_dict()
+    [citation] = answer["citations"]
+    assert citation == {"id": "KB#99", "supplied": False, "spans": [[23, 28], [35, 40]]}  # the echo cites the first tag again
+    assert {answer["answer"][start:end] for start, end in citation["spans"]} == {"KB#99"}
     assert answer["unsupported_citations"] == ["KB#99"]
 
 
