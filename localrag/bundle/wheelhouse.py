@@ -23,7 +23,7 @@ from typing import IO, Protocol
 
 from packaging.tags import Tag, parse_tag
 
-from localrag.bundle.needed import ROOT, is_editable
+from localrag.bundle.requirements import ROOT, is_editable
 from localrag.errors import BundleError
 from localrag.settings import shipped_file
 

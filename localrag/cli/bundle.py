@@ -16,7 +16,7 @@ from localrag.text.sanitize import safe
 
 if TYPE_CHECKING:
     from localrag.bundle.manifest import Manifest
-    from localrag.bundle.packing import Wheels
+    from localrag.bundle.pack import Wheels
 
 _KINDS = {
     "starter": "what starts it",
@@ -78,12 +78,12 @@ def bundle_command(
         check_free_stdout("OUT", as_json=as_json)
     elif not out.absolute().parent.is_dir():
         raise UsageError(f"There is no folder {out.absolute().parent}.", hint="Make it, or name another OUT.")
-    from localrag.bundle.choosing import choose  # noqa: PLC0415  # weight
-    from localrag.bundle.packing import Wheels, bundle  # noqa: PLC0415
+    from localrag.bundle.pack import Wheels, bundle  # noqa: PLC0415  # weight
+    from localrag.bundle.select import select  # noqa: PLC0415
 
     with render.Progress("Bundle") as progress:
         progress("looking at what is here", 0, None)
-        chosen = choose(settings, models=models, embedders=embedders, kbs=kbs)
+        chosen = select(settings, models=models, embedders=embedders, kbs=kbs)
         wheels = Wheels() if no_wheelhouse else _wheels(Wheels, folder)
         if out == STANDARD_OUTPUT:
             with binary_stdout("OUT") as file:
@@ -129,7 +129,7 @@ def unbundle_command(file: Path, force: bool, settings: Settings, as_json: bool)
     What is here already and the same is left. What differs is an error, and nothing lands, unless --force is given. A models.toml that is
     here gets the entries that it lacks, and stays as it is otherwise.
     """
-    from localrag.bundle.unpacking import unbundle  # noqa: PLC0415  # weight
+    from localrag.bundle.install import unbundle  # noqa: PLC0415  # weight
 
     with render.Progress("Unbundle") as progress:
         done = unbundle(file, settings, progress, force=force)

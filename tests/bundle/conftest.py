@@ -2,8 +2,8 @@
 
 import pytest
 
-from localrag.bundle.choosing import choose
-from localrag.bundle.packing import Wheels, bundle
+from localrag.bundle.pack import Wheels, bundle
+from localrag.bundle.select import select
 from localrag.kb import KnowledgeBase
 from localrag.settings import Settings
 from tests.bert_folders import write_folder
@@ -58,7 +58,7 @@ def pack(machine, tmp_path):
     """Writes a bundle of the machine, without wheels if none are given; gives what was written."""
 
     def run(name="out.zip", *, wheels=None, settings=machine, **chosen):
-        return bundle(tmp_path / name, choose(settings, **chosen), wheels or Wheels(), settings, no_progress)
+        return bundle(tmp_path / name, select(settings, **chosen), wheels or Wheels(), settings, no_progress)
 
     return run
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from localrag.bundle.install import unbundle
 from localrag.bundle.manifest import is_harmless, opened
-from localrag.bundle.unpacking import unbundle
 from localrag.errors import BundleError, LocalragError
 from localrag.settings import Settings
 from tests.bundle.conftest import no_progress, tree

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from localrag.bundle.unpacking import unbundle
+from localrag.bundle.install import unbundle
 from localrag.catalog import Catalog
 from localrag.errors import BundleError, ConfigError, KnowledgeBaseError, ModelFileError, ModelNotFoundError, UsageError
 from localrag.kb import KnowledgeBase

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import localrag
-from localrag.bundle.needed import installed_extras, needed
-from localrag.bundle.packing import Wheels
+from localrag.bundle.pack import Wheels
+from localrag.bundle.requirements import installed_extras, needed
 from localrag.bundle.wheelhouse import Wheel
 from localrag.errors import BundleError
 
@@ -179,7 +179,7 @@ def test_what_is_needed_and_not_there_is_told(tmp_path, requirement, says):
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: localrag\nVersion: 9\nRequires-Dist: {requirement}\n")
     code = (
         f"import sys; sys.path.insert(0, {str(distribution.locate_file(''))!r})\n"
-        "from localrag.bundle.needed import needed\nfrom localrag.errors import BundleError\n"
+        "from localrag.bundle.requirements import needed\nfrom localrag.errors import BundleError\n"
         "try: needed([])\nexcept BundleError as error: print(error.message, '|', error.hint)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -15,7 +15,7 @@ import zipfile
 
 import pytest
 
-from localrag.bundle.packing import Wheels
+from localrag.bundle.pack import Wheels
 from tests.bundle.test_hostile import members, write
 from tests.isolation import without_network
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import IO
 
 from localrag.bundle import manifest
-from localrag.bundle.choosing import Chosen, Source
 from localrag.bundle.manifest import Content, Kind, Manifest, Thing
-from localrag.bundle.needed import ROOT, installed_extras, needed, offered_extras, opened_wheel
+from localrag.bundle.requirements import ROOT, installed_extras, needed, offered_extras, opened_wheel
+from localrag.bundle.select import Selection, Source
 from localrag.bundle.wheelhouse import Wheel
 from localrag.catalog import Progress
 from localrag.errors import BundleError, ModelFileError
@@ -88,7 +88,7 @@ class Bundled:
         }
 
 
-def bundle(out: Path, chosen: Chosen, wheels: Wheels, settings: Settings, progress: Progress) -> Bundled:
+def bundle(out: Path, chosen: Selection, wheels: Wheels, settings: Settings, progress: Progress) -> Bundled:
     """Writes a bundle in place of what is at `out`: all of it, or nothing. BundleError, or the error of what cannot be read."""
     _check_room(out, chosen, wheels)
     beside = out.with_name(f".{out.name}.{secrets.token_hex(8)}")
@@ -122,9 +122,9 @@ class _Packer:
     things: list[Thing] = field(default_factory=list)
     files: dict[str, Content] = field(default_factory=dict)
 
-    def pack(self, chosen: Chosen, wheels: Wheels, settings: Settings, scratch: Path) -> Manifest:
+    def pack(self, chosen: Selection, wheels: Wheels, settings: Settings, scratch: Path) -> Manifest:
         with zipfile.ZipFile(self.raw, "w", zipfile.ZIP_STORED) as archive:
-            starter = resources.files("localrag.bundle").joinpath("starter.py").read_bytes()
+            starter = resources.files("localrag.bundle").joinpath("bootstrap.py").read_bytes()
             self._thing(archive, "starter", "starter", manifest.STARTER, starter)
             hashes = {source: self._source(archive, source) for source in chosen.sources}
             self._thing(archive, "models_file", manifest.MODELS_FILE, manifest.HOME + manifest.MODELS_FILE, chosen.models_toml(hashes))
@@ -135,7 +135,7 @@ class _Packer:
             archive.writestr(_entry(manifest.MANIFEST, zipfile.ZIP_DEFLATED), made.to_json())
         return made
 
-    def _manifest(self, chosen: Chosen, wheels: Wheels) -> Manifest:
+    def _manifest(self, chosen: Selection, wheels: Wheels) -> Manifest:
         is_ours = bool(wheels.made)
         return Manifest(
             localrag=metadata.version(ROOT),
@@ -250,7 +250,7 @@ def _unpacked_bytes(wheel: Path) -> int:
         return sum(entry.file_size for entry in archive.infolist())
 
 
-def _check_room(out: Path, chosen: Chosen, wheels: Wheels) -> None:
+def _check_room(out: Path, chosen: Selection, wheels: Wheels) -> None:
     made = sum(wheel.num_bytes for wheel in wheels.made)
     needed_bytes = chosen.num_bytes + 2 * chosen.largest_kb_bytes  # while it is exported it is there twice more
     needed_bytes += int(made * _ROOM_FOR_WHEELS) + sum(file.stat().st_size for file in wheels.ready)

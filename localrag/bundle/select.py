@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from localrag.bundle import catalogue
-from localrag.bundle.catalogue import Placed
+from localrag.bundle import models_toml
 from localrag.bundle.manifest import HOME, Kind, is_harmless
+from localrag.bundle.models_toml import Placed
 from localrag.catalog import Catalog
 from localrag.catalog.checksums import hashed_file
 from localrag.catalog.entries import NAME, RESERVED_NAMES
@@ -50,7 +50,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class Selection:
     """Models, embedders and knowledge bases for a bundle, and the models.toml that goes with them."""
 
     models_file: Path
@@ -70,11 +70,11 @@ class Chosen:
             for source in self.sources
             if source.moves_to is not None
         ]
-        made = catalogue.rewritten(self.text, placed, defaults=self.defaults, templates=self.templates, file=self.models_file)
+        made = models_toml.rewritten(self.text, placed, defaults=self.defaults, templates=self.templates, file=self.models_file)
         return made.encode("utf-8")
 
 
-def choose(settings: Settings, *, models: Sequence[str] = (), embedders: Sequence[str] = (), kbs: Sequence[str] = ()) -> Chosen:
+def select(settings: Settings, *, models: Sequence[str] = (), embedders: Sequence[str] = (), kbs: Sequence[str] = ()) -> Selection:
     """The named models, embedders and knowledge bases; where none of a kind is named, the default ones and all knowledge bases.
 
     Raises the error of what is not there or cannot be used, with the way to it.
@@ -102,7 +102,7 @@ def choose(settings: Settings, *, models: Sequence[str] = (), embedders: Sequenc
     ):
         of_kind = [source.name for source in sources if source.kind == kind]
         defaults[key] = default if default in of_kind else of_kind[0]
-    return Chosen(
+    return Selection(
         models_file=catalog.file,
         text=_text(catalog, sources),
         sources=tuple(sources),
@@ -121,11 +121,11 @@ def _text(catalog: Catalog, sources: Sequence[Source]) -> str:
     for file in catalog.files[1:]:
         other = file.read_text(encoding="utf-8")
         if file != shipped_file():
-            text = catalogue.with_layer(text, other, file=catalog.file)
+            text = models_toml.with_layer(text, other, file=catalog.file)
             continue
         packed = {source.name: f"{source.kind}s" for source in sources if source.kind in {"model", "embedder"}}
         wanted = [(table, name) for name, table in packed.items() if catalog.origins.get(name) == file]
-        text = catalogue.merged(text, other, wanted, defaults=(), file=catalog.file)
+        text = models_toml.merged(text, other, wanted, defaults=(), file=catalog.file)
     return text
 
 

@@ -4,8 +4,8 @@ import tomllib
 
 import pytest
 
-from localrag.bundle import catalogue
-from localrag.bundle.catalogue import Placed
+from localrag.bundle import models_toml
+from localrag.bundle.models_toml import Placed
 from localrag.errors import ConfigError
 
 TEXT = """# mine
@@ -27,7 +27,7 @@ PLACED = Placed(table="models", name="a", path="models/local/a/a.gguf", sha256="
 
 
 def rewritten(text, placed=(), defaults=None, templates=None, tmp_path="models.toml"):
-    return catalogue.rewritten(text, placed, defaults=defaults or {}, templates=templates or {}, file=tmp_path)
+    return models_toml.rewritten(text, placed, defaults=defaults or {}, templates=templates or {}, file=tmp_path)
 
 
 def test_what_need_not_change_stays_to_the_byte():
@@ -72,11 +72,11 @@ def test_any_form_of_tables_is_edited_or_refused(text):
 
 def test_only_what_is_lacking_is_merged():
     own = '# his\n[models.b]\npath = "his.gguf"  # kept\n'
-    made = catalogue.merged(own, TEXT, [("models", "a"), ("embedders", "e")], defaults=["default_model"], file="models.toml")
+    made = models_toml.merged(own, TEXT, [("models", "a"), ("embedders", "e")], defaults=["default_model"], file="models.toml")
     said = tomllib.loads(made)
     assert said["models"]["b"] == {"path": "his.gguf"}
     assert said["models"]["a"]["repo"] == "x/y"
     assert said["embedders"] == {"e": {"path": "e"}}
     assert said["default_model"] == "a"
     assert "# kept" in made
-    assert catalogue.merged(own, TEXT, [], defaults=[], file="models.toml") == own
+    assert models_toml.merged(own, TEXT, [], defaults=[], file="models.toml") == own

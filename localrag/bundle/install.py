@@ -5,6 +5,7 @@ What is there already and the same is left. What is there and differs stops it b
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tomllib
@@ -12,17 +13,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from localrag.bundle import catalogue
-from localrag.bundle.landing import State, imported, land, placed
+from localrag.bundle import models_toml
 from localrag.bundle.manifest import HOME, KBS, MODELS_FILE, Bundle, Manifest, Thing, copy, opened, refused
 from localrag.catalog import Progress, schema
 from localrag.catalog.checksums import hashed_file, sha256_of
 from localrag.catalog.sources import Stage, find, publish, published_path, staging
-from localrag.errors import BundleError, ConfigError, LocalragError, ModelFileError
+from localrag.errors import BundleError, ConfigError, KnowledgeBaseError, LocalragError, ModelFileError
 from localrag.files import file_error, make_private_folder, open_private
+from localrag.kb.knowledge_base import Folder
+from localrag.kb.transfer import content_sha256, import_from
 from localrag.settings import Settings, shipped_file
 
+State = Literal["added", "same", "replaced", "kept", "merged"]
+"""What became of a thing: it was not there, was there and the same, was replaced; models.toml can be kept as it is, or get entries."""
+_MAX_RECORD_BYTES = 64 * 1024
+_MAX_MTIME_NS = 2**62
 _ENTRIES: dict[str, str] = {"model": "models", "embedder": "embedders"}
 
 
@@ -61,11 +68,11 @@ def unbundle(file: Path, settings: Settings, progress: Progress, *, force: bool 
         with _disk_errors(settings.home), staging(settings.home, progress, what="unbundle") as stage:
             _read_all(bundle, stage.folder, progress)
             own = _own_models_file(file, made, stage.folder)
-            moves = [placed(thing, stage.folder, settings, force=force) for thing in _landing(made)]
-            kbs = [imported(file, thing, stage.folder, settings, force=force, progress=progress) for thing in _of_kind(made, "kb")]
+            moves = [_placed(thing, stage.folder, settings, force=force) for thing in _landing(made)]
+            kbs = [_imported(file, thing, stage.folder, settings, force=force, progress=progress) for thing in _of_kind(made, "kb")]
             text, state, notes = _models_toml(made, own, settings, stage.folder, force=force)
             for move in [*moves, *kbs]:
-                land(move, stage)
+                _land(move, stage)
             if text is not None:
                 _land_models_file(text, settings.home / MODELS_FILE, stage)
     done = [
@@ -160,7 +167,7 @@ def _models_toml(made: Manifest, own: bytes, settings: Settings, folder: Path, *
         spec = (known.models if thing.kind == "model" else known.embedders).get(thing.name) if thing.name in own_names else None
         if spec is None and thing.name in own_names:
             raise ConfigError(f"{target} has {thing.name} as something else than this {thing.kind}.", hint="Give it another name there.")
-        if spec is not None and catalogue.entry(there, table, thing.name) == catalogue.entry(text, table, thing.name):
+        if spec is not None and models_toml.entry(there, table, thing.name) == models_toml.entry(text, table, thing.name):
             continue
         if spec is not None:
             place = find(spec, settings.models_dir)
@@ -176,11 +183,108 @@ def _models_toml(made: Manifest, own: bytes, settings: Settings, folder: Path, *
             file=str(target),
             names=replaced,
         )
-    merged = catalogue.merged(there, text, wanted, defaults=("default_model", "default_embedder"), file=target)
+    merged = models_toml.merged(there, text, wanted, defaults=("default_model", "default_embedder"), file=target)
     notes = [f"{target} stays as it is but for these entries: its budgets, councils and other tables are not taken over from the bundle."]
     if merged == there:
         return None, "kept", notes
     return merged, "merged", notes
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What is to land: from the stage to the home."""
+
+    thing: Thing
+    staged: Path
+    target: Path
+    state: State
+
+
+def _placed(thing: Thing, folder: Path, settings: Settings, *, force: bool) -> Move:
+    """What becomes of a file or folder. ModelFileError for one that differs from what is there."""
+    staged, target = folder / thing.path, settings.home / thing.target
+    if not target.exists():
+        return Move(thing, staged, target, "added")
+    if _is_same(staged, target):
+        return Move(thing, staged, target, "same")
+    if not force and thing.kind != "copy":  # that one is made by localrag, and can be made again
+        raise ModelFileError(
+            f"The {thing.kind} {thing.name} is there already, and is another file: {target}.",
+            hint="Move that one away, or replace it (--force).",
+            name=thing.name,
+            path=str(target),
+        )
+    return Move(thing, staged, target, "replaced")
+
+
+def _is_same(staged: Path, target: Path) -> bool:
+    """Whether a file is the same, or a folder has every file of the other one."""
+    if staged.is_dir():
+        return target.is_dir() and all(_is_same(each, target / each.relative_to(staged)) for each in staged.rglob("*") if each.is_file())
+    if not target.is_file() or target.stat().st_size != staged.stat().st_size:
+        return False
+    return sha256_of(target) == sha256_of(staged)
+
+
+def _imported(file: Path, thing: Thing, folder: Path, settings: Settings, *, force: bool, progress: Progress) -> Move:
+    """A knowledge base made of its export, in the stage. KnowledgeBaseError where another one has its name."""
+    progress(f"checking {thing.name}", 0, None)
+    made = folder / "made"
+    try:
+        import_from(folder / thing.path, made, thing.name)
+    except KnowledgeBaseError as error:
+        reason = error.message.replace(str(folder / thing.path), thing.path).rstrip(".")
+        raise refused(file, reason) from None
+    place = Folder(settings.kb_dir, thing.name)
+    staged, target = made / thing.name, place.path.parent
+    if not place.path.is_file():
+        if target.exists():  # a folder without a knowledge base, as a killed indexer leaves one
+            return Move(thing, staged, target, "replaced")
+        return Move(thing, staged, target, "added")
+    with suppress(LocalragError):  # one that cannot be read differs
+        if _content(place) == content_sha256(staged / place.path.name):
+            return Move(thing, staged, target, "same")
+    if not force:
+        raise KnowledgeBaseError(
+            f"There is another knowledge base {thing.name!r} already.",
+            hint=f"Export it to keep it (localrag kb export {thing.name} FILE), then replace it (--force).",
+            kb=thing.name,
+        )
+    return Move(thing, staged, target, "replaced")
+
+
+def _content(place: Folder) -> str:
+    place.open()  # which brings its tables to today's form
+    place.close()
+    return content_sha256(place.path)
+
+
+def _land(move: Move, stage: Stage) -> None:
+    if move.state == "same":
+        return
+    if move.thing.kind == "kb" and move.target.exists():
+        _make_way(move.target, stage)
+    if move.thing.kind == "copy" and move.staged.suffix == ".gguf":
+        _keep_time(move.staged)
+    publish(move.staged, move.target, stage)
+
+
+def _make_way(target: Path, stage: Stage) -> None:
+    """Away with a knowledge base that is replaced: in its turn to write where there is one, and into the stage where there is none."""
+    place = Folder(target.parent, target.name)
+    if place.path.is_file():
+        place.remove()
+    else:
+        target.rename(stage.folder / f"replaced-{target.name}")
+
+
+def _keep_time(gguf: Path) -> None:
+    """The time of change that the verdict beside it knows it by; without it, its bytes would be hashed at every question."""
+    with suppress(OSError, ValueError, TypeError, RecursionError):
+        record = gguf.with_suffix(".json")
+        mtime_ns = json.loads(record.read_bytes()[:_MAX_RECORD_BYTES])["mtime_ns"]
+        if type(mtime_ns) is int and 0 < mtime_ns < _MAX_MTIME_NS:
+            os.utime(gguf, ns=(mtime_ns, mtime_ns))
 
 
 def _land_models_file(text: str, target: Path, stage: Stage) -> None:
