@@ -52,7 +52,7 @@ class Unbundled:
     """What became of every thing, and what a person should know of it."""
 
     manifest: Manifest
-    landed: tuple[Landed, ...]
+    installed: tuple[Landed, ...]
     notes: tuple[str, ...]
 
 
@@ -83,7 +83,7 @@ def unbundle(file: Path, settings: Settings, progress: Progress, *, force: bool 
     models_file = Landed(kind="models_file", name=MODELS_FILE, state=state, path=place, num_bytes=len(own))
     if above := [file for file in settings.models_files() if file != settings.home / MODELS_FILE]:
         notes.append(f"Here {above[0].absolute()} goes before {place}: its entries win over those of the same name.")
-    return Unbundled(manifest=made, landed=(*done, models_file), notes=tuple(notes))
+    return Unbundled(manifest=made, installed=(*done, models_file), notes=tuple(notes))
 
 
 def _read_all(bundle: Bundle, folder: Path, progress: Progress) -> None:

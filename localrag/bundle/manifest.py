@@ -25,9 +25,11 @@ from localrag.kb.names import NAME as KB_NAME
 
 FORMAT: Final = "localrag bundle"
 VERSION: Final = 1
-MANIFEST, STARTER, MODELS_FILE, HOME, WHEELS, KBS = "manifest.json", "__main__.py", "models.toml", "home/", "wheels/", "kb/"
+MANIFEST, BOOTSTRAP, MODELS_FILE = "manifest.json", "__main__.py", "models.toml"
+HOME, WHEELS, KBS = "home/", "wheels/", "kb/"
+LOCK = WHEELS + "requirements.lock"
 KB_SUFFIX = ".kb"
-PIECE_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 20
 _MAX_MANIFEST_BYTES = 8 << 20
 _MAX_FILES = 100_000
 _MAX_NAME_CHARS = 512
@@ -39,7 +41,7 @@ _DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, Over
 Kind = Literal["models_file", "model", "template", "embedder", "copy", "kb", "wheels", "starter"]
 """What a thing is; a "copy" is of an embedder, for llama.cpp."""
 _WHERE: dict[str, re.Pattern[str]] = {
-    "starter": re.compile(re.escape(STARTER)),
+    "starter": re.compile(re.escape(BOOTSTRAP)),
     "models_file": re.compile(re.escape(HOME + MODELS_FILE)),
     "model": re.compile(re.escape(HOME) + "models/.+"),
     "template": re.compile(re.escape(HOME) + r"models/templates/[A-Za-z0-9._-]+\.jinja"),
@@ -121,7 +123,7 @@ class Bundle:
         content = self.manifest.files[name]
         digest, left = hashlib.sha256(), content.num_bytes
         with _damage(self.file), self._archive.open(name) as source:
-            while piece := source.read(PIECE_BYTES):
+            while piece := source.read(BLOCK_BYTES):
                 left -= len(piece)
                 if left < 0:
                     raise refused(self.file, f"{name} is longer than it says")

@@ -1,4 +1,4 @@
-"""bundle(): what is chosen of this machine, in one zip that starts itself on another. Nothing here uses the network."""
+"""Write a selection of this machine into one zip that installs itself on another: bundle()."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import shutil
 import sys
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import metadata, resources
 from pathlib import Path
@@ -18,52 +18,20 @@ from typing import IO
 
 from localrag.bundle import manifest
 from localrag.bundle.manifest import Content, Kind, Manifest, Thing
-from localrag.bundle.requirements import ROOT, installed_extras, needed, offered_extras, opened_wheel
+from localrag.bundle.requirements import ROOT, Wheels
 from localrag.bundle.select import Selection, Source
-from localrag.bundle.wheelhouse import Wheel
 from localrag.catalog import Progress
 from localrag.errors import BundleError, ModelFileError
 from localrag.files import file_error
 from localrag.settings import Settings
 
 _TIME = (1980, 1, 1, 0, 0, 0)
-_ROOM_FOR_WHEELS = 0.45
-"""Of what is installed, as wheels: an estimate that is on the safe side of what was measured (0.3)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wheels:
-    """The wheels of a bundle: made of what is installed (`made`), or ready files; with them go the `extras` that they are enough for."""
-
-    made: tuple[Wheel, ...] = ()
-    extras: tuple[str, ...] = ()
-    ready: tuple[Path, ...] = ()
-
-    @classmethod
-    def of_installed(cls) -> Wheels:
-        """localrag and all that it needs, as it is installed here. BundleError for what cannot be packed."""
-        extras = installed_extras()
-        return cls(tuple(Wheel.of(each) for each in needed(extras)), tuple(extras))
-
-    @classmethod
-    def of_folder(cls, folder: Path) -> Wheels:
-        """The wheels in a folder, one of localrag among them."""
-        ready = tuple(sorted(file for file in folder.glob("*.whl") if file.is_file()))
-        if not any(file.name.startswith(f"{ROOT}-") for file in ready):
-            raise BundleError(
-                f"{folder} has no wheel of localrag among its {len(ready)}.", hint=f"Make one there: pip wheel -w {folder} PATH-OF-LOCALRAG"
-            )
-        return cls(extras=tuple(offered_extras(ready)), ready=ready)
-
-    @property
-    def installed_bytes(self) -> int:
-        """What they take when they are installed."""
-        return sum(wheel.num_bytes for wheel in self.made) + sum(map(_unpacked_bytes, self.ready))
+"""Modification time of every entry; the earliest that a zip can hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundled:
-    """What was written: the file, its size and its sha256, and what is in it."""
+    """The file that was written, with its size, sha256 and manifest, and notes for the user."""
 
     file: Path
     num_bytes: int
@@ -88,32 +56,37 @@ class Bundled:
         }
 
 
-def bundle(out: Path, chosen: Selection, wheels: Wheels, settings: Settings, progress: Progress) -> Bundled:
-    """Writes a bundle in place of what is at `out`: all of it, or nothing. BundleError, or the error of what cannot be read."""
-    _check_room(out, chosen, wheels)
-    beside = out.with_name(f".{out.name}.{secrets.token_hex(8)}")
-    scratch = beside.with_name(f"{beside.name}.kb")
+def bundle(out: Path, selection: Selection, wheels: AbstractContextManager[Wheels], settings: Settings, progress: Progress) -> Bundled:
+    """Write a bundle to `out`, replacing any file there. On failure `out` is unchanged.
+
+    `wheels` is entered once `out` proves writable. Raises BundleError, or the error of a model or knowledge base that cannot be read.
+    """
+    temporary = out.with_name(f".{out.name}.{secrets.token_hex(8)}")
+    exported = temporary.with_name(f"{temporary.name}.kb")
     try:
         with _disk_errors(out):
-            with beside.open("xb") as raw:
-                packer = _Packer(raw, progress, chosen.num_bytes + wheels.installed_bytes)
-                made = packer.pack(chosen, wheels, settings, scratch)
+            with temporary.open("xb") as raw:
+                _check_space(out, selection)
+                with wheels as ready:
+                    _check_space(out, selection, ready)
+                    packer = _Packer(raw, progress, selection.num_bytes + ready.num_bytes)
+                    made = packer.pack(selection, ready, settings, exported)
                 raw.flush()
                 os.fsync(raw.fileno())
             progress("hashing the bundle", 0, None)
-            with beside.open("rb") as data:
+            with temporary.open("rb") as data:
                 sha256 = hashlib.file_digest(data, "sha256").hexdigest()
-            beside.replace(out)
+            temporary.replace(out)
     finally:
-        for left in (beside, scratch):
+        for file in (temporary, exported):
             with suppress(OSError):
-                left.unlink(missing_ok=True)
-    return Bundled(file=out, num_bytes=out.stat().st_size, sha256=sha256, manifest=made, notes=chosen.notes)
+                file.unlink(missing_ok=True)
+    return Bundled(file=out, num_bytes=out.stat().st_size, sha256=sha256, manifest=made, notes=selection.notes)
 
 
 @dataclass(slots=True)
 class _Packer:
-    """The zip that is being written, and the manifest that goes into it last."""
+    """Writes the zip, and collects the manifest that goes into it last."""
 
     raw: IO[bytes]
     progress: Progress
@@ -122,49 +95,49 @@ class _Packer:
     things: list[Thing] = field(default_factory=list)
     files: dict[str, Content] = field(default_factory=dict)
 
-    def pack(self, chosen: Selection, wheels: Wheels, settings: Settings, scratch: Path) -> Manifest:
+    def pack(self, selection: Selection, wheels: Wheels, settings: Settings, exported: Path) -> Manifest:
         with zipfile.ZipFile(self.raw, "w", zipfile.ZIP_STORED) as archive:
-            starter = resources.files("localrag.bundle").joinpath("bootstrap.py").read_bytes()
-            self._thing(archive, "starter", "starter", manifest.STARTER, starter)
-            hashes = {source: self._source(archive, source) for source in chosen.sources}
-            self._thing(archive, "models_file", manifest.MODELS_FILE, manifest.HOME + manifest.MODELS_FILE, chosen.models_toml(hashes))
-            for name in chosen.kbs:
-                self._knowledge_base(archive, name, settings, scratch)
-            self._wheels(archive, wheels)
-            made = self._manifest(chosen, wheels)
+            bootstrap = resources.files("localrag.bundle").joinpath("bootstrap.py").read_bytes()
+            self._add_data(archive, "starter", "starter", manifest.BOOTSTRAP, bootstrap)
+            hashes = {source: self._add_source(archive, source) for source in selection.sources}
+            models_toml = selection.models_toml(hashes)
+            self._add_data(archive, "models_file", manifest.MODELS_FILE, manifest.HOME + manifest.MODELS_FILE, models_toml)
+            for name in selection.kbs:
+                self._add_knowledge_base(archive, name, settings, exported)
+            self._add_wheels(archive, wheels)
+            made = self._manifest(selection, wheels)
             archive.writestr(_entry(manifest.MANIFEST, zipfile.ZIP_DEFLATED), made.to_json())
         return made
 
-    def _manifest(self, chosen: Selection, wheels: Wheels) -> Manifest:
-        is_ours = bool(wheels.made)
+    def _manifest(self, selection: Selection, wheels: Wheels) -> Manifest:
+        is_for_here = bool(wheels.lock)
         return Manifest(
             localrag=metadata.version(ROOT),
-            python=f"{sys.version_info.major}.{sys.version_info.minor}" if is_ours else None,
-            python_tag=sys.implementation.cache_tag if is_ours else None,
-            system=platform.system() if is_ours else None,
-            machine=platform.machine() if is_ours else None,
-            libc=" ".join(platform.libc_ver()) if is_ours else "",
+            python=f"{sys.version_info.major}.{sys.version_info.minor}" if is_for_here else None,
+            python_tag=sys.implementation.cache_tag if is_for_here else None,
+            system=platform.system() if is_for_here else None,
+            machine=platform.machine() if is_for_here else None,
+            libc=" ".join(platform.libc_ver()) if is_for_here else "",
             extras=list(wheels.extras),
             installed_bytes=wheels.installed_bytes,
-            default_model=chosen.defaults.get("default_model"),
-            default_embedder=chosen.defaults.get("default_embedder"),
+            default_model=selection.defaults.get("default_model"),
+            default_embedder=selection.defaults.get("default_embedder"),
             things=self.things,
             files=self.files,
         )
 
-    def _thing(self, archive: zipfile.ZipFile, kind: Kind, name: str, path: str, data: bytes) -> None:
+    def _add_data(self, archive: zipfile.ZipFile, kind: Kind, name: str, path: str, data: bytes) -> None:
         self.things.append(Thing(kind=kind, name=name, path=path))
-        archive.writestr(_entry(path, zipfile.ZIP_DEFLATED), data)
-        self.files[path] = Content(sha256=hashlib.sha256(data).hexdigest(), num_bytes=len(data))
+        self._write(archive, path, data)
 
-    def _source(self, archive: zipfile.ZipFile, source: Source) -> str:
-        """A file or folder as it is; gives the sha256 of its weights, which has to be the one that models.toml gives."""
+    def _add_source(self, archive: zipfile.ZipFile, source: Source) -> str:
+        """Add a file or folder as it is. Returns the sha256 of its weights; raises ModelFileError if models.toml gives another one."""
         self.things.append(Thing(kind=source.kind, name=source.name, path=source.path))
         weights = ""
         for path, file in source.files():
-            found = self._file(archive, path, file, f"{source.kind} {source.name}")
+            sha256 = self._add_file(archive, path, file, f"{source.kind} {source.name}")
             if file == source.weights:
-                weights = found
+                weights = sha256
         if source.sha256 is not None and weights != source.sha256:
             raise ModelFileError(
                 f"The file of {source.name} is not the one that models.toml describes: its sha256 is {weights}, not {source.sha256}.",
@@ -173,92 +146,61 @@ class _Packer:
             )
         return weights
 
-    def _knowledge_base(self, archive: zipfile.ZipFile, name: str, settings: Settings, scratch: Path) -> None:
+    def _add_knowledge_base(self, archive: zipfile.ZipFile, name: str, settings: Settings, exported: Path) -> None:
         from localrag.kb import KnowledgeBase  # noqa: PLC0415  # weight
 
         self.progress(f"exporting {name}", self.done, self.total)
         with KnowledgeBase.open(settings.kb_dir, name) as kb:
-            before = self.done + kb.path.stat().st_size
-            kb.export(scratch)
+            done = self.done + kb.path.stat().st_size
+            kb.export(exported)
         path = f"{manifest.KBS}{name}{manifest.KB_SUFFIX}"
         self.things.append(Thing(kind="kb", name=name, path=path))
-        self._file(archive, path, scratch, f"knowledge base {name}")
-        self.done = before
-        scratch.unlink()
+        self._add_file(archive, path, exported, f"knowledge base {name}")
+        self.done = done
+        exported.unlink()
 
-    def _wheels(self, archive: zipfile.ZipFile, wheels: Wheels) -> None:
-        if wheels.made or wheels.ready:
+    def _add_wheels(self, archive: zipfile.ZipFile, wheels: Wheels) -> None:
+        if wheels.files:
             self.things.append(Thing(kind="wheels", name="wheels", path=manifest.WHEELS[:-1]))
-        for file in wheels.ready:
-            self._file(archive, manifest.WHEELS + file.name, file, "wheels")
-        for wheel in wheels.made:
-            path = manifest.WHEELS + wheel.filename
+        for file in wheels.files:
+            self._add_file(archive, manifest.WHEELS + file.name, file, "wheels")
+        if wheels.lock:
+            self._write(archive, manifest.LOCK, wheels.lock.encode("utf-8"))
 
-            def count(num_bytes: int) -> None:
-                self.done += num_bytes
-                self.progress("packing wheels", self.done, self.total)
+    def _write(self, archive: zipfile.ZipFile, path: str, data: bytes) -> None:
+        archive.writestr(_entry(path, zipfile.ZIP_DEFLATED), data)
+        self.files[path] = Content(sha256=hashlib.sha256(data).hexdigest(), num_bytes=len(data))
 
-            with archive.open(_entry(path), "w", force_zip64=True) as out:
-                hashing = _Hashing(out)
-                wheel.write(hashing, count)
-            self.files[path] = hashing.content()
-
-    def _file(self, archive: zipfile.ZipFile, path: str, file: Path, what: str) -> str:
-        with file.open("rb") as source, archive.open(_entry(path), "w", force_zip64=True) as out:
-            hashing = _Hashing(out)
-            while piece := source.read(manifest.PIECE_BYTES):
-                hashing.write(piece)
-                self.done += len(piece)
-                self.progress(f"packing {what}", self.done, self.total)
-        self.files[path] = hashing.content()
-        return self.files[path].sha256
+    def _add_file(self, archive: zipfile.ZipFile, path: str, file: Path, what: str) -> str:
+        """Copy a file in blocks; returns its sha256."""
+        digest, num_bytes = hashlib.sha256(), 0
+        with file.open("rb") as source, archive.open(_entry(path), "w", force_zip64=True) as target:
+            while block := source.read(manifest.BLOCK_BYTES):
+                target.write(block)
+                digest.update(block)
+                num_bytes += len(block)
+                self.progress(f"packing {what}", self.done + num_bytes, self.total)
+        self.done += num_bytes
+        self.files[path] = Content(sha256=digest.hexdigest(), num_bytes=num_bytes)
+        return digest.hexdigest()
 
 
-class _Hashing:
-    """Where bytes are written through, and hashed; nothing is read back or written twice, so a zip can be written into a zip."""
-
-    def __init__(self, out: IO[bytes]) -> None:
-        self._out = out
-        self._digest = hashlib.sha256()
-        self._num_bytes = 0
-
-    def write(self, data: bytes) -> int:
-        self._digest.update(data)
-        self._num_bytes += len(data)
-        return self._out.write(data)
-
-    def flush(self) -> None:
-        self._out.flush()
-
-    def close(self) -> None:
-        """Whoever opened it closes it."""
-
-    def content(self) -> Content:
-        return Content(sha256=self._digest.hexdigest(), num_bytes=self._num_bytes)
-
-
-def _entry(name: str, packing: int = zipfile.ZIP_STORED) -> zipfile.ZipInfo:
-    """Models and wheels are stored: they hardly pack at all, and are read back at the speed of the disk."""
+def _entry(name: str, compression: int = zipfile.ZIP_STORED) -> zipfile.ZipInfo:
+    """Return an entry of the zip. Models and wheels are stored: they hardly compress, and stored files are read at disk speed."""
     entry = zipfile.ZipInfo(name, _TIME)
-    entry.compress_type = packing
+    entry.compress_type = compression
     entry.external_attr = 0o100644 << 16
     return entry
 
 
-def _unpacked_bytes(wheel: Path) -> int:
-    with opened_wheel(wheel) as archive:
-        return sum(entry.file_size for entry in archive.infolist())
-
-
-def _check_room(out: Path, chosen: Selection, wheels: Wheels) -> None:
-    made = sum(wheel.num_bytes for wheel in wheels.made)
-    needed_bytes = chosen.num_bytes + 2 * chosen.largest_kb_bytes  # while it is exported it is there twice more
-    needed_bytes += int(made * _ROOM_FOR_WHEELS) + sum(file.stat().st_size for file in wheels.ready)
+def _check_space(out: Path, selection: Selection, wheels: Wheels | None = None) -> None:
+    needed_bytes = selection.num_bytes + 2 * selection.largest_kb_bytes  # its export needs two more copies for a moment
+    needed_bytes += wheels.num_bytes if wheels else 0
     free_bytes = shutil.disk_usage(out.absolute().parent).free
     if needed_bytes > free_bytes:
         raise BundleError(
-            f"The bundle takes about {needed_bytes / 1e6:.0f} MB, and the disk of {out.absolute().parent} has {free_bytes / 1e6:.0f} free.",
-            hint="Make room, write it to another disk, or choose less (--kb, --model, --no-wheelhouse).",
+            f"The bundle needs about {needed_bytes / 1e6:.0f} MB, but {out.absolute().parent} has {free_bytes / 1e6:.0f} MB free.",
+            hint="Free some space, write to another disk, or include less (--kb, --model, --no-wheelhouse).",
             needed_bytes=needed_bytes,
             free_bytes=free_bytes,
         )

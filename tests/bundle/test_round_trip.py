@@ -20,7 +20,7 @@ from tests.kb.support import contents
 
 
 def states(done):
-    return {(each.kind, each.name): each.state for each in done.landed}
+    return {(each.kind, each.name): each.state for each in done.installed}
 
 
 def catalog_of(settings):
@@ -118,7 +118,7 @@ def test_what_differs_stays_unless_it_is_to_be_replaced(bundled, other, change, 
     assert tree(other.home) == before
     assert not list(other.home.glob(".unbundle-*"))
     done = unbundle(bundled.file, other, no_progress, force=True)
-    assert [each.name for each in done.landed if each.state not in {"same", "kept", "merged"}] or change is change_entry
+    assert [each.name for each in done.installed if each.state not in {"same", "kept", "merged"}] or change is change_entry
     assert states(unbundle(bundled.file, other, no_progress)).keys() == states(fresh).keys()
     with KnowledgeBase.open(other.kb_dir, "notes") as kb, closing(sqlite3.connect(kb.path)) as db:
         assert ("mine",) not in db.execute("SELECT title FROM documents").fetchall()
