@@ -50,6 +50,7 @@ RUN = {"console", "python", "toml", "text"}
 PLAIN = re.compile(r'(cat \S+ \| )?localrag ([^|<>&;$`*"\n]|"[^$`"\n]*")*')
 """A command line that needs no shell."""
 FOREIGN_OPTIONS = {"--no-stream", "--schema", "--no-index", "--find-links", "--force-reinstall", "--no-deps", "--no-binary", "--wheel-dir"}
+FOREIGN_OPTIONS |= {"--no-cache-dir", "--require-hashes"}
 FOREIGN_OPTIONS |= {"--map-root-user", "--net", "--indent", "--document-tokens", "--members", "--help", "--reuse-chunks"}
 FOREIGN_OPTIONS |= {"--seeded", "--each", "--rounds"}
 """Of other programs, and one that was tried and left out."""

@@ -1,14 +1,13 @@
-"""One zip that carries localrag to a machine without a network: wheels, models, knowledge bases, and what starts it there.
+"""One zip that carries localrag to a machine without a network: wheels, models, knowledge bases, and the script that installs them.
 
-choosing.py    what goes in, found and checked before anything is written
-packing.py     what is chosen, into one file: bundle()
-unpacking.py   back into a home, checked before anything lands: unbundle()
-landing.py     what becomes of each thing beside what is there, and the rename by which it lands
-manifest.py    what a bundle says of itself, and every check of an archive that nobody vouches for
-catalogue.py   models.toml for another machine, and into one that is there
-needed.py      which distributions localrag needs, as they are installed
-wheelhouse.py  an installed distribution back into a wheel
-starter.py     the zip's own __main__: a virtual environment from the wheels; standard library only
+select.py        choose what goes in, and check it before anything is written
+requirements.py  lock the packages localrag needs to their installed versions, and get their wheels from pip or a folder
+pack.py          write the selection into one file: bundle()
+manifest.py      the manifest, and every check of an untrusted archive
+install.py       restore a bundle into a home: unbundle()
+models_toml.py   rewrite and merge models.toml
+bootstrap.py     the zip's __main__: make a virtual environment from the wheels; standard library only
 
-OUT.zip:  __main__.py  manifest.json  wheels/*.whl  kb/NAME.kb  home/models.toml  home/models/...  home/embedders/...
+OUT.zip:  __main__.py  manifest.json  wheels/*.whl  wheels/requirements.lock  kb/NAME.kb  home/models.toml  home/models/...
+home/embedders/...
 """

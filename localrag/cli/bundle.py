@@ -1,7 +1,8 @@
-"""bundle and unbundle: localrag on a USB stick, for a machine without a network."""
+"""bundle and unbundle: carry localrag to a machine without a network."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,15 +17,15 @@ from localrag.text.sanitize import safe
 
 if TYPE_CHECKING:
     from localrag.bundle.manifest import Manifest
-    from localrag.bundle.packing import Wheels
+    from localrag.bundle.requirements import Wheels
 
-_KINDS = {
-    "starter": "what starts it",
+_LABELS = {
+    "starter": "installer",
     "models_file": "models.toml",
     "model": "model",
     "template": "chat template",
     "embedder": "embedder",
-    "copy": "its copy for llama.cpp",
+    "copy": "llama.cpp copy",
     "kb": "knowledge base",
     "wheels": "wheels",
 }
@@ -32,23 +33,22 @@ _KINDS = {
 
 @click.command("bundle", short_help="Pack localrag, models and knowledge bases into one file for an offline machine.")
 @click.argument("out", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--kb", "kbs", multiple=True, metavar="NAME", help="A knowledge base to include. Repeatable.  [default: all]")
-@click.option("--model", "models", multiple=True, metavar="NAME|FILE", help="A model to include. Repeatable.  [default: the default model]")
+@click.option("--kb", "kbs", multiple=True, metavar="NAME", help="Knowledge base to include. Repeatable.  [default: all]")
+@click.option("--model", "models", multiple=True, metavar="NAME|FILE", help="Model to include. Repeatable.  [default: the default model]")
 @click.option(
     "--embedder",
     "embedders",
     multiple=True,
     metavar="NAME|FILE",
-    help="An embedder to include. Repeatable.  [default: the default embedder]",
+    help="Embedder to include. Repeatable.  [default: the default embedder]",
 )
 @click.option(
     "--wheelhouse",
-    "folder",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     metavar="DIR",
-    help="A folder of wheels to include, instead of the packages installed here.",
+    help="Include the wheels in DIR instead of fetching them. Needs no network.",
 )
-@click.option("--no-wheelhouse", is_flag=True, help="Include no wheels, for a machine that already has localrag.")
+@click.option("--no-wheelhouse", is_flag=True, help="Include no wheels, for a machine that already has localrag. Needs no network.")
 @options.models_file
 @options.as_json
 def bundle_command(
@@ -56,65 +56,75 @@ def bundle_command(
     kbs: tuple[str, ...],
     models: tuple[str, ...],
     embedders: tuple[str, ...],
-    folder: Path | None,
+    wheelhouse: Path | None,
     no_wheelhouse: bool,
     settings: Settings,
     as_json: bool,
 ) -> None:
-    """Pack localrag as it is installed here, models, knowledge bases and models.toml into the zip OUT, or - for stdout.
+    """Pack localrag, its packages, models, knowledge bases and models.toml into the zip OUT, or - for stdout. An existing OUT is replaced.
 
-    An OUT that exists is replaced.
+    pip fetches each package in the version installed here, from its cache or the package index. That is the only step that needs a
+    network.
 
-    On the other machine, which needs the same Python (3.11, say) and nothing else, `python3 OUT FOLDER` installs it; one that has
-    localrag takes it in by `localrag unbundle OUT`. Neither uses the network.
+    The other machine needs the same version of Python (e.g. 3.11) and no network: `python3 OUT FOLDER` installs the bundle. If localrag
+    is installed there already, use `localrag unbundle OUT`.
 
     \b
       localrag bundle /media/stick/localrag.zip
       localrag bundle notes.zip --kb notes --no-wheelhouse
     """
-    if folder is not None and no_wheelhouse:
+    if wheelhouse is not None and no_wheelhouse:
         raise UsageError("--wheelhouse and --no-wheelhouse exclude each other.", hint="Leave one out.")
     if out == STANDARD_OUTPUT:
         check_free_stdout("OUT", as_json=as_json)
     elif not out.absolute().parent.is_dir():
         raise UsageError(f"There is no folder {out.absolute().parent}.", hint="Make it, or name another OUT.")
-    from localrag.bundle.choosing import choose  # noqa: PLC0415  # weight
-    from localrag.bundle.packing import Wheels, bundle  # noqa: PLC0415
+    from localrag.bundle.pack import bundle  # noqa: PLC0415  # weight
+    from localrag.bundle.select import select  # noqa: PLC0415
 
     with render.Progress("Bundle") as progress:
-        progress("looking at what is here", 0, None)
-        chosen = choose(settings, models=models, embedders=embedders, kbs=kbs)
-        wheels = Wheels() if no_wheelhouse else _wheels(Wheels, folder)
+        progress("checking models and knowledge bases", 0, None)
+        selection = select(settings, models=models, embedders=embedders, kbs=kbs)
+        wheels = _wheels(wheelhouse, progress, none=no_wheelhouse)
         if out == STANDARD_OUTPUT:
             with binary_stdout("OUT") as file:
-                made = bundle(file, chosen, wheels, settings, progress)
+                made = bundle(file, selection, wheels, settings, progress)
             note(f"Wrote {render.size(made.num_bytes)}, sha256 {made.sha256}")
             return
-        made = bundle(out, chosen, wheels, settings, progress)
+        made = bundle(out, selection, wheels, settings, progress)
     if as_json:
         emit(made.to_dict())
         return
     render.table(("What", "Name", "Files", "Size"), _rows(made.manifest), right=("Files", "Size"))
-    for each in made.notes:
-        note(f"Note: {safe(each)}")
+    for text in made.notes:
+        note(f"Note: {safe(text)}")
     note(f"Wrote {safe(str(out))}: {render.size(made.num_bytes)}, sha256 {made.sha256}")
+    command = f"localrag unbundle {safe(out.name)}" if no_wheelhouse else f"python3 {safe(out.name)} FOLDER"
     if made.manifest.python:
-        where = f"{made.manifest.system} on {made.manifest.machine}"
-        note(f"For Python {made.manifest.python}, {where}, with a processor like this one: python3 {safe(out.name)} FOLDER")
+        platform = f"{made.manifest.system} on {made.manifest.machine}"
+        note(f"For Python {made.manifest.python}, {platform}, with a processor like this one. Install it with: {command}")
     else:
-        note(f"There: {'python3 ' + safe(out.name) + ' FOLDER' if wheels.ready else 'localrag unbundle ' + safe(out.name)}")
+        note(f"Install it with: {command}")
 
 
-def _wheels(kind: type[Wheels], folder: Path | None) -> Wheels:
-    return kind.of_installed() if folder is None else kind.of_folder(folder)
+def _wheels(wheelhouse: Path | None, progress: render.Progress, *, none: bool) -> AbstractContextManager[Wheels]:
+    from localrag.bundle.requirements import Wheels, fetched_wheels, ready_wheels  # noqa: PLC0415  # weight
+
+    if none:
+        return nullcontext(Wheels())
+    return fetched_wheels(progress) if wheelhouse is None else nullcontext(ready_wheels(wheelhouse))
 
 
 def _rows(manifest: Manifest) -> list[tuple[str, str, int, str]]:
+    unnamed = {"starter", "models_file", "wheels"}
     return [
-        (_KINDS[thing.kind], "" if thing.kind in {"starter", "models_file", "wheels"} else thing.name, len(files), render.size(num_bytes))
+        (
+            _LABELS[thing.kind],
+            "" if thing.kind in unnamed else thing.name,
+            len(manifest.files_of(thing)),
+            render.size(manifest.num_bytes_of(thing)),
+        )
         for thing in manifest.things
-        for files in (manifest.files_of(thing),)
-        for num_bytes in (sum(content.num_bytes for content in files.values()),)
     ]
 
 
@@ -124,12 +134,12 @@ def _rows(manifest: Manifest) -> list[tuple[str, str, int, str]]:
 @options.models_file
 @options.as_json
 def unbundle_command(file: Path, force: bool, settings: Settings, as_json: bool) -> None:
-    """Take the models, embedders, knowledge bases and models.toml of a bundle into the home. All of FILE is checked before anything lands.
+    """Install the models, embedders, knowledge bases and models.toml of a bundle. All of FILE is checked first.
 
-    What is here already and the same is left. What differs is an error, and nothing lands, unless --force is given. A models.toml that is
-    here gets the entries that it lacks, and stays as it is otherwise.
+    Identical models and knowledge bases are skipped. If one differs, the command fails and changes nothing, unless --force is given. An
+    existing models.toml gets the entries it lacks, and is otherwise unchanged.
     """
-    from localrag.bundle.unpacking import unbundle  # noqa: PLC0415  # weight
+    from localrag.bundle.install import unbundle  # noqa: PLC0415  # weight
 
     with render.Progress("Unbundle") as progress:
         done = unbundle(file, settings, progress, force=force)
@@ -140,12 +150,12 @@ def unbundle_command(file: Path, force: bool, settings: Settings, as_json: bool)
                 "localrag": done.manifest.localrag,
                 "default_model": done.manifest.default_model,
                 "default_embedder": done.manifest.default_embedder,
-                "contents": [each.to_dict() for each in done.landed],
+                "contents": [each.to_dict() for each in done.installed],
                 "notes": list(done.notes),
             }
         )
         return
-    rows = [(_KINDS[each.kind], each.name, render.size(each.num_bytes), each.state, each.path) for each in done.landed]
+    rows = [(_LABELS[each.kind], each.name, render.size(each.num_bytes), each.state, each.path) for each in done.installed]
     render.table(("What", "Name", "Size", "State", "Path"), rows, right=("Size",))
-    for each in done.notes:
-        note(f"Note: {safe(each)}")
+    for text in done.notes:
+        note(f"Note: {safe(text)}")

@@ -1,9 +1,15 @@
 """A machine with a model, an embedder and a knowledge base whose files hold next to nothing, and a bundle of them."""
 
+import base64
+import hashlib
+import zipfile
+from contextlib import nullcontext
+
 import pytest
 
-from localrag.bundle.choosing import choose
-from localrag.bundle.packing import Wheels, bundle
+from localrag.bundle.pack import bundle
+from localrag.bundle.requirements import Wheels
+from localrag.bundle.select import select
 from localrag.kb import KnowledgeBase
 from localrag.settings import Settings
 from tests.bert_folders import write_folder
@@ -58,7 +64,7 @@ def pack(machine, tmp_path):
     """Writes a bundle of the machine, without wheels if none are given; gives what was written."""
 
     def run(name="out.zip", *, wheels=None, settings=machine, **chosen):
-        return bundle(tmp_path / name, choose(settings, **chosen), wheels or Wheels(), settings, no_progress)
+        return bundle(tmp_path / name, select(settings, **chosen), nullcontext(wheels or Wheels()), settings, no_progress)
 
     return run
 
@@ -81,3 +87,25 @@ def tree(folder):
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not path.name.endswith((".lock", "-wal", "-shm"))
     }
+
+
+def metadata_text(name, version, *lines):
+    return "\n".join(["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", *lines, ""])
+
+
+def make_wheel(folder, name, version, files, *lines):
+    """Write a wheel with these text files and lines of METADATA; returns its path."""
+    info = f"{name}-{version}.dist-info"
+    files = files | {
+        f"{info}/METADATA": metadata_text(name, version, *lines),
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    rows = [
+        f"{path},sha256={base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b'=').decode()},{len(text)}"
+        for path, text in files.items()
+    ]
+    wheel = folder / f"{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for path, text in (files | {f"{info}/RECORD": "\n".join([*rows, f"{info}/RECORD,,", ""])}).items():
+            archive.writestr(path, text)
+    return wheel

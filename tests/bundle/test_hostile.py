@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from localrag.bundle.manifest import is_harmless, opened
-from localrag.bundle.unpacking import unbundle
+from localrag.bundle.install import unbundle
+from localrag.bundle.manifest import is_safe_name, open_bundle
 from localrag.errors import BundleError, LocalragError
 from localrag.settings import Settings
 from tests.bundle.conftest import no_progress, tree
@@ -89,7 +89,7 @@ def test_a_link_a_folder_a_pipe_and_a_device(parts, refused, mode):
     _, files = parts
     link = zipfile.ZipInfo(TINY)
     link.external_attr = mode << 16
-    assert "no file" in refused([*((name, data) for name, data in files.items() if name != TINY), (link, b"/etc/passwd")])
+    assert "not a regular file" in refused([*((name, data) for name, data in files.items() if name != TINY), (link, b"/etc/passwd")])
 
 
 def test_what_is_missing_too_much_or_twice(parts, refused):
@@ -98,7 +98,7 @@ def test_what_is_missing_too_much_or_twice(parts, refused):
     assert "not in its manifest" in refused([*files.items(), ("home/models/more.gguf", b"x")])
     with pytest.warns(UserWarning, match="Duplicate name"):
         assert "twice" in refused([*files.items(), (TINY, files[TINY])])
-    assert "only by their case" in refused([*files.items(), (TINY.upper(), b"")])
+    assert "only in case" in refused([*files.items(), (TINY.upper(), b"")])
 
 
 def test_what_is_damaged(parts, refused):
@@ -128,7 +128,7 @@ def test_a_thing_where_none_of_its_kind_may_be(parts, refused, kind, path):
     manifest["things"].append({"kind": kind, "name": "evil", "path": path})
     manifest["files"][path] = content(b"evil")
     message = refused([*files.items(), (path, b"evil")])
-    assert "where none may be" in message or "unsafe name" in message or "inside of something else" in message
+    assert "where none is allowed" in message or "unsafe name" in message or "inside something else" in message
 
 
 def test_things_that_do_not_agree(parts, refused):
@@ -137,14 +137,14 @@ def test_things_that_do_not_agree(parts, refused):
     things = list(manifest["things"])
     for extra, reason in (
         ({**model}, "twice"),
-        ({**model, "path": "home/models/local"}, "inside of something else"),
-        ({**model, "path": "home/models/none"}, "has nothing of"),
+        ({**model, "path": "home/models/local"}, "inside something else"),
+        ({**model, "path": "home/models/none"}, "has no files for"),
         ({"kind": "kb", "name": "other", "path": "kb/notes2.kb"}, "knowledge base 'other'"),
     ):
         manifest["things"] = [*things, extra]
         assert reason in refused()
     manifest["things"] = [thing for thing in things if thing is not model]
-    assert "of nothing that it has" in refused()
+    assert "belongs to nothing in it" in refused()
 
 
 def test_a_models_toml_that_leads_elsewhere(parts, refused):
@@ -155,8 +155,8 @@ def test_a_models_toml_that_leads_elsewhere(parts, refused):
         (good.replace("models/local/tiny/tiny.gguf", "models/local/tiny/../../../x"), "in another place"),
         (good.replace("models.tiny]", "models.other]").replace('"tiny"', '"other"'), "has no model 'tiny'"),
         (good.replace('default_model = "tiny"', 'default_model = "elsewhere"'), "default model 'elsewhere' is not in it"),
-        (good + "[nonsense]\n", "models.toml is not one"),
-        ("[models\n", "models.toml is not one"),
+        (good + "[nonsense]\n", "models.toml is invalid"),
+        ("[models\n", "models.toml is invalid"),
     ):
         files["home/models.toml"] = bad.encode()
         manifest["files"]["home/models.toml"] = content(bad.encode())
@@ -212,7 +212,7 @@ def test_no_zip_at_all(tmp_path):
 
 @given(name=st.text(min_size=0, max_size=30) | st.from_regex(r"[a./\\: ]{1,12}", fullmatch=True))
 def test_a_harmless_name_stays_where_it_begins(name):
-    if is_harmless(name):
+    if is_safe_name(name):
         path = PurePosixPath("/root") / name
         assert path.is_relative_to("/root/")
         assert ".." not in path.parts
@@ -229,9 +229,9 @@ def test_any_damaged_byte_is_found_or_says_nothing(bundled, tmp_path, data):
     change = data.draw(st.integers(1, 255))
     bad = tmp_path / "flipped.zip"
     bad.write_bytes(whole[:at] + bytes([whole[at] ^ change]) + whole[at + 1 :])
-    with suppress(LocalragError), opened(bad) as bundle:
+    with suppress(LocalragError), open_bundle(bad) as bundle:
         for name in bundle.manifest.files:
-            assert b"".join(bundle.pieces(name)) == files[name]
+            assert b"".join(bundle.blocks(name)) == files[name]
 
 
 JSON = st.recursive(
@@ -253,6 +253,6 @@ def test_any_manifest_is_read_or_refused(parts, tmp_path, data):
         key = data.draw(st.sampled_from(sorted(node) if isinstance(node, dict) else range(len(node))))
     node[key] = data.draw(JSON)
     write(tmp_path / "odd.zip", files.items(), manifest)
-    with suppress(LocalragError), opened(tmp_path / "odd.zip") as bundle:
+    with suppress(LocalragError), open_bundle(tmp_path / "odd.zip") as bundle:
         for name in bundle.manifest.files:
-            b"".join(bundle.pieces(name))
+            b"".join(bundle.blocks(name))

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from localrag.bundle.unpacking import unbundle
+from localrag.bundle.install import unbundle
 from localrag.catalog import Catalog
 from localrag.errors import BundleError, ConfigError, KnowledgeBaseError, ModelFileError, ModelNotFoundError, UsageError
 from localrag.kb import KnowledgeBase
@@ -20,7 +20,7 @@ from tests.kb.support import contents
 
 
 def states(done):
-    return {(each.kind, each.name): each.state for each in done.landed}
+    return {(each.kind, each.name): each.state for each in done.installed}
 
 
 def catalog_of(settings):
@@ -63,7 +63,7 @@ def test_a_bundle_says_what_it_is(bundled):
     said = bundled.to_dict()
     assert said["num_bytes"] == bundled.file.stat().st_size
     assert [each["kind"] for each in said["contents"]] == ["starter", "model", "embedder", "template", "models_file", "kb"]
-    assert said["notes"] == ["notes was indexed with an embedder that is not in the bundle: there it is searched with --mode keyword only."]
+    assert said["notes"] == ["notes was indexed with an embedder that is not in the bundle. Search it there with --mode keyword only."]
 
 
 def test_what_is_there_and_the_same_is_left(bundled, other):
@@ -118,7 +118,7 @@ def test_what_differs_stays_unless_it_is_to_be_replaced(bundled, other, change, 
     assert tree(other.home) == before
     assert not list(other.home.glob(".unbundle-*"))
     done = unbundle(bundled.file, other, no_progress, force=True)
-    assert [each.name for each in done.landed if each.state not in {"same", "kept", "merged"}] or change is change_entry
+    assert [each.name for each in done.installed if each.state not in {"same", "kept", "merged"}] or change is change_entry
     assert states(unbundle(bundled.file, other, no_progress)).keys() == states(fresh).keys()
     with KnowledgeBase.open(other.kb_dir, "notes") as kb, closing(sqlite3.connect(kb.path)) as db:
         assert ("mine",) not in db.execute("SELECT title FROM documents").fetchall()
@@ -132,7 +132,7 @@ def test_a_models_toml_that_is_there_gets_what_it_lacks(bundled, other):
     (other.home / "models.toml").write_text(own)
     done = unbundle(bundled.file, other, no_progress)
     assert states(done)["models_file", "models.toml"] == "merged"
-    assert "stays as it is" in done.notes[0]
+    assert "only gets the entries it lacks" in done.notes[0]
     assert (other.home / "models.toml.before").read_text() == own
     text = (other.home / "models.toml").read_text()
     assert "# Bob's" in text
@@ -149,7 +149,7 @@ def test_a_models_toml_that_is_there_gets_what_it_lacks(bundled, other):
 def test_a_name_that_means_something_else_there_is_no_entry_to_replace(bundled, other):
     other.home.mkdir()
     (other.home / "models.toml").write_text('[embedders.tiny]\npath = "x"\n')
-    with pytest.raises(ConfigError, match="something else"):
+    with pytest.raises(ConfigError, match="something other"):
         unbundle(bundled.file, other, no_progress, force=True)
 
 
@@ -199,7 +199,7 @@ def test_only_what_is_named_is_taken(pack, machine):
         ({"models": ["elsewhere"]}, ModelNotFoundError, "not on this machine"),
         ({"models": ["echo"]}, UsageError, "built in"),
         ({"kbs": ["none"]}, KnowledgeBaseError, "no knowledge base"),
-        ({"kbs": ["postgresql://bob:secret@host/db#notes"]}, UsageError, "kept on a server"),
+        ({"kbs": ["postgresql://bob:secret@host/db#notes"]}, UsageError, "on a server"),
     ],
 )
 def test_what_is_not_here_is_said_before_anything_is_written(pack, tmp_path, chosen, error, says):
@@ -211,7 +211,7 @@ def test_what_is_not_here_is_said_before_anything_is_written(pack, tmp_path, cho
 
 def test_a_file_that_would_be_refused_on_the_other_machine_is_refused_here(pack, machine, tmp_path):
     (machine.models_file.parent / "files" / "words" / "vocab: old.txt").write_text("x")
-    with pytest.raises(BundleError, match="a name that other systems do not take") as caught:
+    with pytest.raises(BundleError, match="a name that is invalid on other systems") as caught:
         pack()
     assert "vocab: old.txt" in caught.value.message
     assert not list(tmp_path.glob("*.zip*"))
@@ -277,4 +277,4 @@ def test_layers_go_into_one_file(machine, pack, other):
 def test_a_models_file_above_the_home_is_told(bundled, other, monkeypatch, tmp_path):
     (tmp_path / "models.toml").write_text('[models.mine]\npath = "m.gguf"\n')
     monkeypatch.chdir(tmp_path)
-    assert f"Here {tmp_path / 'models.toml'} goes before" in unbundle(bundled.file, other, no_progress).notes[-1]
+    assert f"{tmp_path / 'models.toml'} overrides" in unbundle(bundled.file, other, no_progress).notes[-1]

@@ -52,7 +52,7 @@ def test_json_is_one_object(run, tmp_path):
     [
         (["bundle", "{tmp}/none/out.zip"], 2, "no folder"),
         (["bundle", "{tmp}/out.zip", "--wheelhouse", "{tmp}", "--no-wheelhouse"], 2, "exclude each other"),
-        (["bundle", "{tmp}/out.zip", "--wheelhouse", "{tmp}"], 3, "no wheel of localrag"),
+        (["bundle", "{tmp}/out.zip", "--wheelhouse", "{tmp}"], 3, "none of localrag"),
         (["bundle", "{tmp}/out.zip", "--wheelhouse", "{tmp}/none"], 2, "does not exist"),
         (["bundle", "{tmp}"], 2, "is a directory"),
         (["bundle", "{tmp}/out.zip", "--kb", "none", "--no-wheelhouse"], 6, "no knowledge base"),

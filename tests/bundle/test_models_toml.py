@@ -4,8 +4,8 @@ import tomllib
 
 import pytest
 
-from localrag.bundle import catalogue
-from localrag.bundle.catalogue import Placed
+from localrag.bundle import models_toml
+from localrag.bundle.models_toml import Relocated
 from localrag.errors import ConfigError
 
 TEXT = """# mine
@@ -23,11 +23,11 @@ path = "e"
 [models.b]
 path = "b.gguf"
 """
-PLACED = Placed(table="models", name="a", path="models/local/a/a.gguf", sha256="0" * 64)
+RELOCATED = Relocated(table="models", name="a", path="models/local/a/a.gguf", sha256="0" * 64)
 
 
-def rewritten(text, placed=(), defaults=None, templates=None, tmp_path="models.toml"):
-    return catalogue.rewritten(text, placed, defaults=defaults or {}, templates=templates or {}, file=tmp_path)
+def rewritten(text, relocated=(), defaults=None, templates=None, tmp_path="models.toml"):
+    return models_toml.rewrite(text, relocated, defaults=defaults or {}, templates=templates or {}, file=tmp_path)
 
 
 def test_what_need_not_change_stays_to_the_byte():
@@ -35,7 +35,7 @@ def test_what_need_not_change_stays_to_the_byte():
 
 
 def test_a_source_becomes_a_path_and_the_rest_stays():
-    made = rewritten(TEXT, [PLACED], defaults={"default_model": "a", "default_embedder": "e"})
+    made = rewritten(TEXT, [RELOCATED], defaults={"default_model": "a", "default_embedder": "e"})
     assert tomllib.loads(made) == {
         "default_model": "a",
         "default_embedder": "e",
@@ -61,9 +61,9 @@ def test_a_source_becomes_a_path_and_the_rest_stays():
 )
 def test_any_form_of_tables_is_edited_or_refused(text):
     wanted = tomllib.loads(text)
-    wanted.setdefault("models", {})["a"] = {"path": PLACED.path, "sha256": PLACED.sha256}
+    wanted.setdefault("models", {})["a"] = {"path": RELOCATED.path, "sha256": RELOCATED.sha256}
     try:
-        made = rewritten(text, [PLACED])
+        made = rewritten(text, [RELOCATED])
     except ConfigError as error:
         assert error.hint
     else:
@@ -72,11 +72,11 @@ def test_any_form_of_tables_is_edited_or_refused(text):
 
 def test_only_what_is_lacking_is_merged():
     own = '# his\n[models.b]\npath = "his.gguf"  # kept\n'
-    made = catalogue.merged(own, TEXT, [("models", "a"), ("embedders", "e")], defaults=["default_model"], file="models.toml")
+    made = models_toml.merge(own, TEXT, [("models", "a"), ("embedders", "e")], defaults=["default_model"], file="models.toml")
     said = tomllib.loads(made)
     assert said["models"]["b"] == {"path": "his.gguf"}
     assert said["models"]["a"]["repo"] == "x/y"
     assert said["embedders"] == {"e": {"path": "e"}}
     assert said["default_model"] == "a"
     assert "# kept" in made
-    assert catalogue.merged(own, TEXT, [], defaults=[], file="models.toml") == own
+    assert models_toml.merge(own, TEXT, [], defaults=[], file="models.toml") == own
