@@ -119,7 +119,11 @@ class Seating:
             except BudgetExceededError as error:
                 raise error.of(turn.role) from None
             prepared = Prepared(
-                prompt=composed, slot=session.slot, offered=tuple(expanded(wants.offer.hits)), num_chunks=session.num_chunks, retrieve_s=0.0
+                prompt=composed,
+                slot=session.slot,
+                offered=tuple(expanded(wants.inputs.hits)),
+                num_chunks=session.num_chunks,
+                retrieve_s=0.0,
             )
             found.append(Seat(turn, session, prepared, _allowances(session, wants)))
         return found
@@ -134,7 +138,7 @@ def _composed(session: Session, padded: Demand, wants: Demand) -> Prompt:
 
 
 def _allowances(session: Session, wants: Demand) -> dict[str, int]:
-    profile, fixed = wants.offer.profile, sum(wants.fixed.values())
+    profile, fixed = wants.inputs.profile, sum(wants.fixed.values())
     limited = [name for name, flex in profile.sections.items() if flex.max is not None]
     return dict(profile.limits) | {name: profile.allowance(name, session.slot.n_ctx, fixed) for name in limited}
 
