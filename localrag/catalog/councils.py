@@ -12,8 +12,7 @@ from pydantic_core import PydanticCustomError
 from localrag.budget import Profile
 from localrag.catalog.budgets import LENGTH_FAULT, Table
 from localrag.catalog.faults import Place, nearest, quoted, shown
-from localrag.deliberation.roles import MAX_MEMBERS, MAX_ROUNDS, RESERVED_ROLES, TOOLS, Council, Judge, Member
-from localrag.deliberation.wording import SYSTEM
+from localrag.deliberation.roles import MAX_MEMBERS, MAX_ROUNDS, RESERVED_ROLES, SYSTEM, TOOLS, Council, Judge, Member
 from localrag.errors import UsageError
 from localrag.types import ModelSpec, SamplingParams
 

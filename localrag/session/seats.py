@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from localrag import prompt
-from localrag.deliberation import JUDGE, PLANNER, Council, Turn
+from localrag.deliberation import JUDGE, PLANNER, Council, RoleTurn
 from localrag.engine.radix_tree import common_length
 from localrag.errors import BudgetExceededError, LocalragError
 from localrag.prompt import Demand, Prompt, PromptInputs
@@ -33,7 +33,7 @@ _MORE_CELLS = 256
 class Seat:
     """A turn with its prompt, and what is written for it."""
 
-    turn: Turn
+    turn: RoleTurn
     session: Session
     prepared: Prepared
     allowances: Mapping[str, int]
@@ -79,7 +79,7 @@ class Seating:
             learning=self.learning,
         )
 
-    def offer(self, session: Session, turn: Turn) -> PromptInputs:
+    def offer(self, session: Session, turn: RoleTurn) -> PromptInputs:
         system = self.council.system.strip()
         return PromptInputs(
             messages=[*([Message("system", system)] if system else []), *self.messages, *turn.rounds],
@@ -96,7 +96,7 @@ class Seating:
             profile=session.profile_of({"top_k": "fit"} if self.council.top_k == "fit" else {}),
         )
 
-    def check(self, engine: Engine, turn: Turn) -> Session:
+    def check(self, engine: Engine, turn: RoleTurn) -> Session:
         """The session of a turn's role; BudgetExceededError, naming it, if what cannot be cut of the turn does not fit there."""
         session = self.session(engine, turn.role)
         try:
@@ -105,7 +105,7 @@ class Seating:
             raise error.of(turn.role) from None
         return session
 
-    def seats(self, engine: Engine, turns: Sequence[Turn]) -> list[Seat]:
+    def seats(self, engine: Engine, turns: Sequence[RoleTurn]) -> list[Seat]:
         """Each turn with its prompt. Room for the longest instructions is set aside in all, so that all hold the same evidence.
 
         BudgetExceededError, naming the role, where its budget has what was found sent whole, and there is no room for it.

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from localrag.budget import Profile
 from localrag.catalog import Catalog
 from localrag.catalog.councils import DEFAULT_ROUNDS, JudgeTable, RoleTable, SpecialistTable
-from localrag.deliberation.roles import MAX_MEMBERS, RESERVED_ROLES, TOOLS, Council, Judge, Member
-from localrag.deliberation.wording import SYSTEM
+from localrag.deliberation.roles import MAX_MEMBERS, RESERVED_ROLES, SYSTEM, TOOLS, Council, Judge, Member
 from localrag.errors import ConfigError
 from localrag.settings import Settings
 from localrag.types import SamplingParams
