@@ -1,8 +1,8 @@
-"""The structure of a file, read by parsers: its imports, and an outline of its contents.
+"""Read the structure of a file with parsers: its imports, and an outline of its contents.
 
-Code is parsed by tree-sitter, Markdown by markdown-it-py; each grammar is imported when a file needs it. No text raises an error: with
-broken syntax, deep nesting, NUL characters or lone surrogates, the result is incomplete. The work is bounded, and a last piece of kind
-"omitted" says what was not read.
+Code is parsed by tree-sitter, Markdown by markdown-it-py; each grammar is imported when a file needs it. No text raises an
+error: broken syntax, deep nesting, NUL characters or lone surrogates give an incomplete result. The work is bounded, and a last
+piece of kind "omitted" says how much was not read.
 """
 
 from __future__ import annotations

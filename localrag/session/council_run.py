@@ -245,7 +245,7 @@ class CouncilRun:
                 return verdict
             reply = self._answered(step)
 
-    def _answered(self, step: Step) -> Any:  # noqa: ANN401  # what each step is answered by stands in deliberation/steps.py
+    def _answered(self, step: Step) -> Any:  # noqa: ANN401  # what each step is answered by is documented in deliberation/flow.py
         self._check_wanted()
         match step:
             case Ask(turns):

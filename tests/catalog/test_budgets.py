@@ -13,8 +13,7 @@ from localrag.budget.sections import LIMITED
 from localrag.catalog import Catalog
 from localrag.catalog.budgets import BudgetTable, FileTypesTable, LimitsTable, RelevanceTable, TiersTable
 from localrag.errors import ConfigError
-from localrag.relevance.alignment import METHODS
-from localrag.relevance.scoring import DEFAULT_FILE_TYPES, FACTORS, MAX_DEPTH_LIMIT, Weights
+from localrag.relevance.scoring import DEFAULT_FILE_TYPES, FACTORS, MAX_DEPTH_LIMIT, METHODS, Weights
 from localrag.settings import Settings
 from tests.catalog.test_catalog import load
 
@@ -210,14 +209,14 @@ def test_what_the_weights_take_the_file_takes(tmp_path, text):
         ("[budgets.x]\ncontext_ratio = nan", ["[budgets.x], key context_ratio", "must be a finite number, not nan"]),
         ("[budgets.x]\ncontext_ratio = '0.5'", ["[budgets.x], key context_ratio", "must be a number, not a text"]),
         ("[budgets.x]\ncontext_ratio = 0.5\nevidence.max = '60%'", ["[budgets.x.evidence], key max", "context_ratio already"]),
-        ("[budgets.x]\ncontext_ratio = 0.5\nevidence.min = '60%'", ["[budgets.x.evidence], key min", '"60%" is over max "50%"']),
+        ("[budgets.x]\ncontext_ratio = 0.5\nevidence.min = '60%'", ["[budgets.x.evidence], key min", '"60%" is greater than max "50%"']),
         ("[budgets.x.history]\nbasis = '105%'", ["[budgets.x.history], key basis", 'not "105%"', 'or "content"']),
         ("[budgets.x.history]\nbasis = '-5%'", ["[budgets.x.history], key basis", 'not "-5%"']),
         ("[budgets.x.history]\nbasis = '٣%'", ["[budgets.x.history], key basis"]),
-        ("[budgets.x.history]\nmin = 9\nmax = 8", ["[budgets.x.history], key min", "min 9 is over max 8"]),
-        ("[budgets.x.tools]\nmin = '50%'", ["[budgets.x.tools], key min", '"50%" is over max "30%" (not set in this table)']),
-        ("[budgets.x.answer]\nmax = 10", ["[budgets.x.answer], key max", "min 32 (not set in this table) is over max 10"]),
-        ("[budgets.x.evidence]\nbasis = '70%'", ["[budgets.x.evidence], key basis", '"70%" is over max "50%"']),
+        ("[budgets.x.history]\nmin = 9\nmax = 8", ["[budgets.x.history], key min", "min 9 is greater than max 8"]),
+        ("[budgets.x.tools]\nmin = '50%'", ["[budgets.x.tools], key min", '"50%" is greater than max "30%" (not set in this table)']),
+        ("[budgets.x.answer]\nmax = 10", ["[budgets.x.answer], key max", "min 32 (not set in this table) is greater than max 10"]),
+        ("[budgets.x.evidence]\nbasis = '70%'", ["[budgets.x.evidence], key basis", '"70%" is greater than max "50%"']),
         ("[budgets.x.history]\ngrow = -1", ["[budgets.x.history], key grow", "greater than or equal to 0"]),
         ("[budgets.x.history]\nshrink = inf", ["[budgets.x.history], key shrink", "must be a finite number, not inf"]),
         (f"[budgets.x.history]\nshrink = {'9' * 400}", ["[budgets.x.history], key shrink", "too large"]),
