@@ -450,8 +450,8 @@ def sign_test(num: int, other: int) -> float:
 
 
 def _share(values: Iterable[bool]) -> Share:
-    found = list(values)
-    return Share(sum(found), len(found))
+    outcomes = list(values)
+    return Share(sum(outcomes), len(outcomes))
 
 
 def _mean(values: Sequence[float]) -> float:

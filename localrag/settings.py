@@ -73,16 +73,16 @@ class Settings:
         belongs to another user: otherwise anyone who can write to a shared folder such as /tmp could choose the model.
         """
         shipped = _shipped_path()
-        found = [] if self.models_file is None else [self.models_file]
+        files = [] if self.models_file is None else [self.models_file]
         for candidate in (Path("models.toml"), self.home / "models.toml"):
-            if not candidate.is_file() or any(_is_same(candidate, other) for other in found):
+            if not candidate.is_file() or any(_is_same(candidate, other) for other in files):
                 continue
             if candidate.parent == Path() and shipped is not None and candidate.samefile(shipped):  # run in a checkout
                 continue
             if candidate.parent == Path():
                 _check_owner(candidate)
-            found.append(candidate)
-        return tuple(found)
+            files.append(candidate)
+        return tuple(files)
 
     def layered_models_files(self) -> tuple[Path, ...]:
         """Return `models_files` followed by the file that ships. Raises ConfigError as `models_files` does."""

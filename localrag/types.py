@@ -352,7 +352,7 @@ class SamplingParams:
 
     @property
     def room_to_think(self) -> int:
-        """Tokens for thoughts. None of them before an answer with a schema or with logprobs, which must start at the first token."""
+        """Tokens for thoughts: 0 for an answer with a schema or with logprobs, which must start at the first token."""
         return 0 if self.json_schema is not None or self.logprobs is not None else self.think_tokens
 
 

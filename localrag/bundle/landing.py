@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from localrag.bundle.manifest import Thing, refused
-from localrag.catalog import Progress
+from localrag.catalog import ByteProgress
 from localrag.catalog.checksums import sha256_of
 from localrag.catalog.sources import Stage, publish
 from localrag.errors import KnowledgeBaseError, LocalragError, ModelFileError
@@ -60,7 +60,7 @@ def _is_same(staged: Path, target: Path) -> bool:
     return sha256_of(target) == sha256_of(staged)
 
 
-def imported(file: Path, thing: Thing, folder: Path, settings: Settings, *, force: bool, progress: Progress) -> Move:
+def imported(file: Path, thing: Thing, folder: Path, settings: Settings, *, force: bool, progress: ByteProgress) -> Move:
     """A knowledge base made of its export, in the stage. KnowledgeBaseError where another one has its name."""
     progress(f"checking {thing.name}", 0, None)
     made = folder / "made"

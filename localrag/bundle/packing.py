@@ -21,7 +21,7 @@ from localrag.bundle.choosing import Chosen, Source
 from localrag.bundle.manifest import Content, Kind, Manifest, Thing
 from localrag.bundle.needed import ROOT, installed_extras, needed, offered_extras, opened_wheel
 from localrag.bundle.wheelhouse import Wheel
-from localrag.catalog import Progress
+from localrag.catalog import ByteProgress
 from localrag.errors import BundleError, ModelFileError
 from localrag.files import file_error
 from localrag.settings import Settings
@@ -88,7 +88,7 @@ class Bundled:
         }
 
 
-def bundle(out: Path, chosen: Chosen, wheels: Wheels, settings: Settings, progress: Progress) -> Bundled:
+def bundle(out: Path, chosen: Chosen, wheels: Wheels, settings: Settings, progress: ByteProgress) -> Bundled:
     """Writes a bundle in place of what is at `out`: all of it, or nothing. BundleError, or the error of what cannot be read."""
     _check_room(out, chosen, wheels)
     beside = out.with_name(f".{out.name}.{secrets.token_hex(8)}")
@@ -116,7 +116,7 @@ class _Packer:
     """The zip that is being written, and the manifest that goes into it last."""
 
     raw: IO[bytes]
-    progress: Progress
+    progress: ByteProgress
     total: int
     done: int = 0
     things: list[Thing] = field(default_factory=list)

@@ -16,7 +16,7 @@ from pathlib import Path
 from localrag.bundle import catalogue
 from localrag.bundle.landing import State, imported, land, placed
 from localrag.bundle.manifest import HOME, KBS, MODELS_FILE, Bundle, Manifest, Thing, copy, opened, refused
-from localrag.catalog import Progress, schema
+from localrag.catalog import ByteProgress, schema
 from localrag.catalog.checksums import hashed_file, sha256_of
 from localrag.catalog.sources import Stage, find, publish, published_path, staging
 from localrag.errors import BundleError, ConfigError, LocalragError, ModelFileError
@@ -49,7 +49,7 @@ class Unbundled:
     notes: tuple[str, ...]
 
 
-def unbundle(file: Path, settings: Settings, progress: Progress, *, force: bool = False) -> Unbundled:
+def unbundle(file: Path, settings: Settings, progress: ByteProgress, *, force: bool = False) -> Unbundled:
     """Restores a bundle's models, knowledge bases and models.toml into the home. Its wheels are checked, and left to its starter.
 
     Raises BundleError for a bundle that is not whole, and before anything lands: ModelFileError, KnowledgeBaseError or ConfigError for
@@ -79,7 +79,7 @@ def unbundle(file: Path, settings: Settings, progress: Progress, *, force: bool 
     return Unbundled(manifest=made, landed=(*done, models_file), notes=tuple(notes))
 
 
-def _read_all(bundle: Bundle, folder: Path, progress: Progress) -> None:
+def _read_all(bundle: Bundle, folder: Path, progress: ByteProgress) -> None:
     """Every file is compared with the manifest; what a home takes is written to the stage meanwhile."""
     done, total = 0, sum(content.num_bytes for content in bundle.manifest.files.values())
     for name, content in bundle.manifest.files.items():

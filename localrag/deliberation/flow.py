@@ -111,9 +111,11 @@ def _plan(council: Council) -> Generator[Step, Any, tuple[str, tuple[str, ...]]]
 
 
 def _propose(council: Council, hits_by_role: HitsByRole, context: str) -> Generator[Step, Any, list[Checked]]:
-    asked = tuple(turns.propose(member, hits_by_role[member.name], context) for member in council.members)
-    given: tuple[Reply, ...] = yield Ask(asked)
-    checked = [proposals.check(turn.role, reply.text, reply.finish_reason, reply.hits) for turn, reply in zip(asked, given, strict=True)]
+    asked_turns = tuple(turns.propose(member, hits_by_role[member.name], context) for member in council.members)
+    replies: tuple[Reply, ...] = yield Ask(asked_turns)
+    checked = [
+        proposals.check(turn.role, reply.text, reply.finish_reason, reply.hits) for turn, reply in zip(asked_turns, replies, strict=True)
+    ]
     for each in checked:
         yield Tell("checked", {"member": each.member, **each.to_dict()})
     return checked
@@ -125,9 +127,9 @@ def _review(council: Council, hits_by_role: HitsByRole, context: str, spoken: Se
     members = [member for member in council.members if len(names[member.name]) >= turns.MIN_REVIEWED]
     if not members:
         return {}
-    asked = tuple(turns.review(member, spoken, hits_by_role[member.name], context) for member in members)
-    given: tuple[Reply, ...] = yield Ask(asked)
-    ranked = {turn.role: proposals.parse(reply.text, names[turn.role]) for turn, reply in zip(asked, given, strict=True)}
+    asked_turns = tuple(turns.review(member, spoken, hits_by_role[member.name], context) for member in members)
+    replies: tuple[Reply, ...] = yield Ask(asked_turns)
+    ranked = {turn.role: proposals.parse(reply.text, names[turn.role]) for turn, reply in zip(asked_turns, replies, strict=True)}
     rankings = {reviewer: ranking for reviewer, ranking in ranked.items() if ranking}
     points = proposals.points(rankings, [each.member for each in spoken])
     yield Tell("ranking", {"rankings": {reviewer: list(ranking) for reviewer, ranking in rankings.items()}, "points": points})
@@ -156,13 +158,13 @@ def _use_tools(council: Council, judged: RoleTurn) -> Generator[Step, Any, tuple
 
 def _decide(judged: RoleTurn, read: Mapping[str, Hit]) -> Flow:
     members = [each.label for each in judged.proposals]
-    given: list[Verdict] = []
+    verdicts: list[Verdict] = []
     for share in _SHARES:
         (reply,) = yield Ask((turns.to_decide(judged, read, share),))
-        given.append(verdict.parse(reply.text, [*reply.hits, *read.values()], members, is_cut=reply.finish_reason != "stop"))
-        if given[-1].is_whole or reply.finish_reason != "length":
+        verdicts.append(verdict.parse(reply.text, [*reply.hits, *read.values()], members, is_cut=reply.finish_reason != "stop"))
+        if verdicts[-1].is_whole or reply.finish_reason != "length":
             break
-    best = max(given, key=lambda each: (each.is_whole, bool(each.decision), bool(each.text)))
+    best = max(verdicts, key=lambda each: (each.is_whole, bool(each.decision), bool(each.text)))
     if not best.text and not best.decision:
         raise EngineError("The judge gave no verdict.", hint="Give it more room (max_tokens of the judge), or another model.")
     return best

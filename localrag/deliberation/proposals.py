@@ -129,12 +129,12 @@ def points(rankings: Mapping[str, Sequence[str]], members: Sequence[str]) -> dic
 
     Members that a reviewer does not rank share the remaining places. A member that no one else could rank has no points.
     """
-    given: dict[str, list[float]] = {member: [] for member in members}
+    points_by_member: dict[str, list[float]] = {member: [] for member in members}
     for reviewer, ranking in rankings.items():
         others = [member for member in members if member != reviewer]
         last = len(others) - 1
         places = dict.fromkeys(others, (len(ranking) + last) / 2) | {member: float(place) for place, member in enumerate(ranking)}
         for member in others:
-            given[member].append(1.0 - places[member] / last if last else 1.0)
-    means = {member: sum(each) / len(each) for member, each in given.items() if each}
+            points_by_member[member].append(1.0 - places[member] / last if last else 1.0)
+    means = {member: sum(each) / len(each) for member, each in points_by_member.items() if each}
     return dict(sorted(means.items(), key=lambda entry: (-entry[1], entry[0])))

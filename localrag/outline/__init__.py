@@ -24,7 +24,7 @@ def language_of(path: str | PurePath) -> str | None:
 def imports(text: str, language: str | None) -> list[str]:
     """The imports of a file, as written, in order, each once; [] for Markdown and unknown languages.
 
-    - python: `import a.b` is "a.b"; `from a import b` is "a" and "a.b", for b can be a module; `from .a import b` is ".a" and ".a.b";
+    - python: `import a.b` is "a.b"; `from a import b` is "a" and "a.b", since b can be a module; `from .a import b` is ".a" and ".a.b";
       `from . import x` is ".x"; `from . import *` is "."
     - javascript, typescript, tsx: the module of `import`, `export … from`, `require("…")` and `import("…")`
     - go: the path; rust: the path of each `use` with its braces multiplied out, and the name of each `mod x;` and `extern crate x;`

@@ -25,14 +25,14 @@ MIN_SHARED_TOKENS = 64
 
 
 def breakpoints(parts: Sequence[EncodedPart]) -> tuple[int, ...]:
-    """Return positions, in tokens: before messages and passages at a minimum distance, before the last question, and before the
-    instructions after it.
+    """Return the cache breakpoints as token positions: before messages and passages (at a minimum distance), before the last
+    question, and before the instructions after it.
 
     All but the last two depend only on the text before them, so a longer conversation, or another selection after the same
     first passages, has the same breakpoints up to where it diverges. Each is one token before the text that may differ, because
     that token can extend into it, as " What" does after "Question:".
     """
-    found: list[int] = []
+    points: list[int] = []
     position = last = 0
     ends = {"question": 0, "instructions": 0}
     for index, part in enumerate(parts):
@@ -41,14 +41,14 @@ def breakpoints(parts: Sequence[EncodedPart]) -> tuple[int, ...]:
         if owner.section in ends:
             ends[owner.section] = position
         elif is_start and position - last >= MIN_APART_TOKENS:
-            found.append(position)
+            points.append(position)
             last = position
         position += len(part.token_ids)
     asked = max(ends.values())
     if asked:
         shared = {end for end in ends.values() if end > MIN_SHARED_TOKENS}
-        found = sorted(shared.union(point for point in found if point < asked))
-    return tuple(point - 1 for point in found)
+        points = sorted(shared.union(point for point in points if point < asked))
+    return tuple(point - 1 for point in points)
 
 
 def account(
@@ -123,13 +123,13 @@ def _shortened(name: str, demand: Demand, draft: Draft, item_tokens: Mapping[tup
         return tuple(Shortened(each.label, each.level, item_tokens[name, each.label], each.item.cost) for each in shown)
     current = {number for number, message in demand.split.current if message.role != "user"}
     spoken = {number for exchange in draft.kept for number, _ in exchange.messages}
-    found = []
+    shortened = []
     for number, text in sorted(draft.texts.items()):
         if number in (current if name == "tools" else spoken):
             tokens, whole = item_tokens[name, f"message {number}"], demand.message_costs[number]
             if len(text) < len(demand.content(number)):
-                found.append(Shortened(f"message {number}", "truncated", tokens, whole))
-    return tuple(found)
+                shortened.append(Shortened(f"message {number}", "truncated", tokens, whole))
+    return tuple(shortened)
 
 
 def _tiers(demand: Demand, draft: Draft, item_tokens: Mapping[tuple[str, str], int], slack: int) -> tuple[Entry, ...]:
@@ -194,10 +194,10 @@ class Prompt:
     @property
     def item_tokens(self) -> dict[str, int]:
         """Tokens of each hit, file, memory, message or proposal by its label, including its tag."""
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for (_, label), tokens in _tokens_by_item(self.parts).items():
-            found[label] += tokens
-        return dict(found)
+            counts[label] += tokens
+        return dict(counts)
 
 
 def compose(
@@ -291,10 +291,10 @@ def _encode(demand: Demand, draft: Draft) -> list[EncodedPart]:
 def _sources_intro(demand: Demand, draft: Draft) -> str:
     """Return the text before the sources. If some were left out, it gives the numbers, with each source counted separately."""
     costs = [shown.cost - JOIN_TOKENS for name in SOURCES for shown in draft.packed[name].kept]
-    found = len(demand.inputs.hits)
-    if not demand.inputs.tells_omitted or len(costs) == found:
+    num_hits = len(demand.inputs.hits)
+    if not demand.inputs.tells_omitted or len(costs) == num_hits:
         return SOURCES_INTRO
-    return PARTIAL_SOURCES_INTRO.format(shown=len(costs), found=found, tokens=f"{sum(costs):,}", room=f"{draft.sources_room:,}")
+    return PARTIAL_SOURCES_INTRO.format(shown=len(costs), found=num_hits, tokens=f"{sum(costs):,}", room=f"{draft.sources_room:,}")
 
 
 def _tokens_by_item(parts: Sequence[EncodedPart]) -> Counter[tuple[str, str]]:

@@ -137,10 +137,10 @@ def kind_of(path: str, text: str = "") -> str:
 
 def task_terms(task: str) -> dict[str, str]:
     """Return the search words of a task: stem → the word as written. An identifier counts as a whole and by its parts."""
-    found: dict[str, str] = {}
+    words_by_stem: dict[str, str] = {}
     for word in terms(f"{_HUMP.sub(' ', task)} {task}"):
-        found.setdefault(stem(word), word)
-    return found
+        words_by_stem.setdefault(stem(word), word)
+    return words_by_stem
 
 
 @lru_cache(maxsize=65_536)

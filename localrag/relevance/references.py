@@ -130,19 +130,19 @@ def rate_mentions(
 ) -> tuple[list[Rating], list[str]]:
     """Rate how densely `everything` and the task refer to each of `profiles`; also return the paths that the task names."""
     names = Names(everything)
-    found: Counter[str] = Counter()
+    mentions: Counter[str] = Counter()
     for source in everything:
         here = Counter(_references(source.text, names))
         for target in graph[source.path]:
             here[target] = max(here[target], 1)
         del here[source.path]
-        found.update(here)
+        mentions.update(here)
     in_task = Counter(_references(task, names, bare=_rare_stems(task, names, everything)))
     num_words = sum(each.num_words for each in everything)
     num_task_words = max(len(words(task)), 1)
     ratings = []
     for profile in profiles:
-        num, num_in_task = found[profile.path], in_task[profile.path]
+        num, num_in_task = mentions[profile.path], in_task[profile.path]
         others = num_words - profile.num_words
         density = 1000 * num / max(others, MIN_WORDS) + 1000 * num_in_task / num_task_words
         details = {"references": num, "words": others, "references_in_task": num_in_task}
@@ -183,8 +183,8 @@ def import_graph(everything: Sequence[Profile]) -> dict[str, tuple[str, ...]]:
     for profile in everything:
         language = language_of(profile.name)
         names = imports(profile.text, language) if language else []
-        found = {path for name in names for path in resolver.resolve(profile.path, name, language or "")}
-        graph[profile.path] = tuple(sorted(found - {profile.path}))
+        targets = {path for name in names for path in resolver.resolve(profile.path, name, language or "")}
+        graph[profile.path] = tuple(sorted(targets - {profile.path}))
     return graph
 
 

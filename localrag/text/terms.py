@@ -39,5 +39,5 @@ def words(text: str) -> list[str]:
 
 def terms(query: str) -> list[str]:
     """Return the distinct words of a query in lower case, without stop words; at most MAX_TERMS."""
-    found = words(unicodedata.normalize("NFC", query).lower())
-    return [word for word in dict.fromkeys(found) if word not in STOP_WORDS][:MAX_TERMS]
+    query_words = words(unicodedata.normalize("NFC", query).lower())
+    return [word for word in dict.fromkeys(query_words) if word not in STOP_WORDS][:MAX_TERMS]
