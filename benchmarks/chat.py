@@ -20,7 +20,7 @@ from benchmarks import peers, shared
 from benchmarks.council_run import KB, handbook_home, held_by
 from localrag.engine.radix_tree import common_length
 from localrag.journal import Journal
-from localrag.prompt.inputs import source
+from localrag.prompt.inputs import source_text
 from localrag.question import Question
 from localrag.session import Session, retrieval
 from localrag.session.chat import Chat
@@ -109,7 +109,7 @@ def theirs(peer: peers.ChatCompletion, found: Sequence[Sequence[Hit]], max_token
     history: list[Message] = []
     turns = []
     for question, hits in zip(TURNS, found, strict=True):
-        sources = "Sources:\n\n" + "".join(source(hit) for hit in hits)
+        sources = "Sources:\n\n" + "".join(source_text(hit) for hit in hits)
         system = Message("system", f"{SYSTEM}\n\n{sources}" if in_system else SYSTEM)
         asked = Message("user", question if in_system else f"{sources}Question: {question}")
         held = held_by(peer)

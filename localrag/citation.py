@@ -1,13 +1,13 @@
-"""Citations: how models name their sources in running text, and which of these sources they were given.
+"""Citations: read the source labels that models write, in any spelling, and check them against the sources they were given.
 
-A prompt shows each source as `[KB#12]`, or as `[KB#pets/12]` where several knowledge bases meet. Models write that back as `kb#12`,
-`KB #12`, `【KB#12】`, `[KB:12]`, `[KB#1, 12]`, `[KB#1-12]`, `[12]`, `[^12]` and more, and they invent labels such as `[KB#mem_123]`. All
-of these are read here and nowhere else. There are three kinds of form:
+A prompt shows each source as `[KB#12]`, or as `[KB#pets/12]` if there are several knowledge bases. Models write that back as
+`kb#12`, `KB #12`, `【KB#12】`, `[KB:12]`, `[KB#1, 12]`, `[KB#1-12]`, `[12]`, `[^12]` and more, and they invent labels such as
+`[KB#mem_123]`. This module alone reads them. There are three forms:
 
-- a tag, `KB` with a number sign or a colon, counts wherever it stands;
-- a tag without its number sign, such as `[KB-12]` or `[KB 12]`, counts in square brackets only;
-- a bare number, `[12]` or `[^12]`, counts only in a text that has no form of the other kinds, and never where it is more likely to be
-  code, a link, a date, the number of a list's item, or a note of the source itself.
+- a tag, `KB` with a number sign or a colon, counts anywhere;
+- a tag without its number sign, such as `[KB-12]` or `[KB 12]`, counts only in square brackets;
+- a bare number, `[12]` or `[^12]`, counts only in a text without the other forms, and never where it is more likely code, a link, a
+  date, a list number, or a note of the source itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from localrag.types import Citation, Hit
 
 MAX_RANGE = 64
-"""The most sources that a range such as `KB#3-7` can name. A longer one is a single label, which no source has."""
+"""Most sources that a range such as `KB#3-7` can name. A longer one is a single label, which no source has."""
 _MAX_LABEL_CHARS = 80
 _MAX_DIGITS = 40
 _MAX_NUMBER = 10**18
@@ -28,7 +28,7 @@ _YEARS = range(1900, 2100)
 _BREAK = "\u200b"
 """A tag that contains this character is not a tag."""
 
-# Every repetition below is bounded, possessive, or parted by what it cannot match itself: the time of a search is linear in the text.
+# Every repetition below is bounded, possessive, or separated by text that it cannot match itself, so a search takes linear time.
 _KB = r"[KkＫｋ][BbＢｂ]"
 _GAP = r"[^\S\n]{0,3}"
 _SIGN = rf"(?:{_GAP}(?:\\?[#＃﹟♯№]){{1,3}}[:：]?{_GAP}|[:：](?=\d))"
@@ -47,9 +47,9 @@ _SPACED_ITEM = re.compile(rf"{_NUMBER}(?:{_GAP}{_DASH}{_GAP}{_LAST})?")
 _ODD_NUMBER = re.compile(rf"(?:{_SCOPE}(?=\d))?\d++(?:\.\d++)*+(?:(?!{_KB}{_SIGN}){_WORD})*+")
 _NAME = re.compile(rf"(?!{_KB}{_SIGN}){_WORD}(?:(?!{_KB}{_SIGN}){_WORD}|[-/](?!{_KB}{_SIGN})(?={_WORD})|\.(?=[a-z0-9]))*+")
 _PLACEHOLDER = re.compile(r"[A-Za-z]|ids?|num|number", re.IGNORECASE)
-"""Stands for a label where a text explains how sources are cited."""
+"""A placeholder for a label, in a text that explains how to cite."""
 
-_NO_SIGN = rf"(?:{_GAP}[:：=._/‐‑–—-]{_GAP}(?=\w)|[^\S\n]{{1,3}}(?=\d)|(?=\d{{1,5}}(?!\d)))"  # more digits: KB5005565, by Microsoft
+_NO_SIGN = rf"(?:{_GAP}[:：=._/‐‑–—-]{_GAP}(?=\w)|[^\S\n]{{1,3}}(?=\d)|(?=\d{{1,5}}(?!\d)))"  # more digits: perhaps Microsoft's KB5005565
 _FORM = re.compile(
     rf"(?P<tag>(?<![A-Za-z0-9]){_KB}{_SIGN}(?={_WORD}|\d))"
     rf"|(?<={_OPEN})\s{{0,3}}{_LEAD}(?P<signless>{_KB}{_NO_SIGN})"
@@ -57,7 +57,7 @@ _FORM = re.compile(
     re.IGNORECASE,
 )
 _NEXT = re.compile(rf"(?P<tag>{_KB}{_SIGN}(?={_WORD}|\d))(?:(?P<signless>(?!))|(?P<number>(?!)))?")
-"""A tag that sticks to the one before it, which small models write when they repeat themselves."""
+"""A tag directly after another one, which small models write when they repeat themselves."""
 _SEPARATOR = re.compile(rf"{_COMMA}(?:{_KB}{_NO_SIGN}|[#＃])?", re.IGNORECASE)
 _ITEM_ENDS = re.compile(rf"{_GAP}\\?{_ANY_CLOSE}|{_COMMA}", re.IGNORECASE)
 _SQUARE_ENDS = re.compile(rf"{_GAP}\\?{_CLOSE}|{_COMMA}", re.IGNORECASE)
@@ -91,25 +91,25 @@ _LABEL = re.compile(
 )
 
 WHOLE = re.compile(rf"{_OPEN}[^\[\]［］【】〔〕\n]{{1,120}}{_CLOSE}|{_KB}{_SIGN}(?:{_WORD}|[-–/])++", re.IGNORECASE)
-"""What a text must not be cut inside of: half a label is another one."""
+"""Matches that must not be cut: half a label is a different label."""
 TAG = re.compile(r"\bKB#(?:[a-z0-9][a-z0-9_-]{0,63}/)?\d{1,18}\b")
 """A label exactly as prompts show it."""
 
 _STRUCK = "\0"
-"""Stands where a label was struck out, until the text around it is closed up."""
+"""Marks where a label was removed, until the text around it is closed up."""
 _EMPTY_BRACKET = re.compile(rf"\\?{_ANY_OPEN}\s*(?:sources?[:：]?\s*)?{_STRUCK}[\s,;、，；{_STRUCK}]*\\?{_ANY_CLOSE}", re.IGNORECASE)
 _JOINT = rf"{_GAP}(?:[&/、]|\b(?:and|or|und)\b){_GAP}"
 _JOINED = re.compile(rf"(?<={_ANY_OPEN}){_GAP}{_STRUCK}{_JOINT}|{_JOINT}{_STRUCK}(?={_GAP}{_ANY_CLOSE})", re.IGNORECASE)
-"""A struck label at an end of a list, with the word that joins it."""
+"""A removed label at an end of a list, with its conjunction."""
 _AROUND = re.compile(rf"(?<![ \t,;{_STRUCK}])([ \t,;]*){_STRUCK}([ \t,;{_STRUCK}]*)")
 _MAX_BRACKETS = 3
-"""Of them around one label; what is left of more stays."""
+"""Most brackets removed around one label; further ones stay."""
 _MAX_PASSES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Mention:
-    """The characters `start` to `end` of a text (code points, end exclusive) name the sources `labels`: several where they are a range.
+    """The characters `start` to `end` of a text (code points, end exclusive) name the sources `labels`: several for a range.
 
     Labels are as prompts show them: `KB#1` for `kb #0001`. The span of a bare number includes its brackets.
     """
@@ -121,11 +121,11 @@ class Mention:
 
 
 def cite(text: str, hits: Iterable[Hit], *, is_cut: bool = False, notes: Iterable[str] = ()) -> list[Citation]:
-    """The distinct labels that `text` cites, in order of first mention; `supplied` is False for an invented one.
+    """Return the distinct labels that `text` cites, in order of first mention; `supplied` is False for an invented one.
 
-    With `is_cut` the text was ended by a limit or a person: a label that touches its end is neither cited nor invented, since nobody knows
-    whether `KB#1` was to be `KB#12`. `notes` are other texts the model was given, such as attached files; numbers in brackets that stand
-    in them or in a hit are taken for notes of theirs.
+    With `is_cut`, a limit or a user ended the text: a label that touches the end is ignored, because `KB#1` might have become
+    `KB#12`. `notes` are other texts in the prompt, such as attached files; numbers in brackets that occur in them or in a hit
+    are taken for their notes.
     """
     hits = tuple(hits)
     supplied = {hit.label for hit in hits}
@@ -137,22 +137,22 @@ def cite(text: str, hits: Iterable[Hit], *, is_cut: bool = False, notes: Iterabl
 
 
 def parse(text: str, supplied: Collection[str] = (), *, is_cut: bool = False) -> list[Mention]:
-    """All mentions of sources in a text, in order.
+    """Return all mentions of sources in a text, in order.
 
-    The `supplied` labels decide only what is doubtful: a bare year, a bare list of numbers, and numbers that count the items of a list
-    (`[1] Dry it.`) are mentions where they name one of them.
+    The `supplied` labels only decide doubtful cases: a bare year, a bare list of numbers, and numbers that number a list (`[1]
+    Dry it.`) are mentions if they name one of them.
     """
     return _tags(text, is_cut=is_cut) or list(_bare_numbers(text, supplied))
 
 
 def parse_label(text: str) -> tuple[str, int] | None:
-    """The scope and the id that a label names: of `KB#pets/12`, `[kb#12]` or `12`. None for any other text."""
+    """Return the scope and the id in a label such as `KB#pets/12`, `[kb#12]` or `12`. None for any other text."""
     match = _LABEL.fullmatch(text.strip())
     return None if match is None else ((match[1] or "").lower(), int(match[2]))
 
 
 def untagged(text: str) -> str:
-    """A text of somebody else as it is sent: each tag in it is broken by a zero-width space, so that it cannot pose as a source.
+    """Break up each tag in a foreign text with a zero-width space, so that it cannot pose as a source.
 
     Bare numbers in brackets stay: they are notes of the text itself, and `cite` does not count them.
     """
@@ -160,7 +160,7 @@ def untagged(text: str) -> str:
 
 
 def struck(text: str, hits: Iterable[Hit], *, bare: bool = True) -> str:
-    """A text without citations of what is not among the hits, closed up where they stood. Without `bare`, bare numbers stay."""
+    """Remove citations of unknown sources from a text and close the gaps. Without `bare`, bare numbers stay."""
     hits = tuple(hits)
     supplied = {hit.label for hit in hits}
 
@@ -168,7 +168,7 @@ def struck(text: str, hits: Iterable[Hit], *, bare: bool = True) -> str:
         said, at = text[mention.start : mention.end], 1 if mention.is_bare else 2
         return said if supplied.issuperset(mention.labels) else f"{said[:at]}{_BREAK}{said[at:]}"
 
-    for number in range(_MAX_PASSES + 2):  # what stood around a form can make another: tags first, then, without any, bare numbers
+    for number in range(_MAX_PASSES + 2):  # removing a mention can create another: first tags, then bare numbers
         found = [each for each in _counted(text, hits) if bare or not each.is_bare]
         if all(label in supplied for each in found for label in each.labels):
             break
@@ -177,12 +177,12 @@ def struck(text: str, hits: Iterable[Hit], *, bare: bool = True) -> str:
 
 
 def without_tags(text: str, by: str = " ") -> str:
-    """A text with another in place of each mention of a source that is more than a bare number."""
+    """Replace each mention of a source, except bare numbers, by `by`."""
     return _replaced(text, _tags(text), lambda _: by)
 
 
 def without_cut_label(text: str) -> str:
-    """A text that was cut off, without the label in which it ends: nobody knows whether `KB#1` was to be `KB#12`."""
+    """Remove an incomplete label from the end of a cut-off text: `KB#1` might have become `KB#12`."""
     tail = text[-_MAX_CUT_CHARS:]
     match = _CUT.search(tail)
     if match is None:
@@ -192,7 +192,7 @@ def without_cut_label(text: str) -> str:
 
 
 def _counted(text: str, hits: Collection[Hit], *, is_cut: bool = False, notes: Iterable[str] = ()) -> Iterator[Mention]:
-    """The mentions that count, with what the hits and notes hold in mind."""
+    """Yield the mentions that count, given the text of hits and notes."""
     notes = (*(hit.chunk.text for hit in hits), *notes)
     for mention in parse(text, {hit.label for hit in hits}, is_cut=is_cut):
         if not mention.is_bare or not any(text[mention.start : mention.end] in note for note in notes):
@@ -200,9 +200,9 @@ def _counted(text: str, hits: Collection[Hit], *, is_cut: bool = False, notes: I
 
 
 def _tags(text: str, *, is_cut: bool = False) -> list[Mention]:
-    """Mentions that are more than a bare number, in order."""
+    """Return the mentions that are more than a bare number, in order."""
     found: list[Mention] = []
-    listed: list[Mention] = []  # numbers beside a tag: of its list, if a bracket closes it
+    listed: list[Mention] = []  # numbers next to a tag: part of its list if a bracket closes it
     at = 0
     while match := _NEXT.match(text, at) or _FORM.search(text, at):
         at, scope = match.end(), ""
@@ -229,7 +229,7 @@ def _tags(text: str, *, is_cut: bool = False) -> list[Mention]:
 
 
 def _tag(text: str, match: re.Match[str], *, is_cut: bool) -> Mention | None:
-    """What stands after `KB#`, or after `[KB:`; None where that names nothing."""
+    """Read the mention after `KB#`, or after `[KB:`; None if it names nothing."""
     has_sign = match["tag"] is not None
     start, at = match.span("tag" if has_sign else "signless")
     item = _SPACED_ITEM.match(text, at)
@@ -259,7 +259,7 @@ def _tag(text: str, match: re.Match[str], *, is_cut: bool) -> Mention | None:
 
 
 def _touches_end(text: str, at: int, joints: str) -> bool:
-    """Whether a label that ends at `at` could have gone on where the text ends."""
+    """Tell whether a label that ends at `at` might be incomplete because the text ends there."""
     return len(text) - at <= 2 and not text[at:].strip(joints)
 
 
@@ -268,7 +268,9 @@ def _end(item: re.Match[str]) -> int:
 
 
 def _labels(item: re.Match[str], scope: str = "", *, is_cut: bool = False) -> tuple[str, ...]:
-    """One label, or those of a range. `scope` is that of the list it is in, for an item that names none; `is_cut` leaves out the end."""
+    """Return one label, or those of a range. `scope` is that of the list, for an item without one; `is_cut` leaves out the end of
+    a range.
+    """
     prefix = "KB#" + (item["scope"].lower() if item["scope"] else f"{scope}/" if scope else "")
     low = _number(item["first"])
     if item["last"] is None or is_cut:
@@ -282,13 +284,13 @@ def _labels(item: re.Match[str], scope: str = "", *, is_cut: bool = False) -> tu
 
 
 def _number(digits: str) -> int | str:
-    """Without leading zeros; as it stands, and not too long, where no source can have that number."""
+    """Return the number without leading zeros; if it is too large for any source, return its digits, shortened."""
     number = int(digits) if len(digits) <= _MAX_DIGITS else _MAX_NUMBER
     return number if number < _MAX_NUMBER else digits[:_MAX_LABEL_CHARS]
 
 
 def _bare_numbers(text: str, supplied: Collection[str]) -> Iterator[Mention]:
-    """Mentions that are a number in brackets, without those that are more likely code, a link, a date, a definition, or count items."""
+    """Yield numbers in brackets, except those that are more likely code, a link, a date, a definition, or a list number."""
     code: _Code | None = None
     defined: frozenset[str] = frozenset()
     listed: dict[int, int] = {}
@@ -317,7 +319,9 @@ def _span(item: re.Match[str]) -> Iterable[int]:
 
 
 def _is_code(text: str, match: re.Match[str], end: int) -> bool:
-    """Whether a number in brackets is a subscript (`a[1]`), a value (`x = [1]`), a nested list or a link; `end` is of the one before."""
+    """Tell whether a number in brackets is a subscript (`a[1]`), a value (`x = [1]`), a nested list or a link. `end` is the end of
+    the last mention.
+    """
     start, after = match.start(), text[match.end() : match.end() + 2]
     before = text[max(0, start - 1) : start]
     if after[:1] == "(" or (after[:1] in ("[", "［") and not after[1:].isdigit() and after[1:] != "^"):
@@ -330,7 +334,7 @@ def _is_code(text: str, match: re.Match[str], end: int) -> bool:
 
 
 class _Code:
-    """Where code stands in a Markdown text: `start in code`."""
+    """The code in a Markdown text: `start in code` tells whether a position is inside code."""
 
     def __init__(self, text: str) -> None:
         self._starts: list[int] = []
@@ -355,7 +359,7 @@ class _Code:
         self._ends.append(end)
 
     def _add_spans(self, line: str, at: int) -> None:
-        """Between runs of as many backticks."""
+        """Add the code spans of a line: text between two runs of equally many backticks."""
         runs = list(_TICKS.finditer(line))
         closers: dict[int, list[int]] = {}
         for index, run in enumerate(runs):
@@ -380,7 +384,7 @@ def _replaced(text: str, mentions: Iterable[Mention], by: Callable[[Mention], st
 
 
 def _without(text: str, mentions: Sequence[Mention], supplied: Collection[str]) -> str:
-    """The text with only the supplied of these mentions, closed up. What is left of a list is written as labels."""
+    """Remove unsupplied sources from these mentions and close the gaps. The rest of a list is written as labels."""
 
     def left(mention: Mention) -> str:
         said = text[mention.start : mention.end]
@@ -399,7 +403,7 @@ def _without(text: str, mentions: Sequence[Mention], supplied: Collection[str]) 
 
 
 def _closed_up(match: re.Match[str]) -> str:
-    """What stays of the spaces and separators around struck labels: what the text would have without them."""
+    """Return the spaces and separators that remain around removed labels, as if they had never been there."""
     text, before, after = match.string, match[1], match[2].rpartition(_STRUCK)[2]
     left, right = text[match.start() - 1 : match.start()], text[match.end() : match.end() + 1]
     if left in ("", "\n"):

@@ -1,23 +1,23 @@
-"""Every error that localrag raises on purpose.
+"""All exceptions that localrag raises on purpose.
 
     LocalragError
-    ├── UsageError                  2   the command was called wrongly
-    ├── ConfigError                 3   models.toml or the environment
+    ├── UsageError                  2   a command or function was called incorrectly
+    ├── ConfigError                 3   models.toml or the environment is invalid
     │   └── BundleError                 an air-gap bundle cannot be made or used
     ├── ModelError                  4   a model cannot be used
     │   ├── ModelNotFoundError          not in the catalogue, or not on this machine
-    │   ├── ModelFileError              the file is damaged, foreign or changed
-    │   └── TemplateError               the chat template is missing, hostile or unusable
-    ├── BudgetExceededError         5   the parts that cannot be cut do not fit
-    ├── TimeLimitError              5   nor does the shortest answer fit a limit of time
+    │   ├── ModelFileError              the file is damaged, unsupported or changed
+    │   └── TemplateError               the chat template is missing, unsafe or unusable
+    ├── BudgetExceededError         5   the sections that cannot be cut do not fit
+    ├── TimeLimitError              5   not even the shortest answer fits the time limit
     ├── KnowledgeBaseError          6   a knowledge base cannot be used
     │   ├── KnowledgeBaseNotFoundError
     │   └── KnowledgeBaseBusyError      another process is indexing
-    ├── EngineError                 7   llama.cpp refused, or ran out
-    └── InterruptedRunError       130   the person stopped it
+    ├── EngineError                 7   llama.cpp failed, or ran out of memory
+    └── InterruptedRunError       130   the user stopped the run
 
-The number is the exit code of the command line. An error carries one line that says what is wrong, a hint that is a
-way out, and the numbers that it is about, so that a script reads them without parsing prose.
+The number is the exit code of the command line. Each error has a one-line message, a hint that says how to fix the problem, and
+the numbers involved, so that scripts can read them without parsing text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import ClassVar
 
 
 class LocalragError(Exception):
-    """What went wrong (`message`), the way out (`hint`), and `numbers` by name, all fit for JSON."""
+    """Base class. `message` says what went wrong, `hint` how to fix it, and `numbers` holds JSON values by name."""
 
     exit_code: ClassVar[int] = 1
 
@@ -37,18 +37,18 @@ class LocalragError(Exception):
         self.numbers = numbers
 
     def to_dict(self) -> dict[str, object]:
-        """The object under `"error"` in `--json` output."""
+        """Return the object under `"error"` in `--json` output."""
         return {"type": type(self).__name__, "message": self.message, "hint": self.hint, **self.numbers}
 
 
 class UsageError(LocalragError):
-    """A command or a function was called wrongly."""
+    """A command or a function was called incorrectly."""
 
     exit_code = 2
 
 
 class ConfigError(LocalragError):
-    """A models.toml file or the environment is wrong."""
+    """A models.toml file or the environment is invalid."""
 
     exit_code = 3
 
@@ -68,17 +68,17 @@ class ModelNotFoundError(ModelError):
 
 
 class ModelFileError(ModelError):
-    """A model's file is damaged, foreign or changed."""
+    """A model file is damaged, unsupported or changed."""
 
 
 class TemplateError(ModelError):
-    """A chat template is missing, hostile or unusable."""
+    """A chat template is missing, unsafe or unusable."""
 
 
 class BudgetExceededError(LocalragError):
-    """The minimums of the sections add up to more than the window; `sections` maps each name to its minimum in tokens.
+    """The minimums of the sections add up to more than the window. `sections` maps each name to its minimum in tokens.
 
-    `role` is whose prompt it is, where several have one.
+    `role` names the council member whose prompt is too long, if there are several prompts.
     """
 
     exit_code = 5
@@ -97,12 +97,12 @@ class BudgetExceededError(LocalragError):
         )
 
     def of(self, role: str, *, hint: str | None = None) -> BudgetExceededError:
-        """The same, of a role's prompt; with another way out where a `hint` is given."""
+        """Return the same error for the prompt of a role, with a new `hint` if one is given."""
         return BudgetExceededError(self.numbers["window"], self.numbers["sections"], hint=hint or self.hint, role=role)  # type: ignore[arg-type]  # as given
 
 
 class TimeLimitError(LocalragError):
-    """Even the shortest answer takes longer than the limit; both are in seconds."""
+    """Even the shortest answer takes longer than the limit. Both times are in seconds."""
 
     exit_code = 5
 
@@ -122,7 +122,7 @@ class KnowledgeBaseError(LocalragError):
 
 
 class KnowledgeBaseNotFoundError(KnowledgeBaseError):
-    """There is no knowledge base of that name."""
+    """No knowledge base has that name."""
 
 
 class KnowledgeBaseBusyError(KnowledgeBaseError):
@@ -130,17 +130,17 @@ class KnowledgeBaseBusyError(KnowledgeBaseError):
 
 
 class EngineError(LocalragError):
-    """llama.cpp refused, or ran out of what it needs."""
+    """llama.cpp failed, or ran out of memory."""
 
     exit_code = 7
 
 
 class InterruptedRunError(LocalragError):
-    """A person stopped the run."""
+    """The user stopped the run."""
 
     exit_code = 130
 
 
 def counted(num: int, noun: str, plural: str = "") -> str:
-    """A number with its noun, as messages say it: "1 turn", "1,234 bytes". `plural` is given where it is not the noun with an s."""
+    """Format a number with its noun: "1 turn", "1,234 bytes". `plural` defaults to the noun with an s."""
     return f"{num:,} {noun if num == 1 else plural or noun + 's'}"

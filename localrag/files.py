@@ -1,7 +1,7 @@
-"""Private files and folders: only their owner can read them, whatever the umask.
+"""Private files and folders, locks, disk errors, and JSON lines.
 
-The home holds questions, answers and documents. Its folders have the mode 0700 and its files 0600. Every function leaves the umask of the
-process alone, because a program that imports localrag has files of its own.
+The home holds questions, answers and documents, so its folders get the mode 0700 and its files 0600, whatever the umask. No
+function changes the umask of the process, because a program that imports localrag has files of its own.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _IN_HOME = re.compile(
     r"|(?:attention|loads|speeds|trials|verified)\.json"
     r"|\.(?:attention|loads|models|pull|speeds|trials|unbundle|verified)[.-].*"
 )
-"""The names that localrag gives to entries of a home."""
+"""Names that localrag gives to entries of its home."""
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make a folder, and those above it that are missing, each with the mode 0700. One that exists keeps its mode. OSError as it comes."""
+    """Create a folder and its missing parents with the mode 0700. An existing folder keeps its mode. Raises OSError."""
     try:
         folder.mkdir(mode=FOLDER_MODE, exist_ok=True)
     except FileNotFoundError:
@@ -46,9 +46,10 @@ def make_private_folder(folder: Path) -> None:
 
 
 def create_private(path: Path) -> None:
-    """Create an empty file with the mode 0600 for a library that opens it by name. One that exists stays as it is. OSError as it comes.
+    """Create an empty file with the mode 0600 for a library that opens files by name. An existing file is left unchanged. Raises
+    OSError.
 
-    No descriptor is opened where the system allows: closing one would drop the locks that SQLite holds on the file in another thread.
+    On Linux no descriptor is opened: closing one would drop the locks that SQLite holds on the file in another thread.
     """
     with suppress(FileExistsError):
         if sys.platform == "linux":  # elsewhere it is for the superuser
@@ -64,7 +65,7 @@ def create_private(path: Path) -> None:
 
 
 def open_private(path: Path, mode: str, *, encoding: str | None = None) -> IO[Any]:
-    """`open` for writing, where a new file gets the mode 0600. OSError as it comes."""
+    """Open a file for writing; a new file gets the mode 0600. Raises OSError."""
     return open(path, mode, encoding=encoding, opener=lambda name, flags: os.open(name, flags, FILE_MODE))  # Path.open has no opener
 
 
@@ -151,11 +152,11 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def secure_home(home: Path, default: Path | None = None) -> str | None:
-    """Close a home to other users. Return a line that says so if they could read something in it until now.
+    """Make a home private. Return a notice if other users could read something in it until now, else None.
 
-    Only files and folders of this user are changed, and no link is followed. The mode of the home itself stays where it holds entries of
-    others, as /tmp does, unless it is the `default` home: what localrag keeps in it is private all the same. A file system that has no
-    modes stays as it is. The usual home costs one look at each of its entries, and no walk.
+    Only files and folders of this user are changed, and links are not followed. The mode of the home itself does not change if
+    it also holds entries of others, as /tmp does, unless it is the `default` home: its contents are private in any case. File
+    systems without modes are left alone. A private home costs one stat per entry; its folders are not walked.
     """
     if os.name != "posix":
         return None
@@ -178,7 +179,7 @@ def secure_home(home: Path, default: Path | None = None) -> str | None:
 
 
 def _secure_tree(path: str) -> None:
-    """From the leaves up, so that what was not reached yet is known by the folder above it."""
+    """Secure the leaves first: if the run is killed, the folder above still shows that there is work left."""
     for folder, _, names in os.walk(path, topdown=False):
         for name in names:
             _secure(os.path.join(folder, name))  # noqa: PTH118  # names may be any bytes
@@ -193,7 +194,7 @@ def _secure(path: str) -> None:
 
 
 def _is_exposed(path: str) -> bool:
-    """Whether it is a file or folder of this user on which others have rights."""
+    """Tell whether this is a file or folder of this user that others can access."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -239,13 +240,13 @@ if sys.platform != "win32":
     import resource
 
 _LITTLE_BYTES = 256 * 1024
-"""With less, SQLite cannot make the files beside its own, and calls that an I/O error or a file that it cannot open."""
+"""With less free space, SQLite cannot create its side files and reports an I/O error or a file that it cannot open."""
 _GO_ON = "Then run the same command again: nothing that was kept is lost."
 
 
 @dataclass(frozen=True, slots=True)
 class DiskError:
-    """Why a file cannot be used (`reason`, to stand after a colon), the way out (`hint`), and the numbers for scripts."""
+    """Why a file cannot be used: `reason` (follows a colon), `hint` (how to fix it), and the numbers for scripts."""
 
     reason: str
     hint: str
@@ -253,14 +254,14 @@ class DiskError:
 
 
 def file_error(error: OSError, path: Path | str | None, *, hint: str) -> DiskError:
-    """The explanation of any OSError about `path`. `hint` is the way out where neither disk nor permissions are the cause."""
+    """Explain any OSError about `path`. `hint` is used if neither the disk nor permissions are the cause."""
     return disk_error(error, path) or DiskError(error.strerror or str(error), hint)
 
 
 def disk_error(error: BaseException, path: Path | str | None) -> DiskError | None:
-    """The explanation of an OSError or sqlite3.Error about `path`, None if it has no name.
+    """Explain an OSError or sqlite3.Error about `path` (None if unknown).
 
-    None where neither the disk nor permissions nor a lock is the cause.
+    Returns None if neither the disk, permissions nor a lock is the cause.
     """
     number = (error.errno or 0) if isinstance(error, OSError) else 0
     name = (getattr(error, "sqlite_errorname", "") or "").removeprefix("SQLITE_") if isinstance(error, sqlite3.Error) else ""
@@ -269,7 +270,7 @@ def disk_error(error: BaseException, path: Path | str | None) -> DiskError | Non
 
 
 def _no_room(number: int, name: str, file: Path | None) -> DiskError | None:
-    """`number` is an errno, `name` that of SQLite's error; 0 and empty where there is none."""
+    """Explain a full disk, a quota or a size limit. `number` is an errno (or 0), `name` the name of SQLite's error (or "")."""
     kind = name.partition("_")[0]
     folder = None if file is None else _nearest_folder(file)
     room = None if folder is None else _room(folder)
@@ -339,7 +340,7 @@ def _room(folder: Path) -> _Room | None:
 
 
 def _max_file_bytes() -> int | None:
-    """The largest file that this process may write; None where there is no limit."""
+    """Return the largest file size that this process may write; None for no limit."""
     if sys.platform == "win32":
         return None
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
@@ -347,18 +348,18 @@ def _max_file_bytes() -> int | None:
 
 
 def _is_at_limit(path: Path, limit: int) -> bool:
-    """Whether SQLite's file, or the log beside it, is about as large as it may be."""
+    """Tell whether SQLite's file, or one of its side files, is about as large as it may be."""
     files = (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm"))
     return any(file.stat().st_size + _LITTLE_BYTES > limit for file in files if file.is_file())
 
 
 def _nearest_folder(path: Path) -> Path:
-    """The folder itself, or the one that the file is in or would be."""
+    """Return the path itself if it is a folder, else the nearest existing folder above it."""
     return next((folder for folder in (path, *path.parents) if os.path.isdir(folder)), Path(path.anchor or "."))  # noqa: PTH112  # is_dir can raise
 
 
 def _is_writable(path: Path, folder: Path) -> bool:
-    """For this user: SQLite also writes beside its file."""
+    """Tell whether this user can write the file and its folder: SQLite also creates side files."""
     try:
         return os.access(folder, os.W_OK | os.X_OK) and (not path.exists() or os.access(path, os.R_OK | os.W_OK))
     except OSError:
@@ -370,7 +371,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def check_regular(path: Path, hint: str) -> None:
-    """UsageError unless it is a file that can be read; `hint` is the way out for what is no file."""
+    """Raise UsageError unless `path` is a readable regular file. `hint` is for paths that are not files."""
     try:
         is_file = stat.S_ISREG(path.stat().st_mode)
         if is_file:
@@ -382,7 +383,7 @@ def check_regular(path: Path, hint: str) -> None:
 
 
 def read_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, bytes | None]]:
-    """Every line that is not blank, with its number from 1; None in place of one that is longer than `max_bytes`."""
+    """Yield the number (from 1) and bytes of each line that is not blank; None in place of a line longer than `max_bytes`."""
     with path.open("rb") as file:
         number = 0
         while raw := file.readline(max_bytes + 1):
@@ -396,7 +397,9 @@ def read_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, bytes | None]]
 
 
 def read_object(raw: bytes, like: str) -> dict[str, Any]:
-    """The object in a line; `like` shows a good one. UsageError for what is no UTF-8 or no JSON, for a key twice, and for NaN."""
+    """Parse one line as a JSON object. Raises UsageError for invalid UTF-8 or JSON, a repeated key, or NaN. `like` is an example
+    for the hint.
+    """
     hint = f"Write {like} on each line."
     try:
         row = json.loads(raw.decode("utf-8"), parse_constant=_no_number, object_pairs_hook=_unique)

@@ -1,4 +1,4 @@
-"""Numbered migrations of a SQLite file, each applied once, and the write-ahead log."""
+"""Numbered SQLite migrations, each applied once in one transaction, and write-ahead logging."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ Migration = Callable[[sqlite3.Connection], None]
 
 
 def version(db: sqlite3.Connection) -> int:
-    """How many migrations the file has had."""
+    """Return the number of migrations that the file has had."""
     return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
 def apply_missing(db: sqlite3.Connection, migrations: Sequence[Migration], newer: Callable[[int], LocalragError]) -> None:
-    """Applies the migrations that are missing, each in one transaction. A file from a newer localrag is left as it is, and `newer` of
-    its version is raised.
+    """Apply the missing migrations, each in one transaction.
+
+    A file from a newer localrag is left unchanged, and the error that `newer` makes of its version is raised.
     """
     while (found := version(db)) < len(migrations):
         db.execute("BEGIN IMMEDIATE")
         try:
-            if version(db) == found:  # else another process has just applied it
+            if version(db) == found:  # otherwise another process has just applied it
                 migrations[found](db)
                 db.execute(f"PRAGMA user_version = {found + 1}")
             db.execute("COMMIT")
@@ -36,7 +37,10 @@ def apply_missing(db: sqlite3.Connection, migrations: Sequence[Migration], newer
 
 
 def use_write_ahead_log(db: sqlite3.Connection, *, wait_s: float) -> None:
-    """Several processes can make the file at once, and SQLite refuses this step at once where it would wait for any other."""
+    """Turn on write-ahead logging, waiting up to `wait_s` seconds for other processes.
+
+    Several processes can create the file at the same time, and SQLite's busy timeout does not cover this step.
+    """
     end = time.monotonic() + wait_s
     while True:
         try:

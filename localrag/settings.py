@@ -13,42 +13,44 @@ import platformdirs
 from localrag.errors import ConfigError, UsageError
 
 MAX_TEXT_BYTES = 16 * 1024 * 1024
-"""The longest text that a command takes as an argument, from standard input or from a file."""
+"""Maximum size of a text from an argument, standard input or a file."""
 PREFIX_BYTES = 2 << 30
 Learning = Literal["off", "votes", "all"]
-"""What moves a passage that is found: nothing, what people said of it, or also how often it was cited."""
+"""What may change the rank of a passage: nothing, votes on it, or also how often answers cited it."""
 _MAX_DIGITS = 18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Where localrag keeps what it writes (`home`), and which models file it was told to use, if any."""
+    """Where localrag stores its files (`home`), and the models.toml that the user named, if any."""
 
     home: Path
     models_file: Path | None = None
     prefix_bytes: int = PREFIX_BYTES
-    """The most that evaluated prompts take on disk; 0 keeps none."""
+    """Maximum size of the prefix cache on disk; 0 turns it off."""
     learn: Learning = "votes"
-    """With "all", the same question can find its passages in another order the next time."""
+    """With "all", the same question can return its passages in a different order next time."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None, *, models_file: Path | None = None) -> Settings:
-        """LOCALRAG_HOME moves everything; LOCALRAG_MODELS names a models.toml, and an argument goes before it; LOCALRAG_PREFIX_BYTES
-        is `prefix_bytes`, LOCALRAG_LEARN is `learn`. UsageError for what these cannot be.
+        """Read the settings from environment variables.
+
+        LOCALRAG_HOME sets `home`, LOCALRAG_MODELS sets `models_file` (the argument wins), LOCALRAG_PREFIX_BYTES sets
+        `prefix_bytes` and LOCALRAG_LEARN sets `learn`. Raises UsageError for an invalid value.
         """
         env = os.environ if env is None else env
         home = env.get("LOCALRAG_HOME") or str(default_home())
         named = models_file or (Path(env["LOCALRAG_MODELS"]) if env.get("LOCALRAG_MODELS") else None)
         prefix_bytes = env.get("LOCALRAG_PREFIX_BYTES") or str(PREFIX_BYTES)
         if not (prefix_bytes.isascii() and prefix_bytes.isdigit() and len(prefix_bytes) <= _MAX_DIGITS):
-            raise UsageError("LOCALRAG_PREFIX_BYTES is not a number of bytes.", hint="Give digits alone; 0 keeps no evaluated prompts.")
+            raise UsageError("LOCALRAG_PREFIX_BYTES is not a number of bytes.", hint="Use digits only; 0 turns the cache off.")
         try:
             folder = Path(home).expanduser().absolute()
-        except RuntimeError:  # ~name of nobody
-            raise UsageError(f"LOCALRAG_HOME is {home[:80]!r}: whose home is this?", hint="Give the path of a folder.") from None
+        except RuntimeError:  # ~name of an unknown user
+            raise UsageError(f"LOCALRAG_HOME is {home[:80]!r}, but there is no such user.", hint="Give the path of a folder.") from None
         learn = env.get("LOCALRAG_LEARN") or "votes"
         if learn not in get_args(Learning):
-            raise UsageError(f"LOCALRAG_LEARN is {learn[:40]!r}.", hint=f"It can be {', '.join(get_args(Learning))}.")
+            raise UsageError(f"LOCALRAG_LEARN is {learn[:40]!r}.", hint=f"Use {', '.join(get_args(Learning))}.")
         return cls(home=folder, models_file=named, prefix_bytes=int(prefix_bytes), learn=cast(Learning, learn))
 
     @property
@@ -61,29 +63,29 @@ class Settings:
 
     @property
     def embedders_dir(self) -> Path:
-        """Copies of embedders that llama.cpp runs."""
+        """Embedders converted for llama.cpp."""
         return self.home / "embedders"
 
     def models_files(self) -> tuple[Path, ...]:
-        """The models.toml files of a person that are in force, the one that wins first: the one named, ./models.toml, the home's.
+        """Return the user's models.toml files, highest precedence first: the named one, ./models.toml, the one in the home.
 
-        All are layered over the one that ships, which is not among them unless it is named. ConfigError for a ./models.toml that belongs
-        to another user: whoever can write to a shared folder such as /tmp would choose the model.
+        They are layered over the file that ships, which is only included if it was named. Raises ConfigError if ./models.toml
+        belongs to another user: otherwise anyone who can write to a shared folder such as /tmp could choose the model.
         """
         shipped = _shipped_path()
-        found = [] if self.models_file is None else [self.models_file]
+        files = [] if self.models_file is None else [self.models_file]
         for candidate in (Path("models.toml"), self.home / "models.toml"):
-            if not candidate.is_file() or any(_is_same(candidate, other) for other in found):
+            if not candidate.is_file() or any(_is_same(candidate, other) for other in files):
                 continue
             if candidate.parent == Path() and shipped is not None and candidate.samefile(shipped):  # run in a checkout
                 continue
             if candidate.parent == Path():
                 _check_owner(candidate)
-            found.append(candidate)
-        return tuple(found)
+            files.append(candidate)
+        return tuple(files)
 
     def layered_models_files(self) -> tuple[Path, ...]:
-        """`models_files`, and below them the one that ships. ConfigError as there."""
+        """Return `models_files` followed by the file that ships. Raises ConfigError as `models_files` does."""
         own, shipped = self.models_files(), shipped_file()
         return own if any(_is_same(shipped, file) for file in own) else (*own, shipped)
 
@@ -93,24 +95,26 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def _check_owner(file: Path) -> None:
-    """Refuse a file that another user may have left in a shared folder; root, who serves containers with others' files, is not asked."""
+    """Refuse a file that another user may have planted in a shared folder. Root is exempt: containers run as root on files of
+    other users.
+    """
     uid = os.geteuid() if hasattr(os, "geteuid") else 0
     if uid != 0 and (owner := file.stat().st_uid) not in (0, uid):
         raise ConfigError(
-            f"{file.absolute()} belongs to another user (uid {owner}), so it is not used unasked.",
-            hint="Work in another folder, or name it if you trust it: --models ./models.toml",
+            f"{file.absolute()} belongs to another user (uid {owner}), so it is not used automatically.",
+            hint="Work in another folder, or name the file if you trust it: --models ./models.toml",
             file=str(file.absolute()),
             owner_uid=owner,
         )
 
 
 def default_home() -> Path:
-    """The home where LOCALRAG_HOME names none."""
+    """Return the home that is used when LOCALRAG_HOME is not set."""
     return Path(platformdirs.user_data_dir("localrag", appauthor=False))
 
 
 def expanded(path: Path) -> Path:
-    """The path with the person's home in place of `~`; `~name` of nobody is a name like any other."""
+    """Replace a leading `~` by the user's home. `~name` stays as it is if there is no such user."""
     try:
         return path.expanduser()
     except RuntimeError:
@@ -118,7 +122,7 @@ def expanded(path: Path) -> Path:
 
 
 def shipped_file() -> Path:
-    """The catalogue that ships: inside the package where it is installed, beside it in a checkout."""
+    """Return the models.toml that ships: inside the installed package, or next to it in a checkout. Raises ConfigError if it is missing."""
     if (file := _shipped_path()) is None:
         raise ConfigError("The models.toml that ships with localrag is missing.", hint="Install localrag again.")
     return file

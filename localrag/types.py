@@ -1,4 +1,4 @@
-"""Plain data that every layer exchanges: messages, chunks and hits, models and windows, sampling and completions."""
+"""Plain data that all layers exchange: messages, chunks and hits, models and slots, sampling parameters and completions."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a conversation. `content` is plain text: nothing in it is ever read as markup."""
+    """One message of a conversation. `content` is plain text: nothing in it is read as markup."""
 
     role: Role
     content: str
     sent: str = ""
-    """What was sent for it when it was asked, where that was more than its content: the sources that came with it. It is sent so again."""
+    """The text that was sent for this message, if it was more than its content: it came with sources. It is sent again in the same form."""
 
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -29,7 +29,7 @@ _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A tool that the model may call: `parameters` is a JSON Schema of its arguments. UsageError for an invalid name."""
+    """A tool that the model may call. `parameters` is a JSON Schema of its arguments. Raises UsageError for an invalid name."""
 
     name: str
     description: str = ""
@@ -40,14 +40,14 @@ class ToolSpec:
             raise UsageError(f"A tool's name is 1 to 64 letters, digits, '-' and '_', not {self.name[:80]!r}.", hint="Rename the tool.")
 
     def to_dict(self) -> dict[str, Any]:
-        """The tool as OpenAI's API and chat templates know it."""
+        """Return the tool in the format of OpenAI's API and of chat templates."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """A fact that is kept across conversations. `importance` is 0 to 1; `label` is how ledgers name it."""
+    """A fact kept across conversations. `importance` is 0 to 1; `label` is its name in ledgers."""
 
     label: str
     text: str
@@ -56,7 +56,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attachment:
-    """A file that a person gave with the question. `label` is its path as given; `relevance` for the task is 0 to 1."""
+    """A file that came with the question. `label` is its path as given; `relevance` to the task is 0 to 1."""
 
     label: str
     text: str
@@ -67,7 +67,7 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """What a member of a council proposes. `label` is the name by which the reader and ledgers know it."""
+    """The proposal of a council member. `label` is its name in the prompt and in ledgers."""
 
     label: str
     text: str
@@ -77,9 +77,9 @@ class Proposal:
 class Chunk:
     """A stretch of one document: `text` is its characters `start` to `end` (code points, end exclusive).
 
-    `id` is unique within `kb` and never reused. `heading` is the path of headings above it, joined by " > ". `scope` goes into
-    the label where ids of several knowledge bases, or of piped text, meet in one prompt. `place` is where a person finds it in the file,
-    such as "page 3" or "lines 10-24"; empty where that is not known.
+    `id` is unique within `kb` and never reused. `heading` is the path of headings above it, joined by " > ". `scope` becomes
+    part of the label if one prompt mixes ids of several knowledge bases, or of piped text. `place` tells people where it is in
+    the file, such as "page 3" or "lines 10-24"; empty if unknown.
     """
 
     id: int
@@ -96,17 +96,17 @@ class Chunk:
 
     @property
     def label(self) -> str:
-        """The name by which the model cites this chunk and by which ledgers name it, such as `KB#12` or `KB#pets/12`."""
+        """The name of this chunk in citations and ledgers, such as `KB#12` or `KB#pets/12`."""
         return f"KB#{self.scope}/{self.id}" if self.scope else f"KB#{self.id}"
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A chunk that a search returned. `score` is the sum of `contributions`; both are higher for better.
+    """A chunk returned by a search. `score` is the sum of `contributions`; higher is better.
 
-    `relevance` is how near it is to the question in itself, 0 to 1, whatever else was found; None where that is not known. `scores` are
-    those of the rankings that hold it, each on its own scale: of "semantic" the cosine similarity, of "keyword" BM25. `copies` are other
-    chunks with the same text (see `merged`): this one stands for them in a prompt.
+    `relevance` says how close the chunk is to the question, 0 to 1, independent of other hits; None if unknown. `scores` are
+    the scores of the rankings that include it, each on its own scale: "semantic" is the cosine similarity, "keyword" is BM25.
+    `copies` are other chunks with the same text (see `merged`): this one represents them in a prompt.
     """
 
     chunk: Chunk
@@ -122,15 +122,15 @@ class Hit:
 
 
 def comparable(text: str) -> str:
-    """What two texts have in common if they are identical: each without its letter case, and with single spaces for white space."""
+    """Normalise a text for comparison: fold case, and reduce white space to single spaces. Identical results mean identical texts."""
     return " ".join(text.split()).casefold()
 
 
 def merged(hits: Iterable[Hit], *, kept: Collection[str] = ()) -> list[Hit]:
-    """Each text once, in the order of the hits: the first hit of a text stands for the others, which become its `copies`.
+    """Return each text once, in the order of the hits. The first hit of a text represents the others, which become its `copies`.
 
-    Hits whose labels are in `kept` are never merged into another one, and stand for the others first. Texts are the same if they are
-    `comparable`; a single word that differs keeps them apart.
+    Hits whose labels are in `kept` are never merged into another hit, and represent the others first. Texts are equal if they
+    are equal after `comparable`; a single different word keeps them apart.
     """
     hits = list(hits)
     keys = [comparable(hit.chunk.text) for hit in hits]
@@ -151,15 +151,15 @@ def merged(hits: Iterable[Hit], *, kept: Collection[str] = ()) -> list[Hit]:
 
 
 def expanded(hits: Iterable[Hit]) -> list[Hit]:
-    """The opposite of `merged`: each hit with those that it stands for behind it, as hits of their own."""
+    """Undo `merged`: return each hit followed by its copies as separate hits."""
     return [replace(hit, chunk=chunk, copies=()) for hit in hits for chunk in (hit.chunk, *hit.copies)]
 
 
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """One source that an answer cites; `supplied` says whether that chunk was in the prompt.
+    """One source that an answer cites. `supplied` tells whether that chunk was in the prompt.
 
-    `spans` are the places of the answer that cite it, as (start, end) in code points, end exclusive; empty where they are not known.
+    `spans` are the places in the answer that cite it, as (start, end) in code points, end exclusive; empty if unknown.
     """
 
     label: str
@@ -173,11 +173,11 @@ Bound = Literal["requested", "training", "memory"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """One table of models.toml: where the file comes from, and what is asked of it.
+    """One model table of models.toml: where to get the file, and how to load it.
 
-    `kind` says which source it is; `source` is that source's text (a pinned requirement, a hub repository, a path), `file` the
-    file inside it (empty for a path). `sha256` is of the GGUF file, or of an embedder folder's model.safetensors.
-    `n_ctx` in tokens is a request; `revision` is a branch, tag or commit of a hub repository.
+    `kind` is the type of the source and `source` its value: a pinned requirement, a hub repository or a path. `file` is the
+    file inside it (empty for a path). `sha256` is of the GGUF file, or of an embedder folder's model.safetensors. `n_ctx` is
+    the requested context in tokens; `revision` is a branch, tag or commit of a hub repository.
     """
 
     name: str
@@ -192,12 +192,12 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """What a GGUF header says, checked and bounded before any weight is read.
+    """Contents of a GGUF header, checked before any weights are read.
 
     Lengths are in tokens, sizes in bytes; `head_size_k` and `head_size_v` are elements per head, of the layer where they are
-    largest. `num_kv_heads` has one entry a layer, 0 where a layer keeps no keys and values. `sliding_window` is None where the
-    file names none. `name` is made fit for a terminal. What a file does not say is None, or 0 for the shape of a
-    vocabulary-only file; what it says wrongly is a ModelFileError.
+    largest. `num_kv_heads` has one entry per layer, 0 for a layer without keys and values. `sliding_window` is None if the file
+    has none. `name` is safe to print on a terminal. Missing values are None, or 0 for the shape of a vocabulary-only file;
+    invalid values raise ModelFileError.
     """
 
     path: Path
@@ -224,12 +224,12 @@ class ModelInfo:
 
     @property
     def is_vocab_only(self) -> bool:
-        """Whether the file holds a tokenizer and no weights."""
+        """Whether the file holds a tokenizer but no weights."""
         return self.num_tensors == 0
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes that one token takes in an f16 KV cache with every layer kept in full (an upper bound where layers slide)."""
+        """Bytes per token in an f16 KV cache with every layer stored in full (an upper bound for models with sliding windows)."""
         return sum(self.num_kv_heads) * (self.head_size_k + self.head_size_v) * 2
 
     def to_dict(self) -> dict[str, object]:
@@ -238,7 +238,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A sequence's share of the KV cache: `n_ctx` tokens, and which of the three limits bound it."""
+    """A sequence's share of the KV cache: `n_ctx` tokens, and the limit that determined it."""
 
     id: int
     n_ctx: int
@@ -251,26 +251,28 @@ class Slot:
 
 
 FinishReason = Literal["stop", "length", "time", "cancelled", "error"]
-"""The model ended it; its `max_tokens` did; its deadline did; somebody stopped it; it could not go on."""
+"""The model ended the answer; `max_tokens` was reached; the deadline passed; the user cancelled; an error occurred."""
 
 MIN_THINK_TOKENS = 32
 """Fewest tokens for a reasoning model's thoughts, including the tokens that end them."""
 DEFAULT_THINK_TOKENS = 1024
 
 MAX_LOGPROBS = 20
-"""Of the likeliest tokens in the place of each, as OpenAI's API has it."""
+"""Most alternatives per token, as in OpenAI's API."""
 _MAX_SCHEMA_CHARS = 128 * 1024
 
 
 def schema_text(schema: Mapping[str, Any] | str) -> str:
-    """A JSON schema as compact JSON, properties in their order; a text is read and written again. UsageError if it is not JSON."""
+    """Return a JSON schema as compact JSON, with properties in order. A string is parsed and serialised again. Raises UsageError
+    for invalid JSON.
+    """
     try:
         if isinstance(schema, str) and len(schema) > _MAX_SCHEMA_CHARS:
             raise UsageError(f"The JSON schema has {len(schema)} characters; the limit is {_MAX_SCHEMA_CHARS}.")
         value = json.loads(schema) if isinstance(schema, str) else dict(schema)
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         text.encode()
-    except (TypeError, ValueError, RecursionError) as error:  # a circle, a lone surrogate, a number of 5,000 digits, not JSON at all
+    except (TypeError, ValueError, RecursionError) as error:  # a cycle, a lone surrogate, a number of 5,000 digits, or not JSON
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error).splitlines()[0][:200]
         raise UsageError(f"The JSON schema cannot be used: {reason}.") from error
     if not isinstance(value, dict):
@@ -282,16 +284,17 @@ def schema_text(schema: Mapping[str, Any] | str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """What llama.cpp's sampler chain is built from. `temperature` 0 is greedy; then nothing else but penalties matters.
+    """Parameters of llama.cpp's sampler chain. With `temperature` 0, decoding is greedy and only the penalties have an effect.
 
-    `seed` is where sampling starts. With `repeatable`, the same prompt and seed give the same text, bit by bit, whatever else the machine
-    and the engine do: such answers are computed one after another, in a context of their own. `max_tokens` bounds the answer; None is
-    what the prompt leaves of the window, which a session knows. `think_tokens` bounds what a reasoning model thinks before it (0: it is
-    kept from thinking); `stop` are strings at which it ends (and which are left out).
-    `json_schema` makes the answer JSON that is valid under a schema (what of JSON Schema engine/grammar.py enforces); it is
-    given as a mapping or its JSON text, and held as text. An answer that reaches `max_tokens` before it is closed is not valid JSON.
-    With `or_text` it may also be any text that does not begin as such JSON does (see engine/grammar.py). `logprobs` asks for how likely
-    each token of the answer was, and so many of the likeliest in its place; then nothing is thought before.
+    `seed` seeds the sampler. With `repeatable`, the same prompt and seed give the same text, bit by bit, whatever else the
+    machine and the engine do: such answers are computed one at a time, in a separate context. `max_tokens` limits the answer;
+    None means the rest of the window, which a session computes. `think_tokens` limits the thoughts of a reasoning model before
+    the answer (0 turns thinking off). `stop` are strings that end the answer; they are left out of it.
+
+    `json_schema` forces the answer to be JSON that is valid under a schema (engine/grammar.py lists the supported keywords). It
+    is given as a mapping or as JSON text, and stored as text. An answer that reaches `max_tokens` before the JSON is closed is
+    not valid. With `or_text`, the answer may also be any text that does not begin like such JSON. `logprobs` returns the log
+    probability of each token of the answer and that many alternatives; it turns thinking off.
     """
 
     temperature: float = 0.0
@@ -303,7 +306,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int = 0
-    repeatable: bool = field(default=False, repr=False)  # not in the digests of councils, which are older
+    repeatable: bool = field(default=False, repr=False)  # not part of a council's digest, which is older than this field
     max_tokens: int | None = 512
     think_tokens: int = DEFAULT_THINK_TOKENS
     stop: tuple[str, ...] = ()
@@ -334,7 +337,7 @@ class SamplingParams:
             ("stop", len(self.stop) <= 64 and all(0 < len(s) <= 1024 for s in self.stop), "up to 64 strings of 1 to 1024 characters"),
         )
         for name, ok, allowed in checks:
-            if not ok:  # also for NaN, which compares false to everything
+            if not ok:  # also for NaN, which fails every comparison
                 raise UsageError(f"{name} is {getattr(self, name)!r}, but must be {allowed}.")
 
     def with_max_tokens(self, max_tokens: int) -> SamplingParams:
@@ -342,22 +345,22 @@ class SamplingParams:
 
     @property
     def num_answer_tokens(self) -> int:
-        """`max_tokens` as a number. UsageError where it is None and no session has put the room that is left in its place."""
+        """`max_tokens` as a number. Raises UsageError if it is None and no session has replaced it by the rest of the window."""
         if self.max_tokens is None:
-            raise UsageError("max_tokens is None, and here nobody knows what is left for an answer.", hint="Give a number of tokens.")
+            raise UsageError("max_tokens is None, and the room left for the answer is unknown.", hint="Give a number of tokens.")
         return self.max_tokens
 
     @property
     def room_to_think(self) -> int:
-        """Tokens for thoughts: none before an answer that must keep to a schema from its first token on, or whose tokens are wanted."""
+        """Tokens for thoughts: 0 for an answer with a schema or with logprobs, which must start at the first token."""
         return 0 if self.json_schema is not None or self.logprobs is not None else self.think_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token of an answer: its bytes, the logarithm of how likely the model held it, and the same of the likeliest in its place.
+    """A token of an answer: its bytes, its log probability, and the most likely alternatives with theirs.
 
-    It is the model's own distribution, before temperature, penalties, grammar and what else chooses.
+    The probabilities are the model's own, before temperature, penalties, grammar and other samplers.
     """
 
     piece: bytes
@@ -367,8 +370,9 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one step of the engine added to one sequence: `text` holds whole characters only and can be empty, as can `thought`, which
-    comes before it and is no part of the answer."""
+    """The output of one engine step for one sequence. `text` and `thought` hold whole characters only and can be empty; `thought`
+    comes before the answer and is not part of it.
+    """
 
     seq_id: int
     token_id: int | None
@@ -381,7 +385,7 @@ class Piece:
 class Timings:
     """Wall-clock seconds. `first_token_s` counts from the call to the first sampled token.
 
-    `load_s` is what loading the model and making its context took, in the answer that waited for it.
+    `load_s` is the time to load the model and create its context, in the first answer that waited for it.
     """
 
     load_s: float = 0.0
@@ -392,14 +396,16 @@ class Timings:
     total_s: float = 0.0
 
     def tokens_per_s(self, num_tokens: int) -> float | None:
-        """The speed of decoding that many tokens; None for fewer than two, for the first one ends the prefill."""
+        """Return the decoding speed for `num_tokens` tokens; None for fewer than two, since the first one belongs to the prefill."""
         return (num_tokens - 1) / self.decode_s if num_tokens > 1 and self.decode_s > 0 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """A finished sequence. `prompt_tokens` is what the model was given, of which `cached_tokens` were not evaluated again;
-    `completion_ids` are the tokens behind it, the one that ended the answer included; of them, `reasoning_tokens` are thoughts:
+    """A finished sequence.
+
+    `prompt_tokens` is the length of the prompt, of which `cached_tokens` were not evaluated again. `completion_ids` are the
+    generated tokens, including the one that ended the answer; `reasoning_tokens` of them are thoughts, whose text is
     `reasoning`.
     """
 

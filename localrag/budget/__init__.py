@@ -1,4 +1,4 @@
-"""Arithmetic on tokens: what each part of a prompt may have (`negotiate`), and what became of it (`Ledger`)."""
+"""Token budgets: share a window among sections (`negotiate`), and account for the result (`Ledger`)."""
 
 from localrag.budget.flex import Budget, FlexItem, container, negotiate, settle, tokens_of
 from localrag.budget.ledger import Entry, Ledger, Shortened, TimeLimit

@@ -1,11 +1,11 @@
-"""Who gets how many tokens: "Resolving Flexible Lengths" of CSS Flexible Box Layout (level 1, section 9.7), in exact numbers.
+"""Share a window among sections by CSS Flexible Box Layout, section 9.7 ("Resolving Flexible Lengths"), in exact arithmetic.
 
-It differs from CSS in this: nothing overflows the window. When shrinking, all of the excess goes, even where the shrink
-factors add up to less than 1; and floors that do not fit are an error. A percentage is of what the fixed sections leave.
-Tokens still spare at the end are shared once more, among the sections that ask for them.
+Differences from CSS: nothing overflows the window. When sections shrink, the whole excess is removed, even if the shrink
+factors add up to less than 1. Floors that do not fit raise an error. A percentage refers to the window less the fixed sections.
+Tokens that are left at the end are shared once more, among the sections that ask for them.
 
-All arithmetic is on integers and fractions, so neither the machine nor the order of the sections can change a result. A factor
-is taken as the decimal number that it is written as: 0.1 + 0.2 + 0.7 is 1, and no token is lost to it.
+All arithmetic uses integers and fractions, so the result does not depend on the machine or on the order of the sections. A
+factor is read as the decimal number that was written: 0.1 + 0.2 + 0.7 is 1, and no token is lost to rounding.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Exact = int | Fraction
 
 @dataclass(frozen=True, slots=True)
 class FlexItem:
-    """A section in a known window: whole tokens, and the weight by which it shares in growing or in shrinking."""
+    """A section in a known window: sizes in whole tokens, and the factors for growing and shrinking."""
 
     name: str
     basis: int
@@ -37,19 +37,20 @@ class FlexItem:
     shrink: float
     spare: float
     most: int
-    """What it may have of tokens that would stay spare; at least `max`."""
+    """Maximum when leftover tokens are shared; at least `max`."""
 
     @property
     def hypothetical(self) -> int:
+        """The basis clamped to the limits."""
         return max(self.min, min(self.basis, self.max))
 
     @property
     def floor(self) -> int:
-        """The least it can be cut to."""
+        """The smallest size that the item can be cut to."""
         return self.min if self.shrink else self.hypothetical
 
     def clamp(self, size: Exact) -> Exact:
-        """Within the limits; where they cross, the min goes before the max."""
+        """Clamp a size to the limits. If they cross, min wins over max."""
         return max(self.min, min(size, self.max))
 
     def weight(self, *, growing: bool) -> Fraction:
@@ -58,7 +59,7 @@ class FlexItem:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Tokens by section. The allocations never add up to more than `window`. `items` are the sections as they were resolved in it."""
+    """Tokens by section, at most `window` in total. `items` are the sections as resolved for this window."""
 
     window: int
     allocations: Mapping[str, int]
@@ -66,16 +67,16 @@ class Budget:
 
     @property
     def spare(self) -> int:
-        """Tokens of the window that no section was given."""
+        """Tokens of the window that no section got."""
         return self.window - sum(self.allocations.values())
 
 
 def negotiate(window: int, sections: Sequence[Section]) -> Budget:
-    """Share a window of so many tokens among sections.
+    """Share a window of `window` tokens among sections.
 
-    Each section gets a whole number of tokens within its limits, the same whatever the order of the list, and the whole is
-    the exact sum rounded down. UsageError for a window that is not a whole number from 0 up, ConfigError for two sections of
-    one name, BudgetExceededError, with the floor of every section, if the floors do not fit.
+    Each section gets a whole number of tokens within its limits. The result does not depend on the order of the list, and the
+    total is the exact sum rounded down. Raises UsageError for a window that is not a whole number of at least 0, ConfigError
+    for two sections with the same name, and BudgetExceededError, with the floor of every section, if the floors do not fit.
     """
     _check(window, sections)
     items = _measure(window, sections)
@@ -89,11 +90,12 @@ def negotiate(window: int, sections: Sequence[Section]) -> Budget:
 
 
 def settle(budget: Budget, window: int, allotted: Mapping[str, int]) -> Budget:
-    """The negotiation restated with exact sizes, so that its outcome is `allotted`, the tokens by section that a ledger shows.
+    """Restate a negotiation so that its outcome is `allotted`, the tokens by section that a ledger shows.
 
-    A negotiation works with upper bounds, and packing passes on what a section leaves unused; its numbers shown beside the ledger's would
-    contradict them. Here a section's limits are capped at what it was allotted. One whose numbers would still lead elsewhere becomes
-    rigid. Sections that were allotted nothing stay, with 0. UsageError if `allotted` adds up to more than `window`.
+    A negotiation works with upper bounds, and packing passes on the tokens that a section leaves unused; the original numbers
+    would contradict the ledger next to them. So each section's limits are capped at its allotted tokens. If its numbers would
+    still give another size, the section becomes rigid. Sections that were allotted nothing stay, with 0. Raises UsageError if
+    `allotted` adds up to more than `window`.
     """
     if sum(allotted.values()) > window:
         raise UsageError(f"{sum(allotted.values())} tokens are allotted in a window of {window}.", hint="Give a larger window.")
@@ -108,7 +110,7 @@ def settle(budget: Budget, window: int, allotted: Mapping[str, int]) -> Budget:
 
 
 def _capped(item: FlexItem | None, name: str, tokens: int) -> FlexItem:
-    """The item with limits of at most that many tokens. What the model writes may keep a higher maximum: it ends where the window does."""
+    """Cap the limits of an item at `tokens`. Sections written by the model may keep a higher maximum: they end where the window does."""
     if item is None or item.min >= item.max:
         return _rigid(name, tokens)
     most = item.max if name in WRITTEN else tokens
@@ -121,14 +123,14 @@ def _rigid(name: str, tokens: int) -> FlexItem:
 
 def _check(window: int, sections: Sequence[Section]) -> None:
     if not isinstance(window, int) or isinstance(window, bool) or window < 0:
-        raise UsageError(f"A window is a whole number of tokens, 0 or more, not {window!r}.", hint="Give a whole number of tokens.")
+        raise UsageError(f"A window must be a whole number of tokens, 0 or more, not {window!r}.", hint="Give a whole number of tokens.")
     twice = [name for name, times in Counter(section.name for section in sections).items() if times > 1]
     if twice:
-        raise ConfigError(f"Two sections have the name {min(twice)!r}.", hint="Give every section a name of its own.")
+        raise ConfigError(f"Two sections have the name {min(twice)!r}.", hint="Give every section a different name.")
 
 
 def _measure(window: int, sections: Sequence[Section]) -> list[FlexItem]:
-    """Turn percentages into tokens, rounded down, and an absent max into one that cannot bind."""
+    """Convert percentages to tokens, rounded down, and a missing max to one that cannot bind."""
     whole = container(window, sections)
     return [_item(section, window, whole) for section in sections]
 
@@ -144,12 +146,12 @@ def _item(section: Section, window: int, whole: int) -> FlexItem:
 
 
 def container(window: int, sections: Sequence[Section]) -> int:
-    """The tokens that percentages are of: the window less the fixed sections."""
+    """Return the tokens that percentages refer to: the window less the fixed sections."""
     return max(0, window - sum(section.basis for section in sections if section.is_fixed and isinstance(section.basis, int)))
 
 
 def tokens_of(length: Length, whole: int) -> int:
-    """A length in tokens, rounded down; a percentage is of `whole`."""
+    """Convert a length to tokens, rounded down; a percentage refers to `whole`."""
     return floor(_exact(length.value) * whole / 100) if isinstance(length, Percent) else length
 
 
@@ -159,7 +161,7 @@ def _exact(value: float) -> Fraction:
 
 
 def _resolve(window: int, items: Sequence[FlexItem]) -> dict[str, Exact]:
-    """Exact sizes: freeze what cannot flex, share the free space, freeze what broke a limit, share again until nothing moves."""
+    """Compute exact sizes: freeze rigid items, share the free space, freeze items that hit a limit, and repeat until nothing moves."""
     growing = sum(item.hypothetical for item in items) <= window
     weights = {item.name: item.weight(growing=growing) for item in items}
     sizes: dict[str, Exact] = {item.name: item.hypothetical for item in items if not weights[item.name] or _is_stuck(item, growing=growing)}
@@ -169,7 +171,7 @@ def _resolve(window: int, items: Sequence[FlexItem]) -> dict[str, Exact]:
         free = window - sum(sizes.values()) - sum(item.basis for item in active)
         rate = Fraction(free) / sum(weights[item.name] for item in active)
         if growing:
-            rate = min(rate, Fraction(initial))  # grow factors that add up to less than 1 take only that fraction of it
+            rate = min(rate, Fraction(initial))  # grow factors below 1 in total take only that fraction of it
         shares = [item.basis + rate * weights[item.name] for item in active]
         limited = [item.clamp(share) for item, share in zip(active, shares, strict=True)]
         violation = sum(size - share for share, size in zip(shares, limited, strict=True) if size != share)
@@ -181,15 +183,15 @@ def _resolve(window: int, items: Sequence[FlexItem]) -> dict[str, Exact]:
 
 
 def _with_spare(window: int, items: Sequence[FlexItem], sizes: Mapping[str, int]) -> tuple[dict[str, int], list[FlexItem]]:
-    """The sizes and items after spare tokens were given to the sections that ask for them; no section has less than before.
+    """Share leftover tokens among the sections that ask for them; no section gets fewer than before.
 
-    An item that took more now starts from what it has, so that a browser lays the items out in the same sizes.
+    An item that took more now starts from its new size, so that a browser lays the items out in the same sizes.
     """
     held = [replace(item, basis=sizes[item.name], min=sizes[item.name], max=sizes[item.name], grow=0.0) for item in items]
     asking = [replace(item, max=max(item.most, item.basis), grow=item.spare) for item in held]
     grown = _round(_resolve(window, asking))
     changed = [item if grown[item.name] == sizes[item.name] else _taking(item, grown[item.name]) for item in items]
-    if any(0 < item.grow < 1 for item in items):  # such took a fraction of the room, which is smaller now
+    if any(0 < item.grow < 1 for item in items):  # these took a fraction of the free space, which is smaller now
         changed = [replace(item, basis=grown[item.name], grow=0.0) if item.grow else item for item in changed]
     return grown, changed
 
@@ -199,12 +201,12 @@ def _taking(item: FlexItem, size: int) -> FlexItem:
 
 
 def _is_stuck(item: FlexItem, *, growing: bool) -> bool:
-    """Whether its limit already holds it on the far side of its basis, so that flexing would only bring it back."""
+    """Tell whether a limit already holds the item on the far side of its basis, so that flexing would only bring it back."""
     return item.basis > item.hypothetical if growing else item.basis < item.hypothetical
 
 
 def _round(sizes: Mapping[str, Exact]) -> dict[str, int]:
-    """Whole tokens by largest remainder, ties by name. No limit breaks: limits are whole, and only a fraction is rounded up."""
+    """Round to whole tokens by largest remainder, ties by name. Limits hold: they are whole, and only fractions are rounded up."""
     whole = {name: floor(size) for name, size in sizes.items()}
     left = floor(sum(sizes.values())) - sum(whole.values())
     for name in sorted(sizes, key=lambda name: (whole[name] - sizes[name], name))[:left]:

@@ -1,4 +1,4 @@
-"""What became of a budget: for each section what it wanted, was allotted and used, and what was left out."""
+"""The account of a budget: for each section the tokens wanted, allotted and used, and the items left out."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 ANSWER = "answer"
 WRITTEN = ("thinking", ANSWER)
-"""The sections that the model writes; all others are the prompt."""
+"""Sections that the model writes; all others are the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shortened:
-    """Something that is there in a shorter form: `level` is "truncated", "detailed", "summary" or "stub"; `tokens` of `of` are left."""
+    """An item sent in a shorter form. `level` is "truncated", "detailed", "summary" or "stub"; `tokens` of its `of` tokens remain."""
 
     id: str
     level: str
@@ -23,9 +23,10 @@ class Shortened:
 
 @dataclass(frozen=True, slots=True)
 class TimeLimit:
-    """The effect of a time limit. `is_bound`: the time limit, not the window, decided how much was sent. Speeds are in tokens per second.
+    """The effect of a time limit. `is_bound`: the time limit, not the window, decided how much was sent. Speeds are in tokens per
+    second.
 
-    `skipped` names steps for which there was no time, such as "rerank".
+    `skipped` names the steps that were left out to save time, such as "rerank".
     """
 
     max_seconds: float
@@ -36,7 +37,7 @@ class TimeLimit:
     skipped: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The object under `"time"` in `--json` output; `skipped` only where something was."""
+        """Return the object under `"time"` in `--json` output. `skipped` is left out if it is empty."""
         data = asdict(self) | {"skipped": list(self.skipped)}
         return {key: value for key, value in data.items() if value or key != "skipped"}
 
@@ -47,11 +48,12 @@ class TimeLimit:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One section's line, in tokens.
+    """The ledger line of one section, in tokens.
 
-    `omitted` names each chunk, message or tool that was left out; `shortened` each that is there in a shorter form; `covered` each
-    message that a summary stands for. `parts` are the tiers of a section, which add up to it save for wording of its own.
-    `omitted_reasons` says of names in `omitted` why, such as "identical to KB#1"; a name without a reason found no room.
+    `omitted` names each chunk, message or tool that was left out, `shortened` each that was sent in a shorter form, and
+    `covered` each message that the summary covers. `parts` are the tiers of a section; they add up to it, except for the
+    section's own wording. `omitted_reasons` gives the reason for names in `omitted`, such as "identical to KB#1"; a name
+    without a reason did not fit.
     """
 
     name: str
@@ -72,20 +74,20 @@ class Entry:
 
     @property
     def without_room(self) -> tuple[str, ...]:
-        """Items omitted for lack of room: all that have no other reason."""
+        """Items omitted because they did not fit: all that have no other reason."""
         return tuple(name for name in self.omitted if name not in self.omitted_reasons)
 
     @property
     def omitted_by_reason(self) -> dict[str, tuple[str, ...]]:
-        """The names in `omitted` by the reason that is given for them, those without one under an empty text."""
-        found: dict[str, list[str]] = {}
+        """The names in `omitted`, grouped by reason; those without a reason are under ""."""
+        names_by_reason: dict[str, list[str]] = {}
         for name in self.omitted:
-            found.setdefault(self.omitted_reasons.get(name, ""), []).append(name)
-        return {reason: tuple(names) for reason, names in found.items()}
+            names_by_reason.setdefault(self.omitted_reasons.get(name, ""), []).append(name)
+        return {reason: tuple(names) for reason, names in names_by_reason.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """The entry in `--json` output; what is seldom there is left out where it is empty."""
-        data = {field.name: getattr(self, field.name) for field in fields(self)}  # asdict would copy each of thousands of names
+        """Return the entry in `--json` output. Optional fields are left out if they are empty."""
+        data = {field.name: getattr(self, field.name) for field in fields(self)}  # asdict would copy thousands of names
         data |= {name: list(data[name]) for name in ("omitted", "covered")}
         data |= {"shortened": [asdict(each) for each in self.shortened], "parts": [part.to_dict() for part in self.parts]}
         data["omitted_reasons"] = dict(self.omitted_reasons)
@@ -106,7 +108,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The account of one window, entries in the order of the prompt. ValueError, our own bug, if the numbers cannot be true."""
+    """The account of one window, with entries in prompt order. Raises ValueError, a bug in localrag, for numbers that cannot be true."""
 
     window: int
     entries: tuple[Entry, ...]
@@ -120,34 +122,34 @@ class Ledger:
 
     @property
     def spare(self) -> int:
-        """Tokens of the window that were allotted to no section."""
+        """Tokens of the window that were not allotted."""
         return self.window - sum(entry.allotted for entry in self.entries)
 
     @property
     def prompt_tokens(self) -> int:
-        """The number of tokens that the model is given."""
+        """Number of tokens in the prompt."""
         return sum(entry.used for entry in self.entries if entry.name not in WRITTEN)
 
     def entry(self, name: str) -> Entry:
-        """The entry of that name; KeyError if there is none."""
+        """Return the entry with that name. Raises KeyError."""
         for entry in self.entries:
             if entry.name == name:
                 return entry
         raise KeyError(name)
 
     def with_used(self, name: str, used: int) -> Ledger:
-        """The same ledger, with that many tokens used by one entry; KeyError if there is none of that name."""
+        """Return the same ledger with `used` tokens in one entry. Raises KeyError."""
         changed = replace(self.entry(name), used=used)
         return replace(self, entries=tuple(changed if entry.name == name else entry for entry in self.entries))
 
     def to_dict(self) -> dict[str, Any]:
-        """The object under `"ledger"` in `--json` output."""
+        """Return the object under `"ledger"` in `--json` output."""
         data = {"window": self.window, "entries": [entry.to_dict() for entry in self.entries], "spare": self.spare}
         return data if self.time is None else data | {"time": self.time.to_dict()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Ledger:
-        """The ledger that `to_dict` wrote; ValueError if its `spare` does not follow from its entries."""
+        """Read the ledger that `to_dict` wrote. Raises ValueError if its `spare` does not match its entries."""
         time = TimeLimit.from_dict(data["time"]) if data.get("time") else None
         ledger = cls(data["window"], tuple(Entry.from_dict(entry) for entry in data["entries"]), time)
         if data["spare"] != ledger.spare:

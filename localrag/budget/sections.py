@@ -1,4 +1,4 @@
-"""One part of a prompt, and how it bends: the numbers of a CSS flex item, in tokens."""
+"""The sections of a prompt: their order, defaults and colours, and the flex numbers of each, in tokens."""
 
 from __future__ import annotations
 
@@ -13,37 +13,40 @@ from localrag.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Percent:
-    """A share, 0 to 100, of the window less the fixed sections. ConfigError for anything else."""
+    """A share, 0 to 100, of the window less the fixed sections. Raises ConfigError for anything else."""
 
     value: float
 
     def __post_init__(self) -> None:
         if not _is_number(self.value) or not 0 <= self.value <= 100:
-            raise ConfigError(f"A percentage is a number from 0 to 100, not {self.value!r}.", hint="Write a number from 0 to 100.")
+            raise ConfigError(f"A percentage must be a number from 0 to 100, not {self.value!r}.", hint="Write a number from 0 to 100.")
 
 
 Cut = Literal["never", "drop", "oldest", "truncate", "middle", "summarize", "error"]
-"""What happens to content that does not fit: "never" is left out; "drop" the lowest score first, or the "oldest" first; "truncate" at
-the end of a sentence or a line; remove the "middle", so that each text keeps its beginning and its end; "summarize" level by level; or
-refuse the prompt with an "error"."""
+"""What to do with content that does not fit: "never" cuts it; "drop" removes the lowest score first, "oldest" the oldest message;
+"truncate" cuts at the end of a sentence or line; "middle" removes the middle of each text; "summarize" shortens level by level;
+"error" refuses the prompt.
+"""
 CUTS: tuple[Cut, ...] = get_args(Cut)
 
 Length = int | Percent
-"""A number of tokens, or a share of what the fixed sections leave of the window."""
+"""A number of tokens, or a share of the window less the fixed sections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """One part of a prompt.
+    """One section of a prompt, with the numbers of a CSS flex item.
 
-    It starts at `basis`. Where there is room left it grows in the ratio of `grow`; where there is too little it shrinks in
-    the ratio of `shrink` times `basis`; and it stays within `min` and `max` (None: no limit). A section with `shrink` 0 gives
-    nothing back. `content`, where it is known, is how many tokens there are to place: it caps both limits, so that nobody is
-    given more than there is to say, and it is the `basis` where that is None. `cut` says what happens to content that does not
-    fit. With `spare` above 0, tokens that would stay spare go to the section, in the ratio of `spare` and beyond its `max`: it takes
-    nothing that another section could have. Lengths are tokens or a Percent; the factors are finite and not negative. ConfigError,
-    naming section and field, for any other value and for a `min` over a `max` of the same kind. A percentage and a number can cross
-    only in some windows; there `min` wins, as in CSS.
+    A section starts at `basis`. If there is room left, it grows in proportion to `grow`; if there is too little, it shrinks in
+    proportion to `shrink` times `basis`. It stays within `min` and `max` (None: no limit). With `shrink` 0 it gives nothing
+    back. `content`, if known, is the number of tokens to place: it caps both limits, so that no section gets more than it can
+    use, and it is the `basis` if that is None. `cut` says what to do with content that does not fit. With `spare` above 0, the
+    section takes leftover tokens in proportion to `spare`, even beyond its `max`; it takes nothing that another section could
+    use.
+
+    Lengths are tokens or a Percent; the factors are finite and not negative. Raises ConfigError, naming section and field, for
+    any other value and for a `min` over a `max` of the same kind. A percentage and a number can cross only in some windows;
+    then `min` wins, as in CSS.
     """
 
     name: str
@@ -58,39 +61,39 @@ class Section:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise ConfigError(f"A section's name is a text that is not empty, not {self.name!r}.", hint="Give the section a name.")
+            raise ConfigError(f"A section's name must be a non-empty text, not {self.name!r}.", hint="Give the section a name.")
         for field in ("basis", "min", "max", "content"):
             self._check_length(field, getattr(self, field))
         if isinstance(self.content, Percent):
-            raise self._error("content", "is a whole number of tokens, not a percentage")
+            raise self._error("content", "must be a whole number of tokens, not a percentage")
         if self.basis is None and self.content is None:
-            raise self._error("basis", "is needed where it is not known how much there is to place")
+            raise self._error("basis", "is required if content is not given")
         for field in ("grow", "shrink", "spare"):
             self._check_factor(field, getattr(self, field))
         if self.cut not in CUTS:
-            raise self._error("cut", f"is one of {', '.join(CUTS)}, not {self.cut!r}")
+            raise self._error("cut", f"must be one of {', '.join(CUTS)}, not {self.cut!r}")
         if _is_over(self.min, self.max):
-            raise self._error("min", f"({self.min!r}) is over its max ({self.max!r})")
+            raise self._error("min", f"({self.min!r}) is greater than its max ({self.max!r})")
 
     @classmethod
     def fixed(cls, name: str, tokens: int) -> Section:
-        """A section of exactly so many tokens, in every window that holds it."""
+        """Return a section of exactly `tokens` tokens in every window."""
         return cls(name=name, basis=tokens, min=tokens, max=tokens, shrink=0.0)
 
     @property
     def is_fixed(self) -> bool:
-        """Whether its size is one number of tokens, known without the window."""
+        """Whether its size is a fixed number of tokens, whatever the window."""
         return isinstance(self.basis, int) and self.min == self.basis == self.max and self.content is None
 
     def _check_length(self, field: str, value: object) -> None:
         if isinstance(value, Percent) or (field != "min" and value is None):
             return
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise self._error(field, f"is a whole number of tokens, 0 or more, or a percentage, not {value!r}")
+            raise self._error(field, f"must be a whole number of tokens, 0 or more, or a percentage, not {value!r}")
 
     def _check_factor(self, field: str, value: object) -> None:
         if not _is_number(value) or value < 0:  # type: ignore[operator]  # _is_number says that it is one
-            raise self._error(field, f"is a finite number, 0 or more, not {value!r}")
+            raise self._error(field, f"must be a finite number, 0 or more, not {value!r}")
 
     def _error(self, field: str, fault: str) -> ConfigError:
         return ConfigError(f"Section {self.name!r}: {field} {fault}.", hint=f"Correct {field} of section {self.name!r}.")
@@ -98,7 +101,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flex:
-    """How one section bends; see Section. A `basis` of None is what there is to place; a `spare` of None is 0 unless the caller asks."""
+    """The flex numbers of one section; see Section. A `basis` of None is the content; a `spare` of None is 0 unless the caller sets it."""
 
     basis: Length | None = None
     min: Length = 0
@@ -109,7 +112,7 @@ class Flex:
     cut: Cut = "drop"
 
     def section(self, name: str, content: int) -> Section:
-        """The section `name` with its tokens to place. With the cut "error" it gets all of them, whatever its max."""
+        """Return the section `name` with `content` tokens to place. With the cut "error" it gets all of them, whatever its max."""
         section = Section(
             name=name,
             basis=self.basis,
@@ -138,12 +141,12 @@ def _is_over(low: Length, high: Length | None) -> bool:
 class SectionSpec:
     """One section of a prompt, and its defaults.
 
-    `help` is one line about its content. `flex` is its default share of the window, and `cuts` are the ways in which it can be cut; a
-    section without them is sent whole or not at all, and a budget cannot change it. One that `is_protected` has content that is never
-    cut; one that `has_limit` is written by people, so a budget may refuse a longer text.
+    `help` describes its content in one line. `flex` is its default share of the window, and `cuts` are the cuts that it
+    supports; a section without cuts is sent whole or not at all, and a budget cannot change it. The content of a section that
+    `is_protected` is never cut. People write the text of a section that `has_limit`, so a budget may refuse a longer one.
 
-    `colour` is `#rrggbb`. It stands behind white letters and on light and dark pages and terminals: its contrast is at least 4.5 to 1
-    with white, 3.5 to 1 with black and 3 to 1 with the page at night.
+    `colour` is `#rrggbb`. It is a background of white letters, and is used on light and dark pages and terminals: its contrast
+    is at least 4.5 to 1 with white, 3.5 to 1 with black and 3 to 1 with the page in dark mode.
     """
 
     name: str
@@ -244,16 +247,16 @@ _IN_ORDER = (
     ),
 )
 SPECS: Mapping[str, SectionSpec] = MappingProxyType({spec.name: spec for spec in _IN_ORDER})
-"""By name, in the order of the prompt and of its ledger."""
+"""Specs by name, in the order of the prompt and of its ledger."""
 ORDER = tuple(SPECS)
 PROTECTED = tuple(spec.name for spec in _IN_ORDER if spec.is_protected)
 LIMITED = tuple(spec.name for spec in _IN_ORDER if spec.has_limit)
 RESERVED = tuple(spec.name for spec in _IN_ORDER if spec.flex is None or spec.flex.cut == "never")
-"""Sections that take their tokens before the others share what is left of the window."""
+"""Sections that get their tokens before the others share the rest of the window."""
 SECTIONS: Mapping[str, Flex] = MappingProxyType({spec.name: spec.flex for spec in _IN_ORDER if spec.flex is not None})
-"""The sections that bend. Percentages are of the window less what is fixed; content is served first, and the answer takes what is left."""
+"""The flexible sections. Percentages refer to the window less the fixed sections; content comes first, and the answer gets the rest."""
 
 
 def colour_of(name: str) -> str:
-    """The colour of a section; a grey for one of another version's ledger."""
+    """Return the colour of a section; grey for a name from the ledger of another version."""
     return SPECS[name].colour if name in SPECS else "#707070"

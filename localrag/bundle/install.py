@@ -18,7 +18,7 @@ from typing import Literal
 
 from localrag.bundle import models_toml
 from localrag.bundle.manifest import HOME, KBS, MODELS_FILE, Bundle, Manifest, Thing, open_bundle, refusal
-from localrag.catalog import Progress, schema
+from localrag.catalog import ByteProgress, schema
 from localrag.catalog.checksums import hashed_file, sha256_of
 from localrag.catalog.sources import Stage, find, publish, published_path, staging
 from localrag.errors import BundleError, ConfigError, KnowledgeBaseError, LocalragError, ModelFileError
@@ -68,7 +68,7 @@ class Move:
     state: State
 
 
-def unbundle(file: Path, settings: Settings, progress: Progress, *, force: bool = False) -> Unbundled:
+def unbundle(file: Path, settings: Settings, progress: ByteProgress, *, force: bool = False) -> Unbundled:
     """Install a bundle's models, knowledge bases and models.toml into the home. Wheels are only checked; bootstrap.py installs them.
 
     Raises BundleError for an invalid bundle, and ModelFileError, KnowledgeBaseError or ConfigError for an existing thing that differs,
@@ -99,7 +99,7 @@ def unbundle(file: Path, settings: Settings, progress: Progress, *, force: bool 
     return Unbundled(manifest=made, installed=tuple(installed), notes=tuple(notes))
 
 
-def _extract(bundle: Bundle, folder: Path, progress: Progress) -> None:
+def _extract(bundle: Bundle, folder: Path, progress: ByteProgress) -> None:
     """Check every file against the manifest, and write the files for a home to `folder`."""
     done, total = 0, sum(content.num_bytes for content in bundle.manifest.files.values())
     for name, content in bundle.manifest.files.items():
@@ -184,7 +184,7 @@ def _is_same(staged: Path, target: Path) -> bool:
     return sha256_of(target) == sha256_of(staged)
 
 
-def _plan_import(file: Path, thing: Thing, folder: Path, settings: Settings, *, force: bool, progress: Progress) -> Move:
+def _plan_import(file: Path, thing: Thing, folder: Path, settings: Settings, *, force: bool, progress: ByteProgress) -> Move:
     """Import a knowledge base in the staging folder. Raises KnowledgeBaseError if another one has its name."""
     progress(f"checking {thing.name}", 0, None)
     imported = folder / "imported"

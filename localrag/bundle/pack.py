@@ -20,7 +20,7 @@ from localrag.bundle import manifest
 from localrag.bundle.manifest import Content, Kind, Manifest, Thing
 from localrag.bundle.requirements import ROOT, Wheels
 from localrag.bundle.select import Selection, Source
-from localrag.catalog import Progress
+from localrag.catalog import ByteProgress
 from localrag.errors import BundleError, ModelFileError
 from localrag.files import file_error
 from localrag.settings import Settings
@@ -56,7 +56,7 @@ class Bundled:
         }
 
 
-def bundle(out: Path, selection: Selection, wheels: AbstractContextManager[Wheels], settings: Settings, progress: Progress) -> Bundled:
+def bundle(out: Path, selection: Selection, wheels: AbstractContextManager[Wheels], settings: Settings, progress: ByteProgress) -> Bundled:
     """Write a bundle to `out`, replacing any file there. On failure `out` is unchanged.
 
     `wheels` is entered once `out` proves writable. Raises BundleError, or the error of a model or knowledge base that cannot be read.
@@ -89,7 +89,7 @@ class _Packer:
     """Writes the zip, and collects the manifest that goes into it last."""
 
     raw: IO[bytes]
-    progress: Progress
+    progress: ByteProgress
     total: int
     done: int = 0
     things: list[Thing] = field(default_factory=list)

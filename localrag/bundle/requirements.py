@@ -28,7 +28,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
-from localrag.catalog import Progress
+from localrag.catalog import ByteProgress
 from localrag.errors import BundleError
 
 ROOT = "localrag"
@@ -75,7 +75,7 @@ def ready_wheels(folder: Path) -> Wheels:
 
 
 @contextmanager
-def fetched_wheels(progress: Progress) -> Iterator[Wheels]:
+def fetched_wheels(progress: ByteProgress) -> Iterator[Wheels]:
     """Have pip fetch localrag and all it needs, at the installed versions, into a temporary folder. Raises BundleError if pip fails."""
     extras = installed_extras()
     distributions = required(extras)
@@ -129,7 +129,7 @@ def required(extras: Sequence[str]) -> list[metadata.Distribution]:
     return [distributions[name] for name in sorted(distributions)]
 
 
-def fetch(distributions: Sequence[metadata.Distribution], folder: Path, progress: Progress) -> tuple[Path, ...]:
+def fetch(distributions: Sequence[metadata.Distribution], folder: Path, progress: ByteProgress) -> tuple[Path, ...]:
     """Have pip put a wheel of each distribution, and of nothing else, into `folder`. Raises BundleError with pip's reason if it cannot."""
     if find_spec("pip") is None:
         raise BundleError("pip is not installed here, so it cannot fetch wheels.", hint=f"python -m ensurepip. {_WHEELHOUSE}")

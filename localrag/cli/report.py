@@ -74,7 +74,7 @@ def list_runs(home: Path, last: int, *, as_json: bool) -> None:
     elif not rows:
         text.note(_EMPTY)
     else:
-        from localrag.report import when  # noqa: PLC0415  # weight
+        from localrag.report.page import when  # noqa: PLC0415  # weight
 
         shown = ((row.id, when(row.started_at), row.name, one_line(row.task, _MOST_TASK_CHARS), row.state) for row in rows)
         printed = ([council_render.printable(one_line(cell)) for cell in row] for row in shown)
@@ -107,7 +107,7 @@ def _run_of(journal: Journal, run: int | str) -> StoredCouncil:
 
 def _transcript(run: StoredCouncil) -> Iterator[str]:
     """A run as it was told, a blank line before each step."""
-    from localrag.report import when  # noqa: PLC0415  # weight
+    from localrag.report.page import when  # noqa: PLC0415  # weight
 
     yield f"Council {one_line(run.name)}, run {run.id}: {run.state}"
     yield when(run.started_at)
@@ -196,7 +196,8 @@ def report_command(
             show_run(settings.home, council, as_json=as_json)
         return
     from localrag.journal import FILE_NAME, Journal  # noqa: PLC0415  # weight
-    from localrag.report import page, report  # noqa: PLC0415  # weight
+    from localrag.report import report  # noqa: PLC0415  # weight
+    from localrag.report.page import page  # noqa: PLC0415  # weight
 
     if html is not None:
         html = _checked(html, force=force, as_json=as_json)
@@ -241,7 +242,7 @@ def _write(html: Path, made: str) -> None:
 
 def _checked(path: Path, *, force: bool, as_json: bool) -> Path:
     """The file that may be written, links followed. UsageError for one that should not be."""
-    from localrag.report import MARK  # noqa: PLC0415  # weight
+    from localrag.report.page import MARK  # noqa: PLC0415  # weight
 
     if path == STANDARD_OUTPUT:
         check_free_stdout("--html", as_json=as_json)

@@ -1,6 +1,7 @@
-"""Specialists who propose, and a judge who decides: who they are (roles.py), and the flow of what they are asked (flow.py, turns.py).
+"""Councils: members propose, a judge decides. `roles` defines them, `flow` is the procedure, `turns` the request for each role.
 
-Names are imported when they are first used: every command reads the councils of models.toml, and few hold one.
+Pure rules, without a model, files or a clock. Names are imported on first use: every command reads the councils of models.toml,
+but few hold one.
 """
 
 from __future__ import annotations
@@ -9,10 +10,9 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from localrag.deliberation.flow import deliberate
+    from localrag.deliberation.flow import Ask, Reply, Search, Step, Tell, Use, Used, deliberate
     from localrag.deliberation.roles import JUDGE, PLANNER, Council, Judge, Member
-    from localrag.deliberation.steps import Ask, Reply, Search, Step, Tell, Turn, Use, Used
-    from localrag.deliberation.turns import first_turns
+    from localrag.deliberation.turns import RoleTurn, first_turns
     from localrag.deliberation.verdict import Dissent, Verdict
 
 __all__ = [
@@ -24,10 +24,10 @@ __all__ = [
     "Judge",
     "Member",
     "Reply",
+    "RoleTurn",
     "Search",
     "Step",
     "Tell",
-    "Turn",
     "Use",
     "Used",
     "Verdict",
@@ -36,29 +36,10 @@ __all__ = [
 ]
 
 _MODULES = {
-    "flow": ("deliberate",),
-    "roles": (
-        "Council",
-        "JUDGE",
-        "Judge",
-        "Member",
-        "PLANNER",
-    ),
-    "steps": (
-        "Ask",
-        "Reply",
-        "Search",
-        "Step",
-        "Tell",
-        "Turn",
-        "Use",
-        "Used",
-    ),
-    "turns": ("first_turns",),
-    "verdict": (
-        "Dissent",
-        "Verdict",
-    ),
+    "flow": ("Ask", "Reply", "Search", "Step", "Tell", "Use", "Used", "deliberate"),
+    "roles": ("Council", "JUDGE", "Judge", "Member", "PLANNER"),
+    "turns": ("RoleTurn", "first_turns"),
+    "verdict": ("Dissent", "Verdict"),
 }
 
 

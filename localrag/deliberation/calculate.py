@@ -1,11 +1,11 @@
-"""What an expression of numbers comes to: a lexer, a parser by precedence, and exact fractions.
+"""Evaluate arithmetic: a lexer, an operator-precedence parser, and exact fractions.
 
-    expression  operand (operator operand)*         + -, then * / // %, then the minus of a number, then ** (also ^) from the right
+    expression  operand (operator operand)*         + -, then * / // %, then unary minus, then ** (also ^) from the right
     operand     number | - operand | ( expression ) | sqrt abs round min max ( expression, … )
 
-A comma stands between the arguments of a function. Elsewhere it may only group thousands, as in 1,000; a point is always a decimal
-point. `%` is the remainder, as `//` and `round` are, of Python: what could also be meant as a percentage is an error, and so is all
-that would have to be guessed.
+A comma separates the arguments of a function. Elsewhere it may only group thousands, as in 1,000; a point is always a decimal
+point. `%` is the remainder as in Python, and so are `//` and `round`. Anything ambiguous is an error, for example a `%` that
+could mean a percentage.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from localrag.errors import UsageError
 
 MAX_CHARS = 500
 MAX_DEPTH = 40
-"""Of what stands inside each other: parentheses, signs, powers of powers."""
+"""Maximum nesting of parentheses, signs and powers of powers."""
 MAX_BITS = 4096
-"""Of an exact numerator or denominator on the way; some 1,200 digits."""
+"""Maximum size of an exact numerator or denominator; about 1,200 digits."""
 MAX_EXPONENT = 1200
-"""Of ten, in what is not exact."""
+"""Maximum power of ten of an inexact number."""
 MAX_POWER = 10**9
-"""The largest exponent of a power that is not exact: it multiplies the error of what is raised."""
+"""Maximum exponent of an inexact power, because it multiplies the error of its base."""
 EXACT_DIGITS = 40
-"""A result is written out up to so many digits; one that needs more is rounded to ROUNDED_DIGITS."""
+"""Maximum digits of an exact result; a longer one is rounded to ROUNDED_DIGITS."""
 ROUNDED_DIGITS = 15
 _ROOT_DIGITS = 60
 _KEPT_DIGITS = 50
-"""Of what is not exact. What is left of a difference below the last ones is nothing."""
+"""Precision of inexact numbers. A difference below the last digits is 0."""
 
 _NUMBER = re.compile(r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4}(?![0-9]))?")
 _GROUPED = re.compile(r"[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9,])(?:\.[0-9]+)?")
@@ -42,27 +42,27 @@ _NAME = re.compile(r"[A-Za-z]+")
 _SIGN = re.compile(r"\*\*|//|[-+*/%(),]")
 _SAME_SIGNS = str.maketrans({"^": "**", "×": "*", "·": "*", "÷": "/", "−": "-"})
 _END = ""
-_TOO_LARGE = "A number on the way is too large, or too near to zero."
+_TOO_LARGE = "An intermediate result is too large, or too close to zero."
 
 
 def calculate(text: str) -> str:
-    """The value in decimals: exact if 40 digits hold it, else rounded to 15 digits, with "≈" before what is not exact.
+    """Return the value in decimals: exact if 40 digits suffice, else rounded to 15 digits, with "≈" before inexact values.
 
-    One of more places than that has an exponent, as in 1e+50. Square roots and large powers are worked out to 50 digits.
-    UsageError, in a line that the writer of the expression can act on, for what is no expression, for a division by zero, and for
-    what is too long, too deep or too large.
+    A result with more places has an exponent, as in 1e+50. Square roots and large powers are computed to 50 digits. Raises
+    UsageError, in one line that the author of the expression can act on, for syntax errors, division by zero, and expressions
+    that are too long, too deep or too large.
     """
     if len(text) > MAX_CHARS:
         raise UsageError(f"The expression is longer than {MAX_CHARS} characters.", num_chars=len(text))
     lexemes = list(_lexemes(text.translate(_SAME_SIGNS)))
     if not lexemes:
-        raise UsageError("There is no expression.")
+        raise UsageError("The expression is empty.")
     return _written(_Parser(lexemes).whole())
 
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """Where it is not exact, it has _KEPT_DIGITS digits, the last of them with errors."""
+    """A number. If it is not exact, it has _KEPT_DIGITS digits, of which the last ones are unreliable."""
 
     number: Fraction
     is_exact: bool = True
@@ -75,7 +75,7 @@ class _Value:
 
 
 def _lexemes(text: str) -> Iterator[str]:
-    """Numbers without what groups them, names in small letters, and signs."""
+    """Yield numbers without thousands separators, names in lower case, and signs."""
     at, in_call, before = 0, [False], _END
     while at < len(text):
         if text[at].isspace():
@@ -90,7 +90,7 @@ def _lexemes(text: str) -> Iterator[str]:
         elif lexeme == ")":
             in_call = in_call[:-1] or [False]
         elif lexeme == "," and not in_call[-1]:
-            raise UsageError("A comma stands between the arguments of a function, or groups thousands as in 1,000.")
+            raise UsageError("A comma separates the arguments of a function, or groups thousands as in 1,000.")
         at, before = match.end(), lexeme
         yield lexeme if lexeme == "," else lexeme.replace(",", "")
 
@@ -119,7 +119,7 @@ class _Parser:
         return lexeme
 
     def _expression(self, level: int = 1) -> _Value:
-        """An operand with all that binds at least as strongly as `level` to what is left of it."""
+        """Parse an operand and all operators after it that bind at least as tightly as `level`."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise UsageError(f"The expression is nested deeper than {MAX_DEPTH}.")
@@ -147,8 +147,8 @@ class _Parser:
         if lexeme[:1] in _NUMBER_STARTS:
             return _number(lexeme)
         if lexeme == _END:
-            raise UsageError("The expression ends where a number should stand.")
-        raise UsageError(f"A number should stand where {_shown(lexeme)} does.")
+            raise UsageError("The expression ends where a number should be.")
+        raise UsageError(f"There should be a number instead of {_shown(lexeme)}.")
 
     def _arguments(self, name: str) -> list[_Value]:
         if self._take() != "(":
@@ -201,17 +201,17 @@ def _applied(operator: str, left: _Value, right: _Value) -> _Value:
             return _power(left, right)
         number = Fraction(_OPERATIONS[operator](left.number, right.number))
     except ZeroDivisionError:
-        raise UsageError("It divides by zero.") from None
+        raise UsageError("The expression divides by zero.") from None
     if not is_exact and operator in "+-" and abs(number) * 10 ** (_KEPT_DIGITS - 5) < abs(left.number):
         number = Fraction(0)
     return _Value(number, is_exact)
 
 
 def _power(left: _Value, right: _Value) -> _Value:
-    """What would be too long is not worked out exactly."""
+    """Raise a number to a power; a result that would be too long is computed inexactly."""
     base, exponent = left.number, right.number
     if exponent.denominator != 1 or not right.is_exact:
-        raise UsageError("An exponent has to be a whole number. For a square root write sqrt(2).")
+        raise UsageError("An exponent must be a whole number. For a square root write sqrt(2).")
     if (_num_bits(base) - 1) * abs(exponent) <= MAX_BITS // 2:
         return _Value(Fraction(base**exponent.numerator), left.is_exact)
     if abs(exponent) > MAX_POWER:
@@ -243,7 +243,7 @@ def _sqrt(values: Sequence[_Value]) -> _Value:
 
 
 def _round(values: Sequence[_Value]) -> _Value:
-    """A half goes to the even neighbour, as in Python."""
+    """Round half to even, as in Python."""
     places = values[1].number if len(values) > 1 else Fraction(0)
     if places.denominator != 1 or abs(places) > EXACT_DIGITS:
         raise UsageError(f"round takes a number and a whole number of places, at most {EXACT_DIGITS}.")

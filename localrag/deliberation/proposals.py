@@ -1,4 +1,4 @@
-"""What members propose, checked: no citation of what a member was not given, and nothing said twice."""
+"""Check the proposals of members, and rank them: invented citations and repeated sentences are removed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from localrag import citation
-from localrag.deliberation import replies
+from localrag.deliberation.replies import form_schema, read
 from localrag.text.sentences import sentences
 from localrag.text.thinking import without_thoughts
 from localrag.types import Hit, Proposal
@@ -17,25 +17,25 @@ from localrag.types import Hit, Proposal
 _ABBREVIATED = re.compile(r"\b(?:\w|Dr|Mr|Mrs|Ms|Prof|St|Nr|No|Fig|Sec|Vol|vs|cf|al|etc|approx|ca|bzw|Abb|Art)\.[ \t]+$")
 _STOP = re.compile(r"\.[ \t]+$")
 _MIN_REPEATED_BYTES = 12
-"""Shorter sentences ("Yes.") may be said again, though not in a row."""
+"""Shorter sentences ("Yes.") may be repeated, but not twice in a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """A member's proposal. `text` is without what was struck out: citations of what it was not given, and sentences said before."""
+    """A member's proposal after the check. `text` is without invented citations and repeated sentences."""
 
     member: str
     text: str
     finish_reason: str
     cited: tuple[str, ...] = ()
-    """Labels, in order of first mention, of what it was given."""
+    """Cited labels that the member was given, in order of first mention."""
     invented: tuple[str, ...] = ()
-    """Labels of what it was not given."""
+    """Cited labels that the member was not given."""
     num_repeated: int = 0
 
     @property
     def is_silent(self) -> bool:
-        """Whether no letter and no digit is left."""
+        """Whether the text has no letters and no digits."""
         return not any(map(str.isalnum, self.text))
 
     @property
@@ -47,7 +47,7 @@ class Checked:
 
 
 def check(member: str, text: str, finish_reason: str, hits: Iterable[Hit]) -> Checked:
-    """What a member said, held against the `hits` that stood in its prompt."""
+    """Check a member's text against the `hits` in its prompt."""
     said = without_thoughts(text).strip()
     is_cut = finish_reason != "stop"
     said, num_repeated = without_repeats(citation.without_cut_label(said) if is_cut else said, is_cut=is_cut)
@@ -64,9 +64,10 @@ def check(member: str, text: str, finish_reason: str, hits: Iterable[Hit]) -> Ch
 
 
 def without_repeats(text: str, *, is_cut: bool = False) -> tuple[str, int]:
-    """The text without sentences that stand in it before, word for word, and how many those were.
+    """Remove sentences that occur earlier in the text, word for word; return the text and their number.
 
-    Code between ``` stays as it is. Of a text that `is_cut` off the end goes too, where it begins a sentence that was said before.
+    Code between ``` stays unchanged. If the text `is_cut`, an incomplete last sentence goes too if it begins like an earlier
+    one.
     """
     pieces = list(sentences(text))
     num_said = len(pieces)
@@ -87,7 +88,7 @@ def without_repeats(text: str, *, is_cut: bool = False) -> tuple[str, int]:
 
 
 def _goes_on(pieces: Sequence[str], plain: Sequence[str], number: int, seen: Collection[str]) -> bool:
-    """Whether the stop of that piece may be one of an abbreviation, with something new behind it."""
+    """Tell whether the stop of that piece may belong to an abbreviation, with something new after it."""
     if number + 1 == len(pieces) or plain[number + 1] in seen:
         return False
     end = pieces[number][-16:]
@@ -95,7 +96,7 @@ def _goes_on(pieces: Sequence[str], plain: Sequence[str], number: int, seen: Col
 
 
 def union(proposals: Sequence[Checked]) -> frozenset[str]:
-    """The labels that any of them cites."""
+    """Return all labels that the proposals cite."""
     return frozenset(label for each in proposals for label in each.cited)
 
 
@@ -103,7 +104,7 @@ MAX_TOKENS = 96
 
 
 def anonymous(member: str, proposals: Sequence[Checked]) -> tuple[tuple[Proposal, ...], dict[str, str]]:
-    """What the others propose under letters, in an order that does not depend on who asks, and whose each letter is."""
+    """Return the other members' proposals under letters, in the same order for every member, and the author of each letter."""
     others = [each for each in proposals if each.member != member and not each.is_silent]
     letters = dict(zip(string.ascii_uppercase, others, strict=False))
     shown = tuple(Proposal(label=f"Proposal {letter}", text=each.text) for letter, each in letters.items())
@@ -111,27 +112,29 @@ def anonymous(member: str, proposals: Sequence[Checked]) -> tuple[tuple[Proposal
 
 
 def schema(letters: Sequence[str]) -> dict[str, Any]:
-    """Of a reply that ranks these letters."""
+    """Return the JSON schema of a reply that ranks these letters."""
     ranking = {"type": "array", "items": {"enum": list(letters)}, "minItems": len(letters), "maxItems": len(letters)}
-    return replies.schema({"ranking": ranking})
+    return form_schema({"ranking": ranking})
 
 
 def parse(reply: str, names: Mapping[str, str]) -> tuple[str, ...]:
-    """The members that a reply ranks, best first, each once. Those it leaves out are not in it, and none are if it cannot be read."""
-    return tuple(dict.fromkeys(names[letter] for letter in replies.read(reply).texts("ranking") if letter in names))
+    """Return the members that a reply ranks, best first, each once. Unranked members are missing; the result is empty if the reply
+    is invalid.
+    """
+    return tuple(dict.fromkeys(names[letter] for letter in read(reply).texts("ranking") if letter in names))
 
 
 def points(rankings: Mapping[str, Sequence[str]], members: Sequence[str]) -> dict[str, float]:
-    """Borda's count: a mean over the reviewers, highest first, equals by name. The first of n others gets 1, the last 0.
+    """Return the mean Borda points over the reviewers, highest first, ties by name. The first of a ranking gets 1, the last 0.
 
-    Those whom a reviewer does not rank share the places that it left. Whom nobody but itself could rank has no points.
+    Members that a reviewer does not rank share the remaining places. A member that no one else could rank has no points.
     """
-    given: dict[str, list[float]] = {member: [] for member in members}
+    points_by_member: dict[str, list[float]] = {member: [] for member in members}
     for reviewer, ranking in rankings.items():
         others = [member for member in members if member != reviewer]
         last = len(others) - 1
         places = dict.fromkeys(others, (len(ranking) + last) / 2) | {member: float(place) for place, member in enumerate(ranking)}
         for member in others:
-            given[member].append(1.0 - places[member] / last if last else 1.0)
-    means = {member: sum(each) / len(each) for member, each in given.items() if each}
+            points_by_member[member].append(1.0 - places[member] / last if last else 1.0)
+    means = {member: sum(each) / len(each) for member, each in points_by_member.items() if each}
     return dict(sorted(means.items(), key=lambda entry: (-entry[1], entry[0])))

@@ -1,30 +1,86 @@
-"""What each role is asked for, one turn each."""
+"""The turns of a council: the request for each role, in short sentences that small models follow."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
 
-from localrag.deliberation import calls, proposals, replies, verdict, wording
+from localrag.deliberation import proposals, verdict
 from localrag.deliberation.proposals import Checked
+from localrag.deliberation.replies import MAX_CALL_TOKENS, call_schema, form_schema, tool_specs
 from localrag.deliberation.roles import JUDGE, PLANNER, Council, Member
-from localrag.deliberation.steps import Turn
-from localrag.types import Hit, SamplingParams
+from localrag.types import Hit, Message, Proposal, SamplingParams, ToolSpec
 
 MAX_SEARCHES = 3
 PLAN_TOKENS = 192
 MIN_REVIEWED = 2
-"""There is nothing to rank in fewer."""
+"""With fewer proposals there is nothing to rank."""
 _LONG_TEXT = "word " * 256
-"""More than is left of a proposal at least, by any tokenizer."""
+"""Longer than the minimum of a proposal, with any tokenizer."""
+
+CITE = " Answer from the sources above, and begin with the tag of the source that you use, like [{label}]."
+"""Ends the prompt if there are sources; `{label}` is the tag of one of them. A small model copies the text that it read last."""
+_PROPOSE = "Answer the question as {name}, in a few sentences. {persona}"
+PLAN = (
+    "Do not answer the question yet. Plan how to answer it. Write JSON with:\n"
+    "strategy: one or two sentences.\n"
+    "searches: up to 3 short texts to search the documents for, or none."
+)
+_REVIEW = (
+    "You are {name}. {persona}\n\n"
+    "Do not answer the question. Rank the proposals above by how well the sources support them. Write JSON with:\n"
+    "ranking: the letter of each proposal, once, the best first."
+)
+_JUDGE = (
+    "You are the judge. {persona} Answer the question from the sources and the proposals. Write JSON with:\n"
+    "citations: the tags of the sources that answer it.\n"
+    "text: your answer from them in a few sentences.\n"
+    "decision: the answer in one sentence.\n"
+    "confidence: low, medium or high.\n"
+    "dissent: who proposes something else, and what."
+)
+_USE_TOOLS = "\n\nBefore you decide you may call tools, one at a time. Call conclude when you know enough."
+_NO_PERSONA = "You trust the sources more than the proposals."
+
+Kind = Literal["plan", "proposal", "review", "call", "verdict"]
 
 
-def first_turns(council: Council) -> list[Turn]:
-    """What each role will be asked for at least: whoever has no room for that cannot take part.
+class MakeSchema(Protocol):
+    """Makes the JSON schema of a reply from the `labels` of the passages in its prompt and the `max_tokens` left for it."""
 
-    What cannot be cut of a turn of `deliberate` is no more than that of one of these: its instructions, and what there has to be of each
-    proposal. What tools bring is not counted, nor what a budget sets aside for evidence.
+    def __call__(self, labels: Sequence[str], max_tokens: int) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleTurn:
+    """A request to one role, in addition to the system text, the conversation and the task that all roles share.
+
+    `role` is a member's name, JUDGE or PLANNER; it selects the model, window and budget. `instructions` come last. `cited` are
+    labels of `hits` that proposals cite. `rounds` are the tool calls and results so far, as messages.
+    """
+
+    role: str
+    kind: Kind
+    instructions: str
+    sampling: SamplingParams
+    cite: str = ""
+    """Text about citing that comes last if there are sources; `{label}` is replaced by the tag of one of them."""
+    hits: tuple[Hit, ...] = ()
+    cited: frozenset[str] = frozenset()
+    proposals: tuple[Proposal, ...] = ()
+    plan: str = ""
+    tools: tuple[ToolSpec, ...] = ()
+    rounds: tuple[Message, ...] = ()
+    make_schema: MakeSchema | None = None
+    """Makes the schema of the reply after the prompt is composed. If None, the schema of `sampling` applies."""
+
+
+def first_turns(council: Council) -> list[RoleTurn]:
+    """Return the smallest turn of each kind: a role without room for it cannot take part.
+
+    The parts of a `deliberate` turn that cannot be cut are never larger: the instructions, and the minimum of each proposal.
+    Results of tools, and tokens that a budget reserves for evidence, are not included.
     """
     said = [Checked(member=member.name, text=_LONG_TEXT, finish_reason="length") for member in council.members]
     judged = judge(council, said)
@@ -36,32 +92,32 @@ def first_turns(council: Council) -> list[Turn]:
     return [*turns, *([to_call(council, judged)] if council.judge.max_calls else []), judged]
 
 
-def plan(council: Council) -> Turn:
+def plan(council: Council) -> RoleTurn:
     search = {"type": "string", "minLength": 3, "maxLength": 100}
-    schema = replies.schema(
+    schema = form_schema(
         {
             "strategy": {"type": "string", "minLength": 1, "maxLength": 240},
             "searches": {"type": "array", "items": search, "maxItems": MAX_SEARCHES},
         }
     )
-    return Turn(role=PLANNER, kind="plan", instructions=wording.PLAN, sampling=_of_form(council.judge.sampling, PLAN_TOKENS, schema))
+    return RoleTurn(role=PLANNER, kind="plan", instructions=PLAN, sampling=_of_form(council.judge.sampling, PLAN_TOKENS, schema))
 
 
-def propose(member: Member, hits: tuple[Hit, ...] = (), context: str = "") -> Turn:
-    instructions = wording.propose(member.name, member.persona)
-    return Turn(
-        role=member.name, kind="proposal", instructions=instructions, sampling=member.sampling, cite=wording.CITE, hits=hits, plan=context
+def propose(member: Member, hits: tuple[Hit, ...] = (), context: str = "") -> RoleTurn:
+    instructions = propose_text(member.name, member.persona)
+    return RoleTurn(
+        role=member.name, kind="proposal", instructions=instructions, sampling=member.sampling, cite=CITE, hits=hits, plan=context
     )
 
 
-def review(member: Member, spoken: Sequence[Checked], hits: tuple[Hit, ...] = (), context: str = "") -> Turn:
-    """A member ranks what the others propose, of whom there are MIN_REVIEWED or more."""
+def review(member: Member, spoken: Sequence[Checked], hits: tuple[Hit, ...] = (), context: str = "") -> RoleTurn:
+    """Ask a member to rank the proposals of the others, of which there are at least MIN_REVIEWED."""
     shown, names = proposals.anonymous(member.name, spoken)
     sampling = _of_form(member.sampling, proposals.MAX_TOKENS, proposals.schema(list(names)))
-    return Turn(
+    return RoleTurn(
         role=member.name,
         kind="review",
-        instructions=wording.review(member.name, member.persona),
+        instructions=review_text(member.name, member.persona),
         sampling=replace(sampling, temperature=0.0),
         hits=hits,
         plan=context,
@@ -69,29 +125,29 @@ def review(member: Member, spoken: Sequence[Checked], hits: tuple[Hit, ...] = ()
     )
 
 
-def judge(council: Council, spoken: Sequence[Checked], hits: tuple[Hit, ...] = (), context: str = "") -> Turn:
-    """The judge is shown all that there is. What it is asked for stands in the words; `to_call` and `to_decide` give it a form."""
-    given = council.judge
-    return Turn(
+def judge(council: Council, spoken: Sequence[Checked], hits: tuple[Hit, ...] = (), context: str = "") -> RoleTurn:
+    """Ask the judge for a verdict on everything. `to_call` and `to_decide` add the form of the reply."""
+    role = council.judge
+    return RoleTurn(
         role=JUDGE,
         kind="verdict",
-        instructions=wording.judge(given.persona, with_tools=given.max_calls > 0),
-        sampling=_of_form(given.sampling, given.sampling.num_answer_tokens, None),
+        instructions=judge_text(role.persona, with_tools=role.max_calls > 0),
+        sampling=_of_form(role.sampling, role.sampling.num_answer_tokens, None),
         hits=hits,
         cited=proposals.union(spoken),
         proposals=tuple(each.proposal for each in spoken),
         plan=context,
-        tools=calls.specs(given.tools) if given.max_calls else (),
+        tools=tool_specs(role.tools) if role.max_calls else (),
     )
 
 
-def to_call(council: Council, judged: Turn) -> Turn:
-    """The judge calls a tool, or ends the calls."""
-    return replace(judged, kind="call", sampling=_of_form(judged.sampling, calls.MAX_TOKENS, calls.schema(council.judge.tools)))
+def to_call(council: Council, judged: RoleTurn) -> RoleTurn:
+    """Ask the judge for a tool call, or the end of the calls."""
+    return replace(judged, kind="call", sampling=_of_form(judged.sampling, MAX_CALL_TOKENS, call_schema(council.judge.tools)))
 
 
-def to_decide(judged: Turn, read: Mapping[str, Hit], share: int) -> Turn:
-    """The judge gives its verdict, in a form that a `share`-th of its room holds. `read` are the hits that tools gave it."""
+def to_decide(judged: RoleTurn, read: Mapping[str, Hit], share: int) -> RoleTurn:
+    """Ask the judge for a verdict in a form that fits 1/`share` of its room. `read` are the hits from tools, by label."""
     members = [each.label for each in judged.proposals]
 
     def make_schema(labels: Sequence[str], max_tokens: int) -> dict[str, Any]:
@@ -102,5 +158,33 @@ def to_decide(judged: Turn, read: Mapping[str, Hit], share: int) -> Turn:
 
 
 def _of_form(sampling: SamplingParams, max_tokens: int, schema: Mapping[str, Any] | None) -> SamplingParams:
-    """For a form, which no stop string may end."""
+    """Return sampling parameters for a JSON reply, which no stop string may end."""
     return replace(sampling, max_tokens=max_tokens, think_tokens=0, json_schema=schema, stop=())
+
+
+def propose_text(name: str, persona: str) -> str:
+    return _PROPOSE.format(name=name, persona=persona.strip())
+
+
+def review_text(name: str, persona: str) -> str:
+    return _REVIEW.format(name=name, persona=persona.strip())
+
+
+def judge_text(persona: str, *, with_tools: bool) -> str:
+    return _JUDGE.format(persona=persona.strip() or _NO_PERSONA) + (_USE_TOOLS if with_tools else "")
+
+
+def planning_text(
+    strategy: str = "", searches: Sequence[str] = (), *, silent: Sequence[str] = (), points: Mapping[str, float] | None = None
+) -> str:
+    """Return the planning context: silent members, the ranking, the plan and the search queries.
+
+    Facts that are not stated elsewhere come first, because the end is cut if there is too little room.
+    """
+    lists = (
+        ("Said nothing", silent),
+        ("Ranked by the specialists, the best first", [f"{name} ({each:.2f})" for name, each in (points or {}).items()]),
+        ("Plan", [strategy] if strategy else []),
+        ("Searched for", searches),
+    )
+    return "\n".join(f"{what}: {'; '.join(texts)}" for what, texts in lists if texts)

@@ -1,4 +1,4 @@
-"""What a judge decides: the form it is given in, and how it is read."""
+"""The verdict of a judge: the form in which it is requested, and how a reply is read."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from localrag import citation
-from localrag.deliberation import replies
 from localrag.deliberation.proposals import without_repeats
+from localrag.deliberation.replies import form_schema, read
 from localrag.text.thinking import without_thoughts
 from localrag.types import Citation, Hit
 
@@ -16,15 +16,15 @@ CONFIDENCES = ("low", "medium", "high")
 _MAX_LABELS = 64
 _CHARS_PER_TOKEN = 4
 _FRAME_CHARS = 96
-"""Of the form without its texts, with a space after each colon and comma."""
+"""Characters of the form without its texts, with a space after each colon and comma."""
 _DISSENT_CHARS = 28
-"""Of one dissent without its texts, with what parts it from the next."""
+"""Characters of one dissent without its texts, including the separator."""
 _MIN_VIEW_CHARS = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Dissent:
-    """That a member disagrees, and in what."""
+    """A member's disagreement."""
 
     member: str
     view: str
@@ -32,10 +32,10 @@ class Dissent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """`citations` are those of the text, the decision, the dissent and the list, checked against what the judge was given.
+    """A judge's verdict. `citations` come from the text, the decision, the dissent and the list, and are checked against the hits
+    of the judge.
 
-    Without `is_whole`, the judge's room ended before its form did, or the form lacks the text or the decision: then this is what
-    there is.
+    If not `is_whole`, the judge ran out of tokens before the form was complete, or the form lacks the text or the decision.
     """
 
     text: str
@@ -57,16 +57,17 @@ class Verdict:
 
 
 def schema(labels: Sequence[str], members: Sequence[str], max_tokens: int) -> dict[str, Any]:
-    """Of a verdict that fits `max_tokens`, from 200 on, at four characters a token; one with less room has the smallest form.
+    """Return the JSON schema of a verdict that fits `max_tokens` (at least 200), at four characters per token; with fewer tokens,
+    the smallest form.
 
-    `labels` are of the passages that it may rest on, those that matter most first; `members` are those who may dissent. Half of the
-    room is for the text, an eighth for the decision, an eighth for the citations and a quarter for the dissent.
+    `labels` are of the passages that it may cite, most important first; `members` are those who may dissent. Half of the room
+    is for the text, an eighth for the decision, an eighth for the citations and a quarter for the dissent.
     """
     room = _CHARS_PER_TOKEN * max_tokens - _FRAME_CHARS
     properties: dict[str, Any] = {}
-    if labels:  # first, so that the text is written from them
+    if labels:  # they come first, so that the text is based on them
         named = list(dict.fromkeys(labels))[:_MAX_LABELS]
-        dear = 2 * (max(map(len, named)) + 3)  # half as many characters a token as a text has
+        dear = 2 * (max(map(len, named)) + 3)  # a label has half as many characters per token as a text
         properties["citations"] = _list({"enum": named}, _within(room // 8 // dear, 1, len(named)))
     properties["text"] = _text(_within(room // 2, 120, 6000))
     properties["decision"] = _text(_within(room // 8, 60, 600))
@@ -75,18 +76,18 @@ def schema(labels: Sequence[str], members: Sequence[str], max_tokens: int) -> di
         frame = _DISSENT_CHARS + max(map(len, members))
         most = _within(room // 4 // (frame + _MIN_VIEW_CHARS), 1, len(members))
         view = _text(_within(room // 4 // most - frame, _MIN_VIEW_CHARS, 400))
-        properties["dissent"] = _list(replies.schema({"member": {"enum": list(members)}, "view": view}), most)
-    return replies.schema(properties)
+        properties["dissent"] = _list(form_schema({"member": {"enum": list(members)}, "view": view}), most)
+    return form_schema(properties)
 
 
 def parse(reply: str, hits: Sequence[Hit], members: Sequence[str], *, is_cut: bool = False) -> Verdict:
-    """A judge's reply. `hits` are all that stood in its prompt or in a tool's result, `members` those who may dissent; `is_cut` says that
-    the reply was ended by a limit.
+    """Read a judge's reply. `hits` are all hits in its prompt or in tool results, `members` those who may dissent; `is_cut`: a
+    limit ended the reply.
 
-    What is no form is a text. As in a proposal, citations of what it was not given are struck out, and so is what it says again; the
-    citations name the former as not supplied.
+    A reply that is not JSON is a plain text. As in a proposal, invented citations and repetitions are removed; the `citations`
+    list invented ones as not supplied.
     """
-    form = replies.read(reply)
+    form = read(reply)
     text, decision = form.text("text"), form.text("decision")
     if not reply.lstrip().startswith("{"):
         text = without_thoughts(reply).strip()

@@ -1,8 +1,17 @@
-"""What was asked or decided, and what became of its budget: one SQLite file in the home."""
+"""The journal: asks with their ledgers, council runs, conversations and memories, in one SQLite file in the home."""
 
-from localrag.journal.conversations import ConversationRow, Conversations, Ending, Found, StoredTurn, TurnState
+from localrag.journal.conversations import (
+    DEFAULT_IMPORTANCE,
+    ConversationRow,
+    Conversations,
+    Ending,
+    Memories,
+    StoredMemory,
+    StoredTurn,
+    TurnMatch,
+    TurnState,
+)
 from localrag.journal.councils import CouncilRow, Councils, StoredCouncil
-from localrag.journal.memories import DEFAULT_IMPORTANCE, Memories, StoredMemory
 from localrag.journal.store import FILE_NAME, Allotment, AskRecord, EvidenceRecord, Journal, SessionRow, StoredAsk, Summaries, allotments
 
 __all__ = [
@@ -16,7 +25,6 @@ __all__ = [
     "Councils",
     "Ending",
     "EvidenceRecord",
-    "Found",
     "Journal",
     "Memories",
     "SessionRow",
@@ -25,6 +33,7 @@ __all__ = [
     "StoredMemory",
     "StoredTurn",
     "Summaries",
+    "TurnMatch",
     "TurnState",
     "allotments",
 ]

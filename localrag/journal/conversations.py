@@ -1,4 +1,6 @@
-"""Conversations in the journal's file: a turn is there as soon as it was asked, and its answer as far as it was written."""
+"""Conversations and memories, stored in the journal's file. A question is stored before it is answered, and its answer while it is
+written.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,10 @@ from localrag.journal.database import began, explained, json_of, legible, object
 from localrag.text.terms import words
 
 MAX_NAME_CHARS = 80
-MAX_FOUND = 50
+MAX_MATCHES = 50
 Ending = Literal["done", "stopped", "failed"]
 TurnState = Literal["running", "interrupted", "done", "stopped", "failed"]
-"""An answer was "stopped" by a person or a limit of time; it is "interrupted" if its process was gone before it was done."""
+""""stopped": the user or a time limit ended the answer. "interrupted": the process ended before the answer did."""
 
 _TURN = "id, question, answer, state, about, is_pinned, began_at, pid, pid_started_at"
 _NUM_WORDS = 32
@@ -27,7 +29,7 @@ _STATES = ("running", "done", "stopped", "failed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationRow:
-    """A conversation in a list. `first_question` is empty for one in which nothing was asked."""
+    """A conversation in a list. `first_question` is empty if nothing has been asked."""
 
     id: int
     name: str
@@ -43,7 +45,7 @@ class ConversationRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTurn:
-    """A question with its answer, as far as that was written. `about` is what the answer was made of: sources, model, seed."""
+    """A question with its answer so far. `about` describes how the answer was made: sources, model, seed."""
 
     id: int
     question: str
@@ -55,8 +57,8 @@ class StoredTurn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A turn that matches a search: in which conversation, the how manieth, and the words around what was found."""
+class TurnMatch:
+    """A search hit: its conversation, the number of the turn in it, and a snippet around the match."""
 
     conversation: str
     number: int
@@ -68,7 +70,7 @@ class Found:
 
 
 class Conversations:
-    """Conversations by id and by name. Failures of the file arrive as ConfigError."""
+    """Conversations by id and by name. File errors are raised as ConfigError."""
 
     def __init__(self, db: sqlite3.Connection, path: Path) -> None:
         self._db = db
@@ -77,7 +79,7 @@ class Conversations:
     # --- conversations ---
 
     def create(self, name: str, about: Mapping[str, Any]) -> int:
-        """A new conversation without turns. UsageError for a name that is taken, or is none."""
+        """Create a conversation without turns and return its id. Raises UsageError for a name that is taken or invalid."""
         name, now = checked_name(name), time.time()
         statement = "INSERT INTO conversations (name, about, created_at, updated_at) VALUES (?, ?, ?, ?)"
         with transaction(self._db, self._path):
@@ -88,34 +90,34 @@ class Conversations:
         return next(iter(self._rows("WHERE name = ?", (storable(name),))), None)
 
     def latest(self) -> ConversationRow | None:
-        """The one in which something was done last."""
+        """Return the conversation that was used last."""
         return next(iter(self._rows("ORDER BY updated_at DESC, id DESC LIMIT 1", ())), None)
 
     def all(self) -> list[ConversationRow]:
-        """Every conversation, the one that was used last being last."""
+        """Return all conversations, the most recently used last."""
         return self._rows("ORDER BY updated_at, id", ())
 
     def rename(self, conversation_id: int, name: str) -> None:
-        """UsageError for a name that is taken or invalid."""
+        """Rename a conversation. Raises UsageError for a name that is taken or invalid."""
         name = checked_name(name)
         with transaction(self._db, self._path):
             self._check_free(name, conversation_id)
             self._db.execute("UPDATE conversations SET name = ? WHERE id = ?", (name, conversation_id))
 
     def delete(self, conversation_id: int) -> None:
-        """The conversation with all its turns, those taken back as well."""
+        """Delete a conversation with all its turns, including undone ones."""
         with transaction(self._db, self._path):
             of_it = "(SELECT id FROM turns WHERE conversation_id = ?)"
             self._db.execute(f"DELETE FROM turns_fts WHERE rowid IN {of_it}", (conversation_id,))  # noqa: S608  # our own words
             self._db.execute("DELETE FROM conversations WHERE id = ?", (conversation_id,))
 
     def set_about(self, conversation_id: int, about: Mapping[str, Any]) -> None:
-        """What it is held with from now on."""
+        """Replace the settings of a conversation."""
         with transaction(self._db, self._path):
             self._db.execute("UPDATE conversations SET about = ? WHERE id = ?", (json_of(about), conversation_id))
 
     def fork(self, conversation_id: int, last_turn_id: int, name: str) -> int:
-        """A new conversation that begins as this one does, up to and with that turn."""
+        """Copy a conversation up to and including the given turn, under a new name. Return the new id."""
         name, now = checked_name(name), time.time()
         copied = "question, answer, state, about, is_pinned, began_at, pid, pid_started_at"
         with transaction(self._db, self._path):
@@ -137,7 +139,7 @@ class Conversations:
     # --- turns ---
 
     def turns(self, conversation_id: int) -> list[StoredTurn]:
-        """The turns that are part of it, in order."""
+        """Return the turns of a conversation in order, without undone ones."""
         statement = f"SELECT {_TURN} FROM turns WHERE conversation_id = ? AND NOT is_undone ORDER BY id"  # noqa: S608  # our own words
         with explained(self._path):
             rows = self._db.execute(statement, (conversation_id,)).fetchall()
@@ -145,7 +147,7 @@ class Conversations:
             return [_turn(row) for row in rows]
 
     def begin_turn(self, conversation_id: int, question: str, about: Mapping[str, Any]) -> int:
-        """A question that this process is going to answer: it is on disk when this returns."""
+        """Store a question that this process is about to answer, and return the turn's id. It is on disk when this returns."""
         now, pid = time.time(), os.getpid()
         statement = (
             "INSERT INTO turns (conversation_id, question, answer, state, about, began_at, pid, pid_started_at) "
@@ -159,12 +161,12 @@ class Conversations:
         return turn_id
 
     def write(self, turn_id: int, answer: str) -> None:
-        """The answer so far: what is killed after this leaves that much."""
+        """Store the answer so far. If the process is killed later, this part survives."""
         with transaction(self._db, self._path):
             self._db.execute("UPDATE turns SET answer = ? WHERE id = ? AND state = 'running'", (storable(answer), turn_id))
 
     def end_turn(self, turn_id: int, state: Ending, answer: str, about: Mapping[str, Any]) -> None:
-        """The answer is as it will be. A turn that has ended stays as it ended."""
+        """Store the final answer. A turn that has already ended does not change."""
         text = storable(answer)
         with transaction(self._db, self._path):
             statement = "UPDATE turns SET state = ?, answer = ?, about = ? WHERE id = ? AND state = 'running'"
@@ -172,7 +174,7 @@ class Conversations:
                 self._db.execute("UPDATE turns_fts SET answer = ? WHERE rowid = ?", (text, turn_id))
 
     def undo(self, turn_ids: Iterable[int]) -> None:
-        """Take turns back: they stay in the file, and are not part of the conversation any more."""
+        """Remove turns from the conversation. They stay in the file."""
         with transaction(self._db, self._path):
             self._db.executemany("UPDATE turns SET is_undone = 1 WHERE id = ?", [(each,) for each in turn_ids])
 
@@ -182,8 +184,8 @@ class Conversations:
 
     # --- search ---
 
-    def search(self, text: str, limit: int = MAX_FOUND) -> list[Found]:
-        """Turns in which all these words stand, the best first; a word may be the beginning of one. Nothing in `text` is syntax."""
+    def search(self, text: str, limit: int = MAX_MATCHES) -> list[TurnMatch]:
+        """Return turns that contain all these words, best first. A word may be a prefix. Nothing in `text` is parsed as syntax."""
         looked_for = words(text)[:_NUM_WORDS]
         if not looked_for:
             return []
@@ -197,7 +199,7 @@ class Conversations:
         with explained(self._path), legible(self._path):
             rows = self._db.execute(statement, (expression, max(0, limit))).fetchall()
             return [
-                Found(conversation=str(name), question=str(question), snippet=str(snippet), number=int(number))
+                TurnMatch(conversation=str(name), question=str(question), snippet=str(snippet), number=int(number))
                 for name, question, snippet, number in rows
             ]
 
@@ -228,19 +230,19 @@ class Conversations:
     def _check_free(self, name: str, own_id: int | None = None) -> None:
         row = self._db.execute("SELECT id FROM conversations WHERE name = ?", (name,)).fetchone()
         if row is not None and row[0] != own_id:
-            raise UsageError(f"There is a conversation {name!r} already.", hint="Choose another name, or delete that one.")
+            raise UsageError(f"There is already a conversation {name!r}.", hint="Choose another name, or delete that one.")
 
 
 def checked_name(name: str) -> str:
-    """A name without white space around it. UsageError for one that is empty, too long, or not fit for a line."""
+    """Return the name without surrounding white space. Raises UsageError if it is empty, too long, or not printable on one line."""
     name = name.strip()
     if not name or len(name) > MAX_NAME_CHARS or not name.isprintable():
-        raise UsageError(f"The name of a conversation is a line of 1 to {MAX_NAME_CHARS} characters.", hint="Choose another name.")
+        raise UsageError(f"The name of a conversation must be one line of 1 to {MAX_NAME_CHARS} characters.", hint="Choose another name.")
     return storable(name)
 
 
 def _turn(row: tuple[Any, ...]) -> StoredTurn:
-    """TypeError for what a damaged file put there."""
+    """Read a row. Raises TypeError for the contents of a damaged file."""
     turn_id, question, answer, state, about, is_pinned, began_at, pid, pid_started_at = row
     if not (isinstance(question, str) and isinstance(answer, str)) or state not in _STATES:
         raise TypeError(f"turn {turn_id} is {question!r:.60}, {state!r:.60}")
@@ -255,3 +257,75 @@ def _turn(row: tuple[Any, ...]) -> StoredTurn:
         is_pinned=bool(is_pinned),
         began_at=float(began_at),
     )
+
+
+MAX_MEMORY_CHARS = 2000
+DEFAULT_IMPORTANCE = 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredMemory:
+    """A fact. `importance` is 0 to 1; times are in seconds since the epoch."""
+
+    id: int
+    text: str
+    importance: float
+    created_at: float
+    updated_at: float
+
+    def to_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+class Memories:
+    """Facts by id that are kept across conversations. File errors are raised as ConfigError."""
+
+    def __init__(self, db: sqlite3.Connection, path: Path) -> None:
+        self._db = db
+        self._path = path
+
+    def add(self, text: str, importance: float = DEFAULT_IMPORTANCE) -> int:
+        """Store a fact and return its id. Raises UsageError for a text that is empty or too long, or an importance outside 0 to 1."""
+        text, importance, now = _memory_text(text), _importance(importance), time.time()
+        statement = "INSERT INTO memories (text, importance, created_at, updated_at) VALUES (?, ?, ?, ?)"
+        with transaction(self._db, self._path):
+            return int(self._db.execute(statement, (text, importance, now, now)).lastrowid or 0)
+
+    def edit(self, memory_id: int, *, text: str | None = None, importance: float | None = None) -> None:
+        """Change the given fields and the time of the last change. Raises UsageError as `add` does, and for an unknown id."""
+        new_text, new_importance = None if text is None else _memory_text(text), None if importance is None else _importance(importance)
+        statement = "UPDATE memories SET text = coalesce(?, text), importance = coalesce(?, importance), updated_at = ? WHERE id = ?"
+        with transaction(self._db, self._path):
+            _check_found(memory_id, self._db.execute(statement, (new_text, new_importance, time.time(), memory_id)).rowcount)
+
+    def forget(self, memory_id: int) -> None:
+        """Delete a fact. Raises UsageError for an unknown id."""
+        with transaction(self._db, self._path):
+            _check_found(memory_id, self._db.execute("DELETE FROM memories WHERE id = ?", (memory_id,)).rowcount)
+
+    def all(self) -> list[StoredMemory]:
+        """Return all facts, oldest first."""
+        with explained(self._path), legible(self._path):
+            rows = self._db.execute("SELECT id, text, importance, created_at, updated_at FROM memories ORDER BY id").fetchall()
+            return [
+                StoredMemory(id=int(key), text=str(text), importance=float(weight), created_at=float(made), updated_at=float(changed))
+                for key, text, weight, made, changed in rows
+            ]
+
+
+def _memory_text(text: str) -> str:
+    text = " ".join(text.split())
+    if not text or len(text) > MAX_MEMORY_CHARS:
+        raise UsageError(f"A memory must have 1 to {MAX_MEMORY_CHARS} characters.", hint="Shorten it, or split it into several.")
+    return storable(text)
+
+
+def _importance(importance: float) -> float:
+    if not 0 <= importance <= 1:
+        raise UsageError(f"The importance of a memory must be 0 to 1, not {importance!r}.")
+    return float(importance)
+
+
+def _check_found(memory_id: int, num_found: int) -> None:
+    if not num_found:
+        raise UsageError(f"There is no memory {memory_id}.", hint="List all memories: localrag memory list")

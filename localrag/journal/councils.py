@@ -1,4 +1,4 @@
-"""Runs of councils, in the journal's file: each event is there as soon as it was told."""
+"""Council runs, stored in the journal's file. Each event is on disk as soon as it happens."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from localrag.journal.database import began, explained, json_of, legible, object
 MAX_TASK_CHARS = 10_000
 Ending = Literal["decided", "cancelled", "failed"]
 CouncilState = Literal["running", "interrupted", "decided", "cancelled", "failed"]
-"""A run is "interrupted" if its process ended before it."""
+""""interrupted": the process ended before the run did."""
 
 _COLUMNS = "id, name, task, started_at, ended_at, state, pid, pid_started_at"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CouncilRow:
-    """A run in a list. Times are in seconds since the epoch; `ended_at` is None while it runs, and if it was interrupted."""
+    """A run in a list. Times are in seconds since the epoch; `ended_at` is None for a run that is running or was interrupted."""
 
     id: int
     name: str
@@ -33,13 +33,13 @@ class CouncilRow:
     state: CouncilState
 
     def to_dict(self) -> dict[str, object]:
-        """The run in `--json` output."""
+        """Return the run in `--json` output."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredCouncil(CouncilRow):
-    """A run with what it was about, and all that was told, in order."""
+    """A run with its settings (`about`) and all its events, in order."""
 
     about: Mapping[str, Any]
     events: tuple[dict[str, Any], ...]
@@ -50,14 +50,14 @@ class StoredCouncil(CouncilRow):
 
 
 class Councils:
-    """Runs by id. Failures of the file arrive as ConfigError."""
+    """Council runs by id. File errors are raised as ConfigError."""
 
     def __init__(self, db: sqlite3.Connection, path: Path) -> None:
         self._db = db
         self._path = path
 
     def begin(self, name: str, task: str, about: Mapping[str, Any]) -> int:
-        """A new run of this process; the first 10,000 characters of the task are kept."""
+        """Store a new run of this process and return its id. Only the first 10,000 characters of the task are stored."""
         pid = os.getpid()
         values = (storable(name), storable(task[:MAX_TASK_CHARS]), json_of(_plain(about)), time.time(), pid, began(pid))
         statement = "INSERT INTO councils (name, task, about, started_at, pid, pid_started_at, state) VALUES (?, ?, ?, ?, ?, ?, 'running')"
@@ -65,7 +65,7 @@ class Councils:
             return int(self._db.execute(statement, values).lastrowid or 0)
 
     def add(self, council_id: int, event: Mapping[str, Any]) -> None:
-        """Append an event, NaN and infinity as null. It is on disk when this returns. ConfigError for a run that is not there."""
+        """Append an event; NaN and infinity become null. It is on disk when this returns. Raises ConfigError for an unknown run."""
         statement = (
             "INSERT INTO council_events (council_id, ordinal, event) "
             "SELECT ?, 1 + coalesce(max(ordinal), 0), ? FROM council_events WHERE council_id = ?"
@@ -75,7 +75,9 @@ class Councils:
             self._db.execute(statement, (council_id, text, council_id))
 
     def end(self, council_id: int, state: str) -> None:
-        """A run that has ended stays as it ended. ValueError, our own bug, for a state that is no Ending."""
+        """End a run. A run that has already ended does not change. Raises ValueError, a bug in localrag, for a state that is not
+        an Ending.
+        """
         if state not in get_args(Ending):
             raise ValueError(f"a council does not end {state}")
         statement = "UPDATE councils SET state = ?, ended_at = ? WHERE id = ? AND state = 'running'"
@@ -83,7 +85,7 @@ class Councils:
             self._db.execute(statement, (state, time.time(), council_id))
 
     def get(self, council_id: int) -> StoredCouncil | None:
-        """The run with all its events so far; None for an id that there is not."""
+        """Return the run with all its events so far; None for an unknown id."""
         told = "SELECT event FROM council_events WHERE council_id = ? ORDER BY ordinal"
         with transaction(self._db, self._path, "DEFERRED"):
             row = self._db.execute(f"SELECT {_COLUMNS}, about FROM councils WHERE id = ?", (council_id,)).fetchone()  # noqa: S608  # our own words
@@ -94,7 +96,7 @@ class Councils:
             return StoredCouncil(**_fields(row[:-1]), about=object_of(row[-1]), events=tuple(object_of(text) for (text,) in events))
 
     def last(self, num: int) -> list[CouncilRow]:
-        """The last so many runs, the newest last."""
+        """Return the last `num` runs, newest last."""
         statement = f"SELECT {_COLUMNS} FROM councils ORDER BY id DESC LIMIT ?"  # noqa: S608  # our own words
         with explained(self._path):
             rows = self._db.execute(statement, (max(0, num),)).fetchall()
@@ -103,7 +105,7 @@ class Councils:
 
 
 def _fields(row: tuple[Any, ...]) -> dict[str, Any]:
-    """The cells of a row; TypeError for what a damaged file put there."""
+    """Return the cells of a row by name. Raises TypeError for the contents of a damaged file."""
     council_id, name, task, started_at, ended_at, state, pid, pid_started_at = row
     if not (isinstance(name, str) and isinstance(task, str)) or state not in get_args(CouncilState):
         raise TypeError(f"run {council_id} is {name!r:.60}, {state!r:.60}")
@@ -114,7 +116,7 @@ def _fields(row: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _plain(value: object) -> object:
-    """What can be JSON, whatever is told: numbers that are none become null, what is no JSON its text."""
+    """Convert any value to JSON: numbers that are not finite become null, unknown types their text."""
     match value:
         case str() | bool() | int() | None:
             return value
@@ -124,5 +126,5 @@ def _plain(value: object) -> object:
             return {str(key): _plain(each) for key, each in value.items()}
         case list() | tuple() | set() | frozenset():
             return [_plain(each) for each in value]
-    item = getattr(value, "item", None)  # a number of numpy
+    item = getattr(value, "item", None)  # a numpy scalar
     return _plain(item()) if callable(item) else str(value)

@@ -1,7 +1,7 @@
-"""The journal's SQLite file: its tables as numbered migrations, how it is opened and written, and what its cells hold.
+"""The journal's SQLite file: its schema as numbered migrations, opening and transactions, and helpers for its cells.
 
-`PRAGMA user_version` counts the migrations that a file has had. Each is one function, applied once, in one transaction together with
-that count, so that a file is never between two versions. Never edit a migration that was released: add a new one.
+`PRAGMA user_version` counts the migrations that a file has had. Each is one function, applied once, in one transaction together
+with the count, so a file is never between two versions. Never edit a released migration: add a new one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from localrag.migrations import Migration, apply_missing, use_write_ahead_log, v
 
 
 def create_tables(db: sqlite3.Connection) -> None:
-    """Asks with their ledgers, the evidence that each was offered, and the cache of summaries."""
+    """Create tables for asks with their ledgers, the evidence of each, and cached summaries."""
     statements = (
         """CREATE TABLE asks (
             id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -69,7 +69,7 @@ def create_tables(db: sqlite3.Connection) -> None:
 
 
 def add_councils(db: sqlite3.Connection) -> None:
-    """Runs of councils, and what was told of each."""
+    """Create tables for council runs and their events."""
     statements = (
         """CREATE TABLE councils (
             id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -94,7 +94,7 @@ def add_councils(db: sqlite3.Connection) -> None:
 
 
 def add_conversations(db: sqlite3.Connection) -> None:
-    """Conversations turn by turn, with their full text, and memories."""
+    """Create tables for conversations, their turns with full text, and memories."""
     statements = (
         """CREATE TABLE conversations (
             id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -131,7 +131,7 @@ def add_conversations(db: sqlite3.Connection) -> None:
 
 
 def rename_scaffold(db: sqlite3.Connection) -> None:
-    """The section that was called scaffold is called template."""
+    """Rename the section "scaffold" to "template"."""
     old, new = '"name":"scaffold"', '"name":"template"'
     db.execute("UPDATE asks SET ledger = replace(ledger, ?, ?), sections = replace(sections, ?, ?)", (old, new, old, new))
     db.execute("UPDATE council_events SET event = replace(event, ?, ?)", (old, new))
@@ -141,12 +141,12 @@ MIGRATIONS: tuple[Migration, ...] = (create_tables, add_councils, add_conversati
 
 
 def migrate(db: sqlite3.Connection, path: Path, migrations: tuple[Migration, ...] = MIGRATIONS) -> None:
-    """Applies the migrations that are missing. A file from a newer localrag is refused and left as it is (ConfigError)."""
+    """Apply the missing migrations. Raises ConfigError for a file from a newer localrag, which stays unchanged."""
 
     def newer(found: int) -> ConfigError:
         return ConfigError(
-            f"The journal {path} has schema {found}, written by a newer localrag; this one knows schemas up to {len(migrations)}.",
-            hint=f"Upgrade localrag, or move {path} away: the next ask begins a new journal.",
+            f"The journal {path} has schema {found}, written by a newer localrag; this version supports up to {len(migrations)}.",
+            hint=f"Upgrade localrag, or move {path} away: the next ask starts a new journal.",
             schema=found,
             known_schema=len(migrations),
         )
@@ -155,29 +155,29 @@ def migrate(db: sqlite3.Connection, path: Path, migrations: tuple[Migration, ...
 
 
 def storable(text: str) -> str:
-    """Text as SQLite takes it. A file name that is no UTF-8 brings in half characters; each becomes a question mark."""
+    """Make text storable in SQLite: lone surrogates, for example from file names that are not UTF-8, become question marks."""
     return text.encode("utf-8", "replace").decode()
 
 
 def json_of(data: object) -> str:
-    """Data as JSON. ValueError for NaN and infinity, TypeError for a type that JSON lacks."""
+    """Serialise data as JSON. Raises ValueError for NaN and infinity, TypeError for a type that JSON does not have."""
     return storable(json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
 
 
 def object_of(text: str) -> dict[str, Any]:
-    """The JSON object that was kept. ValueError or TypeError for what a damaged file put there."""
+    """Parse a stored JSON object. Raises ValueError or TypeError for the contents of a damaged file."""
     found = json.loads(text)
     if not isinstance(found, dict):
-        raise TypeError(f"{text!r:.60} is no object")
+        raise TypeError(f"{text!r:.60} is not an object")
     return found
 
 
 _SAME_START_S = 10.0
-"""The clock by which a process began can be set meanwhile."""
+"""Tolerance for the start time of a process, because the clock can be adjusted meanwhile."""
 
 
 def began(pid: int) -> float:
-    """When a process began, in seconds since the epoch; 0 where that is not to be known."""
+    """Return when a process started, in seconds since the epoch; 0 if unknown."""
     import psutil  # noqa: PLC0415  # weight
 
     try:
@@ -187,22 +187,22 @@ def began(pid: int) -> float:
 
 
 def runs(pid: int, since: float) -> bool:
-    """Whether that process still runs, and is not another one that has its number now."""
+    """Tell whether the process is still running, and its pid has not been reused."""
     return bool(now := began(pid)) and abs(now - since) <= _SAME_START_S
 
 
 WAIT_S = 30.0
-"""How long a writer waits for another one."""
+"""How long a writer waits for another one, in seconds."""
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Opens the file, made if it is not there, with all its tables. ConfigError if it cannot be used."""
+    """Open the file, creating it with all its tables if necessary. Raises ConfigError if it cannot be used."""
     with explained(path):
         make_private_folder(path.parent)
-        create_private(path)  # its -wal and -shm files take its mode over
+        create_private(path)  # its -wal and -shm files get the same mode
         db = sqlite3.connect(path, timeout=WAIT_S, isolation_level=None)
         try:
-            if version(db) == 0:  # new, or its maker was killed; the journal mode stays with the file
+            if version(db) == 0:  # new, or its creator was killed; the file remembers its journal mode
                 use_write_ahead_log(db, wait_s=WAIT_S)
             migrate(db, path)
             db.execute("PRAGMA synchronous = FULL")
@@ -215,7 +215,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def transaction(db: sqlite3.Connection, path: Path, kind: str = "IMMEDIATE") -> Iterator[None]:
-    """All or nothing; a second writer waits for the first. DEFERRED is one snapshot for all reads inside."""
+    """Run a transaction: all or nothing. A second writer waits for the first. DEFERRED gives all reads inside the same snapshot."""
     with explained(path):
         db.execute(f"BEGIN {kind}")
         try:
@@ -229,10 +229,10 @@ def transaction(db: sqlite3.Connection, path: Path, kind: str = "IMMEDIATE") -> 
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turns what SQLite and the file system say into an error that a person can act on."""
+    """Turn errors of SQLite and the file system into a ConfigError with a hint."""
     try:
         yield
-    except (sqlite3.Error, OSError, UnicodeDecodeError) as error:  # the last is what sqlite3 raises where a message quotes damaged text
+    except (sqlite3.Error, OSError, UnicodeDecodeError) as error:  # sqlite3 raises UnicodeDecodeError if a message quotes damaged text
         if (known := disk_error(error, path)) is not None:
             raise ConfigError(f"The journal {path} cannot be used: {known.reason}.", hint=known.hint, **known.numbers) from error
         kind = "SQLITE_CORRUPT" if isinstance(error, UnicodeDecodeError) else getattr(error, "sqlite_errorname", "") or ""
@@ -241,17 +241,17 @@ def explained(path: Path) -> Iterator[None]:
 
 @contextmanager
 def legible(path: Path) -> Iterator[None]:
-    """Around what makes sense of rows that were read: a damaged file can hold anything."""
+    """Turn errors in reading rows into a ConfigError: a damaged file can contain anything."""
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"The journal {path} holds a row that cannot be read: {error}.", hint=_way_out("SQLITE_CORRUPT", path)) from error
+        raise ConfigError(f"The journal {path} has a row that cannot be read: {error}.", hint=_way_out("SQLITE_CORRUPT", path)) from error
 
 
 def _way_out(kind: str, path: Path) -> str:
-    """Only what is wrong with the file itself is a reason to give it up: disk_errors.py has the rest."""
+    """Return a hint. Only damage to the file itself is a reason to give it up; disk_error covers other causes."""
     name = kind.removeprefix("SQLITE_").split("_")[0]
     if name in {"", "CANTOPEN"}:
         return f"Check that {path} is a file in a folder. LOCALRAG_HOME moves the whole home."
     damaged = "It is damaged, or it is not a journal" if name == "NOTADB" else "It is damaged"
-    return f"{damaged}: move {path} away, with any -wal and -shm file beside it. The next ask begins a new journal."
+    return f"{damaged}: move {path} away, with any -wal and -shm file next to it. The next ask starts a new journal."

@@ -1,8 +1,8 @@
-"""The journal: every ask with its ledger, every run of a council, conversations and memories, in one SQLite file.
+"""The journal: each ask with its ledger, each council run, conversations and memories, in one SQLite file.
 
-Write-ahead log and `synchronous = FULL`: what was committed survives a crash of the process and of the machine. An ask is one
-BEGIN IMMEDIATE transaction, stored whole or not at all; a second writer waits for the first. So is each event of a council.
-Neither the prompt nor the answer is stored with an ask.
+With a write-ahead log and `synchronous = FULL`, committed data survives a crash of the process and of the machine. An ask is
+one BEGIN IMMEDIATE transaction, stored completely or not at all, and so is each event of a council; a second writer waits for
+the first. The prompt and the answer of an ask are not stored.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from localrag.budget import Budget, Ledger
-from localrag.journal.conversations import Conversations
+from localrag.journal.conversations import Conversations, Memories
 from localrag.journal.councils import Councils
 from localrag.journal.database import connect, explained, json_of, legible, storable, transaction
-from localrag.journal.memories import Memories
 
 State = Literal["used", "shortened", "omitted"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allotment:
-    """A section as it went into the negotiation, percentages turned into tokens, and what it was given there.
+    """A section as it entered the negotiation, with percentages converted to tokens, and the tokens that it was allotted.
 
-    `max` is None for a section without a limit. What packing changed afterwards stands in the ledger. TypeError for what is no number.
+    `max` is None for a section without a limit. Changes made by packing are in the ledger. Raises TypeError for a value that is
+    not a number.
     """
 
     name: str
@@ -43,11 +43,11 @@ class Allotment:
 
     def __post_init__(self) -> None:
         if not all(isinstance(each, int | float) for each in (self.basis, self.min, self.max or 0, self.grow, self.shrink, self.allotted)):
-            raise TypeError(f"a section is described by numbers, not by {self}")
+            raise TypeError(f"a section must be described by numbers, not by {self}")
 
 
 def allotments(budget: Budget) -> tuple[Allotment, ...]:
-    """A negotiation and its outcome, section by section."""
+    """Return a negotiation and its outcome, section by section."""
     return tuple(
         Allotment(
             name=item.name,
@@ -64,10 +64,10 @@ def allotments(budget: Budget) -> tuple[Allotment, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvidenceRecord:
-    """A passage that was offered to the prompt. `tokens` is what it takes there or, where it was omitted, would have taken.
+    """A passage offered to the prompt. `tokens` is what it takes in the prompt or, if omitted, would have taken.
 
-    `label` is its name in that answer, such as `KB#12`; `kb` and `chunk_id` are what it is known by for good. `relevance`, `tier`
-    and `level` are None or empty where nothing decided them. ValueError, our own bug, for a relevance that is no finite number.
+    `label` is its name in that answer, such as `KB#12`; `kb` and `chunk_id` identify it permanently. `relevance`, `tier` and
+    `level` are None or empty if unknown. Raises ValueError, a bug in localrag, for a relevance that is not finite.
     """
 
     label: str
@@ -92,9 +92,10 @@ class EvidenceRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskRecord:
-    """What an ask leaves behind. `started_at` is seconds since the epoch, `timings` are seconds by name.
+    """An ask to store. `started_at` is in seconds since the epoch, `timings` are seconds by name.
 
-    `strategy` says what was done about too much, `bound` what capped the window. The first 10,000 characters of a question are kept.
+    `strategy` says how excess content was handled, `bound` which limit determined the window. Only the first 10,000 characters
+    of a question are stored.
     """
 
     session: str
@@ -117,24 +118,24 @@ class AskRecord:
 
     @property
     def utilization(self) -> float:
-        """The part of the window that was used, 0 to 1: prompt and answer."""
+        """The share of the window used by prompt and answer, 0 to 1."""
         return (self.prompt_tokens + self.completion_tokens) / self.window if self.window else 0.0
 
     @property
     def efficiency(self) -> float | None:
-        """The part of the evidence in the prompt, in tokens, that the answer cites, 0 to 1; None without evidence."""
+        """The share of the evidence in the prompt, in tokens, that the answer cites, 0 to 1; None without evidence."""
         supplied = sum(each.tokens for each in self.evidence if each.is_in_prompt)
         return sum(each.tokens for each in self.evidence if each.is_in_prompt and each.cited) / supplied if supplied else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredAsk(AskRecord):
-    """An ask of the journal. Ids grow in the order of recording and are never used again."""
+    """A stored ask. Ids grow in the order of recording and are never reused."""
 
     id: int
 
     def to_dict(self) -> dict[str, object]:
-        """The ask in `--json` output."""
+        """Return the ask in `--json` output."""
         kept = (
             "id",
             "session",
@@ -162,7 +163,7 @@ class StoredAsk(AskRecord):
 
 @dataclass(frozen=True, slots=True)
 class SessionRow:
-    """A session of the journal: how many asks, and when the first and the last began, in seconds since the epoch."""
+    """A session: its number of asks, and the start of the first and the last, in seconds since the epoch."""
 
     name: str
     num_asks: int
@@ -171,11 +172,11 @@ class SessionRow:
 
 
 MAX_BYTES = 64 * 1024 * 1024
-"""How much text is kept; beyond it, the oldest goes first."""
+"""Maximum size of all cached text; the oldest is evicted first."""
 
 
 class Summaries:
-    """Text by key. Failures of the file arrive as ConfigError."""
+    """A cache of texts by key. File errors are raised as ConfigError."""
 
     def __init__(self, db: sqlite3.Connection, path: Path, *, max_bytes: int = MAX_BYTES) -> None:
         self._db = db
@@ -183,7 +184,7 @@ class Summaries:
         self._max_bytes = max_bytes
 
     def get(self, key: str, max_age_s: float | None = None) -> str | None:
-        """The text that was put under that key, unless it is older than `max_age_s` seconds; None if there is none."""
+        """Return the text under that key, unless it is older than `max_age_s` seconds; None if there is none."""
         with explained(self._path), legible(self._path):
             row = self._db.execute("SELECT text, created_at FROM summaries WHERE key = ?", (storable(key),)).fetchone()
             if row is None or (max_age_s is not None and time.time() - float(row[1]) > max_age_s):
@@ -191,7 +192,7 @@ class Summaries:
             return str(row[0])
 
     def put(self, key: str, text: str) -> None:
-        """Keeps a text in place of what was under that key."""
+        """Store a text, replacing any other under the same key."""
         text = storable(text)
         with transaction(self._db, self._path):
             self._db.execute(
@@ -231,7 +232,7 @@ _INSERT_EVIDENCE = _insert("evidence", ("ask_id", "position", *_EVIDENCE))
 
 
 class Journal:
-    """One journal file. Every failure of it arrives as a ConfigError with a way out. It belongs to the thread that opened it."""
+    """One journal file. All file errors are raised as ConfigError with a hint. Use it only in the thread that opened it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -243,11 +244,13 @@ class Journal:
 
     @classmethod
     def open(cls, home: Path) -> Self:
-        """The journal of a home; folder and file are made if they are not there."""
+        """Open the journal of a home, creating folder and file if necessary."""
         return cls(home / FILE_NAME)
 
     def record(self, entry: AskRecord) -> int:
-        """Keeps an ask, whole or not at all, and returns its id. ValueError, our own bug, for a time that is no finite number."""
+        """Store an ask, completely or not at all, and return its id. Raises ValueError, a bug in localrag, for a time that is not
+        finite.
+        """
         entry = replace(entry, question=entry.question[:MAX_QUESTION_CHARS])
         plain = [_cell(kind, getattr(entry, name)) for name, kind in _PLAIN.items()]
         kept = (entry.ledger.to_dict(), [asdict(each) for each in entry.sections], {name: float(s) for name, s in entry.timings.items()})
@@ -258,7 +261,7 @@ class Journal:
         return ask_id
 
     def asks(self, session: str | None = None, last: int | None = None) -> list[StoredAsk]:
-        """The last so many asks, of one session or of all, in the order of recording: the newest is the last."""
+        """Return the last `last` asks (None: all), of one session or of all, in the order of recording, newest last."""
         where = "" if session is None else " WHERE session = ?"
         chosen = f"FROM asks{where} ORDER BY id DESC LIMIT ?"
         evidence = f"SELECT ask_id, {', '.join(_EVIDENCE)} FROM evidence WHERE ask_id IN (SELECT id {chosen}) ORDER BY ask_id, position"  # noqa: S608  # our own words
@@ -271,7 +274,7 @@ class Journal:
             return [_ask(row, by_ask.get(row[0], ())) for row in reversed(rows)]
 
     def sessions(self) -> list[SessionRow]:
-        """Every session, that of the newest ask last."""
+        """Return all sessions, the one with the newest ask last."""
         statement = "SELECT session, count(*), min(started_at), max(started_at) FROM asks GROUP BY session ORDER BY max(id)"
         with explained(self.path), legible(self.path):
             return [SessionRow(str(name), int(num), float(first), float(last)) for name, num, first, last in self._db.execute(statement)]
@@ -287,7 +290,7 @@ class Journal:
 
 
 def _cell(kind: type, value: Any) -> object:  # noqa: ANN401  # a field of a record
-    """The value as SQLite takes it: a number may come from numpy, a text from the name of a file."""
+    """Convert a value for SQLite: numbers may come from numpy, texts from file names."""
     return value if value is None else storable(value) if kind is str else kind(value)
 
 
@@ -310,7 +313,7 @@ def _evidence(row: Sequence[Any]) -> EvidenceRecord:
 
 
 def _typed(columns: Mapping[str, type], row: Sequence[Any]) -> dict[str, Any]:
-    """Cells by column. SQLite gives back whatever a damaged file holds, so what a column may hold is checked (TypeError)."""
+    """Return cells by column. SQLite returns whatever a damaged file contains, so types are checked (TypeError)."""
     cells = dict(zip(columns, row, strict=True))
     for name, kind in columns.items():
         if not isinstance(cells[name], kind) and not (cells[name] is None and name in _NULLABLE):

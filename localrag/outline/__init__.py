@@ -1,8 +1,8 @@
-"""The structure of a file, read by parsers: its imports, and an outline of its contents.
+"""Read the structure of a file with parsers: its imports, and an outline of its contents.
 
-Code is parsed by tree-sitter, Markdown by markdown-it-py; each grammar is imported when a file needs it. No text raises an error: with
-broken syntax, deep nesting, NUL characters or lone surrogates, the result is incomplete. The work is bounded, and a last piece of kind
-"omitted" says what was not read.
+Code is parsed by tree-sitter, Markdown by markdown-it-py; each grammar is imported when a file needs it. No text raises an
+error: broken syntax, deep nesting, NUL characters or lone surrogates give an incomplete result. The work is bounded, and a last
+piece of kind "omitted" says how much was not read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def language_of(path: str | PurePath) -> str | None:
 def imports(text: str, language: str | None) -> list[str]:
     """The imports of a file, as written, in order, each once; [] for Markdown and unknown languages.
 
-    - python: `import a.b` is "a.b"; `from a import b` is "a" and "a.b", for b can be a module; `from .a import b` is ".a" and ".a.b";
+    - python: `import a.b` is "a.b"; `from a import b` is "a" and "a.b", since b can be a module; `from .a import b` is ".a" and ".a.b";
       `from . import x` is ".x"; `from . import *` is "."
     - javascript, typescript, tsx: the module of `import`, `export … from`, `require("…")` and `import("…")`
     - go: the path; rust: the path of each `use` with its braces multiplied out, and the name of each `mod x;` and `extern crate x;`

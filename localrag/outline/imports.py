@@ -21,15 +21,15 @@ def find_imports(text: str, language: str) -> list[str]:
         return []
     tree, data, _ = parsed
     reader = _READERS[language](data)
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
 
     def enter(node: Node) -> bool:
-        if len(found) < _MAX_IMPORTS:
-            found.update(dict.fromkeys(name for name in reader.read(node) if name))
-        return len(found) < _MAX_IMPORTS
+        if len(names) < _MAX_IMPORTS:
+            names.update(dict.fromkeys(name for name in reader.read(node) if name))
+        return len(names) < _MAX_IMPORTS
 
     walk(tree, enter)
-    return list(found)[:_MAX_IMPORTS]
+    return list(names)[:_MAX_IMPORTS]
 
 
 class _Reader(ABC):

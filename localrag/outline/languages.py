@@ -220,7 +220,7 @@ ROLES = {
     "scala": _SCALA,
     "lua": _LUA,
 }
-"""language → node kind → role. The kinds are those of the grammars' own node-types.json."""
+"""language → node kind → role. Node kinds are as in each grammar's node-types.json."""
 
 MAX_CHARS = 512 * 1024
 """Most characters of a text to parse: a longer source file is generated, or data."""
@@ -259,7 +259,7 @@ def walk(tree: Tree, enter: Callable[[Node], bool]) -> None:
 
 
 def first_child(node: Node | None) -> Node | None:
-    """The first named child, or None (the binding's own `named_child` raises then)."""
+    """Return the first named child, or None (`named_child` of the binding would raise)."""
     return node.named_child(0) if node is not None and node.named_child_count else None
 
 
@@ -279,7 +279,7 @@ def _whole_lines(text: str, limit: int) -> int:
 
 
 def _parse(data: bytes, language: str) -> Tree | None:
-    from tree_sitter import Parser  # noqa: PLC0415  # an extension module, wanted only here
+    from tree_sitter import Parser  # noqa: PLC0415  # an extension module, needed only here
 
     stop_at = time.thread_time() + _MAX_PARSE_S
 
@@ -297,7 +297,7 @@ def _parse(data: bytes, language: str) -> Tree | None:
 
 @cache
 def _language(language: str) -> Language:
-    from tree_sitter import Language  # noqa: PLC0415  # an extension module, wanted only here
+    from tree_sitter import Language  # noqa: PLC0415  # an extension module, needed only here
 
     module, function = GRAMMARS[language]
     return Language(getattr(importlib.import_module(module), function)())

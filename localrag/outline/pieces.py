@@ -24,7 +24,7 @@ _SHORT_TYPE_BYTES = 1500
 _MOST_CHARS: dict[Kind, int] = {"field": 200, "doc": 800, "detail": 2000, "type": _SHORT_TYPE_BYTES}
 _WHOLE: dict[Role, Kind] = {"import": "import", "type": "type"}
 _PLACES = frozenset({"mod_item", "package_clause", "namespace_definition", "file_scoped_namespace_declaration"})
-"""Nodes that, without a body, name the module of a file."""
+"""Nodes that name a file's module if they have no body."""
 _MOST_HEAD_CHARS = 1000
 _FUNCTIONS = frozenset({"arrow_function", "function_expression", "generator_function", "function_definition"})
 _MARKS = "/*#!-\"'` \t\r"
@@ -75,8 +75,8 @@ class _Finder:
         self.roles = ROLES[language]
         self.data = data
         self.spans: list[tuple[int, int, Kind]] = []
-        self._lead: tuple[int, int] | None = None  # byte and row where the definition to come begins: its wrapper or attributes
-        self._lead_end = 0  # where the wrapper ends; 0 for an attribute, which belongs to what comes next
+        self._lead: tuple[int, int] | None = None  # byte and row where the next definition begins: its wrapper or attributes
+        self._lead_end = 0  # where the wrapper ends; 0 for an attribute, which belongs to the next node
         self._comment: tuple[int, int, int, int] | None = None  # start byte, end byte, first row, last row
         self._last_row = -1  # where the last node that is not a comment ended
 
@@ -103,7 +103,7 @@ class _Finder:
     def _keep_comment(self, node: Node) -> None:
         first, last = node.start_point.row, node.end_point.row - (node.end_point.column == 0)
         if first == self._last_row:
-            return  # a remark behind a statement
+            return  # a remark after a statement
         start = node.start_byte
         if self._comment is not None and first <= self._comment[3] + 1:
             start, first = self._comment[0], self._comment[2]
@@ -274,7 +274,7 @@ class _MarkdownReader:
 
 
 def outline_markdown(text: str) -> list[Piece]:
-    """Outline Markdown: headings, first sentences, the first items of outer lists and the heads of tables. Front matter is skipped."""
+    """Outline Markdown: headings, first sentences, the first items of top-level lists, and table heads. Front matter is skipped."""
     from markdown_it import MarkdownIt  # noqa: PLC0415  # weight
 
     num_chars = len(text)
@@ -282,7 +282,7 @@ def outline_markdown(text: str) -> list[Piece]:
         num_chars = text.rfind("\n", _MAX_MARKDOWN_CHARS // 2, _MAX_MARKDOWN_CHARS) + 1 or _MAX_MARKDOWN_CHARS
     starts = [0, *(match.end() for match in _LINE_END.finditer(text, 0, num_chars)), num_chars]
     skipped = _front_matter_lines(text, starts)
-    # paragraphs and cells are not parsed within: that is where hostile text is slow, and nothing of it is wanted here
+    # inline text is not parsed: hostile text is slow there, and the outline does not need it
     tokens = MarkdownIt("commonmark").enable("table").disable("inline").parse(text[starts[skipped] : num_chars])
     reader = _MarkdownReader(text, starts)
     for role, token, content in _blocks(tokens):
@@ -329,6 +329,6 @@ def _front_matter_lines(text: str, starts: list[int]) -> int:
 
 
 def _omitted(text: str, start: int) -> Piece:
-    """The piece for the rest of a text, which was not read."""
+    """Return the piece for the unread rest of a text."""
     num_lines = text.count("\n", start) + (not text.endswith("\n"))
     return Piece(start, len(text), f"… {num_lines:,} more lines were not read", "omitted")

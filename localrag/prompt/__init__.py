@@ -1,4 +1,4 @@
-"""What is sent, in which order, and how much of each: a PromptInputs is measured, its budget shared, and the Prompt composed."""
+"""Build a prompt: count the inputs, share the window, and compose the token ids with their ledger."""
 
 from localrag.prompt.compose import Prompt, compose
 from localrag.prompt.inputs import ANSWER_BASIS, CITE, PromptInputs

@@ -1,4 +1,4 @@
-"""Where another prompt is likely to part from this one: there its evaluation is cut, so that the other can go on from it."""
+"""Compose a prompt within its budget: token ids, ledger, and the cache breakpoints at which another prompt may diverge."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import chain
 from localrag.budget import Budget, Entry, Ledger, Shortened, TimeLimit, settle
 from localrag.budget.sections import ORDER, PROTECTED
 from localrag.errors import BudgetExceededError
-from localrag.prompt import inputs
+from localrag.prompt.inputs import PARTIAL_SOURCES_INTRO, SOURCES_INTRO
 from localrag.prompt.layout import Choice, encode_prompt
 from localrag.prompt.measure import JOIN_TOKENS, Demand, thinking_of, used_by
 from localrag.prompt.packing import GIVING, SOURCES, Draft, Shortening, fill, give_way
@@ -19,20 +19,20 @@ from localrag.text.thinking import Thinking
 from localrag.types import Hit
 
 MIN_APART_TOKENS = 256
-"""Smaller batches than this are slower (measured), so breakpoints are no nearer to each other, but for the last."""
+"""Minimum distance of breakpoints, except for the last: smaller batches are slower (measured)."""
 MIN_SHARED_TOKENS = 64
-"""A shorter beginning is evaluated again as fast."""
+"""A shorter prefix is evaluated again just as fast."""
 
 
 def breakpoints(parts: Sequence[EncodedPart]) -> tuple[int, ...]:
-    """Positions, in tokens: before messages and passages, far enough apart, before the question that is asked last, and before the
-    instructions behind it.
+    """Return the cache breakpoints as token positions: before messages and passages (at a minimum distance), before the last
+    question, and before the instructions after it.
 
-    Each but these two depends only on what stands before it, so a conversation that goes on, or another choice of passages behind the
-    same first ones, has the same breakpoints as far as it is the same. They lie a token before the text that may differ: that token can
-    reach over into it, as " What" does behind "Question:".
+    All but the last two depend only on the text before them, so a longer conversation, or another selection after the same
+    first passages, has the same breakpoints up to where it diverges. Each is one token before the text that may differ, because
+    that token can extend into it, as " What" does after "Question:".
     """
-    found: list[int] = []
+    points: list[int] = []
     position = last = 0
     ends = {"question": 0, "instructions": 0}
     for index, part in enumerate(parts):
@@ -41,18 +41,18 @@ def breakpoints(parts: Sequence[EncodedPart]) -> tuple[int, ...]:
         if owner.section in ends:
             ends[owner.section] = position
         elif is_start and position - last >= MIN_APART_TOKENS:
-            found.append(position)
+            points.append(position)
             last = position
         position += len(part.token_ids)
     asked = max(ends.values())
     if asked:
         shared = {end for end in ends.values() if end > MIN_SHARED_TOKENS}
-        found = sorted(shared.union(point for point in found if point < asked))
-    return tuple(point - 1 for point in found)
+        points = sorted(shared.union(point for point in points if point < asked))
+    return tuple(point - 1 for point in points)
 
 
 def account(
-    wants: Demand,
+    demand: Demand,
     draft: Draft,
     used: Counter[str],
     rooms: Mapping[str, int],
@@ -63,79 +63,81 @@ def account(
     thinking: int,
     slack: int,
 ) -> tuple[Entry, ...]:
-    """The entries in the order of the prompt. A section that got all of itself is allotted what it used; of the others' rooms,
-    `slack` tokens can still be shown as allotted and not used. `item_tokens` are by section and label.
+    """Return the entries in prompt order.
+
+    A section sent in full is allotted what it used. In the others, up to `slack` tokens can be allotted but unused.
+    `item_tokens` are by section and label.
     """
     entries = []
     for name in ORDER:
         if name == "answer":
-            entries.append(Entry(name, answer if wants.offer.max_tokens is None else wants.offer.max_tokens, answer, 0))
+            entries.append(Entry(name, answer if demand.inputs.max_tokens is None else demand.inputs.max_tokens, answer, 0))
         elif name == "thinking" and thinking:
-            entries.append(Entry(name, wants.offer.think_tokens, thinking, 0))
+            entries.append(Entry(name, demand.inputs.think_tokens, thinking, 0))
         elif name == "gap" and gap:
             entries.append(Entry(name, gap, gap, 0))
         elif name == "summary" and used[name]:
             entries.append(Entry(name, used[name], used[name], used[name], covered=draft.covered.names))
         elif name in PROTECTED and used[name]:
             entries.append(Entry(name, used[name], used[name], used[name]))
-        elif name in rooms and name != "summary" and (wants.wanted(name) or _merged(name, wants)):
-            entry = _entry(name, wants, draft, used[name], rooms[name], item_tokens, slack)
+        elif name in rooms and name != "summary" and (demand.wanted(name) or _merged(name, demand)):
+            entry = _entry(name, demand, draft, used[name], rooms[name], item_tokens, slack)
             slack -= entry.allotted - entry.used
             entries.append(entry)
     return tuple(entries)
 
 
-def _entry(name: str, wants: Demand, draft: Draft, used: int, room: int, item_tokens: Mapping[tuple[str, str], int], slack: int) -> Entry:
-    omitted = _omitted(name, wants, draft)
-    shortened = _shortened(name, wants, draft, item_tokens)
+def _entry(name: str, demand: Demand, draft: Draft, used: int, room: int, item_tokens: Mapping[tuple[str, str], int], slack: int) -> Entry:
+    omitted = _omitted(name, demand, draft)
+    shortened = _shortened(name, demand, draft, item_tokens)
     is_whole = not omitted and not shortened
-    wanted = used if is_whole else max(used, wants.wanted(name))
+    wanted = used if is_whole else max(used, demand.wanted(name))
     allotted = used if is_whole else used + min(max(0, room - used), slack)
-    parts = _tiers(wants, draft, item_tokens, allotted - used) if name == "evidence" else ()
-    reasons = _merged(name, wants)
+    parts = _tiers(demand, draft, item_tokens, allotted - used) if name == "evidence" else ()
+    reasons = _merged(name, demand)
     return Entry(name, wanted, allotted, used, (*omitted, *reasons), shortened, parts=parts, omitted_reasons=reasons)
 
 
-def _merged(name: str, wants: Demand) -> dict[str, str]:
-    """Passages of a section for which no room was wanted, each with the reason."""
-    offer = wants.offer
+def _merged(name: str, demand: Demand) -> dict[str, str]:
+    """Return the labels of a section's passages that needed no room, each with the reason."""
+    inputs = demand.inputs
     if name not in SOURCES:
         return {}
-    own = [hit for hit in offer.hits if (hit.label in offer.cited) == (name == "cited")]
+    own = [hit for hit in inputs.hits if (hit.label in inputs.cited) == (name == "cited")]
     copies = {chunk.label: f"identical to {hit.label}" for hit in own for chunk in hit.copies}
-    return copies | dict(offer.left_out) if name == "evidence" else copies
+    return copies | dict(inputs.left_out) if name == "evidence" else copies
 
 
-def _omitted(name: str, wants: Demand, draft: Draft) -> tuple[str, ...]:
+def _omitted(name: str, demand: Demand, draft: Draft) -> tuple[str, ...]:
     if name == "tools":
         kept = {tool.name for tool in draft.tools}
-        return tuple(tool.name for tool in wants.offer.tools if tool.name not in kept)
+        return tuple(tool.name for tool in demand.inputs.tools if tool.name not in kept)
     if name == "history":
         return tuple(each for exchange in draft.dropped for each in exchange.names)
     return tuple(item.label for item in draft.packed[name].omitted)
 
 
-def _shortened(name: str, wants: Demand, draft: Draft, item_tokens: Mapping[tuple[str, str], int]) -> tuple[Shortened, ...]:
+def _shortened(name: str, demand: Demand, draft: Draft, item_tokens: Mapping[tuple[str, str], int]) -> tuple[Shortened, ...]:
     if name in draft.packed:
         shown = [each for each in draft.packed[name].kept if each.level != "full"]
         return tuple(Shortened(each.label, each.level, item_tokens[name, each.label], each.item.cost) for each in shown)
-    current = {number for number, message in wants.split.current if message.role != "user"}
+    current = {number for number, message in demand.split.current if message.role != "user"}
     spoken = {number for exchange in draft.kept for number, _ in exchange.messages}
-    found = []
+    shortened = []
     for number, text in sorted(draft.texts.items()):
         if number in (current if name == "tools" else spoken):
-            tokens, whole = item_tokens[name, f"message {number}"], wants.message_costs[number]
-            if len(text) < len(wants.content(number)):
-                found.append(Shortened(f"message {number}", "truncated", tokens, whole))
-    return tuple(found)
+            tokens, whole = item_tokens[name, f"message {number}"], demand.message_costs[number]
+            if len(text) < len(demand.content(number)):
+                shortened.append(Shortened(f"message {number}", "truncated", tokens, whole))
+    return tuple(shortened)
 
 
-def _tiers(wants: Demand, draft: Draft, item_tokens: Mapping[tuple[str, str], int], slack: int) -> tuple[Entry, ...]:
-    """Evidence tier by tier; hits below all thresholds come last."""
+def _tiers(demand: Demand, draft: Draft, item_tokens: Mapping[tuple[str, str], int], slack: int) -> tuple[Entry, ...]:
+    """Return evidence entries by tier; hits below all thresholds come last."""
     packed = draft.packed["evidence"]
     entries = []
-    for tier in (*(tier.name for tier in wants.offer.profile.tiers), None):
-        items = [item for item in wants.items.get("evidence", ()) if item.tier == tier]
+    for tier in (*(tier.name for tier in demand.inputs.profile.tiers), None):
+        items = [item for item in demand.items.get("evidence", ()) if item.tier == tier]
         if not items:
             continue
         omitted = tuple(item.label for item in packed.omitted if item.tier == tier)
@@ -149,10 +151,10 @@ def _tiers(wants: Demand, draft: Draft, item_tokens: Mapping[tuple[str, str], in
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """Token ids as the model gets them, the hits that are in them, and the ledger that accounts for every one.
+    """The token ids that the model gets, the hits in them, and the ledger.
 
-    `levels` says of each hit or file in it, by its label, in which form it is there ("full", "truncated", …); `omitted_costs` of
-    each that is not, how many tokens it would have taken; `tiers` of each hit, to which tier it belongs.
+    `levels` maps the label of each hit or file in the prompt to its form ("full", "truncated", …), `omitted_costs` the label of
+    each omitted one to the tokens it would have taken, and `tiers` the label of each hit to its tier.
     """
 
     token_ids: tuple[int, ...]
@@ -163,43 +165,43 @@ class Prompt:
     thinking: Thinking | None = None
     """How the model thinks before it answers, if it does."""
     earlier: tuple[Hit, ...] = ()
-    """Hits that stand in earlier messages that are in it."""
+    """Hits in earlier messages that are part of the prompt."""
     levels: dict[str, str] = field(default_factory=dict)
     omitted_costs: dict[str, int] = field(default_factory=dict)
     tiers: dict[str, str | None] = field(default_factory=dict)
 
     @property
     def max_tokens(self) -> int:
-        """What is left for the answer, in tokens."""
+        """Tokens left for the answer."""
         return self.ledger.entry("answer").allotted
 
     @property
     def num_cells(self) -> int:
-        """Cells that it can come to need: itself, the longest answer, and what an engine's counts may be wrong by."""
+        """Cells that the prompt may need: its tokens, thoughts, the longest answer, and the gap."""
         thoughts = self.thinking.max_tokens if self.thinking is not None else 0
         return len(self.token_ids) + thoughts + self.max_tokens + self.budget.allocations.get("gap", 0)
 
     @property
     def settled(self) -> Budget:
-        """The negotiation as the ledger accounts for it: for each section the same number of tokens (see budget.settle)."""
+        """The negotiation restated to match the ledger: each section has the same number of tokens (see budget.settle)."""
         return settle(self.budget, self.ledger.window, {entry.name: entry.allotted for entry in self.ledger.entries})
 
     @property
     def breakpoints(self) -> tuple[int, ...]:
-        """Positions from which another prompt that begins like this one can go on (see breakpoints.py)."""
+        """Positions at which another prompt with the same beginning can resume (see `breakpoints`)."""
         return breakpoints(self.parts)
 
     @property
     def item_tokens(self) -> dict[str, int]:
-        """Tokens that each hit, file, memory, message or proposal takes, its tag included, by its label."""
-        found: Counter[str] = Counter()
+        """Tokens of each hit, file, memory, message or proposal by its label, including its tag."""
+        counts: Counter[str] = Counter()
         for (_, label), tokens in _tokens_by_item(self.parts).items():
-            found[label] += tokens
-        return dict(found)
+            counts[label] += tokens
+        return dict(counts)
 
 
 def compose(
-    wants: Demand,
+    demand: Demand,
     budget: Budget,
     shortening: Shortening,
     *,
@@ -207,64 +209,66 @@ def compose(
     time: TimeLimit | None = None,
     answer_limit: Callable[[int], int] | None = None,
 ) -> Prompt:
-    """The prompt that a budget allows.
+    """Compose the prompt within a budget.
 
-    The costs of single things only choose; what is counted in the end are the very ids that are sent, so something that does not
-    fit after all is taken out again. What packing left unused is offered to the other sections, and then goes to the answer.
-    `window` is the slot's, where a limit of time made the budget smaller; `answer_limit` is what such a limit leaves to an answer
-    after a prompt of so many tokens. BudgetExceededError if what cannot be cut does not fit.
+    Costs of single items only guide the selection. The final count is of the actual ids, so an item that does not fit after all
+    is taken out again. Tokens that packing leaves unused are offered to other sections and then go to the answer.
+
+    `window` is the slot's, if a time limit made the budget smaller. `answer_limit` returns the tokens that the time limit
+    leaves for an answer after a prompt of the given length. Raises BudgetExceededError if the parts that cannot be cut do not
+    fit.
     """
-    gap, floor, think = budget.allocations.get("gap", 0), _floor(wants, budget), wants.num_thinking_tokens
-    draft, rooms = fill(wants, budget, shortening)
+    gap, floor, think = budget.allocations.get("gap", 0), _floor(demand, budget), demand.num_thinking_tokens
+    draft, rooms = fill(demand, budget, shortening)
     while True:
-        parts = _encode(wants, draft)
+        parts = _encode(demand, draft)
         used = used_by(parts)
-        held = used | wants.reserved | Counter({"gap": gap, "thinking": think, "answer": floor})
+        held = used | demand.reserved | Counter({"gap": gap, "thinking": think, "answer": floor})
         over = [name for name in GIVING if used[name] > rooms[name]]
         if not over and held.total() <= budget.window:
             break
-        if not give_way(draft, over or GIVING, wants):
+        if not give_way(draft, over or GIVING, demand):
             raise BudgetExceededError(budget.window, {name: held[name] for name in ORDER if held[name]})
     total = used.total()
     whole = budget.window if window is None else window
     left = whole - total - gap
     think = min(budget.allocations.get("thinking", 0), left - floor)
-    answer = left - think if wants.offer.max_tokens is None else min(wants.offer.max_tokens, left - think)
-    if wants.thinks:
-        most = wants.offer.profile.allowance("thinking", budget.window, wants.set_aside.total())
-        think = max(think, min(wants.offer.think_tokens, most, left - answer))
+    answer = left - think if demand.inputs.max_tokens is None else min(demand.inputs.max_tokens, left - think)
+    if demand.thinks:
+        most = demand.inputs.profile.allowance("thinking", budget.window, demand.set_aside.total())
+        think = max(think, min(demand.inputs.think_tokens, most, left - answer))
     if answer_limit is not None:
         answer = max(floor, min(answer, answer_limit(total)))
     tokens = _tokens_by_item(parts)
     ledger = Ledger(
-        whole, account(wants, draft, used, rooms, tokens, answer=answer, gap=gap, thinking=think, slack=left - think - answer), time
+        whole, account(demand, draft, used, rooms, tokens, answer=answer, gap=gap, thinking=think, slack=left - think - answer), time
     )
     ids = tuple(chain.from_iterable(part.token_ids for part in parts))
     packs = [draft.packed[name] for name in ("attachments", *SOURCES)]
     return Prompt(
         token_ids=ids,
         parts=tuple(parts),
-        hits=tuple(_hits(wants, draft)),
+        hits=tuple(_hits(demand, draft)),
         ledger=ledger,
         budget=budget,
-        thinking=thinking_of(parts, think, wants.end_ids, template=wants.template, tokenizer=wants.counter.tokenizer),
-        earlier=tuple(_earlier(wants, draft)),
+        thinking=thinking_of(parts, think, demand.end_ids, template=demand.template, tokenizer=demand.counter.tokenizer),
+        earlier=tuple(_earlier(demand, draft)),
         levels={shown.label: shown.level for packed in packs for shown in packed.kept},
         omitted_costs={item.label: item.cost for packed in packs for item in packed.omitted},
-        tiers={item.label: item.tier for name in SOURCES for item in wants.items.get(name, ())},
+        tiers={item.label: item.tier for name in SOURCES for item in demand.items.get(name, ())},
     )
 
 
-def _floor(wants: Demand, budget: Budget) -> int:
-    """The fewest tokens for an answer."""
-    least = wants.offer.profile.sections["answer"].min
+def _floor(demand: Demand, budget: Budget) -> int:
+    """Return the fewest tokens for an answer."""
+    least = demand.inputs.profile.sections["answer"].min
     floor = least if isinstance(least, int) else budget.allocations["answer"]
-    return floor if wants.offer.max_tokens is None else min(wants.offer.max_tokens, floor)
+    return floor if demand.inputs.max_tokens is None else min(demand.inputs.max_tokens, floor)
 
 
-def _encode(wants: Demand, draft: Draft) -> list[EncodedPart]:
+def _encode(demand: Demand, draft: Draft) -> list[EncodedPart]:
     shown = {each.label: each for name in SOURCES for each in draft.packed[name].kept}
-    best = next((hit.label for hit in wants.offer.hits if hit.label in shown), next(iter(wants.offer.again), ""))
+    best = next((hit.label for hit in demand.inputs.hits if hit.label in shown), next(iter(demand.inputs.again), ""))
     choice = Choice(
         tools=draft.tools,
         memories=draft.packed["memories"].kept,
@@ -272,29 +276,29 @@ def _encode(wants: Demand, draft: Draft) -> list[EncodedPart]:
         history=draft.kept,
         texts=draft.texts,
         attachments=draft.packed["attachments"].kept,
-        evidence=[shown[hit.label] for hit in _hits(wants, draft)],
-        sources_intro=_sources_intro(wants, draft),
-        again=wants.offer.again,
-        cite=wants.cite(best),
+        evidence=[shown[hit.label] for hit in _hits(demand, draft)],
+        sources_intro=_sources_intro(demand, draft),
+        again=demand.inputs.again,
+        cite=demand.cite(best),
         proposals=draft.packed["proposals"].kept,
         plan=draft.packed["plan"].kept,
-        instructions=wants.offer.instructions,
-        thinks=wants.thinks,
+        instructions=demand.inputs.instructions,
+        thinks=demand.thinks,
     )
-    return encode_prompt(wants.split, choice, tokenizer=wants.counter.tokenizer, template=wants.template)
+    return encode_prompt(demand.split, choice, tokenizer=demand.counter.tokenizer, template=demand.template)
 
 
-def _sources_intro(wants: Demand, draft: Draft) -> str:
-    """What stands before the sources; where some were left out, the numbers, each source counted by itself."""
+def _sources_intro(demand: Demand, draft: Draft) -> str:
+    """Return the text before the sources. If some were left out, it gives the numbers, with each source counted separately."""
     costs = [shown.cost - JOIN_TOKENS for name in SOURCES for shown in draft.packed[name].kept]
-    found = len(wants.offer.hits)
-    if not wants.offer.tells_omitted or len(costs) == found:
-        return inputs.SOURCES_INTRO
-    return inputs.PARTIAL_SOURCES_INTRO.format(shown=len(costs), found=found, tokens=f"{sum(costs):,}", room=f"{draft.sources_room:,}")
+    num_hits = len(demand.inputs.hits)
+    if not demand.inputs.tells_omitted or len(costs) == num_hits:
+        return SOURCES_INTRO
+    return PARTIAL_SOURCES_INTRO.format(shown=len(costs), found=num_hits, tokens=f"{sum(costs):,}", room=f"{draft.sources_room:,}")
 
 
 def _tokens_by_item(parts: Sequence[EncodedPart]) -> Counter[tuple[str, str]]:
-    """Tokens by section and label: a proposal can have the name of a file."""
+    """Count tokens by section and label: a proposal can have the same name as a file."""
     counts: Counter[tuple[str, str]] = Counter()
     for part in parts:
         if part.part.item is not None:
@@ -302,22 +306,22 @@ def _tokens_by_item(parts: Sequence[EncodedPart]) -> Counter[tuple[str, str]]:
     return counts
 
 
-def _hits(wants: Demand, draft: Draft) -> list[Hit]:
-    """The passages of both sections, as they are read."""
+def _hits(demand: Demand, draft: Draft) -> list[Hit]:
+    """Return the passages of both sections in reading order."""
     kept = {shown.label for name in SOURCES for shown in draft.packed[name].kept}
-    return _arranged([hit for hit in wants.offer.hits if hit.label in kept])
+    return _arranged([hit for hit in demand.inputs.hits if hit.label in kept])
 
 
-def _earlier(wants: Demand, draft: Draft) -> Iterator[Hit]:
-    """The hits of earlier messages that are sent whole."""
-    for exchange in (*wants.split.pinned, *draft.kept):
+def _earlier(demand: Demand, draft: Draft) -> Iterator[Hit]:
+    """Yield the hits of earlier messages that are sent whole."""
+    for exchange in (*demand.split.pinned, *draft.kept):
         for number, _ in exchange.messages:
             if number not in draft.texts:
-                yield from wants.offer.earlier.get(number, ())
+                yield from demand.inputs.earlier.get(number, ())
 
 
 def _arranged(hits: Sequence[Hit]) -> list[Hit]:
-    """Ranked hits in reading order: documents by their best hit, chunks of one document as they stand in it."""
+    """Put ranked hits in reading order: documents by their best hit, chunks of a document by position."""
     best: dict[tuple[str, str, int], int] = {}
     for rank, hit in enumerate(hits):
         best.setdefault(_document(hit), rank)

@@ -1,4 +1,4 @@
-"""What could be said to the model, and the words in which each thing is put."""
+"""The inputs of a prompt, and the fixed wording around each of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from localrag.citation import untagged
 from localrag.types import Attachment, Hit, Memory, Message, Proposal, ToolSpec
 
 ANSWER_BASIS = 512
-"""Tokens that an answer starts from in the negotiation; more than this it takes only from what is left over."""
+"""Tokens with which an answer enters the negotiation; it gets more only from leftover tokens."""
 
 SOURCES_INTRO = "Sources:\n\n"
 QUESTION_INTRO = "Question: "
@@ -25,61 +25,64 @@ PLAN_INTRO = "\n\nPlanning:\n"
 INSTRUCTIONS_INTRO = "\n\n"
 
 MAX_PLACES = 8
-"""Of a text that stands in several places, this many of the others are named."""
+"""Maximum number of other places named for a text that occurs in several."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptInputs:
-    """Everything that is offered for one prompt, before anything is chosen.
+    """Everything that may go into one prompt, before selection.
 
-    `messages` is a whole conversation that ends with what is asked now. `hits` are ranked, best first; `tools` are in order of
-    preference. `max_tokens` is the longest answer; None: what history, evidence and the rest leave of the window.
+    `messages` is a whole conversation that ends with the current question. `hits` are ranked, best first; `tools` are in order
+    of preference. `max_tokens` limits the answer; None means the rest of the window.
     """
 
     messages: Sequence[Message]
     needs_question: bool = True
-    """Whether it must end with a question. One that need not is sent as it stands, without sources and all that goes with a question."""
+    """Whether the conversation must end with a question. If not, it can be sent as it is, without sources or anything else that
+    goes with a question.
+    """
     pinned: frozenset[int] = frozenset()
-    """Numbers of messages, from 1, that are sent whole, each with the exchange that it belongs to, or nothing is."""
+    """Numbers of messages, from 1, that are always sent in full with their exchanges, or the prompt is refused."""
     settled: int = 0
-    """Up to the message of this number, what is not pinned is left to the summary, also where there would be room for it, unless history
-    must be sent whole (its cut is "error")."""
+    """Messages up to this number are left to the summary, unless pinned, even if there is room for them. Ignored if history must
+    be sent in full (its cut is "error").
+    """
     earlier: Mapping[int, Sequence[Hit]] = field(default_factory=dict)
-    """Hits that stand in what was `sent` for earlier messages, by their numbers: they can be cited again."""
+    """Hits sent with earlier messages, by message number: they can be cited again."""
     again: Sequence[str] = ()
-    """Labels of those of them that the question is about: the model is told to look there, in a section of its own, "pointers"."""
+    """Labels of earlier hits that the question is about. The section "pointers" refers the model to them."""
     hits: Sequence[Hit] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Labels of passages that were found and are not among the hits, each with the reason that the ledger gives."""
+    """Labels of passages that were found but are not among the hits, with the reason for the ledger."""
     tools: Sequence[ToolSpec] = ()
     must_call: Collection[str] = ()
-    """Names of tools, one of which the answer must call. The one of them that takes the fewest tokens is sent, or nothing is."""
+    """Names of tools of which the answer must call one. The one with the fewest tokens is always sent, or the prompt is refused."""
     memories: Sequence[Memory] = ()
     attachments: Sequence[Attachment] = ()
     cite: str = CITE
-    """What follows the question, or the instructions if there are any, where there is evidence; `{label}` becomes a source's tag."""
+    """Text after the question (or after the instructions) if there is evidence; `{label}` is replaced by the tag of a source."""
     cited: frozenset[str] = frozenset()
-    """Labels of those hits that have a section of their own, served before the rest of the evidence: a council's members cite them."""
+    """Labels of hits in a section of their own, which is served before other evidence: council members cite them."""
     tells_omitted: bool = False
-    """Whether the model is told how many of the sources it is shown, where that is not all."""
+    """Whether the prompt says how many of the sources are shown, if some are left out."""
     proposals: Sequence[Proposal] = ()
     plan: str = ""
     instructions: str = ""
-    """What stands last, behind the question: who is asked, and for what. What is before it is shared by all who are asked the same."""
+    """The last text, after the question: the role and its task. Everything before it is shared by all roles."""
     max_tokens: int | None = ANSWER_BASIS
     think_tokens: int = 0
-    """The most that a reasoning model thinks before it answers; with 0 it is kept from thinking."""
+    """Maximum tokens of a reasoning model's thoughts before the answer; 0 turns thinking off."""
     profile: Profile = field(default_factory=Profile)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Item:
-    """Something that can be left out or shortened.
+    """Content that can be left out or shortened.
 
-    `cost` is its tokens, what joining it to its neighbours can cost included; of a section's items, the one with the lowest `score`
-    goes first. `dress` makes the text that is sent from a `body` of any length. `modified` is in seconds since the epoch.
+    `cost` is its tokens, including what joining it to its neighbours may add. The item with the lowest `score` in a section is
+    dropped first. `dress` adds the wording to a `body` of any length. `modified` is in seconds since the epoch.
     """
 
     section: str
@@ -92,8 +95,8 @@ class Item:
     modified: float | None = None
 
 
-def source(hit: Hit, body: str | None = None) -> str:
-    """A chunk as the model sees it. A tag that stands in the document itself is broken, so that it cannot pose as a source."""
+def source_text(hit: Hit, body: str | None = None) -> str:
+    """Format a chunk for the prompt. A tag inside the document is broken up, so that it cannot pose as a source."""
     chunk = hit.chunk
     text = untagged((chunk.text if body is None else body).strip())
     place = _one_line(chunk.heading or chunk.source)
@@ -104,7 +107,7 @@ def source(hit: Hit, body: str | None = None) -> str:
 
 
 def _elsewhere(hit: Hit) -> str:
-    """Where else the text of a hit stands: what holds in one place holds in the others too, and only the place tells them apart."""
+    """Name other places with the same text: what applies in one place applies in the others, and only the place tells them apart."""
     chunk = hit.chunk
     others = dict.fromkeys((each.source, each.heading) for each in hit.copies)
     others.pop((chunk.source, chunk.heading), None)
@@ -115,23 +118,23 @@ def _elsewhere(hit: Hit) -> str:
     return f"; same text in {', '.join(places[:MAX_PLACES])}{more}"
 
 
-def file(attachment: Attachment, body: str | None = None) -> str:
-    """A file that came with the question as the model sees it."""
+def file_text(attachment: Attachment, body: str | None = None) -> str:
+    """Format an attached file for the prompt."""
     return f"File {_one_line(attachment.label)}:\n\n{untagged((attachment.text if body is None else body).strip())}\n\n"
 
 
-def fact(memory: Memory, body: str | None = None) -> str:
-    """A memory as the model sees it: a line."""
+def memory_text(memory: Memory, body: str | None = None) -> str:
+    """Format a memory as one line of the prompt."""
     return f"- {_one_line(memory.text if body is None else body)}\n"
 
 
-def proposal(given: Proposal, body: str | None = None) -> str:
-    """What a member of a council proposes, as another one sees it. Its tags are left: they were checked."""
-    return f"\n\n{_one_line(given.label)}: {(given.text if body is None else body).strip()}".rstrip()
+def proposal_text(proposal: Proposal, body: str | None = None) -> str:
+    """Format a council member's proposal for another role. Its tags stay, because they have been checked."""
+    return f"\n\n{_one_line(proposal.label)}: {(proposal.text if body is None else body).strip()}".rstrip()
 
 
-def planned(text: str) -> str:
-    """What was planned, as the reader sees it."""
+def plan_text(text: str) -> str:
+    """Format the plan for the prompt."""
     return untagged(text.strip())
 
 

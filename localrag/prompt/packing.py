@@ -1,4 +1,4 @@
-"""What is kept of a section's items in the room that it was given, by the strategy that it has for too much."""
+"""Fill the sections within their rooms, using the cut of each section for content that does not fit."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from localrag import citation
 from localrag.budget import Budget, Cut, Percent, Section, Tier, negotiate
 from localrag.conversation import Covered, Exchange, fit
-from localrag.prompt import inputs
-from localrag.prompt.inputs import Item
+from localrag.prompt.inputs import SUMMARY_INTRO, Item
 from localrag.prompt.layout import Shown
 from localrag.prompt.measure import JOIN_TOKENS, Demand, frame_of, least_of
 from localrag.summary import LEVELS, LIMITS, Level, cut_middle, truncate
@@ -19,14 +18,14 @@ Count = Callable[[str], int]
 """Tokens of a text as it is sent."""
 
 MIN_TRUNCATED_TOKENS = 24
-"""What is left of a text after truncation is at least this long, or it is left out."""
+"""A text whose truncated form would be shorter than this is left out."""
 _SHRINK = {"detailed": 2, "summary": 4, "stub": 8}
-"""A level takes at most this part of the whole, so that each step saves something also for a short text."""
+"""Divisor of the full cost for each level, so that every step saves tokens even for a short text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortening:
-    """How texts are made shorter: an item to a level of at most so many tokens, and exchanges to one summary of at most so many."""
+    """Functions that shorten texts: an item to a level, and exchanges to one summary, each within a number of tokens."""
 
     to_level: Callable[[Item, Level, int], str]
     to_summary: Callable[[Sequence[Exchange], int], Covered]
@@ -34,7 +33,7 @@ class Shortening:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """What is kept and what is left out, in the order of the items, and what each tier was given."""
+    """The kept and the omitted items of a section, in the order of the items, and the room of each tier."""
 
     kept: tuple[Shown, ...]
     omitted: tuple[Item, ...]
@@ -46,9 +45,9 @@ class Packed:
 
 
 def pack(items: Sequence[Item], room: int, cut: Cut, *, count: Count, shortening: Shortening, tiers: Sequence[Tier] = ()) -> Packed:
-    """Whole items, best first, into so many tokens; what does not fit goes by the strategy `cut`.
+    """Pack whole items, best first, into `room` tokens. `cut` decides what to do with items that do not fit.
 
-    With `tiers`, each tier's items are first served from its share of the room; what one does not use, others get.
+    With `tiers`, each tier's items are first served from its share of the room; unused room goes to the others.
     """
     rooms = _tier_rooms(items, max(0, room), tiers)
     if sum(item.cost for item in items) <= room:
@@ -77,7 +76,7 @@ def _in_order(items: Sequence[Item], shown: dict[Item, Shown]) -> Packed:
 
 
 def _tier_rooms(items: Sequence[Item], room: int, tiers: Sequence[Tier]) -> dict[str | None, int]:
-    """Each tier's share of the room: a flex container inside the section."""
+    """Return each tier's share of the room: a flex container inside the section."""
     wanted = {tier.name: sum(item.cost for item in items if item.tier == tier.name) for tier in tiers}
     total = sum(tier.share for tier in tiers)
     if not total:
@@ -93,7 +92,7 @@ def _tier_rooms(items: Sequence[Item], room: int, tiers: Sequence[Tier]) -> dict
 
 
 def _fill(items: Sequence[Item], room: int, tier_rooms: dict[str | None, int]) -> list[Item]:
-    """Items that fit, best first, one that is too large passed over: first within their tiers, then in what the tiers left."""
+    """Select items that fit, best first, skipping those that are too large: first within their tiers, then in the unused room."""
     kept: dict[Item, None] = {}
     for item in items:
         if item.cost <= tier_rooms.get(item.tier, 0):
@@ -108,7 +107,7 @@ def _fill(items: Sequence[Item], room: int, tier_rooms: dict[str | None, int]) -
 
 
 def _truncated(item: Item, room: int, count: Count) -> Shown | None:
-    """The beginning of an item, if enough of it fits."""
+    """Return the beginning of an item, if enough of it fits."""
     frame = frame_of(item, count)
     if room - frame < MIN_TRUNCATED_TOKENS:
         return None
@@ -123,7 +122,7 @@ def _shown(item: Item, body: str, level: str, count: Count, room: int) -> Shown 
 
 
 def _step_down(items: Sequence[Item], room: int, count: Count, shortening: Shortening) -> Packed:
-    """Levels down, lowest score first, each level through all the items before the next; then out, lowest score first."""
+    """Lower levels of detail, lowest score first, one level for all items before the next; then drop items, lowest score first."""
     shown = {item: _whole(item) for item in items}
     weakest_first = sorted(items, key=lambda item: item.score)
     total = sum(each.cost for each in shown.values())
@@ -151,7 +150,7 @@ def _at_level(item: Item, level: Level, count: Count, shortening: Shortening) ->
 
 
 def _evenly(items: Sequence[Item], room: int, count: Count) -> Packed:
-    """Every item, those without their middle of which there is more than a fair share; one for which even that is too little, not."""
+    """Keep every item. Items above a fair share lose their middle; an item that does not fit even so is omitted."""
     frames = [min(item.cost, frame_of(item, count)) for item in items]
     fair = _fair_share([item.cost - frame for item, frame in zip(items, frames, strict=True)], room - sum(frames))
     shown: dict[Item, Shown] = {}
@@ -169,12 +168,12 @@ def _without_middle(item: Item, room: int, count: Count) -> Shown | None:
         shown = _shown(item, body, "truncated", count, room) if body else None
         if shown is not None:
             return shown
-        limit -= 1 + limit // 8  # joined they can take more than apart
+        limit -= 1 + limit // 8  # joined texts can take more tokens than separate ones
     return None
 
 
 def with_less(packed: Packed, count: Count) -> Packed | None:
-    """The same with a quarter less of the longest of which there is more than the least; None where there is none."""
+    """Shorten the longest item by a quarter, if it is above its minimum, else the next one. Return None if no item can be shortened."""
     for longest in sorted(packed.kept, key=lambda shown: -shown.cost):
         room = max(least_of(longest.item, count), longest.cost * 3 // 4)
         shorter = _without_middle(longest.item, room, count) if room < longest.cost else None
@@ -184,14 +183,14 @@ def with_less(packed: Packed, count: Count) -> Packed | None:
 
 
 def truncated_texts(texts: dict[int, str], room: int, count: Count) -> dict[int, str]:
-    """Texts cut so that together they take at most so many tokens, the longest ones first; those that fit stay as they are."""
+    """Truncate texts, longest first, so that they take at most `room` tokens together; texts that fit stay unchanged."""
     sizes = {key: count(text) for key, text in texts.items()}
     fair = _fair_share(list(sizes.values()), room)
     return {key: text if sizes[key] <= fair else truncate(text, fair, count) for key, text in texts.items()}
 
 
 def _fair_share(sizes: list[int], room: int) -> int:
-    """The largest limit such that all sizes, cut to it, add up to at most `room`."""
+    """Return the largest limit such that all sizes, capped at it, add up to at most `room`."""
     left = max(0, room)
     for position, size in enumerate(sorted(sizes)):
         share = left // (len(sizes) - position)
@@ -202,22 +201,22 @@ def _fair_share(sizes: list[int], room: int) -> int:
 
 
 def without_last(packed: Packed) -> Packed:
-    """The same without the item that has the lowest score of those kept."""
+    """Drop the kept item with the lowest score."""
     weakest = min(packed.kept, key=lambda shown: shown.item.score)
     return replace(packed, kept=tuple(shown for shown in packed.kept if shown is not weakest), omitted=(*packed.omitted, weakest.item))
 
 
 SOURCES = ("cited", "evidence")
-"""Sections of passages, which stand side by side."""
+"""Sections of passages. They are shown together."""
 ITEMS = ("cited", "proposals", "plan", "evidence", "attachments", "memories")
-"""Sections of items, in the order in which they are offered what others left unused."""
+"""Sections of items, in the order in which they are offered unused tokens."""
 GIVING = ("evidence", "attachments", "memories", "history", "summary", "tools", "plan", "cited", "proposals")
-"""Sections from which something can still be taken, first to last."""
+"""Sections that can give way, first to last."""
 
 
 @dataclass(slots=True)
 class Draft:
-    """What is chosen so far. `texts` are messages that are sent shorter than they are, by number."""
+    """The selection so far. `texts` are shortened contents of messages, by number."""
 
     tools: list[ToolSpec]
     packed: dict[str, Packed]
@@ -226,40 +225,40 @@ class Draft:
     texts: dict[int, str] = field(default_factory=dict)
     covered: Covered = field(default_factory=Covered)
     sources_room: int = 0
-    """Tokens that all sources together were given: what they take, and what nobody else took of the rest."""
+    """Tokens available to all sources: those that they take, and unused ones that no other section took."""
 
 
-def fill(wants: Demand, budget: Budget, shortening: Shortening) -> tuple[Draft, dict[str, int]]:
-    """Everything packed into its room, and the rooms, grown by what other sections left unused."""
+def fill(demand: Demand, budget: Budget, shortening: Shortening) -> tuple[Draft, dict[str, int]]:
+    """Pack every section into its room. Return the draft and the rooms, grown by tokens that other sections left unused."""
     rooms = {name: budget.allocations.get(name, 0) for name in GIVING}
     draft = Draft([], {name: Packed((), ()) for name in ITEMS})
     costs: dict[str, int] = {}
 
     def settle(name: str) -> None:
-        costs[name] = _settle(name, rooms[name], wants, draft, shortening)
+        costs[name] = _settle(name, rooms[name], demand, draft, shortening)
 
     def unspent() -> int:
         return budget.window - spent - sum(costs.values())
 
     def grow(name: str) -> None:
-        """Settle it anew in what nobody took, if that is more."""
+        """Pack a section again if unused tokens give it more room."""
         room = min(_most(name, budget), costs[name] + max(0, unspent()))
-        if costs[name] < wants.wanted(name) and room > max(rooms[name], costs[name]):
+        if costs[name] < demand.wanted(name) and room > max(rooms[name], costs[name]):
             rooms[name] = room
             settle(name)
 
-    takers = [item.name for item in budget.items if item.spare and item.name in (*ITEMS, "tools", "history")]  # of what others leave
-    spent = wants.set_aside.total() + rooms["summary"] + sum(budget.allocations.get(name, 0) for name in ("gap", "thinking", "answer"))
+    takers = [item.name for item in budget.items if item.spare and item.name in (*ITEMS, "tools", "history")]  # they get unused tokens last
+    spent = demand.set_aside.total() + rooms["summary"] + sum(budget.allocations.get(name, 0) for name in ("gap", "thinking", "answer"))
     for name in ("tools", "history", *(name for name in ITEMS if name != "evidence")):
         settle(name)
-    if "cited" in wants.items:  # goes before the rest of the evidence, up to its maximum
+    if "cited" in demand.items:  # has priority over other evidence, up to its maximum
         grow("cited")
         rooms["evidence"] = max(0, min(rooms["evidence"], unspent()))
     settle("evidence")
     for name in (*(name for name in (*ITEMS, "history", "tools") if name not in takers), *takers):
         grow(name)
     if draft.dropped and rooms["summary"]:
-        frame = wants.counter("\n\n" + inputs.SUMMARY_INTRO) + 2
+        frame = demand.counter("\n\n" + SUMMARY_INTRO) + 2
         draft.covered = shortening.to_summary(draft.dropped, rooms["summary"] - frame)
     unused = sum(rooms[name] - costs[name] for name in SOURCES)
     draft.sources_room = sum(costs[name] for name in SOURCES) + max(0, min(unused, unspent()))
@@ -267,63 +266,65 @@ def fill(wants: Demand, budget: Budget, shortening: Shortening) -> tuple[Draft, 
 
 
 def _most(name: str, budget: Budget) -> int:
-    """The most tokens that a section may have in this window, of tokens that nobody took."""
+    """Return the maximum tokens of a section in this window, including unused ones."""
     return next((item.most if item.spare else item.max for item in budget.items if item.name == name), 0)
 
 
-def _settle(name: str, room: int, wants: Demand, draft: Draft, shortening: Shortening) -> int:
-    """Pack one section anew into its room; what it then takes."""
-    count = wants.sent
+def _settle(name: str, room: int, demand: Demand, draft: Draft, shortening: Shortening) -> int:
+    """Pack one section into its room again, and return its tokens."""
+    count = demand.sent
     if name == "tools":
-        return _settle_tools(room, wants, draft, count)
+        return _settle_tools(room, demand, draft, count)
     if name == "history":
-        return _settle_history(room, wants, draft, count)
-    items = wants.items.get(name)
+        return _settle_history(room, demand, draft, count)
+    items = demand.items.get(name)
     if not items:
         return 0
-    profile = wants.offer.profile
-    is_framed = name == "evidence" and draft.packed["cited"].kept  # the wording is around both, and counted there
-    frame = 0 if is_framed else wants.frame(name)
+    profile = demand.inputs.profile
+    is_framed = name == "evidence" and draft.packed["cited"].kept  # "cited" owns the wording around both
+    frame = 0 if is_framed else demand.frame(name)
     tiers = profile.tiers if name == "evidence" else ()
     packed = pack(items, room - frame, profile.sections[name].cut, count=count, shortening=shortening, tiers=tiers)
     draft.packed[name] = packed
     return packed.cost + frame if packed.kept else 0
 
 
-def _settle_tools(room: int, wants: Demand, draft: Draft, count: Callable[[str], int]) -> int:
-    """The tool that must be called; results of calls, cut where they must be, for a call is never separated from its result; then
-    the other schemas, in their order."""
-    rounds = [number for number, message in wants.split.current if message.role != "user"]
-    room -= wants.num_forced_tokens
-    spent = wants.num_round_tokens
+def _settle_tools(room: int, demand: Demand, draft: Draft, count: Callable[[str], int]) -> int:
+    """Pack the tool that must be called, then the results of calls, then the other schemas in order.
+
+    A call is never separated from its result, so results are truncated if they do not fit.
+    """
+    rounds = [number for number, message in demand.split.current if message.role != "user"]
+    room -= demand.num_forced_tokens
+    spent = demand.num_round_tokens
     if spent > room:
-        texts = {number: wants.content(number) for number in rounds}
+        texts = {number: demand.content(number) for number in rounds}
         markup = spent - sum(count(text) for text in texts.values())
         draft.texts |= truncated_texts(texts, room - markup, count)
         spent = markup + sum(count(draft.texts[number]) for number in texts)
     else:
         draft.texts = {number: text for number, text in draft.texts.items() if number not in rounds}
     draft.tools = []
-    for tool in wants.tools:
-        is_forced = tool.name == wants.forced_tool
-        cost = 0 if is_forced else wants.tool_costs[tool.name]
+    for tool in demand.tools:
+        is_forced = tool.name == demand.forced_tool
+        cost = 0 if is_forced else demand.tool_costs[tool.name]
         if is_forced or spent + cost <= room:
             draft.tools.append(tool)
             spent += cost
-    return spent + wants.num_forced_tokens
+    return spent + demand.num_forced_tokens
 
 
-def _settle_history(room: int, wants: Demand, draft: Draft, count: Callable[[str], int]) -> int:
-    """The newest exchanges; with the strategy "truncate", the beginning of the one that does not fit whole."""
-    kept, dropped = fit(wants.recent, room, wants.cost)
-    older = wants.split.history[: len(wants.split.history) - len(wants.recent)]
-    spoken = {number for exchange in wants.split.history for number, _ in exchange.messages}
+def _settle_history(room: int, demand: Demand, draft: Draft, count: Callable[[str], int]) -> int:
+    """Pack the newest exchanges. With the cut "truncate", the exchange that does not fit whole is truncated."""
+    kept, dropped = fit(demand.recent, room, demand.cost)
+    older = demand.split.history[: len(demand.split.history) - len(demand.recent)]
+    spoken = {number for exchange in demand.split.history for number, _ in exchange.messages}
     draft.texts = {number: text for number, text in draft.texts.items() if number not in spoken}
-    spent = sum(map(wants.cost, kept))
-    if dropped and wants.offer.profile.sections["history"].cut == "truncate":
+    spent = sum(map(demand.cost, kept))
+    if dropped and demand.inputs.profile.sections["history"].cut == "truncate":
         last = dropped[-1]
-        texts = {number: wants.content(number) for number, _ in last.messages}
-        markup = wants.cost(last) - sum(count(text) for text in texts.values())
+        texts = {number: demand.content(number) for number, _ in last.messages}
+        markup = demand.cost(last) - sum(count(text) for text in texts.values())
         left = room - spent - markup
         if left >= MIN_TRUNCATED_TOKENS * len(texts):
             draft.texts |= truncated_texts(texts, left, count)
@@ -333,23 +334,23 @@ def _settle_history(room: int, wants: Demand, draft: Draft, count: Callable[[str
     return spent
 
 
-def give_way(draft: Draft, names: Sequence[str], wants: Demand) -> bool:
-    """Take out one thing of the first of these sections that has one; False if none has."""
-    return any(_takes_out(draft, name, wants) for name in names)
+def give_way(draft: Draft, names: Sequence[str], demand: Demand) -> bool:
+    """Take one item out of the first of these sections that has one. Return False if none has."""
+    return any(_takes_out(draft, name, demand) for name in names)
 
 
-def _takes_out(draft: Draft, name: str, wants: Demand) -> bool:
+def _takes_out(draft: Draft, name: str, demand: Demand) -> bool:
     if name == "history" and draft.kept:
         draft.dropped = (*draft.dropped, draft.kept[0])
         draft.kept = draft.kept[1:]
         return True
     if name == "tools":
-        return _takes_tool(draft, wants)
+        return _takes_tool(draft, demand)
     if name == "summary" and draft.covered.text:
         draft.covered = Covered()
         return True
     if name == "proposals":
-        shorter = with_less(draft.packed[name], wants.sent)
+        shorter = with_less(draft.packed[name], demand.sent)
         draft.packed[name] = shorter or draft.packed[name]
         return shorter is not None
     if name in ITEMS and draft.packed[name].kept:
@@ -358,13 +359,13 @@ def _takes_out(draft: Draft, name: str, wants: Demand) -> bool:
     return False
 
 
-def _takes_tool(draft: Draft, wants: Demand) -> bool:
-    """The last schema that may go, or else half of the longest result."""
-    last = next((tool for tool in reversed(draft.tools) if tool.name != wants.forced_tool), None)
+def _takes_tool(draft: Draft, demand: Demand) -> bool:
+    """Drop the last schema that may be dropped, else halve the longest result."""
+    last = next((tool for tool in reversed(draft.tools) if tool.name != demand.forced_tool), None)
     if last is not None:
         draft.tools.remove(last)
         return True
-    current = {number for number, _ in wants.split.current}
+    current = {number for number, _ in demand.split.current}
     longest = max((number for number in draft.texts if number in current), key=lambda number: len(draft.texts[number]), default=None)
     if longest is None or not draft.texts[longest]:
         return False

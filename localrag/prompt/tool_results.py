@@ -1,13 +1,13 @@
-"""Tool results as they go into the prompt: what is serialised is what is counted, and a later call sees what earlier ones used.
+"""Tool results in the prompt: the JSON that is counted is the JSON that is sent, and later calls know what earlier ones used.
 
-A search gives one JSON object, with the fields that a citation needs and no others:
+A search returns one JSON object with just the fields that a citation needs:
 
     {"results":[{"id":"KB#12","source":"guide/pets.md","heading":"Heat","text":"…"}],
      "above":["KB#3"],"omitted":["KB#9","KB#4"],"tokens_left":512}
 
-`above` are passages that were found again and stand in an earlier result of this turn; they are not sent twice. `omitted` were
-found and had no room. `also_in` of a result names other documents with the same text. Where more of either are left out than are
-named, `num_above` and `num_omitted` say how many in all.
+`above` are passages that an earlier result of this turn already contains; they are not sent twice. `omitted` were found but did
+not fit. `also_in` of a result names other documents with the same text. If `above` or `omitted` is too long to list,
+`num_above` or `num_omitted` gives the total.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from localrag.summary import truncate
 from localrag.types import Hit
 
 MAX_NAMED = 10
-"""A result names so many passages that are not in it; naming them all could cost more than the passages."""
+"""Most labels in `above` and in `omitted`: listing all could cost more than the passages."""
 _SPREAD = 24
-"""By so many tokens the rest of a result can change when a passage goes into it: its joins, and its label among those left out."""
+"""How many tokens the rest of a result can change when a passage is added: its joins, and its label in `omitted`."""
 
 
 def compact(value: object) -> str:
-    """The JSON that is sent: no spaces, letters of all scripts as they are, fields in the order they have. UsageError if it is no JSON."""
+    """Return compact JSON: no spaces, no escapes for non-ASCII letters, fields in order. Raises UsageError if `value` cannot be JSON."""
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
@@ -39,7 +39,9 @@ _Article = dict[str, str]
 
 
 def article_fields(hit: Hit) -> _Article:
-    """What a citation needs of a passage. A tag that stands in its text is broken, so that it cannot pose as another passage."""
+    """Return the fields of a passage that a citation needs. Tags inside its text are broken up, so that they cannot pose as
+    another passage.
+    """
     chunk = hit.chunk
     elsewhere = dict.fromkeys(each.source for each in hit.copies if each.source != chunk.source)
     fields = {"source": chunk.source, "also_in": ", ".join(elsewhere), "heading": chunk.heading, "text": chunk.text.strip()}
@@ -48,10 +50,10 @@ def article_fields(hit: Hit) -> _Article:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """The text of one tool message, and its account. Every hit that was offered is in `used`, `above` or `omitted`, by its label.
+    """The text of one tool message, with its account. The label of every hit is in `used`, `above` or `omitted`.
 
-    `num_tokens` is the count of `text`. `exhausted` says that not even a list of what was left out had room; then `text` is a
-    word about that, or empty. `truncated` says that a text was cut.
+    `num_tokens` counts `text`. `exhausted`: not even a list of omitted passages fits, and `text` is a short note or empty.
+    `truncated`: a text was cut.
     """
 
     tool: str
@@ -66,16 +68,16 @@ class ToolResult:
 
 
 class ToolAccount:
-    """The room that the tool results of one turn share, in tokens.
+    """The tokens that the tool results of one turn share.
 
-    `count` is tokens of a tool message's content as it is sent. Where it adds what the chat template puts around a tool message,
-    the room holds that too. One call gets at most `max_share` (0 to 1) of the room that is left, so that a greedy first call need
-    not starve the next.
+    `count` counts the content of a tool message as it is sent. If it includes the chat template's text around the message,
+    `room_tokens` must include it too. One call gets at most `max_share` (0 to 1) of the remaining room, so that a greedy first
+    call does not starve the next.
     """
 
     def __init__(self, room_tokens: int, count: Callable[[str], int], *, max_share: float = 1.0) -> None:
         if not 0 < max_share <= 1:
-            raise UsageError(f"A call's share of the room is above 0 and at most 1, not {max_share}.", max_share=max_share)
+            raise UsageError(f"A call's share of the room must be above 0 and at most 1, not {max_share}.", max_share=max_share)
         self.room_left = max(0, room_tokens)
         self.max_share = max_share
         self._count = count
@@ -83,11 +85,13 @@ class ToolAccount:
 
     @property
     def room(self) -> int:
-        """What the next call may use, in tokens."""
+        """Maximum tokens of the next call."""
         return int(self.room_left * self.max_share)
 
     def charge_hits(self, tool: str, hits: Sequence[Hit]) -> ToolResult:
-        """Whole passages, best first, into the room of this call; one that is too large is passed over for a smaller one behind it."""
+        """Pack whole passages, best first, into the room of this call. A passage that is too large is skipped in favour of a
+        smaller one.
+        """
         offered: dict[str, Hit] = {}
         for hit in hits:
             offered.setdefault(hit.label, hit)
@@ -105,7 +109,7 @@ class ToolAccount:
         return self._charged(ToolResult(tool=tool, text=text, used=tuple(used), above=above, omitted=omitted))
 
     def charge_text(self, tool: str, text: str) -> ToolResult:
-        """The text that another tool gave, cut with a mark if it is longer than the room of this call."""
+        """Return the text of another tool, truncated with a mark if it is longer than the room of this call."""
         whole = untagged(text)
         if self._count(whole) <= self.room:
             return self._charged(ToolResult(tool=tool, text=whole))
@@ -114,7 +118,7 @@ class ToolAccount:
         return self._charged(result) if cut.strip() else self._exhausted(result)
 
     def _pack(self, articles: Mapping[str, _Article], above: Sequence[str]) -> list[str]:
-        """Which fit. Single counts bound the count of the whole; only where the bounds leave a doubt is the whole counted."""
+        """Return the labels that fit. Counts of single passages bound the total; the total is counted only if the bounds leave a doubt."""
         used: list[str] = []
         least = most = self._count(_serialised(articles, used, above, self.room_left))
         for label, article in articles.items():
@@ -132,7 +136,7 @@ class ToolAccount:
         return used
 
     def _told(self, articles: Mapping[str, _Article], used: Sequence[str], above: Sequence[str]) -> str:
-        """The result with the room that is left after it. Where saying that number changes it back and forth, the lowest is said."""
+        """Return the result with the tokens left after it. If stating that number makes it oscillate, the lowest value is stated."""
         said: list[int] = []
         left = self.room_left
         while left not in said:

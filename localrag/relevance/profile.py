@@ -17,10 +17,10 @@ from localrag.outline import language_of, outline
 from localrag.text.terms import terms, words
 
 MAX_WORD_CHARS = 64
-"""A longer run of letters is data, not a word that a person would search for."""
+"""A longer run of letters is data, not a search word."""
 
 _NAMING = frozenset(("heading", "class", "function", "type"))
-_HEAD_END = re.compile(r"[({\n]")  # before it stands the name, after it parameters and bodies
+_HEAD_END = re.compile(r"[({\n]")  # the name comes before it, parameters and body after it
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 # The longest ending that leaves four letters goes. So does an "e", "y" or "s": cache and caching, query and queries, token and tokens meet.
 _STEM = re.compile(
@@ -45,7 +45,7 @@ _TEST_FOLDERS = frozenset(("test", "tests", "testing", "__tests__", "spec", "e2e
 _REQUIREMENT_FOLDERS = frozenset(("requirements", "specs", "spec", "specifications", "user-stories", "use-cases", "rfcs"))
 
 _TEST_NAME = re.compile(r"test_.*|.*[_.-](?:test|tests|spec)|conftest|tests?", re.IGNORECASE)
-_TEST_CLASS = re.compile(r".*[a-z0-9](?:Test|Tests|TestCase|Spec|IT)")  # Java and its kin: case tells ParserTest from latest
+_TEST_CLASS = re.compile(r".*[a-z0-9](?:Test|Tests|TestCase|Spec|IT)")  # Java and similar: case distinguishes ParserTest from latest
 _REQUIREMENT_NAME = re.compile(
     r"(?:uc|req|fr|nfr|us|prd|srs|rfc)[-_ ]?\d.*"
     r"|(?:.*[-_. ])?(?:req|prd|srs|specs?|specification|requirements?|user[-_]?stor(?:y|ies))(?:[-_. ].*)?",
@@ -64,14 +64,14 @@ class File:
 
 
 class Rating(NamedTuple):
-    """The value of one factor for one file, 0 to 1, with the `details` behind it, fit for JSON."""
+    """The value of one factor for one file, 0 to 1, with JSON `details` that explain it."""
 
     value: float
     details: Mapping[str, object]
 
 
 class Profile:
-    """A file as the factors need it. `path` is normalised: / between folders, `.` and `..` resolved."""
+    """A file prepared for all factors. `path` is normalised: / between folders, `.` and `..` resolved."""
 
     def __init__(self, file: File) -> None:
         self.label = file.path
@@ -109,14 +109,14 @@ class Profile:
 
 
 def normalised(path: str) -> str:
-    """A path label in one form, so that `./a//b.py`, `a\\b.py` and `a/b.py` are one file."""
+    """Normalise a path label, so that `./a//b.py`, `a\\b.py` and `a/b.py` are the same file."""
     return posixpath.normpath(path.replace("\\", "/")) if path else ""
 
 
 def kind_of(path: str, text: str = "") -> str:
-    """source_code, test_code, requirements, documentation, config or other, by name, ending and folders.
+    """Classify a file as source_code, test_code, requirements, documentation, config or other, by name, suffix and folders.
 
-    A file without an ending that begins with `#!` is source code. A `requirements.txt` lists packages, so it is config.
+    A file without a suffix that begins with `#!` is source code. A `requirements.txt` lists packages, so it is config.
     """
     pure = PurePosixPath(normalised(path))
     suffix, bare = pure.suffix.lower(), pure.name[: -len(pure.suffix)] if pure.suffix else pure.name
@@ -136,18 +136,18 @@ def kind_of(path: str, text: str = "") -> str:
 
 
 def task_terms(task: str) -> dict[str, str]:
-    """The search words of a task: stem → the word as written. An identifier counts whole and in its parts."""
-    found: dict[str, str] = {}
+    """Return the search words of a task: stem → the word as written. An identifier counts as a whole and by its parts."""
+    words_by_stem: dict[str, str] = {}
     for word in terms(f"{_HUMP.sub(' ', task)} {task}"):
-        found.setdefault(stem(word), word)
-    return found
+        words_by_stem.setdefault(stem(word), word)
+    return words_by_stem
 
 
 @lru_cache(maxsize=65_536)
 def stem(word: str) -> str:
     """Stem an English word in lower case, just enough for "negotiation" to match "negotiate".
 
-    Short words and those with other than ASCII letters stay as they are.
+    Short words and words with non-ASCII letters stay unchanged.
     """
     match = _STEM.fullmatch(word)
     if match is None:

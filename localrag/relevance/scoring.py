@@ -1,20 +1,46 @@
-"""Combine the five factors into a score with its contributions, and weigh the hits of a search by scores."""
+"""Score files for a task: rate task alignment, combine the five factors, and weigh the hits of a search by the scores."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from types import MappingProxyType
-from typing import NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn, get_args
 
 from localrag.errors import ConfigError, UsageError
-from localrag.relevance.alignment import METHODS, Method, Progress, align, rate_mentions
-from localrag.relevance.dependencies import choose_roots, import_graph, rate_depths
-from localrag.relevance.profile import File, Profile, Rating, kind_of
+from localrag.relevance.profile import File, Profile, Rating, count_words, idf, kind_of, task_terms
+from localrag.relevance.references import choose_roots, import_graph, rate_depths, rate_mentions
 from localrag.text.tokens import Embedder
 from localrag.types import Hit
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Method = Literal["keyword", "semantic", "hybrid"]
+METHODS: tuple[Method, ...] = get_args(Method)
+
+NAMING_COUNT = 3
+"""Extra occurrences for a word in a path, a heading or the name of a definition, which says what the file is about."""
+
+EmbedProgress = Callable[[int, int], None]
+"""Called with the number of files embedded so far, and of all files."""
+
+WINDOW_CHARS = 700
+"""Characters embedded as one window: about 254 tokens of source code, the limit of the default embedder."""
+
+MAX_WINDOWS = 64
+MAX_WINDOWS_IN_ALL = 192
+"""Most windows embedded of one file, and of all files together (at least one of each). The default embedder takes about 0.1 s of
+one core per window, so a folder takes about ten seconds.
+"""
+
+BEST_WINDOWS = 3
+"""Number of best windows whose mean is the similarity of a file: one may be chance, and the mean of all is too blunt."""
+
+_TITLE_CHARS = 100
+_TASK_WINDOWS = 8
 
 MAX_TASK_CHARS = 32_768
 _DAY_S = 86_400.0
@@ -29,7 +55,7 @@ DEFAULT_FILE_TYPES: Mapping[str, float] = MappingProxyType(
 MAX_DEPTH_LIMIT = 100
 
 STRENGTH = 0.5
-"""The value of a relevance of 1, as a share of the distance between the best and the worst hit."""
+"""Effect of a relevance of 1, as a share of the distance between the best and the worst hit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +89,7 @@ class Weights:
             if not ok:
                 _refuse(name, value, allowed)
         if not any(value for _, value in weights):
-            raise ConfigError("All weights of relevance are 0, so nothing is left to score by.", hint=f"Weigh one of {', '.join(FACTORS)}.")
+            raise ConfigError("All weights of relevance are 0, so no score can be computed.", hint=f"Weigh one of {', '.join(FACTORS)}.")
         for kind, value in self.file_types.items():
             if kind not in DEFAULT_FILE_TYPES:
                 _refuse("file_types", kind, f"given for {', '.join(DEFAULT_FILE_TYPES)} only")
@@ -78,7 +104,7 @@ class Weights:
         parts = {name: getattr(self, name) / largest for name in FACTORS}
         total = math.fsum(parts.values())
         parts = {name: part / total for name, part in parts.items()}
-        while max(sum(parts.values()), math.fsum(parts.values())) > 1.0:  # by the last bit of a rounded sum
+        while max(sum(parts.values()), math.fsum(parts.values())) > 1.0:  # rounding can exceed 1 by the last bit
             top = max(parts, key=lambda name: parts[name])
             parts[top] = math.nextafter(parts[top], 0.0)
         return parts
@@ -109,10 +135,10 @@ DEFAULT_WEIGHTS = Weights()
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """`score` is `sum(contributions.values())`, to the last bit, and lies in 0 to 1.
+    """The score of a file, 0 to 1. It equals `sum(contributions.values())` to the last bit.
 
-    `contributions` has the five factors in the order of FACTORS, each its share of the weights times its value; `details` has for each
-    factor its `value` (0 to 1) and the numbers behind it, fit for JSON.
+    `contributions` has the five factors in the order of FACTORS, each its share of the weights times its value. `details` has,
+    for each factor, its `value` (0 to 1) and the numbers that explain it, as JSON.
     """
 
     path: str
@@ -129,13 +155,14 @@ def score(
     embedder: Embedder | None = None,
     now: float,
     others: Sequence[File] = (),
-    progress: Progress | None = None,
+    progress: EmbedProgress | None = None,
 ) -> list[Score]:
     """Score `files` by relevance for the task, best first, ties by path; the order of `files` does not matter.
 
-    `others` are not scored, but read for words, references and imports like the files. `now` is in seconds since the epoch. Of the task,
-    the first MAX_TASK_CHARS characters and MAX_TERMS different words count. Raises UsageError for a repeated path, and for the semantic
-    method without an embedder; hybrid without one becomes keyword, and the details say so. `progress` counts embedded files.
+    `others` are not scored, but read for words, references and imports like the files. `now` is in seconds since the epoch.
+    Only the first MAX_TASK_CHARS characters and MAX_TERMS different words of the task count. Raises UsageError for a repeated
+    path, and for the semantic method without an embedder; hybrid without one becomes keyword, and the details say so.
+    `progress` counts embedded files.
     """
     if weights.method == "semantic" and embedder is None:
         raise UsageError("Scoring by meaning needs an embedder.", hint="Use the method keyword, or hybrid.")
@@ -163,11 +190,11 @@ def score(
 
 
 def weigh(hits: Sequence[Hit], scores: Mapping[str, float], *, strength: float = STRENGTH) -> list[Hit]:
-    """Sort hits again, each with a contribution "relevance" if its chunk's source has a score (0 to 1) in `scores`.
+    """Sort hits again, with a contribution "relevance" for each hit whose source has a score (0 to 1) in `scores`.
 
-    The contribution is `strength` × relevance × spread, where the spread is the highest minus the lowest score of the hits: on any scale (a
-    rank fusion's is about 0.03), a relevance of 1 lifts a hit by at most that share of it. If all hits have the same score, the spread is
-    that score, so that relevance alone decides. A score stays the sum of its contributions.
+    The contribution is `strength` × relevance × spread, where the spread is the highest minus the lowest score of the hits: on
+    any scale (rank fusion's is about 0.03), a relevance of 1 lifts a hit by at most that share of it. If all hits have the same
+    score, the spread is that score, so that relevance alone decides. A score stays the sum of its contributions.
     """
     if not hits:
         return []
@@ -178,7 +205,7 @@ def weigh(hits: Sequence[Hit], scores: Mapping[str, float], *, strength: float =
 
 
 def _profiles(files: Sequence[File], others: Sequence[File]) -> tuple[list[Profile], list[Profile]]:
-    """The files to score, and all files, sorted by path; a file that is in both counts once."""
+    """Return the files to score, and all files, sorted by path; a file in both lists counts once."""
     profiles = sorted((Profile(file) for file in files), key=lambda profile: profile.path)
     for one, following in pairwise(profiles):
         if one.path == following.path:
@@ -189,7 +216,7 @@ def _profiles(files: Sequence[File], others: Sequence[File]) -> tuple[list[Profi
 
 
 def _recency(modified: float | None, now: float, half_life_days: float) -> Rating:
-    """Halves with each half-life of age. A date in the future counts as now; without a date, the value is 0.5."""
+    """Halve the value with each half-life of age. A future date counts as now; without a date, the value is 0.5."""
     if modified is None or not math.isfinite(modified):
         return Rating(0.5, {"age_days": None, "reason": "no date"})
     age_days = max(now - modified, 0.0) / _DAY_S
@@ -207,3 +234,125 @@ def _weighed(hit: Hit, scores: Mapping[str, float], scale: float) -> Hit:
         return hit
     contributions = {**(hit.contributions or {"retrieval": hit.score}), "relevance": scale * relevance}
     return replace(hit, score=sum(contributions.values()), contributions=contributions)
+
+
+def align(
+    profiles: Sequence[Profile],
+    everything: Sequence[Profile],
+    task: str,
+    method: Method,
+    embedder: Embedder | None,
+    progress: EmbedProgress | None = None,
+) -> list[Rating]:
+    """Rate how well each of `profiles` fits the task. Words are weighted by their rarity in `everything`. Without an embedder,
+    only words count.
+    """
+    wanted = task_terms(task)
+    weights = {stem: _weight(sum(_count(each, stem) > 0 for each in everything), len(everything)) for stem in wanted}
+    if method == "keyword" or embedder is None:
+        asked = {} if method == "keyword" else {"asked": method, "reason": "no embedder"}
+        by_words = _by_words(profiles, wanted, weights)
+        return [Rating(value, {"method": "keyword", **asked, "keyword": value, **details}) for value, details in by_words]
+    by_meaning = _rate_meaning(profiles, task, weights, embedder, progress)
+    if method == "semantic":
+        return [Rating(value, {"method": method, "semantic": value, **details}) for value, details in by_meaning]
+    return [
+        Rating(
+            (word.value + near.value) / 2, {"method": method, "keyword": word.value, "semantic": near.value, **word.details, **near.details}
+        )
+        for word, near in zip(_by_words(profiles, wanted, weights), by_meaning, strict=True)
+    ]
+
+
+def _by_words(profiles: Sequence[Profile], wanted: Mapping[str, str], weights: Mapping[str, float]) -> list[Rating]:
+    total = sum(weights.values())
+    ratings = []
+    for profile in profiles:
+        counts = {stem: _count(profile, stem) for stem in wanted}
+        held = sum(weights[stem] * num / (num + 1) for stem, num in counts.items())
+        details = {
+            "found": {wanted[stem]: num for stem, num in counts.items() if num},
+            "missing": [wanted[stem] for stem, num in counts.items() if not num],
+        }
+        ratings.append(Rating(min(held / total, 1.0) if total else 0.0, details))
+    return ratings
+
+
+def _count(profile: Profile, stem: str) -> int:
+    return profile.counts[stem] + NAMING_COUNT * profile.naming_counts[stem]
+
+
+def _weight(num_holding: int, num_files: int) -> float:
+    return idf(num_files, num_holding) if num_holding else idf(num_files, 1) / 2
+
+
+def _rate_meaning(
+    profiles: Sequence[Profile], task: str, weights: Mapping[str, float], embedder: Embedder, progress: EmbedProgress | None = None
+) -> list[Rating]:
+    """Rate files by the cosine similarity of the task with their best windows, at least 0.
+
+    Of a file with too many windows, these are embedded: the first, those with most of the task's words (`weights` by stem), and
+    some spread over the rest. A window too long for the embedder is truncated. The details say how much was embedded.
+    """
+    wanted = _direction(task, weights, embedder)
+    limit = max(1, min(MAX_WINDOWS, MAX_WINDOWS_IN_ALL // max(len(profiles), 1)))
+    ratings = []
+    for num_done, profile in enumerate(profiles):
+        if progress is not None:
+            progress(num_done, len(profiles))
+        spans = windows(profile.text)
+        texts = [profile.text[start:end] for start, end in _chosen(profile.text, spans, limit, weights)]
+        pieces = [
+            piece for text in texts if text.strip() and (piece := _fitted(f"{profile.path[-_TITLE_CHARS:]}\n{text.strip()}", embedder))
+        ]
+        near: list[float] = []
+        if wanted is not None and pieces:  # one call per file, so that its vectors do not depend on other files
+            near = sorted((float(one) for one in embedder.embed(pieces) @ wanted), reverse=True)[:BEST_WINDOWS]
+        value = min(max(sum(near) / len(near), 0.0), 1.0) if near else 0.0
+        ratings.append(Rating(value, {"windows_embedded": len(pieces), "windows": len(spans)}))
+    return ratings
+
+
+def windows(text: str) -> list[tuple[int, int]]:
+    """Split a text into (start, end) spans of about WINDOW_CHARS, at line ends if possible."""
+    spans, start = [], 0
+    while start < len(text):
+        end = min(start + WINDOW_CHARS, len(text))
+        if end < len(text):
+            end = text.rfind("\n", start + WINDOW_CHARS // 2, end) + 1 or end
+        spans.append((start, end))
+        start = end
+    return spans
+
+
+def _chosen(text: str, spans: list[tuple[int, int]], limit: int, weights: Mapping[str, float]) -> list[tuple[int, int]]:
+    if len(spans) <= limit:
+        return spans
+    held = {}
+    for at, (start, end) in enumerate(spans):
+        counts = count_words(text[start:end])
+        held[at] = sum(weight for stem, weight in weights.items() if counts[stem])
+    order = [0, *sorted((at for at in held if at and held[at]), key=lambda at: (-held[at], at))][:limit]
+    rest = sorted(held.keys() - set(order))
+    room = limit - len(order)
+    order += [rest[num * len(rest) // room] for num in range(room)]
+    return [spans[at] for at in sorted(order)]
+
+
+def _direction(task: str, weights: Mapping[str, float], embedder: Embedder) -> np.ndarray | None:
+    """Return the unit vector of a task, the mean over its windows; None for an empty text."""
+    texts = (task[start:end].strip() for start, end in _chosen(task, windows(task), _TASK_WINDOWS, weights))
+    pieces = [piece for text in texts if text and (piece := _fitted(text, embedder))]
+    if not pieces:
+        return None
+    mean = embedder.embed(pieces).mean(axis=0)
+    length = float((mean @ mean) ** 0.5)
+    return mean / length if length else None
+
+
+def _fitted(text: str, embedder: Embedder) -> str:
+    """Truncate a text to the embedder's limit; a lone surrogate becomes a question mark."""
+    piece = text.encode("utf-8", "replace").decode()
+    while piece and (num_tokens := embedder.count(piece)) > embedder.max_tokens:
+        piece = piece[: min(len(piece) * embedder.max_tokens // num_tokens, len(piece) - 1)]
+    return piece.strip()

@@ -1,4 +1,4 @@
-"""A report as one HTML page that opens anywhere: no script, no network, everything from outside escaped."""
+"""Render a report as one HTML page that opens anywhere: no scripts, no network, all external text escaped."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from html import escape
 from localrag.budget import Entry
 from localrag.budget.sections import SPECS, colour_of
 from localrag.journal import Allotment, StoredAsk
-from localrag.report.figures import Report, SessionFigures, Trend, mean
+from localrag.report import Report, SessionFigures, Trend, mean
 from localrag.text.sanitize import safe
 
 
 def plain(value: str) -> str:
-    """Text for an attribute."""
+    """Escape text for an attribute."""
     return escape(safe(value))
 
 
 def text(value: str) -> str:
-    """Text that is isolated, so that its direction of writing stays its own."""
+    """Escape text and isolate it, so that its writing direction does not affect its surroundings."""
     return f"<bdi>{plain(value)}</bdi>" if value else ""
 
 
@@ -36,7 +36,9 @@ def number_cell(value: str) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
-    """Cells are HTML. A column that begins with # holds numbers. A wide table scrolls by itself, with the keyboard too."""
+    """Render a table of HTML cells. A column name that begins with # marks numbers. A wide table scrolls on its own, also with the
+    keyboard.
+    """
     heads = "".join(f'<th scope="col" class="n">{c[1:]}</th>' if c.startswith("#") else f'<th scope="col">{c}</th>' for c in columns)
     body = "\n".join(f"<tr>{''.join(row)}</tr>" for row in rows)
     return f'<div class="scroll" tabindex="0"><table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
@@ -121,11 +123,11 @@ footer { margin-top: 2.5rem; border-top: 1px solid var(--line); padding-top: 1re
 
 
 def shrink_multiple(window: int, sections: Sequence[Allotment]) -> float:
-    """By how much the shrink factors are multiplied in a drawing, so that it can be exact; 1 where nothing needs to be.
+    """Return the factor for all shrink factors in a drawing, so that CSS gives the exact sizes; 1 if none is needed.
 
-    Where the shrink factors of the sections that are still flexible add up to less than 1, CSS takes only that fraction of what is
-    too much and overflows; localrag never does. With all factors multiplied by one number their ratio is as it was, and the smallest
-    is 1. The sections that end between their limits are flexible to the last, so if theirs reach 1, CSS has no such case.
+    If the shrink factors of the flexible sections add up to less than 1, CSS removes only that fraction of the excess and
+    overflows; localrag never does. Multiplying all factors by the same number keeps their ratio, and makes the smallest 1.
+    Sections that end between their limits are flexible to the end, so if their factors reach 1, CSS needs no correction.
     """
     hypothetical = sum(max(each.min, _capped(each)) for each in sections)
     factors = [each.shrink for each in sections if each.shrink > 0]
@@ -136,7 +138,7 @@ def shrink_multiple(window: int, sections: Sequence[Allotment]) -> float:
 
 
 def item_style(section: Allotment, multiple: float = 1.0) -> str:
-    """The section as a flex item."""
+    """Return the CSS of the section as a flex item."""
     most = "none" if section.max is None else f"{section.max}px"
     shrink = _number(section.shrink * multiple)
     return f"flex:{_number(section.grow)} {shrink} {section.basis}px;min-width:{section.min}px;max-width:{most}"
@@ -151,15 +153,15 @@ def _number(value: float) -> str:
 
 
 _LABELLED, _LABELLED_ON_A_PHONE = 0.06, 0.18
-"""A section that has less of the window than this has no letters in it; the table says what it is."""
+"""A section with a smaller share of the window has no label in the drawing; the table names it."""
 _NAMED = 12
-"""How many of the things left out stand in the open."""
+"""Number of omitted items that are visible without unfolding."""
 
 
 def drawing(ask: StoredAsk) -> str:
-    """The two bars, the table that is their legend, and the numbers that went into the negotiation."""
+    """Render the two bars, the table that is their legend, and the numbers of the negotiation."""
     order = {entry.name: at for at, entry in enumerate(ask.ledger.entries)}
-    sections = sorted(ask.sections, key=lambda each: order.get(each.name, len(order)))  # a drawing does not depend on it
+    sections = sorted(ask.sections, key=lambda each: order.get(each.name, len(order)))  # the order does not affect the drawing
     multiple = shrink_multiple(ask.window, sections)
     return "".join(
         (
@@ -205,7 +207,7 @@ def _accounts(ask: StoredAsk) -> str:
 
 
 def _entry_rows(entry: Entry) -> Iterator[list[str]]:
-    """A section's line, and one for each of its tiers."""
+    """Yield a section's row, and a row for each of its tiers."""
     swatch = f'<i class="swatch" style="background:{colour_of(entry.name)}"></i>'
     hint = f' title="{plain(SPECS[entry.name].help)}"' if entry.name in SPECS else ""
     yield [f'<th scope="row"{hint}>{swatch}{text(entry.name)}</th>', *_amounts(entry)]
@@ -223,7 +225,7 @@ def _amounts(entry: Entry) -> list[str]:
 
 
 def _names(names: Sequence[str]) -> str:
-    """All of them, the first in the open."""
+    """List all names, the first ones visible."""
     first, rest = (", ".join(map(text, each)) for each in (names[:_NAMED], names[_NAMED:]))
     more = f"<details><summary>and {len(names) - _NAMED:,} more</summary>{rest}</details>" if rest else ""
     return f"{first}{more}"
@@ -249,14 +251,14 @@ def _numbers(sections: Sequence[Allotment], multiple: float) -> str:
 
 
 MARK = '<meta name="generator" content="localrag report">'
-"""By this a page is known as ours, within its first 500 characters."""
+"""Marks a page as ours, within its first 500 characters."""
 
 MOST = 8
-"""How many lines the lists of the whole report show; the JSON has all."""
+"""Most rows in the lists of the report; the JSON output has all."""
 
 
 def page(report: Report) -> str:
-    """The whole page."""
+    """Render the whole page."""
     asks = report.asks
     since, until = (when(ask.started_at) for ask in (asks[0], asks[-1])) if asks else ("", "")
     body = [
@@ -287,7 +289,7 @@ tokens.</p></footer>"""
 
 
 def when(at: float) -> str:
-    """Seconds since the epoch as local time."""
+    """Format seconds since the epoch as local time."""
     try:
         return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M")
     except (ValueError, OverflowError, OSError):
@@ -340,7 +342,7 @@ def _trend(session: SessionFigures) -> str:
 
 
 def halves(trend: Trend) -> str:
-    """The first half against the second, in words."""
+    """Describe the first half against the second."""
     return f"{percent(trend.first)} to {percent(trend.second)}" if trend.first is not None else "one ask"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from localrag.conversation import search_query
-from localrag.deliberation import JUDGE, Ask, Council, Reply, Search, Step, Tell, Turn, Use, Used, Verdict, deliberate, first_turns
+from localrag.deliberation import JUDGE, Ask, Council, Reply, RoleTurn, Search, Step, Tell, Use, Used, Verdict, deliberate, first_turns
 from localrag.errors import BudgetExceededError, EngineError, InterruptedRunError, LocalragError, TimeLimitError, UsageError
 from localrag.journal import FILE_NAME, Journal
 from localrag.question import Question
@@ -157,7 +157,7 @@ class CouncilRun:
         self._hits: dict[str, Hit] = {}
         self._minutes = Minutes(on_event)
         self._toolbox: Toolbox | None = None
-        self._judged: Turn | None = None
+        self._judged: RoleTurn | None = None
         self._writing: Engine | None = None
         self._is_cancelled = False
         self._started = time.perf_counter() if started_at is None else started_at
@@ -246,7 +246,7 @@ class CouncilRun:
                 return verdict
             reply = self._answered(step)
 
-    def _answered(self, step: Step) -> Any:  # noqa: ANN401  # what each step is answered by stands in deliberation/steps.py
+    def _answered(self, step: Step) -> Any:  # noqa: ANN401  # what each step is answered by is documented in deliberation/flow.py
         self._check_wanted()
         match step:
             case Ask(turns):
@@ -262,10 +262,10 @@ class CouncilRun:
         if self._is_cancelled:
             raise KeyboardInterrupt
 
-    def _ask(self, turns: Sequence[Turn]) -> tuple[Reply, ...]:
+    def _ask(self, turns: Sequence[RoleTurn]) -> tuple[Reply, ...]:
         """Answer turns, those of one model at once."""
         self._judged = turns[-1]
-        groups: dict[str | None, list[Turn]] = {}
+        groups: dict[str | None, list[RoleTurn]] = {}
         for turn in turns:
             groups.setdefault(self._council.role(turn.role).model, []).append(turn)
         replies: dict[str, Reply] = {}
@@ -378,7 +378,7 @@ class CouncilRun:
         """The last ledger of each role."""
         return {role: answer.ledger for role, answer in self._answers}
 
-    def _room_for_tools(self, session: Session, turn: Turn) -> int:
+    def _room_for_tools(self, session: Session, turn: RoleTurn) -> int:
         """Tokens of all results together: what the tools' section may have at most, less the tools themselves and the calls."""
         wants = session.measure(self._seating.offer(session, turn))
         most = session.profile.allowance("tools", session.slot.n_ctx, sum(wants.fixed.values()))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from localrag import prompt
-from localrag.deliberation import JUDGE, PLANNER, Council, Turn
+from localrag.deliberation import JUDGE, PLANNER, Council, RoleTurn
 from localrag.engine.policy import COUNCIL, Job, JobEvent
 from localrag.errors import BudgetExceededError, LocalragError
 from localrag.prompt import Demand, Prompt, PromptInputs
@@ -34,7 +34,7 @@ _MORE_CELLS = 256
 class Seat:
     """A turn with its prompt, and what is written for it."""
 
-    turn: Turn
+    turn: RoleTurn
     session: Session
     prepared: Prepared
     allowances: Mapping[str, int]
@@ -74,12 +74,12 @@ class Seating:
             learning=self.learning,
         )
 
-    def _question(self, turn: Turn) -> Question:
+    def _question(self, turn: RoleTurn) -> Question:
         """A turn as a question to its model."""
         top_k: TopK | None = "fit" if self.council.top_k == "fit" else None
         return Question(messages=tuple(self.messages), sampling=turn.sampling, search=Search(top_k=top_k), id=turn.role)
 
-    def offer(self, session: Session, turn: Turn) -> PromptInputs:
+    def offer(self, session: Session, turn: RoleTurn) -> PromptInputs:
         system = self.council.system.strip()
         return PromptInputs(
             messages=[*([Message("system", system)] if system else []), *self.messages, *turn.rounds],
@@ -96,7 +96,7 @@ class Seating:
             profile=session.profile_of(self._question(turn)),
         )
 
-    def check(self, engine: Engine, turn: Turn) -> Session:
+    def check(self, engine: Engine, turn: RoleTurn) -> Session:
         """The session of a turn's role; BudgetExceededError, naming it, if what cannot be cut of the turn does not fit there."""
         session = self.session(engine, turn.role)
         try:
@@ -105,7 +105,7 @@ class Seating:
             raise error.of(turn.role) from None
         return session
 
-    def seats(self, engine: Engine, turns: Sequence[Turn]) -> list[Seat]:
+    def seats(self, engine: Engine, turns: Sequence[RoleTurn]) -> list[Seat]:
         """Each turn with its prompt. Room for the longest instructions is set aside in all, so that all hold the same evidence.
 
         BudgetExceededError, naming the role, where its budget has what was found sent whole, and there is no room for it.
@@ -122,7 +122,7 @@ class Seating:
                 question=self._question(turn),
                 prompt=composed,
                 slot=session.slot,
-                offered=tuple(expanded(wants.offer.hits)),
+                offered=tuple(expanded(wants.inputs.hits)),
                 num_chunks=session.num_chunks,
                 retrieve_s=0.0,
             )
@@ -139,7 +139,7 @@ def _composed(session: Session, padded: Demand, wants: Demand) -> Prompt:
 
 
 def _allowances(session: Session, wants: Demand) -> dict[str, int]:
-    profile, fixed = wants.offer.profile, sum(wants.fixed.values())
+    profile, fixed = wants.inputs.profile, sum(wants.fixed.values())
     limited = [name for name, flex in profile.sections.items() if flex.max is not None]
     return dict(profile.limits) | {name: profile.allowance(name, session.slot.n_ctx, fixed) for name in limited}
 

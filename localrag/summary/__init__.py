@@ -1,8 +1,7 @@
-"""A text in fewer tokens, by count: its beginning, its own best sentences, its outline, or what a model writes of it."""
+"""Shorten texts to a number of tokens: truncation, the text's own best sentences, its outline, or a summary by a model."""
 
-from localrag.summary.extractive import extract
-from localrag.summary.fitting import Count, cut_middle, split, truncate
 from localrag.summary.levels import ANSWER_TOKENS, LEVELS, LIMITS, Level, Method, Source, Summary, SummaryCache, Write, summarize, usable
+from localrag.summary.shorten import Count, cut_middle, extract, split, truncate
 
 __all__ = [
     "ANSWER_TOKENS",

@@ -1,4 +1,4 @@
-"""Summarize a text at one of four levels of detail within a limit of tokens, with a model or without."""
+"""Summarize a text at one of four levels of detail, within a token limit, with or without a model."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Literal, Protocol, get_args
 
 from localrag.errors import UsageError, counted
 from localrag.outline import language_of
-from localrag.summary.extractive import extract, outlined
-from localrag.summary.fitting import Count, split, truncate
+from localrag.summary.shorten import Count, extract, outlined, split, truncate
 from localrag.text.terms import words
 
 Level = Literal["full", "detailed", "summary", "stub"]
@@ -24,25 +23,27 @@ LIMITS: dict[Level, int | None] = {"full": None, "detailed": 2000, "summary": 50
 """The most tokens of each level."""
 
 _KEPT: tuple[Method, ...] = ("outline", "extractive", "model")
-"""Methods worth caching; the others cost nothing."""
+"""Methods worth caching; the others are cheap."""
 _VERSION = "2"
-"""The version of everything that shapes a summary; a new one invalidates cached summaries."""
+"""Version of everything that shapes a summary; changing it invalidates cached summaries."""
 
 Write = Callable[[str, int], str]
-"""(text, most tokens to write) → summary by a model; empty if it could not write one."""
+"""(text, maximum tokens) → summary by a model; "" if it could not write one."""
 
 MAX_PARTS = 8
 """Most parts to summarize one by one; a longer text is shortened first."""
 ANSWER_TOKENS = 160
-"""Tokens of an answer: a short paragraph, since small models with more room repeat themselves."""
+"""Maximum tokens of a summary by a model: a short paragraph, since small models with more room repeat themselves."""
 MIN_WRITE_TOKENS = 64
-"""Least input of `write`, in tokens: smaller parts say nothing."""
+"""Minimum input of `write`, in tokens: smaller parts say too little."""
 _MAX_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A text to summarize. `label` is its path as a person knows it; its ending tells the language. `modified` is in epoch seconds."""
+    """A text to summarize. `label` is its path as a person knows it; its suffix determines the language. `modified` is in seconds
+    since the epoch.
+    """
 
     label: str
     text: str
@@ -51,10 +52,10 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """A source at a level: `num_tokens` of `text` is at most `limit`, which is None where there is none.
+    """A source at a level. `num_tokens` of `text` is at most `limit` (None: no limit).
 
-    `method` is how it was made: the `whole` source, its `outline`, its own sentences (`extractive`), the words of a `model`, a `stub` with
-    the facts about it, or its `truncated` beginning. `cached` tells whether it came from the cache.
+    `method` says how it was made: the `whole` source, its `outline`, its own sentences (`extractive`), the words of a `model`,
+    a `stub` with facts about it, or its `truncated` beginning. `cached` tells whether it came from the cache.
     """
 
     level: Level
@@ -67,10 +68,10 @@ class Summary:
 
 
 class SummaryCache(Protocol):
-    """A cache of summaries. A key covers content, level, limit and method, so that a changed text has another one."""
+    """A cache of summaries. A key covers content, level, limit and method, so a changed text has a different key."""
 
     def get(self, key: str, max_age_s: float | None) -> str | None:
-        """The text put under a key at most `max_age_s` seconds ago (None for any age), or None."""
+        """Return the text stored under a key at most `max_age_s` seconds ago (None: any age), or None."""
         ...
 
     def put(self, key: str, text: str) -> None: ...
@@ -127,10 +128,10 @@ def summarize(
 
 
 def usable(written: str, text: str) -> str:
-    """Clean a summary by a model of heading marks; empty if it says nothing, repeats itself, or is as long as the text."""
+    """Remove heading marks from a model's summary. Return "" if it says nothing, repeats itself, or is as long as the text."""
     written = written.strip().lstrip("#").strip()
     said = [word for word in words(written.casefold()) if any(map(str.isalpha, word))]
-    is_too_short = len(said) < 3 and len(written) < 12  # twelve characters are some words in scripts that need no spaces
+    is_too_short = len(said) < 3 and len(written) < 12  # in scripts without spaces, twelve characters are several words
     repeats = len(said) > 20 and len(set(said)) < 0.3 * len(said)
     return "" if not said or is_too_short or repeats or len(written) >= len(text) else written
 
@@ -145,17 +146,17 @@ def _make(source: Source, level: Level, limit: int, count: Count, write: Write |
 
 
 def _write_summary(label: str, text: str, limit: int, count: Count, write: Write, write_tokens: int) -> str:
-    """Have `write` summarize a text in at most `limit` tokens by `count`; empty if it wrote nothing usable.
+    """Have `write` summarize a text in at most `limit` tokens by `count`; return "" if it wrote nothing usable.
 
-    A text of more than `write_tokens` is summarized in parts, and then the summaries together. A part without a usable summary is replaced
-    by its own sentences, unless that happens to most. A text of more than MAX_PARTS parts is shortened first: to its outline if it is code
-    or Markdown, else to its most telling sentences.
+    A text of more than `write_tokens` is summarized in parts, and the summaries are summarized together. A part without a
+    usable summary is replaced by its own sentences, unless that is the case for most parts. A text of more than MAX_PARTS parts
+    is shortened first: code and Markdown to an outline, other texts to their best sentences.
     """
     if write_tokens < MIN_WRITE_TOKENS:
         return ""
     answer = min(limit, ANSWER_TOKENS)
     if count(text) > MAX_PARTS * write_tokens:
-        most = MAX_PARTS * write_tokens * 3 // 4  # parts end at borders and are not quite full
+        most = MAX_PARTS * write_tokens * 3 // 4  # parts end at good places, so they are not quite full
         text = outlined(text, language_of(label), most, count) or extract(text, most, count)
     for _ in range(_MAX_ROUNDS):
         if count(text) <= write_tokens:
@@ -175,7 +176,7 @@ def _key(source: Source, level: Level, limit: int, model: str, method: str) -> s
 
 
 def _read(kept: str | None, limit: int, count: Count) -> tuple[str, Method] | None:
-    """Check a cached summary; None unless it is intact and fits. Others can write to a cache."""
+    """Read a cached summary; return None unless it is intact and fits. Other programs can write to a cache."""
     try:
         fields = json.loads(kept or "null")
         text, method = fields["text"], fields["method"]
@@ -187,7 +188,7 @@ def _read(kept: str | None, limit: int, count: Count) -> tuple[str, Method] | No
 
 
 def _stub(source: Source, num_tokens: int, limit: int, count: Count) -> str:
-    """Path, type, lines, tokens and date of a source. A path that is too long loses its middle; then the stub is truncated."""
+    """Return path, type, lines, tokens and date of a source. A long path loses its middle; then the stub is truncated."""
     label = "".join(char if char.isprintable() else " " for char in source.label)
     kind = language_of(source.label) or source.label.rpartition("/")[2].rpartition(".")[2][:12]
     num_lines = source.text.count("\n") + (not source.text.endswith("\n") and source.text != "")
@@ -211,5 +212,5 @@ def _stub(source: Source, num_tokens: int, limit: int, count: Count) -> str:
 def _date(modified: float | None) -> str:
     try:
         return "" if modified is None else datetime.fromtimestamp(modified, UTC).date().isoformat()
-    except (ValueError, OverflowError, OSError):  # a time that no calendar has
+    except (ValueError, OverflowError, OSError):  # a time outside the calendar
         return ""

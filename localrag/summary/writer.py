@@ -1,4 +1,4 @@
-"""Summaries in a model's own words: what `summarize` and a conversation's rolling summary call as `write`."""
+"""Summaries by a model: the `write` callback of `summarize` and of a conversation's rolling summary."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from localrag.text.tokens import ChatTemplate, TokenCounter
 from localrag.types import Completion, Message, SamplingParams, Slot
 
 PART_TOKENS = 1024
-"""The most that is read for one summary: long enough to be about something, short enough to be waited for on a CPU."""
+"""Maximum tokens read for one summary: long enough for a topic, short enough to wait for on a CPU."""
 
-_INSTRUCTION = "\n\nSummarize the text above in two sentences."  # behind the text: small models forget what stands before it
+_INSTRUCTION = "\n\nSummarize the text above in two sentences."  # after the text: small models forget instructions before it
 _JOIN_TOKENS = 8
 _REPEAT_PENALTY = 1.1  # without it, small models end in loops
 
 
 class Engine(Protocol):
-    """What is used here of an engine."""
+    """The part of an engine that a Writer uses."""
 
     @property
     def counter(self) -> TokenCounter: ...
@@ -34,10 +34,10 @@ class Engine(Protocol):
 
 
 class Writer:
-    """`writer(text, max_tokens)` is a summary of a text by a model, greedily decoded; empty where the model wrote nothing usable.
+    """Summarise a text with a model: `writer(text, max_tokens)` decodes greedily and returns "" if the result is not usable.
 
-    `max_text_tokens` is the most that a text may have, as it is sent, beside the longest answer. TemplateError for a model without a
-    chat template.
+    `max_text_tokens` is the maximum length of a text, as it is sent, that leaves room for the longest answer. Raises
+    TemplateError for a model without a chat template.
     """
 
     def __init__(self, engine: Engine, *, n_ctx: int | None = None) -> None:
@@ -47,7 +47,7 @@ class Writer:
         self.max_text_tokens = max(0, min(PART_TOKENS, self._n_ctx - frame))
 
     def __call__(self, text: str, max_tokens: int) -> str:
-        """BudgetExceededError if text and answer do not fit the window, InterruptedRunError if a person stopped it."""
+        """Raises BudgetExceededError if text and answer do not fit the window, InterruptedRunError if the user stopped it."""
         prompt_ids = self._encode(text)
         if len(prompt_ids) + max_tokens > self._n_ctx:
             raise BudgetExceededError(self._n_ctx, {"text": len(prompt_ids), "answer": max_tokens})
@@ -66,7 +66,7 @@ class Writer:
 
 
 def prompt_of(engine: Engine, messages: Sequence[Message]) -> list[int]:
-    """A prompt that holds these messages and nothing else, in tokens; a model that can think does not before it answers."""
+    """Encode a prompt with just these messages, in tokens. A reasoning model does not think before its answer."""
     segments = engine.template.render(messages, thinks=False)
     parts = [Part("text" if segment.is_content else "template", segment.text, is_markup=not segment.is_content) for segment in segments]
     return [token for part in encode(parts, engine.counter.tokenizer) for token in part.token_ids]

@@ -1,1 +1,1 @@
-"""Text and tokens: counting, markup, reasoning marks, sentences, search terms, safe lines."""
+"""Text and tokens: counting, markup, reasoning marks, sentences, search terms, sanitising."""

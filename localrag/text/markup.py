@@ -1,9 +1,9 @@
-"""Text is not markup: the parts of a prompt become token ids, each token with its owner.
+"""Tokenise a prompt so that content is never read as markup, and each token has an owner.
 
-Special strings are parsed in the template's own text and nowhere else. Between two of them lies a run of plain text, which
-holds template text and contents side by side; it is tokenised in one piece with special strings off, exactly as llama.cpp
-tokenises it within the whole rendered prompt. So a prompt without special strings in its contents has the very ids that the
-model saw in training, and one with them has no control token that the template did not write.
+Special strings are parsed in the template's own text and nowhere else. The plain text between two of them can hold both
+template text and contents. It is tokenised in one piece with special strings off, exactly as llama.cpp tokenises it within the
+whole rendered prompt. So a prompt without special strings in its contents has the same ids as in training, and any other prompt
+has no control token that the template did not write.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from localrag.errors import TemplateError
 from localrag.text.tokens import TokenCounter, Tokenizer
 
 _BREAK = "\u200b"
-"""The zero-width space that breaks a special string in content."""
+"""The zero-width space that breaks up a special string in content."""
 _LOWER_BAR = "▁".encode()
-"""How SentencePiece writes a space: a document's own U+2581 comes back as one."""
+"""SentencePiece's form of a space: U+2581 in a document comes back as a space."""
 _MAX_RUN_TOKENS = 1 << 20
-"""Tokens of runs that are remembered, 12 bytes each: the messages of some conversations."""
+"""Capacity of the cache of runs, in tokens of 12 bytes each: enough for several conversations."""
 _SPACE = b" \t\n\v\f\r"
-"""What C's isspace() strips beside a token that swallows white space."""
+"""Characters that C's isspace() strips next to a token that swallows white space."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A stretch of the prompt that belongs to one section. Only `is_markup`, the template's own text, can hold control tokens."""
+    """A stretch of the prompt that belongs to one section. Only `is_markup`, the template's own text, can contain control tokens."""
 
     section: str
     text: str
@@ -43,19 +43,19 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPart:
-    """A part and the tokens whose first character stands in it."""
+    """A part and its tokens: those whose first character is in it."""
 
     part: Part
     token_ids: tuple[int, ...]
 
 
 def as_content(text: str, tokenizer: Tokenizer) -> str:
-    """Text as it is sent: strings that would match as tokens even in plain text are broken by a zero-width space."""
+    """Return the text as it is sent: strings that would match as tokens even in plain text are broken up by a zero-width space."""
     return _as_content(text, tokenizer, _vocabulary(tokenizer))
 
 
 def count_content(text: str, counter: TokenCounter) -> int:
-    """Tokens of a content as it is sent."""
+    """Count the tokens of a content as it is sent."""
     return counter(as_content(text, counter.tokenizer))
 
 
@@ -68,9 +68,9 @@ def _as_content(text: str, tokenizer: Tokenizer, vocabulary: _Vocabulary) -> str
 
 
 def encode(parts: Sequence[Part], tokenizer: Tokenizer) -> list[EncodedPart]:
-    """Token ids of the whole prompt, part by part, in order; BOS is put in front where the model wants one and the template wrote none.
+    """Tokenise a whole prompt, part by part, in order. BOS is prepended if the model wants one and the template did not write it.
 
-    Contents are sent as `as_content` has them. TemplateError if content would still yield a control token.
+    Contents are sent as `as_content` returns them. Raises TemplateError if content would still yield a control token.
     """
     vocabulary = _vocabulary(tokenizer)
     parts = [part if part.is_markup else _sent(part, _as_content(part.text, tokenizer, vocabulary)) for part in parts]
@@ -92,7 +92,7 @@ def _sent(part: Part, text: str) -> Part:
 
 
 class _Pieces(dict[int, bytes]):
-    """The bytes of each token, asked for once."""
+    """Caches the bytes of each token."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__()
@@ -100,14 +100,14 @@ class _Pieces(dict[int, bytes]):
 
     def __missing__(self, token_id: int) -> bytes:
         tokenizer = self._piece()
-        assert tokenizer is not None  # it is what asks
+        assert tokenizer is not None  # it is the caller
         piece = self[token_id] = tokenizer.piece(token_id)
         return piece
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Plain text in tokens: `starts` are the byte offsets at which they start."""
+    """Tokenised plain text. `starts` are the byte offsets at which the tokens start."""
 
     token_ids: array[int]
     starts: array[int]
@@ -116,7 +116,7 @@ class _Run:
 
 
 class _Vocabulary:
-    """What splitting and checking need of a tokenizer, prepared once."""
+    """Data about a tokenizer for splitting and checking, prepared once."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.controls = {text: token_id for text, token_id in tokenizer.special_texts if text}
@@ -129,7 +129,7 @@ class _Vocabulary:
         self._num_run_tokens = 0
 
     def tokenised(self, run: bytes, tokenizer: Tokenizer) -> _Run:
-        """A run of plain text in tokens; kept, for a conversation says most of it again."""
+        """Tokenise a run of plain text. Results are cached, because a conversation repeats most of its text."""
         key = blake2b(run, digest_size=16).digest()
         known = self._runs.get(key)
         if known is None:
@@ -155,7 +155,7 @@ def _vocabulary(tokenizer: Tokenizer) -> _Vocabulary:
 
 
 def _alternation(texts: Iterable[str]) -> re.Pattern[str] | None:
-    """Longest first, as llama.cpp looks for them."""
+    """Match any of the texts, longest first, as llama.cpp does."""
     ordered = sorted(texts, key=lambda text: (-len(text.encode()), text))
     return re.compile("|".join(map(re.escape, ordered))) if ordered else None
 
@@ -165,7 +165,7 @@ def _break(pattern: re.Pattern[str] | None, text: str) -> str:
 
 
 def _encode(parts: Sequence[Part], tokenizer: Tokenizer, vocabulary: _Vocabulary) -> list[list[int]] | None:
-    """A list of token ids for each part, or None if content yielded a control token or a tag."""
+    """Return token ids for each part, or None if content yielded a control token or a tag."""
     owners: list[list[int]] = [[] for _ in parts]
     run: list[tuple[int, str]] = []  # the plain text since the last special token, as (part, text)
     strip_left = False
@@ -194,7 +194,7 @@ def _encode_run(
     strip_left: bool,
     strip_right: bool,
 ) -> bool:
-    """Tokenise one run and hand each token to the part in which its first character stands; False if content forged a token."""
+    """Tokenise one run and assign each token to the part that holds its first character. Return False if content forged a token."""
     raw = [text.encode("utf-8", "replace") for _, text in run]
     whole = b"".join(raw)
     kept = whole.lstrip(_SPACE) if strip_left else whole
@@ -219,10 +219,11 @@ def _encode_run(
 
 
 def _starts(raw: bytes, token_ids: Sequence[int], known_pieces: _Pieces) -> list[int]:
-    """The byte offset at which each token of a run of plain text starts.
+    """Return the byte offset at which each token of a run starts.
 
-    Most tokenizers lose nothing, so the pieces make up the text. Some put a space in front, swallow white space or change letters:
-    there each piece is looked for close behind the last one, and a piece that is not found starts where the last one ended.
+    Most tokenizers are lossless, so the pieces add up to the text. Others prepend a space, swallow white space or change
+    letters: then each piece is searched for close after the last one, and a piece that is not found starts where the last one
+    ended.
     """
     pieces = list(map(known_pieces.__getitem__, token_ids))
     if b"".join(pieces) == raw:
@@ -236,9 +237,9 @@ def _starts(raw: bytes, token_ids: Sequence[int], known_pieces: _Pieces) -> list
 
 
 def _near(raw: bytes, position: int, piece: bytes) -> tuple[int, int]:
-    """Where a piece stands that is not at `position` to the letter."""
+    """Find a piece that does not match exactly at `position`. Return its start and end."""
     lower_bars = piece.replace(b" ", _LOWER_BAR)
-    without_prefix = piece[1:] if piece.startswith(b" ") else b""  # a space is put in front of text, and after each special token
+    without_prefix = piece[1:] if piece.startswith(b" ") else b""  # tokenizers prepend a space to text, also after each special token
     for form in (lower_bars, without_prefix):
         if form and raw.startswith(form, position):
             return position, position + len(form)

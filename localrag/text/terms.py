@@ -1,4 +1,4 @@
-"""The words of a text, in any script, and which of them are looked for: stop words are set aside."""
+"""The words of a text in any script, and the search terms of a query: its words without stop words."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ CJK = re.compile(
 
 
 def spaced(text: str) -> str:
-    """With a space around each Chinese, Japanese or Korean character: such text has none between its words, and full text needs them."""
+    """Put a space around each Chinese, Japanese or Korean character: these scripts have no spaces between words, and full-text
+    search needs them.
+    """
     return CJK.sub(r" \g<0> ", text)
 
 
 def words(text: str) -> list[str]:
-    """The runs of letters, marks and digits of any script, in order and as they are written."""
+    """Return the runs of letters, marks and digits of any script, in order, as written."""
     signs = {ord(char): " " for char in set(text) if unicodedata.category(char)[0] not in "LMN"}
     return text.translate(signs).split()
 
 
 def terms(query: str) -> list[str]:
-    """The different words of a query that are looked for, in lower case, without stop words; the first MAX_TERMS of them."""
-    found = words(unicodedata.normalize("NFC", query).lower())
-    return [word for word in dict.fromkeys(found) if word not in STOP_WORDS][:MAX_TERMS]
+    """Return the distinct words of a query in lower case, without stop words; at most MAX_TERMS."""
+    query_words = words(unicodedata.normalize("NFC", query).lower())
+    return [word for word in dict.fromkeys(query_words) if word not in STOP_WORDS][:MAX_TERMS]

@@ -1,8 +1,8 @@
-"""What a reasoning model thinks, told apart from what it answers while it writes.
+"""Separate a reasoning model's thoughts from its answer, while it writes.
 
-Models mark it in their own ways, which their chat templates show: thoughts between two marks, or messages in channels (gpt-oss). A mark
-is looked for in text, for in some vocabularies it is one token and in others several; of control tokens, whose text is not shown else,
-those that marks are made of are shown to what splits here.
+Models mark thoughts in different ways, which their chat templates reveal: between two marks, or as messages in channels
+(gpt-oss). Marks are searched for in text, because they are one token in some vocabularies and several in others. The text of
+control tokens is normally hidden; a splitter gets the text of those that make up marks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LAST_ENDS = re.compile(r"(?:<\|end\|>|<\|return\|>)\s*\Z")
 
 
 class Splitter(Protocol):
-    """Reads what a model writes, piece by piece, and tells thoughts from the answer."""
+    """Reads a model's output piece by piece and separates thoughts from the answer."""
 
     @property
     def is_thinking(self) -> bool:
@@ -46,53 +46,54 @@ class Splitter(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing can follow any more."""
+        """Whether no more output can follow."""
         ...
 
     def feed(self, text: str) -> tuple[str, str]:
-        """(thought, answer): what is certain now of both."""
+        """Read a piece. Return (thought, answer): the text that is now certain to belong to each."""
         ...
 
     def end(self) -> None:
-        """End the thoughts from outside: what comes now is the answer. What was held back, which may have begun a mark, is dropped."""
+        """End the thoughts from outside: the answer comes next. Text held back because it might begin a mark is dropped."""
         ...
 
     def finish(self) -> tuple[str, str]:
-        """(thought, answer): what was held back, as there is no more."""
+        """Read the end of the output. Return (thought, answer): the text that was held back."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkingForm:
-    """How a family of models marks thoughts: `opens` and `closes` around them, or channels, where both are empty.
+    """How a family of models marks thoughts: between `opens` and `closes`, or in channels if both are empty.
 
-    `end` is what ends thoughts that have taken all their tokens, and begins the answer.
+    `end` is the text that ends thoughts that have used up their tokens, and begins the answer.
     """
 
     opens: str
     closes: str
     writes_marks: bool = True
-    """Whether the template writes `opens` itself, so that a model of it is known to think."""
+    """Whether the template itself writes `opens`, so that its models are known to think."""
 
     @property
     def end(self) -> str:
+        """The text that ends thoughts and begins the answer."""
         return f"\n{self.closes}\n\n" if self.closes else f"{_END}{_START}assistant{_FINAL}"
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """The texts by which thoughts are told."""
+        """The texts that mark thoughts."""
         return (self.opens, self.closes) if self.closes else _CHANNEL_MARKS
 
     def is_open(self, tail: str) -> bool:
-        """Whether a prompt with this end, which is the template's, ends in thoughts."""
+        """Tell whether a prompt that ends with `tail`, text of the template, ends inside thoughts."""
         return bool(self.opens) and tail.rfind(self.opens) > tail.rfind(self.closes)
 
     def has_ended(self, tail: str) -> bool:
-        """Whether a prompt with this end leaves nothing to think."""
+        """Tell whether a prompt that ends with `tail` ends after its thoughts."""
         return tail.endswith(_FINAL) if not self.closes else tail.rstrip().endswith(self.closes)
 
     def without(self, tail: str) -> str:
-        """What must follow a prompt with this end so that the model does not think; nothing where it would not."""
+        """Return the text to append to a prompt that ends with `tail` so that the model does not think; "" if it would not anyway."""
         if self.has_ended(tail):
             return ""
         if not self.closes:
@@ -106,7 +107,7 @@ class ThinkingForm:
 
 
 def form_of(template: str) -> ThinkingForm | None:
-    """How a model thinks whose chat template this is; None for one that does not."""
+    """Return the form of a chat template; None if its models do not think."""
     if _CHANNEL in template and "analysis" in template:
         return ThinkingForm("", "")
     for opens, closes in _PAIRS:
@@ -117,9 +118,9 @@ def form_of(template: str) -> ThinkingForm | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thinking:
-    """What an engine needs to know of a prompt's thoughts: at most `max_tokens`, the fewer `end_ids`, which end them, included.
+    """How an engine handles the thoughts of a prompt: at most `max_tokens`, including the `end_ids` that end them.
 
-    `mark_ids` are control tokens whose text is part of a mark; `is_open`: the prompt ends in thoughts.
+    `mark_ids` are control tokens whose text is part of a mark. `is_open`: the prompt ends inside thoughts.
     """
 
     form: ThinkingForm
@@ -130,12 +131,12 @@ class Thinking:
 
 
 def mark_ids(form: ThinkingForm, special_texts: Iterable[tuple[str, int]]) -> frozenset[int]:
-    """The control tokens of a vocabulary that a form's marks are made of."""
+    """Return the control tokens of a vocabulary that make up a form's marks."""
     return frozenset(token for text, token in special_texts if text in form.marks)
 
 
 class _Pair:
-    """Thoughts between two marks, before the answer. Marks in the answer are part of it."""
+    """Thoughts between two marks, before the answer. Marks inside the answer are part of it."""
 
     def __init__(self, opens: str, closes: str, *, is_open: bool) -> None:
         self._opens = opens
@@ -170,7 +171,7 @@ class _Pair:
         return thought, answer
 
     def _begin(self) -> None:
-        """A model may open thoughts that its prompt has opened already."""
+        """Handle the first text. A model may open thoughts that its prompt has already opened."""
         said = self._held.lstrip()
         if said.startswith(self._opens):
             self._held, self._state = said[len(self._opens) :], "thinking"
@@ -178,7 +179,7 @@ class _Pair:
             self._state = "thinking" if self._is_open else "answering"
 
     def _think(self) -> str:
-        """Thoughts up to their end. White space is held back with what may begin the mark: there is none before it."""
+        """Read thoughts up to their end. White space is held back along with a possible start of the mark, and dropped before it."""
         thought, mark, rest = self._held.partition(self._closes)
         if mark:
             self._held, self._state = rest, "after"
@@ -188,7 +189,7 @@ class _Pair:
         return self._first(thought)
 
     def _first(self, thought: str) -> str:
-        """Without the white space before all thoughts."""
+        """Remove white space before the first thought."""
         thought = thought if self._has_thought else thought.lstrip()
         self._has_thought = self._has_thought or bool(thought)
         return thought
@@ -204,7 +205,7 @@ class _Pair:
 
 
 class _Channels:
-    """Messages of gpt-oss: `final` is the answer, what comes on other channels are thoughts, and the answer ends it all."""
+    """Messages of gpt-oss: `final` is the answer and ends the output; messages in other channels are thoughts."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -240,7 +241,7 @@ class _Channels:
         return thought, answer
 
     def _read_header(self) -> bool:
-        """Whether the header of a message is there whole. What begins without one is the answer."""
+        """Tell whether the header of a message is complete. Output that begins without one is the answer."""
         said = self._held.lstrip()
         if said and not self._gap and not any(said.startswith(mark) or mark.startswith(said) for mark in _CHANNEL_MARKS):
             self._channel = _FINAL_CHANNEL
@@ -252,7 +253,7 @@ class _Channels:
         return bool(mark)
 
     def _said(self) -> tuple[str, bool]:
-        """What of the held text belongs to the message, and whether that ends it."""
+        """Return the held text that belongs to the message, and whether the message ends there."""
         ends = [at for mark in _ENDS if (at := self._held.find(mark)) >= 0]
         at = min(ends) if ends else len(self._held) - max(may_begin(self._held, mark) for mark in _ENDS)
         said, self._held = self._held[:at], self._held[at:].removeprefix(_END)
@@ -269,11 +270,12 @@ class _Channels:
 
 
 def without_thoughts(text: str) -> str:
-    """An answer without the thoughts before it, in whichever of these forms: what goes back to a model as its earlier answer.
+    """Return an answer without the thoughts before it, in any of these forms: this is how it goes back to a model as an earlier
+    answer.
 
-    A text has thoughts if it begins with the mark that opens them, or with a channel's header; where the prompt had the opening mark, they
-    end with a line that begins with the closing one. Any other text is returned as it is, and so are thoughts that never end: an answer
-    that only speaks of the marks, or a tool call that holds them, loses nothing.
+    A text has thoughts if it begins with an opening mark or with a channel's header. If the prompt held the opening mark,
+    thoughts end with a line that begins with the closing mark. Any other text is returned unchanged, and so are thoughts that
+    never end: an answer that only mentions the marks, or a tool call that contains them, loses nothing.
     """
     if _HEADER.match(text):
         return _without_channels(text)
@@ -295,7 +297,7 @@ def _end_of_thoughts(text: str, opens: str, closes: str) -> int | None:
 
 
 def _without_channels(text: str) -> str:
-    """The message of the last channel, `final`. Without one, all but the analysis: a call of a tool stands in the commentary."""
+    """Return the message of the channel `final`. Without one, return all but the analysis: tool calls are in the commentary."""
     kept: list[str] = []
     at = 0
     while header := _HEADER.match(text, at):
@@ -312,5 +314,5 @@ def _without_channels(text: str) -> str:
 
 
 def may_begin(text: str, mark: str) -> int:
-    """Length of the longest end of a text that is the beginning of a mark, and not all of it."""
+    """Return the length of the longest proper prefix of `mark` that the text ends with."""
     return next((length for length in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:length])), 0)

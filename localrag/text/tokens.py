@@ -1,4 +1,4 @@
-"""What counting needs of a tokenizer, a chat template and an embedder, and a counter that never counts a text twice."""
+"""Protocols for tokenizers, chat templates and embedders, and a counter that caches token counts."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of a rendered prompt: the content of one message, by index, or else text of the template.
+    """A stretch of a rendered prompt: the content of the message with index `message`, or text of the template.
 
-    `tools` marks what is there because of the tools: text of the template, or with `is_content` what the tools themselves say.
-    Content, which every message's is, must never be read as markup.
+    `tools` marks text that is there because of the tools: template text, or with `is_content` the tools' own descriptions.
+    Content, which includes every message, must never be read as markup.
     """
 
     text: str
@@ -36,11 +36,11 @@ class Segment:
 
 
 class Tokenizer(Protocol):
-    """A model's own tokenizer. Ids are what the model evaluates."""
+    """A model's own tokenizer. Ids are those that the model evaluates."""
 
     @property
     def name(self) -> str:
-        """Unique for this vocabulary, so that counts can be kept by it."""
+        """A unique name of this vocabulary, for caching counts."""
         ...
 
     @property
@@ -49,7 +49,7 @@ class Tokenizer(Protocol):
     def eos_text(self) -> str: ...
     @property
     def adds_bos(self) -> bool:
-        """Whether the model wants a BOS token before everything, also where its template writes none."""
+        """Whether the model wants a BOS token at the start even if its template does not write one."""
         ...
 
     @property
@@ -57,7 +57,7 @@ class Tokenizer(Protocol):
 
     @property
     def special_texts(self) -> Sequence[tuple[str, int]]:
-        """(text, id) of every control token, which is parsed in a template and must never come from content."""
+        """(text, id) of every control token. They are parsed in a template and must never come from content."""
         ...
 
     @property
@@ -66,45 +66,45 @@ class Tokenizer(Protocol):
         ...
 
     def strips(self, token_id: int) -> tuple[bool, bool]:
-        """Whether this special token swallows white space to its (left, right) when parsed."""
+        """Tell whether this special token swallows white space to its (left, right) when parsed."""
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of plain text: special strings in it are text. No BOS."""
+        """Tokenise plain text: special strings in it are text. No BOS."""
         ...
 
     def count(self, text: str) -> int:
-        """`len(encode(text))`, without building the list."""
+        """Return `len(encode(text))` without building the list."""
         ...
 
     def piece(self, token_id: int, *, special: bool = True) -> bytes:
-        """The bytes that a token stands for; a control token shows its text, or nothing without `special`."""
+        """Return the bytes of a token. A control token gives its text, or nothing without `special`."""
         ...
 
     def is_end(self, token_id: int) -> bool:
-        """Whether this token ends an answer."""
+        """Tell whether this token ends an answer."""
         ...
 
 
 class ChatTemplate(Protocol):
-    """A model's chat template, which sees message roles and the structure of tools, but never contents or what tools say."""
+    """A model's chat template. It sees message roles and the structure of tools, but never their contents."""
 
     @property
     def thinking(self) -> ThinkingForm | None:
-        """How models of this template mark what they think; None for those that do not think."""
+        """How models of this template mark thoughts; None if they do not think."""
         ...
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, thinks: bool = True) -> list[Segment]:
-        """The rendered prompt up to where the answer begins: template text and contents in order, each content once.
+        """Render the prompt up to the start of the answer: template text and contents in order, each content once.
 
-        With `tools` every tool is named in it; what else is said of them is up to the template. UsageError for tools that are
-        too many, too long, nested too deep or not JSON. Without `thinks` a model that can think begins with its answer.
+        With `tools`, every tool is named; the rest is up to the template. Raises UsageError for tools that are too many, too
+        long, nested too deeply or not JSON. Without `thinks`, a reasoning model begins with its answer.
         """
         ...
 
 
 class Embedder(Protocol):
-    """Text to unit vectors. `fingerprint` changes when the vectors of the same text would."""
+    """Turns text into unit vectors. `fingerprint` changes whenever the vectors of the same text would."""
 
     @property
     def fingerprint(self) -> str: ...
@@ -112,20 +112,20 @@ class Embedder(Protocol):
     def dim(self) -> int: ...
     @property
     def max_tokens(self) -> int:
-        """The longest text, in this embedder's own tokens without its special ones, that is embedded whole."""
+        """The longest text that is embedded whole, in this embedder's own tokens without special ones."""
         ...
 
     def count(self, text: str) -> int:
-        """Tokens of `text` by the embedder's own tokenizer, special ones left out, never cut off."""
+        """Count the tokens of `text` with the embedder's own tokenizer, without special ones and without truncation."""
         ...
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """float32 array of shape (len(texts), dim), each row of length 1. A text that is too long is an error (`check_length`)."""
+        """Return a float32 array of shape (len(texts), dim) with rows of length 1. A text that is too long is an error (`check_length`)."""
         ...
 
 
 def check_length(num_tokens: int, max_tokens: int) -> None:
-    """KnowledgeBaseError for a text of more tokens than the `max_tokens` of its embedder, which would cut it off."""
+    """Raise KnowledgeBaseError for a text longer than the embedder's `max_tokens`, which it would truncate."""
     if num_tokens > max_tokens:
         raise KnowledgeBaseError(
             f"A text of {num_tokens} tokens is longer than the {max_tokens} that the embedder takes.",
@@ -136,9 +136,9 @@ def check_length(num_tokens: int, max_tokens: int) -> None:
 
 
 class TokenCounter:
-    """`Tokenizer.count`, remembered by the hash of the text for the texts used last.
+    """Counts tokens and caches the counts by a hash of the text (LRU). The texts themselves are not stored.
 
-    `hits` and `misses` say how often that helped. The texts themselves are not kept.
+    `hits` and `misses` count cache accesses.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, capacity: int = 65_536) -> None:

@@ -186,11 +186,11 @@ def test_a_hit_belongs_to_the_first_tier_that_it_reaches(relevance, tier):
 @pytest.mark.parametrize(
     ("fields", "parts"),
     [
-        ({"sections": {"histroy": Flex()}}, ["'histroy'", "not known"]),
+        ({"sections": {"histroy": Flex()}}, ["'histroy'", "unknown"]),
         ({"sections": {"system": Flex()}}, ["'system'", "always sent whole"]),
-        ({"sections": {"history": Flex(cut="drop")}}, ["'history'", "cut is one of oldest, truncate, summarize, error, not 'drop'"]),
-        ({"sections": {"answer": Flex(cut="error")}}, ["'answer'", "cut is one of never"]),
-        ({"sections": {"tools": Flex(min=2, max=1)}}, ["'tools'", "over its max"]),
+        ({"sections": {"history": Flex(cut="drop")}}, ["'history'", "cut must be one of oldest, truncate, summarize, error, not 'drop'"]),
+        ({"sections": {"answer": Flex(cut="error")}}, ["'answer'", "cut must be one of never"]),
+        ({"sections": {"tools": Flex(min=2, max=1)}}, ["'tools'", "greater than its max"]),
         ({"sections": {"tools": Flex(grow=-1)}}, ["'tools'", "grow", "not -1"]),
         ({"sections": {"tools": Flex(basis=-1)}}, ["'tools'", "basis", "not -1"]),
         ({"gap": -1}, ["'gap'", "not -1"]),
@@ -219,7 +219,7 @@ def test_a_bad_value_is_one_line(fields, parts):
 
 @pytest.mark.parametrize(("overflow", "section"), [("sumarize", None), ("sumarize", "history"), ("error", "histroy"), ("error", "system")])
 def test_an_overflow_or_a_section_that_is_not_known_is_refused(overflow, section):
-    with pytest.raises(ConfigError, match=r"overflow is one of|has no overflow"):
+    with pytest.raises(ConfigError, match=r"overflow must be one of|has no overflow"):
         Profile().with_overflow(overflow, section)
 
 

@@ -35,7 +35,7 @@ def test_a_section_has_a_name(name):
 
 @pytest.mark.parametrize(("low", "high"), [(11, 10), (Percent(11), Percent(10))])
 def test_a_min_over_its_max_is_refused(low, high):
-    with pytest.raises(ConfigError, match=r"'a': min .* over its max"):
+    with pytest.raises(ConfigError, match=r"'a': min .* greater than its max"):
         Section(name="a", min=low, max=high)
 
 

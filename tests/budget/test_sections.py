@@ -11,8 +11,8 @@ from localrag.budget import SECTIONS, Entry, Ledger, Section, negotiate
 from localrag.budget.sections import LIMITED, ORDER, PROTECTED, SPECS, colour_of
 from localrag.cli import render
 from localrag.journal import allotments
-from localrag.report import page, report
-from localrag.report.page import STYLE
+from localrag.report import report
+from localrag.report.page import STYLE, page
 from localrag.server.page import page_text
 from tests.journal.asks import made_up
 from tests.report.test_figures import stored

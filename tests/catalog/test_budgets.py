@@ -13,8 +13,7 @@ from localrag.budget.sections import LIMITED
 from localrag.catalog import Catalog
 from localrag.catalog.budgets import BudgetTable, FileTypesTable, LimitsTable, RelevanceTable, TiersTable
 from localrag.errors import ConfigError
-from localrag.relevance.alignment import METHODS
-from localrag.relevance.scoring import DEFAULT_FILE_TYPES, FACTORS, MAX_DEPTH_LIMIT, Weights
+from localrag.relevance.scoring import DEFAULT_FILE_TYPES, FACTORS, MAX_DEPTH_LIMIT, METHODS, Weights
 from localrag.settings import Settings
 from tests.catalog.test_catalog import load
 
@@ -177,7 +176,7 @@ def test_what_the_weights_take_the_file_takes(tmp_path, text):
     [
         ("budgets = 3", ["top level", "key budgets", "must be a table"]),
         ("[budgets]\nx = 3", ["[budgets.x]", "must be a table, not a whole number"]),
-        ("[budgets.'a b']", ['[budgets."a b"]', "a name is"]),
+        ("[budgets.'a b']", ['[budgets."a b"]', "a name must be"]),
         ("[budgets.x]\nhistory = 3", ["[budgets.x], key history", "must be a table, not a whole number"]),
         ("[budgets.x]\ntiers.primary = 'a'", ["[budgets.x.tiers], key primary", "must be a table, not a text"]),
         ("[budgets.x]\noverflw = 'error'", ["[budgets.x], key overflw", "unknown key; did you mean overflow?"]),
@@ -187,7 +186,7 @@ def test_what_the_weights_take_the_file_takes(tmp_path, text):
         ("[budgets.x.tiers.primry]", ["[budgets.x.tiers], key primry", "did you mean primary?"]),
         ("[budgets.x.tiers.primary]\nshares = 1", ["[budgets.x.tiers.primary], key shares", "did you mean share?"]),
         ("[budgets.x.system]\nmin = 1", ["[budgets.x], key system", "always sent whole"]),
-        ("[budgets.x.proposals]\ncut = 'drop'", ["[budgets.x.proposals], key cut: is one of middle, error, not 'drop'"]),
+        ("[budgets.x.proposals]\ncut = 'drop'", ["[budgets.x.proposals], key cut: must be one of middle, error, not 'drop'"]),
         ("[budgets.x]\nlimits.evidence = 1", ["[budgets.x.limits], key evidence", "unknown key"]),
         ("[budgets.x]\nlimits.system = -1", ["[budgets.x.limits], key system", "greater than or equal to 0"]),
         ("[budgets.x]\nlimits.system = '5%'", ["[budgets.x.limits], key system", "must be a whole number, not a text"]),
@@ -205,25 +204,25 @@ def test_what_the_weights_take_the_file_takes(tmp_path, text):
         ("[budgets.x]\noverflow = 'sumarize'", ["[budgets.x], key overflow", "must be 'prioritize', 'truncate', 'summarize' or 'error'"]),
         ("[budgets.x]\nmax_messages = -1", ["[budgets.x], key max_messages", "greater than or equal to 0"]),
         ("[budgets.x]\nmax_messages = 2.0", ["[budgets.x], key max_messages", "must be a whole number, not a number"]),
-        ("[budgets.x]\nmax_messages = 1\nhistory.max_messages = 2", ["[budgets.x.history], key max_messages", "in [budgets.x] already"]),
+        ("[budgets.x]\nmax_messages = 1\nhistory.max_messages = 2", ["[budgets.x.history], key max_messages", "set in [budgets.x]"]),
         ("[budgets.x]\ncontext_ratio = 1.1", ["[budgets.x], key context_ratio", "less than or equal to 1"]),
         ("[budgets.x]\ncontext_ratio = nan", ["[budgets.x], key context_ratio", "must be a finite number, not nan"]),
         ("[budgets.x]\ncontext_ratio = '0.5'", ["[budgets.x], key context_ratio", "must be a number, not a text"]),
-        ("[budgets.x]\ncontext_ratio = 0.5\nevidence.max = '60%'", ["[budgets.x.evidence], key max", "context_ratio already"]),
-        ("[budgets.x]\ncontext_ratio = 0.5\nevidence.min = '60%'", ["[budgets.x.evidence], key min", '"60%" is over max "50%"']),
+        ("[budgets.x]\ncontext_ratio = 0.5\nevidence.max = '60%'", ["[budgets.x.evidence], key max", "already set by context_ratio"]),
+        ("[budgets.x]\ncontext_ratio = 0.5\nevidence.min = '60%'", ["[budgets.x.evidence], key min", '"60%" is greater than max "50%"']),
         ("[budgets.x.history]\nbasis = '105%'", ["[budgets.x.history], key basis", 'not "105%"', 'or "content"']),
         ("[budgets.x.history]\nbasis = '-5%'", ["[budgets.x.history], key basis", 'not "-5%"']),
         ("[budgets.x.history]\nbasis = '٣%'", ["[budgets.x.history], key basis"]),
-        ("[budgets.x.history]\nmin = 9\nmax = 8", ["[budgets.x.history], key min", "min 9 is over max 8"]),
-        ("[budgets.x.tools]\nmin = '50%'", ["[budgets.x.tools], key min", '"50%" is over max "30%" (not set in this table)']),
-        ("[budgets.x.answer]\nmax = 10", ["[budgets.x.answer], key max", "min 32 (not set in this table) is over max 10"]),
-        ("[budgets.x.evidence]\nbasis = '70%'", ["[budgets.x.evidence], key basis", '"70%" is over max "50%"']),
+        ("[budgets.x.history]\nmin = 9\nmax = 8", ["[budgets.x.history], key min", "min 9 is greater than max 8"]),
+        ("[budgets.x.tools]\nmin = '50%'", ["[budgets.x.tools], key min", '"50%" is greater than max "30%" (not set in this table)']),
+        ("[budgets.x.answer]\nmax = 10", ["[budgets.x.answer], key max", "min 32 (not set in this table) is greater than max 10"]),
+        ("[budgets.x.evidence]\nbasis = '70%'", ["[budgets.x.evidence], key basis", '"70%" is greater than max "50%"']),
         ("[budgets.x.history]\ngrow = -1", ["[budgets.x.history], key grow", "greater than or equal to 0"]),
         ("[budgets.x.history]\nshrink = inf", ["[budgets.x.history], key shrink", "must be a finite number, not inf"]),
         (f"[budgets.x.history]\nshrink = {'9' * 400}", ["[budgets.x.history], key shrink", "too large"]),
         ("[budgets.x.history]\ncut = 'always'", ["[budgets.x.history], key cut", "must be 'never', 'drop'"]),
-        ("[budgets.x.history]\ncut = 'drop'", ["[budgets.x.history], key cut: is one of oldest, truncate, summarize, error, not 'drop'"]),
-        ("[budgets.x.answer]\ncut = 'error'", ["[budgets.x.answer], key cut: is one of never"]),
+        ("[budgets.x.history]\ncut = 'drop'", ["[budgets.x.history], key cut: must be one of oldest, truncate, summarize, error, not"]),
+        ("[budgets.x.answer]\ncut = 'error'", ["[budgets.x.answer], key cut: must be one of never"]),
         ("[budgets.x.tiers.primary]\nshare = 101", ["[budgets.x.tiers.primary], key share", "less than or equal to 100"]),
         ("[budgets.x.tiers.primary]\nshare = 80", ["[budgets.x.tiers]: the shares of the tiers add up to 125.0 %"]),
         ("[budgets.x.tiers.supporting]\nthreshold = 0.8", ["[budgets.x.tiers]: the thresholds of the tiers must fall"]),

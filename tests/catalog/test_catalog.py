@@ -66,8 +66,8 @@ def test_rerankers_are_folders_and_have_names_of_their_own(tmp_path):
     with pytest.raises(ModelNotFoundError, match="a reranker is the folder of a CrossEncoder"):
         catalog.reranker(str(tmp_path / "x.gguf"))
     for text, fault in (
-        ('[embedders.e]\npath = "e"\n[rerankers.e]\npath = "r"\n', "an embedder has this name already"),
-        ('[rerankers.r]\nrepo = "a/b"\nfile = "x"\n', "comes from a wheel or a path"),
+        ('[embedders.e]\npath = "e"\n[rerankers.e]\npath = "r"\n', "an embedder already has this name"),
+        ('[rerankers.r]\nrepo = "a/b"\nfile = "x"\n', "must come from a wheel or a path"),
         ('[rerankers.llm]\npath = "r"\n', "is reserved"),
     ):
         with pytest.raises(ConfigError, match=fault):
@@ -115,21 +115,21 @@ WHEEL = 'wheel = "a==1"\nfile = "f"\n'
         ("[models]\nx = 3", ["[models.x]", "must be a table, not a whole number"]),
         ("default_model = ['x']", ["key default_model", "must be a text, not a list"]),
         ("[models.x]\nn_ctx = 5", ["[models.x]", "no source"]),
-        (f"[models.x]\n{WHEEL}repo = 'a/b'", ["[models.x]", "key repo", "second source beside wheel"]),
-        ("[models.x]\nwheel = 'a==1'", ["[models.x]", "key file", "which file of the wheel"]),
+        (f"[models.x]\n{WHEEL}repo = 'a/b'", ["[models.x]", "key repo", "second source in addition to wheel"]),
+        ("[models.x]\nwheel = 'a==1'", ["[models.x]", "key file", "name a file of the wheel"]),
         ("[models.x]\npath = 'a'\nfile = 'b'", ["[models.x]", "key file"]),
         ("[models.x]\npath = 'a'\nrevision = 'b'", ["[models.x]", "key revision"]),
         ("[models.x]\npath = 'a'\nsha256 = 'abc'", ["[models.x]", "key sha256", "64 hexadecimal"]),
-        ("[models.x]\npath = 'a'\nchat_template = 'none.jinja'", ["[models.x]", "key chat_template", "no such file", "none.jinja"]),
+        ("[models.x]\npath = 'a'\nchat_template = 'none.jinja'", ["[models.x]", "key chat_template", "does not exist", "none.jinja"]),
         ("[models.x]\npath = ''", ["[models.x]", "key path"]),
         ("[models.x]\npath = '~nobody-of-that-name/x'", ["[models.x]", "key path"]),
         ("[models.echo]\npath = 'a'", ["[models.echo]", "reserved"]),
-        ("[models.'a/b']\npath = 'a'", ["[models.a/b]", "a name is"]),
-        ("[models.'m.gguf']\npath = 'a'", ["[models.m.gguf]", "a name is"]),
-        ("[models.'']\npath = 'a'", ['[models.""]', "a name is"]),
+        ("[models.'a/b']\npath = 'a'", ["[models.a/b]", "a name must be"]),
+        ("[models.'m.gguf']\npath = 'a'", ["[models.m.gguf]", "a name must be"]),
+        ("[models.'']\npath = 'a'", ['[models.""]', "a name must be"]),
         ("default_model = 'y'\n[models.yy]\npath = 'a'", ["key default_model", "no model is named y", "did you mean yy"]),
         ("default_embedder = 'x'\n[models.x]\npath = 'a'", ["key default_embedder", "no embedder is named x"]),
-        ("[models.x]\npath = 'a'\n[embedders.x]\npath = 'a'", ["[embedders.x]", "has this name already"]),
+        ("[models.x]\npath = 'a'\n[embedders.x]\npath = 'a'", ["[embedders.x]", "already has this name"]),
         ("[embedders.x]\nrepo = 'a/b'\nfile = 'folder'", ["[embedders.x]", "key file", ".gguf"]),
         ("a = 1\nb = !", ["not valid TOML", "line 2, column 5"]),
         ("a = " + "[" * 5000, ["not valid TOML"]),
@@ -177,11 +177,11 @@ def test_a_repository_is_owner_and_name(tmp_path, repo):
 
 
 def test_a_models_file_that_cannot_be_read(tmp_path):
-    for file, reason in ((tmp_path / "none.toml", "no such models file"), (tmp_path, "cannot be read")):
+    for file, reason in ((tmp_path / "none.toml", "this models file does not exist"), (tmp_path, "cannot be read")):
         with pytest.raises(ConfigError, match=reason) as caught:
             Catalog.load(Settings(home=tmp_path, models_file=file))
         assert str(file) in caught.value.message
-    for content, reason in ((b"a = '\xff'", "not UTF-8"), (b"#" * (1024 * 1024 + 1), "1048576 bytes at most")):
+    for content, reason in ((b"a = '\xff'", "not UTF-8"), (b"#" * (1024 * 1024 + 1), "at most 1048576 bytes")):
         (tmp_path / "bad.toml").write_bytes(content)
         with pytest.raises(ConfigError, match=reason):
             Catalog.load(Settings(home=tmp_path, models_file=tmp_path / "bad.toml"))

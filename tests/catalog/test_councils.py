@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from localrag.budget import Profile
 from localrag.catalog import Catalog
 from localrag.catalog.councils import DEFAULT_ROUNDS, JudgeTable, RoleTable, SpecialistTable
-from localrag.deliberation.roles import MAX_MEMBERS, RESERVED_ROLES, TOOLS, Council, Judge, Member
-from localrag.deliberation.wording import SYSTEM
+from localrag.deliberation.roles import MAX_MEMBERS, RESERVED_ROLES, SYSTEM, TOOLS, Council, Judge, Member
 from localrag.errors import ConfigError
 from localrag.settings import Settings
 from localrag.types import SamplingParams
@@ -214,7 +213,7 @@ def test_an_unknown_council_is_answered_with_the_nearest_and_with_all(tmp_path):
     [
         ("councils = 3", ["top level", "key councils", "must be a table"]),
         ("[councils]\nx = 3", ["[councils.x]", "must be a table, not a whole number"]),
-        (f"{ONE}".replace(".x.", '."a b".'), ['[councils."a b"]', "a name is"]),
+        (f"{ONE}".replace(".x.", '."a b".'), ['[councils."a b"]', "a name must be"]),
         ("[councils.x]\nplan = true", ["[councils.x]: has no specialists", "[[councils.x.specialists]]"]),
         (f"[councils.x]\nplna = true\n{ONE}", ["[councils.x], key plna", "did you mean plan?"]),
         (f"[councils.x]\nplan = 1\n{ONE}", ["[councils.x], key plan", "must be true or false, not a whole number"]),
@@ -222,7 +221,7 @@ def test_an_unknown_council_is_answered_with_the_nearest_and_with_all(tmp_path):
         (f"[councils.x]\ntop_k = true\n{ONE}", ["[councils.x], key top_k", "not true or false"]),
         (f"[councils.x]\nsize = 9\n{ONE}", ["[councils.x], key size", "less than or equal to 8"]),
         (f"[councils.x]\nsize = 0\n{ONE}", ["[councils.x], key size", "greater than or equal to 1"]),
-        (f"[councils.x]\nsize = 2\n{ONE}", ["[councils.x.specialists.1], key temperature", "one would say the same"]),
+        (f"[councils.x]\nsize = 2\n{ONE}", ["[councils.x.specialists.1], key temperature", "one would repeat itself"]),
         (f"[councils.x]\nbudget = 'defualt'\n{ONE}", ["[councils.x], key budget", "did you mean default?"]),
         (f"[councils.x]\nmax_tokens = 0\n{ONE}", ["[councils.x], key max_tokens", "greater than or equal to 1"]),
         ("[councils.x]\nspecialists = 3", ["[councils.x], key specialists", "must be a list, not a whole number"]),
@@ -230,11 +229,11 @@ def test_an_unknown_council_is_answered_with_the_nearest_and_with_all(tmp_path):
         ("[councils.x]\nspecialists = [{}]", ["[councils.x.specialists.1], key name", "is missing"]),
         (f"{ONE}personna = ''", ["[councils.x.specialists.1], key personna", "did you mean persona?"]),
         (ONE.replace('"p"', "' '"), ["[councils.x.specialists.1], key persona", "is missing"]),
-        (ONE + ONE.replace("one", "Judge"), ["[councils.x.specialists.2], key name", "judge and planner are taken"]),
-        (ONE + ONE.replace("one", "ONE"), ["[councils.x.specialists.2], key name", "has another specialist already"]),
+        (ONE + ONE.replace("one", "Judge"), ["[councils.x.specialists.2], key name", "judge and planner name other roles"]),
+        (ONE + ONE.replace("one", "ONE"), ["[councils.x.specialists.2], key name", "is already the name of another specialist"]),
         (ONE.replace("one", "a\\nb"), ["[councils.x.specialists.1], key name", "one line"]),
-        (ONE.replace("one", "a" * 65), ["[councils.x.specialists.1], key name", "64 characters at most"]),
-        (ONE * 9, ["[councils.x], key specialists", "are 9, and 8 can sit"]),
+        (ONE.replace("one", "a" * 65), ["[councils.x.specialists.1], key name", "at most 64 characters"]),
+        (ONE * 9, ["[councils.x], key specialists", "are 9, but a council has at most 8"]),
         (f"{ONE}model = 'smal'\n[models.small]\npath = 'a'", ["[councils.x.specialists.1], key model", "did you mean small?"]),
         (f"{ONE}n_ctx = 0", ["[councils.x.specialists.1], key n_ctx", "greater than or equal to 1"]),
         (f"{ONE}budget = 'none'", ["[councils.x.specialists.1], key budget", "no budget is named none"]),
@@ -242,7 +241,7 @@ def test_an_unknown_council_is_answered_with_the_nearest_and_with_all(tmp_path):
         (f"{ONE}tags = ['a', 3]", ["[councils.x.specialists.1.tags], key 2", "must be a text"]),
         (f"{ONE}tags = ['a,source=b']", ["[councils.x.specialists.1], key tags", 'without a comma, not "a,source=b"']),
         (f"{ONE}tags = ['']", ["[councils.x.specialists.1], key tags"]),
-        (f"{ONE}tags = ['{'*a' * 7}']", ["[councils.x.specialists.1], key tags", "6 wildcards at most"]),
+        (f"{ONE}tags = ['{'*a' * 7}']", ["[councils.x.specialists.1], key tags", "at most 6 wildcards"]),
         (f"{ONE}temperature = 101", ["[councils.x.specialists.1], key temperature", "must be 0 to 100"]),
         (f"{ONE}think_tokens = 31", ["[councils.x.specialists.1], key think_tokens", "must be 0, or 32 to"]),
         (f"{ONE}temperature = nan", ["[councils.x.specialists.1], key temperature", "finite"]),
@@ -255,7 +254,7 @@ def test_an_unknown_council_is_answered_with_the_nearest_and_with_all(tmp_path):
         (f"{ONE}[councils.x.judge]\nname = 'a'", ["[councils.x.judge], key name", "unknown key"]),
         (f"{ONE}[councils.x.judge]\ntools = ['calculator']", ["[councils.x.judge], key tools", "did you mean calculate?"]),
         (f"{ONE}[councils.x.judge]\nrounds = 9", ["[councils.x.judge], key rounds", "less than or equal to 8"]),
-        (f"{ONE}[councils.x.judge]\nrounds = 1", ["[councils.x.judge], key rounds", "are of tools, and none is named"]),
+        (f"{ONE}[councils.x.judge]\nrounds = 1", ["[councils.x.judge], key rounds", "limits tool calls, but no tools are set"]),
         (f"{ONE}[councils.x.judge]\nmodel = 'default'", ["[councils.x.judge], key model", "no model is named default"]),
         (f"{ONE}[councils.x.judge]\nbudget = 'x'", ["[councils.x.judge], key budget", "no budget is named x"]),
     ],

@@ -342,7 +342,7 @@ def test_a_home_that_cannot_be_written(tmp_path, monkeypatch, capsys):
 
 def test_a_home_of_nobody(run, monkeypatch):
     monkeypatch.setenv("LOCALRAG_HOME", "~nobody-here/x")
-    assert "whose home is this?" in refusal(run("kb", "list"), 2)
+    assert "there is no such user" in refusal(run("kb", "list"), 2)
 
 
 def test_a_home_that_is_a_file(tmp_path, monkeypatch, capsys, embedder_path):

@@ -9,7 +9,7 @@ import pytest
 from localrag.cli.report import report_command
 from localrag.errors import ConfigError, UsageError
 from localrag.journal import FILE_NAME, Journal
-from localrag.report import MARK
+from localrag.report.page import MARK
 from tests.journal.asks import made_up, passage
 from tests.journal.real_asks import real_asks
 

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass, field
 
-from localrag.deliberation import Ask, Council, Judge, Member, Reply, Search, Tell, Turn, Use, Used, Verdict, deliberate
+from localrag.deliberation import Ask, Council, Judge, Member, Reply, RoleTurn, Search, Tell, Use, Used, Verdict, deliberate
 from localrag.types import Chunk, Hit, SamplingParams
 
 TASK = "Which plastic lasts outdoors?"
@@ -32,7 +32,7 @@ def search_for(query):
     return json.dumps({"name": "kb_search", "arguments": {"query": query}})
 
 
-def plain(turn: Turn) -> str:
+def plain(turn: RoleTurn) -> str:
     """What a well-behaved role says."""
     match turn.kind:
         case "plan":
@@ -49,7 +49,7 @@ def plain(turn: Turn) -> str:
 @dataclass
 class Run:
     verdict: Verdict | None = None
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[RoleTurn] = field(default_factory=list)
     asks: list[Ask] = field(default_factory=list)
     searches: list[tuple[str, ...]] = field(default_factory=list)
     used: list[Use] = field(default_factory=list)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from localrag.grading import Grade, Outcome, Passage, Question, grade, is_met, is_refusal
-from localrag.grading.grades import is_page
+from localrag.grading import Grade, Outcome, Passage, Question, grade, is_met, is_page, is_refusal
 from localrag.types import Citation
 
 TPU = Question(id="q", question="How hard is TPU?", answers=(("95A",),), sources=("materials/tpu.md",))

@@ -7,8 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from localrag.errors import UsageError
-from localrag.grading import Question, read_questions, spread
-from localrag.grading.questions import MAX_LINE_BYTES
+from localrag.grading import MAX_LINE_BYTES, Question, read_questions, spread
 
 GOOD = {"id": "q1", "question": "How hard?", "answers": [["95A"]], "sources": ["tpu.md"]}
 
@@ -52,7 +51,7 @@ def test_the_first_line_may_say_what_a_refusal_is(file):
         (b"[" * 100_000, "it is not JSON"),
         (b'{"id": "a\xff"}', "it is not UTF-8"),
         (b'{"id": "a", "id": "b"}', "twice"),
-        (GOOD, "its id 'q1' is that of line 1 as well"),
+        (GOOD, "its id 'q1' is already used on line 1"),
         (GOOD | {"id": 7}, "id: "),
         (GOOD | {"id": ""}, "id: "),
         (GOOD | {"id": "x" * 201}, "id: "),
@@ -65,11 +64,11 @@ def test_the_first_line_may_say_what_a_refusal_is(file):
         (GOOD | {"id": "a", "answers": [[95]]}, "answers.0.0: "),
         (GOOD | {"id": "a", "answers": [["x" * 501]]}, "answers.0.0: "),
         (GOOD | {"id": "a", "answers": [["x"]] * 101}, "answers: "),
-        (GOOD | {"id": "a", "sources": []}, "it has answers and no sources"),
+        (GOOD | {"id": "a", "sources": []}, "it has answers but no sources"),
         (GOOD | {"id": "a", "sources": [[]]}, "sources.0"),
-        (GOOD | {"id": "a", "answers": []}, "it has sources and no answers"),
+        (GOOD | {"id": "a", "answers": []}, "it has sources but no answers"),
         (GOOD | {"id": "a", "answer": "95A"}, "answer: "),
-        ({"refusals": ["no"]}, "refusals stand on the first line"),
+        ({"refusals": ["no"]}, "refusals must be on the first line"),
         (b'{"id": "' + b"x" * MAX_LINE_BYTES + b'"}', "it is longer than 256 KiB"),
     ],
 )
@@ -88,7 +87,7 @@ def test_a_broken_head_is_named_too(file, head):
         read_questions(file(head, GOOD))
 
 
-@pytest.mark.parametrize(("lines", "says"), [((), "holds no question"), (({"refusals": ["no"]},), "holds no question")])
+@pytest.mark.parametrize(("lines", "says"), [((), "has no questions"), (({"refusals": ["no"]},), "has no questions")])
 def test_a_file_without_a_question(file, lines, says):
     with pytest.raises(UsageError, match=says):
         read_questions(file(*lines))
@@ -127,7 +126,7 @@ def test_any_bytes_are_questions_or_one_error_that_names_a_line(file, lines):
     try:
         read = read_questions(path)
     except UsageError as error:
-        assert error.message.startswith("Line ") or "holds no question" in error.message
+        assert error.message.startswith("Line ") or "has no questions" in error.message
         assert "\n" not in error.message.replace("\\n", "") or error.message.isprintable() is False
     else:
         assert len({each.id for each in read.questions}) == len(read.questions)

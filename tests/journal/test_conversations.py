@@ -80,7 +80,7 @@ def test_a_name_is_taken_once(kept):
 
 @pytest.mark.parametrize("name", ["", "  ", "x" * 81, "two\nlines", "bell\x07"])
 def test_a_name_is_a_line(kept, name):
-    with pytest.raises(UsageError, match="a line of 1 to 80"):
+    with pytest.raises(UsageError, match="one line of 1 to 80"):
         kept.create(name, {})
 
 

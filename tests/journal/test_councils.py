@@ -269,5 +269,5 @@ def test_damage_is_one_clear_error(journal, damage):
     council_id = journal.councils.begin("board", "A task?", {})
     journal.councils.add(council_id, {"event": "start"})
     journal._db.execute(damage)
-    with pytest.raises(ConfigError, match="holds a row that cannot be read"):
+    with pytest.raises(ConfigError, match="has a row that cannot be read"):
         journal.councils.get(council_id)

@@ -44,8 +44,8 @@ def build(question, hits=(), *, window=4096, system=None, max_tokens=64, ratio=0
 
 def build_offer(offer, window, *, counter=None, template=TEMPLATE):
     counter = counter or TokenCounter(EchoTokenizer())
-    wants = prompt.measure(offer, counter=counter, template=template)
-    return prompt.compose(wants, wants.share(window), extractive(counter))
+    demand = prompt.measure(offer, counter=counter, template=template)
+    return prompt.compose(demand, demand.share(window), extractive(counter))
 
 
 def shown(composed):

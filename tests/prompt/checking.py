@@ -7,7 +7,7 @@ from itertools import pairwise
 from localrag.conversation import split
 from localrag.engine.echo import EchoTokenizer
 from localrag.prompt.measure import MIN_PROPOSAL_TOKENS
-from localrag.summary.fitting import MARK
+from localrag.summary.shorten import MARK
 from localrag.text.markup import as_content
 from tests.prompt.building import shown
 

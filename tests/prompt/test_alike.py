@@ -25,8 +25,8 @@ PLAIN = "{% for m in messages %}### {{ m.role }}\n\n{{ m.content }}\n\n{% endfor
 PERSONAS = ("You are Ann. You doubt.", "I", "You are Bo\n\nthe user is the one. 温度 " * 9, "the", "- [KB#3]", "(Cy) obeys </s> <think>?")
 
 
-def composed(wants, window):
-    return prompt.compose(wants, wants.share(window), extractive(wants.counter))
+def composed(demand, window):
+    return prompt.compose(demand, demand.share(window), extractive(demand.counter))
 
 
 def before_instructions(made):
@@ -39,7 +39,7 @@ def check_alike(offer, personas, window, counter, template):
     """Whether all had room; then their prompts are the same up to the instructions, and so are their budgets."""
     measured = [prompt.measure(replace(offer, instructions=each), counter=counter, template=template) for each in personas]
     try:
-        made = [composed(wants, window) for wants in prompt.alike(measured)]
+        made = [composed(demand, window) for demand in prompt.alike(measured)]
     except BudgetExceededError:
         return False
     beginnings = [before_instructions(each) for each in made]
@@ -94,11 +94,11 @@ def test_without_setting_aside_they_differ():
 def test_each_is_held_to_its_own_limit_and_not_to_the_longest():
     offer = council_offer(random.Random(5))
     offer = replace(offer, profile=replace(offer.profile, limits={"instructions": 30}))
-    wants = [
+    demand = [
         prompt.measure(replace(offer, instructions=each), counter=TokenCounter(EchoTokenizer()), template=EchoTemplate())
         for each in ("Brief.", "Long. " * 20)
     ]
-    brief, long = prompt.alike(wants)
+    brief, long = prompt.alike(demand)
     assert brief.share(9000).allocations["instructions"] > 100
     with pytest.raises(BudgetExceededError):
         long.share(9000)

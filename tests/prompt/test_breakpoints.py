@@ -15,8 +15,8 @@ WINDOW = 100_000
 
 def composed(engine, messages, **offered):
     shortening = Shortener(engine, None, window=WINDOW, write=False).for_prompt()
-    wants = prompt.measure(PromptInputs(messages=messages, **offered), counter=engine.counter, template=engine.template)
-    return prompt.compose(wants, wants.share(WINDOW), shortening)
+    demand = prompt.measure(PromptInputs(messages=messages, **offered), counter=engine.counter, template=engine.template)
+    return prompt.compose(demand, demand.share(WINDOW), shortening)
 
 
 def common(one, other):

@@ -352,8 +352,8 @@ def test_a_larger_window_never_loses_the_question(seed, window):
 @given(seed=st.integers(0, 2**32), window=st.integers(400, 6000))
 def test_the_order_of_sections_does_not_matter(seed, window):
     rng = random.Random(seed)
-    wants = prompt.measure(random_offer(rng, size=4), counter=TokenCounter(EchoTokenizer()), template=EchoTemplate())
-    sections = wants.sections
+    demand = prompt.measure(random_offer(rng, size=4), counter=TokenCounter(EchoTokenizer()), template=EchoTemplate())
+    sections = demand.sections
     try:
         budget = negotiate(window, sections)
     except BudgetExceededError:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from localrag.errors import ConfigError, UsageError
 from localrag.relevance import DEFAULT_FILE_TYPES, FACTORS, METHODS, File, Weights, kind_of, score, weigh
-from localrag.relevance.alignment import HALF_DENSITY, MAX_WINDOWS, MAX_WINDOWS_IN_ALL, windows
-from localrag.relevance.dependencies import Resolver
 from localrag.relevance.profile import idf, stem
+from localrag.relevance.references import HALF_DENSITY, Resolver
+from localrag.relevance.scoring import MAX_WINDOWS, MAX_WINDOWS_IN_ALL, windows
 from localrag.types import Chunk, Hit
 from tests.kb.hash_embedder import HashEmbedder
 

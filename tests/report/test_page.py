@@ -16,8 +16,8 @@ from stretchable.style import AUTO
 from localrag.budget import Entry, Ledger, Percent, Section, Shortened, TimeLimit, negotiate
 from localrag.errors import BudgetExceededError
 from localrag.journal import Journal, allotments
-from localrag.report import MARK, page, report
-from localrag.report.page import shrink_multiple
+from localrag.report import report
+from localrag.report.page import MARK, page, shrink_multiple
 from tests.browser import FLAGS, NEEDS_CHROMIUM
 from tests.budget.test_flex_oracles import SHARED
 from tests.journal.asks import made_up, passage

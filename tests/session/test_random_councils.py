@@ -16,8 +16,8 @@ from hypothesis import Phase, given
 from hypothesis import strategies as st
 
 from localrag.budget import Ledger, Profile
-from localrag.deliberation import Council, Judge, Member, wording
-from localrag.deliberation.calls import specs
+from localrag.deliberation import Council, Judge, Member, turns
+from localrag.deliberation.replies import tool_specs
 from localrag.deliberation.roles import TOOLS
 from localrag.errors import BudgetExceededError
 from localrag.prompt import PromptInputs
@@ -197,23 +197,23 @@ class Run:
         messages = [Message("system", self.council.system), Message("user", self.task)]
         given = PromptInputs(messages=messages, profile=who.profile, cite="", tells_omitted=True, hits=answer.offered)
         if kind == "plan":
-            return replace(given, instructions=wording.PLAN)
-        plan = wording.planning(**self.context)
+            return replace(given, instructions=turns.PLAN)
+        plan = turns.planning_text(**self.context)
         if kind == "proposal":
-            return replace(given, plan=plan, cite=wording.CITE, instructions=wording.propose(role, who.persona))
+            return replace(given, plan=plan, cite=turns.CITE, instructions=turns.propose_text(role, who.persona))
         if kind == "review":
             others = [each for each in self.spoken if each.label != role]
             shown = [Proposal(label=f"Proposal {letter}", text=each.text) for letter, each in zip("ABCDEFGH", others, strict=False)]
-            return replace(given, plan=plan, proposals=shown, instructions=wording.review(role, who.persona))
+            return replace(given, plan=plan, proposals=shown, instructions=turns.review_text(role, who.persona))
         silent = [name for name, each in self.checked.items() if each not in self.spoken]
         return replace(
             given,
             messages=[*messages, *self.rounds],
             cited=frozenset(self.cited),
-            plan=wording.planning(**self.context, silent=silent),
+            plan=turns.planning_text(**self.context, silent=silent),
             proposals=self.spoken,
-            tools=specs(who.tools) if who.max_calls else (),
-            instructions=wording.judge(who.persona, with_tools=who.max_calls > 0),
+            tools=tool_specs(who.tools) if who.max_calls else (),
+            instructions=turns.judge_text(who.persona, with_tools=who.max_calls > 0),
         )
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from localrag.budget import Entry, Ledger
 from localrag.citation import TAG
-from localrag.deliberation import calls
+from localrag.deliberation import replies
 from localrag.deliberation.roles import TOOLS
 from localrag.engine.echo import EchoTokenizer, open_echo
 from localrag.errors import InterruptedRunError
@@ -181,7 +181,7 @@ def test_where_room_is_short_the_passage_itself_comes_first(session, steps):
 def test_numbers_are_worked_out(session):
     toolbox = box(session)
     assert toolbox.use("calculate", {"expression": "0.1 + 0.2"})[0].text == '{"result":"0.3"}'
-    assert failed(toolbox, "calculate", expression="1 / 0") == "It divides by zero."
+    assert failed(toolbox, "calculate", expression="1 / 0") == "The expression divides by zero."
     assert "cannot be read" in failed(toolbox, "calculate", expression="__import__('os')")
 
 
@@ -314,24 +314,24 @@ def test_the_room_is_never_exceeded(both, room, uses, tells_last):
 
 @pytest.mark.parametrize("tool", TOOLS)
 def test_a_call_as_its_form_allows_it_is_read(tool):
-    (form,) = [each for each in calls.schema([tool])["anyOf"] if each["properties"]["name"]["const"] == tool]
+    (form,) = [each for each in replies.call_schema([tool])["anyOf"] if each["properties"]["name"]["const"] == tool]
     ((name, wanted),) = form["properties"]["arguments"]["properties"].items()
     reply = json.dumps({"name": tool, "arguments": {name: "x" * wanted["maxLength"]}})
-    assert calls.parse(reply, TOOLS) == calls.Call(tool, {name: "x" * wanted["maxLength"]})
-    assert len(reply) / 2 <= calls.MAX_TOKENS
+    assert replies.parse_call(reply, TOOLS) == replies.Call(tool, {name: "x" * wanted["maxLength"]})
+    assert len(reply) / 2 <= replies.MAX_CALL_TOKENS
 
 
 @pytest.mark.parametrize("reply", ["", "[" * 100_000, "[]", '{"name":["kb_read"],"arguments":{}}', '{"name":"conclude","arguments":{}}'])
 def test_what_is_no_call_ends_them(reply):
-    assert calls.parse(reply, TOOLS) is None
+    assert replies.parse_call(reply, TOOLS) is None
 
 
 def test_half_a_character_in_a_call_can_be_kept():
-    call = calls.parse('{"name":"kb_search","arguments":{"query":"a\\ud800b"}}', TOOLS)
+    call = replies.parse_call('{"name":"kb_search","arguments":{"query":"a\\ud800b"}}', TOOLS)
     assert call.arguments["query"].encode()
 
 
 def test_a_long_expression_is_not_cut_into_another_one():
     expression = "+".join(["1000"] * 40)
-    call = calls.parse(json.dumps({"name": "calculate", "arguments": {"expression": expression}}), TOOLS)
+    call = replies.parse_call(json.dumps({"name": "calculate", "arguments": {"expression": expression}}), TOOLS)
     assert call.arguments == {"expression": expression}

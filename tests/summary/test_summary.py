@@ -164,10 +164,10 @@ def test_detailed_code_keeps_heads_before_docstrings():
     for head in ("class Segment:", "class Tokenizer(Protocol):", "def encode(self, text: str) -> list[int]: …", "class TokenCounter:"):
         assert head in made.text
     assert "return count" not in made.text  # bodies
-    assert '"""The bytes that a token stands for' not in made.text  # docstrings come last
+    assert '"""Return the bytes of a token' not in made.text  # docstrings come last
     assert made.text.index("class Segment") < made.text.index("class Tokenizer") < made.text.index("class TokenCounter")
     more = summarize(Source(label="tokens.py", text=TOKENS_PY), "detailed", count=in_pairs, limit=2000)
-    assert '"""The bytes that a token stands for' in more.text
+    assert '"""Return the bytes of a token' in more.text
 
 
 def test_detailed_markdown_is_its_headings():

@@ -105,7 +105,7 @@ def _find(settings: Settings, words: str | None, *, as_json: bool) -> None:
     if as_json:
         emit({"conversations": [each.to_dict() for each in kept]})
     else:
-        from localrag.report import when  # noqa: PLC0415  # weight
+        from localrag.report.page import when  # noqa: PLC0415  # weight
 
         rows = [(each.name, each.num_turns, when(each.updated_at), short(each.first_question)) for each in kept]
         table(("Conversation", "Turns", "Last", "First question"), rows, right=("Turns",))

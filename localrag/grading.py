@@ -1,4 +1,8 @@
-"""Grade the outcome of a question against the known answer: by words, numbers and sources, never by a model."""
+"""Grade answers to questions with known answers: by words, numbers and sources, never by a model.
+
+`read_questions` reads the questions from an untrusted file of JSON lines, `grade` compares an `Outcome` with one, `tally` adds
+up the grades of one way of answering, and `compare` compares two ways on the same questions.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,145 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from itertools import chain
+from pathlib import Path
 from statistics import NormalDist, fmean
-from typing import Any, Self
+from typing import Annotated, Any, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
+from pydantic import Field as Limits
 
 from localrag.citation import without_tags
-from localrag.grading.questions import Question, Source
+from localrag.errors import UsageError
+from localrag.files import check_regular, read_lines, read_object
 from localrag.types import Citation
+
+MAX_LINE_BYTES = 256 * 1024
+MAX_QUESTIONS = 10_000
+_LIKE = '{"id": "q1", "question": "…", "answers": [["…"]], "sources": ["…"]}'
+_REFUSALS = "refusals"
+_Item = TypeVar("_Item")
+_Model = TypeVar("_Model", bound=BaseModel)
+
+Source = str | tuple[str, ...]
+"""A page with the whole answer in one passage, or several pages whose passages contain it together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A question. `answers` are groups of spellings: a right answer has one of each group. Without answers, no page answers the
+    question.
+
+    `sources` are alternatives, each the end of a path in the knowledge base.
+    """
+
+    id: str
+    question: str
+    answers: tuple[tuple[str, ...], ...] = ()
+    sources: tuple[Source, ...] = ()
+
+    @property
+    def is_answerable(self) -> bool:
+        return bool(self.answers)
+
+    @property
+    def pages(self) -> set[str]:
+        """All pages named in `sources`."""
+        return {page for source in self.sources for page in ((source,) if isinstance(source, str) else source)}
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionFile:
+    """The questions of a file in order, and its refusal phrases, which replace REFUSALS; None if it has none."""
+
+    questions: tuple[Question, ...]
+    refusals: tuple[str, ...] | None = None
+
+
+_Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=500)]
+_Page = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=4000)]
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    id: Annotated[str, StringConstraints(min_length=1, max_length=200)]
+    question: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=10_000)]
+    answers: Annotated[list[Annotated[list[_Text], Limits(min_length=1, max_length=100)]], Limits(max_length=100)]
+    sources: Annotated[list[_Page | Annotated[list[_Page], Limits(min_length=1, max_length=100)]], Limits(max_length=100)] = []
+
+
+class _Head(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    refusals: Annotated[list[_Text], Limits(min_length=1, max_length=1000)]
+
+
+def read_questions(path: Path) -> QuestionFile:
+    """Read all questions of a file. Raises UsageError with the number of an invalid line, or of one that repeats an id."""
+    check_regular(path, f"Give a file with {_LIKE} on each line.")
+    reader = _Reader()
+    for number, raw in read_lines(path, MAX_LINE_BYTES):
+        try:
+            reader.take(number, raw)
+        except UsageError as error:
+            said = f"Line {number} of {path.name} cannot be used: {error.message}"
+            raise UsageError(said, hint=error.hint or f"See {path}.", line=number) from None
+    if not reader.questions:
+        raise UsageError(f"{path} has no questions.", hint=f"Write {_LIKE} on each line.")
+    return QuestionFile(tuple(reader.questions), reader.refusals)
+
+
+def spread(items: Sequence[_Item], num: int | None) -> list[_Item]:
+    """Return `num` of the items at even distances, beginning with the first; None returns all."""
+    if num is None or num >= len(items):
+        return list(items)
+    return [items[at * len(items) // num] for at in range(num)]
+
+
+def _checked(model: type[_Model], row: dict[str, Any]) -> _Model:
+    try:
+        return model.model_validate(row)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(str(each)[:80] for each in fault["loc"])
+        raise UsageError(f"{place or 'it'}: {fault['msg'][:200]}.", hint=f"Write {_LIKE} on each line.") from None
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Collects the lines of a file."""
+
+    questions: list[Question] = field(default_factory=list)
+    refusals: tuple[str, ...] | None = None
+    _lines: dict[str, int] = field(default_factory=dict)
+
+    def take(self, number: int, raw: bytes | None) -> None:
+        if raw is None:
+            raise UsageError(f"it is longer than {MAX_LINE_BYTES // 1024} KiB.")
+        row = read_object(raw, _LIKE)
+        if _REFUSALS not in row:
+            self._add(number, _checked(_Line, row))
+        elif self.questions or self.refusals is not None:
+            raise UsageError("refusals must be on the first line.")
+        else:
+            self.refusals = tuple(_checked(_Head, row).refusals)
+
+    def _add(self, number: int, line: _Line) -> None:
+        if (first := self._lines.setdefault(line.id, number)) != number:
+            raise UsageError(f"its id {line.id!r} is already used on line {first}.", hint="Give each question a different id.")
+        if len(self.questions) == MAX_QUESTIONS:
+            raise UsageError(f"there are more than {MAX_QUESTIONS} questions.", hint="Split the file.")
+        if bool(line.answers) != bool(line.sources):
+            there, lacking = ("answers", "sources") if line.answers else ("sources", "answers")
+            hint = 'Name the pages that hold the answers; a question that no page answers has "answers": [] and no sources.'
+            raise UsageError(f"it has {there} but no {lacking}.", hint=hint)
+        sources = tuple(source if isinstance(source, str) else tuple(source) for source in line.sources)
+        answers = tuple(tuple(group) for group in line.answers)
+        self.questions.append(Question(id=line.id, question=line.question, answers=answers, sources=sources))
+
 
 REFUSALS = (
     "sources do not",
@@ -51,7 +185,7 @@ REFUSALS = (
     "unable to answer",
     "do not know",
 )
-"""Phrases of an answer that says that the sources do not answer the question. "n't" is read as "not"."""
+"""Phrases that say that the sources do not answer the question. "n't" is read as "not"."""
 
 _NUMBERS = ("prompt_tokens", "evaluated_tokens", "completion_tokens")
 _KINDS: Mapping[str, tuple[type, ...]] = {
@@ -64,7 +198,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A passage as it was supplied to the model: the label that cites it, the document it is of, and its words."""
+    """A passage supplied to the model: its label in citations, its document, and its text."""
 
     label: str
     source: str
@@ -75,8 +209,9 @@ class Passage:
 class Outcome:
     """The outcome of a question. `text` is the final answer without reasoning, `passages` are those that the model was shown.
 
-    `prompt` is a digest of the tokens sent, if there was one prompt. `evaluated_tokens` are those of all prompts that were not reused from
-    another prompt of the same question. Without an answer, `error` is the name of the error and `error_text` its message.
+    `prompt` is a digest of the tokens sent, if there was one prompt. `evaluated_tokens` counts prompt tokens that were not
+    reused from another prompt of the same question. Without an answer, `error` is the name of the error and `error_text` its
+    message.
     """
 
     text: str = ""
@@ -92,7 +227,7 @@ class Outcome:
     error_text: str = ""
 
     def to_dict(self) -> dict[str, object]:
-        """Fit for JSON. `error` and `error_text` are left out if empty."""
+        """Return the outcome as JSON. `error` and `error_text` are left out if empty."""
         data = asdict(self)
         return {name: value for name, value in data.items() if value or name not in ("error", "error_text")}
 
@@ -112,9 +247,9 @@ class Outcome:
 class Grade:
     """The grade of one answer. For a question that no page answers, all but `num_invented` and `is_refused` are False.
 
-    `in_evidence`: the supplied passages hold the answer. `is_right`: the text holds it. `cites_holder`: a cited source holds it.
-    `num_invented`: citations of passages that were not supplied. `is_refused`: the text says that the sources do not answer, and holds no
-    right answer beside that.
+    `in_evidence`: the supplied passages contain the answer. `is_right`: the text contains it. `cites_holder`: a cited source
+    contains it. `num_invented`: citations of passages that were not supplied. `is_refused`: the text says that the sources do
+    not answer, and contains no right answer.
     """
 
     in_evidence: bool
@@ -141,24 +276,24 @@ def grade(question: Question, outcome: Outcome, refusals: Sequence[str] = REFUSA
 
 
 def is_met(answers: Sequence[Sequence[str]], text: str) -> bool:
-    """Whether a text has one spelling of each group as separate words or numbers, ignoring case and labels of sources."""
+    """Tell whether a text has one spelling of each group as separate words or numbers, ignoring case and source labels."""
     text = _plain(without_tags(text))
     return all(any(_pattern(each).search(text) for each in group) for group in answers)
 
 
 def is_refusal(text: str, phrases: Iterable[str] = REFUSALS) -> bool:
-    """Whether a text holds one of the phrases, ignoring case."""
+    """Tell whether a text contains one of the phrases, ignoring case."""
     said = _written_out(text)
     return any(_pattern(_written_out(phrase)).search(said) for phrase in phrases)
 
 
 def is_page(source: str, page: str) -> bool:
-    """Whether a document of a knowledge base is the page that a question names by the end of its path."""
+    """Tell whether a document of a knowledge base is the page that a question names by the end of its path."""
     return source == page or source.endswith(f"/{page}")
 
 
 def _is_held(question: Question, source: Source, passages: Sequence[Passage]) -> bool:
-    """Whether one passage of the page holds the whole answer; of pages that stand together, passages of each of them together."""
+    """Tell whether one passage of the page contains the whole answer, or passages of all pages of a group together."""
     if isinstance(source, str):
         return any(is_met(question.answers, each.text) for each in passages if is_page(each.source, source))
     texts = {page: [each.text for each in passages if is_page(each.source, page)] for page in source}
@@ -172,19 +307,19 @@ def _is_cited(source: Source, cited: Iterable[str]) -> bool:
 
 @lru_cache(maxsize=4096)
 def _pattern(spelling: str) -> re.Pattern[str]:
-    """A pattern for a spelling. A number does not match inside a longer one, such as 75 in 0.75; a unit may follow it directly."""
+    """Return a pattern for a spelling. A number does not match inside a longer one, such as 75 in 0.75; a unit may follow it directly."""
     spelling = _plain(spelling)
     end = r"(?![.,]?\d)" if spelling[-1].isdigit() else r"(?!\w)"
     return re.compile(rf"(?<!\w)(?<!\d[.,]){re.escape(spelling)}{end}", re.IGNORECASE)
 
 
 def _plain(text: str) -> str:
-    """Text with one kind of minus and of space."""
+    """Reduce all kinds of minus signs and spaces to one."""
     return re.sub(r"\s+", " ", re.sub("[−–‑]", "-", text))
 
 
 def _written_out(text: str) -> str:
-    """Text without contractions."""
+    """Write out contractions."""
     text = _plain(text).replace("’", "'").casefold()
     return text.replace("can't", "cannot").replace("can not", "cannot").replace("n't", " not")
 
@@ -196,7 +331,7 @@ Graded = tuple[Question, Outcome, Grade]
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """`num` of `of`, with Wilson's 95 % confidence interval of the true share: 0 to 1 if `of` is 0."""
+    """`num` of `of`, with Wilson's 95 % confidence interval of the true share (0 to 1 if `of` is 0)."""
 
     num: int
     of: int
@@ -220,8 +355,8 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """One way over all its questions. Failed questions count as not answered in every number; `errors` counts them by error. Seconds and
-    tokens are means over the others.
+    """One way of answering over all its questions. Failed questions count as not answered in every number; `errors` counts them by
+    error. Seconds and tokens are means over the others.
     """
 
     way: str
@@ -231,9 +366,9 @@ class Tally:
     cites_holder: Share
     num_invented: int
     is_refused: Share
-    """Among the questions that no page answers."""
+    """Among questions that no page answers."""
     is_refused_wrongly: Share
-    """Among the others."""
+    """Among questions that a page answers."""
     mean_s: float
     mean_evaluated_tokens: float
     mean_completion_tokens: float
@@ -241,7 +376,7 @@ class Tally:
 
     @property
     def shares(self) -> dict[str, Share]:
-        """By their names in JSON."""
+        """The shares by their JSON names."""
         names = ("in_evidence", "is_right", "cites_holder", "is_refused", "is_refused_wrongly")
         return {name: getattr(self, name) for name in names}
 
@@ -260,7 +395,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The number of questions that only one of two ways answers right, and the probability of so uneven a split by chance."""
+    """The number of questions that only one of two ways answers right, and the probability that chance alone gives so uneven a split."""
 
     way: str
     other: str
@@ -309,14 +444,14 @@ def compare(way: str, graded: Sequence[Graded], other: str, others: Sequence[Gra
 
 
 def sign_test(num: int, other: int) -> float:
-    """The two-sided p-value of a sign test: the probability of a split at least this uneven by chance."""
+    """Return the two-sided p-value of a sign test: the probability of a split at least this uneven by chance."""
     total = num + other
     return min(1.0, 2 * sum(math.comb(total, k) for k in range(min(num, other) + 1)) / (1 << total))
 
 
 def _share(values: Iterable[bool]) -> Share:
-    found = list(values)
-    return Share(sum(found), len(found))
+    outcomes = list(values)
+    return Share(sum(outcomes), len(outcomes))
 
 
 def _mean(values: Sequence[float]) -> float:

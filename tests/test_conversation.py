@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localrag.conversation import Covered, Exchange, Rolling, fit, newest, search_query, split
-from localrag.conversation.rolling import MIN_SUMMARY_TOKENS, SHARE
+from localrag.conversation import MIN_SUMMARY_TOKENS, SHARE, Covered, Exchange, Rolling, fit, newest, search_query, split
 from localrag.engine.echo import EchoTokenizer
 from localrag.errors import EngineError, InterruptedRunError, UsageError
 from localrag.summary import extract
@@ -83,7 +82,7 @@ def test_the_query_is_all_that_the_user_said_since_the_last_answer(messages, que
 
 
 def test_an_answer_at_the_end_leaves_no_question():
-    with pytest.raises(UsageError, match=r"There must be a question since the last answer\."):
+    with pytest.raises(UsageError, match=r"There is no question since the last answer\."):
         search_query(KAITO)
 
 
@@ -91,7 +90,7 @@ def test_an_answer_at_the_end_leaves_no_question():
     "messages", [[], [SYSTEM], KAITO[1:], [Message("tool", "{}")], [Message("assistant", "call"), Message("tool", "{}")]]
 )
 def test_without_a_question_there_is_nothing_to_answer(messages):
-    with pytest.raises(UsageError, match="There must be a question"):
+    with pytest.raises(UsageError, match="There is no question"):
         split(messages)
 
 
