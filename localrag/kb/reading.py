@@ -11,7 +11,7 @@ from typing import Self
 
 from localrag.errors import KnowledgeBaseError
 from localrag.kb.readers import needs_threads
-from localrag.kb.readers.base import Place, Reading, Section, UnreadableError
+from localrag.kb.readers.base import Locator, Reading, Section, UnreadableError
 from localrag.kb.reading_process import ReadingProcess
 from localrag.kb.reading_worker import MEMORY_EXIT
 from localrag.text.sanitize import one_line
@@ -156,7 +156,7 @@ def _reading(header: dict[str, object], text: str) -> Reading:
     """A Reading from an answer; ValueError, TypeError, KeyError or IndexError where it does not hold together."""
     headings, kinds = _texts(header["headings"]), _texts(header["kinds"])
     sections = [Section(start, end, headings[heading], body) for start, end, heading, body in _groups(header["sections"], 4)]
-    places = [Place(start, kinds[kind], number) for start, kind, number in _groups(header["places"], 3)]
+    places = [Locator(start, kinds[kind], number) for start, kind, number in _groups(header["places"], 3)]
     at = 0
     for section in sections:
         if not (at <= section.start <= section.end <= len(text) and (section.body == 0 or section.start <= section.body <= section.end)):
