@@ -56,11 +56,11 @@ if TYPE_CHECKING:
     from localrag.kb.filters import FolderRule, Where
     from localrag.kb.ingest import IngestResult, Tagging
     from localrag.kb.knowledge_base import RetrieveOptions
-    from localrag.kb.plan import Plan, Progress
+    from localrag.kb.plan import IndexProgress, Plan
     from localrag.kb.protocols import Feedback, Reranker, TextRow
     from localrag.kb.texts import Text, Texts
-    from localrag.kb.verify import Verified
-    from localrag.kb.walk import Found, Skipped
+    from localrag.kb.verify import VerifyResult
+    from localrag.kb.walk import FileEntry, SkippedFile
     from localrag.prompt import Demand, Prompt, PromptInputs
     from localrag.session import Answer, Options, Outcome, Prepared, Request, Retriever, Session, TopK
     from localrag.session.answer import Pass
@@ -109,12 +109,13 @@ __all__ = [
     "EngineError",
     "Entry",
     "Feedback",
+    "FileEntry",
     "Flex",
     "FlexItem",
     "FolderRule",
     "Forgotten",
-    "Found",
     "Hit",
+    "IndexProgress",
     "IngestResult",
     "InterruptedRunError",
     "Journal",
@@ -140,7 +141,6 @@ __all__ = [
     "Plan",
     "Prepared",
     "Profile",
-    "Progress",
     "Prompt",
     "PromptInputs",
     "Proposal",
@@ -154,7 +154,7 @@ __all__ = [
     "Session",
     "Settings",
     "Shortened",
-    "Skipped",
+    "SkippedFile",
     "Slot",
     "Tagging",
     "TemplateError",
@@ -171,7 +171,7 @@ __all__ = [
     "Turn",
     "UsageError",
     "Verdict",
-    "Verified",
+    "VerifyResult",
     "Where",
     "council",
     "negotiate",
@@ -228,8 +228,8 @@ _MODULES = {
     ),
     "kb.knowledge_base": ("RetrieveOptions",),
     "kb.plan": (
+        "IndexProgress",
         "Plan",
-        "Progress",
     ),
     "kb.protocols": (
         "Feedback",
@@ -240,10 +240,10 @@ _MODULES = {
         "Text",
         "Texts",
     ),
-    "kb.verify": ("Verified",),
+    "kb.verify": ("VerifyResult",),
     "kb.walk": (
-        "Found",
-        "Skipped",
+        "FileEntry",
+        "SkippedFile",
     ),
     "prompt": (
         "Demand",

@@ -14,7 +14,7 @@ from localrag.catalog import Progress
 from localrag.catalog.checksums import sha256_of
 from localrag.catalog.sources import Stage, publish
 from localrag.errors import KnowledgeBaseError, LocalragError, ModelFileError
-from localrag.kb.knowledge_base import Folder
+from localrag.kb.knowledge_base import FolderLocation
 from localrag.kb.transfer import content_sha256, import_from
 from localrag.settings import Settings
 
@@ -69,7 +69,7 @@ def imported(file: Path, thing: Thing, folder: Path, settings: Settings, *, forc
     except KnowledgeBaseError as error:
         reason = error.message.replace(str(folder / thing.path), thing.path).rstrip(".")
         raise refused(file, reason) from None
-    place = Folder(settings.kb_dir, thing.name)
+    place = FolderLocation(settings.kb_dir, thing.name)
     staged, target = made / thing.name, place.path.parent
     if not place.path.is_file():
         if target.exists():  # a folder without a knowledge base, as a killed indexer leaves one
@@ -87,7 +87,7 @@ def imported(file: Path, thing: Thing, folder: Path, settings: Settings, *, forc
     return Move(thing, staged, target, "replaced")
 
 
-def _content(place: Folder) -> str:
+def _content(place: FolderLocation) -> str:
     place.open()  # which brings its tables to today's form
     place.close()
     return content_sha256(place.path)
@@ -105,7 +105,7 @@ def land(move: Move, stage: Stage) -> None:
 
 def _make_way(target: Path, stage: Stage) -> None:
     """Away with a knowledge base that is replaced: in its turn to write where there is one, and into the stage where there is none."""
-    place = Folder(target.parent, target.name)
+    place = FolderLocation(target.parent, target.name)
     if place.path.is_file():
         place.remove()
     else:

@@ -19,11 +19,11 @@ from localrag.errors import KnowledgeBaseError, UsageError
 from localrag.kb.chunking import CUTTER, Passage, cut
 from localrag.kb.filters import FolderRule, is_unicode
 from localrag.kb.names import has_control
-from localrag.kb.plan import INCOMPLETE, SECRET, KnownFiles, Progress, ReadFile, decide, is_same
-from localrag.kb.protocols import AnyStore, DocumentRow, Known, Unread
+from localrag.kb.plan import INCOMPLETE, SECRET, IndexProgress, KnownFiles, ReadFile, decide, is_same
+from localrag.kb.protocols import AnyStore, DocumentRow, StoredDocument, UnreadFile
 from localrag.kb.readers import UnreadableError
 from localrag.kb.reading import Readers
-from localrag.kb.walk import Found, Skipped, reason_of, walk
+from localrag.kb.walk import FileEntry, SkippedFile, reason_of, walk
 from localrag.text.tokens import Embedder
 
 EMBED_AT_ONCE = 128
@@ -135,7 +135,7 @@ class Tagging:
             if has_control(tag):
                 raise UsageError(f"The tag {tag[:40]!r} holds control characters.", hint="Write it without them.")
 
-    def of(self, file: Found) -> dict[str, set[tuple[str, str]]]:
+    def of(self, file: FileEntry) -> dict[str, set[tuple[str, str]]]:
         """origin → the fields that this file gets."""
         found = {"rule": {("tag", tag) for rule in self.rules if rule.holds(file.source, file.path) for tag in rule.tags}}
         if self.given is not None:
@@ -158,8 +158,8 @@ class IngestResult:
     removed: int
     num_embedded: int
     num_chunks: int
-    skipped: tuple[Skipped, ...]
-    partial: tuple[Skipped, ...] = ()
+    skipped: tuple[SkippedFile, ...]
+    partial: tuple[SkippedFile, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
         """Fit for JSON."""
@@ -169,7 +169,7 @@ class IngestResult:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    file: Found
+    file: FileEntry
     row: DocumentRow
     passages: list[Passage]
 
@@ -180,7 +180,7 @@ def ingest(
     *,
     store: AnyStore | None,
     make_store: Callable[[], AnyStore],
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[IndexProgress], None] | None = None,
     tagging: Tagging | None = None,
     hidden: bool = False,
 ) -> IngestResult:
@@ -220,15 +220,15 @@ class _Run:
     make_store: Callable[[], AnyStore]
     known: KnownFiles
     tagging: Tagging
-    progress: Callable[[Progress], None] | None
+    progress: Callable[[IndexProgress], None] | None
     added: int = 0
     updated: int = 0
     unchanged: int = 0
     renamed: int = 0
     num_embedded: int = 0
-    partial: list[Skipped] = field(default_factory=list)
-    _now_unread: dict[str, Unread] = field(default_factory=dict)
-    _kept: list[tuple[Found, int]] = field(default_factory=list)  # with document ids
+    partial: list[SkippedFile] = field(default_factory=list)
+    _now_unread: dict[str, UnreadFile] = field(default_factory=dict)
+    _kept: list[tuple[FileEntry, int]] = field(default_factory=list)  # with document ids
     _stamps: list[tuple[int, int | None]] = field(default_factory=list)
     _waiting: list[_Prepared] = field(default_factory=list)
     _num_read: int = 0
@@ -264,7 +264,7 @@ class _Run:
                 store.set_unread(unread, self._now_unread)
         return len(vanished), store
 
-    def _take(self, file: Found) -> None:
+    def _take(self, file: FileEntry) -> None:
         """Read and cut one file, unless it is unchanged."""
         decision = decide(file, self.known, self.readers, is_local=None if self.store is None else self.store.is_local)
         if decision.unread is not None:
@@ -280,7 +280,7 @@ class _Run:
         else:
             self._prepare(file, decision.read)
 
-    def _prepare(self, file: Found, read: ReadFile) -> None:
+    def _prepare(self, file: FileEntry, read: ReadFile) -> None:
         reading = read.reading
         try:
             passages = cut(reading, self.embedder)
@@ -293,19 +293,19 @@ class _Run:
         row = DocumentRow(
             file.path, file.source, read.sha256, read.num_bytes, reading.title, reading.tags, fields, mtime_ns=read.mtime_ns, cutter=CUTTER
         )
-        self.partial += [Skipped(file.source, line) for line in reading.missing]
+        self.partial += [SkippedFile(file.source, line) for line in reading.missing]
         self._waiting.append(_Prepared(file, row, passages))
 
-    def _keep(self, file: Found, document: Known, *, is_renamed: bool = False) -> None:
+    def _keep(self, file: FileEntry, document: StoredDocument, *, is_renamed: bool = False) -> None:
         self.renamed += is_renamed
         self.unchanged += not is_renamed
-        self.partial += [Skipped(file.source, line) for line in self.known.notes(document, INCOMPLETE)]
+        self.partial += [SkippedFile(file.source, line) for line in self.known.notes(document, INCOMPLETE)]
         self._kept.append((file, document.id))
 
-    def _skip(self, file: Found, reason: str) -> None:
-        self.known.found.skipped.append(Skipped(file.source, reason))
+    def _skip(self, file: FileEntry, reason: str) -> None:
+        self.known.found.skipped.append(SkippedFile(file.source, reason))
 
-    def _rename(self, file: Found, document: Known) -> None:
+    def _rename(self, file: FileEntry, document: StoredDocument) -> None:
         """Rename a stored document as its file was."""
         assert self.store is not None
         with self.store.writing():
@@ -359,10 +359,10 @@ class _Run:
 
     def _report(self, source: str) -> None:
         if self.progress is not None:
-            self.progress(Progress(source, self._num_read - len(self._waiting), len(self.known.found.files), self.num_embedded))
+            self.progress(IndexProgress(source, self._num_read - len(self._waiting), len(self.known.found.files), self.num_embedded))
 
 
-def _nothing_read(paths: Sequence[Path], skipped: list[Skipped]) -> KnowledgeBaseError:
+def _nothing_read(paths: Sequence[Path], skipped: list[SkippedFile]) -> KnowledgeBaseError:
     where = ", ".join(str(path) for path in paths)
     reasons = Counter(reason for _, reason in skipped)
     why = "; ".join(f"{num} × {reason}" for reason, num in reasons.most_common(5)) or "there are no files"

@@ -14,14 +14,14 @@ from localrag.errors import KnowledgeBaseError, KnowledgeBaseNotFoundError, Usag
 from localrag.kb.filters import Where
 from localrag.kb.index_lock import INDEX_WAIT_S, taken
 from localrag.kb.ingest import IngestResult, Tagging, ingest
-from localrag.kb.names import FILE, check_name, list_kbs, not_found
-from localrag.kb.plan import Plan, Progress, plan
-from localrag.kb.protocols import AnyStore, Feedback, Place, Reranker
+from localrag.kb.names import FILE, SERVER_PREFIXES, check_name, list_kbs, not_found
+from localrag.kb.plan import IndexProgress, Plan, plan
+from localrag.kb.protocols import AnyStore, Feedback, KbLocation, Reranker
 from localrag.kb.retrieve import Mode, retrieve
 from localrag.kb.store import Store
 from localrag.kb.texts import Texts, renew
 from localrag.kb.transfer import export_to, import_from, read_name
-from localrag.kb.verify import Verified, verify
+from localrag.kb.verify import VerifyResult, verify
 from localrag.settings import Learning
 from localrag.text.tokens import Embedder
 from localrag.types import Chunk, Hit
@@ -29,7 +29,6 @@ from localrag.types import Chunk, Hit
 if TYPE_CHECKING:
     from localrag.kb.vectors import VectorIndex
 
-_SERVERS = ("postgresql://", "postgres://")
 _REMOVED = ".removed-"
 _MAX_ID = 2**63 - 1  # the largest number of a store
 
@@ -46,13 +45,13 @@ class RetrieveOptions(TypedDict, total=False):
 class KnowledgeBase:
     """A named set of documents, in a folder of the home or on a PostgreSQL server. Make one with `open`; then `close` it, or use `with`."""
 
-    def __init__(self, place: Place) -> None:
-        if not hasattr(place, "store"):
+    def __init__(self, location: KbLocation) -> None:
+        if not hasattr(location, "store"):
             raise UsageError(
-                f"KnowledgeBase takes an open place, not {type(place).__name__}.",
-                hint=f"KnowledgeBase.open(settings.kb_dir, {str(place)!r}) opens one by its name.",
+                f"KnowledgeBase takes an open location, not {type(location).__name__}.",
+                hint=f"KnowledgeBase.open(settings.kb_dir, {str(location)!r}) opens one by its name.",
             )
-        self._place = place
+        self._location = location
 
     @classmethod
     def open(cls, kb_dir: Path, name: str, *, create: bool = False) -> KnowledgeBase:
@@ -62,24 +61,24 @@ class KnowledgeBase:
 
         Raises KnowledgeBaseNotFoundError, which suggests similar names, and KnowledgeBaseError for an invalid name or an unusable file.
         """
-        place: Place
-        if name.startswith(_SERVERS):
-            from localrag.kb.postgres.server import ServerPlace  # noqa: PLC0415  # its library is an extra
+        location: KbLocation
+        if name.startswith(SERVER_PREFIXES):
+            from localrag.kb.postgres.server import ServerLocation  # noqa: PLC0415  # its library is an extra
 
-            place = ServerPlace(name)
+            location = ServerLocation(name)
         else:
-            place = Folder(kb_dir, name)
+            location = FolderLocation(kb_dir, name)
         try:
-            place.open()
-            if place.store is None and not create:
-                raise place.not_found()  # noqa: TRY301  # it is closed below as for any error
+            location.open()
+            if location.store is None and not create:
+                raise location.not_found()  # noqa: TRY301  # it is closed below as for any error
         except BaseException:
-            place.close()
+            location.close()
             raise
-        return cls(place)
+        return cls(location)
 
     def close(self) -> None:
-        self._place.close()
+        self._location.close()
 
     def __enter__(self) -> Self:
         return self
@@ -90,22 +89,22 @@ class KnowledgeBase:
     @property
     def name(self) -> str:
         """Its name, as used in labels."""
-        return self._place.name
+        return self._location.name
 
     @property
     def address(self) -> str:
         """The name or address that opens it, without a password."""
-        return self._place.address
+        return self._location.address
 
     @property
     def path(self) -> Path:
         """Its file. Only for a knowledge base of the home."""
-        assert isinstance(self._place, Folder), "one on a server"
-        return self._place.path
+        assert isinstance(self._location, FolderLocation), "one on a server"
+        return self._location.path
 
     @property
     def _store(self) -> AnyStore | None:
-        return self._place.store
+        return self._location.store
 
     @property
     def num_documents(self) -> int:
@@ -123,7 +122,7 @@ class KnowledgeBase:
     @property
     def texts(self) -> Texts:
         """The documents that were given as texts, to read and change. See localrag/kb/texts.py."""
-        return Texts(self._place)
+        return Texts(self._location)
 
     def sources(self, where: Where | None = None) -> list[tuple[str, int]]:
         """(source, number of chunks) of every document that matches, ordered by source."""
@@ -141,7 +140,7 @@ class KnowledgeBase:
         self,
         paths: Sequence[Path],
         embedder: Embedder,
-        progress: Callable[[Progress], None] | None = None,
+        progress: Callable[[IndexProgress], None] | None = None,
         *,
         tagging: Tagging | None = None,
         hidden: bool = False,
@@ -157,25 +156,25 @@ class KnowledgeBase:
         with ExitStack() as turn:
 
             def take() -> None:
-                turn.enter_context(self._place.taken(wait_s=wait_s, on_wait=on_wait))
+                turn.enter_context(self._location.taken(wait_s=wait_s, on_wait=on_wait))
 
             def made() -> AnyStore:
                 take()
-                return self._place.make()
+                return self._location.make()
 
             make_store: Callable[[], AnyStore] = made
             if self._store is not None:
                 take()
-                self._place.follow()  # it may have been removed or replaced since it was opened
-                make_store = self._place.make
-            if (store := self._place.store) is not None:
+                self._location.follow()  # it may have been removed or replaced since it was opened
+                make_store = self._location.make
+            if (store := self._location.store) is not None:
                 store.check_embedder(embedder.fingerprint, embedder.dim)
                 renew(store, embedder)
             result = ingest(paths, embedder, store=store, make_store=make_store, progress=progress, tagging=tagging, hidden=hidden)
-            self._place.tend()
+            self._location.tend()
             return result
 
-    def plan(self, paths: Sequence[Path], *, hidden: bool = False, progress: Callable[[Progress], None] | None = None) -> Plan:
+    def plan(self, paths: Sequence[Path], *, hidden: bool = False, progress: Callable[[IndexProgress], None] | None = None) -> Plan:
         """Tell what `ingest` would do. Files are read; nothing is embedded or written."""
         return plan(paths, self._store, hidden=hidden, progress=progress)
 
@@ -188,7 +187,7 @@ class KnowledgeBase:
         """
         if self._store is None:
             return []
-        return retrieve(self._store, self._place.index, query, embedder, k=k, mode=mode, kb=self.name, **options)
+        return retrieve(self._store, self._location.index, query, embedder, k=k, mode=mode, kb=self.name, **options)
 
     def chunks(self, where: Where | None = None) -> list[Chunk]:
         """Every chunk of the matching documents, ordered by source and position."""
@@ -234,22 +233,22 @@ class KnowledgeBase:
             with self._store.writing(moves_on=False):
                 self._store.reset_feedback()
 
-    def verify(self, *, wait_s: float = INDEX_WAIT_S, on_wait: Callable[[], None] | None = None) -> Verified:
+    def verify(self, *, wait_s: float = INDEX_WAIT_S, on_wait: Callable[[], None] | None = None) -> VerifyResult:
         """Check all of it and repair derived data. See localrag/kb/verify.py."""
-        with self._place.taken(wait_s=wait_s, on_wait=on_wait):
-            return verify(self._place)
+        with self._location.taken(wait_s=wait_s, on_wait=on_wait):
+            return verify(self._location)
 
     def export(self, file: Path) -> None:
         """Write all of it to one file for `import_kb`. See localrag/kb/transfer.py."""
-        self._place.export(file)
+        self._location.export(file)
 
     def remove(self) -> None:
         """Delete the knowledge base, atomically."""
-        self._place.remove()
+        self._location.remove()
 
 
-class Folder:
-    """The `Place` of the knowledge base in the folder `kb_dir/name`. Raises KnowledgeBaseError for an invalid name."""
+class FolderLocation:
+    """The `KbLocation` of the knowledge base in the folder `kb_dir/name`. Raises KnowledgeBaseError for an invalid name."""
 
     def __init__(self, kb_dir: Path, name: str) -> None:
         check_name(name)
@@ -330,42 +329,20 @@ class Folder:
             shutil.rmtree(leftover, ignore_errors=True)
 
 
-def shown(name: str) -> str:
-    """A name or an address without its password, safe to show and to store. Nothing is opened."""
-    if not name.startswith(_SERVERS):
-        return name
-    from localrag.kb.postgres.address import parse  # noqa: PLC0415  # few need it
-
-    try:
-        return parse(name).shown
-    except KnowledgeBaseError:
-        return "a PostgreSQL server"
-
-
-def name_of(address: str) -> str:
-    """The name, as used in labels, of the knowledge base that an address opens. Raises KnowledgeBaseError for an invalid address."""
-    if address.startswith(_SERVERS):
-        from localrag.kb.postgres.address import parse  # noqa: PLC0415  # few need it
-
-        return parse(address).name
-    check_name(address)
-    return address
-
-
 def import_kb(kb_dir: Path, file: Path, name: str | None = None, *, replace: bool = False) -> str:
     """Import an exported file under the name it had, or another; return the name.
 
     Raises KnowledgeBaseError if that knowledge base exists, unless `replace` is set; it is replaced after the file was found whole.
     """
     name = read_name(file) if name is None else name
-    place = Folder(kb_dir, name)
+    location = FolderLocation(kb_dir, name)
 
     def make_room() -> None:
-        if place.path.is_file() and not replace:
+        if location.path.is_file() and not replace:
             raise KnowledgeBaseError(
                 f"There is a knowledge base {name!r} already.", hint="Choose another name (--name), or remove that one.", kb=name
             )
-        place.remove()  # perhaps only the lock of an indexer that was stopped before it made one
+        location.remove()  # perhaps only the lock of an indexer that was stopped before it made one
 
     import_from(file, kb_dir, name, make_room=make_room)
     return name

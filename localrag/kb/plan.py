@@ -15,10 +15,10 @@ from typing import Literal, NamedTuple
 
 from localrag.errors import KnowledgeBaseError
 from localrag.kb.chunking import CUTTER
-from localrag.kb.protocols import AnyStore, Known, Unread
+from localrag.kb.protocols import AnyStore, StoredDocument, UnreadFile
 from localrag.kb.readers import Reading, UnreadableError
 from localrag.kb.reading import Readers
-from localrag.kb.walk import Content, Found, Skipped, Walk, found_secret, is_unchanged, read_file, reason_of, walk
+from localrag.kb.walk import Content, FileEntry, SkippedFile, Walk, found_secret, is_unchanged, read_file, reason_of, walk
 
 Kind = Literal["new", "changed", "unchanged", "renamed", "skipped"]
 
@@ -27,7 +27,7 @@ INCOMPLETE, SECRET = "incomplete", "contains_secret"
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class IndexProgress:
     """`num_done` of `num_files` files are done: stored, unchanged or skipped. `num_embedded` chunks were embedded so far in this run.
 
     `source` is the file that was read last; it may still wait to be embedded with others.
@@ -47,8 +47,8 @@ class KnownFiles:
     """
 
     found: Walk
-    documents: dict[str, Known] = field(default_factory=dict)
-    unread: dict[str, Unread] = field(default_factory=dict)
+    documents: dict[str, StoredDocument] = field(default_factory=dict)
+    unread: dict[str, UnreadFile] = field(default_factory=dict)
     fields: dict[int, set[tuple[str, str]]] = field(default_factory=dict)
     _gone: dict[str, list[str]] | None = None  # sha256 → paths of stored documents whose files are gone
 
@@ -57,21 +57,21 @@ class KnownFiles:
         self.documents, self.unread = store.documents(), store.unread()
         self.fields = {document_id: pairs for (document_id, origin), pairs in store.fields_by_origin().items() if origin == "file"}
 
-    def notes(self, document: Known, key: str) -> list[str]:
+    def notes(self, document: StoredDocument, key: str) -> list[str]:
         """The notes on a stored document under INCOMPLETE or SECRET."""
         return sorted(value for name, value in self.fields.get(document.id, ()) if name == key)
 
-    def document(self, file: Found) -> Known | None:
+    def document(self, file: FileEntry) -> StoredDocument | None:
         """The stored document of a file that is unchanged by size and time."""
         known = self.documents.get(file.path)
         return known if known is not None and _is_current(file, known) else None
 
-    def without_text(self, file: Found) -> Unread | None:
+    def without_text(self, file: FileEntry) -> UnreadFile | None:
         """The record of a file without text that is unchanged by size and time."""
         unread = self.unread.get(file.path)
         return unread if unread is not None and _is_current(file, unread) else None
 
-    def take_renamed(self, file: Found, sha256: str, *, is_local: bool) -> Known | None:
+    def take_renamed(self, file: FileEntry, sha256: str, *, is_local: bool) -> StoredDocument | None:
         """Find the stored document that this file is under a new name, and rename it. With another ending, the file would be read as
         another format, and does not match.
 
@@ -93,7 +93,7 @@ class KnownFiles:
         """The paths of stored documents whose files are gone or left out now."""
         return self.found.vanished(list(self.documents))
 
-    def unread_before(self) -> dict[str, Unread]:
+    def unread_before(self) -> dict[str, UnreadFile]:
         """The earlier records of files without text that were walked or have vanished."""
         paths = {file.path for file in self.found.files}.union(self.found.vanished(list(self.unread)))
         return {path: unread for path, unread in self.unread.items() if path in paths}
@@ -130,12 +130,12 @@ class Decision(NamedTuple):
     """
 
     kind: Kind
-    document: Known | None = None
+    document: StoredDocument | None = None
     mtime_ns: int | None = None
     is_noted: bool = False
     read: ReadFile | None = None
     reason: str = ""
-    unread: Unread | None = None
+    unread: UnreadFile | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +150,8 @@ class Plan:
     unchanged: tuple[str, ...]
     renamed: tuple[str, ...]
     removed: tuple[str, ...]
-    skipped: tuple[Skipped, ...]
-    partial: tuple[Skipped, ...] = ()
+    skipped: tuple[SkippedFile, ...]
+    partial: tuple[SkippedFile, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
         """Fit for JSON."""
@@ -159,7 +159,7 @@ class Plan:
         return {**asdict(self), **named}
 
 
-def decide(file: Found, known: KnownFiles, readers: Readers, *, is_local: bool | None) -> Decision:
+def decide(file: FileEntry, known: KnownFiles, readers: Readers, *, is_local: bool | None) -> Decision:
     """Decide what to do with a file, which is read unless it is unchanged. `is_local` is that of the store, None without one."""
     if document := known.document(file):
         return _without_secret(file, known, Decision("unchanged", document))
@@ -179,17 +179,17 @@ def decide(file: Found, known: KnownFiles, readers: Readers, *, is_local: bool |
     return _without_secret(file, known, _read(file, content, sha256, readers, "new" if stored is None else "changed"))
 
 
-def _is_current(file: Found, known: Known | Unread) -> bool:
+def _is_current(file: FileEntry, known: StoredDocument | UnreadFile) -> bool:
     """Whether a file is unchanged by size and modification time."""
     return known.cutter == CUTTER and is_unchanged(file.path, known.num_bytes, known.mtime_ns)
 
 
-def is_same(known: Known, sha256: str) -> bool:
+def is_same(known: StoredDocument, sha256: str) -> bool:
     """Whether a document of this sha256 would be stored today as it is."""
     return (known.sha256, known.cutter) == (sha256, CUTTER)
 
 
-def _read(file: Found, content: Content, sha256: str, readers: Readers, kind: Kind) -> Decision:
+def _read(file: FileEntry, content: Content, sha256: str, readers: Readers, kind: Kind) -> Decision:
     num_bytes, mtime_ns = len(content.data), content.mtime_ns
     try:
         reading = readers.read(file.path, content.data)
@@ -197,12 +197,12 @@ def _read(file: Found, content: Content, sha256: str, readers: Readers, kind: Ki
             raise UnreadableError("it holds no text")  # noqa: TRY301  # one way to skip
     except (UnreadableError, KnowledgeBaseError, OSError) as error:
         lasts = isinstance(error, UnreadableError) and error.lasts
-        unread = Unread(num_bytes, mtime_ns, CUTTER, str(error)) if lasts and mtime_ns is not None else None
+        unread = UnreadFile(num_bytes, mtime_ns, CUTTER, str(error)) if lasts and mtime_ns is not None else None
         return Decision("skipped", reason=reason_of(error), unread=unread)
     return Decision(kind, read=ReadFile(sha256, num_bytes, mtime_ns, reading, found_secret(reading.text)))
 
 
-def _without_secret(file: Found, known: KnownFiles, decision: Decision) -> Decision:
+def _without_secret(file: FileEntry, known: KnownFiles, decision: Decision) -> Decision:
     """The decision, or to skip a file that holds a secret; `--hidden` may have let a stored document in with one."""
     if decision.document is not None:
         secret = next(iter(known.notes(decision.document, SECRET)), "")
@@ -215,7 +215,7 @@ def _without_secret(file: Found, known: KnownFiles, decision: Decision) -> Decis
 
 
 def plan(
-    paths: Sequence[Path], store: AnyStore | None, *, hidden: bool = False, progress: Callable[[Progress], None] | None = None
+    paths: Sequence[Path], store: AnyStore | None, *, hidden: bool = False, progress: Callable[[IndexProgress], None] | None = None
 ) -> Plan:
     """Tell what `ingest` would do with the files below `paths`. Files are read as it does; nothing is embedded or written."""
     known = KnownFiles(walk(paths, hidden=hidden))
@@ -225,19 +225,19 @@ def plan(
         sources = {path: source for source, path in store.source_paths()}
     found = known.found
     kinds: dict[Kind, list[str]] = {"new": [], "changed": [], "unchanged": [], "renamed": [], "skipped": []}
-    partial: list[Skipped] = []
+    partial: list[SkippedFile] = []
     with Readers() as readers:
         for number, file in enumerate(list(found.files)):
             decision = decide(file, known, readers, is_local=None if store is None else store.is_local)
             kinds[decision.kind].append(file.source)
             if decision.kind == "skipped":
-                found.skipped.append(Skipped(file.source, decision.reason))
+                found.skipped.append(SkippedFile(file.source, decision.reason))
             elif decision.document is not None:
-                partial += [Skipped(file.source, value) for value in known.notes(decision.document, INCOMPLETE)]
+                partial += [SkippedFile(file.source, value) for value in known.notes(decision.document, INCOMPLETE)]
             elif decision.read is not None:
-                partial += [Skipped(file.source, value) for value in decision.read.reading.missing]
+                partial += [SkippedFile(file.source, value) for value in decision.read.reading.missing]
             if progress is not None:
-                progress(Progress(file.source, number + 1, len(found.files), 0))
+                progress(IndexProgress(file.source, number + 1, len(found.files), 0))
     new, changed, unchanged, renamed = (tuple(kinds[kind]) for kind in ("new", "changed", "unchanged", "renamed"))
     is_empty = not (new or changed or unchanged or renamed)  # a disk that is not mounted looks like this: `ingest` then removes nothing
     removed = () if is_empty else tuple(sorted(sources.get(path, path) for path in known.vanished()))

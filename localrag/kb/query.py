@@ -1,7 +1,7 @@
 """A question as full-text search sees it: words, quoted phrases, prefixes, and runs of Chinese, Japanese and Korean.
 
 The text of a question never becomes syntax: terms are letters, marks and digits only, which each store writes in its own query language
-(localrag/kb/store.py for SQLite, localrag/kb/postgres/full_text.py for PostgreSQL).
+(localrag/kb/store.py for SQLite, localrag/kb/postgres/search.py for PostgreSQL).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from localrag.kb.chunking import Passage
 from localrag.kb.filters import Where
-from localrag.kb.protocols import DocumentRow, Feedback, GivenText, Known, Origin, StoredChunk, TextRow, Unread, other_embedder
+from localrag.kb.protocols import DocumentRow, Feedback, GivenText, Origin, StoredChunk, StoredDocument, TextRow, UnreadFile, other_embedder
 from localrag.kb.query import Term
 from localrag.kb.sqlite_file import SqliteFile, explained
 from localrag.types import Chunk
@@ -113,15 +113,15 @@ class Store:
             values,
         )
 
-    def documents(self) -> dict[str, Known]:
+    def documents(self) -> dict[str, StoredDocument]:
         """Every document that is a file, by its absolute path."""
         rows = self._file.rows(f"SELECT path, id, sha256, num_bytes, mtime_ns, cutter FROM documents WHERE {_IS_FILE}")  # noqa: S608  # no values in it
-        return {path: Known(*rest) for path, *rest in rows}
+        return {path: StoredDocument(*rest) for path, *rest in rows}
 
-    def unread(self) -> dict[str, Unread]:
+    def unread(self) -> dict[str, UnreadFile]:
         """The files without text, by absolute path."""
         rows = self._file.rows("SELECT path, num_bytes, mtime_ns, cutter, reason FROM unread")
-        return {path: Unread(*rest) for path, *rest in rows}
+        return {path: UnreadFile(*rest) for path, *rest in rows}
 
     def fields(self, where: Where | None = None) -> dict[str, dict[str, list[str]]]:
         """source → key → sorted values, for every matching document that has fields. Tags are the values of "tag"."""
@@ -323,7 +323,7 @@ class Store:
         """Record (document id, mtime_ns) of files that were read and found unchanged."""
         self._db.executemany("UPDATE documents SET mtime_ns = ? WHERE id = ?", [(mtime_ns, one) for one, mtime_ns in stamps])
 
-    def set_unread(self, gone: Iterable[str], found: Mapping[str, Unread]) -> None:
+    def set_unread(self, gone: Iterable[str], found: Mapping[str, UnreadFile]) -> None:
         """Record files without text (`found`) by absolute path, and forget others (`gone`)."""
         self._db.executemany("DELETE FROM unread WHERE path = ?", [(path,) for path in gone])
         self._db.executemany(
@@ -413,10 +413,10 @@ class SqliteTexts:
     def __init__(self, file: SqliteFile) -> None:
         self._file = file
 
-    def known(self, ids: Sequence[str]) -> dict[str, Known]:
+    def known(self, ids: Sequence[str]) -> dict[str, StoredDocument]:
         """The stored ones among these ids."""
         rows = self._file.rows_in(f"SELECT t.id, d.id, sha256, num_bytes, mtime_ns, cutter {_TEXTS} WHERE t.id IN", ids)
-        return {text_id: Known(*rest) for text_id, *rest in rows}
+        return {text_id: StoredDocument(*rest) for text_id, *rest in rows}
 
     def outdated(self, cutter: int) -> list[str]:
         """The ids of texts that another version cut, oldest first."""

@@ -22,7 +22,7 @@ from localrag.kb.index_lock import INDEX_WAIT_S
 from localrag.kb.ingest import EMBED_AT_ONCE, min_similarity, vectors_for
 from localrag.kb.names import escaped
 from localrag.kb.plan import is_same
-from localrag.kb.protocols import AnyStore, DocumentRow, GivenText, Place, TextRow
+from localrag.kb.protocols import AnyStore, DocumentRow, GivenText, KbLocation, TextRow
 from localrag.kb.readers.base import Reading, Section
 from localrag.kb.readers.draft import MAX_TEXT_CHARS, clean, one_line
 from localrag.text.tokens import Embedder
@@ -90,8 +90,8 @@ class Texts:
     `wait_s` seconds. KnowledgeBaseNotFoundError is raised if the knowledge base was removed meanwhile.
     """
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, location: KbLocation) -> None:
+        self._location = location
 
     def put(
         self, texts: Sequence[Text], embedder: Embedder, *, wait_s: float = INDEX_WAIT_S, on_wait: Callable[[], None] | None = None
@@ -101,7 +101,7 @@ class Texts:
             return
         with self._turn(wait_s, on_wait):
             wanted = {text.id: text for text in texts}
-            if (store := self._place.store) is not None:
+            if (store := self._location.store) is not None:
                 wanted = _changed(store, wanted)
             self._write(wanted.values(), embedder)
 
@@ -142,15 +142,15 @@ class Texts:
 
     def get(self, text_id: str) -> TextRow | None:
         """The whole text with this id; None if there is none."""
-        if self._place.store is None or not text_id.isprintable():
+        if self._location.store is None or not text_id.isprintable():
             return None
-        return self._place.store.texts.whole([text_id]).get(text_id)
+        return self._location.store.texts.whole([text_id]).get(text_id)
 
     def page(
         self, *, offset: int = 0, limit: int = 10, max_chars: int = MAX_TEXT_CHARS, where: Where | None = None
     ) -> tuple[list[TextRow], int]:
         """`limit` matching documents from `offset` on, files included, oldest first; and the number that match."""
-        if (store := self._place.store) is None:
+        if (store := self._location.store) is None:
             return [], 0
         where = where or Where()
         with store.reading():
@@ -159,7 +159,7 @@ class Texts:
 
     def names(self, document_ids: Sequence[int]) -> dict[int, tuple[str, dict[str, Any]]]:
         """document id of a chunk → (id, metadata) of its document; for a file, both are its source. Unknown ids are left out."""
-        if (store := self._place.store) is None:
+        if (store := self._location.store) is None:
             return {}
         return {
             number: (source, {"source": source}) if text_id is None else (text_id, loaded(metadata or ""))
@@ -168,19 +168,19 @@ class Texts:
 
     @contextmanager
     def _turn(self, wait_s: float, on_wait: Callable[[], None] | None) -> Iterator[None]:
-        with self._place.taken(wait_s=wait_s, on_wait=on_wait):
-            self._place.follow()
+        with self._location.taken(wait_s=wait_s, on_wait=on_wait):
+            self._location.follow()
             yield
 
     def _there(self) -> AnyStore:
-        if self._place.store is None:
-            raise self._place.not_found()
-        return self._place.store
+        if self._location.store is None:
+            raise self._location.not_found()
+        return self._location.store
 
     def _write(self, texts: Iterable[Text], embedder: Embedder) -> None:
         for some in _prepared(texts, embedder):
-            _store(self._place.store or self._place.make(), some, embedder)
-        self._place.tend()
+            _store(self._location.store or self._location.make(), some, embedder)
+        self._location.tend()
 
 
 def _files(store: AnyStore, sources: set[str]) -> list[tuple[str, str]]:

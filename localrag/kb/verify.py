@@ -19,7 +19,7 @@ from pathlib import PurePath
 from localrag.errors import LocalragError, counted
 from localrag.kb.filters import entries_of
 from localrag.kb.names import escaped, has_control
-from localrag.kb.protocols import AnyStore, Place
+from localrag.kb.protocols import AnyStore, KbLocation
 from localrag.kb.readers import UnreadableError
 from localrag.kb.reading import MAX_TEXT_CHARS
 from localrag.kb.schema import embedded_sha256
@@ -34,7 +34,7 @@ _MAX_LENGTH_ERROR = 1e-3  # of a vector's length, which is 1: float32 of a thous
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
+class VerifyResult:
     """The result of a check. `problems` could not be repaired; `changed` and `missing` are sources.
 
     `not_compared` says how many documents have no files here to compare with, and where those files are.
@@ -57,14 +57,14 @@ class Verified:
         return {"sound": self.is_sound, **asdict(self)}
 
 
-def verify(place: Place) -> Verified:
+def verify(location: KbLocation) -> VerifyResult:
     """Check all of a knowledge base and repair what is derived. Nobody else may write to it meanwhile."""
-    store = place.store
+    store = location.store
     assert store is not None, "one that is not made yet"
     repaired = [f"{name} was made again" for name in store.full_texts if _rebuilt(store, name)]
     problems = store.problems()
     if problems:  # what reads on would only repeat it
-        return Verified(0, 0, tuple(problems), tuple(repaired), (), ())
+        return VerifyResult(0, 0, tuple(problems), tuple(repaired), (), ())
     bad = dict(bad_chunks(store))
     if bad:
         with store.writing():
@@ -72,12 +72,12 @@ def verify(place: Place) -> Verified:
         repaired += [f"{reason}: {counted(num, 'chunk')} taken out" for reason, num in _counted(bad)]
         there = ", on the machine that has it" if store.elsewhere() else ""
         repaired += [f"{source} is read again by the next: localrag index{there}" for source in sources]
-    repaired += [f"{problem}; it was removed and is made again when it is needed" for problem in place.index_problems()]
+    repaired += [f"{problem}; it was removed and is made again when it is needed" for problem in location.index_problems()]
     problems = [*bad_names(store)]
     with store.reading():
         changed, missing, not_compared = _against_files(store)
         problems += bad_texts(store)
-        return Verified(store.num_documents, store.num_chunks, tuple(problems), tuple(repaired), changed, missing, not_compared)
+        return VerifyResult(store.num_documents, store.num_chunks, tuple(problems), tuple(repaired), changed, missing, not_compared)
 
 
 def bad_chunks(store: AnyStore) -> Iterator[tuple[int, str]]:

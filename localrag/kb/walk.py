@@ -145,14 +145,14 @@ _MAX_IGNORE_BYTES = 256 * 1024
 _WILDCARD = re.compile(r"\*+|\?|\[")
 
 
-class Skipped(NamedTuple):
+class SkippedFile(NamedTuple):
     """A file, folder or pattern that was skipped, by the path that a person knows, and the reason."""
 
     source: str
     reason: str
 
 
-class Found(NamedTuple):
+class FileEntry(NamedTuple):
     """A file to read. `source` is its path below the given folder, beginning with that folder's name."""
 
     path: str
@@ -171,8 +171,8 @@ class Walk:
     """The result of a walk over `roots` (absolute paths). Folders in `unseen` could not be read: nothing is known about their files."""
 
     roots: list[str] = field(default_factory=list)
-    files: list[Found] = field(default_factory=list)
-    skipped: list[Skipped] = field(default_factory=list)
+    files: list[FileEntry] = field(default_factory=list)
+    skipped: list[SkippedFile] = field(default_factory=list)
     unseen: list[str] = field(default_factory=list)
     hidden: bool = False
     left_out: set[str] = field(default_factory=set)  # files that turned out to hold a secret when they were read
@@ -203,10 +203,10 @@ def walk(paths: Sequence[Path], *, hidden: bool = False) -> Walk:
         if Path(root).is_dir():
             found = _folder(root, name, [], result)
         elif not hidden and is_secret_name(Path(root).name):
-            result.skipped.append(Skipped(name, LEFT_OUT_BY_NAME))
+            result.skipped.append(SkippedFile(name, LEFT_OUT_BY_NAME))
             found = iter(())
         else:
-            found = iter([Found(root, name)])
+            found = iter([FileEntry(root, name)])
         for file in found:
             if file.path not in seen:
                 seen.add(file.path)
@@ -300,12 +300,12 @@ class _Rules(NamedTuple):
     spec: GitIgnoreSpec
 
 
-def _folder(folder: str, source: str, rules: list[_Rules], result: Walk, depth: int = 0) -> Iterator[Found]:
+def _folder(folder: str, source: str, rules: list[_Rules], result: Walk, depth: int = 0) -> Iterator[FileEntry]:
     try:
         with os.scandir(folder) as scan:
             entries = sorted(scan, key=lambda entry: entry.name)
     except OSError as error:
-        result.skipped.append(Skipped(source, reason_of(error)))
+        result.skipped.append(SkippedFile(source, reason_of(error)))
         result.unseen.append(folder)
         return
     names = {entry.name for entry in entries}
@@ -317,11 +317,11 @@ def _folder(folder: str, source: str, rules: list[_Rules], result: Walk, depth: 
         if not reason and is_folder and depth == MAX_DEPTH:
             reason = f"more than {MAX_DEPTH} folders deep"
         if reason:
-            result.skipped.append(Skipped(shown, reason))
+            result.skipped.append(SkippedFile(shown, reason))
         elif is_folder:
             yield from _folder(entry.path, shown, rules, result, depth + 1)
         else:
-            yield Found(entry.path, shown)
+            yield FileEntry(entry.path, shown)
 
 
 def _left_out(entry: os.DirEntry[str], rules: list[_Rules], *, is_folder: bool, hidden: bool) -> str:
@@ -355,19 +355,19 @@ def _rules(folder: str, name: str, source: str, result: Walk) -> _Rules:
     try:
         lines = read_file(f"{folder}/{name}").data[:_MAX_IGNORE_BYTES].decode("utf-8-sig", "replace").splitlines()
     except (OSError, UnreadableError) as error:
-        result.skipped.append(Skipped(shown, f"its patterns are not used: {reason_of(error)}"))
+        result.skipped.append(SkippedFile(shown, f"its patterns are not used: {reason_of(error)}"))
         lines = []
     kept = []
     for line in lines:
         if len(line) > _MAX_PATTERN_CHARS or len(_WILDCARD.findall(line)) > _MAX_WILDCARDS:
             result.skipped.append(
-                Skipped(shown, f"pattern {line[:40]!r} has more than {_MAX_WILDCARDS} wildcards or {_MAX_PATTERN_CHARS} characters")
+                SkippedFile(shown, f"pattern {line[:40]!r} has more than {_MAX_WILDCARDS} wildcards or {_MAX_PATTERN_CHARS} characters")
             )
             continue
         try:
             GitIgnoreSpec.from_lines([line])
         except ValueError:
-            result.skipped.append(Skipped(shown, f"pattern {line[:40]!r} is not valid"))
+            result.skipped.append(SkippedFile(shown, f"pattern {line[:40]!r} is not valid"))
             continue
         kept.append(line)
     return _Rules(folder, shown, GitIgnoreSpec.from_lines(kept))

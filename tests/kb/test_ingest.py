@@ -356,7 +356,7 @@ def test_a_second_indexer_waits_or_says_so(kb, kb_dir, notes, embedder):
     waited = []
     with (
         open_kb(kb_dir, "notes") as other,
-        other._place.taken(wait_s=0),
+        other._location.taken(wait_s=0),
         pytest.raises(KnowledgeBaseError, match="Another localrag") as caught,
     ):
         kb.ingest([notes], embedder, wait_s=0.2, on_wait=lambda: waited.append(1))

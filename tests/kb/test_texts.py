@@ -302,7 +302,7 @@ def test_another_embedder_is_refused(given_kb):
 
 def test_one_at_a_time_writes(given_kb, kb_dir, embedder):
     waited = []
-    with open_kb(kb_dir, "texts") as other, other._place.taken(wait_s=0):
+    with open_kb(kb_dir, "texts") as other, other._location.taken(wait_s=0):
         for change in (
             lambda **how: given_kb.texts.put([_short("New.")], embedder, **how),
             lambda **how: given_kb.texts.remove(["five"], **how),

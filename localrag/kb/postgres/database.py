@@ -10,7 +10,7 @@ from typing import Any
 
 from localrag.errors import KnowledgeBaseError
 from localrag.kb.index_lock import waited
-from localrag.kb.postgres.address import Address, no_address
+from localrag.kb.names import Address, invalid_address
 from localrag.kb.store import WAIT_S
 
 try:
@@ -53,7 +53,7 @@ class Database:
                 address.conninfo, autocommit=True, client_encoding="UTF8", fallback_application_name="localrag"
             )
         except psycopg.ProgrammingError:
-            raise no_address() from None
+            raise invalid_address() from None
         except psycopg.Error as error:  # the cause is not kept: it knows what it was called with
             raise self._unreachable(error) from None
 
@@ -144,7 +144,7 @@ class Database:
 
     def _reason(self, error: psycopg.Error) -> str:
         text = error.diag.message_primary or str(error) or type(error).__name__
-        return self.address.hushed(text.splitlines()[0].removeprefix("connection failed: ").strip(" .:"))
+        return self.address.redact(text.splitlines()[0].removeprefix("connection failed: ").strip(" .:"))
 
 
 def vector(data: bytes) -> pgvector.Vector:

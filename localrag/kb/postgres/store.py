@@ -16,8 +16,8 @@ from typing import Any
 from localrag.kb.chunking import Passage
 from localrag.kb.filters import Where, folded
 from localrag.kb.postgres.database import Database, raw, vector
-from localrag.kb.postgres.full_text import FULL_TEXTS, FullText, best, holders, indexed, is_sound, passing, rebuild
-from localrag.kb.protocols import DocumentRow, Feedback, GivenText, Known, Origin, StoredChunk, TextRow, Unread, other_embedder
+from localrag.kb.postgres.search import FULL_TEXTS, FullText, best, holders, indexed, is_sound, passing, rebuild
+from localrag.kb.protocols import DocumentRow, Feedback, GivenText, Origin, StoredChunk, StoredDocument, TextRow, UnreadFile, other_embedder
 from localrag.kb.query import Term
 from localrag.kb.store import NUM_STAMPS, kept_of
 from localrag.types import Chunk
@@ -27,7 +27,7 @@ _CHUNK = (
     'SELECT c.id, document_id, ordinal, text, "start", "end", source, heading, place '
     "FROM chunks c JOIN documents d ON d.id = document_id WHERE c.id = ANY(%s::bigint[])"
 )
-_OURS = "machine IN (%s, '')"  # '' is any machine: see localrag/kb/postgres/tables.py
+_OURS = "machine IN (%s, '')"  # '' is any machine: see localrag/kb/postgres/server.py
 _OUR_FILES = f"{_OURS} AND id NOT IN (SELECT document_id FROM texts)"  # noqa: S608  # no values in it
 _ADD_FEEDBACK = """INSERT INTO feedback SELECT id, %s, %s, %s, %s, %s FROM chunks WHERE id = %s ON CONFLICT (chunk_id) DO UPDATE SET
     retrieved = feedback.retrieved + excluded.retrieved, supplied = feedback.supplied + excluded.supplied,
@@ -59,7 +59,7 @@ _TEXTS_AT_ONCE = 100
 
 
 class PostgresStore:
-    """One knowledge base of a server, whose tables `db` has entered (localrag/kb/postgres/tables.py)."""
+    """One knowledge base of a server, whose tables `db` has entered (localrag/kb/postgres/server.py)."""
 
     is_local = False
     full_texts = FULL_TEXTS
@@ -119,16 +119,16 @@ class PostgresStore:
         )
         return [(source, num) for source, num in rows]
 
-    def documents(self) -> dict[str, Known]:
+    def documents(self) -> dict[str, StoredDocument]:
         rows = self._db.rows(
             f"SELECT path, id, sha256, num_bytes, mtime_ns, cutter FROM documents WHERE {_OUR_FILES} ORDER BY machine",  # noqa: S608  # no values in it
             (self._machine,),
         )
-        return {path: Known(*rest) for path, *rest in rows}
+        return {path: StoredDocument(*rest) for path, *rest in rows}
 
-    def unread(self) -> dict[str, Unread]:
+    def unread(self) -> dict[str, UnreadFile]:
         rows = self._db.rows("SELECT path, num_bytes, mtime_ns, cutter, reason FROM unread WHERE machine = %s", (self._machine,))
-        return {path: Unread(*rest) for path, *rest in rows}
+        return {path: UnreadFile(*rest) for path, *rest in rows}
 
     def fields(self, where: Where | None = None) -> dict[str, dict[str, list[str]]]:
         chosen, values = passing(where or Where())
@@ -285,7 +285,7 @@ class PostgresStore:
     def stamp_documents(self, stamps: Iterable[tuple[int, int | None]]) -> None:
         self._db.many("UPDATE documents SET mtime_ns = %s WHERE id = %s", [(mtime_ns, one) for one, mtime_ns in stamps])
 
-    def set_unread(self, gone: Iterable[str], found: Mapping[str, Unread]) -> None:
+    def set_unread(self, gone: Iterable[str], found: Mapping[str, UnreadFile]) -> None:
         machine = self._machine
         self._db.rows("DELETE FROM unread WHERE machine = %s AND path = ANY(%s::text[])", (machine, [*gone, *found]))
         self._db.many(
@@ -372,9 +372,9 @@ class PostgresTexts:
     def __init__(self, db: Database) -> None:
         self._db = db
 
-    def known(self, ids: Sequence[str]) -> dict[str, Known]:
+    def known(self, ids: Sequence[str]) -> dict[str, StoredDocument]:
         rows = self._db.rows(f"SELECT t.id, d.id, sha256, num_bytes, mtime_ns, cutter {_TEXTS} WHERE t.id = ANY(%s::text[])", (list(ids),))
-        return {text_id: Known(*rest) for text_id, *rest in rows}
+        return {text_id: StoredDocument(*rest) for text_id, *rest in rows}
 
     def outdated(self, cutter: int) -> list[str]:
         return [row[0] for row in self._db.rows(f"SELECT t.id {_TEXTS} WHERE cutter != %s ORDER BY d.id", (cutter,))]
