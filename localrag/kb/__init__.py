@@ -1,6 +1,6 @@
 """Knowledge bases: store documents and find passages in them.
 
-Names are imported on first use: a question without a knowledge base, and the process that reads files, need few of them.
+Names are imported on first use, because most processes need few of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One indexer at a time for each knowledge base, so that none does the work of another again."""
+"""A lock that lets one process at a time index into a knowledge base, so that no work is done twice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from localrag.kb.sqlite_file import make_folder, unwritable
 T = TypeVar("T")
 
 INDEX_WAIT_S = 30.0
-"""How long an indexer waits for another one to end."""
+"""Seconds that an indexer waits for another one to finish."""
 
 _FILE = "index.lock"
 _LOOK_AGAIN_S = 0.05
@@ -24,15 +24,16 @@ _LOOK_AGAIN_S = 0.05
 
 @contextmanager
 def taken(folder: Path, *, wait_s: float, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
-    """The turn to write to the knowledge base in `folder`, which is made if need be; a killed holder gives it back.
+    """Hold the index lock of the knowledge base in `folder`, which is created if necessary. The lock is released if the process dies.
 
-    `on_wait` is called once if another process has it. KnowledgeBaseBusyError if it still has it after `wait_s` seconds.
+    `on_wait` is called once if another process holds the lock. Raises KnowledgeBaseBusyError if that process still holds it after
+    `wait_s` seconds.
     """
     handle = waited(lambda: _try(folder), wait_s=wait_s, on_wait=on_wait)
     if handle is None:
         raise KnowledgeBaseBusyError(
             f"Another localrag is indexing into knowledge base {folder.name!r}.",
-            hint="Wait for that one to end, then run the same command again.",
+            hint="Wait until it has finished, then run the same command again.",
             kb=folder.name,
         )
     try:
@@ -42,7 +43,10 @@ def taken(folder: Path, *, wait_s: float, on_wait: Callable[[], None] | None = N
 
 
 def waited(look: Callable[[], T | None], *, wait_s: float, on_wait: Callable[[], None] | None = None) -> T | None:
-    """What `look` gives as soon as it gives something; None if it gave nothing for `wait_s` seconds. `on_wait` is called once."""
+    """Poll `look` until it returns something other than None, and return that; None after `wait_s` seconds.
+
+    `on_wait` is called once, before the first pause.
+    """
     end = time.monotonic() + wait_s
     while (found := look()) is None and time.monotonic() < end:
         if on_wait is not None:
@@ -62,7 +66,7 @@ def _try(folder: Path) -> int | None:
     except OSError as error:
         raise unwritable(f"Cannot write to the folder {folder}", error, path) from error
     try:
-        if try_lock(handle) and os.path.samestat(os.fstat(handle), path.stat()):  # not of a folder that was removed meanwhile
+        if try_lock(handle) and os.path.samestat(os.fstat(handle), path.stat()):  # the folder may have been removed meanwhile
             return handle
     except FileNotFoundError:
         pass

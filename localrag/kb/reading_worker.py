@@ -1,13 +1,14 @@
-"""The child process in which files are read, started by reading.py as
+"""The program of the child process that reads files. reading.py starts it as
 
-    python -I -S reading_worker.py MEMORY_LIMIT_BYTES MAX_TEXT_CHARS THREADS PATH...      (PATH: where Python looks for modules)
+    python -I -S reading_worker.py MEMORY_LIMIT_BYTES MAX_TEXT_CHARS THREADS PATH...      (PATH: the module search path)
 
-THREADS 1 starts those of the library that computes in some, before the limits forbid new ones.
+If THREADS is 1, the library that needs threads starts them before the limits forbid new ones.
 
-A message is two lengths, a JSON object and bytes. It sends `{"ready": true}` once, then answers each request on standard input,
-`{"name": file name, "cpu_s": seconds}` with the file's bytes, either by `{"error": reason, "lasts": boolean}` or by what a Reading is
-made of, with its text as UTF-8. It ends with its standard input, where a limit ends it, and, saying `"ends": true`, when files have left
-it large. The parent keeps the clock and kills it; the limits set here hold even when the parent is gone.
+A message consists of two lengths, a JSON object and bytes. The child sends `{"ready": true}` once. A request on standard input is
+`{"name": file name, "cpu_s": seconds}` with the bytes of a file. The answer is `{"error": reason, "lasts": boolean}`, or the parts of a
+Reading with its text as UTF-8. The child exits when standard input ends, when it exceeds a limit, and, after an answer with
+`"ends": true`, when its memory has grown too much. The parent enforces the wall-clock limit; the limits set here hold even if the parent
+is gone.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from localrag.kb.readers import Reading
 
 LENGTHS = struct.Struct("!IQ")
-MEMORY_EXIT = 77  # the exit code that says that memory was short: an answer would need some
+MEMORY_EXIT = 77  # the exit code for exhausted memory, since sending an answer would need some
 MAX_HEADER_BYTES = 64 << 20
 GROWN_BYTES = 300 << 20
 MAX_REASON_CHARS = 300
@@ -32,7 +33,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def receive(pipe: IO[bytes]) -> tuple[dict[str, object], bytes] | None:
-    """The next message; None at the end."""
+    """Read the next message; None at the end of the input."""
     lengths = pipe.read(LENGTHS.size)
     if len(lengths) < LENGTHS.size:
         return None
@@ -52,14 +53,14 @@ def send(pipe: IO[bytes], header: Mapping[str, object], data: bytes = b"") -> No
 
 
 def answer(name: str, data: bytes, max_chars: int) -> tuple[dict[str, object], bytes]:
-    """The answer to a request. What a file leads to is an answer, not an end; but MemoryError passes."""
-    from localrag.kb.readers import UnreadableError, read  # noqa: PLC0415  # the path to it is set by main
+    """Answer a request. Any error of a reader is an answer too, except MemoryError, which propagates."""
+    from localrag.kb.readers import UnreadableError, read  # noqa: PLC0415  # main sets the module search path
 
     lasts = True
     try:
         reading = read(name, data)
         if len(reading.text) > max_chars:
-            raise UnreadableError(f"its text is longer than {max_chars / (1 << 20):.3g} MB")  # noqa: TRY301  # one way out for all reasons
+            raise UnreadableError(f"its text is longer than {max_chars / (1 << 20):.3g} MB")  # noqa: TRY301  # handled below, as other reasons
         return describe(reading), _SURROGATE.sub("\ufffd", reading.text).encode()
     except UnreadableError as error:
         reason, lasts = str(error), error.lasts
@@ -74,7 +75,7 @@ def answer(name: str, data: bytes, max_chars: int) -> tuple[dict[str, object], b
 
 
 def describe(reading: Reading) -> dict[str, object]:
-    """A Reading without its text. Headings and kinds of places, which repeat, are told by their numbers in a list of them."""
+    """Serialise a Reading without its text. Headings and kinds of places repeat, so they are sent as indices into lists."""
     headings: dict[str, int] = {}
     kinds: dict[str, int] = {}
     sections: list[int] = []
@@ -99,7 +100,7 @@ def describe(reading: Reading) -> dict[str, object]:
 
 
 def own_pipes() -> tuple[IO[bytes], IO[bytes]]:
-    """Standard input and output for messages alone: whatever a library prints or reads goes nowhere."""
+    """Reserve standard input and output for messages. Libraries that print or read get the null device."""
     pipes = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nowhere = os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, 0)
@@ -118,7 +119,7 @@ def main() -> None:
             from localrag.kb.readers import kreuzberg_reader  # noqa: PLC0415
 
             kreuzberg_reader.prepare()
-    except Exception as error:  # noqa: BLE001  # the parent says it
+    except Exception as error:  # noqa: BLE001  # the parent reports it
         send(answers, {"error": f"{type(error).__name__}: {error}"})
         return
     send(answers, {"ready": True})
@@ -133,7 +134,7 @@ def main() -> None:
             send(answers, {**header, "ends": ends}, text)
             if ends:
                 return
-            message = data = text = header = None  # type: ignore[assignment]  # the next file has all the room
+            message = data = text = header = None  # type: ignore[assignment]  # free memory for the next file
     except MemoryError:
         os._exit(MEMORY_EXIT)
 

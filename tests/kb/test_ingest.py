@@ -147,7 +147,7 @@ def test_a_home_that_cannot_be_written_is_said(tmp_path, notes, embedder):
     (tmp_path / "file").write_text("")
     with (
         KnowledgeBase.open(tmp_path / "file" / "kb", "new", create=True) as kb,
-        pytest.raises(KnowledgeBaseError, match="Cannot make the folder"),
+        pytest.raises(KnowledgeBaseError, match="Cannot create the folder"),
     ):
         kb.ingest([notes], embedder)
     assert embedder.num_embedded == 0

@@ -124,8 +124,8 @@ def test_no_password_is_shown(password):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"password": "wrong"}, "wants another password"),
-        ({"password": None}, "wants another password"),
+        ({"password": "wrong"}, "refuses the password"),
+        ({"password": None}, "refuses the password"),
         ({"database": "nowhere"}, "does not exist"),
     ],
 )
@@ -159,7 +159,7 @@ def test_a_database_without_pgvector(server):
     with admin(server) as db:
         db.execute(f"CREATE ROLE poor LOGIN PASSWORD '{PASSWORD}'")
         db.execute("CREATE DATABASE plain OWNER poor")
-    with pytest.raises(KnowledgeBaseError, match="has no pgvector") as caught:
+    with pytest.raises(KnowledgeBaseError, match="lacks pgvector") as caught:
         opened_store(server.url(user="poor", database="plain"), create=True)
     assert "CREATE EXTENSION vector" in caught.value.hint
     assert_hushed(caught.value)

@@ -19,8 +19,8 @@ _SCHEMA = "localrag_"
 _CREATING = "tables"
 _STATES = "SELECT nspname FROM pg_namespace n JOIN pg_class c ON c.relnamespace = n.oid WHERE relname = 'state'"
 
-# Words are reduced to their stems as in PostgreSQL's own "english", but none is left out: a phrase may need each of them.
-# Words and characters are given to it with nothing but spaces between them (localrag/kb/postgres/search.py).
+# Words are stemmed as in PostgreSQL's own "english" configuration, but stop words are kept, since a phrase may need them.
+# localrag/kb/postgres/search.py prepares words and characters, separated by spaces only.
 _CREATE = (
     "CREATE TEXT SEARCH DICTIONARY stems (TEMPLATE = pg_catalog.snowball, LANGUAGE = english)",
     "CREATE TEXT SEARCH CONFIGURATION words (COPY = pg_catalog.english)",
@@ -31,9 +31,9 @@ _CREATE = (
         generation bigint NOT NULL,             -- grows by one with every writing transaction
         embedder text,                          -- the fingerprint; NULL until something is indexed
         dim integer,
-        ef_search integer,                      -- how far the index of vectors is followed; NULL without one
-        recall double precision,                -- of the 10 nearest, measured for that
-        num_measured bigint                     -- the number of chunks there were then
+        ef_search integer,                      -- hnsw.ef_search for the graph of vectors; NULL without a graph
+        recall double precision,                -- measured recall@10 for that ef_search
+        num_measured bigint                     -- number of chunks at that measurement
     )""",
     "INSERT INTO state (one, version, generation) VALUES (1, 0, 0)",
     "CREATE TABLE generations (generation bigint PRIMARY KEY, stamp bigint NOT NULL)",
@@ -46,8 +46,8 @@ _CREATE = (
         sha256 text NOT NULL,                   -- of the file's bytes
         num_bytes bigint NOT NULL,
         title text NOT NULL,
-        mtime_ns bigint,                        -- NULL: the file is read before it is taken for unchanged
-        cutter integer NOT NULL                 -- the version of what read and cut it
+        mtime_ns bigint,                        -- NULL: unknown, so the file is read to see whether it changed
+        cutter integer NOT NULL                 -- version of the code that read and cut it
     )""",
     """CREATE TABLE unread (
         path text PRIMARY KEY,
@@ -74,7 +74,7 @@ _CREATE = (
         place text NOT NULL,
         heading text NOT NULL,
         text text NOT NULL,
-        sha256 bytea NOT NULL,                  -- of what was embedded
+        sha256 bytea NOT NULL,                  -- of the embedded text
         words tsvector NOT NULL,
         characters tsvector,                    -- of chunks with Chinese, Japanese or Korean text
         UNIQUE (document_id, ordinal)
@@ -96,20 +96,20 @@ _CREATE = (
     )""",
 )
 
-# A document is a file of one machine. '' is any: the document was indexed before its machine was noted.
+# A document is a file of one machine. '' means any machine: the document was indexed before machines were recorded.
 _ADD_MACHINES = (
     "ALTER TABLE documents ADD COLUMN machine text NOT NULL DEFAULT ''",
     "ALTER TABLE documents DROP CONSTRAINT documents_path_key",
     "ALTER TABLE documents ADD UNIQUE (path, machine)",
-    "DELETE FROM unread",  # it only spares work
+    "DELETE FROM unread",  # only a cache
     "ALTER TABLE unread ADD COLUMN machine text NOT NULL",
     "ALTER TABLE unread DROP CONSTRAINT unread_pkey",
     "ALTER TABLE unread ADD PRIMARY KEY (path, machine)",
 )
 
-_ADD_MIN_SIMILARITY = ("ALTER TABLE state ADD COLUMN min_similarity double precision",)  # of a relevant chunk; NULL: not known
+_ADD_MIN_SIMILARITY = ("ALTER TABLE state ADD COLUMN min_similarity double precision",)  # least cosine of a relevant chunk; NULL: unknown
 
-# Documents that are no files. Their machine is '', which is any.
+# Documents that are texts instead of files. Their machine is '', which means any.
 _ADD_TEXTS = (
     """CREATE TABLE texts (
         document_id bigint PRIMARY KEY REFERENCES documents (id) ON DELETE CASCADE,
@@ -126,24 +126,24 @@ _ADD_TEXTS = (
 )
 
 MIGRATIONS = (_CREATE, _ADD_MACHINES, _ADD_MIN_SIMILARITY, _ADD_TEXTS)
-"""The statements of each migration, applied once. A released one is never edited: a change is a new one."""
+"""The statements of each migration. A released migration is never edited; a change is a new migration."""
 
 
 def schema_of(name: str) -> str:
-    """The schema of the knowledge base `name`."""
+    """Return the schema of the knowledge base `name`."""
     return f"{_SCHEMA}{name}"
 
 
 def names_in(db: Database) -> list[str]:
-    """The knowledge bases of a database, sorted."""
-    found = db.rows(f"{_STATES} AND starts_with(nspname, %s)", (_SCHEMA,))
-    return sorted(name.removeprefix(_SCHEMA) for (name,) in found)
+    """Return the names of the knowledge bases in a database, sorted."""
+    rows = db.rows(f"{_STATES} AND starts_with(nspname, %s)", (_SCHEMA,))
+    return sorted(name.removeprefix(_SCHEMA) for (name,) in rows)
 
 
 def enter(db: Database, name: str, *, create: bool = False) -> bool:
-    """Enter the schema of a knowledge base and migrate its tables; return False if it does not exist and `create` is not set.
+    """Enter the schema of a knowledge base and migrate its tables. Return False if it does not exist and `create` is not set.
 
-    Raises KnowledgeBaseError if pgvector is not installed on the server, or a newer localrag made the tables.
+    Raises KnowledgeBaseError if pgvector is not installed on the server, or if a newer localrag created the tables.
     """
     schema = schema_of(name)
     is_there = _is_there(db, schema)
@@ -151,7 +151,7 @@ def enter(db: Database, name: str, *, create: bool = False) -> bool:
         return False
     if not is_there:
         with db.writing(_CREATING):
-            if not _is_there(db, schema):  # else another process has just made it
+            if not _is_there(db, schema):  # otherwise another process has just created it
                 _add_vectors(db)
                 db.rows(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
                 db.rows("SELECT set_config('search_path', %s, true)", (_path(db, schema),))
@@ -164,7 +164,7 @@ def enter(db: Database, name: str, *, create: bool = False) -> bool:
 
 
 def drop(db: Database, name: str) -> None:
-    """Delete a knowledge base, atomically."""
+    """Delete a knowledge base atomically."""
     with db.writing(schema_of(name)):
         db.rows(f'DROP SCHEMA "{schema_of(name)}" CASCADE')
 
@@ -174,11 +174,11 @@ def _is_there(db: Database, schema: str) -> bool:
 
 
 def _path(db: Database, schema: str) -> str:
-    """The search path: this schema, and that of the vectors."""
-    found = db.rows("SELECT n.nspname FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE extname = 'vector'")
-    if not found:
+    """Return the search path: this schema and the schema of pgvector."""
+    rows = db.rows("SELECT n.nspname FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE extname = 'vector'")
+    if not rows:
         raise _no_vectors(db)
-    return ", ".join(f'"{each}"' for each in (schema, found[0][0]))
+    return ", ".join(f'"{name}"' for name in (schema, rows[0][0]))
 
 
 def _add_vectors(db: Database) -> None:
@@ -188,8 +188,8 @@ def _add_vectors(db: Database) -> None:
     installed, encoding = available[0]
     if encoding != "UTF8":
         raise KnowledgeBaseError(
-            f"The database of {db.address.shown} keeps text as {encoding}, and a knowledge base needs UTF8.",
-            hint="Make one with: createdb --encoding=UTF8 --template=template0 NAME",
+            f"The database of {db.address.shown} stores text as {encoding}, but a knowledge base needs UTF8.",
+            hint="Create one with: createdb --encoding=UTF8 --template=template0 NAME",
         )
     if installed is None:
         try:
@@ -200,34 +200,35 @@ def _add_vectors(db: Database) -> None:
 
 def _no_vectors(db: Database) -> KnowledgeBaseError:
     return KnowledgeBaseError(
-        f"The database of {db.address.shown} has no pgvector, which keeps the vectors.",
-        hint="Install pgvector on the server, and let an administrator of the database run: CREATE EXTENSION vector",
+        f"The database of {db.address.shown} lacks pgvector, which stores the vectors.",
+        hint="Install pgvector on the server, and have an administrator of the database run: CREATE EXTENSION vector",
     )
 
 
 def _migrate(db: Database, schema: str) -> None:
-    found = db.one("SELECT version FROM state")
-    if found > len(MIGRATIONS):
+    version = db.one("SELECT version FROM state")
+    if version > len(MIGRATIONS):
         raise KnowledgeBaseError(
-            f"This knowledge base has schema {found}, written by a newer localrag; this one knows schemas up to {len(MIGRATIONS)}.",
+            f"This knowledge base has schema {version}, written by a newer localrag. "
+            f"This version supports schemas up to {len(MIGRATIONS)}.",
             hint="Upgrade localrag, or index the documents into a knowledge base of another name.",
-            schema=found,
+            schema=version,
             known_schema=len(MIGRATIONS),
         )
-    while found < len(MIGRATIONS):
+    while version < len(MIGRATIONS):
         with db.writing(schema):
-            if db.one("SELECT version FROM state") == found:  # else another process has just applied it
-                for statement in MIGRATIONS[found]:
+            if db.one("SELECT version FROM state") == version:  # otherwise another process has just applied it
+                for statement in MIGRATIONS[version]:
                     db.rows(statement)
-                db.rows("UPDATE state SET version = %s", (found + 1,))
-        found = db.one("SELECT version FROM state")
+                db.rows("UPDATE state SET version = %s", (version + 1,))
+        version = db.one("SELECT version FROM state")
 
 
 class ServerLocation:
-    """The `KbLocation` of an address such as `postgresql://user@host:port/database#name`; the default name is "default".
+    """A knowledge base at an address such as `postgresql://user@host:port/database#name`. Implements `KbLocation`.
 
-    `open` connects. Raises KnowledgeBaseError, without the password, for an invalid address and for a server that cannot be reached, wants
-    another password or has no pgvector.
+    The default name is "default". `open` connects. Raises KnowledgeBaseError, without the password, for an invalid address and for a
+    server that cannot be reached, refuses the password or lacks pgvector.
     """
 
     def __init__(self, text: str) -> None:
@@ -249,7 +250,7 @@ class ServerLocation:
         if enter(self._db, self.name):
             self.store = PostgresStore(self._db, self._schema)
 
-    def follow(self) -> None:
+    def reopen(self) -> None:
         if not enter(self._db, self.name):
             self.store = None
         elif self.store is None:
@@ -268,11 +269,11 @@ class ServerLocation:
         def refused() -> KnowledgeBaseError:
             return KnowledgeBaseBusyError(
                 f"Another localrag is indexing into knowledge base {self.address!r}.",
-                hint="Wait for that one to end, then run the same command again.",
+                hint="Wait until it has finished, then run the same command again.",
                 kb=self.address,
             )
 
-        return self._db.turn(self._schema, wait_s=wait_s, on_wait=on_wait, refused=refused)
+        return self._db.lock(self._schema, wait_s=wait_s, on_wait=on_wait, refused=refused)
 
     def not_found(self) -> KnowledgeBaseNotFoundError:
         return not_found(self.address, self.name, names_in(self._db))
@@ -289,13 +290,13 @@ class ServerLocation:
         self._index = None
         return index_problems(self._db, self._schema)
 
-    def tend(self) -> None:
+    def maintain_index(self) -> None:
         maintain_index(self._db, self._schema)
 
     def export(self, file: Path) -> None:
         raise KnowledgeBaseError(
-            f"{self.address} is on a server, and only a knowledge base of the home can be exported to {file.name}.",
-            hint=f"Save it with PostgreSQL's own tool: pg_dump --schema={self._schema}",
+            f"{self.address} is on a server. Only a knowledge base of the home can be exported to {file.name}.",
+            hint=f"Back it up with PostgreSQL's own tool: pg_dump --schema={self._schema}",
         )
 
     def remove(self) -> None:

@@ -150,7 +150,7 @@ def _by_content(data: bytes, expected: str, suffix: str) -> str | None:
     if is_page:
         return "html"
     if expected in _BINARY and data.strip():
-        raise UnreadableError(f"it is not a {suffix[1:].upper()} file, despite its name")
+        raise UnreadableError(f"it is not in {suffix[1:].upper()} format, despite its name")
     return None
 
 

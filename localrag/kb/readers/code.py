@@ -219,15 +219,15 @@ def _in_characters(data: bytes, parts: Iterable[_Part]) -> list[_Part]:
 
 def _without_closing(text: str, parts: list[_Part]) -> list[_Part]:
     """Join blank lines and closing braces to the part before them; at the very top, to the part after them."""
-    kept: list[_Part] = []
+    joined: list[_Part] = []
     for part in parts:
-        if kept and not part.names and _CLOSING.fullmatch(text, part.start, part.end):
-            kept[-1] = replace(kept[-1], end=part.end)
+        if joined and not part.names and _CLOSING.fullmatch(text, part.start, part.end):
+            joined[-1] = replace(joined[-1], end=part.end)
         else:
-            kept.append(part)
-    if len(kept) > 1 and not text[kept[0].start : kept[0].end].strip():
-        kept[:2] = [replace(kept[1], start=kept[0].start)]
-    return kept
+            joined.append(part)
+    if len(joined) > 1 and not text[joined[0].start : joined[0].end].strip():
+        joined[:2] = [replace(joined[1], start=joined[0].start)]
+    return joined
 
 
 def _grouped(parts: list[_Part]) -> Iterator[_Part]:

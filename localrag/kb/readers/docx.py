@@ -87,8 +87,8 @@ class _Styles(XmlHandler):
             self._style = self._styles[attributes.get("w:styleId", "")] = _Style()
         elif name == "w:name":
             self._style.name = value.casefold()
-            if found := _HEADING.fullmatch(self._style.name):
-                self._style.level = int(found[1]) - 1
+            if match := _HEADING.fullmatch(self._style.name):
+                self._style.level = int(match[1]) - 1
         elif name == "w:basedOn":
             self._style.based_on = value
         elif name == "w:outlineLvl":

@@ -164,7 +164,7 @@ def sections(text: str, marks: Sequence[Mark], prefix: str = "", *, begin: int =
         num_path_chars += len(heading)
         check_size(num_path_chars)  # a long heading is repeated in the path of every heading below it
         # Text before `body` may be dropped because the path repeats it, but only if the path holds every heading there.
-        is_in_path = all(each in path for each in joined if each.start < each.body)
+        is_in_path = all(step in path for step in joined if step.start < step.body)
         yield Section(start, end, heading, mark.body if is_in_path else 0)
         start = end
         joined.clear()
@@ -217,10 +217,10 @@ def numbered(kind: str, numbers: Sequence[int], one: str, many: str) -> str:
             ranges[-1][1] = number
         else:
             ranges.append([number, number])
-    shown = [f"{first}-{last}" if last > first else f"{first}" for first, last in ranges[:_MAX_RANGES]]
+    parts = [f"{first}-{last}" if last > first else f"{first}" for first, last in ranges[:_MAX_RANGES]]
     if len(ranges) > _MAX_RANGES:
-        shown.append(f"{sum(last - first + 1 for first, last in ranges[_MAX_RANGES:])} more")
-    named = " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
+        parts.append(f"{sum(last - first + 1 for first, last in ranges[_MAX_RANGES:])} more")
+    named = " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
     return f"{kind} {named} {one}" if len(numbers) == 1 else f"{kind}s {named} {many}"
 
 

@@ -303,10 +303,10 @@ class _Page(HTMLParser):
         opened = _TAG_NAME.match(html, i)
         at = opened.end() if opened else i
         attributes: list[str] = []
-        while found := _ATTRIBUTE.match(html, at):
+        while attribute := _ATTRIBUTE.match(html, at):
             if len(attributes) < _MAX_ATTRIBUTES:
-                attributes.append(found[1])
-            at = found.end()
+                attributes.append(attribute[1])
+            at = attribute.end()
         if not opened or not html.startswith(">", at):
             return -1  # the page ends inside the tag
         is_long = at - i > _LONG_TAG_CHARS
@@ -329,14 +329,14 @@ class _Page(HTMLParser):
             return
         self._close_implied(tag)
         above = self._stack[-1]
-        given = {name: value or "" for name, value in attrs}
+        attributes = {name: value or "" for name, value in attrs}
         if tag in _BLOCKS:
             self._flush()
-        unseen = above.unseen or tag in _UNSEEN or (tag not in ("html", "body") and _is_hidden(tag, given, self._rules))
-        self._stack.append(_Open(tag, unseen, above.zone | self._zone(tag, given, above.zone), above.pre or tag == "pre"))
+        unseen = above.unseen or tag in _UNSEEN or (tag not in ("html", "body") and _is_hidden(tag, attributes, self._rules))
+        self._stack.append(_Open(tag, unseen, above.zone | self._zone(tag, attributes, above.zone), above.pre or tag == "pre"))
         self._num_open[tag] += 1
         if not unseen:
-            self._begin(tag, given)
+            self._begin(tag, attributes)
 
     def handle_endtag(self, tag: str) -> None:
         if tag == "p" and not self._num_open["p"]:
@@ -361,15 +361,15 @@ class _Page(HTMLParser):
         elif tag == "hr":
             self._flush()
         elif tag == "meta":
-            given = {name: value or "" for name, value in attrs}
-            name = (given.get("name") or given.get("property") or "").lower()
+            attributes = {name: value or "" for name, value in attrs}
+            name = (attributes.get("name") or attributes.get("property") or "").lower()
             name = "date" if name in ("article:published_time", "dcterms.date", "dc.date", "dcterms.created") else name
             name = "author" if name in ("article:author", "dc.creator", "dcterms.creator") else name
             if name in ("author", "description", "keywords", "date", "og:title"):
-                self.fields.setdefault(name, given.get("content", ""))
+                self.fields.setdefault(name, attributes.get("content", ""))
 
-    def _zone(self, tag: str, given: dict[str, str], above: int) -> int:
-        role = given.get("role", "").lower()
+    def _zone(self, tag: str, attributes: dict[str, str], above: int) -> int:
+        role = attributes.get("role", "").lower()
         if tag == "main" or role == "main":
             return MAIN
         if tag == "article":
@@ -386,26 +386,26 @@ class _Page(HTMLParser):
             self._flush()
             self._pop()
 
-    def _begin(self, tag: str, given: dict[str, str]) -> None:
+    def _begin(self, tag: str, attributes: dict[str, str]) -> None:
         if tag in _HEADINGS:
             self._level = _HEADINGS[tag]
             for table in self._tables:
                 table.layout = True
         elif tag in ("ul", "ol", "menu"):
-            start = given.get("start", "")
+            start = attributes.get("start", "")
             self._lists.append(_List(tag == "ol", int(start) - 1 if re.fullmatch(r"\d{1,6}", start) else 0))
         elif tag == "li":
             self._marker = self._list_marker()
         elif tag == "table" and len(self._tables) < _MAX_NESTED:
             for table in self._tables:
                 table.layout = True
-            self._tables.append(_Table(len(self.blocks), given.get("role") in ("presentation", "none")))
+            self._tables.append(_Table(len(self.blocks), attributes.get("role") in ("presentation", "none")))
         elif self._tables and self._num_open["table"] <= _MAX_NESTED:
             table = self._tables[-1]
             if tag == "tr":
                 table.begin_row()
             elif tag in ("td", "th"):
-                table.begin_cell(len(self.blocks), given, is_header=tag == "th" or bool(self._num_open["thead"]))
+                table.begin_cell(len(self.blocks), attributes, is_header=tag == "th" or bool(self._num_open["thead"]))
 
     def _pop(self) -> str:
         """Close the innermost element. If it is a block, its text must have been flushed."""

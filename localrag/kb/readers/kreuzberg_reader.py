@@ -100,33 +100,33 @@ def _write(composer: Composer, nodes: Iterable[Mapping[str, Any]], *, is_sheet: 
 def _fields(about: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     authors = about.get("authors")
     author = "; ".join(map(str, authors)) if isinstance(authors, list) else ""
-    found = {"author": author, "date": str(about.get("created_at") or "")}
-    return tuple((key, one_line(value)) for key, value in found.items() if value)
+    fields = {"author": author, "date": str(about.get("created_at") or "")}
+    return tuple((key, one_line(value)) for key, value in fields.items() if value)
 
 
 def _message(nodes: Iterable[Mapping[str, Any]], about: Mapping[str, Any]) -> Reading:
     """Read an Outlook message like `localrag.kb.readers.mail` reads others: the subject is the heading, and attachments are listed."""
-    shown = {"Subject": str(about.get("subject") or "")}
+    headers = {"Subject": str(about.get("subject") or "")}
     rest = []
     for node in nodes:
         if node["content"]["node_type"] == "metadata_block":
-            shown |= {str(key): str(value) for key, value in node["content"]["entries"]}
+            headers |= {str(key): str(value) for key, value in node["content"]["entries"]}
         else:
             rest.append(node)
     composer = Composer()
-    subject = shown.pop("Subject")
+    subject = headers.pop("Subject")
     composer.heading(1, subject)
-    for key, value in shown.items():
+    for key, value in headers.items():
         composer.line(f"{key.capitalize()}: {one_line(value)}")
     _write(composer, rest)
     for name in about.get("attachments") or ():
         composer.line(f"Attachment: {one_line(str(name))}")
-    sender = shown.get("From", "")
+    sender = headers.get("From", "")
     fields = {
         "author": str(about.get("from_name") or sender),
         "from": sender,
-        "to": shown.get("To", ""),
-        "date": shown.get("Date", ""),
+        "to": headers.get("To", ""),
+        "date": headers.get("Date", ""),
         "subject": subject,
     }
     return composer.reading(subject, tuple((key, one_line(value)) for key, value in fields.items() if value))

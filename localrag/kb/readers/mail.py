@@ -46,10 +46,10 @@ def read_mbox(data: bytes) -> Reading:
     if len(raw) == 1:
         return _single(raw[0])
     draft = Draft()
-    for number, each in enumerate(raw, start=1):
+    for number, message in enumerate(raw, start=1):
         draft.place("message", number)
         try:
-            _write(draft, _parsed(each))
+            _write(draft, _parsed(message))
         except RecursionError:
             draft.write(f"(The parts of this message are {_TOO_DEEP}.)\n\n")
     return draft.reading()
@@ -104,8 +104,8 @@ def _parsed(raw: bytes) -> EmailMessage:
 
 def _write(draft: Draft, message: EmailMessage, depth: int = 1) -> None:
     draft.heading(depth, one_line(_header(message, "subject")))
-    shown = [(name, _header(message, name)) for name in ("From", "To", "Cc")] + [("Date", _date(message))]
-    draft.write("".join(f"{name}: {one_line(value)}\n" for name, value in shown if value) + "\n")
+    headers = [(name, _header(message, name)) for name in ("From", "To", "Cc")] + [("Date", _date(message))]
+    draft.write("".join(f"{name}: {one_line(value)}\n" for name, value in headers if value) + "\n")
     attached: list[tuple[str, EmailMessage]] = []
     for part in _leaves(message):
         name, kind = _name(part), part.get_content_type()

@@ -235,7 +235,7 @@ def read_notebook(data: bytes) -> Reading:
     except RecursionError:
         raise UnreadableError("it is nested too deep") from None
     except ValueError:
-        raise UnreadableError("it is not a valid notebook (no JSON)") from None
+        raise UnreadableError("it is not a valid notebook (not JSON)") from None
     if not isinstance(notebook, dict):
         raise UnreadableError("it is not a valid notebook (no cells)")
     about = _as_mapping(notebook.get("metadata"))

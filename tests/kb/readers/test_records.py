@@ -157,11 +157,11 @@ def test_format_3():
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"", "no JSON"),
-        (b"{", "no JSON"),
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
         (b"[1]", "no cells"),
         (b"[" * 100_000, "nested too deep"),
-        (b'{"a": %s}' % (b"9" * 5000), "no JSON"),
+        (b'{"a": %s}' % (b"9" * 5000), "not JSON"),
     ],
 )
 def test_what_is_no_notebook_says_why(data, reason):
