@@ -29,7 +29,7 @@ def test_an_unknown_name_shows_the_nearest_and_the_way_out(kb, kb_dir):
         KnowledgeBase.open(kb_dir, "note")
     assert caught.value.numbers == {"kb": "note", "nearest": ["notes"]}
     assert caught.value.hint == "Create it with: localrag index PATH --kb note"
-    with pytest.raises(KnowledgeBaseNotFoundError, match="There is notes"):
+    with pytest.raises(KnowledgeBaseNotFoundError, match="Existing knowledge bases: notes"):
         KnowledgeBase.open(kb_dir, "zzz")
 
 
