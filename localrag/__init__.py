@@ -57,11 +57,11 @@ if TYPE_CHECKING:
     from localrag.kb.filters import FolderRule, Where
     from localrag.kb.ingest import IngestResult, Tagging
     from localrag.kb.knowledge_base import RetrieveOptions
-    from localrag.kb.plan import Plan, Progress
+    from localrag.kb.plan import IndexProgress, Plan
     from localrag.kb.protocols import Feedback, Reranker, TextRow
     from localrag.kb.texts import Text, Texts
-    from localrag.kb.verify import Verified
-    from localrag.kb.walk import Found, Skipped
+    from localrag.kb.verify import VerifyResult
+    from localrag.kb.walk import FileEntry, SkippedFile
     from localrag.prompt import Demand, Prompt, PromptInputs
     from localrag.question import BudgetOptions, Given, Question, Search, Thread, ToolCalls, TopK
     from localrag.session import Answer, Event, Prepared, Retriever, Session
@@ -113,13 +113,14 @@ __all__ = [
     "Entry",
     "Event",
     "Feedback",
+    "FileEntry",
     "Flex",
     "FlexItem",
     "FolderRule",
     "Forgotten",
-    "Found",
     "Given",
     "Hit",
+    "IndexProgress",
     "IngestResult",
     "InterruptedRunError",
     "Journal",
@@ -144,7 +145,6 @@ __all__ = [
     "Policy",
     "Prepared",
     "Profile",
-    "Progress",
     "Prompt",
     "PromptInputs",
     "Proposal",
@@ -159,7 +159,7 @@ __all__ = [
     "Session",
     "Settings",
     "Shortened",
-    "Skipped",
+    "SkippedFile",
     "Slot",
     "Tagging",
     "TemplateError",
@@ -178,7 +178,7 @@ __all__ = [
     "Turn",
     "UsageError",
     "Verdict",
-    "Verified",
+    "VerifyResult",
     "Where",
     "council",
     "negotiate",
@@ -236,8 +236,8 @@ _MODULES = {
     ),
     "kb.knowledge_base": ("RetrieveOptions",),
     "kb.plan": (
+        "IndexProgress",
         "Plan",
-        "Progress",
     ),
     "kb.protocols": (
         "Feedback",
@@ -248,10 +248,10 @@ _MODULES = {
         "Text",
         "Texts",
     ),
-    "kb.verify": ("Verified",),
+    "kb.verify": ("VerifyResult",),
     "kb.walk": (
-        "Found",
-        "Skipped",
+        "FileEntry",
+        "SkippedFile",
     ),
     "prompt": (
         "Demand",

@@ -122,7 +122,7 @@ def test_one_knowledge_base_needs_no_list(home, tiny_catalogue, tmp_path):
     [
         (lambda: Session("echo"), "takes an open engine, not str", "Session.open('echo')"),
         (lambda: Session(None), "takes an open engine", "Session.open"),
-        (lambda: KnowledgeBase("handbook"), "takes an open place, not str", "KnowledgeBase.open(settings.kb_dir, 'handbook')"),
+        (lambda: KnowledgeBase("handbook"), "takes an open location, not str", "KnowledgeBase.open(settings.kb_dir, 'handbook')"),
         (lambda: Session.open("echo", kbs=Path("handbook")), "by its name, not by PosixPath", "kbs="),
         (lambda: Session.open("echo", kbs=[None]), "by its name, not by NoneType", "kbs="),
         (lambda: Session.open(5), "name or the path of one, not int", "echo"),

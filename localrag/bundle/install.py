@@ -23,7 +23,7 @@ from localrag.catalog.checksums import hashed_file, sha256_of
 from localrag.catalog.sources import Stage, find, publish, published_path, staging
 from localrag.errors import BundleError, ConfigError, KnowledgeBaseError, LocalragError, ModelFileError
 from localrag.files import file_error, make_private_folder, open_private
-from localrag.kb.knowledge_base import Folder
+from localrag.kb.knowledge_base import FolderLocation
 from localrag.kb.transfer import content_sha256, import_from
 from localrag.settings import Settings, shipped_file
 from localrag.types import ModelSpec
@@ -193,7 +193,7 @@ def _plan_import(file: Path, thing: Thing, folder: Path, settings: Settings, *, 
     except KnowledgeBaseError as error:
         reason = error.message.replace(str(folder / thing.path), thing.path).rstrip(".")
         raise refusal(file, reason) from None
-    existing = Folder(settings.kb_dir, thing.name)
+    existing = FolderLocation(settings.kb_dir, thing.name)
     staged, target = imported / thing.name, existing.path.parent
     if not existing.path.is_file():  # a folder without a database is what a killed index leaves
         return Move(thing, staged, target, "replaced" if target.exists() else "added")
@@ -209,7 +209,7 @@ def _plan_import(file: Path, thing: Thing, folder: Path, settings: Settings, *, 
     return Move(thing, staged, target, "replaced")
 
 
-def _content_sha256(existing: Folder) -> str:
+def _content_sha256(existing: FolderLocation) -> str:
     existing.open()  # migrates its tables to the current schema
     existing.close()
     return content_sha256(existing.path)
@@ -269,7 +269,7 @@ def _apply(move: Move, stage: Stage) -> None:
 
 def _remove_kb(target: Path, stage: Stage) -> None:
     """Remove a knowledge base that is replaced, under its write lock. A folder without a database is moved to the staging folder."""
-    existing = Folder(target.parent, target.name)
+    existing = FolderLocation(target.parent, target.name)
     if existing.path.is_file():
         existing.remove()
     else:

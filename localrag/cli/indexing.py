@@ -18,7 +18,7 @@ from localrag.kb.retrieve import feedback_boost
 from localrag.text.sanitize import safe
 
 if TYPE_CHECKING:
-    from localrag.kb import IngestResult, Plan, Progress, Skipped, Verified
+    from localrag.kb import IndexProgress, IngestResult, Plan, SkippedFile, VerifyResult
     from localrag.kb.protocols import Feedback
     from localrag.settings import Learning
     from localrag.types import Chunk
@@ -102,7 +102,7 @@ class IndexingBar:
         self._bar.start()
         return self
 
-    def __call__(self, at: Progress) -> None:
+    def __call__(self, at: IndexProgress) -> None:
         if self._bar is not None:
             speed = at.num_embedded / max(1e-3, time.monotonic() - self._started_at)
             self._bar.update(
@@ -169,7 +169,7 @@ def documents(sources: Sequence[tuple[str, int]], fields: Mapping[str, Mapping[s
     render.table([columns[at] for at in kept], [[row[at] for at in kept] for row in rows], right=("Chunks",))
 
 
-def verified(name: str, found: Verified, *, as_json: bool) -> None:
+def verified(name: str, found: VerifyResult, *, as_json: bool) -> None:
     """What is wrong, what was repaired, and which documents are not up to date."""
     if as_json:
         emit({"kb": name, **found.to_dict()})
@@ -211,13 +211,13 @@ def _left_out(result: IngestResult | Plan) -> str:
     return f"{len(result.skipped)} skipped" + (f", {len({one.source for one in result.partial})} incomplete" if result.partial else "")
 
 
-def _partial(partial: Sequence[Skipped]) -> None:
+def _partial(partial: Sequence[SkippedFile]) -> None:
     """Each by name: a document that is there in part looks like one that is there."""
     for source, reason in partial:
         note(f"incomplete {safe(source)}: {safe(reason)}")
 
 
-def _skipped(skipped: Sequence[Skipped], *, verbose: bool) -> None:
+def _skipped(skipped: Sequence[SkippedFile], *, verbose: bool) -> None:
     """By reason, the most frequent last, next to the summary."""
     by_reason: dict[str, list[str]] = {}
     for source, reason in skipped:

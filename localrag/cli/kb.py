@@ -13,7 +13,7 @@ from localrag.cli.files import STANDARD_OUTPUT, InputFile, binary_stdout, check_
 from localrag.cli.text import emit, note
 from localrag.errors import InterruptedRunError, KnowledgeBaseError, UsageError, counted
 from localrag.kb import MODES, IngestResult, KnowledgeBase, Mode, Tagging, Where, import_kb, list_kbs, shown
-from localrag.kb.knowledge_base import Folder
+from localrag.kb.knowledge_base import FolderLocation
 from localrag.session import Retriever, folder_rules, open_embedder, open_knowledge_bases, opened_reranker, prepare_queries
 from localrag.settings import Settings
 from localrag.text.sanitize import safe
@@ -302,7 +302,7 @@ def remove_command(name: str, settings: Settings, yes: bool, as_json: bool) -> N
     if not yes:
         _confirm(question)
     if is_here:
-        Folder(settings.kb_dir, name).remove()  # without opening it
+        FolderLocation(settings.kb_dir, name).remove()  # without opening it
     else:
         with KnowledgeBase.open(settings.kb_dir, name) as knowledge_base:
             knowledge_base.remove()

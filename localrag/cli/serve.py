@@ -42,12 +42,12 @@ def mcp_command(
     """
     try:
         from localrag.mcp.stdio import serve  # noqa: PLC0415  # an extra
-        from localrag.mcp.tools import Wanted  # noqa: PLC0415  # an extra
+        from localrag.mcp.tools import ServerOptions  # noqa: PLC0415  # an extra
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("localrag"):
             raise
         raise UsageError(f"The MCP server needs the package {error.name}.", hint="pip install 'localrag[mcp]'") from None
-    serve(Wanted(settings=settings, kbs=kbs, model=model, n_ctx=n_ctx, chat_template=chat_template, budget=budget, keep=not no_keep))
+    serve(ServerOptions(settings=settings, kbs=kbs, model=model, n_ctx=n_ctx, chat_template=chat_template, budget=budget, keep=not no_keep))
 
 
 KEY_VARIABLE = "LOCALRAG_API_KEY"

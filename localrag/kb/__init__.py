@@ -1,6 +1,6 @@
 """Knowledge bases: store documents and find passages in them.
 
-Names are imported on first use: a question without a knowledge base, and the process that reads files, need few of them.
+Names are imported on first use, because most processes need few of them.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from localrag.kb.filters import FolderRule, Where
     from localrag.kb.ingest import IngestResult, Tagging
-    from localrag.kb.knowledge_base import KnowledgeBase, import_kb, name_of, shown
-    from localrag.kb.names import list_kbs
-    from localrag.kb.plan import Plan, Progress
+    from localrag.kb.knowledge_base import KnowledgeBase, import_kb
+    from localrag.kb.names import list_kbs, name_of, shown
+    from localrag.kb.plan import IndexProgress, Plan
     from localrag.kb.retrieve import MODES, Mode
-    from localrag.kb.verify import Verified
-    from localrag.kb.walk import Skipped
+    from localrag.kb.verify import VerifyResult
+    from localrag.kb.walk import SkippedFile
 
 __all__ = [
     "MODES",
     "FolderRule",
+    "IndexProgress",
     "IngestResult",
     "KnowledgeBase",
     "Mode",
     "Plan",
-    "Progress",
-    "Skipped",
+    "SkippedFile",
     "Tagging",
-    "Verified",
+    "VerifyResult",
     "Where",
     "import_kb",
     "list_kbs",
@@ -48,20 +48,22 @@ _MODULES = {
     "knowledge_base": (
         "KnowledgeBase",
         "import_kb",
+    ),
+    "names": (
+        "list_kbs",
         "name_of",
         "shown",
     ),
-    "names": ("list_kbs",),
     "plan": (
+        "IndexProgress",
         "Plan",
-        "Progress",
     ),
     "retrieve": (
         "MODES",
         "Mode",
     ),
-    "verify": ("Verified",),
-    "walk": ("Skipped",),
+    "verify": ("VerifyResult",),
+    "walk": ("SkippedFile",),
 }
 
 

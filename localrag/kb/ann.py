@@ -1,10 +1,11 @@
-"""Cluster a large index, so that a search compares a few per cent of the vectors. Runs in the background; the only `import faiss`.
+"""Build a clustered index of vectors in a background process, so that a search compares only a few per cent of them.
 
-An inverted file (IVF) over float32 vectors: each is in the group of its nearest centroid, and a search probes the nearest centroids. Their
-number is measured against exact search when the file is made, on queries near the data. A graph (HNSW) answers sooner but took 47 s to
-build for 100,000 vectors, where this takes a few, and it cannot be mapped and checked piece by piece.
+The index is an inverted file (IVF) over float32 vectors: each vector is in the cluster of its nearest centroid, and a search probes the
+nearest clusters. How many it must probe is measured against exact search at build time, on queries near the data. A graph (HNSW) is
+faster to search, but it took 47 s to build for 100,000 vectors instead of a few seconds, and it cannot be mapped and verified piece by
+piece. This is the only module that imports faiss.
 
-    python -m localrag.kb.ann KB.SQLITE      one build, at the lowest priority
+    python -m localrag.kb.ann KB.SQLITE      run one build, at the lowest priority
 """
 
 from __future__ import annotations
@@ -26,24 +27,24 @@ from localrag.kb.vector_cache import Clusters, Ids, Places, VectorFile, Vectors,
 from localrag.kb.vectors import APPROXIMATE_FROM, VectorIndex, newest_file, rows_of
 
 MIN_RECALL = 0.97
-"""Least recall of the 10 nearest when built; above the promised 0.95, because data grow by a sixteenth until the next build."""
+"""Least recall@10 at build time. Above the promised 0.95, because the data may grow by a sixteenth before the next build."""
 
 QUERY_SIMILARITY = 0.8
-"""Cosine of a trial query with its source vector: like a good question and its answer."""
+"""Cosine similarity of a trial query with its source vector, as between a good question and its answer."""
 
-_TRAINING_ROWS = 40  # for each centroid, the least that faiss advises
+_TRAINING_ROWS = 40  # training vectors per centroid; faiss advises no fewer
 _ITERATIONS = 8
 _NUM_QUERIES = 256
-_BLOCK_ROWS = 16_384  # to compare with all centroids at a time: 100 MB of products at 1M vectors
+_BLOCK_ROWS = 16_384  # rows to compare with all centroids at a time: 100 MB of products at 1M vectors
 _NUM_NEAREST = 10
 
 _running: dict[Path, subprocess.Popen[bytes]] = {}
 
 
 def start_build(path: Path) -> None:
-    """Build the index of the knowledge base file `path` in a process of its own, which outlives this one. At most one at a time.
+    """Start a process that builds the index of the knowledge base file `path` and outlives this one. At most one runs at a time.
 
-    If no process can be started, a later search tries again.
+    If the process cannot be started, a later search tries again.
     """
     running = _running.get(path)
     if running is not None and running.poll() is None:
@@ -55,14 +56,15 @@ def start_build(path: Path) -> None:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE"},  # its threads do not spin while others work
+            env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE"},  # idle threads sleep instead of spinning
         )
 
 
 def build(store: Store, *, min_rows: int = APPROXIMATE_FROM) -> VectorFile | None:
-    """Make and publish a clustered file of the store's current generation. None if another process builds, or nothing is gained.
+    """Build and publish a clustered file of the store's current generation.
 
-    At 1M x 384 it takes about 500 MB of memory and 1.5 GB more of disk. OSError and KnowledgeBaseError are passed on.
+    Returns None if another process is building, or if a new file would not help. Building 1M x 384 needs about 500 MB of memory and 1.5 GB
+    of disk. OSError and KnowledgeBaseError propagate.
     """
     folder = store.path.parent
     with publishing(folder) as allowed:
@@ -76,7 +78,7 @@ def build(store: Store, *, min_rows: int = APPROXIMATE_FROM) -> VectorFile | Non
             known = newest_file(store, version)
             if known is not None and known.centroids is not None and not _is_outdated(store, version, known):
                 return None
-            if known is None:  # searched until the clusters are there
+            if known is None:  # a flat file, to search until the clusters are ready
                 known = open_file(write_file(folder, version, rows_of(store, version.dim)))
             if known.version.generation == version.generation:
                 source = known
@@ -94,7 +96,7 @@ def _is_outdated(store: Store, version: Version, known: VectorFile) -> bool:
 
 
 def cluster(source: VectorFile) -> tuple[Clusters, Places]:
-    """Cluster the rows of a flat file; return the clusters and the order of the rows in them. Deterministic."""
+    """Cluster the rows of a flat file. Return the clusters, and the row numbers in cluster order. Deterministic."""
     rng = np.random.default_rng(0)
     centroids = _train(source, rng)
     labels = np.concatenate([np.argmax(block @ centroids.T, axis=1) for block in _blocks(source)])
@@ -104,7 +106,7 @@ def cluster(source: VectorFile) -> tuple[Clusters, Places]:
 
 
 def _train(source: VectorFile, rng: np.random.Generator) -> Vectors:
-    import faiss  # noqa: PLC0415  # heavy, and not for a query
+    import faiss  # noqa: PLC0415  # heavy, and not needed for a query
 
     num_centroids = max(1, min(len(source), round(1.5 * math.sqrt(len(source)))))
     num_samples = min(len(source), _TRAINING_ROWS * num_centroids)
@@ -123,10 +125,10 @@ def _train(source: VectorFile, rng: np.random.Generator) -> Vectors:
 
 
 def _calibrate(source: VectorFile, centroids: Vectors, labels: Places, rng: np.random.Generator) -> tuple[int, float]:
-    """The number of clusters to probe for MIN_RECALL, and the recall that it reaches.
+    """Return the number of clusters to probe for MIN_RECALL, and the recall that this reaches.
 
-    Inside a cluster the search is exact: a vector is found if its cluster is probed, so that one pass over all vectors gives the recall for
-    every number of clusters.
+    Search within a cluster is exact, so a vector is found if and only if its cluster is probed. One pass over all vectors therefore gives
+    the recall for every number of probes.
     """
     near = source.rows(np.sort(rng.choice(len(source), min(len(source), _NUM_QUERIES), replace=False)))
     noise = rng.standard_normal(near.shape).astype(np.float32)
@@ -134,14 +136,14 @@ def _calibrate(source: VectorFile, centroids: Vectors, labels: Places, rng: np.r
     queries = (near + noise) / np.linalg.norm(near + noise, axis=1, keepdims=True)
     nearest_labels = labels[_nearest(source, queries)]
     by_nearness = np.argsort(-(queries @ centroids.T), axis=1)
-    rank = np.argsort(by_nearness, axis=1)  # of each cluster, for each query
+    rank = np.argsort(by_nearness, axis=1)  # the rank of each cluster for each query
     needed = np.sort(np.take_along_axis(rank, nearest_labels, axis=1), axis=None) + 1
     num_probes = int(needed[math.ceil(MIN_RECALL * len(needed)) - 1])
     return num_probes, float(np.mean(needed <= num_probes))
 
 
 def _nearest(source: VectorFile, queries: Vectors) -> Places:
-    """The rows nearest to each query by exact search, in no order."""
+    """Find the _NUM_NEAREST rows nearest to each query by exact search, in no order."""
     num = min(_NUM_NEAREST, len(source))
     scores = np.zeros((len(queries), 0), dtype=np.float32)
     places = np.zeros((len(queries), 0), dtype=np.int64)

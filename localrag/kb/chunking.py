@@ -1,6 +1,6 @@
-"""Split a text into passages that fit the embedder, each with the place where a person finds it in the file.
+"""Split a text into passages that fit the embedder, each with its place in the file for people.
 
-Passages are counted as they are embedded, heading path included, with the embedder's own tokenizer, so that none is ever truncated.
+A passage is counted exactly as it is embedded, heading path included, with the embedder's tokenizer, so that it is never truncated.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from localrag.kb.schema import embedded, embedded_sha256
 from localrag.text.tokens import Embedder
 
 TARGET_TOKENS = 200
-"""Target size of a passage: a few paragraphs, small enough to be about one thing."""
+"""Target size of a passage: a few paragraphs, small enough to have one topic."""
 
 CUTTER = 3
-"""The version of the readers and of this module: documents from an older one are indexed again, and chunks that come out the same keep
-their ids and vectors. Increment it when either is changed."""
+"""Version of the readers and of this module. Increment it when either changes: documents of an older version are then indexed again.
+Chunks that stay the same keep their ids and vectors."""
 
 _CHARS_PER_TOKEN = 10
-# A WordPiece tokenizer calls any run of more than 100 letters one unknown token, so that a megabyte of base64 would count as one.
-# A token is therefore taken to cover 10 characters at most; ordinary text has 2 to 5.
+# A WordPiece tokenizer turns any run of more than 100 letters into one unknown token, so a megabyte of base64 would count as one token.
+# A token is therefore assumed to cover at most 10 characters; in ordinary text it covers 2 to 5.
 
 _WINDOW_CHARS = 4000
-# The splitter's time grows with the square of an unbroken run: 28 s for 100,000 Chinese characters without punctuation, 1 s in windows.
+# The splitter takes quadratic time on an unbroken run: 28 s for 100,000 Chinese characters without punctuation, 1 s in windows.
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
-_BORDERS = ("\n\n", "\n", "。", ". ", " ")  # where a window ends, best first
+_BORDERS = ("\n\n", "\n", "。", ". ", " ")  # window ends, in order of preference
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
     """Characters `start` to `end` (exclusive) of a text.
 
-    `heading` is the path of headings above it, `place` says where a person finds it in the file.
+    `heading` is the path of headings above them; `place` is their place in the file for people, such as "page 3".
     """
 
     start: int
@@ -58,11 +58,11 @@ class Passage:
 
 
 def cut(reading: Reading, embedder: Embedder) -> list[Passage]:
-    """Cut a text into passages, in order and without overlap: `text == reading.text[start:end]`, without outer white space.
+    """Cut a text into passages, in order and without overlap. Each is `reading.text[start:end]`, without outer white space.
 
-    A passage has at most `min(TARGET_TOKENS, embedder.max_tokens)` tokens, its heading path included, and stays within its section.
-    A path that takes more than a quarter of that loses its outer parts. If a section takes several passages, its heading is only in
-    their paths. Raises KnowledgeBaseError if a single character is too long.
+    A passage has at most `min(TARGET_TOKENS, embedder.max_tokens)` tokens, its heading path included, and stays within its section. A
+    path over a quarter of that limit loses its outer headings. If a section needs several passages, its heading appears only in their
+    paths. Raises KnowledgeBaseError if a single character exceeds the limit.
     """
     limit = min(TARGET_TOKENS, embedder.max_tokens)
     passages: list[Passage] = []
@@ -78,12 +78,12 @@ def cut(reading: Reading, embedder: Embedder) -> list[Passage]:
 
 
 def split_counted(text: str, count: Callable[[str], int], limit: int) -> Iterator[tuple[int, str]]:
-    """Split plain text into (offset, piece) of at most `limit` tokens by `count`, without outer white space."""
+    """Split plain text into pieces of at most `limit` tokens, as `count` counts them. Yield (offset, piece) without outer white space."""
     return _Splitter(count, limit).split(text, 0, len(text))
 
 
 class _Places:
-    """The places of one reading: a call returns that of characters `start` to `end`, such as "page 3" or "lines 12-40", or ""."""
+    """Finds places in a reading. A call returns the place of characters `start` to `end`, such as "page 3" or "lines 12-40", or ""."""
 
     def __init__(self, reading: Reading) -> None:
         self._places = reading.places
@@ -112,7 +112,7 @@ def _place(kind: str, first: int, last: int) -> str:
 
 
 class _Splitter:
-    """Splits text at its weakest structure into pieces of at most `limit` tokens, the heading path counted with each."""
+    """Splits text into pieces of at most `limit` tokens, each counted with the heading path, at the largest structural breaks."""
 
     def __init__(self, count: Callable[[str], int], limit: int, *, heading: str = "", markdown: bool = False) -> None:
         self.count = count
@@ -121,15 +121,15 @@ class _Splitter:
         self.markdown = markdown
 
     def size(self, piece: str) -> int:
-        """Tokens of a piece as it is embedded; any number over the limit for a piece that is far too long."""
+        """Count the tokens of a piece as embedded. For a piece that is far too long, return any number over the limit."""
         at_least = -(-len(piece) // _CHARS_PER_TOKEN)
         return at_least if at_least > self.limit else max(at_least, self.count(embedded(self.heading, piece)))
 
     def split(self, text: str, start: int, end: int) -> Iterator[tuple[int, str]]:
-        """(offset in `text`, piece) of its characters `start` to `end`."""
-        from semantic_text_splitter import MarkdownSplitter, TextSplitter  # noqa: PLC0415  # an extension module, wanted only here
+        """Split characters `start` to `end` of `text`. Yield (offset in `text`, piece)."""
+        from semantic_text_splitter import MarkdownSplitter, TextSplitter  # noqa: PLC0415  # an extension module, needed only here
 
-        # Its CodeSplitter took six minutes for 60 kB of nested blocks. Where code is cut, the sections of its reader say.
+        # Its CodeSplitter took six minutes for 60 kB of nested blocks, so code is cut at the sections of its reader instead.
         splitter = (MarkdownSplitter if self.markdown else TextSplitter).from_callback(self.size, self.limit)
         for begin, stop in _windows(text, start, end):
             for offset, piece in splitter.chunk_indices(text[begin:stop]):
@@ -147,7 +147,7 @@ class _Splitter:
 def _windows(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
     while end - start > _WINDOW_CHARS:
         half, full = start + _WINDOW_CHARS // 2, start + _WINDOW_CHARS
-        at = next((found + len(border) for border in _BORDERS if (found := text.rfind(border, half, full)) >= 0), full)
+        at = next((position + len(border) for border in _BORDERS if (position := text.rfind(border, half, full)) >= 0), full)
         yield start, at
         start = at
     yield start, end

@@ -1,7 +1,7 @@
-"""An embedder and a reranker from sentence-transformers folders. The only module that imports sentence_transformers.
+"""Load an embedder or a reranker from a sentence-transformers folder. The only module that imports sentence_transformers.
 
-Counting needs only the tokenizer's file (16 ms); torch and the weights (5 s) are loaded when the first text is embedded or scored.
-Everything comes from the folder: no network, no remote code, safetensors only.
+Counting tokens needs only the tokenizer file (16 ms). Torch and the weights (5 s) are loaded when the first text is embedded or scored.
+Everything is read from the folder: no network, no remote code, safetensors only.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 BATCH_SIZE = 16
-"""Texts per batch, padded to the longest: with mixed lengths, 32 and 8 both took a sixth more time."""
+"""Texts per batch, padded to the longest. With mixed lengths, 8 and 32 were both a sixth slower."""
 _NUM_COUNTED = 1024
 _LOADING_ERRORS = (OSError, ValueError, RuntimeError, KeyError)
-"""Raised by sentence-transformers for a folder that it cannot load."""
+"""Errors that sentence-transformers raises for a folder that it cannot load."""
 _WEIGHTS = "model.safetensors"
 _TOKENIZER = "tokenizer.json"
 _CONFIGS = ("config.json", "modules.json", "sentence_bert_config.json")
 _MAX_JSON_BYTES = 1024 * 1024
 _PAIRS_AT_ONCE = 32
 _FEW_PAIRS = 4
-"""Pairs to score between two looks at the clock."""
+"""Pairs to score between checks of the deadline."""
 _IMPORT_S, _LOAD_S = 8.0, 1.0
-"""Seconds to allow for importing torch with its libraries on a slow machine, and for loading a model once they are there."""
+"""Seconds to allow on a slow machine for importing torch, and for loading a model after that."""
 _Json = TypeVar("_Json", dict[str, Any], list[Any])
 
 
 class SentenceTransformerEmbedder:
     """Implements `localrag.text.tokens.Embedder` with the model in `folder`.
 
-    `sha256` is that of model.safetensors, computed if it is not given. Raises ModelNotFoundError for a missing file, ModelFileError for an
-    invalid one.
+    `sha256` is the digest of model.safetensors, computed if it is not given. Raises ModelNotFoundError for a missing file and
+    ModelFileError for an invalid one.
     """
 
     def __init__(self, folder: Path, *, sha256: str | None = None) -> None:
@@ -59,7 +59,7 @@ class SentenceTransformerEmbedder:
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 over the weights, the tokenizer and the settings that shape a vector."""
+        """The sha256 of everything that shapes a vector: weights, tokenizer and settings."""
         digest = hashlib.sha256()
         for file in (self.folder / _TOKENIZER, *self._module_configs, *(self.folder / name for name in _CONFIGS)):
             if file.is_file():
@@ -88,15 +88,15 @@ class SentenceTransformerEmbedder:
 
     @cached_property
     def _counted(self) -> Callable[[str], int]:
-        """Cached, because each passage is counted several times: when it is tried, when it is cut, when it is embedded."""
+        """Count tokens, with an LRU cache: each passage is counted several times while it is cut and embedded."""
         return lru_cache(maxsize=_NUM_COUNTED)(lambda text: len(self._tokenizer.encode(text, add_special_tokens=False)))
 
     def input_ids(self, text: str) -> list[int]:
-        """The token ids of a text, special tokens included, never truncated."""
+        """Return the token ids of a text, special tokens included, never truncated."""
         return self._tokenizer.encode(text).ids
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """float32 array of shape (len(texts), dim), rows of length 1. Raises KnowledgeBaseError for a text over `max_tokens`."""
+        """Embed texts to a float32 array of shape (len(texts), dim), rows of length 1. Raises KnowledgeBaseError if one is too long."""
         import numpy as np  # noqa: PLC0415  # heavy
 
         if not texts:
@@ -104,7 +104,7 @@ class SentenceTransformerEmbedder:
         check_length(max(self.count(text) for text in texts), self.max_tokens)
         vectors = self._model.encode(
             list(texts),
-            prompt="",  # the folder may name one that it puts before every text, uncounted
+            prompt="",  # the folder may define a prompt, which would not be counted
             batch_size=BATCH_SIZE,
             normalize_embeddings=True,
             convert_to_numpy=True,
@@ -120,9 +120,9 @@ class SentenceTransformerEmbedder:
 
         try:
             tokenizer = Tokenizer.from_file(str(self.folder / _TOKENIZER))
-        except Exception as error:  # tokenizers raises nothing narrower
+        except Exception as error:  # the only class that tokenizers raises
             raise self._broken(_TOKENIZER, error) from error
-        tokenizer.no_truncation()  # the file may ask for both, and then a long text counts as a short one
+        tokenizer.no_truncation()  # the file may enable both, which would falsify counts
         tokenizer.no_padding()
         return tokenizer
 
@@ -155,7 +155,7 @@ class SentenceTransformerEmbedder:
 
 
 class CrossEncoderReranker:
-    """Implements `localrag.kb.protocols.Reranker` with the CrossEncoder in `folder`, which reads question and passage together."""
+    """Implements `localrag.kb.protocols.Reranker` with the cross-encoder in `folder`, which reads question and passage together."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -166,34 +166,34 @@ class CrossEncoderReranker:
                 )
 
     def scores(self, query: str, texts: Sequence[str]) -> list[float]:
-        """The model's own scores, higher is better; a pair that is too long is truncated."""
+        """Score each text with the model; higher is better. A pair that is too long is truncated."""
         return self._scores(query, texts, _PAIRS_AT_ONCE) if texts else []
 
     def scores_until(self, query: str, texts: Sequence[str], ends_at: float) -> list[float] | None:
-        """The same, or None if it cannot finish by `ends_at` (time.perf_counter()).
+        """Score each text, or return None if that cannot finish by `ends_at`, a time of time.perf_counter().
 
-        Loading cannot be stopped, so it only begins if there is time for it; then the first few pairs tell how long the rest takes.
+        Loading cannot be interrupted, so it starts only if there is enough time. The first few pairs then show how long the rest takes.
         """
         if not texts:
             return []
         if "_model" not in self.__dict__ and time.perf_counter() + (_LOAD_S if "torch" in sys.modules else _IMPORT_S) > ends_at:
             return None
-        found: list[float] = []
+        scores: list[float] = []
         _ = self._model
-        while len(found) < len(texts):
+        while len(scores) < len(texts):
             started = time.perf_counter()
-            found += self._scores(query, texts[len(found) : len(found) + _FEW_PAIRS], _FEW_PAIRS)
+            scores += self._scores(query, texts[len(scores) : len(scores) + _FEW_PAIRS], _FEW_PAIRS)
             now = time.perf_counter()
-            num_more = -(-(len(texts) - len(found)) // _FEW_PAIRS)
+            num_more = -(-(len(texts) - len(scores)) // _FEW_PAIRS)
             if num_more and now + num_more * (now - started) > ends_at:
                 return None
-        return found
+        return scores
 
     def _scores(self, query: str, texts: Sequence[str], batch_size: int) -> list[float]:
-        found = self._model.predict([(query, text) for text in texts], batch_size=batch_size, show_progress_bar=False)
-        if getattr(found, "ndim", 0) != 1:
-            raise self._broken("it gives several numbers for a pair, not one")
-        return [float(score) for score in found]
+        scores = self._model.predict([(query, text) for text in texts], batch_size=batch_size, show_progress_bar=False)
+        if getattr(scores, "ndim", 0) != 1:
+            raise self._broken("it returns several numbers per pair instead of one")
+        return [float(score) for score in scores]
 
     @cached_property
     def _model(self) -> Any:  # noqa: ANN401  # CrossEncoder, of a package without types
@@ -209,14 +209,14 @@ class CrossEncoderReranker:
 
 
 def _load(name: str, folder: Path) -> Any:  # noqa: ANN401  # of a package without types
-    """Load the model in `folder` as this class of sentence-transformers. Raises one of _LOADING_ERRORS."""
+    """Load `folder` with the class `name` of sentence-transformers. Raises one of _LOADING_ERRORS."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import sentence_transformers  # noqa: PLC0415  # 5 s
     from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415
 
-    disable_progress_bar()  # type: ignore[no-untyped-call]  # of loading the weights, which are there in a moment
-    made = getattr(sentence_transformers, name)
-    return made(
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # the weights load in a moment
+    model_class = getattr(sentence_transformers, name)
+    return model_class(
         str(folder),
         device="cpu",
         local_files_only=True,
@@ -226,7 +226,7 @@ def _load(name: str, folder: Path) -> Any:  # noqa: ANN401  # of a package witho
 
 
 def _json(file: Path, kind: type[_Json]) -> _Json:
-    """The contents of a JSON file; empty if it does not exist."""
+    """Read a JSON file; empty if it does not exist. Raises ModelFileError if it is damaged."""
     if not file.is_file():
         return kind()
     try:

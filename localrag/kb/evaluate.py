@@ -1,9 +1,9 @@
-"""Measure how well a search finds relevant documents, on a collection in the layout of BEIR.
+"""Measure how well a search finds relevant documents, on a test collection in the BEIR layout.
 
-That is a folder with corpus.jsonl (`_id`, `title`, `text`), queries.jsonl (`_id`, `text`) and qrels.tsv or qrels/test.tsv (query id,
-document id, grade). The collection is cut, embedded and indexed as documents are, once, in a folder of its own under `home`.
+A collection is a folder with corpus.jsonl (`_id`, `title`, `text`), queries.jsonl (`_id`, `text`) and qrels.tsv or qrels/test.tsv (query
+id, document id, grade). It is chunked, embedded and indexed like other documents, once, in a folder of its own under `home`.
 
-A repeated `_id`, or two grades for one document and question, is an error, as in trec_eval: the measures would depend on which one counts.
+A repeated `_id`, or two grades for one document and question, is an error, as in trec_eval: the result would depend on which one counts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from localrag.types import Hit
 MEASURES = {"nDCG@10": "nDCG@10", "R@10": "Recall@10", "R@100": "Recall@100", "RR": "MRR"}
 """Name in ir-measures → name shown."""
 NUM_DOCUMENTS = 100
-"""Documents ranked for a question: the depth of the deepest measure."""
+"""Documents to rank for each question: the depth of the deepest measure."""
 
 _DOCUMENTS_AT_ONCE = 128
 _MAX_CHUNKS = 1000
@@ -40,7 +40,7 @@ _MAX_CHUNKS = 1000
 
 @dataclass(frozen=True)
 class Collection:
-    """A collection: its folder, questions, and graded documents of each question."""
+    """A test collection: its folder, questions, and the graded documents for each question."""
 
     folder: Path
     queries: Mapping[str, str]
@@ -53,14 +53,14 @@ class Collection:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def documents(self) -> Iterator[tuple[str, str, str]]:
-        """(id, title, text) of every document."""
+        """Yield (id, title, text) of every document."""
         for row in _rows(self.folder / "corpus.jsonl"):
             yield row["_id"], " ".join(str(row.get("title") or "").split()), str(row.get("text") or "")
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One way of searching: the mean of each measure over the questions, and the median time of a question in milliseconds."""
+    """The result of one search method: the mean of each measure over the questions, and the median time per question in ms."""
 
     name: str
     measures: Mapping[str, float]
@@ -71,34 +71,34 @@ class Result:
 
 
 def read_collection(folder: Path, *, max_queries: int | None = None) -> Collection:
-    """Read the collection in a folder, with at most `max_queries` questions at even distances. Raises UsageError for an invalid one."""
+    """Read a collection, with at most `max_queries` evenly spaced questions. Raises UsageError if it is invalid."""
     queries = {row["_id"]: str(row.get("text") or "") for row in _rows(folder / "queries.jsonl")}
     file = next((file for file in (folder / "qrels.tsv", folder / "qrels" / "test.tsv") if file.is_file()), folder / "qrels.tsv")
     qrels: dict[str, dict[str, int]] = {}
     for number, line in _lines(file):
         fields = line.split("\t")
         if number == 1 and not fields[-1].strip().lstrip("-").isdigit():
-            continue  # the names of the columns
+            continue  # the header line
         try:
             query, document, grade = fields[0], fields[-2], int(fields[-1])
         except (IndexError, ValueError):
-            raise _broken(file, number, "it is not query id, document id and grade, with tabs between them") from None
+            raise _broken(file, number, "it is not query id, document id and grade, separated by tabs") from None
         if query in queries and qrels.setdefault(query, {}).setdefault(document, grade) != grade:
-            raise _broken(file, number, f"it gives {document!r} another grade for {query!r} than a line before it")
+            raise _broken(file, number, f"it gives {document!r} another grade for {query!r} than an earlier line")
     if not any(grade > 0 for grades in qrels.values() for grade in grades.values()):
         raise UsageError(f"{file} names no relevant document for any question of queries.jsonl.", hint="Check that both belong together.")
     judged = [query for query in queries if query in qrels]
     step = 1 if max_queries is None else max(1, len(judged) // max_queries)
-    chosen = judged[::step][:max_queries]
+    sample = judged[::step][:max_queries]
     if not (folder / "corpus.jsonl").is_file():
         raise _missing(folder / "corpus.jsonl")
-    return Collection(folder, {query: queries[query] for query in chosen}, {query: qrels[query] for query in chosen})
+    return Collection(folder, {query: queries[query] for query in sample}, {query: qrels[query] for query in sample})
 
 
 def open_index(
     collection: Collection, embedder: Embedder, home: Path, progress: Callable[[int, int], None] = lambda _done, _total: None
 ) -> Store:
-    """Index a collection below `home`, or continue an earlier index of it. `progress(done, total)` counts documents.
+    """Index a collection below `home`, continuing an earlier run if there was one. `progress(done, total)` counts documents.
 
     Raises UsageError for an invalid corpus before anything is embedded.
     """
@@ -110,7 +110,7 @@ def open_index(
         done = 0
         documents = collection.documents()
         while group := list(islice(documents, _DOCUMENTS_AT_ONCE)):
-            _add(store, [each for each in group if each[0] not in known], embedder)
+            _add(store, [document for document in group if document[0] not in known], embedder)
             done += len(group)
             progress(done, total)
     except BaseException:
@@ -130,8 +130,7 @@ def evaluate(
 ) -> list[Result]:
     """Measure each mode and, with a `reranker`, "hybrid + rerank". A document is ranked by the best of its chunks.
 
-    Chunks that the rules of relevance exclude count as not found. Questions are timed one after another, embedding included, after one
-    that is not counted.
+    Chunks below the relevance threshold count as not found. Questions are timed one by one, embedding included, after a warm-up question.
     """
     from localrag.kb.vectors import load_index  # noqa: PLC0415  # imports numpy
 
@@ -160,27 +159,27 @@ def evaluate(
 
 
 def ranked_documents(hits: Sequence[Hit]) -> dict[str, float]:
-    """document → a score that falls with its rank, for the documents of ranked hits and their copies; NUM_DOCUMENTS at most."""
-    found = list(dict.fromkeys(chunk.source for hit in hits for chunk in (hit.chunk, *hit.copies)))[:NUM_DOCUMENTS]
-    return {source: 1.0 / rank for rank, source in enumerate(found, start=1)}
+    """Return document → 1 / rank for the documents of ranked hits and their copies, at most NUM_DOCUMENTS."""
+    sources = list(dict.fromkeys(chunk.source for hit in hits for chunk in (hit.chunk, *hit.copies)))[:NUM_DOCUMENTS]
+    return {source: 1.0 / rank for rank, source in enumerate(sources, start=1)}
 
 
 def measures(qrels: Mapping[str, Mapping[str, int]], run: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each of MEASURES over the questions of `qrels`; a question that found nothing counts as 0."""
-    import ir_measures  # noqa: PLC0415  # weight
+    """Return the mean of each of MEASURES over the questions of `qrels`. A question without results counts as 0."""
+    import ir_measures  # noqa: PLC0415  # heavy
 
-    wanted = [ir_measures.parse_measure(name) for name in MEASURES]
+    parsed = [ir_measures.parse_measure(name) for name in MEASURES]
     sums = dict.fromkeys(MEASURES, 0.0)
-    for metric in ir_measures.iter_calc(wanted, qrels, run):
+    for metric in ir_measures.iter_calc(parsed, qrels, run):
         sums[str(metric.measure)] += float(metric.value)
     return {name: total / len(qrels) for name, total in sums.items()}
 
 
 def gain(results: Sequence[Result]) -> float | None:
-    """The nDCG@10 of hybrid search divided by that of the better of keyword and semantic search; None if unknown."""
-    reached = {result.name: result.measures["nDCG@10"] for result in results}
-    alone = max(reached.get("keyword", 0.0), reached.get("semantic", 0.0))
-    return reached["hybrid"] / alone if "hybrid" in reached and alone else None
+    """Return the nDCG@10 of hybrid search divided by the better of keyword and semantic search; None if unknown."""
+    ndcg = {result.name: result.measures["nDCG@10"] for result in results}
+    best_single = max(ndcg.get("keyword", 0.0), ndcg.get("semantic", 0.0))
+    return ndcg["hybrid"] / best_single if "hybrid" in ndcg and best_single else None
 
 
 def _add(store: Store, documents: Sequence[tuple[str, str, str]], embedder: Embedder) -> None:
@@ -200,13 +199,13 @@ def _add(store: Store, documents: Sequence[tuple[str, str, str]], embedder: Embe
 
 
 def _passages(title: str, text: str, embedder: Embedder) -> list[Passage]:
-    """The passages of a document; without a text, of its title."""
+    """Cut a document into passages. A document without text is represented by its title."""
     text = text if text.strip() else title
     return cut(Reading(text, (Section(0, len(text), title),)), embedder)
 
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:
-    """(number, line) of every line that is not blank."""
+    """Yield (line number, line) of every line that is not blank."""
     try:
         with file.open(encoding="utf-8", newline="\n") as lines:
             for number, line in enumerate(lines, start=1):
@@ -219,7 +218,7 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def _rows(file: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSONL file, each with a unique string as its `_id`."""
+    """Yield the objects of a JSON Lines file, each with a unique string as its `_id`."""
     first_lines: dict[str, int] = {}
     for number, line in _lines(file):
         try:
@@ -227,17 +226,17 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
         except (ValueError, RecursionError) as error:
             raise _broken(file, number, f"it is not JSON ({str(error)[:100]})") from None
         if not isinstance(row, dict) or not isinstance(row.get("_id"), str):
-            raise _broken(file, number, 'it is not an object with a text as "_id"')
-        # Half of a surrogate pair, which JSON can hold, can neither be counted nor stored.
+            raise _broken(file, number, 'it is not an object with a string as "_id"')
+        # JSON may hold lone surrogates, which can be neither counted nor stored.
         row = {key: value.encode("utf-8", "replace").decode() if isinstance(value, str) else value for key, value in row.items()}
         if (first := first_lines.setdefault(row["_id"], number)) != number:
-            raise _broken(file, number, f"its _id {row['_id']!r} is that of line {first} as well")
+            raise _broken(file, number, f"its _id {row['_id']!r} repeats that of line {first}")
         yield row
 
 
 def _missing(file: Path) -> UsageError:
     return UsageError(
-        f"There is no {file}.", hint="Name a folder in the layout of BEIR: corpus.jsonl, queries.jsonl, and qrels.tsv or qrels/test.tsv."
+        f"There is no {file}.", hint="Name a folder in the BEIR layout: corpus.jsonl, queries.jsonl, and qrels.tsv or qrels/test.tsv."
     )
 
 

@@ -1,4 +1,4 @@
-"""Filters: conditions on the tags, sources and fields of documents, and on the metadata of texts.
+"""Filter documents by tag, source, field or metadata.
 
 The metadata of a text is any JSON object of bounded size and depth. Values are compared as JSON: numbers by value, everything else exactly.
 """
@@ -18,7 +18,7 @@ from localrag.errors import KnowledgeBaseError, UsageError
 _CONDITION = re.compile(r"\s*([A-Za-z][\w.-]{0,63})\s*=\s*(.*?)\s*", re.DOTALL)
 _NEXT = re.compile(r",(?=\s*[A-Za-z][\w.-]{0,63}\s*=)")
 
-# A pattern with more wildcards can take minutes on one value: each further star multiplies the time.
+# A pattern with more wildcards can take minutes on one value: each additional star multiplies the time.
 MAX_WILDCARDS = 6
 MAX_PATTERN_CHARS = 255
 
@@ -30,11 +30,11 @@ MAX_METADATA_DEPTH = 32
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Conditions on documents: for every key, one of its patterns must match. Without conditions, all documents match.
+    """Conditions on documents. For every key, one of its patterns must match; without conditions, all documents match.
 
-    `source` is the name that a document is shown by, or a folder above it; `format` the ending of that name; `tag` a tag; any other key
-    a field of the file (author, date …). In a pattern `*` matches any characters, "/" included, and `?` one. Case is ignored.
-    `equal` are keys of the metadata of a text with values as JSON, which must be equal. A file has one such key, `source`.
+    The key `source` is the displayed name of a document or a folder above it, `format` the extension of that name, `tag` a tag, and any
+    other key a field of the file (author, date …). In a pattern, `*` matches any characters, "/" included, and `?` matches one. Case is
+    ignored. `equal` lists metadata keys and JSON values that must be equal; a file has only the key `source`.
     """
 
     conditions: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -43,23 +43,23 @@ class Where:
     @classmethod
     def parse(cls, texts: Iterable[str]) -> Where:
         """Parse texts such as "tag=price" or "source=guide/*.md,format=md". Raises UsageError for an invalid condition."""
-        found: dict[str, list[str]] = {}
+        conditions: dict[str, list[str]] = {}
         for text in texts:
-            for each in _NEXT.split(text):
-                match = _CONDITION.fullmatch(each)
+            for part in _NEXT.split(text):
+                match = _CONDITION.fullmatch(part)
                 if match is None or not match[2]:
                     raise UsageError(
-                        f"{each.strip()[:80]!r} is not a condition.", hint="Write it as KEY=PATTERN, such as tag=price or source=guide/*."
+                        f"{part.strip()[:80]!r} is not a condition.", hint="Write it as KEY=PATTERN, such as tag=price or source=guide/*."
                     )
                 key, pattern = match[1].lower(), match[2]
                 _check(pattern)
-                if pattern not in found.setdefault(key, []):
-                    found[key].append(pattern)
-        return cls(tuple((key, tuple(patterns)) for key, patterns in found.items()))
+                if pattern not in conditions.setdefault(key, []):
+                    conditions[key].append(pattern)
+        return cls(tuple((key, tuple(patterns)) for key, patterns in conditions.items()))
 
     @classmethod
     def equals(cls, metadata: Mapping[str, object]) -> Where:
-        """Match documents whose metadata has all these keys and values. Raises UsageError for too many keys or invalid metadata."""
+        """Match documents whose metadata has all these keys and values. Raises UsageError for invalid metadata or too many keys."""
         if len(metadata) > MAX_EQUAL:
             raise UsageError(f"A filter of {len(metadata)} keys is too long; the limit is {MAX_EQUAL}.", num_keys=len(metadata))
         check_depth(metadata)
@@ -73,31 +73,31 @@ class Where:
         return ", ".join([*patterns, *(f"{key}={value}" for key, value in self.equal)])
 
     def entries(self) -> list[bytes]:
-        """The digest of each pair of `equal`."""
+        """Return the digest of each pair of `equal`."""
         return [entry_of(key, value) for key, value in self.equal]
 
     def equal_source(self) -> str:
-        """The source that `equal` asks for if it asks for nothing else; otherwise "", which no document has."""
+        """Return the source that `equal` requires, if that is its only key; otherwise "", which no document has."""
         if len(self.equal) != 1 or self.equal[0][0] != "source":
             return ""
         source = json.loads(self.equal[0][1])
         return source if isinstance(source, str) and is_unicode(source) and "\0" not in source else ""
 
     def globs(self) -> list[tuple[str, list[str]]]:
-        """Each condition as ("source" or the key of a field, patterns), one of which must match the `folded` value."""
-        found = []
+        """Return each condition as (key, globs). The key is "source" or a field; one glob must match the `folded` value."""
+        conditions = []
         for key, patterns in self.conditions:
-            each = [folded(pattern) for pattern in patterns]
+            globs = [folded(pattern) for pattern in patterns]
             if key == "source":
-                found.append((key, [glob for pattern in each for glob in (pattern, f"{pattern.rstrip('/')}/*")]))
+                conditions.append((key, [form for glob in globs for form in (glob, f"{glob.rstrip('/')}/*")]))
             elif key == "format":
-                found.append(("source", [f"*.{pattern.removeprefix('.')}" for pattern in each]))
+                conditions.append(("source", [f"*.{glob.removeprefix('.')}" for glob in globs]))
             else:
-                found.append((key, each))
-        return found
+                conditions.append((key, globs))
+        return conditions
 
     def to_sql(self) -> tuple[str, list[str | bytes]]:
-        """A SELECT of the ids of matching documents, for a SQLite connection that knows `folded`, and its values."""
+        """Return a SELECT of the ids of matching documents, and its values, for a SQLite connection with the function `folded`."""
         parts, values = list[str](), list[str | bytes]()
         for key, globs in self.globs():
             if key == "source":
@@ -120,7 +120,7 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class FolderRule:
-    """Adds `tags` to documents whose source or path matches `pattern`, or lies in a folder that does."""
+    """Adds `tags` to documents whose source or path matches `pattern`, or that lie in a matching folder."""
 
     pattern: str
     tags: tuple[str, ...]
@@ -134,20 +134,20 @@ class FolderRule:
 
 
 def folded(text: str) -> str:
-    """Text in the form that patterns are compared with."""
+    """Return the case-folded text that patterns are compared with."""
     return text.casefold()
 
 
 @lru_cache(maxsize=256)
 def _regex(pattern: str) -> re.Pattern[str]:
-    """A pattern for a source as a regular expression, equal to the SQL of `Where`."""
-    # A run of stars is one: each further one would multiply the time again.
+    """Compile a source pattern to a regular expression with the same meaning as the SQL of `Where`."""
+    # A run of stars counts as one, because each additional star multiplies the time.
     parts = [{"*": ".*", "?": "."}.get(part[0]) or re.escape(part) for part in re.findall(r"\*+|\?|[^*?]+", pattern.rstrip("/"), re.DOTALL)]
     return re.compile(f"{''.join(parts)}(/.*)?", re.DOTALL)
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text can be encoded as UTF-8: it has no lone surrogate, which stands for a byte that is not UTF-8 in an argument."""
+    """Whether a text can be encoded as UTF-8. Arguments with invalid bytes hold lone surrogates, which cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -157,7 +157,7 @@ def is_unicode(text: str) -> bool:
 
 def _check(pattern: str) -> None:
     if not is_unicode(pattern):
-        raise UsageError(f"The pattern {pattern[:40]!r} is not UTF-8 text.", hint="Put ? in the place of what cannot be written.")
+        raise UsageError(f"The pattern {pattern[:40]!r} is not UTF-8 text.", hint="Use ? for characters that cannot be written.")
     if len(pattern) > MAX_PATTERN_CHARS or len(re.findall(r"\*+|\?", pattern)) > MAX_WILDCARDS:
         raise UsageError(
             f"The pattern {pattern[:40]!r} has more than {MAX_WILDCARDS} wildcards or {MAX_PATTERN_CHARS} characters.",
@@ -166,64 +166,64 @@ def _check(pattern: str) -> None:
 
 
 def dumped(metadata: Mapping[str, Any]) -> str:
-    """Serialise metadata for storage. Raises UsageError if it is not JSON, too long or too deep."""
+    """Serialise metadata for storage. Raises UsageError if it is not JSON, or is too long or too deep."""
     check_depth(metadata)
     try:
         text = json.dumps(metadata, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         num_bytes = len(text.encode())
     except (TypeError, ValueError) as error:  # NaN is a ValueError, and so is a lone half of a surrogate pair
-        raise UsageError("The metadata is not JSON that can be kept.", hint="Numbers are finite, and text is Unicode.") from error
+        raise UsageError("The metadata is not valid JSON.", hint="Numbers must be finite, and text must be Unicode.") from error
     if num_bytes > MAX_METADATA_BYTES:
-        raise UsageError(f"The metadata has {num_bytes} bytes, and the limit is {MAX_METADATA_BYTES}.", num_bytes=num_bytes)
+        raise UsageError(f"The metadata has {num_bytes} bytes; the limit is {MAX_METADATA_BYTES}.", num_bytes=num_bytes)
     return text
 
 
 def loaded(metadata: str) -> dict[str, Any]:
     """Read stored metadata. Raises KnowledgeBaseError if it is damaged."""
     try:
-        found = json.loads(metadata)
+        value = json.loads(metadata)
     except (ValueError, RecursionError):
-        found = None
-    if isinstance(found, dict):
-        return found
-    raise KnowledgeBaseError("The metadata of a text is damaged.", hint="See which: localrag kb verify NAME")
+        value = None
+    if isinstance(value, dict):
+        return value
+    raise KnowledgeBaseError("The metadata of a text is damaged.", hint="Find the text with: localrag kb verify NAME")
 
 
 def check_depth(metadata: Mapping[str, Any]) -> None:
-    """Raises UsageError for objects and lists that are nested deeper than MAX_METADATA_DEPTH."""
+    """Raise UsageError if objects and lists are nested deeper than MAX_METADATA_DEPTH."""
     level: list[Any] = [metadata]
     for _ in range(MAX_METADATA_DEPTH):
-        level = [inside for each in level for inside in _inside(each)]
-    if any(isinstance(each, (dict, list)) for each in level):
+        level = [child for value in level for child in _children(value)]
+    if any(isinstance(value, (dict, list)) for value in level):
         raise UsageError(f"The metadata is nested deeper than {MAX_METADATA_DEPTH} levels.", limit=MAX_METADATA_DEPTH)
 
 
 def canonical(value: object) -> str:
-    """JSON that is the same for equal values. Raises UsageError for a number that is not finite."""
+    """Serialise a value to JSON that is identical for equal values. Raises UsageError for a number that is not finite."""
     try:
         return json.dumps(_plain(value), sort_keys=True, allow_nan=False, separators=(",", ":"))
     except ValueError:
-        raise UsageError("The metadata is not JSON: its numbers are finite.") from None
+        raise UsageError("The metadata is not valid JSON: numbers must be finite.") from None
 
 
 def entry_of(key: str, value: str) -> bytes:
-    """The digest of a key of the metadata and its `value` in canonical JSON."""
+    """Return the digest of a metadata key and its `value` in canonical JSON."""
     return hashlib.sha256(f"{canonical(key)}:{value}".encode()).digest()
 
 
 def entries_of(metadata: Mapping[str, Any]) -> frozenset[bytes]:
-    """The digests of all keys and values of metadata."""
+    """Return the digest of each key and value of metadata."""
     return frozenset(entry_of(key, canonical(value)) for key, value in metadata.items())
 
 
-def _inside(value: object) -> list[Any]:
+def _children(value: object) -> list[Any]:
     return list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
 
 
 def _plain(value: object) -> object:
-    """A value with whole numbers as integers, so that 1.0 equals 1."""
+    """Convert whole floats to integers, so that 1.0 equals 1."""
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _plain(child) for key, child in value.items()}
     if isinstance(value, list):
-        return [_plain(each) for each in value]
+        return [_plain(child) for child in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value

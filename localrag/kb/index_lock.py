@@ -1,4 +1,4 @@
-"""One indexer at a time for each knowledge base, so that none does the work of another again."""
+"""A lock that lets one process at a time index into a knowledge base, so that no work is done twice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from localrag.files import locked
 from localrag.kb.sqlite_file import make_folder, unwritable
 
 INDEX_WAIT_S = 30.0
-"""How long an indexer waits for another one to end."""
+"""Seconds that an indexer waits for another one to finish."""
 
 _FILE = "index.lock"
 

@@ -1,10 +1,10 @@
-"""Embed passages, and calibrate the cosine similarity at which an embedder's vectors count as relevant.
+"""Index files: read, cut, embed and store what changed, and calibrate the relevance threshold of an embedder.
 
-A passage whose text is stored already, in any document, is not embedded again.
+A passage whose text is already stored, in any document, is not embedded again.
 
-Cosine similarities of different embedders are not comparable: unrelated passages are near 0 for one and near 0.7 for another. So each
-embedder is measured once on questions with and without their answers, before its first vectors are stored, and the threshold lies between
-the two.
+Cosine similarities of different embedders are not comparable: unrelated passages are near 0 for one and near 0.7 for another. Before the
+first vectors of an embedder are stored, it is therefore measured on pairs of questions and answers. The relevance threshold lies between
+the similarity of unrelated pairs and that of matching pairs.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from localrag.errors import KnowledgeBaseError, UsageError
 from localrag.kb.chunking import CUTTER, Passage, cut
 from localrag.kb.filters import FolderRule, is_unicode
 from localrag.kb.names import has_control
-from localrag.kb.plan import INCOMPLETE, SECRET, KnownFiles, Progress, ReadFile, decide, is_same
-from localrag.kb.protocols import AnyStore, DocumentRow, Known, Unread
+from localrag.kb.plan import INCOMPLETE, SECRET, IndexProgress, KnownFiles, ReadFile, decide, is_same
+from localrag.kb.protocols import AnyStore, DocumentRow, StoredDocument, UnreadFile
 from localrag.kb.readers import UnreadableError
 from localrag.kb.reading import Readers
-from localrag.kb.walk import Found, Skipped, reason_of, walk
+from localrag.kb.walk import FileEntry, SkippedFile, reason_of, walk
 from localrag.text.tokens import Embedder
 
 EMBED_AT_ONCE = 128
-"""Chunks to embed in one call, from several documents if they are short: one by one, those took 1.7 times the CPU time. Chunks that wait
-are lost if the process is killed."""
+"""Chunks to embed in one call, from several documents if they are short. One document at a time, short ones took 1.7 times the CPU time.
+Chunks in a batch that is not yet written are lost if the process is killed."""
 
-_MAX_AT_ONCE = 512  # of a long document, so that progress is reported
+_MAX_AT_ONCE = 512  # chunks of a long document per call, so that progress is reported in between
 
 SHARE = 0.47
-"""Position of the threshold between the similarity of unrelated passages (0) and that of answers (1). For all-MiniLM-L6-v2, with 0.02 and
-0.62 on these pairs, it gives the 0.30 that was measured on other questions (see retrieve.MIN_SIMILARITY)."""
+"""Position of the threshold between the similarity of unrelated passages (0) and that of answers (1). all-MiniLM-L6-v2 has 0.02 and 0.62
+on these pairs, which gives the threshold 0.30 that was measured on other questions (see retrieve.MIN_SIMILARITY)."""
 MIN_GAP = 0.05
-"""Least difference of the two in cosine similarity; an embedder with less does not tell them apart."""
+"""Least difference between the two similarities. An embedder with a smaller one does not tell answers from unrelated passages."""
 
 PAIRS = (
     ("How long do eggs have to boil to be hard?", "For a firm yolk, leave the eggs in boiling water for ten minutes, then cool them."),
@@ -85,13 +85,16 @@ PAIRS = (
         "The manufacturer guarantees this washer for 24 months from the date of purchase.",
     ),
 )
-"""24 questions on different topics, each with a passage that answers it."""
+"""24 questions on different topics, each with a passage that answers it. Used to calibrate an embedder."""
 
 
 def vectors_for(
     store: AnyStore, passages: Iterable[Passage], embedder: Embedder, progress: Callable[[int, int], None] = lambda _done, _total: None
 ) -> dict[bytes, bytes]:
-    """sha256 → vector as float32 bytes, for each passage. `progress(done, total)` is called as chunks are embedded."""
+    """Return sha256 → vector (float32 bytes) of each passage, embedding only those that are not stored.
+
+    `progress(done, total)` is called after each batch.
+    """
     texts = {passage.sha256: passage.embedded for passage in passages}
     vectors = store.vectors_of(list(texts))
     missing = [sha256 for sha256 in texts if sha256 not in vectors]
@@ -104,7 +107,7 @@ def vectors_for(
 
 
 def min_similarity(embedder: Embedder) -> float | None:
-    """The least cosine similarity of a relevant passage; None for an embedder that does not tell the pairs apart."""
+    """Measure the least cosine similarity of a relevant passage; None if the embedder does not tell answers from unrelated passages."""
     import numpy as np  # noqa: PLC0415  # heavy
 
     if any(embedder.count(text) > embedder.max_tokens for pair in PAIRS for text in pair):
@@ -120,9 +123,9 @@ def min_similarity(embedder: Embedder) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Tagging:
-    """Tags to add to those of the files. `given` replaces the tags given before, None keeps them; `rules` apply to this run.
+    """Tags to add to documents. `given` replaces the tags that people gave earlier, None keeps them; `rules` apply to this run only.
 
-    Raises UsageError for a tag that is not UTF-8 text or holds control characters.
+    Raises UsageError for a tag that is not UTF-8 text or contains control characters.
     """
 
     given: tuple[str, ...] | None = None
@@ -133,21 +136,21 @@ class Tagging:
             if not is_unicode(tag):
                 raise UsageError(f"The tag {tag[:40]!r} is not UTF-8 text.", hint="Write it as UTF-8.")
             if has_control(tag):
-                raise UsageError(f"The tag {tag[:40]!r} holds control characters.", hint="Write it without them.")
+                raise UsageError(f"The tag {tag[:40]!r} contains control characters.", hint="Write it without them.")
 
-    def of(self, file: Found) -> dict[str, set[tuple[str, str]]]:
-        """origin → the fields that this file gets."""
-        found = {"rule": {("tag", tag) for rule in self.rules if rule.holds(file.source, file.path) for tag in rule.tags}}
+    def of(self, file: FileEntry) -> dict[str, set[tuple[str, str]]]:
+        """Return origin → fields to set on this file."""
+        fields = {"rule": {("tag", tag) for rule in self.rules if rule.holds(file.source, file.path) for tag in rule.tags}}
         if self.given is not None:
-            found["given"] = {("tag", tag) for tag in self.given if tag}
-        return found
+            fields["given"] = {("tag", tag) for tag in self.given if tag}
+        return fields
 
 
 @dataclass(frozen=True, slots=True)
 class IngestResult:
-    """Numbers of documents by outcome, and the files that were skipped. `renamed` ones kept their chunks under another path.
+    """The number of documents by outcome, and the skipped files with reasons. Renamed documents keep their chunks.
 
-    `num_embedded` chunks were embedded in this run; the knowledge base now holds `num_chunks`. `partial` names documents with parts
+    `num_embedded` chunks were embedded in this run; the knowledge base now holds `num_chunks`. `partial` lists documents that have parts
     without text.
     """
 
@@ -158,18 +161,18 @@ class IngestResult:
     removed: int
     num_embedded: int
     num_chunks: int
-    skipped: tuple[Skipped, ...]
-    partial: tuple[Skipped, ...] = ()
+    skipped: tuple[SkippedFile, ...]
+    partial: tuple[SkippedFile, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
-        """Fit for JSON."""
-        named = {name: [each._asdict() for each in getattr(self, name)] for name in ("skipped", "partial")}
+        """Return the result as JSON-serialisable data."""
+        named = {name: [file._asdict() for file in getattr(self, name)] for name in ("skipped", "partial")}
         return {**asdict(self), **named}
 
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    file: Found
+    file: FileEntry
     row: DocumentRow
     passages: list[Passage]
 
@@ -180,20 +183,20 @@ def ingest(
     *,
     store: AnyStore | None,
     make_store: Callable[[], AnyStore],
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[IndexProgress], None] | None = None,
     tagging: Tagging | None = None,
     hidden: bool = False,
 ) -> IngestResult:
-    """Bring a store up to date with the files below `paths`. Nobody else may index into it meanwhile.
+    """Bring a store up to date with the files below `paths`. The caller holds the index lock.
 
-    A document whose file is gone, or is left out now, is removed; one whose file cannot be read this time stays as it was and is listed in
-    `skipped`. Without a `store`, `make_store` is called once a file could be read. Raises KnowledgeBaseError if no file below `paths` can
-    be read.
+    A document whose file is gone or now excluded is removed. If its file cannot be read this time, the document stays as it was and the
+    file is listed in `skipped`. Without a `store`, `make_store` is called when the first file has been read. Raises KnowledgeBaseError if
+    no file below `paths` can be read.
     """
     with Readers() as readers:
         run = _Run(embedder, readers, store, make_store, KnownFiles(walk(paths, hidden=hidden)), tagging or Tagging(), progress)
         run.take_all()
-    skipped = run.known.found.skipped
+    skipped = run.known.walk.skipped
     if not run.added + run.updated + run.unchanged + run.renamed:
         raise _nothing_read(paths, skipped)
     removed, written = run.finish()
@@ -212,7 +215,7 @@ def ingest(
 
 @dataclass(slots=True)
 class _Run:
-    """One run over the files: documents wait until they fill a batch, are embedded together, and written one by one."""
+    """One index run. Documents are collected into a batch, embedded together, and committed one by one."""
 
     embedder: Embedder
     readers: Readers
@@ -220,15 +223,15 @@ class _Run:
     make_store: Callable[[], AnyStore]
     known: KnownFiles
     tagging: Tagging
-    progress: Callable[[Progress], None] | None
+    progress: Callable[[IndexProgress], None] | None
     added: int = 0
     updated: int = 0
     unchanged: int = 0
     renamed: int = 0
     num_embedded: int = 0
-    partial: list[Skipped] = field(default_factory=list)
-    _now_unread: dict[str, Unread] = field(default_factory=dict)
-    _kept: list[tuple[Found, int]] = field(default_factory=list)  # with document ids
+    partial: list[SkippedFile] = field(default_factory=list)
+    _now_unread: dict[str, UnreadFile] = field(default_factory=dict)
+    _kept: list[tuple[FileEntry, int]] = field(default_factory=list)  # unchanged or renamed files with their document ids
     _stamps: list[tuple[int, int | None]] = field(default_factory=list)
     _waiting: list[_Prepared] = field(default_factory=list)
     _num_read: int = 0
@@ -236,11 +239,11 @@ class _Run:
     def take_all(self) -> None:
         if self.store is not None:
             self.known.load(self.store)
-        for file in self.known.found.files:
+        for file in self.known.walk.files:
             self._num_read += 1
             self._take(file)
             num_waiting = sum(len(prepared.passages) for prepared in self._waiting)
-            if num_waiting >= EMBED_AT_ONCE or (num_waiting and self._num_read == len(self.known.found.files)):
+            if num_waiting >= EMBED_AT_ONCE or (num_waiting and self._num_read == len(self.known.walk.files)):
                 self._write()
             self._report(file.source)
 
@@ -264,7 +267,7 @@ class _Run:
                 store.set_unread(unread, self._now_unread)
         return len(vanished), store
 
-    def _take(self, file: Found) -> None:
+    def _take(self, file: FileEntry) -> None:
         """Read and cut one file, unless it is unchanged."""
         decision = decide(file, self.known, self.readers, is_local=None if self.store is None else self.store.is_local)
         if decision.unread is not None:
@@ -280,12 +283,12 @@ class _Run:
         else:
             self._prepare(file, decision.read)
 
-    def _prepare(self, file: Found, read: ReadFile) -> None:
+    def _prepare(self, file: FileEntry, read: ReadFile) -> None:
         reading = read.reading
         try:
             passages = cut(reading, self.embedder)
             if not passages:
-                raise UnreadableError("it holds no text")  # noqa: TRY301  # one way to skip
+                raise UnreadableError("it holds no text")  # noqa: TRY301  # handled below, as other reasons to skip
         except (UnreadableError, KnowledgeBaseError) as error:
             self._skip(file, reason_of(error))
             return
@@ -293,20 +296,20 @@ class _Run:
         row = DocumentRow(
             file.path, file.source, read.sha256, read.num_bytes, reading.title, reading.tags, fields, mtime_ns=read.mtime_ns, cutter=CUTTER
         )
-        self.partial += [Skipped(file.source, line) for line in reading.missing]
+        self.partial += [SkippedFile(file.source, line) for line in reading.missing]
         self._waiting.append(_Prepared(file, row, passages))
 
-    def _keep(self, file: Found, document: Known, *, is_renamed: bool = False) -> None:
+    def _keep(self, file: FileEntry, document: StoredDocument, *, is_renamed: bool = False) -> None:
         self.renamed += is_renamed
         self.unchanged += not is_renamed
-        self.partial += [Skipped(file.source, line) for line in self.known.notes(document, INCOMPLETE)]
+        self.partial += [SkippedFile(file.source, line) for line in self.known.notes(document, INCOMPLETE)]
         self._kept.append((file, document.id))
 
-    def _skip(self, file: Found, reason: str) -> None:
-        self.known.found.skipped.append(Skipped(file.source, reason))
+    def _skip(self, file: FileEntry, reason: str) -> None:
+        self.known.walk.skipped.append(SkippedFile(file.source, reason))
 
-    def _rename(self, file: Found, document: Known) -> None:
-        """Rename a stored document as its file was."""
+    def _rename(self, file: FileEntry, document: StoredDocument) -> None:
+        """Rename a stored document after its file was renamed."""
         assert self.store is not None
         with self.store.writing():
             self.store.move_document(document.id, file.path, file.source)
@@ -314,7 +317,7 @@ class _Run:
     def _write(self) -> None:
         """Embed the waiting documents and commit them, one transaction for each."""
         store = self._opened()
-        store.check_embedder(self.embedder.fingerprint, self.embedder.dim)  # before the work, and again in the transaction
+        store.check_embedder(self.embedder.fingerprint, self.embedder.dim)  # fail early; checked again in the transaction
         passages = [passage for prepared in self._waiting for passage in prepared.passages]
         threshold = min_similarity(self.embedder) if store.embedder is None else None
         vectors = vectors_for(store, passages, self.embedder, partial(self._embedded, self.num_embedded))
@@ -334,7 +337,7 @@ class _Run:
             self._report(self._waiting[-1].file.source)
 
     def _opened(self) -> AnyStore:
-        """The store, made if need be. Another run may have made it first; documents that it wrote are not embedded again."""
+        """Return the store, creating it if necessary. If another run created it first, documents that it wrote are not embedded again."""
         if self.store is None:
             self.store = self.make_store()
             self.known.documents = self.store.documents()
@@ -348,7 +351,7 @@ class _Run:
         return self.store
 
     def _retagged(self, store: AnyStore) -> list[tuple[int, str, set[tuple[str, str]]]]:
-        """(document id, origin, fields) of unchanged documents whose fields change."""
+        """Return (document id, origin, fields) of unchanged documents whose fields change."""
         present = store.fields_by_origin()
         return [
             (document_id, origin, fields)
@@ -359,17 +362,17 @@ class _Run:
 
     def _report(self, source: str) -> None:
         if self.progress is not None:
-            self.progress(Progress(source, self._num_read - len(self._waiting), len(self.known.found.files), self.num_embedded))
+            self.progress(IndexProgress(source, self._num_read - len(self._waiting), len(self.known.walk.files), self.num_embedded))
 
 
-def _nothing_read(paths: Sequence[Path], skipped: list[Skipped]) -> KnowledgeBaseError:
+def _nothing_read(paths: Sequence[Path], skipped: list[SkippedFile]) -> KnowledgeBaseError:
     where = ", ".join(str(path) for path in paths)
     reasons = Counter(reason for _, reason in skipped)
     why = "; ".join(f"{num} × {reason}" for reason, num in reasons.most_common(5)) or "there are no files"
     return KnowledgeBaseError(
         f"Nothing to index in {where}: {why}.",
-        hint="Name a folder that holds documents, text or source files. Hidden and ignored files are read when they are named one by one; "
-        "--hidden reads all hidden files, and those that may hold a secret.",
+        hint="Name a folder with documents, text or source files. To read a hidden or ignored file, name that file itself. "
+        "--hidden reads all hidden files, and files that may hold a secret.",
         num_skipped=len(skipped),
         reasons=dict(reasons.most_common(20)),
     )

@@ -1,4 +1,4 @@
-"""A knowledge base as the rest of localrag sees it: its name, its folder, and its operations."""
+"""The public interface of a knowledge base: open it by name or address, index, search, verify, export and remove it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from localrag.errors import KnowledgeBaseError, KnowledgeBaseNotFoundError, Usag
 from localrag.kb.filters import Where
 from localrag.kb.index_lock import INDEX_WAIT_S, taken
 from localrag.kb.ingest import IngestResult, Tagging, ingest
-from localrag.kb.names import FILE, check_name, list_kbs, not_found
-from localrag.kb.plan import Plan, Progress, plan
-from localrag.kb.protocols import AnyStore, Feedback, Place, Reranker
+from localrag.kb.names import FILE, SERVER_PREFIXES, check_name, list_kbs, not_found
+from localrag.kb.plan import IndexProgress, Plan, plan
+from localrag.kb.protocols import AnyStore, Feedback, KbLocation, Reranker
 from localrag.kb.retrieve import Mode, retrieve
 from localrag.kb.store import Store
 from localrag.kb.texts import Texts, renew
 from localrag.kb.transfer import export_to, import_from, read_name
-from localrag.kb.verify import Verified, verify
+from localrag.kb.verify import VerifyResult, verify
 from localrag.settings import Learning
 from localrag.text.tokens import Embedder
 from localrag.types import Chunk, Hit
@@ -29,9 +29,8 @@ from localrag.types import Chunk, Hit
 if TYPE_CHECKING:
     from localrag.kb.vectors import VectorIndex
 
-_SERVERS = ("postgresql://", "postgres://")
 _REMOVED = ".removed-"
-_MAX_ID = 2**63 - 1  # the largest number of a store
+_MAX_ID = 2**63 - 1  # the largest integer that a store takes
 
 
 class RetrieveOptions(TypedDict, total=False):
@@ -44,42 +43,41 @@ class RetrieveOptions(TypedDict, total=False):
 
 
 class KnowledgeBase:
-    """A named set of documents, in a folder of the home or on a PostgreSQL server. Make one with `open`; then `close` it, or use `with`."""
+    """A named set of documents, in a folder of the home or on a PostgreSQL server. Create it with `open`; `close` it or use `with`."""
 
-    def __init__(self, place: Place) -> None:
-        if not hasattr(place, "store"):
+    def __init__(self, location: KbLocation) -> None:
+        if not hasattr(location, "store"):
             raise UsageError(
-                f"KnowledgeBase takes an open place, not {type(place).__name__}.",
-                hint=f"KnowledgeBase.open(settings.kb_dir, {str(place)!r}) opens one by its name.",
+                f"KnowledgeBase takes an open location, not {type(location).__name__}.",
+                hint=f"KnowledgeBase.open(settings.kb_dir, {str(location)!r}) opens one by its name.",
             )
-        self._place = place
+        self._location = location
 
     @classmethod
     def open(cls, kb_dir: Path, name: str, *, create: bool = False) -> KnowledgeBase:
-        """Open the knowledge base in the folder `kb_dir/name`, or on a server by `postgresql://user@host:port/database#name`.
+        """Open the knowledge base in the folder `kb_dir/name`, or on the server `postgresql://user@host:port/database#name`.
 
-        With `create`, a missing one is made when the first document is written, not before.
-
-        Raises KnowledgeBaseNotFoundError, which suggests similar names, and KnowledgeBaseError for an invalid name or an unusable file.
+        With `create`, a missing knowledge base is created when the first document is written. Otherwise KnowledgeBaseNotFoundError is
+        raised, which suggests similar names. Raises KnowledgeBaseError for an invalid name or an unusable file.
         """
-        place: Place
-        if name.startswith(_SERVERS):
-            from localrag.kb.postgres.server import ServerPlace  # noqa: PLC0415  # its library is an extra
+        location: KbLocation
+        if name.startswith(SERVER_PREFIXES):
+            from localrag.kb.postgres.server import ServerLocation  # noqa: PLC0415  # its library is an extra
 
-            place = ServerPlace(name)
+            location = ServerLocation(name)
         else:
-            place = Folder(kb_dir, name)
+            location = FolderLocation(kb_dir, name)
         try:
-            place.open()
-            if place.store is None and not create:
-                raise place.not_found()  # noqa: TRY301  # it is closed below as for any error
+            location.open()
+            if location.store is None and not create:
+                raise location.not_found()  # noqa: TRY301  # closed below, as for any error
         except BaseException:
-            place.close()
+            location.close()
             raise
-        return cls(place)
+        return cls(location)
 
     def close(self) -> None:
-        self._place.close()
+        self._location.close()
 
     def __enter__(self) -> Self:
         return self
@@ -89,23 +87,23 @@ class KnowledgeBase:
 
     @property
     def name(self) -> str:
-        """Its name, as used in labels."""
-        return self._place.name
+        """The name, as used in labels of chunks."""
+        return self._location.name
 
     @property
     def address(self) -> str:
         """The name or address that opens it, without a password."""
-        return self._place.address
+        return self._location.address
 
     @property
     def path(self) -> Path:
-        """Its file. Only for a knowledge base of the home."""
-        assert isinstance(self._place, Folder), "one on a server"
-        return self._place.path
+        """The database file. Only for a knowledge base of the home."""
+        assert isinstance(self._location, FolderLocation), "on a server"
+        return self._location.path
 
     @property
     def _store(self) -> AnyStore | None:
-        return self._place.store
+        return self._location.store
 
     @property
     def num_documents(self) -> int:
@@ -117,95 +115,95 @@ class KnowledgeBase:
 
     @property
     def embedder(self) -> tuple[str, int] | None:
-        """(fingerprint, dimensions) of the embedder it was indexed with; None while it is empty."""
+        """(fingerprint, dimensions) of the embedder that indexed it; None while it is empty."""
         return None if self._store is None else self._store.embedder
 
     @property
     def texts(self) -> Texts:
-        """The documents that were given as texts, to read and change. See localrag/kb/texts.py."""
-        return Texts(self._place)
+        """The documents that were given as texts instead of files. See localrag/kb/texts.py."""
+        return Texts(self._location)
 
     def sources(self, where: Where | None = None) -> list[tuple[str, int]]:
-        """(source, number of chunks) of every document that matches, ordered by source."""
+        """Return (source, number of chunks) of every matching document, ordered by source."""
         return [] if self._store is None else self._store.sources(where)
 
     def fields(self, where: Where | None = None) -> dict[str, dict[str, list[str]]]:
-        """source → key → values of the tags and other fields of matching documents; documents without any are left out."""
+        """Return source → key → values of tags and other fields, for matching documents that have any."""
         return {} if self._store is None else self._store.fields(where)
 
     def paths(self) -> dict[str, Path]:
-        """source → the path it was read from, for the documents that are files."""
+        """Return source → path of every document that is a file."""
         return {} if self._store is None else {source: Path(path) for source, path in self._store.paths().items()}
 
     def ingest(
         self,
         paths: Sequence[Path],
         embedder: Embedder,
-        progress: Callable[[Progress], None] | None = None,
+        progress: Callable[[IndexProgress], None] | None = None,
         *,
         tagging: Tagging | None = None,
         hidden: bool = False,
         wait_s: float = INDEX_WAIT_S,
         on_wait: Callable[[], None] | None = None,
     ) -> IngestResult:
-        """Add and update the documents below `paths`, and remove those whose files are gone. See localrag/kb/ingest.py. Documents that
-        were given as texts stay; those that another version cut are cut again.
+        """Add and update the documents below `paths`, and remove those whose files are gone. See localrag/kb/ingest.py.
 
-        Only one process indexes at a time: `on_wait` is called if another one does, and KnowledgeBaseError is raised if it still does after
-        `wait_s` seconds. A knowledge base that was removed or replaced since it was opened is opened, or made, again.
+        Documents given as texts stay; those that another version cut are cut again. Only one process indexes at a time: `on_wait` is called
+        if another one is indexing, and KnowledgeBaseBusyError is raised if it still is after `wait_s` seconds. A knowledge base that was
+        removed or replaced since it was opened is opened or created again.
         """
         with ExitStack() as turn:
 
             def take() -> None:
-                turn.enter_context(self._place.taken(wait_s=wait_s, on_wait=on_wait))
+                turn.enter_context(self._location.taken(wait_s=wait_s, on_wait=on_wait))
 
             def made() -> AnyStore:
                 take()
-                return self._place.make()
+                return self._location.make()
 
             make_store: Callable[[], AnyStore] = made
             if self._store is not None:
                 take()
-                self._place.follow()  # it may have been removed or replaced since it was opened
-                make_store = self._place.make
-            if (store := self._place.store) is not None:
+                self._location.reopen()  # it may have been removed or replaced since it was opened
+                make_store = self._location.make
+            if (store := self._location.store) is not None:
                 store.check_embedder(embedder.fingerprint, embedder.dim)
                 renew(store, embedder)
             result = ingest(paths, embedder, store=store, make_store=make_store, progress=progress, tagging=tagging, hidden=hidden)
-            self._place.tend()
+            self._location.maintain_index()
             return result
 
-    def plan(self, paths: Sequence[Path], *, hidden: bool = False, progress: Callable[[Progress], None] | None = None) -> Plan:
-        """Tell what `ingest` would do. Files are read; nothing is embedded or written."""
+    def plan(self, paths: Sequence[Path], *, hidden: bool = False, progress: Callable[[IndexProgress], None] | None = None) -> Plan:
+        """Return what `ingest` would do. Files are read; nothing is embedded or written."""
         return plan(paths, self._store, hidden=hidden, progress=progress)
 
     def retrieve(
         self, query: str, embedder: Embedder | None, k: int = 8, mode: Mode = "hybrid", **options: Unpack[RetrieveOptions]
     ) -> list[Hit]:
-        """Find the `k` chunks that are most relevant to a query, best first; fewer, or none, if no more are relevant.
+        """Return the `k` chunks most relevant to a query, best first. Returns fewer, or none, if not enough chunks are relevant.
 
-        The options are those of localrag/kb/retrieve.py. Only keyword mode works without an embedder.
+        See localrag/kb/retrieve.py for the options. Only keyword mode works without an embedder.
         """
         if self._store is None:
             return []
-        return retrieve(self._store, self._place.index, query, embedder, k=k, mode=mode, kb=self.name, **options)
+        return retrieve(self._store, self._location.index, query, embedder, k=k, mode=mode, kb=self.name, **options)
 
     def chunks(self, where: Where | None = None) -> list[Chunk]:
-        """Every chunk of the matching documents, ordered by source and position."""
+        """Return every chunk of the matching documents, ordered by source and position."""
         if self._store is None:
             return []
         with self._store.reading():
             return self._store.chunks(self._store.passing(where), kb=self.name)
 
     def around(self, chunk_id: int, *, num_before: int = 1, num_behind: int = 1) -> list[Chunk]:
-        """A chunk with its neighbours in the document, in order; [] for an unknown id."""
+        """Return a chunk with its neighbours in the document, in order; [] for an unknown id."""
         if self._store is None or not 0 < chunk_id <= _MAX_ID:
             return []
         with self._store.reading():
             return self._store.chunks(self._store.around(chunk_id, num_before, num_behind), kb=self.name)
 
     def add_feedback(self, counts: Mapping[int, Feedback]) -> None:
-        """Add to the feedback of chunks, by id."""
+        """Add counts to the feedback of chunks. `counts` maps chunk ids to the numbers to add."""
         if self._store is not None and counts:
             with self._store.writing(moves_on=False):
                 self._store.add_feedback(counts)
@@ -222,7 +220,7 @@ class KnowledgeBase:
         self.add_feedback(dict.fromkeys(ids, Feedback(useful=1) if useful else Feedback(useless=1)))
 
     def feedback(self) -> list[tuple[Chunk, Feedback]]:
-        """The feedback of all chunks, most helpful first."""
+        """Return every chunk that has feedback, with its feedback, most useful first."""
         if self._store is None:
             return []
         feedback = self._store.feedback()
@@ -234,22 +232,22 @@ class KnowledgeBase:
             with self._store.writing(moves_on=False):
                 self._store.reset_feedback()
 
-    def verify(self, *, wait_s: float = INDEX_WAIT_S, on_wait: Callable[[], None] | None = None) -> Verified:
-        """Check all of it and repair derived data. See localrag/kb/verify.py."""
-        with self._place.taken(wait_s=wait_s, on_wait=on_wait):
-            return verify(self._place)
+    def verify(self, *, wait_s: float = INDEX_WAIT_S, on_wait: Callable[[], None] | None = None) -> VerifyResult:
+        """Check the whole knowledge base and repair derived data. See localrag/kb/verify.py."""
+        with self._location.taken(wait_s=wait_s, on_wait=on_wait):
+            return verify(self._location)
 
     def export(self, file: Path) -> None:
-        """Write all of it to one file for `import_kb`. See localrag/kb/transfer.py."""
-        self._place.export(file)
+        """Write the knowledge base to one file for `import_kb`. See localrag/kb/transfer.py."""
+        self._location.export(file)
 
     def remove(self) -> None:
         """Delete the knowledge base, atomically."""
-        self._place.remove()
+        self._location.remove()
 
 
-class Folder:
-    """The `Place` of the knowledge base in the folder `kb_dir/name`. Raises KnowledgeBaseError for an invalid name."""
+class FolderLocation:
+    """A knowledge base in the folder `kb_dir/name`. Implements `KbLocation`. Raises KnowledgeBaseError for an invalid name."""
 
     def __init__(self, kb_dir: Path, name: str) -> None:
         check_name(name)
@@ -265,7 +263,7 @@ class Folder:
             self.store = Store(self.path)
             self._opened = self.path.stat()
 
-    def follow(self) -> None:
+    def reopen(self) -> None:
         if self.store is not None and not (self.path.is_file() and os.path.samestat(self.path.stat(), self._opened)):
             self.store.close()
             self.store = self._index = None
@@ -307,15 +305,15 @@ class Folder:
         with self.store.reading():
             return verify_index(self.store)
 
-    def tend(self) -> None:
-        """Nothing to do: the index is made when it is needed."""
+    def maintain_index(self) -> None:
+        """Do nothing: the index is built on the first search."""
 
     def export(self, file: Path) -> None:
-        assert self.store is not None, "one that is not made yet"
+        assert self.store is not None, "does not exist yet"
         export_to(self.store, self.name, file)
 
     def remove(self) -> None:
-        """Delete it: the folder is renamed first, so that its name never stands for half of one."""
+        """Delete the folder. It is renamed first, so that the name never refers to a half-deleted knowledge base."""
         with self.taken(wait_s=0):
             self.close()
         self.store = None
@@ -326,46 +324,24 @@ class Folder:
             raise KnowledgeBaseError(
                 f"Cannot remove knowledge base {self.name!r}: {error.strerror or error}.", hint=f"Check that {kb_dir} can be written to."
             ) from error
-        for leftover in kb_dir.glob(f"{_REMOVED}*"):  # also of a removal that was killed
+        for leftover in kb_dir.glob(f"{_REMOVED}*"):  # including those of killed removals
             shutil.rmtree(leftover, ignore_errors=True)
 
 
-def shown(name: str) -> str:
-    """A name or an address without its password, safe to show and to store. Nothing is opened."""
-    if not name.startswith(_SERVERS):
-        return name
-    from localrag.kb.postgres.address import parse  # noqa: PLC0415  # few need it
-
-    try:
-        return parse(name).shown
-    except KnowledgeBaseError:
-        return "a PostgreSQL server"
-
-
-def name_of(address: str) -> str:
-    """The name, as used in labels, of the knowledge base that an address opens. Raises KnowledgeBaseError for an invalid address."""
-    if address.startswith(_SERVERS):
-        from localrag.kb.postgres.address import parse  # noqa: PLC0415  # few need it
-
-        return parse(address).name
-    check_name(address)
-    return address
-
-
 def import_kb(kb_dir: Path, file: Path, name: str | None = None, *, replace: bool = False) -> str:
-    """Import an exported file under the name it had, or another; return the name.
+    """Import an exported file under its original name or another one; return the name.
 
-    Raises KnowledgeBaseError if that knowledge base exists, unless `replace` is set; it is replaced after the file was found whole.
+    Raises KnowledgeBaseError if that knowledge base exists, unless `replace` is set. It is replaced only after the file has been verified.
     """
     name = read_name(file) if name is None else name
-    place = Folder(kb_dir, name)
+    location = FolderLocation(kb_dir, name)
 
     def make_room() -> None:
-        if place.path.is_file() and not replace:
+        if location.path.is_file() and not replace:
             raise KnowledgeBaseError(
                 f"There is a knowledge base {name!r} already.", hint="Choose another name (--name), or remove that one.", kb=name
             )
-        place.remove()  # perhaps only the lock of an indexer that was stopped before it made one
+        location.remove()  # may be an empty folder: an indexer that was stopped leaves its lock
 
     import_from(file, kb_dir, name, make_room=make_room)
     return name

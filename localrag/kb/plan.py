@@ -1,6 +1,6 @@
-"""Plan an index run: `decide` what to do with one file, as every run does, and `plan` for all, without embedding anything.
+"""Plan an index run: `decide` says what to do with one file, `plan` with all of them, without embedding anything.
 
-A file that is unchanged since an earlier run (`KnownFiles`) is not read or cut again.
+A file that is unchanged since an earlier run (see `KnownFiles`) is not read or cut again.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import Literal, NamedTuple
 
 from localrag.errors import KnowledgeBaseError
 from localrag.kb.chunking import CUTTER
-from localrag.kb.protocols import AnyStore, Known, Unread
+from localrag.kb.protocols import AnyStore, StoredDocument, UnreadFile
 from localrag.kb.readers import Reading, UnreadableError
 from localrag.kb.reading import Readers
-from localrag.kb.walk import Content, Found, Skipped, Walk, found_secret, is_unchanged, read_file, reason_of, walk
+from localrag.kb.walk import Content, FileEntry, SkippedFile, Walk, found_secret, is_unchanged, read_file, reason_of, walk
 
 Kind = Literal["new", "changed", "unchanged", "renamed", "skipped"]
 
 INCOMPLETE, SECRET = "incomplete", "contains_secret"
-"""Fields that localrag sets itself: parts of the file without text, and the kind of secret in it. A file cannot set them."""
+"""Fields that only localrag sets: parts of the file without text, and the kind of secret in it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """`num_done` of `num_files` files are done: stored, unchanged or skipped. `num_embedded` chunks were embedded so far in this run.
+class IndexProgress:
+    """The progress of an index run: `num_done` of `num_files` files are stored, unchanged or skipped.
 
-    `source` is the file that was read last; it may still wait to be embedded with others.
+    `num_embedded` chunks have been embedded in this run. `source` is the file read last, which may not be embedded yet.
     """
 
     source: str
@@ -41,14 +41,14 @@ class Progress:
 
 @dataclass(slots=True)
 class KnownFiles:
-    """What earlier runs stored of the files of a walk, by absolute path: documents, and files without text.
+    """The results of earlier runs for the files of a walk, by absolute path: documents, and files without text.
 
     `fields` maps document ids to the fields of their files.
     """
 
-    found: Walk
-    documents: dict[str, Known] = field(default_factory=dict)
-    unread: dict[str, Unread] = field(default_factory=dict)
+    walk: Walk
+    documents: dict[str, StoredDocument] = field(default_factory=dict)
+    unread: dict[str, UnreadFile] = field(default_factory=dict)
     fields: dict[int, set[tuple[str, str]]] = field(default_factory=dict)
     _gone: dict[str, list[str]] | None = None  # sha256 → paths of stored documents whose files are gone
 
@@ -57,25 +57,25 @@ class KnownFiles:
         self.documents, self.unread = store.documents(), store.unread()
         self.fields = {document_id: pairs for (document_id, origin), pairs in store.fields_by_origin().items() if origin == "file"}
 
-    def notes(self, document: Known, key: str) -> list[str]:
-        """The notes on a stored document under INCOMPLETE or SECRET."""
+    def notes(self, document: StoredDocument, key: str) -> list[str]:
+        """Return the notes on a stored document under the key INCOMPLETE or SECRET."""
         return sorted(value for name, value in self.fields.get(document.id, ()) if name == key)
 
-    def document(self, file: Found) -> Known | None:
-        """The stored document of a file that is unchanged by size and time."""
+    def document(self, file: FileEntry) -> StoredDocument | None:
+        """Return the stored document of a file whose size and modification time are unchanged; otherwise None."""
         known = self.documents.get(file.path)
         return known if known is not None and _is_current(file, known) else None
 
-    def without_text(self, file: Found) -> Unread | None:
-        """The record of a file without text that is unchanged by size and time."""
+    def without_text(self, file: FileEntry) -> UnreadFile | None:
+        """Return the record of a file without text whose size and modification time are unchanged; otherwise None."""
         unread = self.unread.get(file.path)
         return unread if unread is not None and _is_current(file, unread) else None
 
-    def take_renamed(self, file: Found, sha256: str, *, is_local: bool) -> Known | None:
-        """Find the stored document that this file is under a new name, and rename it. With another ending, the file would be read as
-        another format, and does not match.
+    def take_renamed(self, file: FileEntry, sha256: str, *, is_local: bool) -> StoredDocument | None:
+        """Find the stored document of a file that was renamed, and move it to the new path; None if there is none.
 
-        `is_local`: all documents are files of this machine, so that any missing file counts as gone, and not only those of the walk.
+        A file with another extension does not match, since it may be read as another format. `is_local` means that all documents are files
+        of this machine, so that any missing file counts as gone, not only those below the roots of the walk.
         """
         if self._gone is None:
             self._gone = self._find_gone(is_local=is_local)
@@ -83,24 +83,24 @@ class KnownFiles:
         old = next((path for path in self._gone.get(sha256, ()) if PurePath(path).suffix.lower() == suffix), None)
         if old is None or self.documents[old].cutter != CUTTER:
             return None
-        if self.notes(self.documents[old], SECRET) and not self.found.hidden:
+        if self.notes(self.documents[old], SECRET) and not self.walk.hidden:
             return None
         self._gone[sha256].remove(old)
         document = self.documents[file.path] = self.documents.pop(old)
         return document
 
     def vanished(self) -> list[str]:
-        """The paths of stored documents whose files are gone or left out now."""
-        return self.found.vanished(list(self.documents))
+        """Return the paths of stored documents whose files are gone or now excluded."""
+        return self.walk.vanished(list(self.documents))
 
-    def unread_before(self) -> dict[str, Unread]:
-        """The earlier records of files without text that were walked or have vanished."""
-        paths = {file.path for file in self.found.files}.union(self.found.vanished(list(self.unread)))
+    def unread_before(self) -> dict[str, UnreadFile]:
+        """Return the earlier records of files without text that were walked or have vanished."""
+        paths = {file.path for file in self.walk.files}.union(self.walk.vanished(list(self.unread)))
         return {path: unread for path, unread in self.unread.items() if path in paths}
 
     def _find_gone(self, *, is_local: bool) -> dict[str, list[str]]:
         below = set(self.vanished())
-        here = {file.path for file in self.found.files}
+        here = {file.path for file in self.walk.files}
         gone = defaultdict(list)
         for path, known in self.documents.items():
             if path in below or (is_local and path not in here and not lexists(path)):
@@ -109,7 +109,7 @@ class KnownFiles:
 
 
 class ReadFile(NamedTuple):
-    """A file as it was read. `mtime_ns` is None if a later change might not show in it; `secret` names the kind of secret in it."""
+    """A file as read. `mtime_ns` is None if a later change might not alter it; `secret` is the kind of secret found, or ""."""
 
     sha256: str
     num_bytes: int
@@ -118,31 +118,31 @@ class ReadFile(NamedTuple):
     secret: str
 
     def notes(self) -> tuple[tuple[str, str], ...]:
-        """The notes to store as fields: missing parts, and the kind of secret."""
+        """Return the notes to store as fields: missing parts, and the kind of secret."""
         return (*((INCOMPLETE, line) for line in self.reading.missing), *(((SECRET, self.secret),) if self.secret else ()))
 
 
 class Decision(NamedTuple):
     """What to do with a file.
 
-    `document` is the stored document of an unchanged or renamed file; with `is_noted`, its modification time becomes `mtime_ns`.
-    `read` is the content of a new or changed file. `reason` says why a file is skipped, and `unread` is the record to store of that.
+    `document` is the stored document of an unchanged or renamed file; if `is_noted`, its modification time is set to `mtime_ns`. `read` is
+    the content of a new or changed file. `reason` says why a file is skipped; `unread` is the record to store about it.
     """
 
     kind: Kind
-    document: Known | None = None
+    document: StoredDocument | None = None
     mtime_ns: int | None = None
     is_noted: bool = False
     read: ReadFile | None = None
     reason: str = ""
-    unread: Unread | None = None
+    unread: UnreadFile | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The sources that a run would add, update, leave, rename and remove, and the files it would skip, with reasons.
+    """The sources that an index run would add, update, keep, rename and remove, and the files it would skip, with reasons.
 
-    `partial` names documents with parts without text.
+    `partial` lists documents that have parts without text.
     """
 
     new: tuple[str, ...]
@@ -150,17 +150,17 @@ class Plan:
     unchanged: tuple[str, ...]
     renamed: tuple[str, ...]
     removed: tuple[str, ...]
-    skipped: tuple[Skipped, ...]
-    partial: tuple[Skipped, ...] = ()
+    skipped: tuple[SkippedFile, ...]
+    partial: tuple[SkippedFile, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
-        """Fit for JSON."""
-        named = {name: [each._asdict() for each in getattr(self, name)] for name in ("skipped", "partial")}
+        """Return the plan as JSON-serialisable data."""
+        named = {name: [file._asdict() for file in getattr(self, name)] for name in ("skipped", "partial")}
         return {**asdict(self), **named}
 
 
-def decide(file: Found, known: KnownFiles, readers: Readers, *, is_local: bool | None) -> Decision:
-    """Decide what to do with a file, which is read unless it is unchanged. `is_local` is that of the store, None without one."""
+def decide(file: FileEntry, known: KnownFiles, readers: Readers, *, is_local: bool | None) -> Decision:
+    """Decide what to do with a file. It is read unless it is unchanged. `is_local` is that of the store; None without a store."""
     if document := known.document(file):
         return _without_secret(file, known, Decision("unchanged", document))
     if without_text := known.without_text(file):
@@ -179,66 +179,66 @@ def decide(file: Found, known: KnownFiles, readers: Readers, *, is_local: bool |
     return _without_secret(file, known, _read(file, content, sha256, readers, "new" if stored is None else "changed"))
 
 
-def _is_current(file: Found, known: Known | Unread) -> bool:
-    """Whether a file is unchanged by size and modification time."""
+def _is_current(file: FileEntry, known: StoredDocument | UnreadFile) -> bool:
+    """Whether a file has the recorded size and modification time and was cut by this version."""
     return known.cutter == CUTTER and is_unchanged(file.path, known.num_bytes, known.mtime_ns)
 
 
-def is_same(known: Known, sha256: str) -> bool:
-    """Whether a document of this sha256 would be stored today as it is."""
+def is_same(known: StoredDocument, sha256: str) -> bool:
+    """Whether a stored document has this sha256 and was cut by this version, so that storing it again would change nothing."""
     return (known.sha256, known.cutter) == (sha256, CUTTER)
 
 
-def _read(file: Found, content: Content, sha256: str, readers: Readers, kind: Kind) -> Decision:
+def _read(file: FileEntry, content: Content, sha256: str, readers: Readers, kind: Kind) -> Decision:
     num_bytes, mtime_ns = len(content.data), content.mtime_ns
     try:
         reading = readers.read(file.path, content.data)
         if not any(reading.text[section.start : section.end].strip() for section in reading.sections):
-            raise UnreadableError("it holds no text")  # noqa: TRY301  # one way to skip
+            raise UnreadableError("it holds no text")  # noqa: TRY301  # handled below, as other reasons to skip
     except (UnreadableError, KnowledgeBaseError, OSError) as error:
         lasts = isinstance(error, UnreadableError) and error.lasts
-        unread = Unread(num_bytes, mtime_ns, CUTTER, str(error)) if lasts and mtime_ns is not None else None
+        unread = UnreadFile(num_bytes, mtime_ns, CUTTER, str(error)) if lasts and mtime_ns is not None else None
         return Decision("skipped", reason=reason_of(error), unread=unread)
     return Decision(kind, read=ReadFile(sha256, num_bytes, mtime_ns, reading, found_secret(reading.text)))
 
 
-def _without_secret(file: Found, known: KnownFiles, decision: Decision) -> Decision:
-    """The decision, or to skip a file that holds a secret; `--hidden` may have let a stored document in with one."""
+def _without_secret(file: FileEntry, known: KnownFiles, decision: Decision) -> Decision:
+    """Return the decision, or one to skip the file if it holds a secret. A stored document may hold one after a run with `--hidden`."""
     if decision.document is not None:
         secret = next(iter(known.notes(decision.document, SECRET)), "")
     else:
         secret = decision.read.secret if decision.read is not None else ""
-    if not secret or known.found.hidden:
+    if not secret or known.walk.hidden:
         return decision
-    known.found.left_out.add(file.path)
+    known.walk.left_out.add(file.path)
     return Decision("skipped", reason=f"holds {secret}; --hidden reads it")
 
 
 def plan(
-    paths: Sequence[Path], store: AnyStore | None, *, hidden: bool = False, progress: Callable[[Progress], None] | None = None
+    paths: Sequence[Path], store: AnyStore | None, *, hidden: bool = False, progress: Callable[[IndexProgress], None] | None = None
 ) -> Plan:
-    """Tell what `ingest` would do with the files below `paths`. Files are read as it does; nothing is embedded or written."""
+    """Return what `ingest` would do with the files below `paths`. Files are read; nothing is embedded or written."""
     known = KnownFiles(walk(paths, hidden=hidden))
     sources: dict[str, str] = {}
     if store is not None:
         known.load(store)
         sources = {path: source for source, path in store.source_paths()}
-    found = known.found
+    walked = known.walk
     kinds: dict[Kind, list[str]] = {"new": [], "changed": [], "unchanged": [], "renamed": [], "skipped": []}
-    partial: list[Skipped] = []
+    partial: list[SkippedFile] = []
     with Readers() as readers:
-        for number, file in enumerate(list(found.files)):
+        for number, file in enumerate(list(walked.files)):
             decision = decide(file, known, readers, is_local=None if store is None else store.is_local)
             kinds[decision.kind].append(file.source)
             if decision.kind == "skipped":
-                found.skipped.append(Skipped(file.source, decision.reason))
+                walked.skipped.append(SkippedFile(file.source, decision.reason))
             elif decision.document is not None:
-                partial += [Skipped(file.source, value) for value in known.notes(decision.document, INCOMPLETE)]
+                partial += [SkippedFile(file.source, value) for value in known.notes(decision.document, INCOMPLETE)]
             elif decision.read is not None:
-                partial += [Skipped(file.source, value) for value in decision.read.reading.missing]
+                partial += [SkippedFile(file.source, value) for value in decision.read.reading.missing]
             if progress is not None:
-                progress(Progress(file.source, number + 1, len(found.files), 0))
+                progress(IndexProgress(file.source, number + 1, len(walked.files), 0))
     new, changed, unchanged, renamed = (tuple(kinds[kind]) for kind in ("new", "changed", "unchanged", "renamed"))
-    is_empty = not (new or changed or unchanged or renamed)  # a disk that is not mounted looks like this: `ingest` then removes nothing
+    is_empty = not (new or changed or unchanged or renamed)  # as on an unmounted disk, where `ingest` removes nothing
     removed = () if is_empty else tuple(sorted(sources.get(path, path) for path in known.vanished()))
-    return Plan(new, changed, unchanged, renamed, removed, tuple(found.skipped), tuple(partial))
+    return Plan(new, changed, unchanged, renamed, removed, tuple(walked.skipped), tuple(partial))

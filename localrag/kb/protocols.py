@@ -1,7 +1,7 @@
-"""The records that the parts of a knowledge base exchange, and the protocols of its replaceable parts.
+"""Records that the parts of a knowledge base exchange, and the protocols of its replaceable parts.
 
-A store keeps documents, chunks, full text and vectors: localrag/kb/store.py in a SQLite file, localrag/kb/postgres/ on a server. An index
-finds near vectors, a place opens both, and a reranker reads the best hits again.
+A store keeps documents, chunks, full text and vectors: in a SQLite file (localrag/kb/store.py) or on a server (localrag/kb/postgres/). An
+index finds near vectors, a location opens both, and a reranker rescores the best hits.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from localrag.kb.vector_cache import Vectors
 
 Origin = str
-"""The origin of a field: "file", "rule" of a folder, or "given" by a person."""
+"""The origin of a field: "file", "rule" (a folder rule) or "given" (by a person)."""
 
 
 @dataclass(frozen=True, slots=True)
 class GivenText:
-    """A document that was given as text: all of it, its metadata as JSON, and the digests that the metadata is found by."""
+    """A document given as text: its whole text, its metadata as JSON, and the digests that metadata filters match."""
 
     id: str
     text: str
@@ -38,10 +38,10 @@ class GivenText:
 
 @dataclass(frozen=True, slots=True)
 class DocumentRow:
-    """A document as it is to be stored. `path` is absolute and identifies it; `sha256` is of the file's `num_bytes` bytes.
+    """A document to store. The absolute `path` identifies it; `sha256` covers the `num_bytes` bytes of the file.
 
-    `mtime_ns` is None if the file may have changed since without that showing; `cutter` is the version of what read and cut it.
-    `fields` and `tags` are those of the file itself. With `given` it is not a file but a text: see `Text.row` in localrag/kb/texts.py.
+    `mtime_ns` is None if a later change of the file might not show in it. `cutter` is the version of the code that read and cut it.
+    `fields` and `tags` come from the file itself. If `given` is set, the document is a text: see `Text.row` in localrag/kb/texts.py.
     """
 
     path: str
@@ -57,8 +57,8 @@ class DocumentRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """A stored document, with what tells whether its file has changed since."""
+class StoredDocument:
+    """A stored document, with the properties that show whether its file has changed."""
 
     id: int
     sha256: str
@@ -68,8 +68,8 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
-    """A file without text to index, and the reason. It is not read again until it or the version `cutter` changes."""
+class UnreadFile:
+    """A file without text to index, and the reason. It is not read again until the file or the version `cutter` changes."""
 
     num_bytes: int
     mtime_ns: int
@@ -78,7 +78,7 @@ class Unread:
 
 
 class Feedback(NamedTuple):
-    """How often a chunk was retrieved, supplied in a prompt, cited, and marked by a person as useful or useless."""
+    """How often a chunk was retrieved, supplied in a prompt, cited, and marked as useful or useless by people."""
 
     retrieved: int = 0
     supplied: int = 0
@@ -88,7 +88,7 @@ class Feedback(NamedTuple):
 
 
 class StoredChunk(NamedTuple):
-    """A chunk with everything that is stored of it. `vector` is None if it is missing."""
+    """A chunk with all its stored columns. `vector` is None if it is missing."""
 
     id: int
     ordinal: int
@@ -103,10 +103,10 @@ class StoredChunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TextRow:
-    """A document with its text or the beginning of it; `num_chars` counts the characters of the whole text.
+    """A document with its text, or the beginning of its text. `num_chars` is the length of the whole text.
 
-    `sha256` covers text and metadata. For a file, `id` is its source, `text` its passages with empty lines between them, `metadata` holds
-    the source only, and `sha256` covers its bytes.
+    `sha256` covers text and metadata. For a file, `id` is the source, `text` the passages joined by empty lines, `metadata` has the source
+    only, and `sha256` covers the file's bytes.
     """
 
     id: str
@@ -117,7 +117,7 @@ class TextRow:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Raises KnowledgeBaseError if it is damaged."""
+        """The metadata, parsed. Raises KnowledgeBaseError if it is damaged."""
         return loaded(self.metadata_json)
 
     @property
@@ -126,16 +126,16 @@ class TextRow:
 
     @classmethod
     def listed(cls, text_id: str | None, source: str, text: str, num_chars: int, metadata: str | None, sha256: str) -> TextRow:
-        """The row of any document. A file, whose `text_id` is None, has neither an id nor metadata of its own."""
+        """Make the row of any document. For a file, `text_id` is None, and id and metadata are derived from the source."""
         if text_id is None:
             return cls(source, text, num_chars, json.dumps({"source": source}), sha256)
         return cls(text_id, text, num_chars, metadata or "", sha256)
 
 
 class AnyTexts(Protocol):
-    """The documents that were given as texts. `SqliteTexts` in localrag/kb/store.py says what each method does."""
+    """The documents given as texts. See `SqliteTexts` in localrag/kb/store.py for what each method does."""
 
-    def known(self, ids: Sequence[str]) -> dict[str, Known]: ...
+    def known(self, ids: Sequence[str]) -> dict[str, StoredDocument]: ...
     def outdated(self, cutter: int) -> list[str]: ...
     def whole(self, ids: Sequence[str]) -> dict[str, TextRow]: ...
     def page(self, where: Where, *, offset: int, limit: int, max_chars: int) -> list[TextRow]: ...
@@ -145,9 +145,9 @@ class AnyTexts(Protocol):
 
 
 class AnyStore(Protocol):
-    """Documents, chunks, full text and vectors. `Store` in localrag/kb/store.py says what each method does.
+    """Documents, chunks, full text and vectors. See `Store` in localrag/kb/store.py for what each method does.
 
-    Every failure of what lies below arrives as a KnowledgeBaseError with a way out. A store belongs to the thread that opened it.
+    Every failure of the underlying database is raised as a KnowledgeBaseError with a hint. A store belongs to the thread that opened it.
     """
 
     @property
@@ -172,8 +172,8 @@ class AnyStore(Protocol):
     @property
     def num_chunks(self) -> int: ...
     def sources(self, where: Where | None = None) -> list[tuple[str, int]]: ...
-    def documents(self) -> dict[str, Known]: ...
-    def unread(self) -> dict[str, Unread]: ...
+    def documents(self) -> dict[str, StoredDocument]: ...
+    def unread(self) -> dict[str, UnreadFile]: ...
     def fields(self, where: Where | None = None) -> dict[str, dict[str, list[str]]]: ...
     def fields_by_origin(self) -> dict[tuple[int, Origin], set[tuple[str, str]]]: ...
     def paths(self) -> dict[str, str]: ...
@@ -203,7 +203,7 @@ class AnyStore(Protocol):
     def put_document(self, row: DocumentRow, passages: Sequence[Passage], vectors: Mapping[bytes, bytes]) -> int: ...
     def move_document(self, document_id: int, path: str, source: str) -> None: ...
     def stamp_documents(self, stamps: Iterable[tuple[int, int | None]]) -> None: ...
-    def set_unread(self, gone: Iterable[str], found: Mapping[str, Unread]) -> None: ...
+    def set_unread(self, gone: Iterable[str], unread: Mapping[str, UnreadFile]) -> None: ...
     def remove_documents(self, paths: Iterable[str]) -> None: ...
     def drop_chunks(self, ids: Sequence[int]) -> list[str]: ...
     def rebuild_full_text(self, name: str) -> None: ...
@@ -213,7 +213,7 @@ class AnyStore(Protocol):
 
 
 class AnyIndex(Protocol):
-    """Cosine similarity over the chunks of one generation of a store. `VectorIndex` in localrag/kb/vectors.py says what each does."""
+    """Cosine similarity search over the chunks of one store generation. See `VectorIndex` in localrag/kb/vectors.py for the methods."""
 
     @property
     def generation(self) -> int: ...
@@ -221,11 +221,11 @@ class AnyIndex(Protocol):
     def similarities(self, query: Vectors, ids: Sequence[int]) -> dict[int, float]: ...
 
 
-class Place(Protocol):
-    """Where one knowledge base is kept. It may not exist yet."""
+class KbLocation(Protocol):
+    """The location of one knowledge base, which may not exist yet: a folder or a server."""
 
     name: str
-    """Its name, as used in the labels of chunks."""
+    """The name, as used in labels of chunks."""
     address: str
     """The name or address that opens it, without a password: for people, journals and ledgers."""
 
@@ -236,54 +236,54 @@ class Place(Protocol):
     def open(self) -> None:
         """Open the store if the knowledge base exists."""
 
-    def follow(self) -> None:
-        """Reopen the store: another process may have made, removed or replaced the knowledge base. Call it while holding the turn."""
+    def reopen(self) -> None:
+        """Reopen the store if another process created, removed or replaced the knowledge base. The caller holds the index lock."""
 
     def make(self) -> AnyStore:
-        """Open the store; make the knowledge base if it does not exist."""
+        """Open the store, creating the knowledge base if it does not exist."""
 
     def close(self) -> None: ...
 
     def taken(self, *, wait_s: float, on_wait: Callable[[], None] | None = None) -> AbstractContextManager[None]:
-        """The turn to index. See localrag/kb/index_lock.py."""
+        """Hold the index lock. See localrag/kb/index_lock.py."""
 
     def not_found(self) -> KnowledgeBaseNotFoundError:
-        """The error that names the nearest ones that are there."""
+        """Make the error for a missing knowledge base, which suggests similar names."""
 
     def index(self) -> AnyIndex | None:
-        """The index of the store's current generation, inside `store.reading()`; None if nothing was ever stored."""
+        """Load the index of the store's current generation, inside `store.reading()`; None if nothing was ever stored."""
 
     def index_problems(self) -> list[str]:
-        """Compare the index with the store; remove and name the parts that are wrong."""
+        """Compare the index with the store. Remove wrong parts and return the problems."""
 
-    def tend(self) -> None:
-        """Maintain the index after documents were indexed, while holding the turn."""
+    def maintain_index(self) -> None:
+        """Maintain the index after documents were indexed. The caller holds the index lock."""
 
     def export(self, file: Path) -> None:
-        """Write all of it to one file. See localrag/kb/transfer.py."""
+        """Write the knowledge base to one file. See localrag/kb/transfer.py."""
 
     def remove(self) -> None:
-        """Delete it atomically. Raises KnowledgeBaseError if another process is indexing."""
+        """Delete the knowledge base atomically. Raises KnowledgeBaseError if another process is indexing."""
 
 
 class Reranker(Protocol):
-    """Scores how well each text answers a query, higher is better; only the order of the scores counts. None keeps the texts' order."""
+    """Scores how well each text answers a query. Higher is better, and only the order matters. None keeps the order of the texts."""
 
     def scores(self, query: str, texts: Sequence[str], /) -> list[float] | None: ...
 
 
 @runtime_checkable
 class TimedScores(Protocol):
-    """A reranker with a deadline: `ends_at` is a time of time.perf_counter(). Returns None if it cannot finish by then."""
+    """A reranker with a deadline. `ends_at` is a time of time.perf_counter(); the result is None if it cannot finish by then."""
 
     def scores_until(self, query: str, texts: Sequence[str], ends_at: float, /) -> list[float] | None: ...
 
 
 def other_embedder(name: str, known: tuple[str, int], given: tuple[str, int]) -> KnowledgeBaseError:
-    """The error for an embedder whose vectors are not comparable with those stored in `name`; both are (fingerprint, dimensions)."""
+    """Make the error for an embedder whose vectors cannot be compared with those in `name`. Both are (fingerprint, dimensions)."""
     return KnowledgeBaseError(
         f"Knowledge base {name!r} was indexed with another embedder ({known[1]} dimensions, {known[0][:12]}…) "
-        f"than this one ({given[1]} dimensions, {given[0][:12]}…), so their vectors do not compare.",
+        f"than this one ({given[1]} dimensions, {given[0][:12]}…), so their vectors cannot be compared.",
         hint=f"Use the embedder it was indexed with, or index the documents into a new one: localrag index PATH --kb {name}-2",
         dim=known[1],
         given_dim=given[1],

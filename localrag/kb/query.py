@@ -1,7 +1,7 @@
-"""A question as full-text search sees it: words, quoted phrases, prefixes, and runs of Chinese, Japanese and Korean.
+"""Parse a question for full-text search: words, quoted phrases, prefixes, and runs of Chinese, Japanese and Korean characters.
 
-The text of a question never becomes syntax: terms are letters, marks and digits only, which each store writes in its own query language
-(localrag/kb/store.py for SQLite, localrag/kb/postgres/full_text.py for PostgreSQL).
+The text of a question never becomes query syntax, which rules out injection: terms consist of letters, marks and digits, and each store
+writes them in its own query language (localrag/kb/store.py for SQLite, localrag/kb/postgres/search.py for PostgreSQL).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from localrag.text.terms import CJK, MAX_TERMS, STOP_WORDS, spaced, terms, words
 
 MAX_PHRASE_WORDS = 12
-"""A longer quotation is searched word by word: it would hardly stand in one chunk as written."""
+"""A longer quotation is searched word by word, since a chunk hardly ever contains it verbatim."""
 
 _QUOTED = re.compile(r'"([^"]+)"|“([^“”]+)”|„([^„“”]+)[“”]|«([^«»]+)»|「([^「」]+)」|『([^『』]+)』')
 _PREFIX = re.compile(r"(?<![\w*])(\w{2,})\*(?![\w*])")
@@ -28,8 +28,8 @@ _MIN_STEM = 3
 class Term:
     """A search term: consecutive words in lower case, separated by single spaces.
 
-    With `is_prefix` the last word is the beginning of a word, and each of `stems` matches as well: a store that indexes words by their
-    stems holds a shorter one if the prefix reaches into a suffix.
+    If `is_prefix`, the last word is a prefix, and each of `stems` matches too: a store that indexes stems may hold a stem shorter than the
+    prefix.
     """
 
     text: str
@@ -39,7 +39,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Search terms for the words of chunks, and for their Chinese, Japanese and Korean characters, each of which is a word."""
+    """Search terms for words, and for Chinese, Japanese and Korean characters, each of which counts as a word."""
 
     keyword: tuple[Term, ...] = ()
     characters: tuple[Term, ...] = ()
@@ -71,13 +71,13 @@ def parse(text: str) -> Query:
                 characters |= {Term(" ".join(pair)): None for pair in _pairs(part)}
                 continue
             keyword[Term(part)] = None
-            if has_cjk:  # it may stand amid such a run
+            if has_cjk:  # chunks may have it inside such a run
                 characters[Term(part)] = None
     return Query(tuple(keyword)[:MAX_TERMS], tuple(characters)[:MAX_TERMS])
 
 
 def _phrases(text: str) -> Iterator[tuple[str, str]]:
-    """(with quotation marks, without) of each quotation of 2 to MAX_PHRASE_WORDS words, or of one CJK word."""
+    """Yield (with quotation marks, without) for each quotation of 2 to MAX_PHRASE_WORDS words or of one CJK word."""
     for match in _QUOTED.finditer(text):
         found = words(next(filter(None, match.groups())))
         if 1 < len(found) <= MAX_PHRASE_WORDS or (len(found) == 1 and CJK.search(found[0])):
@@ -108,13 +108,13 @@ _MEASURES = {
     "fr": "degres|secondes|minutes|heures|jours|semaines|mois|annees|ans|euros|dollars|grammes|litres|metres|watts|volts|temps",
     "es": "grados|segundos|minutos|horas|dias|semanas|meses|anos|euros|dolares|gramos|litros|metros|vatios|voltios",
 }
-"""Units: "how many hours" asks for a quantity that a passage states, not for a count."""
+"""Units of measure: "how many hours" asks for a quantity that a passage states, not for a count."""
 
 _GAP = r"[^.?!;]{0,80}"
 """Words between two parts of a form, in one sentence."""
 _NUMBER = r"(?:than )?[€$£]?(?:\d|(?:the )?average|(?:one|two|three|four|five|six|ten|a hundred|a thousand)\b)"
 _NOT_TIMES = r"(?! (?:time|times|day|week|hour|minute|second|month|year|morning|evening|night|other|case|few|\d+)s?\b)"
-"""After "each" or "every": what only says how often."""
+"""After "each" or "every": excludes expressions of frequency, such as "every day"."""
 _SEVERAL = r"\bwhich (?:of\b|people\b|(?!(?:is|was|has|does)\b)\w*[^\Ws]s\b)"
 """Asks for more than one: "which orders", not "which glass"."""
 
@@ -196,9 +196,9 @@ _ALL = re.compile("|".join(_FORMS))
 
 
 def needs_all(question: str) -> bool:
-    """Whether a question needs every passage: it counts, sums, averages or compares all things, or wants a complete list.
+    """Whether a question can only be answered from all passages: it counts, sums, averages, compares all items or asks for a full list.
 
-    Recognises simple forms of English, German, French and Spanish, ignoring accents and case. A false positive costs a warning; other
+    Recognises simple forms in English, German, French and Spanish, ignoring accents and case. A false positive costs a warning; other
     wordings go unnoticed.
     """
     plain = unicodedata.normalize("NFKD", question[:MAX_QUESTION_CHARS].lower().replace("’", "'"))

@@ -1,6 +1,6 @@
-"""Read files in a child process: one that hangs its reader, eats all memory or kills it costs that file, not this process.
+"""Read files in a child process, so that a file which hangs, crashes or exhausts its reader costs that file and not this process.
 
-Readers bound themselves where they can; the limits here are for what they do not see coming. The child's side is reading_worker.py.
+Readers limit themselves where they can. The limits here catch the rest. reading_worker.py is the child's program.
 """
 
 from __future__ import annotations
@@ -9,27 +9,27 @@ from typing import Self
 
 from localrag.errors import KnowledgeBaseError
 from localrag.kb.readers import needs_threads
-from localrag.kb.readers.base import Place, Reading, Section, UnreadableError
+from localrag.kb.readers.base import Locator, Reading, Section, UnreadableError
 from localrag.kb.reading_worker import MEMORY_EXIT
 from localrag.process import Child, ChildExitError, ChildStartError, signal_name
 from localrag.text.sanitize import one_line
 
 CPU_LIMIT_S = 30.0
-WALL_LIMIT_S = 120.0  # a busy machine may take that long over the computing allowed; where no limit of it can be set, this is the limit
+WALL_LIMIT_S = 120.0  # a busy machine may take this long for CPU_LIMIT_S; the only time limit on systems without limits of CPU time
 MEMORY_LIMIT_BYTES = 1 << 30
-MAX_TEXT_CHARS = 20 << 20  # "MB" in what is said of it
+MAX_TEXT_CHARS = 20 << 20  # shown as "MB" in errors
 WORKER = "localrag.kb.reading_worker"
 _UNUSABLE = "its reader gave no usable answer"
 
 
 class Readers:
-    """The readers of `localrag.kb.readers`, in a child process that is started with the first file and again after each death.
+    """Runs the readers of `localrag.kb.readers` in a child process, which is started with the first file and again whenever it dies.
 
         with Readers() as readers:
             reading = readers.read("guide/heat.pdf", data)
 
-    Memory is what the child grows by; the limit of it holds on Linux, that of CPU time wherever there are such limits, and that of
-    seconds on the clock everywhere. `worker` is the module that the child runs. For one thread at a time.
+    The memory limit applies to the growth of the child and works on Linux. The limit of CPU time works wherever the system supports it,
+    and the limit of wall-clock time everywhere. `worker` is the module that the child runs. Not thread-safe.
     """
 
     def __init__(
@@ -61,16 +61,16 @@ class Readers:
         return None if self._child is None else self._child.pid
 
     def close(self) -> None:
-        """End the child. The next file starts a new one."""
+        """End the child. Reading another file starts a new one."""
         if self._child is not None:
             self._child.stop()
             self._child = None
 
     def read(self, name: str, data: bytes) -> Reading:
-        """The text of a file whose name is `name` and whose bytes are `data`.
+        """Read the bytes of a file with this name.
 
-        UnreadableError says why there is none, or which limit was passed. What happens to a file does not depend on the files before
-        it: where a child that has read others dies, a fresh one tries again. KnowledgeBaseError if no child can be started.
+        Raises UnreadableError with the reason if there is no text or a limit was exceeded, and KnowledgeBaseError if no child can be
+        started. The result does not depend on earlier files: if a child that has read other files dies, a fresh one tries again.
         """
         if needs_threads(name, data) and not self._has_threads:
             self.close()
@@ -127,7 +127,7 @@ class Readers:
 
 
 class _DeathError(Exception):
-    """The child is gone. `may_be_others`: an earlier file can be what it died of. `lasts`: it would again."""
+    """The child died. `may_be_others`: an earlier file may be the cause. `lasts`: another attempt would fail as well."""
 
     def __init__(self, reason: str, *, may_be_others: bool = False, lasts: bool = False) -> None:
         super().__init__(reason)
@@ -136,10 +136,10 @@ class _DeathError(Exception):
 
 
 def _reading(header: dict[str, object], text: str) -> Reading:
-    """A Reading from an answer; ValueError, TypeError, KeyError or IndexError where it does not hold together."""
+    """Make a Reading from an answer. Raises ValueError, TypeError, KeyError or IndexError if the answer is inconsistent."""
     headings, kinds = _texts(header["headings"]), _texts(header["kinds"])
     sections = [Section(start, end, headings[heading], body) for start, end, heading, body in _groups(header["sections"], 4)]
-    places = [Place(start, kinds[kind], number) for start, kind, number in _groups(header["places"], 3)]
+    places = [Locator(start, kinds[kind], number) for start, kind, number in _groups(header["places"], 3)]
     at = 0
     for section in sections:
         if not (at <= section.start <= section.end <= len(text) and (section.body == 0 or section.start <= section.body <= section.end)):
@@ -175,7 +175,7 @@ def _texts(value: object) -> tuple[str, ...]:
 
 
 def _groups(value: object, size: int) -> list[tuple[int, ...]]:
-    """Whole numbers from 0 on, in groups of `size`."""
+    """Split non-negative integers into groups of `size`. Raises ValueError or TypeError for anything else."""
     numbers = [number for number in _list(value) if isinstance(number, int) and number >= 0]
     if len(numbers) != len(_list(value)) or len(numbers) % size:
         raise ValueError(_UNUSABLE)
@@ -183,7 +183,7 @@ def _groups(value: object, size: int) -> list[tuple[int, ...]]:
 
 
 def _line(text: str) -> str:
-    """`text` as one line without control characters, fit to stand after a file's name."""
+    """Return a text as one line without control characters, worded to follow a file's name."""
     return one_line(text, 300) or _UNUSABLE
 
 

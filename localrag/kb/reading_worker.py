@@ -22,12 +22,12 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def answer(name: str, data: bytes, max_chars: int) -> tuple[dict[str, object], bytes]:
-    """Answer a request. Whatever a file leads to is an answer, not an end; only MemoryError passes."""
+    """Answer a request. Any error of a reader is an answer too, except MemoryError, which propagates."""
     lasts = True
     try:
         reading = read(name, data)
         if len(reading.text) > max_chars:
-            raise UnreadableError(f"its text is longer than {max_chars / (1 << 20):.3g} MB")  # noqa: TRY301  # one way out for all reasons
+            raise UnreadableError(f"its text is longer than {max_chars / (1 << 20):.3g} MB")  # noqa: TRY301  # handled below, as other reasons
         return describe(reading), _SURROGATE.sub("\ufffd", reading.text).encode()
     except UnreadableError as error:
         reason, lasts = str(error), error.lasts
@@ -42,7 +42,7 @@ def answer(name: str, data: bytes, max_chars: int) -> tuple[dict[str, object], b
 
 
 def describe(reading: Reading) -> dict[str, object]:
-    """Describe a Reading without its text. Headings and kinds of places, which repeat, are given as indexes into lists of them."""
+    """Serialise a Reading without its text. Headings and kinds of places repeat, so they are sent as indices into lists."""
     headings: dict[str, int] = {}
     kinds: dict[str, int] = {}
     sections: list[int] = []

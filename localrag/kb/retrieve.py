@@ -1,6 +1,6 @@
-"""Ranking: lists are fused by rank; feedback, a reranker and diversity each add their share to the score.
+"""Retrieve the chunks most relevant to a query: BM25 and cosine similarity, fused by reciprocal rank fusion (RRF).
 
-A score is the sum of its contributions, so that it explains itself.
+Feedback, a reranker and diversity adjust the score. Every score is the sum of its named contributions.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ RANK_CONSTANT = 60
 """The `k` of reciprocal rank fusion, as its authors chose it (Cormack, Clarke and Büttcher, SIGIR 2009)."""
 
 Scored = tuple[int, float, dict[str, float]]
-"""An id, its score, and the contributions that the score is the sum of."""
+"""(id, score, contributions). The score is the sum of the contributions."""
 
 MAX_SHARE = 0.10
-"""The most that feedback adds to a score, or takes from it, as a share of that score: some ranks, never the first place for anything."""
+"""Largest share of a score that feedback may add or subtract. It moves a chunk by a few ranks but cannot lift any chunk to the top."""
 
 _VOTES = 4.0
 _SUPPLIED = 20.0
 """Pseudo-counts: this many neutral votes and this many average prompts are added before computing the boost."""
 _USUAL_SHARE = 0.25
-"""Share of the chunks of a prompt that is cited: few answers name more than one source of four."""
+"""Usual share of the chunks in a prompt that are cited: few answers cite more than one source in four."""
 
 NUM_RERANKED = 20
-"""The number of best hits that a reranker reads."""
+"""Number of best hits that a reranker rescores."""
 
 
 def fuse(rankings: Mapping[str, Sequence[int]], *, k: int = RANK_CONSTANT, weights: Mapping[str, float] | None = None) -> list[Scored]:
-    """Reciprocal rank fusion: an id gets weight / (k + rank) from every ranking that holds it, rank 1 being its best.
+    """Fuse rankings by reciprocal rank fusion: an id gets weight / (k + rank) from each ranking that holds it. Ranks count from 1.
 
-    `rankings` maps a name to ids, best first, each id at most once; `weights` a name to its weight, 1 where it names none. Returns
-    (id, score, contributions), highest score first, ties by id. The score is `sum(contributions.values())`, to the last bit, and
-    contributions name only the rankings that hold the id.
+    `rankings` maps a name to ids, best first, each at most once. `weights` maps names to weights; the default is 1. Returns (id, score,
+    contributions), highest score first, ties by id. The score is exactly `sum(contributions.values())`, and contributions name only the
+    rankings that hold the id.
     """
     contributions: dict[int, dict[str, float]] = {}
     for name, ids in rankings.items():
@@ -66,10 +66,10 @@ def in_order(scored: Iterable[Scored]) -> list[Scored]:
 
 
 def feedback_boost(feedback: Feedback, learning: Learning = "votes") -> float:
-    """The share of its score that a chunk gains by feedback, −MAX_SHARE to MAX_SHARE; 0 without feedback.
+    """Return the share of its score that a chunk gains from feedback, −MAX_SHARE to MAX_SHARE; 0 without feedback.
 
-    Votes of people count in full, citations half and only if `learning` is "all". Retrievals do not count: they say how the chunk was
-    ranked, not whether it helped, and a chunk that is found often would be found even more often.
+    Votes of people count in full; citations count half, and only if `learning` is "all". Retrievals do not count: they show how the chunk
+    was ranked, not whether it helped, and counting them would reinforce themselves.
     """
     useful, useless = max(0, feedback.useful), max(0, feedback.useless)
     supplied = max(0, feedback.supplied)
@@ -82,52 +82,52 @@ def feedback_boost(feedback: Feedback, learning: Learning = "votes") -> float:
 
 
 def rank(reranker: Reranker, query: str, texts: Sequence[str]) -> list[int] | None:
-    """Rank texts by a reranker: their indices, best first, ties in order. None if the reranker gives no scores.
+    """Rank texts with a reranker. Return their indices, best first, ties in order; None if the reranker returns no scores.
 
-    Raises KnowledgeBaseError unless there is a number for each text.
+    Raises KnowledgeBaseError unless the reranker returns a number for each text.
     """
     scores = reranker.scores(query, texts)
     if scores is None:
         return None
     if len(scores) != len(texts) or any(map(math.isnan, scores)):
         raise KnowledgeBaseError(
-            f"The reranker gave {len(scores)} scores for {len(texts)} passages, or some that are no numbers.",
+            f"The reranker returned {len(scores)} scores for {len(texts)} passages, or some scores that are not numbers.",
             hint="Use another reranker, or none.",
         )
-    return sorted(range(len(texts)), key=lambda place: (-scores[place], place))
+    return sorted(range(len(texts)), key=lambda index: (-scores[index], index))
 
 
 def diversify(hits: Sequence[Hit], k: int, diversity: float) -> list[Hit]:
     """Choose `k` hits by maximal marginal relevance (Carbonell and Goldstein, SIGIR 1998), best first.
 
-    `diversity` is the price of likeness, 0 (nothing) to 1: a hit loses `diversity` × the best score × its likeness (0 to 1, by shared
-    words) to the most similar hit chosen before it. The loss is a contribution named "diversity", so that scores stay the sums of their
-    contributions, and fall from hit to hit.
+    `diversity` is the weight of the penalty, 0 (none) to 1. A hit loses `diversity` × the best score × its similarity (0 to 1, by shared
+    words) to the most similar hit chosen before it. The loss is a contribution named "diversity", so that scores remain the sums of their
+    contributions and decrease from hit to hit.
     """
     if not hits or not diversity:
         return list(hits[:k])
     top = max(hit.score for hit in hits)
-    kinds = [frozenset(terms(hit.chunk.text)) for hit in hits]
-    likeness = [0.0] * len(hits)
-    left = list(range(len(hits)))
-    chosen: list[Hit] = []
-    while left and len(chosen) < k:
-        best = max(left, key=lambda at: (hits[at].score - diversity * top * likeness[at], -at))
-        left.remove(best)
-        chosen.append(_less(hits[best], diversity * top * likeness[best]))
-        for at in left:
-            likeness[at] = max(likeness[at], _alike(kinds[at], kinds[best]))
-    return chosen
+    words = [frozenset(terms(hit.chunk.text)) for hit in hits]
+    similarity = [0.0] * len(hits)
+    candidates = list(range(len(hits)))
+    selected: list[Hit] = []
+    while candidates and len(selected) < k:
+        best = max(candidates, key=lambda at: (hits[at].score - diversity * top * similarity[at], -at))
+        candidates.remove(best)
+        selected.append(_penalised(hits[best], diversity * top * similarity[best]))
+        for at in candidates:
+            similarity[at] = max(similarity[at], _word_similarity(words[at], words[best]))
+    return selected
 
 
-def _less(hit: Hit, loss: float) -> Hit:
+def _penalised(hit: Hit, loss: float) -> Hit:
     if not loss:
         return hit
     parts = {**hit.contributions, "diversity": -loss}
     return replace(hit, score=sum(parts.values()), contributions=parts)
 
 
-def _alike(one: frozenset[str], other: frozenset[str]) -> float:
+def _word_similarity(one: frozenset[str], other: frozenset[str]) -> float:
     return len(one & other) / math.sqrt(len(one) * len(other)) if one and other else 0.0
 
 
@@ -135,29 +135,29 @@ Mode = Literal["hybrid", "semantic", "keyword"]
 MODES: tuple[Mode, ...] = ("hybrid", "semantic", "keyword")
 
 MIN_SIMILARITY = 0.30
-"""The threshold for a store without one for its embedder. Measured with all-MiniLM-L6-v2. On examples/handbook the best chunk had
-0.42 to 0.80 for 22 questions that it answers, 0.36 to 0.47 for 8 questions of its field that it does not answer, which no floor tells
-apart, and 0.04 to 0.35 for 30 questions about other things, 2 of them over the floor. On 387 relevant pairs of Cranfield, 6.5 % lie below
-it; the best of each of 45 questions had 0.41 or more."""
+"""Cosine threshold for a store that has none for its embedder, measured with all-MiniLM-L6-v2. On examples/handbook, the best chunk had
+0.42 to 0.80 for 22 questions that the handbook answers, 0.36 to 0.47 for 8 on-topic questions that it does not answer (no threshold
+separates those), and 0.04 to 0.35 for 30 off-topic questions, 2 of them above the threshold. Of 387 relevant pairs of Cranfield, 6.5 %
+lie below it; the best chunk for each of 45 questions had at least 0.41."""
 
 MIN_WORD_SHARE = 0.5
-"""Measured on the same 30 questions about other things: words alone let 1 through ("What is 2 + 2?"); any word in 5 % of the chunks or
-fewer would have let 12 through."""
+"""Least weighted share of the question's words for a chunk that is far in meaning. Of the same 30 off-topic questions, 1 passes by words
+alone ("What is 2 + 2?"). Accepting any word that occurs in at most 5 % of the chunks would let 12 pass."""
 
 DEPTH = 100
-"""Length of each ranking before fusion; more if more hits are wanted."""
+"""Length of each ranking before fusion; longer if more hits are requested."""
 
 _DEEPER = 4
-"""Factor by which the rankings are lengthened if identical texts leave fewer than `k`."""
+"""Factor by which rankings are lengthened if identical texts leave fewer than `k` hits."""
 
 RERANK_WEIGHT = 4.0
-"""Weight of the reranker's order in the fusion; meaning and words weigh 1 each, so the reranker leads and they break near-ties."""
+"""Weight of the reranker's ranking in the fusion. The semantic and keyword rankings have weight 1, so they only break near-ties."""
 
 MAX_QUERY_CHARS = 32_768
 
 PIPED_SOURCE = "standard input"
 PIPED_SCOPE = "stdin"
-"""The source of text that is piped in with a question, and the scope of its labels."""
+"""Source of text that is piped in with a question, and scope of its labels."""
 
 _Ranking = list[tuple[int, float]]
 
@@ -176,20 +176,22 @@ def retrieve(
     reranker: Reranker | None = None,
     diversity: float = 0.0,
 ) -> list[Hit]:
-    """Return the `k` best relevant texts, best first; fewer, or none, if no more are relevant. All are of one generation of the store.
+    """Return the `k` most relevant chunks with distinct texts, best first, all of one store generation. May return fewer, or none.
 
-    `index` returns the vector index of the current generation and is called inside the reading transaction; keyword mode needs neither
-    it nor an embedder. The score is the reciprocal rank fusion of "semantic" and "keyword" in hybrid mode, the cosine similarity in
-    semantic mode, BM25 in keyword mode. With a `reranker`, which reads the best NUM_RERANKED, it is the fusion of the mode's rankings
-    with "rerank". With `learning`, feedback changes the score by up to a tenth, as "feedback"; `diversity` (0 to 1) lowers hits that
-    repeat a better one (see `diversify`). Chunks with the text of a better hit are its `copies` and do not count towards `k`.
+    `index` returns the vector index of the current generation; it is called inside the reading transaction. Keyword mode needs neither it
+    nor an embedder.
 
-    A hit's relevance is its cosine similarity on a scale that all embedders share, the threshold if words alone found it, and None in
-    keyword mode. Of a query, the first MAX_QUERY_CHARS characters and MAX_TERMS different words count.
+    The score is RRF of "semantic" and "keyword" in hybrid mode, cosine similarity in semantic mode, and BM25 in keyword mode. With a
+    `reranker`, which rescores the best NUM_RERANKED, it is RRF of the mode's rankings and "rerank". With `learning`, "feedback" changes
+    the score by up to a tenth. `diversity` (0 to 1) penalises hits that resemble a better one (see `diversify`). Chunks with the same text
+    as a better hit become its `copies` and do not count towards `k`.
+
+    A hit's relevance is its cosine similarity on a scale that all embedders share; the threshold if only words matched; None in keyword
+    mode. Only the first MAX_QUERY_CHARS characters and MAX_TERMS distinct words of a query are used.
     """
     query = query[:MAX_QUERY_CHARS].encode("utf-8", "replace").decode()
     vector = None if mode == "keyword" or embedder is None else _embed(query, embedder)
-    wanted = parse(query)
+    query_terms = parse(query)
     num_looked_at = max(k, NUM_RERANKED) if reranker is not None else 2 * k if diversity else k
     with store.reading():
         if embedder is not None and mode != "keyword":
@@ -197,12 +199,12 @@ def retrieve(
         vectors = index() if vector is not None else None
         limit = max(DEPTH, k)
         while True:
-            by_words = _by_words(store, wanted, limit, where) if mode != "semantic" else []
+            by_words = _by_words(store, query_terms, limit, where) if mode != "semantic" else []
             is_deeper = len(by_words) == limit
             by_meaning: _Ranking = []
             relevance: dict[int, float] = {}
             if vectors is not None and vector is not None:
-                by_meaning, by_words, relevance = _by_meaning(store, vectors, vector, wanted, by_words, limit, where)
+                by_meaning, by_words, relevance = _by_meaning(store, vectors, vector, query_terms, by_words, limit, where)
             rankings: dict[str, _Ranking] = (
                 {"semantic": by_meaning, "keyword": by_words} if mode == "hybrid" else {mode: by_meaning or by_words}
             )
@@ -212,7 +214,7 @@ def retrieve(
             texts = _texts(store, [one for one, _, _ in scored], num_looked_at, kb)
             if len(texts) >= k or not (is_deeper or len(by_meaning) == limit):
                 break
-            limit *= _DEEPER  # copies of few texts fill the rankings
+            limit *= _DEEPER  # copies of a few texts fill the rankings
     chunks = {one: same[0] for one, same in texts.items()}
     if reranker is not None:
         scored = _reranked(scored, rankings, chunks, query, reranker)
@@ -220,18 +222,17 @@ def retrieve(
 
 
 def piped_hits(text: str, question: str, count: Callable[[str], int]) -> list[Hit]:
-    """Cut a text that is piped in into hits: all of it, those that share most words with the question first, ties in order of the text.
+    """Cut piped text into hits. All of it is kept, ordered by the share of the question's words in each chunk, ties in text order.
 
-    `count` counts tokens of the model that will read them. The score is the share of the question's words that a chunk holds.
-    Labels are `KB#stdin/1` and so on, in order of the text.
+    `count` counts tokens of the model that will read the hits. The score is that share. Labels are `KB#stdin/1` and so on, in text order.
     """
-    text = text.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate is a question mark, as in every text that a model is given
-    wanted = set(terms(question))
+    text = text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates become question marks, as in every prompt
+    question_words = set(terms(question))
     hits = []
     for ordinal, (start, piece) in enumerate(split_counted(text, count, TARGET_TOKENS)):
         end = start + len(piece)
         chunk = Chunk(ordinal + 1, 0, ordinal, piece, start, end, PIPED_SOURCE, scope=PIPED_SCOPE)
-        score = len(wanted & set(terms(piece))) / max(1, len(wanted))
+        score = len(question_words & set(terms(piece))) / max(1, len(question_words))
         hits.append(Hit(chunk, score, {"words": score}))
     return sorted(hits, key=lambda hit: -hit.score)
 
@@ -246,7 +247,7 @@ def _hits(
             score,
             parts,
             min(1.0, relevance[one]) if one in relevance else None,
-            {name: found[one] for name, found in own.items() if one in found},
+            {name: scores[one] for name, scores in own.items() if one in scores},
             tuple(texts[one][1:]),
         )
         for one, score, parts in scored
@@ -255,36 +256,36 @@ def _hits(
 
 
 def _by_meaning(
-    store: AnyStore, vectors: AnyIndex, vector: Vectors, wanted: Query, by_words: _Ranking, limit: int, where: Where | None
+    store: AnyStore, vectors: AnyIndex, vector: Vectors, query_terms: Query, by_words: _Ranking, limit: int, where: Where | None
 ) -> tuple[_Ranking, _Ranking, dict[int, float]]:
-    """The nearest chunks, the matches of words that count beside them, and the relevance of both by id."""
+    """Return the nearest chunks, the relevant keyword matches, and the relevance of both by id."""
     known = store.min_similarity
     least = MIN_SIMILARITY if known is None else known
     near = [(one, score) for one, score in vectors.search(vector, limit, among=store.allowed(where)) if score >= least]
     relevance: dict[int, float] = {}
     if by_words:
         similarities = vectors.similarities(vector, [one for one, _ in by_words])
-        by_words = _relevant(store, by_words, wanted, similarities, least)
+        by_words = _relevant(store, by_words, query_terms, similarities, least)
         relevance = {one: _relevance(similarities.get(one, 0.0), least) for one, _ in by_words}
     return near, by_words, relevance | {one: _relevance(score, least) for one, score in near}
 
 
 def _relevance(similarity: float, least: float) -> float:
-    """A similarity on the common scale: MIN_SIMILARITY at the embedder's threshold or below, to 1. Tiers of budgets use it."""
+    """Map a similarity to the scale that all embedders share: MIN_SIMILARITY at or below the threshold `least`, up to 1."""
     return MIN_SIMILARITY + (max(similarity, least) - least) * (1.0 - MIN_SIMILARITY) / (1.0 - least)
 
 
-def _by_words(store: AnyStore, wanted: Query, limit: int, where: Where | None) -> _Ranking:
-    """The best matches of words and of characters; a chunk that matches both gets the sum of its scores."""
-    found = dict(store.keyword_ids(wanted.keyword, limit, where)) if wanted.keyword else {}
-    if wanted.characters:
-        for one, score in store.character_ids(wanted.characters, limit, where):
-            found[one] = found.get(one, 0.0) + score
-    return sorted(found.items(), key=lambda hit: (-hit[1], hit[0]))[:limit]
+def _by_words(store: AnyStore, query_terms: Query, limit: int, where: Where | None) -> _Ranking:
+    """Return the best matches of words and characters. A chunk that matches both gets the sum of its scores."""
+    scores = dict(store.keyword_ids(query_terms.keyword, limit, where)) if query_terms.keyword else {}
+    if query_terms.characters:
+        for one, score in store.character_ids(query_terms.characters, limit, where):
+            scores[one] = scores.get(one, 0.0) + score
+    return sorted(scores.items(), key=lambda hit: (-hit[1], hit[0]))[:limit]
 
 
-def _relevant(store: AnyStore, by_words: _Ranking, wanted: Query, similarities: Mapping[int, float], least: float) -> _Ranking:
-    """The matches that are near in meaning, or hold enough of the question's words."""
+def _relevant(store: AnyStore, by_words: _Ranking, query_terms: Query, similarities: Mapping[int, float], least: float) -> _Ranking:
+    """Keep the matches that are near in meaning or contain enough of the question's words, weighted by rarity."""
     far = [one for one, _ in by_words if similarities.get(one, 0.0) < least]
     if not far:
         return by_words
@@ -299,16 +300,16 @@ def _relevant(store: AnyStore, by_words: _Ranking, wanted: Query, similarities: 
         for one in matching:
             shares[one] += weight
 
-    for num_matches, matching in store.keyword_holders(wanted.keyword, far):
+    for num_matches, matching in store.keyword_holders(query_terms.keyword, far):
         weigh(num_matches, matching)
-    for num_matches, matching in store.character_holders(wanted.characters, far):
-        # many of a question's pairs of characters span two words and occur nowhere: those weigh no more than the rarest that do
+    for num_matches, matching in store.character_holders(query_terms.characters, far):
+        # many character pairs of a question span two words and occur nowhere: give them the weight of the rarest pair that occurs
         weigh(max(1, num_matches), matching)
     return [(one, score) for one, score in by_words if shares.get(one, total) >= MIN_WORD_SHARE * total]
 
 
 def _scored(rankings: Mapping[str, _Ranking]) -> list[Scored]:
-    """Fuse several rankings; a single one keeps its own scores."""
+    """Fuse several rankings. A single ranking keeps its own scores."""
     if len(rankings) > 1:
         return fuse({name: [one for one, _ in ranking] for name, ranking in rankings.items()})
     return [(one, score, {name: score}) for name, ranking in rankings.items() for one, score in ranking]
@@ -325,24 +326,24 @@ def _with_feedback(store: AnyStore, scored: list[Scored], learning: Learning) ->
 
 
 def _texts(store: AnyStore, ids: Sequence[int], num: int, kb: str) -> dict[int, list[Chunk]]:
-    """The first `num` different texts of these chunks: id of the first chunk → all chunks with that text, in order."""
-    found: dict[str, list[Chunk]] = {}
+    """Group chunks by text. Return id of the first chunk → all chunks with that text, in order, for the first `num` distinct texts."""
+    by_text: dict[str, list[Chunk]] = {}
     for chunk in store.chunks(ids, kb=kb):
         key = comparable(chunk.text)
-        if key in found or len(found) < num:
-            found.setdefault(key, []).append(chunk)
-    return {same[0].id: same for same in found.values()}
+        if key in by_text or len(by_text) < num:
+            by_text.setdefault(key, []).append(chunk)
+    return {same[0].id: same for same in by_text.values()}
 
 
 def _reranked(
     scored: list[Scored], rankings: Mapping[str, _Ranking], chunks: Mapping[int, Chunk], query: str, reranker: Reranker
 ) -> list[Scored]:
-    """Fuse again with the reranker's order of the best, if it returns one. Feedback keeps its share."""
+    """Fuse again with the reranker's ranking of the best hits, if it returns one. Feedback keeps its share of the score."""
     best = [one for one, _, _ in scored if one in chunks][:NUM_RERANKED]
-    places = rank(reranker, query, [embedded(chunks[one].heading, chunks[one].text) for one in best])
-    if places is None:
+    order = rank(reranker, query, [embedded(chunks[one].heading, chunks[one].text) for one in best])
+    if order is None:
         return scored
-    orders = {name: [one for one, _ in ranking] for name, ranking in rankings.items()} | {"rerank": [best[place] for place in places]}
+    orders = {name: [one for one, _ in ranking] for name, ranking in rankings.items()} | {"rerank": [best[index] for index in order]}
     shares = {one: parts["feedback"] / (score - parts["feedback"]) for one, score, parts in scored if "feedback" in parts}
     fused = []
     for one, score, parts in fuse(orders, weights={"rerank": RERANK_WEIGHT}):
@@ -352,7 +353,7 @@ def _reranked(
 
 
 def _embed(query: str, embedder: Embedder) -> Vectors | None:
-    """A unit vector of the whole query: the mean over its pieces if it is too long for the embedder. None for no text."""
+    """Embed the whole query as a unit vector: the mean over its pieces if it is too long for the embedder. None for an empty query."""
     pieces = [piece for _, piece in split_counted(query, embedder.count, embedder.max_tokens)]
     if not pieces:
         return None

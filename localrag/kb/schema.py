@@ -1,7 +1,7 @@
-"""The tables of a knowledge base, as numbered migrations.
+"""The schema of a knowledge base file, as numbered migrations.
 
-`PRAGMA user_version` counts the migrations of a file. Each is one function, applied once, in one transaction together with that count, so
-that a file is never between two versions. A released migration is never edited: a change is a new one.
+`PRAGMA user_version` is the number of migrations applied to a file. Each migration is a function that is applied once, in one transaction
+together with that number, so that a file is never between two versions. A released migration is never edited; a change is a new migration.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from localrag.migrations import Migration, apply_missing
 from localrag.text.terms import CJK, spaced
 
 CJK_GLOB = f"*{CJK.pattern}*"
-"""Matches text with Chinese, Japanese or Korean characters. Part of the schema: a change is a new migration."""
+"""Matches text with Chinese, Japanese or Korean characters. Part of the schema, so changing it takes a new migration."""
 
 
 def embedded(heading: str, text: str) -> str:
-    """The text to embed for a chunk: the heading path on a line of its own, then the text."""
+    """Return the text to embed for a chunk: the heading path on a line of its own, then the text."""
     return f"{heading}\n{text}" if heading else text
 
 
 def embedded_sha256(heading: str, text: str) -> bytes:
-    """The digest that identifies a chunk."""
+    """Return the digest that identifies a chunk."""
     return hashlib.sha256(embedded(heading, text).encode("utf-8", "surrogatepass")).digest()
 
 
 def create_tables(db: sqlite3.Connection) -> None:
-    """Documents, their chunks, the chunks' vectors and full text, and the one row of state.
+    """Create the tables of documents, chunks, vectors and full text, and the single row of state.
 
-    `state.generation` grows by one with every writing transaction. Ids are AUTOINCREMENT: an id that a person has seen in a citation
-    never comes to mean something else. The full text holds no copy of the words; triggers keep it to what `chunks` says.
+    `state.generation` grows by one with every writing transaction. Ids are AUTOINCREMENT, so that an id cited to a person is never reused.
+    The full-text index stores no copy of the text; triggers keep it in step with `chunks`.
     """
     statements = (
         """CREATE TABLE state (
@@ -90,17 +90,17 @@ _FIELDS = (
     "INSERT OR IGNORE INTO fields SELECT d.id, 'tag', t.value, 'file' FROM documents d, json_each(d.tags) t",
     "ALTER TABLE documents DROP COLUMN tags",
 )
-"""Fields to filter documents by."""
+"""Adds fields, which filters match."""
 
 _KNOWN_AGAIN = (
-    "ALTER TABLE documents ADD COLUMN mtime_ns INTEGER",  # NULL: the file is read before it is taken for unchanged
-    "ALTER TABLE documents ADD COLUMN cutter INTEGER NOT NULL DEFAULT 0",  # the version of what read and cut it
+    "ALTER TABLE documents ADD COLUMN mtime_ns INTEGER",  # NULL: unknown, so the file is read to see whether it changed
+    "ALTER TABLE documents ADD COLUMN cutter INTEGER NOT NULL DEFAULT 0",  # version of the code that read and cut it
     "ALTER TABLE chunks ADD COLUMN place TEXT NOT NULL DEFAULT ''",
-    "ALTER TABLE chunks ADD COLUMN sha256 BLOB NOT NULL DEFAULT x''",  # of what was embedded
+    "ALTER TABLE chunks ADD COLUMN sha256 BLOB NOT NULL DEFAULT x''",  # digest of the embedded text
     "UPDATE chunks SET sha256 = embedded_sha256(heading, text)",
     "CREATE INDEX chunks_by_sha256 ON chunks (sha256)",
 )
-"""To recognise unchanged documents and chunks, and to say where a chunk stands in its file."""
+"""Adds columns that recognise unchanged documents and chunks, and the place of a chunk in its file."""
 
 _FEEDBACK = (
     """CREATE TABLE feedback (
@@ -112,7 +112,7 @@ _FEEDBACK = (
         useless INTEGER NOT NULL DEFAULT 0
     )""",
 )
-"""Feedback on chunks."""
+"""Adds feedback on chunks."""
 
 _IS_CJK, _NEW_IS_CJK, _OLD_IS_CJK = (f"{row}heading GLOB '{CJK_GLOB}' OR {row}text GLOB '{CJK_GLOB}'" for row in ("", "new.", "old."))
 _CHARACTERS = (
@@ -129,8 +129,9 @@ _CHARACTERS = (
         VALUES ('delete', old.id, spaced(old.heading), spaced(old.text));
     END""",  # noqa: S608  # our own ranges
 )
-"""Chinese, Japanese and Korean have no spaces between words, so that `chunks_fts` takes whole clauses for words: chunks with such text are
-also in `chunks_characters`, character by character. It reads them through a view, so that its own check and rebuild see the same."""
+"""Adds an index of single characters. Chinese, Japanese and Korean have no spaces between words, so `chunks_fts` takes whole clauses for
+words. Chunks with such text are also indexed character by character in `chunks_characters`. It reads them through a view, so that FTS5's
+own integrity check and rebuild see the same text."""
 
 _UNREAD = (
     """CREATE TABLE unread (
@@ -141,26 +142,26 @@ _UNREAD = (
         reason TEXT NOT NULL
     ) WITHOUT ROWID""",
 )
-"""Files without text, which need not be read again."""
+"""Adds the list of files without text, which are not read again until they change."""
 
 _GENERATIONS = (
     "CREATE TABLE generations (generation INTEGER PRIMARY KEY, stamp INTEGER NOT NULL)",
     "INSERT INTO generations SELECT generation, random() >> 1 & 0x7fffffffffffffff FROM state",
 )
-"""A random number for each of the newest generations: it tells a file from its own backup that has reached the same generation."""
+"""Adds a random stamp for each recent generation, which distinguishes a file from its restored backup at the same generation."""
 
 
 def add_fields_places_and_characters(db: sqlite3.Connection) -> None:
     """Add fields, places, digests, feedback and the characters index.
 
-    A chunk's id is greater than every id before it, and its vector never changes: a chunk that is embedded again gets a new id.
+    Chunk ids increase over time and the vector of an id never changes: a chunk that is embedded again gets a new id.
     """
     for statement in (*_FIELDS, *_KNOWN_AGAIN, *_FEEDBACK, *_CHARACTERS, *_UNREAD, *_GENERATIONS):
         db.execute(statement)
 
 
 def add_min_similarity(db: sqlite3.Connection) -> None:
-    """Add the least similarity of a relevant chunk, for the embedder of this file; NULL if unknown."""
+    """Add the least cosine similarity of a relevant chunk for the embedder of this file; NULL if unknown."""
     db.execute("ALTER TABLE state ADD COLUMN min_similarity REAL")
 
 
@@ -181,7 +182,7 @@ _TEXTS = (
 
 
 def add_texts(db: sqlite3.Connection) -> None:
-    """Add documents that are not files: their `path` is "text:" and the id, their `sha256` covers text and metadata."""
+    """Add documents that are texts instead of files. Their `path` is "text:" and the id; their `sha256` covers text and metadata."""
     for statement in _TEXTS:
         db.execute(statement)
 
@@ -190,16 +191,16 @@ MIGRATIONS: tuple[Migration, ...] = (create_tables, add_fields_places_and_charac
 
 
 def migrate(db: sqlite3.Connection, migrations: tuple[Migration, ...] = MIGRATIONS) -> None:
-    """Apply the missing migrations. Raises KnowledgeBaseError for a file from a newer localrag, which is left as it is."""
+    """Apply the missing migrations. Raises KnowledgeBaseError for a file of a newer localrag, without changing the file."""
 
     def newer(found: int) -> KnowledgeBaseError:
         return KnowledgeBaseError(
-            f"This knowledge base has schema {found}, written by a newer localrag; this one knows schemas up to {len(migrations)}.",
+            f"This knowledge base has schema {found}, written by a newer localrag. This version supports schemas up to {len(migrations)}.",
             hint="Upgrade localrag, or index the documents into a knowledge base of another name.",
             schema=found,
             known_schema=len(migrations),
         )
 
     db.create_function("embedded_sha256", 2, embedded_sha256, deterministic=True)
-    db.create_function("spaced", 1, spaced, deterministic=True)  # its triggers call it
+    db.create_function("spaced", 1, spaced, deterministic=True)  # called by triggers
     apply_missing(db, migrations, newer)

@@ -1,6 +1,6 @@
-"""The SQLite file of a knowledge base: open, check, query and change it; its failures are raised as KnowledgeBaseErrors.
+"""Open, check and query the SQLite file of a knowledge base, and turn its failures into KnowledgeBaseErrors.
 
-With a write-ahead log and `synchronous = FULL`, commits survive a crash of the process and of the machine. A second writer waits for the
+With a write-ahead log and `synchronous = FULL`, commits survive a crash of the process or the machine. A second writer waits for the
 first.
 """
 
@@ -23,7 +23,7 @@ _BATCH = 500  # ids in one statement; SQLite takes 32,766 parameters, older buil
 Row = tuple[Any, ...]
 
 _MAX_PROBLEMS = 20
-_MAX_NUMBER = 2**53  # of an id or a count: JSON readers know no more, and SQLite has no next id after 2^63
+_MAX_NUMBER = 2**53  # largest id or count: the limit of exact integers in JSON, well below SQLite's last id, 2^63 - 1
 _NUMBERS = {
     "state": ("generation", "coalesce(dim, 1)"),
     "documents": ("id", "num_bytes", "cutter"),
@@ -31,24 +31,24 @@ _NUMBERS = {
     "feedback": ("retrieved", "supplied", "cited", "useful", "useless"),
     "sqlite_sequence": ("seq",),
 }
-"""Columns that hold whole numbers from 0 to _MAX_NUMBER. Ids begin at 1; an id of 0 breaks nothing."""
+"""Columns that hold integers from 0 to _MAX_NUMBER. Ids begin at 1, but an id of 0 does no harm."""
 
 
 class SqliteFile:
-    """A connection to a file with the current schema. Every failure of SQLite is raised as a KnowledgeBaseError with a hint."""
+    """A connection to a file with the current schema. Failures of SQLite are raised as KnowledgeBaseErrors with a hint."""
 
     def __init__(self, path: Path, *, create: bool, wait_s: float) -> None:
-        """With `create`, a missing file is made, and its folder. A writer waits `wait_s` seconds for another one."""
+        """Open a file and migrate it. With `create`, a missing file and its folder are created. A writer waits up to `wait_s` seconds."""
         self._path = path
         if create:
             make_folder(path.parent)
         with explained(path):
             if create:
-                create_private(path)  # its -wal and -shm files take its mode over
+                create_private(path)  # its -wal and -shm files inherit the mode
             mode = "rwc" if create else "rw"
             self.connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=wait_s, isolation_level=None)
             try:
-                if version(self.connection) == 0:  # new, or its maker was killed; the journal mode stays with the file
+                if version(self.connection) == 0:  # new, or its creator was killed; the journal mode is stored in the file
                     use_write_ahead_log(self.connection, wait_s=wait_s)
                 migrate(self.connection)
                 self.connection.execute("PRAGMA synchronous = FULL")
@@ -63,7 +63,7 @@ class SqliteFile:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """One snapshot for all reads inside."""
+        """Read from one snapshot."""
         with explained(self._path):
             self.connection.execute("BEGIN")
             try:
@@ -74,7 +74,7 @@ class SqliteFile:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """One transaction, all or nothing; one writer at a time."""
+        """Run one transaction, all or nothing. There is one writer at a time."""
         with explained(self._path):
             self.connection.execute("BEGIN IMMEDIATE")
             try:
@@ -86,52 +86,52 @@ class SqliteFile:
                 raise
 
     def rows(self, statement: str, values: Sequence[object] = ()) -> list[Row]:
-        """All rows of a statement."""
+        """Run a statement and return all rows."""
         with explained(self._path):
             return self.connection.execute(statement, values).fetchall()
 
     def each(self, statement: str, values: Sequence[object] = ()) -> Iterator[Row]:
-        """The rows of a statement, one by one."""
+        """Run a statement and yield its rows."""
         with explained(self._path):
             yield from self.connection.execute(statement, values)
 
-    def rows_in(self, statement: str, wanted: Sequence[object], *values: object) -> Iterator[Row]:
-        """The rows of a statement that ends with IN, for any number of `wanted` values."""
-        for at in range(0, len(wanted), _BATCH):
-            batch = wanted[at : at + _BATCH]
+    def rows_in(self, statement: str, members: Sequence[object], *values: object) -> Iterator[Row]:
+        """Run a statement that ends with IN, in batches for any number of `members`, and yield its rows. `values` precede them."""
+        for at in range(0, len(members), _BATCH):
+            batch = members[at : at + _BATCH]
             yield from self.rows(f"{statement} ({', '.join('?' * len(batch))})", (*values, *batch))
 
     def one(self, statement: str, values: Sequence[object] = ()) -> Any:  # noqa: ANN401  # a value as SQLite gives it
-        """The one value of the one row."""
+        """Run a statement and return the single value of its single row."""
         return self.rows(statement, values)[0][0]
 
     def problems(self) -> list[str]:
-        """The errors that SQLite's own checks find, and numbers that localrag does not write, each once."""
+        """Return the distinct errors found by SQLite's checks, and numbers that localrag never writes."""
         db = self.connection
         try:
-            found = [line for (line,) in db.execute("PRAGMA integrity_check") if line != "ok"]
-            if not found:
-                found = [
-                    f"a row of {table} refers to a row of {parent} that is not there"
+            problems = [line for (line,) in db.execute("PRAGMA integrity_check") if line != "ok"]
+            if not problems:
+                problems = [
+                    f"a row of {table} refers to a missing row of {parent}"
                     for table, _, parent, _ in db.execute("PRAGMA foreign_key_check")
                 ]
-            if not found:
-                found = [
+            if not problems:
+                problems = [
                     f"a number in its table {table!r} is not one that localrag writes"
                     for table, columns in _NUMBERS.items()
                     if db.execute(f"SELECT 1 FROM {table} WHERE {' OR '.join(map(_cannot_be, columns))} LIMIT 1").fetchone()  # noqa: S608  # our own names
                 ]
         except sqlite3.DatabaseError as error:
-            found = [str(error)]
-        return list(dict.fromkeys(found))[:_MAX_PROBLEMS]
+            problems = [str(error)]
+        return list(dict.fromkeys(problems))[:_MAX_PROBLEMS]
 
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Raise every failure of SQLite inside as a KnowledgeBaseError about the file `path`, with a hint."""
+    """Turn failures of SQLite into KnowledgeBaseErrors about the file `path`, with a hint."""
     try:
         yield
-    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter where SQLite's message repeats damaged text
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter if SQLite's message repeats damaged text
         if (known := disk_error(error, path)) is not None:
             message = f"The knowledge base file {path} cannot be used: {known.reason}."
             raise KnowledgeBaseError(message, hint=known.hint, **known.numbers) from error
@@ -140,21 +140,21 @@ def explained(path: Path) -> Iterator[None]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a private folder and its parents. Raises KnowledgeBaseError if that fails."""
+    """Create a private folder and its parents. Raises KnowledgeBaseError if that fails."""
     try:
         make_private_folder(folder)
     except OSError as error:
-        raise unwritable(f"Cannot make the folder {folder}", error, folder) from error
+        raise unwritable(f"Cannot create the folder {folder}", error, folder) from error
 
 
 def unwritable(what: str, error: OSError, path: Path) -> KnowledgeBaseError:
-    """The error for an action (`what`) that the file system refuses at `path`."""
+    """Make the error for an action (`what`, such as "Cannot create the folder X") that the file system refused at `path`."""
     known = file_error(error, path, hint=_way_out(""))
     return KnowledgeBaseError(f"{what}: {known.reason}.", hint=known.hint, **known.numbers)
 
 
 def _way_out(kind: str) -> str:
-    """The hint for a damaged file; disk_errors.py has the rest."""
+    """Return the hint for an error of SQLite by its name. `localrag.files.disk_error` covers errors of the disk."""
     name = kind.removeprefix("SQLITE_").split("_")[0]
     return {
         "NOTADB": "It is not a knowledge base, or it is damaged. Remove it (localrag kb remove) and index the documents again.",

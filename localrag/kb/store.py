@@ -1,10 +1,9 @@
-"""The truth of a knowledge base: one SQLite file with documents, chunks, full text and vectors.
+"""The store of a knowledge base: one SQLite file with documents, chunks, full text and vectors. All other files are derived from it.
 
-Every change is one transaction that also increments the generation. Everything derived from the file names the generation that it was
-derived from.
+Every change is one transaction that also increments the generation. Derived files record the generation that they were derived from.
 
-An unchanged chunk keeps its id, and with it its vector, its full text and its feedback: a chunk is recognised by the sha256 of the embedded
-text and by its heading path.
+An unchanged chunk keeps its id, and with it its vector, full text and feedback. Chunks are compared by heading path and by the sha256 of
+the embedded text.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from localrag.kb.chunking import Passage
 from localrag.kb.filters import Where
-from localrag.kb.protocols import DocumentRow, Feedback, GivenText, Known, Origin, StoredChunk, TextRow, Unread, other_embedder
+from localrag.kb.protocols import DocumentRow, Feedback, GivenText, Origin, StoredChunk, StoredDocument, TextRow, UnreadFile, other_embedder
 from localrag.kb.query import Term
 from localrag.kb.sqlite_file import SqliteFile, explained
 from localrag.types import Chunk
@@ -26,7 +25,7 @@ from localrag.types import Chunk
 WAIT_S = 30.0
 """Seconds that a writer waits for another one."""
 
-NUM_STAMPS = 10_000  # generations that are told apart from those of a backup; about 15 bytes each
+NUM_STAMPS = 10_000  # recent generations whose stamps are kept, about 15 bytes each
 
 _FEW = 1000
 _IS_FILE = "id NOT IN (SELECT document_id FROM texts)"
@@ -43,13 +42,13 @@ _BODIES = """SELECT t.id AS text_id, source, metadata, sha256, coalesce(t.text, 
 
 
 class Store:
-    """One knowledge base file, an `AnyStore`. With `create`, a missing file is made, and its folder.
+    """One knowledge base file. Implements `AnyStore`. With `create`, a missing file and its folder are created.
 
-    Every failure of SQLite is raised as a KnowledgeBaseError with a hint. A Store belongs to the thread that opened it.
+    Failures of SQLite are raised as KnowledgeBaseErrors with a hint. A Store belongs to the thread that opened it.
     """
 
     is_local = True
-    """Whether all documents are files of this machine, so that a missing file is deleted."""
+    """Whether all documents are files of this machine, so that a missing file has been deleted."""
 
     full_texts = ("chunks_fts", "chunks_characters")
     """Names of the full-text indexes, for `full_text_is_sound` and `rebuild_full_text`."""
@@ -59,26 +58,26 @@ class Store:
         self._file = SqliteFile(path, create=create, wait_s=WAIT_S)
         self._db = self._file.connection
         self.texts = SqliteTexts(self._file)
-        """The documents that were given as texts."""
+        """The documents given as texts."""
 
     def close(self) -> None:
         self._file.close()
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """One snapshot for all reads inside: they agree with each other and with `generation`."""
+        """Read from one snapshot, so that all reads agree with each other and with `generation`."""
         with self._file.reading():
             yield
 
     @contextmanager
     def writing(self, *, moves_on: bool = True) -> Iterator[None]:
-        """One transaction, all or nothing. It increments the generation unless `moves_on` is false: chunks and vectors stay as they are."""
+        """Run one transaction, all or nothing. It increments the generation unless `moves_on` is false, if no chunks change."""
         with self._file.writing():
             yield
             if moves_on:
                 self._count_generation()
 
-    # Reads. Several that must agree belong in one `reading()`.
+    # Reads. Wrap several reads that must agree in one `reading()`.
 
     @property
     def generation(self) -> int:
@@ -92,9 +91,9 @@ class Store:
 
     @property
     def min_similarity(self) -> float | None:
-        """The least cosine similarity between a question and a relevant chunk, for this embedder; None if it was not measured."""
-        found = self._file.one("SELECT min_similarity FROM state")
-        return None if found is None else float(found)
+        """The least cosine similarity between a question and a relevant chunk for this embedder; None if it was not measured."""
+        value = self._file.one("SELECT min_similarity FROM state")
+        return None if value is None else float(value)
 
     @property
     def num_documents(self) -> int:
@@ -105,124 +104,124 @@ class Store:
         return int(self._file.one("SELECT count(*) FROM chunks"))
 
     def sources(self, where: Where | None = None) -> list[tuple[str, int]]:
-        """(source, number of chunks) of every document that matches, ordered by source."""
-        chosen, values = (where or Where()).to_sql()
+        """Return (source, number of chunks) of every matching document, ordered by source."""
+        selection, values = (where or Where()).to_sql()
         return self._file.rows(
             "SELECT source, count(c.id) FROM documents d LEFT JOIN chunks c ON document_id = d.id "  # noqa: S608  # no values in it
-            f"WHERE d.id IN ({chosen}) GROUP BY d.id ORDER BY source, d.id",
+            f"WHERE d.id IN ({selection}) GROUP BY d.id ORDER BY source, d.id",
             values,
         )
 
-    def documents(self) -> dict[str, Known]:
-        """Every document that is a file, by its absolute path."""
+    def documents(self) -> dict[str, StoredDocument]:
+        """Return absolute path → document, for every document that is a file."""
         rows = self._file.rows(f"SELECT path, id, sha256, num_bytes, mtime_ns, cutter FROM documents WHERE {_IS_FILE}")  # noqa: S608  # no values in it
-        return {path: Known(*rest) for path, *rest in rows}
+        return {path: StoredDocument(*rest) for path, *rest in rows}
 
-    def unread(self) -> dict[str, Unread]:
-        """The files without text, by absolute path."""
+    def unread(self) -> dict[str, UnreadFile]:
+        """Return absolute path → record, for every file without text."""
         rows = self._file.rows("SELECT path, num_bytes, mtime_ns, cutter, reason FROM unread")
-        return {path: Unread(*rest) for path, *rest in rows}
+        return {path: UnreadFile(*rest) for path, *rest in rows}
 
     def fields(self, where: Where | None = None) -> dict[str, dict[str, list[str]]]:
-        """source → key → sorted values, for every matching document that has fields. Tags are the values of "tag"."""
-        chosen, values = (where or Where()).to_sql()
-        found: dict[str, dict[str, list[str]]] = {}
+        """Return source → key → sorted values, for every matching document that has fields. Tags are the values of "tag"."""
+        selection, values = (where or Where()).to_sql()
+        fields: dict[str, dict[str, list[str]]] = {}
         for source, key, value in self._file.rows(
-            f"SELECT DISTINCT source, key, value FROM fields JOIN documents ON id = document_id WHERE document_id IN ({chosen}) "  # noqa: S608  # no values in it
+            f"SELECT DISTINCT source, key, value FROM fields JOIN documents ON id = document_id WHERE document_id IN ({selection}) "  # noqa: S608  # no values in it
             "ORDER BY source, key, value",
             values,
         ):
-            found.setdefault(source, {}).setdefault(key, []).append(value)
-        return found
+            fields.setdefault(source, {}).setdefault(key, []).append(value)
+        return fields
 
     def fields_by_origin(self) -> dict[tuple[int, Origin], set[tuple[str, str]]]:
-        """(document id, origin) → fields."""
-        found: dict[tuple[int, Origin], set[tuple[str, str]]] = {}
+        """Return (document id, origin) → fields."""
+        fields: dict[tuple[int, Origin], set[tuple[str, str]]] = {}
         for document_id, origin, key, value in self._file.rows("SELECT document_id, origin, key, value FROM fields"):
-            found.setdefault((document_id, origin), set()).add((key, value))
-        return found
+            fields.setdefault((document_id, origin), set()).add((key, value))
+        return fields
 
     def paths(self) -> dict[str, str]:
-        """source → absolute path of every document that is a file of this machine; of two with one source, one."""
+        """Return source → absolute path of every file of this machine. If several files share a source, one of them is returned."""
         return dict(self._file.rows(f"SELECT source, path FROM documents WHERE {_IS_FILE}"))  # noqa: S608  # no values in it
 
     def stamp(self, generation: int) -> int | None:
-        """The random number drawn when this generation was committed; None if the file never had it, or it is very old."""
+        """Return the random stamp of a generation; None if this file never reached the generation, or the generation is very old."""
         rows = self._file.rows("SELECT stamp FROM generations WHERE generation = ?", (generation,))
         return int(rows[0][0]) if rows else None
 
     def vectors(self, after: int = 0) -> Iterator[tuple[int, bytes]]:
-        """(chunk id, vector) of every chunk with an id greater than `after`, ordered by id."""
+        """Yield (chunk id, vector) of every chunk with an id greater than `after`, ordered by id."""
         yield from self._file.each("SELECT chunk_id, vector FROM vectors WHERE chunk_id > ? ORDER BY chunk_id", (after,))
 
     def existing(self, ids: Sequence[int]) -> list[int]:
-        """The given chunk ids that are stored."""
+        """Return those of the chunk ids that are stored."""
         return [row[0] for row in self._file.rows_in("SELECT id FROM chunks WHERE id IN", ids)]
 
     def vectors_of(self, sha256s: Sequence[bytes]) -> dict[bytes, bytes]:
-        """sha256 of the embedded text → vector, for the chunks that are stored."""
+        """Return sha256 of the embedded text → vector, for the chunks that are stored."""
         return dict(self._file.rows_in("SELECT sha256, vector FROM chunks JOIN vectors ON chunk_id = id WHERE sha256 IN", sha256s))
 
     def allowed(self, where: Where | None) -> list[int] | None:
-        """The ids of the chunks of matching documents, ascending; None if there is no filter."""
+        """Return the ids of the chunks of matching documents, ascending; None if there is no filter."""
         if not where:
             return None
-        chosen, values = where.to_sql()
-        statement = f"SELECT id FROM chunks WHERE document_id IN ({chosen}) ORDER BY id"  # noqa: S608  # no values in it
+        selection, values = where.to_sql()
+        statement = f"SELECT id FROM chunks WHERE document_id IN ({selection}) ORDER BY id"  # noqa: S608  # no values in it
         return [row[0] for row in self._file.rows(statement, values)]
 
     def passing(self, where: Where | None) -> list[int]:
-        """The ids of the chunks of matching documents, ordered by source and position."""
-        chosen, values = where.to_sql() if where else ("SELECT id FROM documents", ())
+        """Return the ids of the chunks of matching documents, ordered by source and position."""
+        selection, values = where.to_sql() if where else ("SELECT id FROM documents", ())
         order = "ORDER BY d.source, d.id, c.ordinal"
-        statement = f"SELECT c.id FROM chunks c JOIN documents d ON d.id = c.document_id WHERE d.id IN ({chosen}) {order}"  # noqa: S608  # no values in it
+        statement = f"SELECT c.id FROM chunks c JOIN documents d ON d.id = c.document_id WHERE d.id IN ({selection}) {order}"  # noqa: S608  # no values in it
         return [row[0] for row in self._file.rows(statement, values)]
 
     def keyword_ids(self, terms: Sequence[Term], limit: int, where: Where | None = None) -> list[tuple[int, float]]:
-        """(chunk id, BM25 score, higher is better) of the chunks that best match any of the terms; ties by id."""
+        """Return (chunk id, BM25 score) of the chunks that best match any of the terms, best first, ties by id. Higher is better."""
         return self._best("chunks_fts", terms, limit, where)
 
     def character_ids(self, terms: Sequence[Term], limit: int, where: Where | None = None) -> list[tuple[int, float]]:
-        """The same for chunks with Chinese, Japanese or Korean text, where each character is a word (`terms.spaced`)."""
+        """Like `keyword_ids`, for Chinese, Japanese and Korean text, where each character counts as a word (`terms.spaced`)."""
         return self._best("chunks_characters", terms, limit, where)
 
     def keyword_holders(self, terms: Sequence[Term], among: Sequence[int]) -> list[tuple[int, list[int]]]:
-        """For each term, the number of chunks that match it, and the ids of `among` that do."""
+        """Return for each term the number of chunks that match it, and the ids in `among` that do."""
         return [self._holders("chunks_fts", term, among) for term in terms]
 
     def character_holders(self, terms: Sequence[Term], among: Sequence[int]) -> list[tuple[int, list[int]]]:
-        """The same for chunks with Chinese, Japanese or Korean text."""
+        """Like `keyword_holders`, for Chinese, Japanese and Korean text."""
         return [self._holders("chunks_characters", term, among) for term in terms]
 
     def _best(self, table: str, terms: Sequence[Term], limit: int, where: Where | None) -> list[tuple[int, float]]:
-        chosen, values = "", list[str | bytes]()
+        selection, values = "", list[str | bytes]()
         if where:
             passing, values = where.to_sql()
-            # without the +, the full text is searched once for each that passes: 380 ms for 500 of 5,000, not 8
-            chosen = f"AND +rowid IN (SELECT id FROM chunks WHERE document_id IN ({passing}))"  # noqa: S608  # no values in it
-        statement = f"SELECT rowid, -rank FROM {table} WHERE {table} MATCH ? {chosen} ORDER BY rank, rowid LIMIT ?"  # noqa: S608  # our own names
+            # without the +, SQLite searches the full text once per matching chunk: 380 ms instead of 8 for 500 of 5,000
+            selection = f"AND +rowid IN (SELECT id FROM chunks WHERE document_id IN ({passing}))"  # noqa: S608  # no values in it
+        statement = f"SELECT rowid, -rank FROM {table} WHERE {table} MATCH ? {selection} ORDER BY rank, rowid LIMIT ?"  # noqa: S608  # our own names
         return self._file.rows(statement, (fts5_query(terms), *values, limit))
 
     def _holders(self, table: str, term: Term, among: Sequence[int]) -> tuple[int, list[int]]:
         match = fts5_query((term,))
         matching = f"FROM {table} WHERE {table} MATCH ?"  # our own names
         few = [row[0] for row in self._file.rows(f"SELECT rowid {matching} LIMIT {_FEW + 1}", (match,))]
-        if len(few) <= _FEW:  # to look each id up in the full text takes longer
-            wanted = set(among)
-            return len(few), [one for one in few if one in wanted]
-        found = self._file.rows_in(f"SELECT rowid {matching} AND rowid IN", among, match)
-        return int(self._file.one(f"SELECT count(*) {matching}", (match,))), [row[0] for row in found]
+        if len(few) <= _FEW:  # faster than looking up each id in the full text
+            candidates = set(among)
+            return len(few), [one for one in few if one in candidates]
+        rows = self._file.rows_in(f"SELECT rowid {matching} AND rowid IN", among, match)
+        return int(self._file.one(f"SELECT count(*) {matching}", (match,))), [row[0] for row in rows]
 
     def chunks(self, ids: Sequence[int], *, kb: str = "") -> list[Chunk]:
-        """The chunks with these ids, in the order of `ids`; unknown ids are left out."""
-        found: dict[int, Chunk] = {}
+        """Return the chunks with these ids, in the order of `ids`. Unknown ids are left out."""
+        chunks: dict[int, Chunk] = {}
         for row in self._file.rows_in(f"{_CHUNK} WHERE c.id IN", ids):
             chunk_id, document_id, ordinal, text, start, end, source, heading, place = row
-            found[chunk_id] = Chunk(chunk_id, document_id, ordinal, text, start, end, source, heading, kb, place=place)
-        return [found[one] for one in ids if one in found]
+            chunks[chunk_id] = Chunk(chunk_id, document_id, ordinal, text, start, end, source, heading, kb, place=place)
+        return [chunks[one] for one in ids if one in chunks]
 
     def around(self, chunk_id: int, before: int, behind: int) -> list[int]:
-        """The ids of a chunk and of its neighbours in the document: `before` of them before it, `behind` after it."""
+        """Return the ids of a chunk and its neighbours in the document: up to `before` chunks before it and `behind` chunks after it."""
         rows = self._file.rows(
             "SELECT n.id FROM chunks c JOIN chunks n USING (document_id) "
             "WHERE c.id = ? AND n.ordinal BETWEEN c.ordinal - ? AND c.ordinal + ? ORDER BY n.ordinal",
@@ -231,7 +230,7 @@ class Store:
         return [row[0] for row in rows]
 
     def feedback(self, ids: Sequence[int] | None = None) -> dict[int, Feedback]:
-        """The feedback of these chunks, or of all; chunks without feedback are left out."""
+        """Return the feedback of these chunks, or of all. Chunks without feedback are left out."""
         statement = "SELECT chunk_id, retrieved, supplied, cited, useful, useless FROM feedback"
         rows = self._file.rows(statement) if ids is None else self._file.rows_in(f"{statement} WHERE chunk_id IN", ids)
         return {one: Feedback(*counts) for one, *counts in rows}
@@ -239,7 +238,7 @@ class Store:
     # For `localrag kb verify` and `export`.
 
     def all_rows(self) -> Iterator[StoredChunk]:
-        """Every chunk, ordered by id."""
+        """Yield every chunk, ordered by id."""
         statement = (
             'SELECT id, ordinal, start, "end", place, heading, text, sha256, vector '
             "FROM chunks LEFT JOIN vectors ON chunk_id = id ORDER BY id"
@@ -247,15 +246,15 @@ class Store:
         yield from map(StoredChunk._make, self._file.each(statement))
 
     def source_paths(self) -> list[tuple[str, str]]:
-        """(source, absolute path) of every document that is a file, ordered by source."""
+        """Return (source, absolute path) of every document that is a file, ordered by source."""
         return self._file.rows(f"SELECT source, path FROM documents WHERE {_IS_FILE} ORDER BY source, path")  # noqa: S608  # no values in it
 
     def elsewhere(self) -> dict[str, int]:
-        """machine → number of documents, for other machines. All other methods that return paths return those of this machine."""
+        """Return machine → number of documents, for other machines. All other methods return only paths of this machine."""
         return {}
 
     def problems(self) -> list[str]:
-        """The errors in the pages, indexes, references and numbers of the file."""
+        """Return the errors in the pages, indexes, references and numbers of the file."""
         return self._file.problems()
 
     def full_text_is_sound(self, name: str) -> bool:
@@ -267,21 +266,21 @@ class Store:
         return True
 
     def copy_to(self, path: Path) -> None:
-        """Copy one snapshot of the file; others may write to it meanwhile."""
+        """Copy one snapshot of the file. Others may write to the file at the same time."""
         with explained(path), closing(sqlite3.connect(path, isolation_level=None)) as copy:
             self._db.backup(copy)
 
     # Writes, inside `writing()`.
 
     def claim_embedder(self, fingerprint: str, dim: int, min_similarity: float | None = None) -> None:
-        """Record the embedder of the vectors and its least similarity. Raises KnowledgeBaseError if another one was recorded."""
+        """Record the embedder and its relevance threshold. Raises KnowledgeBaseError if another embedder was recorded."""
         self.check_embedder(fingerprint, dim)
         self._db.execute(
             "UPDATE state SET embedder = ?, dim = ?, min_similarity = ? WHERE embedder IS NULL", (fingerprint, dim, min_similarity)
         )
 
     def check_embedder(self, fingerprint: str, dim: int) -> None:
-        """Raises KnowledgeBaseError for an embedder whose vectors are not comparable with the stored ones."""
+        """Raise KnowledgeBaseError for an embedder whose vectors cannot be compared with the stored ones."""
         known = self.embedder
         if known is not None and known != (fingerprint, dim):
             raise other_embedder(self.path.parent.name, known, (fingerprint, dim))
@@ -289,7 +288,7 @@ class Store:
     def put_document(self, row: DocumentRow, passages: Sequence[Passage], vectors: Mapping[bytes, bytes]) -> int:
         """Store a document with its chunks, replacing the one with the same path; return its id.
 
-        `vectors` maps the sha256 of a passage to its vector; passages that the document already has need none. A file keeps its first
+        `vectors` maps the sha256 of a passage to its vector. Passages that the document already has need no vector. A file keeps its first
         `source`.
         """
         old = self._db.execute("SELECT id FROM documents WHERE path = ?", (row.path,)).fetchone()
@@ -312,59 +311,61 @@ class Store:
         return document_id
 
     def move_document(self, document_id: int, path: str, source: str) -> None:
-        """Rename a document, which keeps its chunks; another document with that name is removed."""
+        """Rename a document, which keeps its chunks. Another document at that path is removed."""
         self._db.execute("DELETE FROM documents WHERE path = ? AND id != ?", (path, document_id))
         self._db.execute("UPDATE documents SET path = ?, source = ? WHERE id = ?", (path, source, document_id))
 
     def adopt(self, ids: Sequence[int]) -> None:
-        """Assign documents without a machine to this one, which has their files. A local store has none of them."""
+        """Assign documents without a machine to this machine, which has their files. A local store has no such documents."""
 
     def stamp_documents(self, stamps: Iterable[tuple[int, int | None]]) -> None:
         """Record (document id, mtime_ns) of files that were read and found unchanged."""
         self._db.executemany("UPDATE documents SET mtime_ns = ? WHERE id = ?", [(mtime_ns, one) for one, mtime_ns in stamps])
 
-    def set_unread(self, gone: Iterable[str], found: Mapping[str, Unread]) -> None:
-        """Record files without text (`found`) by absolute path, and forget others (`gone`)."""
+    def set_unread(self, gone: Iterable[str], unread: Mapping[str, UnreadFile]) -> None:
+        """Record files without text by absolute path (`unread`), and remove the records of others (`gone`)."""
         self._db.executemany("DELETE FROM unread WHERE path = ?", [(path,) for path in gone])
         self._db.executemany(
             "INSERT OR REPLACE INTO unread (path, num_bytes, mtime_ns, cutter, reason) VALUES (?, ?, ?, ?, ?)",
-            [(path, one.num_bytes, one.mtime_ns, one.cutter, one.reason) for path, one in found.items()],
+            [(path, one.num_bytes, one.mtime_ns, one.cutter, one.reason) for path, one in unread.items()],
         )
 
     def drop_chunks(self, ids: Sequence[int]) -> list[str]:
-        """Delete chunks. Their documents, whose sources are returned, then count as made by an older version and are indexed again."""
-        found = set()
+        """Delete chunks and return the sources of their documents, which are marked to be indexed again."""
+        documents = set()
         for one in ids:
-            found |= set(
+            documents |= set(
                 self._db.execute("SELECT d.id, source FROM documents d JOIN chunks c ON document_id = d.id WHERE c.id = ?", (one,))
             )
             self._db.execute("DELETE FROM chunks WHERE id = ?", (one,))
-        self._db.executemany("UPDATE documents SET cutter = 0, mtime_ns = NULL WHERE id = ?", [(document_id,) for document_id, _ in found])
-        return sorted(source for _, source in found)
+        self._db.executemany(
+            "UPDATE documents SET cutter = 0, mtime_ns = NULL WHERE id = ?", [(document_id,) for document_id, _ in documents]
+        )
+        return sorted(source for _, source in documents)
 
     def rebuild_full_text(self, name: str) -> None:
         self._db.execute(f"INSERT INTO {name} ({name}) VALUES ('rebuild')")  # noqa: S608  # our own names
 
     def set_fields(self, document_id: int, fields: Sequence[tuple[str, str]], origin: Origin) -> bool:
-        """Replace the fields of one origin; return whether that changes anything."""
-        wanted = {(key, value) for key, value in fields if value}
-        present = set(self._db.execute("SELECT key, value FROM fields WHERE document_id = ? AND origin = ?", (document_id, origin)))
-        if wanted == present:
+        """Replace the fields of one origin. Return whether that changed anything."""
+        new = {(key, value) for key, value in fields if value}
+        old = set(self._db.execute("SELECT key, value FROM fields WHERE document_id = ? AND origin = ?", (document_id, origin)))
+        if new == old:
             return False
         self._db.execute("DELETE FROM fields WHERE document_id = ? AND origin = ?", (document_id, origin))
         self._db.executemany(
             "INSERT INTO fields (document_id, key, value, origin) VALUES (?, ?, ?, ?)",
-            [(document_id, *pair, origin) for pair in sorted(wanted)],
+            [(document_id, *pair, origin) for pair in sorted(new)],
         )
         return True
 
     def add_feedback(self, counts: Mapping[int, Feedback]) -> None:
-        """Add to the feedback of chunks; ids that no longer exist are left out."""
+        """Add counts to the feedback of chunks. Ids that no longer exist are ignored."""
         self._db.executemany(
             "INSERT INTO feedback SELECT id, ?, ?, ?, ?, ? FROM chunks WHERE id = ? ON CONFLICT (chunk_id) DO UPDATE SET "
             "retrieved = retrieved + excluded.retrieved, supplied = supplied + excluded.supplied, cited = cited + excluded.cited, "
             "useful = useful + excluded.useful, useless = useless + excluded.useless",
-            [(*each, one) for one, each in counts.items()],
+            [(*feedback, chunk_id) for chunk_id, feedback in counts.items()],
         )
 
     def reset_feedback(self) -> None:
@@ -375,7 +376,7 @@ class Store:
         self._db.executemany("DELETE FROM documents WHERE path = ?", [(path,) for path in paths])
 
     def _count_generation(self) -> None:
-        """Begin the next generation, with a random number of its own."""
+        """Begin the next generation, with a random stamp."""
         (generation,) = self._db.execute("UPDATE state SET generation = generation + 1 RETURNING generation").fetchone()
         self._db.execute("INSERT OR REPLACE INTO generations (generation, stamp) VALUES (?, ?)", (generation, secrets.randbits(63)))
         self._db.execute("DELETE FROM generations WHERE generation <= ?", (generation - NUM_STAMPS,))
@@ -391,11 +392,11 @@ class Store:
 
     def _put_chunks(self, document_id: int, passages: Sequence[Passage], vectors: Mapping[bytes, bytes]) -> None:
         statement = "SELECT id, sha256, heading FROM chunks WHERE document_id = ? ORDER BY ordinal DESC"
-        kept, left = kept_of(self._db.execute(statement, (document_id,)), passages)
-        self._db.executemany("DELETE FROM chunks WHERE id = ?", [(one,) for one in left])
-        # No two chunks of a document have one ordinal, not even between two statements: those that stay are moved out of the way first.
+        chunk_ids, stale_ids = match_chunks(self._db.execute(statement, (document_id,)), passages)
+        self._db.executemany("DELETE FROM chunks WHERE id = ?", [(one,) for one in stale_ids])
+        # The ordinals of a document are unique after every statement, so first move those of the remaining chunks out of the way.
         self._db.execute("UPDATE chunks SET ordinal = -1 - ordinal WHERE document_id = ?", (document_id,))
-        for ordinal, (passage, chunk_id) in enumerate(zip(passages, kept, strict=True)):
+        for ordinal, (passage, chunk_id) in enumerate(zip(passages, chunk_ids, strict=True)):
             where = (ordinal, passage.start, passage.end, passage.place)
             if chunk_id is not None:
                 self._db.execute('UPDATE chunks SET ordinal = ?, start = ?, "end" = ?, place = ? WHERE id = ?', (*where, chunk_id))
@@ -408,68 +409,68 @@ class Store:
 
 
 class SqliteTexts:
-    """The documents that were given as texts, by their ids, an `AnyTexts`. `Store.put_document` writes them."""
+    """The documents given as texts, by id. Implements `AnyTexts`. `Store.put_document` writes them."""
 
     def __init__(self, file: SqliteFile) -> None:
         self._file = file
 
-    def known(self, ids: Sequence[str]) -> dict[str, Known]:
-        """The stored ones among these ids."""
+    def known(self, ids: Sequence[str]) -> dict[str, StoredDocument]:
+        """Return id → document, for those of the ids that are stored."""
         rows = self._file.rows_in(f"SELECT t.id, d.id, sha256, num_bytes, mtime_ns, cutter {_TEXTS} WHERE t.id IN", ids)
-        return {text_id: Known(*rest) for text_id, *rest in rows}
+        return {text_id: StoredDocument(*rest) for text_id, *rest in rows}
 
     def outdated(self, cutter: int) -> list[str]:
-        """The ids of texts that another version cut, oldest first."""
+        """Return the ids of texts that another version cut, oldest first."""
         return [row[0] for row in self._file.rows(f"SELECT t.id {_TEXTS} WHERE cutter != ? ORDER BY d.id", (cutter,))]
 
     def whole(self, ids: Sequence[str]) -> dict[str, TextRow]:
-        """The stored ones among these ids, with their whole text."""
+        """Return id → row with the whole text, for those of the ids that are stored."""
         rows = self._file.rows_in(f"SELECT t.id, text, length(text), metadata, sha256 {_TEXTS} WHERE t.id IN", ids)
         return {row[0]: TextRow(*row) for row in rows}
 
     def page(self, where: Where, *, offset: int, limit: int, max_chars: int) -> list[TextRow]:
-        """`limit` matching documents from `offset` on, files included, oldest first, each with `max_chars` characters of its text."""
-        chosen, values = where.to_sql()
+        """Return a page of matching documents, files included, oldest first, each with the first `max_chars` characters of its text."""
+        selection, values = where.to_sql()
         rows = self._file.rows(
-            f"SELECT text_id, source, substr(body, 1, ?), length(body), metadata, sha256 FROM ({_BODIES} WHERE d.id IN ({chosen}) "  # noqa: S608  # no values in it
+            f"SELECT text_id, source, substr(body, 1, ?), length(body), metadata, sha256 FROM ({_BODIES} WHERE d.id IN ({selection}) "  # noqa: S608  # no values in it
             "ORDER BY d.id LIMIT ? OFFSET ?)",
             (max_chars, *values, limit, offset),
         )
         return [TextRow.listed(*row) for row in rows]
 
     def count(self, where: Where) -> int:
-        """The number of matching documents, files included."""
-        chosen, values = where.to_sql()
-        return int(self._file.one(f"SELECT count(*) FROM ({chosen})", values))  # noqa: S608  # no values in it
+        """Return the number of matching documents, files included."""
+        selection, values = where.to_sql()
+        return int(self._file.one(f"SELECT count(*) FROM ({selection})", values))  # noqa: S608  # no values in it
 
     def names(self, document_ids: Sequence[int]) -> dict[int, tuple[str, str | None, str | None]]:
-        """document id → (source, text id, metadata); the last two are None for files."""
+        """Return document id → (source, text id, metadata). The last two are None for files."""
         rows = self._file.rows_in(
             "SELECT d.id, source, t.id, metadata FROM documents d LEFT JOIN texts t ON t.document_id = d.id WHERE d.id IN", document_ids
         )
         return {document_id: (source, text_id, metadata) for document_id, source, text_id, metadata in rows}
 
     def all(self) -> Iterator[tuple[TextRow, frozenset[bytes]]]:
-        """Every text with the digests of its metadata."""
+        """Yield every text with the digests of its metadata."""
         for text_id, *rest, entries in self._file.each(_ALL_TEXTS):
-            yield TextRow(text_id, *rest), frozenset(bytes.fromhex(each) for each in (entries or "").split())
+            yield TextRow(text_id, *rest), frozenset(bytes.fromhex(entry) for entry in (entries or "").split())
 
 
-def kept_of(present: Iterable[tuple[int, bytes, str]], passages: Sequence[Passage]) -> tuple[list[int | None], list[int]]:
-    """Match the passages of a document with its stored chunks: the chunk id of each passage, or None, and the ids of the other chunks.
+def match_chunks(present: Iterable[tuple[int, bytes, str]], passages: Sequence[Passage]) -> tuple[list[int | None], list[int]]:
+    """Match the passages of a document with its stored chunks. Return the chunk id of each passage, or None, and the unmatched ids.
 
-    `present` are (chunk id, sha256, heading) of its chunks in reverse order, so that of equal ones the first stays first.
+    `present` lists (chunk id, sha256, heading) of the stored chunks in reverse order, so that equal chunks keep their order.
     """
     ids: defaultdict[tuple[bytes, str], list[int]] = defaultdict(list)
     for chunk_id, sha256, heading in present:
         ids[sha256, heading].append(chunk_id)
-    kept = [same.pop() if (same := ids[passage.sha256, passage.heading]) else None for passage in passages]
-    return kept, [one for left in ids.values() for one in left]
+    chunk_ids = [same.pop() if (same := ids[passage.sha256, passage.heading]) else None for passage in passages]
+    return chunk_ids, [one for same in ids.values() for one in same]
 
 
 def fts5_query(terms: Iterable[Term]) -> str:
-    """The FTS5 expression that matches any of these terms."""
-    return " OR ".join(each for term in terms for each in _expressions(term))
+    """Return the FTS5 expression that matches any of these terms."""
+    return " OR ".join(expression for term in terms for expression in _expressions(term))
 
 
 def _expressions(term: Term) -> list[str]:
@@ -477,5 +478,5 @@ def _expressions(term: Term) -> list[str]:
 
 
 def _quoted(text: str) -> str:
-    """An FTS5 string, in which only quotation marks have a meaning."""
+    """Quote a text as an FTS5 string, in which only quotation marks are special."""
     return '"' + text.replace('"', '""') + '"'

@@ -1,6 +1,6 @@
-"""Export and import a knowledge base as one file: a zip of the database and a manifest with its sha256.
+"""Export and import a knowledge base as one file: a ZIP of the database and a manifest with its sha256.
 
-An import is validated before it gets a name here; nothing in the file is trusted.
+An import is validated before it gets a name in the home. Nothing in the file is trusted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MANIFEST, _DATABASE = "manifest.json", "kb.sqlite"
 _FORMAT, _VERSION = "localrag knowledge base", 1
 _MAX_MANIFEST_BYTES = 64 * 1024
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-_MAX_RATIO = 100  # what is packed more tightly is a bomb: text and its index pack to a third, vectors hardly at all
+_MAX_RATIO = 100  # a higher compression ratio means a zip bomb: text and its index shrink to a third, vectors hardly at all
 _PIECE_BYTES = 1 << 20
 _IMPORTING = ".importing-"
 _STALE_S = 24 * 3600.0
@@ -47,14 +47,14 @@ _STATE = "SELECT 1 FROM state WHERE (embedder IS NULL) = (dim IS NULL) AND coale
 
 
 def export_to(store: Store, name: str, file: Path) -> dict[str, object]:
-    """Write a knowledge base to `file`, replacing it, and return the manifest. Others may write to the knowledge base meanwhile."""
+    """Write a snapshot of a knowledge base to `file`, replacing it, and return the manifest. Others may write to the store meanwhile."""
     temporary, copy = (file.with_name(f".{file.name}.{secrets.token_hex(8)}.{kind}") for kind in ("tmp", "sqlite"))
     try:
         with _disk_errors(file):
-            copy.touch(mode=FILE_MODE, exist_ok=False)  # a folder without write access is an error of `file`, not of `store`
+            copy.touch(mode=FILE_MODE, exist_ok=False)  # report a read-only folder as an error of `file`, not of `store`
             store.copy_to(copy)
             with closing(sqlite3.connect(copy, isolation_level=None)) as db:
-                db.execute("PRAGMA journal_mode = DELETE")  # all of it in one file
+                db.execute("PRAGMA journal_mode = DELETE")  # everything in one file
             member: dict[str, object] = {"sha256": _sha256(copy), "num_bytes": copy.stat().st_size}
             manifest: dict[str, object] = {"format": _FORMAT, "version": _VERSION, "name": name, "members": {_DATABASE: member}}
             with temporary.open("xb") as out:
@@ -71,15 +71,15 @@ def export_to(store: Store, name: str, file: Path) -> dict[str, object]:
 
 
 def read_name(file: Path) -> str:
-    """The name that a knowledge base had when it was exported."""
+    """Return the name that a knowledge base had when it was exported."""
     with _disk_errors(file), _opened(file) as packed:
         return str(_manifest(file, packed).get("name", ""))
 
 
 def content_sha256(database: Path) -> str:
-    """The sha256 of the content of a knowledge base with the current schema: embedder, documents, fields, chunks, vectors and texts.
+    """Return the sha256 over the content of a knowledge base file with the current schema.
 
-    Feedback is left out, so a copy that was only used stays the same.
+    It covers embedder, documents, fields, chunks, vectors and texts, but not feedback, so that using a copy does not change it.
     """
     digest = hashlib.sha256()
     with explained(database), closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)) as db:
@@ -91,9 +91,9 @@ def content_sha256(database: Path) -> str:
 
 
 def import_from(file: Path, kb_dir: Path, name: str, *, make_room: Callable[[], None] | None = None) -> None:
-    """Unpack a file into `kb_dir/name`, all of it or nothing. Raises KnowledgeBaseError for an invalid file.
+    """Unpack a file into `kb_dir/name`, all or nothing. Raises KnowledgeBaseError for an invalid file.
 
-    If that name exists, `make_room` is called after the file was found whole: it removes the old one, or raises.
+    If that name exists, `make_room` is called once the file has been verified. It removes the old knowledge base, or raises.
     """
     make_folder(kb_dir)
     _remove_stale(kb_dir)
@@ -116,36 +116,39 @@ def _unpack(file: Path, target: Path) -> None:
         members = _manifest(file, packed).get("members")
         member = members.get(_DATABASE) if isinstance(members, dict) else None
         if not isinstance(member, dict) or not isinstance(num_bytes := member.get("num_bytes"), int):
-            raise _refused(file, "its manifest is not one of localrag")
+            raise _refused(file, "its manifest is not valid")
         info = packed.getinfo(_DATABASE)
         if info.file_size != num_bytes or num_bytes > _MAX_RATIO * max(1, info.compress_size):
-            raise _refused(file, "its size is not what it says, or it is packed too tightly")
+            raise _refused(file, "its size differs from the manifest, or it looks like a zip bomb")
         if num_bytes > shutil.disk_usage(target.parent).free:
             raise KnowledgeBaseError(
-                f"It needs {num_bytes / 1e6:.0f} MB, which are not free on the disk.", hint="Free some space.", num_bytes=num_bytes
+                f"The import needs {num_bytes / 1e6:.0f} MB of free disk space.", hint="Free some space.", num_bytes=num_bytes
             )
-        digest, left = hashlib.sha256(), num_bytes
+        digest, num_left = hashlib.sha256(), num_bytes
         with packed.open(info) as source, open_private(target, "xb") as out:
             while piece := source.read(_PIECE_BYTES):
-                left -= len(piece)
-                if left < 0:
-                    raise _refused(file, "it is longer than it says")
+                num_left -= len(piece)
+                if num_left < 0:
+                    raise _refused(file, "it is longer than its manifest says")
                 digest.update(piece)
                 out.write(piece)
             out.flush()
             os.fsync(out.fileno())
-        if left or digest.hexdigest() != member.get("sha256"):
-            raise _refused(file, "its contents are not what was exported")
+        if num_left or digest.hexdigest() != member.get("sha256"):
+            raise _refused(file, "its contents differ from what was exported")
 
 
 def _check_database(file: Path, database: Path) -> None:
-    """Check that localrag can have made the database, and rebuild its full text. Closes the door to forged schemas and values."""
+    """Check that localrag could have written the database, and rebuild its full text.
+
+    Guards against forged schemas, such as triggers that run SQL, and against forged values.
+    """
     try:
         with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as db:
             db.execute("PRAGMA trusted_schema = OFF")
-            (found,) = db.execute("PRAGMA user_version").fetchone()
-            if not 1 <= found <= len(MIGRATIONS) or _schema(db) != _expected_schema(found):
-                raise _refused(file, f"its tables are not those of localrag (schema {found})")
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            if not 1 <= version <= len(MIGRATIONS) or _schema(db) != _expected_schema(version):
+                raise _refused(file, f"its tables do not match localrag's schema {version}")
         with closing(Store(database)) as store:
             problems = store.problems() or _foreign_values(database)
             if not problems:
@@ -156,28 +159,28 @@ def _check_database(file: Path, database: Path) -> None:
             if problems:
                 raise _refused(file, problems[0])
         with closing(sqlite3.connect(database, isolation_level=None)) as db:
-            use_write_ahead_log(db, wait_s=0.0)  # an export has none, and without it who reads and who writes wait for each other
+            use_write_ahead_log(db, wait_s=0.0)  # an export has none; with one, readers and writers do not block each other
     except sqlite3.Error as error:
         raise _refused(file, str(error)) from error
 
 
 def _foreign_values(database: Path) -> list[str]:
-    """Values of another type than their column, which SQLite accepts, and an impossible row of state."""
+    """Return problems with values: those of another type than their column, which SQLite accepts, and an impossible row of state."""
     with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as db:
         tables = sorted(name for kind, name, _ in _schema(db) if kind == "table" and name not in Store.full_texts)
-        found = []
+        problems = []
         for table in tables:
             columns = db.execute(f"PRAGMA table_info({table})").fetchall()
             is_foreign = " OR ".join(f"typeof(\"{name}\") NOT IN ('null', '{kind.lower()}')" for _, name, kind, *_ in columns)
             if db.execute(f"SELECT 1 FROM {table} WHERE {is_foreign} LIMIT 1").fetchone():  # noqa: S608  # the names are those of localrag
-                found.append(f"a value in its table {table!r} is not of its column's type")
+                problems.append(f"a value in its table {table!r} does not have its column's type")
         if not db.execute(_STATE).fetchone():
-            found.append("what it says of its embedder cannot be")
-    return found
+            problems.append("its record of the embedder is not valid")
+    return problems
 
 
 def _schema(db: sqlite3.Connection) -> set[tuple[str, str, str]]:
-    """Every table, index, view and trigger except those of full text and SQLite themselves."""
+    """Return every table, index, view and trigger, except those that FTS5 and SQLite create themselves."""
     rows = db.execute("SELECT type, name, coalesce(sql, '') FROM sqlite_master").fetchall()
     own = tuple(f"{name}_" for name in Store.full_texts)
     return {
@@ -195,16 +198,16 @@ def _expected_schema(version: int) -> set[tuple[str, str, str]]:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[zipfile.ZipFile]:
-    """Open a zip with exactly the two members. Raises KnowledgeBaseError for everything that can be wrong with a zip."""
+    """Open a ZIP file with exactly the two members. Raises KnowledgeBaseError for anything wrong with it."""
     try:
         with zipfile.ZipFile(file) as packed:
             if sorted(packed.namelist()) != sorted((_MANIFEST, _DATABASE)):
-                raise _refused(file, "it is not one that localrag exported")
-            if any(info.compress_type not in _METHODS for info in packed.infolist()):  # LZMA has errors and memory of its own
+                raise _refused(file, "it is not an export of localrag")
+            if any(info.compress_type not in _METHODS for info in packed.infolist()):  # LZMA has errors and memory needs of its own
                 raise _refused(file, "it was packed by another program")
             yield packed
     except (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, ValueError) as error:
-        raise _refused(file, f"it is not one that localrag exported ({error})") from error
+        raise _refused(file, f"it is not an export of localrag ({error})") from error
 
 
 def _manifest(file: Path, packed: zipfile.ZipFile) -> dict[str, object]:
@@ -215,16 +218,18 @@ def _manifest(file: Path, packed: zipfile.ZipFile) -> dict[str, object]:
     try:
         manifest = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise _refused(file, "its manifest is no JSON") from error
+        raise _refused(file, "its manifest is not JSON") from error
     if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
-        raise _refused(file, "it is not one that localrag exported")
+        raise _refused(file, "it is not an export of localrag")
     if manifest.get("version") != _VERSION:
-        raise _refused(file, f"it is of version {manifest.get('version')!r}, and this localrag knows version {_VERSION}")
+        raise _refused(file, f"it has format version {manifest.get('version')!r}, and this localrag supports version {_VERSION}")
     return manifest
 
 
 def _refused(file: Path, reason: str) -> KnowledgeBaseError:
-    return KnowledgeBaseError(f"{file} cannot be imported: {reason}.", hint="Export it again (localrag kb export), and copy it whole.")
+    return KnowledgeBaseError(
+        f"{file} cannot be imported: {reason}.", hint="Export it again (localrag kb export), and copy the complete file."
+    )
 
 
 @contextmanager

@@ -1,15 +1,14 @@
-"""The file `vec-<generation>` beside a knowledge base: its vectors, memory-mapped, and never trusted.
+"""The memory-mapped file of vectors `vec-<generation>` in the folder of a knowledge base. Its content is never trusted unchecked.
 
-A process that asks one question must not read and check all of it, so vectors are checked when they are used: each row has a checksum,
-and everything that leads to the rows (ids, places, checksums) is covered by one crc32 that is checked when the file is opened. The rows are
-in groups: in a flat file, rows in order of their ids; in a clustered one, the rows nearest to one centroid. A file is written under another
-name, synced, and renamed. It holds:
+A process that answers one question must not read the whole file. Each row therefore has a checksum that is verified on first use, and
+one crc32, verified on opening, covers everything else: ids, group starts, checksums. A row belongs to a group: in a flat file, rows in id
+order; in a clustered file, the rows nearest to one centroid. A file is written under a temporary name, synced and renamed. Layout:
 
     header                the fields of `Header`, and a crc32
     vectors               num x dim float32, group after group
-    directory             the start of each group, ids and checksums of the rows, centroids, order of the ids
+    directory             start of each group, ids and checksums of the rows, centroids, order of the ids
 
-All numbers are little-endian. The crc32 covers the header and the directory; each row of the vectors has a checksum in the directory.
+All numbers are little-endian. The crc32 covers the header and the directory; the directory holds a checksum for each row.
 """
 
 from __future__ import annotations
@@ -33,27 +32,27 @@ Ids = NDArray[np.int64]
 Places = NDArray[np.int64]
 
 GROUP_ROWS = 512
-"""Rows in a group of a flat file, and in one product with a query. OpenBLAS spreads larger products over all cores, which wait for each
-other: 190 ms of CPU time instead of 20 ms in pieces, on a busy machine with 2 cores."""
+"""Rows in a group of a flat file, and in one product with a query. OpenBLAS spreads larger products over all cores, which then wait for
+each other: on a busy machine with 2 cores, 190 ms of CPU time instead of 20 ms in pieces."""
 
-_GATHERED_ROWS = 512  # copied at a time
-_GATHER_COST = 8  # reading one row at random costs as much as this many in order, measured at 100,000 x 384
+_GATHERED_ROWS = 512  # rows to copy at a time
+_GATHER_COST = 8  # reading one row at random costs as much as this many rows in order, measured at 100,000 x 384
 
 _MAGIC = b"LRVECS02"
-_CRC = struct.Struct("<8sI")  # magic, crc32 of all the rest of the header and of the directory
+_CRC = struct.Struct("<8sI")  # magic, crc32 over the rest of the header and the directory
 _FIELDS = struct.Struct("<IQQ32sQIIIf40x")
-_KINDS = ("<i8", "<i8", "<u4", "<f4", "<u4")  # of the parts of the directory
+_KINDS = ("<i8", "<i8", "<u4", "<f4", "<u4")  # dtypes of the parts of the directory
 HEADER_BYTES = _CRC.size + _FIELDS.size
 assert HEADER_BYTES == 128
 
 
 class DamagedCacheError(Exception):
-    """A file is not what was written. Never leaves localrag.kb: the vectors are read from the store instead."""
+    """Raised for a file that differs from what was written. Never leaves localrag.kb: the vectors are read from the store instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """The origin of a file of vectors: the store's generation, that generation's stamp, and the embedder."""
+    """What a file of vectors was derived from: a generation of the store, the stamp of that generation, and the embedder."""
 
     generation: int
     stamp: int
@@ -93,7 +92,7 @@ class Header(NamedTuple):
 
     @property
     def directory_sizes(self) -> tuple[int, int, int, int, int]:
-        """Bytes of each part of the directory. Python's integers do not wrap, so that a damaged count cannot pass as a small one."""
+        """The size in bytes of each part of the directory. Python's integers do not overflow, so a damaged count cannot look small."""
         order_bytes = 4 * self.num if self.num_centroids else 0
         return 8 * (self.num_groups + 1), 8 * self.num, 4 * self.num, 4 * self.num_centroids * self.dim, order_bytes
 
@@ -102,13 +101,13 @@ class Header(NamedTuple):
         return HEADER_BYTES + self.vectors_bytes + sum(self.directory_sizes)
 
     def packed(self, directory: bytes) -> bytes:
-        """The header of a file with this directory."""
+        """Serialise the header of a file with this directory."""
         fields = _FIELDS.pack(*self)
         return _CRC.pack(_MAGIC, _crc(fields, directory)) + fields
 
 
 class Directory(NamedTuple):
-    """The start of each group, ids and checksums of the rows, centroids of the groups, and the order that sorts the ids."""
+    """The start of each group, the ids and checksums of the rows, the centroids of the groups, and the order that sorts the ids."""
 
     starts: Places
     ids: Ids
@@ -122,7 +121,7 @@ class Directory(NamedTuple):
 
 
 class VectorFile:
-    """The vectors of one version, in groups, mapped from a file or held in memory."""
+    """The vectors of one version, in groups, memory-mapped from a file or held in memory."""
 
     def __init__(
         self,
@@ -140,9 +139,9 @@ class VectorFile:
     ) -> None:
         """`vectors` has shape (num, dim), `ids` shape (num,); group i is the rows starts[i] to starts[i + 1].
 
-        Rows are checked against `sums` before use; without it they count as checked. With `centroids` of shape (groups, dim), a search
-        probes the `num_probes` nearest of them, which finds the share `recall` of the 10 nearest, as measured. `order` sorts the ids;
-        without it they ascend. `identity` tells two files of one name apart.
+        Rows are checked against `sums` before use; without `sums` they count as checked. With `centroids` of shape (groups, dim), a search
+        probes the `num_probes` nearest clusters, which gave the measured recall@10 `recall`. `order` sorts the ids; without it they ascend.
+        `identity` distinguishes two files of the same name.
         """
         self.version = version
         self.vectors = vectors
@@ -167,7 +166,7 @@ class VectorFile:
         return int(self.ids[-1] if self._order is None else self.ids[self._order[-1]])
 
     def places(self, ids: Ids) -> Places:
-        """The rows of the chunk ids that are in the file."""
+        """Return the row numbers of those of the chunk ids that are in the file."""
         if not len(self.ids):
             return np.zeros(0, dtype=np.int64)
         at = np.searchsorted(self.ids, ids, sorter=self._order)
@@ -177,14 +176,14 @@ class VectorFile:
         return rows[same]
 
     def rows(self, places: Places) -> Vectors:
-        """A checked copy of some rows."""
-        found = self.vectors[places]
-        if self._sums is not None and not np.array_equal(_row_sums(found), self._sums[places]):
+        """Return a checked copy of some rows. Raises DamagedCacheError."""
+        vectors = self.vectors[places]
+        if self._sums is not None and not np.array_equal(_row_sums(vectors), self._sums[places]):
             raise DamagedCacheError
-        return found
+        return vectors
 
     def group(self, number: int) -> Vectors:
-        """The rows of one group, checked on first use."""
+        """Return the rows of one group, checked on first use. Raises DamagedCacheError."""
         start, end = int(self.starts[number]), int(self.starts[number + 1])
         rows = self.vectors[start:end]
         if not self._checked[number]:
@@ -195,7 +194,7 @@ class VectorFile:
         return rows
 
     def dot(self, query: Vectors, places: Places | None = None) -> Vectors:
-        """Inner products of all rows, or of those at `places`, with a vector of shape (dim,)."""
+        """Return the inner products of all rows, or of those at `places`, with a vector of shape (dim,)."""
         if places is not None and len(places) * _GATHER_COST < len(self):
             blocks = [self.rows(places[at : at + _GATHERED_ROWS]) @ query for at in range(0, len(places), _GATHERED_ROWS)]
             return np.concatenate(blocks) if blocks else np.zeros(0, dtype=np.float32)
@@ -208,7 +207,7 @@ class VectorFile:
         return np.concatenate([self.dot_group(number, query) for number in range(len(self._checked))])
 
     def dot_group(self, number: int, query: Vectors) -> Vectors:
-        """Inner products of the rows of a group with a vector of shape (dim,)."""
+        """Return the inner products of the rows of a group with a vector of shape (dim,)."""
         rows = self.group(number)
         pieces = [rows[at : at + GROUP_ROWS] @ query for at in range(0, len(rows), GROUP_ROWS)]
         return np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.float32)
@@ -219,13 +218,13 @@ def file_of(folder: Path, generation: int) -> Path:
 
 
 def cached_generations(folder: Path) -> list[int]:
-    """The generations with a file, newest first."""
+    """Return the generations that have a file, newest first."""
     numbers = (entry.name.removeprefix("vec-") for entry in folder.glob("vec-*"))
     return sorted((int(number) for number in numbers if number.isdecimal()), reverse=True)
 
 
 def open_file(file: Path) -> VectorFile:
-    """Map a file and check everything but the vectors. Raises DamagedCacheError for a damaged file; OSError is passed on."""
+    """Map a file and check everything but the vectors. Raises DamagedCacheError for a damaged file; OSError propagates."""
     with file.open("rb") as source:
         status = os.fstat(source.fileno())
         head = source.read(HEADER_BYTES)
@@ -253,7 +252,7 @@ def open_file(file: Path) -> VectorFile:
 
 @dataclass(slots=True)
 class Clusters:
-    """The clusters of a file: group sizes, centroids, and the number to probe with its recall."""
+    """The clusters of a file: their sizes and centroids, and the number to probe with the recall that this gives."""
 
     num_rows: NDArray[np.int64]
     centroids: Vectors
@@ -262,9 +261,9 @@ class Clusters:
 
 
 def write_file(folder: Path, version: Version, rows: Iterable[tuple[Ids, Vectors]], clusters: Clusters | None = None) -> Path:
-    """Write `vec-<generation>` atomically and remove older ones. The caller holds the `publishing` lock; OSError is passed on.
+    """Write `vec-<generation>` atomically and remove older files. The caller holds the `publishing` lock. OSError propagates.
 
-    `rows` are in the order of the file: by ascending ids in a flat one.
+    `rows` are in file order: in a flat file, by ascending id.
     """
     file = file_of(folder, version.generation)
     with scratch_file(folder, version, rows, clusters) as temporary:
@@ -272,15 +271,15 @@ def write_file(folder: Path, version: Version, rows: Iterable[tuple[Ids, Vectors
     sync_folder(folder)
     for other in folder.glob("vec-*"):
         if other != file and _is_older(other, version.generation):
-            with suppress(OSError):  # still mapped, on a system that minds
+            with suppress(OSError):  # Windows does not delete mapped files
                 other.unlink(missing_ok=True)
     return file
 
 
 @contextmanager
 def scratch_file(folder: Path, version: Version, rows: Iterable[tuple[Ids, Vectors]], clusters: Clusters | None = None) -> Iterator[Path]:
-    """Write a file under a temporary name; it is removed afterwards unless it was renamed."""
-    for leftover in folder.glob("vec-*.tmp"):  # of a process that was killed: who writes holds the lock
+    """Write a file under a temporary name. It is removed on exit unless it was renamed."""
+    for leftover in folder.glob("vec-*.tmp"):  # from a killed process, since only the holder of the lock writes
         if not leftover.name.endswith(f".{os.getpid()}.tmp"):
             leftover.unlink(missing_ok=True)
     temporary = folder / f"vec-{version.generation}{'' if clusters is None else '-clustered'}.{os.getpid()}.tmp"
@@ -296,7 +295,7 @@ def scratch_file(folder: Path, version: Version, rows: Iterable[tuple[Ids, Vecto
 
 @contextmanager
 def publishing(folder: Path) -> Iterator[bool]:
-    """Yield whether this process may write vector files now. One process at a time may; a dead one releases the lock."""
+    """Try to take the lock for writing vector files; yield whether that succeeded. The lock is released if the process dies."""
     with ExitStack() as stack:
         allowed = False
         with suppress(OSError):
@@ -346,7 +345,7 @@ def _is_older(file: Path, generation: int) -> bool:
 
 
 def _unpack_header(head: bytes, file_bytes: int) -> Header:
-    """Read the header of a file of this size. Raises DamagedCacheError if it is invalid or of another file."""
+    """Read the header of a file of this size. Raises DamagedCacheError if it is invalid or does not match the size."""
     if len(head) < HEADER_BYTES:
         raise DamagedCacheError
     header = Header(*_FIELDS.unpack_from(head, _CRC.size))
@@ -356,7 +355,7 @@ def _unpack_header(head: bytes, file_bytes: int) -> Header:
 
 
 def _unpack_directory(head: bytes, header: Header, directory: bytes) -> Directory:
-    """Read the directory that belongs to a header with the bytes `head`. Raises DamagedCacheError unless both are intact."""
+    """Read the directory of a file whose header has the bytes `head`. Raises DamagedCacheError unless both are intact."""
     if _crc(head[_CRC.size :], directory) != _CRC.unpack_from(head)[1]:
         raise DamagedCacheError
     ends = np.cumsum([0, *header.directory_sizes])
@@ -367,7 +366,7 @@ def _unpack_directory(head: bytes, header: Header, directory: bytes) -> Director
 
 
 def _row_sums(rows: Vectors) -> NDArray[np.uint32]:
-    """The sum of each row's 32-bit words, modulo 2**32: as fast as the memory, and changed by any single flipped bit."""
+    """Return the sum of each row's 32-bit words, modulo 2**32. It is as fast as memory and detects any single flipped bit."""
     if not len(rows):
         return np.zeros(0, dtype=np.uint32)
     sums: NDArray[np.uint32] = np.add.reduce(rows.view(np.uint32), axis=1, dtype=np.uint32)

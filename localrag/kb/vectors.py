@@ -1,12 +1,12 @@
-"""The vector index: derived from the store, kept beside it as a file, and always consistent with it.
+"""The vector index of a knowledge base: a file derived from the store and always consistent with it.
 
-An index is a file of vectors of an earlier generation (localrag/kb/vector_cache.py) and, in memory, the vectors added since. Both are
-searched, and results that the store no longer has are dropped. This rests on two promises of the store: an id is never used twice and
-grows with time, and the vector of an id never changes. The stamp of a generation tells a file of this store's own past from one of a store
-that was restored from a backup and took another course.
+An index combines a file of vectors of an earlier generation (localrag/kb/vector_cache.py) with the vectors added since, in memory. Both
+are searched, and results that the store no longer has are dropped. This relies on two guarantees of the store: ids increase over time and
+are never reused, and the vector of an id never changes. The stamp of a generation distinguishes a file of this store's own past from one
+of a store that was restored from a backup and then diverged.
 
-Searching is exact (every vector is compared) until localrag/kb/ann.py has made a clustered file in the background. A query imports
-neither faiss nor torch.
+Search is exact (every vector is compared) until localrag/kb/ann.py has built a clustered file in the background. A query imports neither
+faiss nor torch.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from localrag.kb.vector_cache import (
 )
 
 APPROXIMATE_FROM = 100_000
-"""Chunks from which a clustered file pays off: exact search of 100,000 x 384 takes 8 to 20 ms on 2 busy cores."""
+"""Number of chunks from which a clustered file pays off. Exact search of 100,000 x 384 takes 8 to 20 ms on 2 busy cores."""
 
 NUM_CHANGED = 2048
-"""A file is rewritten after this many changes plus a sixteenth of its rows: 2,048 vectors are read from the store in 10 ms."""
+"""A file is rewritten after this many changes plus a sixteenth of its rows. Reading 2,048 vectors from the store takes 10 ms."""
 
-_ROUNDING = 1e-5  # more than the difference between two ways of summing an inner product of unit vectors
-_CANDIDATES = 4  # least number of vectors to compare for each one wanted
+_ROUNDING = 1e-5  # more than the rounding error of an inner product of unit vectors
+_CANDIDATES = 4  # least number of vectors to compare for each requested result
 
 
 class VectorIndex:
     """Cosine similarity over the chunks of one generation of a store. Use it inside `store.reading()`, at that generation."""
 
     def __init__(self, store: Store, version: Version, base: VectorFile, added: VectorFile) -> None:
-        """`base` is of this version or of an earlier one of this store; `added` holds the vectors added since, by id."""
+        """`base` has this version or an earlier one of this store; `added` holds the vectors added since, in id order."""
         self.version = version
         self.base = base
         self.added = added
@@ -64,7 +64,7 @@ class VectorIndex:
 
     @property
     def num_changed(self) -> int:
-        """Number of chunks added or removed since the file was made."""
+        """The number of chunks added or removed since the file was written."""
         return len(self.added) + max(0, len(self.base) + len(self.added) - self._num_chunks)
 
     @property
@@ -73,50 +73,50 @@ class VectorIndex:
 
     @property
     def wants_clusters(self) -> bool:
-        """Whether to start localrag/kb/ann.py: searching would be faster with a new clustered file."""
+        """Whether search would be faster with a new clustered file, so that localrag/kb/ann.py should be started."""
         return self._num_chunks >= APPROXIMATE_FROM and (self.base.centroids is None or self.is_outdated)
 
     def search(self, query: Vectors, k: int, among: Sequence[int] | Ids | None = None) -> list[tuple[int, float]]:
         """Return the `k` chunks nearest to a vector of shape (dim,), as (chunk id, cosine similarity), best first, ties by id.
 
-        With `among`, only these chunks are searched, exactly, in time proportional to their number, or to that of all if they are many.
-        Without, search is exact unless the index is clustered: then it finds the share `base.recall` of the 10 nearest, as measured.
+        With `among`, only these chunks are searched, exactly, in time proportional to their number, or to the number of all chunks if they
+        are many. Without `among`, search is exact unless the index is clustered; then its measured recall@10 is `base.recall`.
         """
         if k < 1:
             return []
-        wanted = None if among is None else np.unique(np.asarray(among, dtype=np.int64))
+        candidates = None if among is None else np.unique(np.asarray(among, dtype=np.int64))
         query = np.ascontiguousarray(query, dtype=np.float32)
         try:
-            return self._search(query, k, wanted)
+            return self._search(query, k, candidates)
         except DamagedCacheError:
             self._do_without_file()
-            return self._search(query, k, wanted)
+            return self._search(query, k, candidates)
 
     def similarities(self, query: Vectors, ids: Sequence[int]) -> dict[int, float]:
-        """The cosine similarity of each of these chunks with a vector of shape (dim,); unknown ids are left out."""
+        """Return the cosine similarity of each of these chunks with a vector of shape (dim,). Unknown ids are left out."""
         exact = query.astype(np.float64)
         return {one: _product(vector, exact) for one, vector in self.vectors_of(ids).items()}
 
     def vectors_of(self, ids: Sequence[int]) -> dict[int, Vectors]:
-        """The vector, of shape (dim,), of each of these chunks; unknown ids are left out."""
-        wanted = np.unique(np.asarray(self._present(ids), dtype=np.int64))
+        """Return the vector, of shape (dim,), of each of these chunks. Unknown ids are left out."""
+        present = np.unique(np.asarray(self._present(ids), dtype=np.int64))
         try:
-            return self._vectors_of(wanted)
+            return self._vectors_of(present)
         except DamagedCacheError:
             self._do_without_file()
-            return self._vectors_of(wanted)
+            return self._vectors_of(present)
 
-    def _vectors_of(self, wanted: Ids) -> dict[int, Vectors]:
-        found: dict[int, Vectors] = {}
+    def _vectors_of(self, ids: Ids) -> dict[int, Vectors]:
+        vectors: dict[int, Vectors] = {}
         for part in (self.base, self.added):
-            places = part.places(wanted)
-            found.update(zip(part.ids[places].tolist(), part.rows(places), strict=True))
-        return found
+            places = part.places(ids)
+            vectors.update(zip(part.ids[places].tolist(), part.rows(places), strict=True))
+        return vectors
 
-    def _search(self, query: Vectors, k: int, wanted: Ids | None, *, exact: bool = False) -> list[tuple[int, float]]:
-        clustered = self.base.centroids is not None and wanted is None and not exact
+    def _search(self, query: Vectors, k: int, candidates: Ids | None, *, exact: bool = False) -> list[tuple[int, float]]:
+        clustered = self.base.centroids is not None and candidates is None and not exact
         parts = (self.base, self.added)
-        compared = [_probe(self.base, query, k) if part is self.base and clustered else _compare(part, query, wanted) for part in parts]
+        compared = [_probe(self.base, query, k) if part is self.base and clustered else _compare(part, query, candidates) for part in parts]
         places = np.concatenate([some for some, _ in compared])
         scores = np.concatenate([some for _, some in compared])
         in_base = np.arange(len(places)) < len(compared[0][0])
@@ -127,10 +127,10 @@ class VectorIndex:
             best = best[np.isin(ids[best], self._present(ids[best].tolist()))]
             if len(best) >= k or depth >= len(scores):
                 break
-            depth *= 4  # many of the best were removed since
+            depth *= 4  # many of the best have been removed since
         if len(best) < k and clustered and len(scores) < len(self.base):
-            return self._search(query, k, wanted, exact=True)
-        # The returned scores are computed in the same way for all vectors, so that equal vectors tie.
+            return self._search(query, k, candidates, exact=True)
+        # Recompute the returned scores in the same way for all vectors, so that equal vectors tie.
         precise = query.astype(np.float64)
         hits = []
         for part, here in ((self.base, best[in_base[best]]), (self.added, best[~in_base[best]])):
@@ -139,11 +139,11 @@ class VectorIndex:
         return sorted(hits, key=lambda hit: (-hit[1], hit[0]))[:k]
 
     def _present(self, ids: Sequence[int]) -> Sequence[int]:
-        """The chunks that this generation of the store has."""
+        """Return those of the chunk ids that this generation of the store has."""
         return self._store.existing(ids) if self._moved_on else ids
 
     def _do_without_file(self) -> None:
-        """Read the store instead of a damaged file, which is removed; the next process makes a new one."""
+        """Remove a damaged file and read the vectors from the store instead. The next process writes a new file."""
         with suppress(OSError):
             file_of(self._store.path.parent, self.base.version.generation).unlink(missing_ok=True)
         self.base = _in_memory(self._store, self.version)
@@ -152,9 +152,9 @@ class VectorIndex:
 
 
 def load_index(store: Store, previous: VectorIndex | None = None) -> VectorIndex | None:
-    """Load the index of the store's current generation; None if nothing was ever stored. `previous`, of the same store, saves reading.
+    """Load the index of the store's current generation; None if nothing was ever stored. Call it inside `store.reading()`.
 
-    Call it inside `store.reading()`. If no file serves, one is made; failing to write it is not an error.
+    `previous`, an index of the same store, saves reading vectors again. If no file fits, one is written; failing to write is not an error.
     """
     embedder = store.embedder
     if embedder is None:
@@ -165,13 +165,13 @@ def load_index(store: Store, previous: VectorIndex | None = None) -> VectorIndex
     if base is None:
         return VectorIndex(store, version, make_flat(store, version), _empty(version))
     index = VectorIndex(store, version, base, _added_since(store, version, base, previous))
-    if index.is_outdated and len(index) < APPROXIMATE_FROM:  # larger ones are made anew in the background
+    if index.is_outdated and len(index) < APPROXIMATE_FROM:  # larger indexes are rebuilt in the background
         return VectorIndex(store, version, make_flat(store, version), _empty(version))
     return index
 
 
 def verify_index(store: Store) -> list[str]:
-    """Compare the files of vectors with the store, row by row; remove wrong ones and name their problems. Inside `store.reading()`."""
+    """Compare the files of vectors with the store, row by row. Remove wrong files and return their problems. For `store.reading()`."""
     folder, problems = store.path.parent, []
     for generation in cached_generations(folder):
         problem = _problem(store, generation)
@@ -183,7 +183,7 @@ def verify_index(store: Store) -> list[str]:
 
 
 def make_flat(store: Store, version: Version) -> VectorFile:
-    """All vectors of the store's current version, by id: in a new file if it can be written, else in memory."""
+    """Load all vectors of the current version in id order: from a new file if it can be written, or else in memory."""
     folder = store.path.parent
     with publishing(folder) as allowed, suppress(OSError, DamagedCacheError):
         if allowed:
@@ -192,7 +192,7 @@ def make_flat(store: Store, version: Version) -> VectorFile:
 
 
 def rows_of(store: Store, dim: int, after: int = 0) -> Iterator[tuple[Ids, Vectors]]:
-    """Yield ids and vectors of the chunks after an id, some hundreds at a time, ordered by id."""
+    """Yield (ids, vectors) of the chunks after an id, a few hundred at a time, ordered by id."""
     rows = store.vectors(after)
     while batch := list(islice(rows, GROUP_ROWS)):
         ids = np.fromiter((one for one, _ in batch), dtype=np.int64, count=len(batch))
@@ -200,7 +200,7 @@ def rows_of(store: Store, dim: int, after: int = 0) -> Iterator[tuple[Ids, Vecto
 
 
 def newest_file(store: Store, version: Version, previous: VectorIndex | None = None) -> VectorFile | None:
-    """The newest file of this version or of one that it grew from."""
+    """Open the newest file of this version or of an earlier version in its history; None if there is none."""
     folder = store.path.parent
     for generation in cached_generations(folder):
         stamp = store.stamp(generation) if generation <= version.generation else None
@@ -210,12 +210,12 @@ def newest_file(store: Store, version: Version, previous: VectorIndex | None = N
         with suppress(OSError, DamagedCacheError):
             status = file.stat()
             if previous is not None and previous.base.identity == (status.st_dev, status.st_ino, status.st_mtime_ns):
-                found = previous.base
+                candidate = previous.base
             else:
-                found = open_file(file)
-            mine = Version(generation, stamp, version.embedder, version.dim)
-            if found.version.same_as(mine):
-                return found
+                candidate = open_file(file)
+            expected = Version(generation, stamp, version.embedder, version.dim)
+            if candidate.version.same_as(expected):
+                return candidate
     return None
 
 
@@ -244,24 +244,24 @@ def _empty(version: Version) -> VectorFile:
     return VectorFile(version, np.zeros((0, version.dim), dtype=np.float32), np.zeros(0, dtype=np.int64))
 
 
-def _compare(part: VectorFile, query: Vectors, wanted: Ids | None) -> tuple[Places, Vectors]:
-    """Rows and their inner products with the query: all rows, or those of the wanted chunks."""
-    places = None if wanted is None else part.places(wanted)
+def _compare(part: VectorFile, query: Vectors, candidates: Ids | None) -> tuple[Places, Vectors]:
+    """Return row numbers and inner products with the query: of all rows, or of the candidate chunks."""
+    places = None if candidates is None else part.places(candidates)
     return np.arange(len(part)) if places is None else places, part.dot(query, places)
 
 
 def _probe(part: VectorFile, query: Vectors, k: int) -> tuple[Places, Vectors]:
-    """The same for the rows of the nearest clusters."""
+    """Like `_compare`, for the rows of the nearest clusters."""
     assert part.centroids is not None
     nearest = np.argsort(-(part.centroids @ query))
     num_rows = np.cumsum(np.diff(part.starts)[nearest])
-    chosen = nearest[: max(part.num_probes, int(np.searchsorted(num_rows, _CANDIDATES * k)) + 1)]
-    places = [np.arange(part.starts[number], part.starts[number + 1]) for number in chosen]
-    return np.concatenate(places), np.concatenate([part.dot_group(number, query) for number in chosen])
+    clusters = nearest[: max(part.num_probes, int(np.searchsorted(num_rows, _CANDIDATES * k)) + 1)]
+    places = [np.arange(part.starts[number], part.starts[number + 1]) for number in clusters]
+    return np.concatenate(places), np.concatenate([part.dot_group(number, query) for number in clusters])
 
 
 def _best(scores: Vectors, num: int) -> Places:
-    """Indices of the `num` best scores and of those that rounding may have put just below; in no order."""
+    """Return the indices of the `num` best scores and of any scores within rounding error of them, in no order."""
     if num >= len(scores):
         return np.arange(len(scores))
     least = np.partition(scores, len(scores) - num)[len(scores) - num]
@@ -276,7 +276,7 @@ def _problem(store: Store, generation: int) -> str:
     try:
         file = open_file(file_of(store.path.parent, generation))
         if (file.version.generation, file.version.stamp) != (generation, store.stamp(generation)):
-            return "it is not of this knowledge base"
+            return "it belongs to another knowledge base"
         for ids, vectors in rows_of(store, file.version.dim):
             shared = ids[ids <= file.last_id]
             places = file.places(shared)

@@ -1,8 +1,8 @@
-"""Verify a knowledge base: its file, derived data, and how it compares with the documents on disk.
+"""Verify a knowledge base: check its file and derived data, and compare it with the documents on disk.
 
-Derived data (full text, files of vectors) is rebuilt if it is wrong. Chunks that differ from what was written are taken out, and the next
-`localrag index` reads their documents again. Documents that changed since are reported, not counted as problems. Those that were indexed
-on another machine, or from a folder that is not here now, are not compared with files, and so never reported as missing.
+Wrong derived data (full text, files of vectors) is rebuilt. Damaged chunks are removed, and the next `localrag index` reads their
+documents again. Documents that changed since they were indexed are reported but are not problems. Documents that were indexed on another
+machine, or from a folder that is absent now, are not compared and so never reported as missing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import PurePath
 from localrag.errors import LocalragError, counted
 from localrag.kb.filters import entries_of
 from localrag.kb.names import escaped, has_control
-from localrag.kb.protocols import AnyStore, Place
+from localrag.kb.protocols import AnyStore, KbLocation
 from localrag.kb.readers import UnreadableError
 from localrag.kb.reading import MAX_TEXT_CHARS
 from localrag.kb.schema import embedded_sha256
@@ -28,16 +28,16 @@ from localrag.kb.walk import is_unchanged, read_file
 
 _AT_ONCE = 1000
 _TERMINAL = re.compile("[\x00-\x1f\x7f]")
-"""Control characters that readers remove from headings and fields. Those from U+0080 on can stand in a mis-decoded title."""
+"""Control characters that readers remove from headings and fields. Those from U+0080 on may occur in a wrongly decoded title."""
 _MAX_PLACE_CHARS = 64  # "lines 1048576-1048577"
-_MAX_LENGTH_ERROR = 1e-3  # of a vector's length, which is 1: float32 of a thousand dimensions is within 1e-6
+_MAX_LENGTH_ERROR = 1e-3  # tolerance of a vector's length of 1; float32 in a thousand dimensions is within 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
+class VerifyResult:
     """The result of a check. `problems` could not be repaired; `changed` and `missing` are sources.
 
-    `not_compared` says how many documents have no files here to compare with, and where those files are.
+    `not_compared` says how many documents have no files here to compare with, and where their files are.
     """
 
     num_documents: int
@@ -53,18 +53,18 @@ class Verified:
         return not self.problems
 
     def to_dict(self) -> dict[str, object]:
-        """Fit for JSON."""
+        """Return the result as JSON-serialisable data."""
         return {"sound": self.is_sound, **asdict(self)}
 
 
-def verify(place: Place) -> Verified:
-    """Check all of a knowledge base and repair what is derived. Nobody else may write to it meanwhile."""
-    store = place.store
+def verify(location: KbLocation) -> VerifyResult:
+    """Check a whole knowledge base and repair its derived data. The caller holds the index lock."""
+    store = location.store
     assert store is not None, "one that is not made yet"
     repaired = [f"{name} was made again" for name in store.full_texts if _rebuilt(store, name)]
     problems = store.problems()
     if problems:  # what reads on would only repeat it
-        return Verified(0, 0, tuple(problems), tuple(repaired), (), ())
+        return VerifyResult(0, 0, tuple(problems), tuple(repaired), (), ())
     bad = dict(bad_chunks(store))
     if bad:
         with store.writing():
@@ -72,16 +72,16 @@ def verify(place: Place) -> Verified:
         repaired += [f"{reason}: {counted(num, 'chunk')} taken out" for reason, num in _counted(bad)]
         there = ", on the machine that has it" if store.elsewhere() else ""
         repaired += [f"{source} is read again by the next: localrag index{there}" for source in sources]
-    repaired += [f"{problem}; it was removed and is made again when it is needed" for problem in place.index_problems()]
+    repaired += [f"{problem}; it was removed and is made again when it is needed" for problem in location.index_problems()]
     problems = [*bad_names(store)]
     with store.reading():
         changed, missing, not_compared = _against_files(store)
         problems += bad_texts(store)
-        return Verified(store.num_documents, store.num_chunks, tuple(problems), tuple(repaired), changed, missing, not_compared)
+        return VerifyResult(store.num_documents, store.num_chunks, tuple(problems), tuple(repaired), changed, missing, not_compared)
 
 
 def bad_chunks(store: AnyStore) -> Iterator[tuple[int, str]]:
-    """(chunk id, problem) of every chunk that `localrag index` cannot have written."""
+    """Yield (chunk id, problem) of every chunk that `localrag index` cannot have written."""
     import numpy as np  # noqa: PLC0415  # heavy
 
     dim = store.embedder[1] if store.embedder else 0
@@ -101,12 +101,12 @@ def bad_chunks(store: AnyStore) -> Iterator[tuple[int, str]]:
                 whole.append((chunk.id, chunk.vector))
         lengths = np.linalg.norm(np.frombuffer(b"".join(vector for _, vector in whole), dtype="<f4").reshape(len(whole), dim), axis=1)
         with np.errstate(invalid="ignore"):
-            wrong = ~(np.abs(lengths - 1) <= _MAX_LENGTH_ERROR)  # also what is not a number
+            wrong = ~(np.abs(lengths - 1) <= _MAX_LENGTH_ERROR)  # true for NaN as well
         yield from ((whole[at][0], "a vector that is not of length 1") for at in np.flatnonzero(wrong))
 
 
 def bad_names(store: AnyStore) -> Iterator[str]:
-    """The problems in names, tags and fields of documents."""
+    """Yield the problems in names, tags and fields of documents."""
     for source, _ in store.sources():
         if has_control(source):
             yield f"the document {escaped(source[:80])!r} has control characters in its name"
@@ -116,7 +116,7 @@ def bad_names(store: AnyStore) -> Iterator[str]:
 
 
 def bad_texts(store: AnyStore) -> Iterator[str]:
-    """The problems in documents that were given as texts."""
+    """Yield the problems in documents given as texts."""
     for row, entries in store.texts.all():
         try:
             text = Text.of(row.text, row.metadata, text_id=row.id)
@@ -128,7 +128,7 @@ def bad_texts(store: AnyStore) -> Iterator[str]:
 
 
 def _rebuilt(store: AnyStore, name: str) -> bool:
-    """Rebuild a full-text index if it disagrees with the chunks; return whether it did."""
+    """Rebuild a full-text index if it disagrees with the chunks. Return whether it was rebuilt."""
     if store.full_text_is_sound(name):
         return False
     with store.writing(moves_on=False):
@@ -137,7 +137,7 @@ def _rebuilt(store: AnyStore, name: str) -> bool:
 
 
 def _against_files(store: AnyStore) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """The sources whose files differ, those whose files are gone, and lines about documents without files here."""
+    """Return the sources whose files changed, the sources whose files are missing, and notes on documents without files here."""
     documents = store.documents()
     changed, missing, away = [], [], Counter[str]()
     for source, path in store.source_paths():
@@ -156,7 +156,7 @@ def _against_files(store: AnyStore) -> tuple[tuple[str, ...], tuple[str, ...], t
 
 
 def _folder(source: str, path: str) -> str:
-    """The folder that a document was indexed from: its source begins with that folder's name, or is the name of the file alone."""
+    """Return the folder that a document was indexed from. A source begins with that folder's name, or is the file name alone."""
     above = PurePath(path).parents
     return str(above[min(max(source.count("/") - 1, 0), len(above) - 1)])
 

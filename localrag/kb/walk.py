@@ -1,7 +1,8 @@
-"""Detect secrets: by the names of files, and by the forms of private keys and tokens.
+"""Find the files to index, leave out secrets and ignored files, and watch for changes.
 
-A false alarm costs a document, so a token must have its prefix, its full length and the randomness of a real one: an example that is cut
-short, such as "-----BEGIN PRIVATE KEY----- ...", or filled with one letter does not count.
+Secrets are detected by file name and by the form of private keys and tokens. A false alarm costs a document, so a token must have the
+prefix, the full length and the randomness of a real one. An example that is shortened, such as "-----BEGIN PRIVATE KEY----- ...", or filled
+with one letter does not count.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _KEY_FILES = """
     """.split()  # noqa: SIM905  # a word list reads better as words
 _STEMS = "credential credentials secret secrets password passwords client_secret* service-account* service_account* serviceaccount*".split()  # noqa: SIM905
 _SETTINGS = frozenset(["", *".json .yaml .yml .toml .ini .cfg .conf .properties .xml .csv .txt .enc .bak".split()])  # noqa: SIM905
-"""Endings of files of settings: secrets.yaml is one, secrets.md and secrets.py are about them."""
+"""Extensions of settings files. secrets.yaml may hold secrets; secrets.md and secrets.py are about them."""
 _EXAMPLES = frozenset({"example", "examples", "sample", "template", "dist", "schema"})
 
 
@@ -62,7 +63,7 @@ def _token(kind: str, hint: str, pattern: str) -> _Token:
     return _Token(kind, hint, re.compile(pattern, re.ASCII))
 
 
-_TOKENS = (  # no repetition without a bound: the time stays in proportion to the text
+_TOKENS = (  # every repetition is bounded, so that matching takes linear time
     _token("an AWS secret key", "ecret", r"(?i:secret_?access_?key|aws_?secret_?key)[\"']?\s{0,5}[:=]\s{0,5}[\"']?([\w/+]{40})(?![\w/+=])"),
     _token("a GitHub token", "gh", r"\bgh[oprsu]_([A-Za-z0-9]{36})\b"),
     _token("a GitHub token", "github_pat_", r"\bgithub_pat_(\w{82})\b"),
@@ -86,17 +87,17 @@ _TOKENS = (  # no repetition without a bound: the time stays in proportion to th
 _PRIVATE_KEY = re.compile(r"-----BEGIN (?:[A-Z0-9]{1,12} ){0,3}PRIVATE KEY(?: BLOCK)?-----")
 _PUTTY_KEY = re.compile(r"^Private-Lines: \d{1,4}\s", re.MULTILINE)
 _HEADER_LINE = re.compile(r"^[\s>|*#/]{0,20}[A-Za-z][A-Za-z-]{2,30}: [^\n]{0,200}$", re.MULTILINE)  # Proc-Type, DEK-Info, Version …
-_BETWEEN = re.compile(r"\\r|\\n|[\s\"'`>|*#\\,;]|(?<=[\"'`])\s{0,40}\+")  # what parts the lines of a key in JSON, code, quoted mail
+_BETWEEN = re.compile(r"\\r|\\n|[\s\"'`>|*#\\,;]|(?<=[\"'`])\s{0,40}\+")  # between the lines of a key in JSON, code or quoted mail
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{60}")
-_LOOKED_AT = 2_000  # characters from where a key begins
-_MAX_KEYS = 1_000  # openings that are looked at
-_MIN_BITS = 3.0  # a character, of a token; a random one of 20 has 3.7 or more
+_LOOKED_AT = 2_000  # characters to look at after the opening line of a key
+_MAX_KEYS = 1_000  # opening lines to look at
+_MIN_BITS = 3.0  # entropy of a token per character; a random token of 20 characters has at least 3.7
 _MIN_KEY_BITS = 4.0
 _PLACEHOLDERS = ("example", "xxxx", "0123456789", "1234567890", "abcdefgh", "your", "....")
 
 
 def found_secret(text: str) -> str:
-    """The kind of secret in a text, such as "a private key"; "" if there is none."""
+    """Return the kind of secret in a text, such as "a private key"; "" if there is none."""
     if "PRIVATE KEY" in text and _has_key(text, _PRIVATE_KEY):
         return "a private key"
     if "PuTTY-User-Key-File" in text and _has_key(text, _PUTTY_KEY):
@@ -115,44 +116,44 @@ def _is_key(text: str, start: int) -> bool:
 
 
 def _is_real(token: str) -> bool:
-    """Whether a token is random enough; those in documentation are not."""
+    """Whether a token is random enough to be real. Those in documentation are not."""
     return _bits(token) > _MIN_BITS and not any(word in token.lower() for word in _PLACEHOLDERS)
 
 
 def _bits(text: str) -> float:
-    """The entropy of a text in bits for each character."""
+    """Return the entropy of a text in bits per character."""
     return -sum(num / len(text) * math.log2(num / len(text)) for num in Counter(text).values())
 
 
 MAX_FILE_BYTES = 20 * 1024 * 1024
 MAX_DEPTH = 64
-IGNORE_FILES = (".gitignore", ".localragignore")  # the second has the last word
+IGNORE_FILES = (".gitignore", ".localragignore")  # the second takes precedence
 
 MACHINE_MADE = frozenset({"node_modules", "__pycache__", "site-packages", ".git", ".hg", ".svn", ".venv"})
 
 LEFT_OUT_BY_NAME = "may hold a secret by its name; --hidden reads it"
 
 QUIET_MS = 600
-"""Changes within this time of each other count as one."""
+"""Changes within this many milliseconds of each other count as one."""
 
 SETTLED_NS = 2_000_000_000
-"""A file that was changed less than 2 s before it was read can change again without a new modification time."""
+"""A file that was modified less than 2 s before it was read may change again without a new modification time."""
 
-# A pattern with more wildcards, or a longer one, can take minutes on one name: each further star made matching five times slower.
+# A longer pattern, or one with more wildcards, can take minutes on one name: each additional star made matching five times slower.
 _MAX_WILDCARDS = 6
 _MAX_PATTERN_CHARS = 255
 _MAX_IGNORE_BYTES = 256 * 1024
 _WILDCARD = re.compile(r"\*+|\?|\[")
 
 
-class Skipped(NamedTuple):
-    """A file, folder or pattern that was skipped, by the path that a person knows, and the reason."""
+class SkippedFile(NamedTuple):
+    """A file, folder or pattern that was skipped, by its displayed path, and the reason."""
 
     source: str
     reason: str
 
 
-class Found(NamedTuple):
+class FileEntry(NamedTuple):
     """A file to read. `source` is its path below the given folder, beginning with that folder's name."""
 
     path: str
@@ -160,7 +161,7 @@ class Found(NamedTuple):
 
 
 class Content(NamedTuple):
-    """A file's bytes. `mtime_ns` is None if a later change of the file might not show in it."""
+    """The bytes of a file. `mtime_ns` is None if a later change of the file might not alter it."""
 
     data: bytes
     mtime_ns: int | None
@@ -168,17 +169,17 @@ class Content(NamedTuple):
 
 @dataclass(slots=True)
 class Walk:
-    """The result of a walk over `roots` (absolute paths). Folders in `unseen` could not be read: nothing is known about their files."""
+    """The result of a walk over `roots` (absolute paths). Folders in `unseen` could not be read, so their files are unknown."""
 
     roots: list[str] = field(default_factory=list)
-    files: list[Found] = field(default_factory=list)
-    skipped: list[Skipped] = field(default_factory=list)
+    files: list[FileEntry] = field(default_factory=list)
+    skipped: list[SkippedFile] = field(default_factory=list)
     unseen: list[str] = field(default_factory=list)
     hidden: bool = False
-    left_out: set[str] = field(default_factory=set)  # files that turned out to hold a secret when they were read
+    left_out: set[str] = field(default_factory=set)  # files in which a secret was found when they were read
 
     def vanished(self, known: Sequence[str]) -> list[str]:
-        """The known paths below the roots that are no longer among the files."""
+        """Return those of the known paths below the roots that are no longer among the files."""
         here = {file.path for file in self.files} - self.left_out
         return [path for path in known if path not in here and _below(path, self.roots) and not _below(path, self.unseen)]
 
@@ -186,9 +187,9 @@ class Walk:
 def walk(paths: Sequence[Path], *, hidden: bool = False) -> Walk:
     """List all files to read below `paths` (folders or single files), sorted by name, each once.
 
-    Symbolic links are only followed if they are in `paths`. Unless `hidden` is set, hidden names are skipped, and so are files whose names
-    suggest a secret, even if they are in `paths`. Ignored files are skipped unless they are in `paths`. Raises KnowledgeBaseError if a path
-    does not exist or is not valid UTF-8.
+    Symbolic links are followed only if they are in `paths` themselves. Unless `hidden` is set, hidden files are skipped, and files whose
+    names suggest a secret are skipped even if they are in `paths`. Ignored files are skipped unless they are in `paths`. Raises
+    KnowledgeBaseError if a path does not exist or is not valid UTF-8.
     """
     result = Walk(hidden=hidden)
     seen: set[str] = set()
@@ -203,10 +204,10 @@ def walk(paths: Sequence[Path], *, hidden: bool = False) -> Walk:
         if Path(root).is_dir():
             found = _folder(root, name, [], result)
         elif not hidden and is_secret_name(Path(root).name):
-            result.skipped.append(Skipped(name, LEFT_OUT_BY_NAME))
+            result.skipped.append(SkippedFile(name, LEFT_OUT_BY_NAME))
             found = iter(())
         else:
-            found = iter([Found(root, name)])
+            found = iter([FileEntry(root, name)])
         for file in found:
             if file.path not in seen:
                 seen.add(file.path)
@@ -215,12 +216,12 @@ def walk(paths: Sequence[Path], *, hidden: bool = False) -> Walk:
 
 
 def read_file(path: str) -> Content:
-    """Read a regular file. Raises UnreadableError for anything else and for a file over MAX_FILE_BYTES; OSError is passed on.
+    """Read a regular file. Raises UnreadableError for anything else and for a file over MAX_FILE_BYTES; OSError propagates.
 
-    A link that has replaced the file is not followed, and a pipe does not block.
+    A symbolic link that has replaced the file since the walk is not followed, and a pipe does not block.
     """
     flags = os.O_RDONLY
-    for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):  # not every system has them all
+    for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):  # not all systems have all of these
         flags |= getattr(os, name, 0)
     now_ns = time.time_ns()
     with os.fdopen(os.open(path, flags), "rb") as file:
@@ -236,7 +237,7 @@ def read_file(path: str) -> Content:
 
 
 def reason_of(error: Exception) -> str:
-    """The reason of a reading error, to follow the name of the file."""
+    """Return the reason of a read error, worded to follow the name of the file."""
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 
@@ -252,16 +253,16 @@ def is_unchanged(path: str, num_bytes: int, mtime_ns: int | None) -> bool:
 
 
 def changes(paths: Sequence[Path], *, but: Path) -> Iterator[int]:
-    """Yield the number of changed files below `paths` whenever some change; files below `but` do not count. KeyboardInterrupt ends it.
+    """Yield the number of changed files below `paths` whenever files change, except for files below `but`. KeyboardInterrupt ends it.
 
-    The first number, usually 0, tells that it listens; earlier changes are missed. The only `import watchfiles`.
+    The first number, usually 0, means that watching has started; earlier changes are missed. This is the only use of watchfiles.
     """
-    from watchfiles import watch  # noqa: PLC0415  # an extension module, wanted only here
+    from watchfiles import watch  # noqa: PLC0415  # an extension module, needed only here
 
     own, wanted = but.resolve(), [path.resolve() for path in paths]
     only_files = not any(path.is_dir() for path in wanted)
-    # An editor saves by putting another file in place, which a watch of the old one does not hear of: its folder does. Beside a folder,
-    # which is watched with all below it, that costs watching all below that one too.
+    # Editors save by replacing the file, which a watch on the old file does not notice, so its folder is watched. If folders are watched
+    # too, watching is recursive, which then includes everything below that folder.
     watched = {path if path.is_dir() else path.parent for path in wanted}
 
     def counts(_change: object, name: str) -> bool:
@@ -282,9 +283,9 @@ def changes(paths: Sequence[Path], *, but: Path) -> Iterator[int]:
     while True:
         try:
             found = next(heard)
-        except (RuntimeError, OSError) as error:  # the system has no more room for watches
+        except (RuntimeError, OSError) as error:  # the system's limit of watches is reached
             raise KnowledgeBaseError(
-                f"Changes cannot be watched for: {error}.",
+                f"Cannot watch for changes: {error}.",
                 hint="Raise fs.inotify.max_user_watches and max_user_instances, or leave --watch out.",
             ) from error
         if found or not listens:
@@ -300,12 +301,12 @@ class _Rules(NamedTuple):
     spec: GitIgnoreSpec
 
 
-def _folder(folder: str, source: str, rules: list[_Rules], result: Walk, depth: int = 0) -> Iterator[Found]:
+def _folder(folder: str, source: str, rules: list[_Rules], result: Walk, depth: int = 0) -> Iterator[FileEntry]:
     try:
         with os.scandir(folder) as scan:
             entries = sorted(scan, key=lambda entry: entry.name)
     except OSError as error:
-        result.skipped.append(Skipped(source, reason_of(error)))
+        result.skipped.append(SkippedFile(source, reason_of(error)))
         result.unseen.append(folder)
         return
     names = {entry.name for entry in entries}
@@ -317,15 +318,15 @@ def _folder(folder: str, source: str, rules: list[_Rules], result: Walk, depth: 
         if not reason and is_folder and depth == MAX_DEPTH:
             reason = f"more than {MAX_DEPTH} folders deep"
         if reason:
-            result.skipped.append(Skipped(shown, reason))
+            result.skipped.append(SkippedFile(shown, reason))
         elif is_folder:
             yield from _folder(entry.path, shown, rules, result, depth + 1)
         else:
-            yield Found(entry.path, shown)
+            yield FileEntry(entry.path, shown)
 
 
 def _left_out(entry: os.DirEntry[str], rules: list[_Rules], *, is_folder: bool, hidden: bool) -> str:
-    """The reason to skip an entry, or ""."""
+    """Return the reason to skip an entry; "" to keep it."""
     name = entry.name
     reasons = (
         ("its name is not valid UTF-8", name != _utf8(name)),
@@ -349,25 +350,25 @@ def _ignored(path: str, rules: list[_Rules], *, is_folder: bool) -> str:
 
 def _rules(folder: str, name: str, source: str, result: Walk) -> _Rules:
     """Read an ignore file. Patterns that are invalid or could take forever are skipped and named."""
-    from pathspec import GitIgnoreSpec  # noqa: PLC0415  # wanted only where there is such a file
+    from pathspec import GitIgnoreSpec  # noqa: PLC0415  # needed only if there is such a file
 
     shown = f"{source}/{name}"
     try:
         lines = read_file(f"{folder}/{name}").data[:_MAX_IGNORE_BYTES].decode("utf-8-sig", "replace").splitlines()
     except (OSError, UnreadableError) as error:
-        result.skipped.append(Skipped(shown, f"its patterns are not used: {reason_of(error)}"))
+        result.skipped.append(SkippedFile(shown, f"its patterns are not used: {reason_of(error)}"))
         lines = []
     kept = []
     for line in lines:
         if len(line) > _MAX_PATTERN_CHARS or len(_WILDCARD.findall(line)) > _MAX_WILDCARDS:
             result.skipped.append(
-                Skipped(shown, f"pattern {line[:40]!r} has more than {_MAX_WILDCARDS} wildcards or {_MAX_PATTERN_CHARS} characters")
+                SkippedFile(shown, f"pattern {line[:40]!r} has more than {_MAX_WILDCARDS} wildcards or {_MAX_PATTERN_CHARS} characters")
             )
             continue
         try:
             GitIgnoreSpec.from_lines([line])
         except ValueError:
-            result.skipped.append(Skipped(shown, f"pattern {line[:40]!r} is not valid"))
+            result.skipped.append(SkippedFile(shown, f"pattern {line[:40]!r} is not valid"))
             continue
         kept.append(line)
     return _Rules(folder, shown, GitIgnoreSpec.from_lines(kept))
@@ -378,7 +379,7 @@ def _below(path: str, folders: Sequence[str]) -> bool:
 
 
 def _shown(name: str) -> str:
-    """A name that is safe to print and to store: invalid UTF-8 and control characters become `\\xNN`."""
+    """Escape invalid UTF-8 and control characters as `\\xNN`, so that a name is safe to print and to store."""
     return escaped(_utf8(name))
 
 

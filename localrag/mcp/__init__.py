@@ -1,1 +1,1 @@
-"""A server of the Model Context Protocol over standard input and output: `ask` and its parts as tools. Needs the extra `mcp`."""
+"""A Model Context Protocol (MCP) server over standard input and output, with `ask` and its parts as tools. Needs the extra `mcp`."""

@@ -1,4 +1,4 @@
-"""The protocol over standard input and output: tools are listed at once, run one at a time, and stopped when the client cancels."""
+"""Serve MCP over standard input and output. Tools are listed immediately, run one at a time, and stopped if the client cancels."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from pydantic import ValidationError
 import localrag
 from localrag.errors import LocalragError
 from localrag.files import file_error
-from localrag.mcp.tools import INSTRUCTIONS, TOOLS, Desk, Offered, Wanted
+from localrag.mcp.tools import INSTRUCTIONS, TOOLS, ServerOptions, ToolDefinition, ToolService
 from localrag.session import open_knowledge_base
 from localrag.session.redact import Redactor
 from localrag.settings import expanded
@@ -45,72 +45,72 @@ MAX_CHARS = 1200
 _MAX_FAULTS, _MAX_NAME_CHARS = 4, 40
 
 
-def told(error: Exception, hush: Redactor) -> str:
-    """The line; of what is no error of localrag or of the arguments, only its kind."""
+def error_line(error: Exception, redact: Redactor) -> str:
+    """Describe an error to the client on one line. For an unexpected error, only its class is named."""
     if isinstance(error, ValidationError):
         faults = error.errors(include_url=False, include_input=False)
-        text = f"{'; '.join(_fault(each['loc'], each['msg']) for each in faults[:_MAX_FAULTS])}."
+        text = f"{'; '.join(_fault(fault['loc'], fault['msg']) for fault in faults[:_MAX_FAULTS])}."
     elif isinstance(error, LocalragError):
         text = f"{error.message} {error.hint or ''}"
     elif isinstance(error, OSError):
         known = file_error(error, None, hint="Check the disk and the permissions of the home of localrag.")
         text = f"{known.reason[:1].upper()}{known.reason[1:]}. {known.hint}"
     else:
-        text = f"localrag failed ({type(error).__name__}). Its log has more."
-    return one_line(hush(text), MAX_CHARS)
+        text = f"localrag failed ({type(error).__name__}). See its log for details."
+    return one_line(redact(text), MAX_CHARS)
 
 
-def _fault(where: Iterable[int | str], what: str) -> str:
-    return f"{'.'.join(str(each)[:_MAX_NAME_CHARS] for each in where)}: {what}"
+def _fault(location: Iterable[int | str], message: str) -> str:
+    return f"{'.'.join(str(part)[:_MAX_NAME_CHARS] for part in location)}: {message}"
 
 
 LOG = logging.getLogger("localrag.mcp")
 _STOP_S = 0.05
-"""How often what is wanted no more is told to end: it may be about to begin."""
-Given = TypeVar("Given")
+"""Seconds between requests to stop a cancelled call, which may be just about to begin generation."""
+Result = TypeVar("Result")
 
 
-def serve(wanted: Wanted) -> None:
-    """Serve until standard input ends. Errors as of Desk, and KnowledgeBaseError for one of `kbs` that does not exist."""
-    hush = Redactor(_folders(wanted))
-    desk = Desk(wanted, hush)
-    for address in wanted.kbs:  # now, while a person sees it: a client would show no more than a tool that fails
-        open_knowledge_base(address, settings=wanted.settings).close()
+def serve(options: ServerOptions) -> None:
+    """Serve until standard input ends. Raises errors as ToolService does, and KnowledgeBaseError if one of `kbs` does not exist."""
+    redact = Redactor(_private_folders(options))
+    service = ToolService(options, redact)
+    for address in options.kbs:  # fail now, while a person can see the error; later, a client would only show a failed tool
+        open_knowledge_base(address, settings=options.settings).close()
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # standard input is read in a thread that nothing else ends; what is kept is committed
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # only this ends the thread that reads standard input; all data are committed
     out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody else writes to the client, not even in the end
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # keep stray output of libraries away from the client, also at exit
     try:
-        anyio.run(_serve, desk, hush, io.TextIOWrapper(out, encoding="utf-8", newline="\n"))
-    except* BrokenPipeError:  # the client went away
+        anyio.run(_serve, service, redact, io.TextIOWrapper(out, encoding="utf-8", newline="\n"))
+    except* BrokenPipeError:  # the client disconnected
         pass
 
 
-async def _serve(desk: Desk, hush: Redactor, out: io.TextIOWrapper) -> None:
-    with ThreadPoolExecutor(1, "desk") as thread:
-        server = _make_server(desk, _Turn(thread, desk.stop), hush)
+async def _serve(service: ToolService, redact: Redactor, out: io.TextIOWrapper) -> None:
+    with ThreadPoolExecutor(1, "tools") as thread:
+        server = _make_server(service, _Worker(thread, service.stop), redact)
         try:
             async with stdio_server(stdout=anyio.wrap_file(out)) as (read_stream, write_stream):
                 await server.run(read_stream, write_stream, server.create_initialization_options())
         finally:
-            thread.submit(desk.close)
+            thread.submit(service.close)
 
 
-def _make_server(desk: Desk, turn: _Turn, hush: Redactor) -> Server[dict[str, Any]]:
+def _make_server(service: ToolService, worker: _Worker, redact: Redactor) -> Server[dict[str, Any]]:
     async def list_tools(_context: object, _params: PaginatedRequestParams | None) -> ListToolsResult:
-        kbs = list(desk.kbs)
-        return ListToolsResult(tools=[tool.listed(name, kbs) for name, tool in TOOLS.items()])
+        kbs = list(service.kbs)
+        return ListToolsResult(tools=[tool.to_mcp(name, kbs) for name, tool in TOOLS.items()])
 
     async def call_tool(_context: object, params: CallToolRequestParams) -> CallToolResult:
         tool = TOOLS.get(params.name)
         if tool is None:
-            raise MCPError(INVALID_PARAMS, f"There is no tool {params.name[:80]!r}. There are {', '.join(TOOLS)}.")
+            raise MCPError(INVALID_PARAMS, f"There is no tool {params.name[:80]!r}. The tools are {', '.join(TOOLS)}.")
         try:
-            return await _used(tool, params.arguments or {}, desk, turn)
-        except Exception as error:  # noqa: BLE001  # whatever a tool meets, the server goes on
+            return await _call(tool, params.arguments or {}, service, worker)
+        except Exception as error:  # noqa: BLE001  # no error of a tool may end the server
             if not isinstance(error, LocalragError | ValidationError):
                 LOG.warning("%s: %s", type(error).__name__, error)
-            return CallToolResult(content=[TextContent(text=told(error, hush))], is_error=True)
+            return CallToolResult(content=[TextContent(text=error_line(error, redact))], is_error=True)
 
     server: Server[dict[str, Any]] = Server(
         "localrag",
@@ -120,47 +120,47 @@ def _make_server(desk: Desk, turn: _Turn, hush: Redactor) -> Server[dict[str, An
         on_list_tools=list_tools,
         on_call_tool=call_tool,
     )
-    server.middleware.clear()  # what would trace each message for OpenTelemetry
+    server.middleware.clear()  # OpenTelemetry tracing of each message
     return server
 
 
-async def _used(tool: Offered, given: dict[str, Any], desk: Desk, turn: _Turn) -> CallToolResult:
-    arguments = tool.arguments.model_validate(given)
-    result = await turn.run(partial(tool.use, desk, arguments))
-    content: list[ContentBlock] = [TextContent(text=_sendable(text)) for text in tool.read(result)]
+async def _call(tool: ToolDefinition, values: dict[str, Any], service: ToolService, worker: _Worker) -> CallToolResult:
+    arguments = tool.arguments.model_validate(values)
+    result = await worker.run(partial(tool.run, service, arguments))
+    content: list[ContentBlock] = [TextContent(text=_sendable(text)) for text in tool.to_text(result)]
     return CallToolResult(content=content, structured_content=_sendable(result.model_dump(mode="json")))
 
 
-class _Turn:
-    """Does one thing after the other in the thread that all of it belongs to. `stop` ends what is being done, as far as it can be."""
+class _Worker:
+    """Runs calls one at a time in the thread that owns the model. `stop` ends the current call as soon as possible."""
 
     def __init__(self, thread: ThreadPoolExecutor, stop: Callable[[], None]) -> None:
         self._thread = thread
         self._stop = stop
 
-    async def run(self, work: Callable[[Callable[[], bool]], Given]) -> Given:
-        """What `work` gives; cancelled, it is not begun, or ended as soon as it can be."""
-        stopped = threading.Event()
-        done = self._thread.submit(work, stopped.is_set)
+    async def run(self, work: Callable[[Callable[[], bool]], Result]) -> Result:
+        """Run `work` and return its result. If cancelled, it is not started, or stopped as soon as possible."""
+        cancelled = threading.Event()
+        future = self._thread.submit(work, cancelled.is_set)
         try:
-            return await asyncio.wrap_future(done)
+            return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            stopped.set()
-            done.cancel()  # if it was not begun
+            cancelled.set()
+            future.cancel()  # succeeds only if it has not started
             with anyio.CancelScope(shield=True):
-                while not done.done():
+                while not future.done():
                     self._stop()
                     await anyio.sleep(_STOP_S)
             raise
 
 
 def _sendable(value: Any) -> Any:  # noqa: ANN401  # JSON
-    """The same, fit for UTF-8: a name of a file may hold half a character."""
+    """Replace lone surrogates, which the name of a file may contain, so that a JSON value can be sent as UTF-8."""
     return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
 
 
-def _folders(wanted: Wanted) -> list[Path]:
-    """Those that an error could name."""
-    files = [*wanted.settings.models_files(), wanted.chat_template, Path(wanted.model) if wanted.model else None]
-    beside = [expanded(path).absolute().parent for path in files if path is not None]
-    return [wanted.settings.home, Path.home(), Path.cwd(), Path(localrag.__file__).parent, *beside]
+def _private_folders(options: ServerOptions) -> list[Path]:
+    """Return the folders that an error message might reveal."""
+    files = [*options.settings.models_files(), options.chat_template, Path(options.model) if options.model else None]
+    parents = [expanded(path).absolute().parent for path in files if path is not None]
+    return [options.settings.home, Path.home(), Path.cwd(), Path(localrag.__file__).parent, *parents]

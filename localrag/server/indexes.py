@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field
 from localrag.errors import KnowledgeBaseNotFoundError, UsageError
 from localrag.files import FILE_MODE
 from localrag.kb import KnowledgeBase, Where, import_kb, list_kbs
-from localrag.kb.knowledge_base import Folder
+from localrag.kb.knowledge_base import FolderLocation
 from localrag.kb.names import NAME
 from localrag.kb.protocols import TextRow
 from localrag.kb.readers.draft import MAX_TEXT_CHARS
@@ -234,7 +234,7 @@ def delete_index(index_name: IndexName, state: State) -> Message:
     settings = state.settings
     if index_name not in list_kbs(settings.kb_dir):
         raise _no_index(index_name)
-    Folder(settings.kb_dir, index_name).remove()
+    FolderLocation(settings.kb_dir, index_name).remove()
     return Message(message=f"Successfully deleted index {index_name}.")
 
 

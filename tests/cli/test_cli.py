@@ -238,7 +238,7 @@ def test_ctrl_c_ends_an_answer_and_what_comes_before_it():
         (["ask", "x", "--model", "smollm"], 4, "smollm2-135m"),
         (["ask", "x", "--model", "none.gguf"], 4, "none.gguf"),
         (["ask", "x", "--model", "echo", "--kb", "handbok"], 6, "localrag index PATH --kb handbok"),
-        (["ask", "x", "--model", "echo", "--kb", "../etc"], 6, "cannot be the name"),
+        (["ask", "x", "--model", "echo", "--kb", "../etc"], 6, "is not a valid name"),
         (["ask", "x" * 300, "--model", "echo", "--ctx", "256"], 5, "question 300"),
         (["kb", "show", "none"], 6, "no knowledge base"),
         (["search", "x", "--kb", "none"], 6, "no knowledge base"),

@@ -233,7 +233,7 @@ def test_what_is_no_export_is_refused(refused, localrag, guide, tmp_path):
         assert "localrag kb export" in said
     assert "does not exist" in refused(2, "kb", "import", "none.kb")
     assert "is a directory" in refused(2, "kb", "import", "guide")
-    assert "cannot be the name" in refused(6, "kb", "import", "guide.kb", "--name", "No!")
+    assert "is not a valid name" in refused(6, "kb", "import", "guide.kb", "--name", "No!")
     assert "There is no folder none." in refused(2, "kb", "export", "guide", "none/guide.kb")
     assert "is a directory" in refused(2, "kb", "export", "guide", "guide")
     assert [row["name"] for row in data(localrag("kb", "list", "--json"))["knowledge_bases"]] == ["guide"]

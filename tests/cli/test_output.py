@@ -81,7 +81,7 @@ def test_it_is_one_line_without_a_buffer_too(env):
 @pytest.mark.parametrize("redirected", [">/dev/full", ">&-"])
 def test_an_error_that_json_cannot_tell_is_a_line_with_its_own_code(redirected, env):
     code, err = run_in_shell(redirected, ("kb", "show", "none", "--json"), env)
-    assert (code, err) == (6, "Error: There is no knowledge base 'none'.\n  Make it with: localrag index PATH --kb none\n")
+    assert (code, err) == (6, "Error: There is no knowledge base 'none'.\n  Create it with: localrag index PATH --kb none\n")
 
 
 @needs_full

@@ -61,7 +61,7 @@ def main() -> None:
 def _warm_up() -> None:
     """Imports what is imported when it is needed."""
     with suppress(ImportError, KnowledgeBaseError):  # the libraries of an extra
-        import_module("localrag.kb.postgres.index")
+        import_module("localrag.kb.postgres.search")
         import_module("localrag.kb.postgres.server")
     with TemporaryDirectory() as name, KnowledgeBase.open(Path(name), NAME, create=True) as kb:
         write_notes(Path(name, "docs"), 1)

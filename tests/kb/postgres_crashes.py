@@ -125,7 +125,7 @@ class ServerHistory(History):
     @contextmanager
     def slow(self) -> Iterator[None]:
         """Each chunk that is added takes a while, so that a run is nearly always in the middle of a transaction."""
-        from localrag.kb.postgres.tables import schema_of  # noqa: PLC0415  # its library is an extra
+        from localrag.kb.postgres.server import schema_of  # noqa: PLC0415  # its library is an extra
 
         schema = schema_of(NAME)
         self.server.rows(_SLOW.format(schema=schema), self._database)

@@ -17,7 +17,7 @@ from urllib.parse import quote
 import pytest
 
 from localrag.kb import KnowledgeBase
-from localrag.kb.knowledge_base import Folder
+from localrag.kb.knowledge_base import FolderLocation
 from localrag.kb.store import Store
 from tests.kb import support
 
@@ -145,7 +145,7 @@ def open_kb(kb_dir, name, **options):
 
 
 def on_server(kb) -> bool:
-    return not isinstance(kb._place, Folder)
+    return not isinstance(kb._location, FolderLocation)
 
 
 def contents(kb) -> dict[str, list[tuple]]:
@@ -208,9 +208,9 @@ def again(store):
 
 
 def opened_store(address, *, create=False):
-    from localrag.kb.postgres.server import ServerPlace  # noqa: PLC0415  # its library is an extra
+    from localrag.kb.postgres.server import ServerLocation  # noqa: PLC0415  # its library is an extra
 
-    place = ServerPlace(address)
+    place = ServerLocation(address)
     try:
         place.open()
         return place.make() if create else place.store

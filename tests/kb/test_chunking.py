@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from localrag.errors import KnowledgeBaseError
 from localrag.kb.chunking import TARGET_TOKENS, _windows, cut, split_counted
 from localrag.kb.readers import Reading, UnreadableError, read
-from localrag.kb.readers.base import Place, Section
+from localrag.kb.readers.base import Locator, Section
 from tests.kb.hash_embedder import HashEmbedder
 
 MARKDOWN = (
@@ -124,8 +124,8 @@ def test_plain_text_in_counted_pieces():
     ("more", "places"),
     [
         ({"own_lines": True}, ["lines 1-2", "line 4"]),
-        ({"places": (Place(0, "page", 3), Place(12, "page", 4), Place(17, "page", 5))}, ["pages 3-4", "page 5"]),
-        ({"places": (Place(0, "slide", 1),)}, ["slide 1", "slide 1"]),
+        ({"places": (Locator(0, "page", 3), Locator(12, "page", 4), Locator(17, "page", 5))}, ["pages 3-4", "page 5"]),
+        ({"places": (Locator(0, "slide", 1),)}, ["slide 1", "slide 1"]),
         ({}, ["", ""]),
     ],
 )

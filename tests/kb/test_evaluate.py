@@ -73,7 +73,7 @@ def test_the_collection_is_read(tmp_path, layout):
         ("qrels.tsv", None, "There is no .*qrels"),
         ("queries.jsonl", '{"_id": "q1", "text": "x"}\nno json\n', "Line 2 of queries.jsonl .* not JSON"),
         ("queries.jsonl", '{"_id": 1}\n', 'Line 1 of queries.jsonl .* "_id"'),
-        ("queries.jsonl", '\n{"_id": "q1"}\n\n{"_id": "q1"}\n', "Line 4 of queries.jsonl .* 'q1' is that of line 2"),
+        ("queries.jsonl", '\n{"_id": "q1"}\n\n{"_id": "q1"}\n', "Line 4 of queries.jsonl .* 'q1' repeats that of line 2"),
         ("queries.jsonl", b"\xff", "not UTF-8"),
         ("qrels.tsv", "q1\td1\t1\n\nq1 d1 1\n", "Line 3 of qrels.tsv"),
         ("qrels.tsv", "q1\td1\t1\nq1\td2\t1\nq1\td1\t2\n", "Line 3 of qrels.tsv .* another grade"),
@@ -103,7 +103,7 @@ def test_a_document_that_is_there_twice_is_refused_before_any_is_embedded(tmp_pa
     with (tmp_path / "corpus.jsonl").open("a") as corpus:
         corpus.write(json.dumps({"_id": "d2", "title": "ABS", "text": "Another text."}) + "\n")
     collection = read_collection(tmp_path)
-    with pytest.raises(UsageError, match=r"Line 7 of corpus.jsonl cannot be used: its _id 'd2' is that of line 2 as well"):
+    with pytest.raises(UsageError, match=r"Line 7 of corpus.jsonl cannot be used: its _id 'd2' repeats that of line 2"):
         open_index(collection, embedder, home)
     assert embedder.num_embedded == 0
     assert not (home / "eval").exists()

@@ -147,7 +147,7 @@ def test_a_home_that_cannot_be_written_is_said(tmp_path, notes, embedder):
     (tmp_path / "file").write_text("")
     with (
         KnowledgeBase.open(tmp_path / "file" / "kb", "new", create=True) as kb,
-        pytest.raises(KnowledgeBaseError, match="Cannot make the folder"),
+        pytest.raises(KnowledgeBaseError, match="Cannot create the folder"),
     ):
         kb.ingest([notes], embedder)
     assert embedder.num_embedded == 0
@@ -356,7 +356,7 @@ def test_a_second_indexer_waits_or_says_so(kb, kb_dir, notes, embedder):
     waited = []
     with (
         open_kb(kb_dir, "notes") as other,
-        other._place.taken(wait_s=0),
+        other._location.taken(wait_s=0),
         pytest.raises(KnowledgeBaseError, match="Another localrag") as caught,
     ):
         kb.ingest([notes], embedder, wait_s=0.2, on_wait=lambda: waited.append(1))

@@ -18,7 +18,7 @@ def test_a_knowledge_base_by_name(kb, kb_dir, embedder):
 
 @pytest.mark.parametrize("name", ["", "Notes", "-a", "_a", "a b", "../a", "a/b", "a.b", "é", "a" * 65, "a\n", ".removed-x"])
 def test_names_that_cannot_be(kb_dir, name):
-    with pytest.raises(KnowledgeBaseError, match="cannot be the name") as caught:
+    with pytest.raises(KnowledgeBaseError, match="is not a valid name") as caught:
         KnowledgeBase.open(kb_dir, name, create=True)
     assert not isinstance(caught.value, KnowledgeBaseNotFoundError)
     assert "lower-case" in caught.value.hint
@@ -28,8 +28,8 @@ def test_an_unknown_name_shows_the_nearest_and_the_way_out(kb, kb_dir):
     with pytest.raises(KnowledgeBaseNotFoundError, match="Did you mean notes") as caught:
         KnowledgeBase.open(kb_dir, "note")
     assert caught.value.numbers == {"kb": "note", "nearest": ["notes"]}
-    assert caught.value.hint == "Make it with: localrag index PATH --kb note"
-    with pytest.raises(KnowledgeBaseNotFoundError, match="There is notes"):
+    assert caught.value.hint == "Create it with: localrag index PATH --kb note"
+    with pytest.raises(KnowledgeBaseNotFoundError, match="Existing knowledge bases: notes"):
         KnowledgeBase.open(kb_dir, "zzz")
 
 

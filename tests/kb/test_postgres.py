@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from localrag.errors import KnowledgeBaseError, KnowledgeBaseNotFoundError
 from localrag.kb import KnowledgeBase
 from localrag.kb.chunking import Passage
-from localrag.kb.knowledge_base import shown
-from localrag.kb.postgres.address import MAX_NAME_CHARS, parse
+from localrag.kb.names import MAX_NAME_CHARS, parse_address, shown
 from localrag.kb.protocols import DocumentRow
 from localrag.kb.query import Term
 from tests.kb.hash_embedder import HashEmbedder
@@ -71,15 +70,15 @@ def assert_hushed(error, password=PASSWORD):
     ],
 )
 def test_an_address_is_shown_without_its_password(text, shown):
-    address = parse(text)
+    address = parse_address(text)
     assert address.shown == shown
-    assert parse(shown).shown == shown
+    assert parse_address(shown).shown == shown
     assert "secret" not in repr(address)
 
 
 def test_text_that_repeats_an_address_is_hushed():
-    address = parse("postgresql://ann:se%40cret@host/db?sslpassword=other")
-    assert address.hushed("no se%40cret, no se@cret, no other") == "no …, no …, no …"
+    address = parse_address("postgresql://ann:se%40cret@host/db?sslpassword=other")
+    assert address.redact("no se%40cret, no se@cret, no other") == "no …, no …, no …"
 
 
 def test_what_a_person_gave_is_shown_without_its_password():
@@ -114,7 +113,7 @@ def test_what_is_no_address_is_refused_without_repeating_it(text):
 @given(st.text(min_size=4, max_size=20).filter(lambda text: text.strip() and text not in "postgresql://ann@host/db#default"))
 def test_no_password_is_shown(password):
     raw = quote(password.encode("utf-8", "replace"), safe="")
-    address = parse(f"postgresql://ann:{raw}@host/db")
+    address = parse_address(f"postgresql://ann:{raw}@host/db")
     assert address.shown == "postgresql://ann@host/db#default"
     assert raw not in repr(address).replace(address.shown, "")
 
@@ -125,8 +124,8 @@ def test_no_password_is_shown(password):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"password": "wrong"}, "wants another password"),
-        ({"password": None}, "wants another password"),
+        ({"password": "wrong"}, "refuses the password"),
+        ({"password": None}, "refuses the password"),
         ({"database": "nowhere"}, "does not exist"),
     ],
 )
@@ -145,7 +144,7 @@ def test_a_server_that_is_not_there():
 
 
 def test_the_password_may_come_from_elsewhere(server, kb_dir, monkeypatch, tmp_path):
-    address = parse(kb_dir.address("x")).shown
+    address = parse_address(kb_dir.address("x")).shown
     monkeypatch.setenv("PGPASSWORD", PASSWORD)
     KnowledgeBase.open(Path(), address, create=True).close()
     monkeypatch.delenv("PGPASSWORD")
@@ -160,7 +159,7 @@ def test_a_database_without_pgvector(server):
     with admin(server) as db:
         db.execute(f"CREATE ROLE poor LOGIN PASSWORD '{PASSWORD}'")
         db.execute("CREATE DATABASE plain OWNER poor")
-    with pytest.raises(KnowledgeBaseError, match="has no pgvector") as caught:
+    with pytest.raises(KnowledgeBaseError, match="lacks pgvector") as caught:
         opened_store(server.url(user="poor", database="plain"), create=True)
     assert "CREATE EXTENSION vector" in caught.value.hint
     assert_hushed(caught.value)
@@ -192,7 +191,7 @@ def test_a_knowledge_base_from_a_newer_localrag_is_left_as_it_is(kb, kb_dir):
 
 def test_a_name_is_the_plain_one_and_the_address_holds_no_password(kb, kb_dir, embedder):
     (hit,) = kb.retrieve("zebra1x1", embedder, k=1, mode="keyword")
-    assert hit.chunk.kb == kb.name == parse(kb_dir.address("notes")).name
+    assert hit.chunk.kb == kb.name == parse_address(kb_dir.address("notes")).name
     assert kb.address.endswith(f"#{kb.name}")
     assert quote(PASSWORD, safe="") not in kb.address
 
@@ -271,14 +270,14 @@ import sys, time
 from pathlib import Path
 from localrag.kb import KnowledgeBase
 from localrag.kb.protocols import DocumentRow
-from localrag.kb.knowledge_base import shown
+from localrag.kb.names import shown
 from tests.kb.hash_embedder import HashEmbedder
 what, address, folder = sys.argv[1:]
 with KnowledgeBase.open(Path(), address, create=True) as kb:
     if what == "index":
         kb.ingest([Path(folder)], HashEmbedder())
     elif what == "hold":
-        with kb._place.taken(wait_s=0):
+        with kb._location.taken(wait_s=0):
             print("held", flush=True)
             time.sleep(60)
     else:
@@ -392,7 +391,7 @@ def clustered(num, seed=1):
 
 
 def test_many_vectors_are_searched_by_a_graph_whose_recall_was_measured(store):
-    from localrag.kb.postgres.index import MIN_RECALL, PostgresIndex, index_problems, tend  # noqa: PLC0415  # its library is an extra
+    from localrag.kb.postgres.search import MIN_RECALL, PostgresIndex, index_problems, maintain_index  # noqa: PLC0415  # its library is an extra
 
     vectors = clustered(1500)
     put(store, [f"text {at}" for at in range(len(vectors))], vectors)
@@ -403,7 +402,7 @@ def test_many_vectors_are_searched_by_a_graph_whose_recall_was_measured(store):
     for query, found in zip(queries, exact, strict=True):
         scores = vectors @ query
         assert [one for one, _ in found] == (np.lexsort((np.arange(len(scores)), -scores))[:10] + 1).tolist()
-    tend(store._db, store._schema, min_chunks=1000)
+    maintain_index(store._db, store._schema, min_chunks=1000)
     ef_search, recall = store._db.rows("SELECT ef_search, recall FROM state")[0]
     assert ef_search is not None
     assert recall >= MIN_RECALL
@@ -428,10 +427,10 @@ def test_many_vectors_are_searched_by_a_graph_whose_recall_was_measured(store):
 
 
 def test_a_graph_that_finds_too_little_is_removed(store):
-    from localrag.kb.postgres.index import index_problems, tend  # noqa: PLC0415  # its library is an extra
+    from localrag.kb.postgres.search import index_problems, maintain_index  # noqa: PLC0415  # its library is an extra
 
     put(store, [f"text {at}" for at in range(300)], clustered(300))
-    tend(store._db, store._schema, min_chunks=100)
+    maintain_index(store._db, store._schema, min_chunks=100)
     store._db.rows("UPDATE state SET ef_search = 1")
     (problem,) = index_problems(store._db, store._schema)
     assert "vectors_nearest" in problem

@@ -9,7 +9,7 @@ import pytest
 
 from localrag.errors import KnowledgeBaseError
 from localrag.kb import KnowledgeBase
-from localrag.kb.postgres.address import parse
+from localrag.kb.names import parse_address
 from tests.kb.servers import ServerHome, chunk_ids, faults
 from tests.kb.support import write_notes
 
@@ -144,7 +144,7 @@ def test_what_has_no_text_is_known_of_each_machine(home, folder, embedder):
 def test_documents_from_before_machines_were_noted_are_those_of_any(home, server, folder, embedder):
     import psycopg  # noqa: PLC0415  # there is none where there is no server
 
-    from localrag.kb.postgres.tables import MIGRATIONS, schema_of  # noqa: PLC0415  # needs it
+    from localrag.kb.postgres.server import MIGRATIONS, schema_of  # noqa: PLC0415  # needs it
 
     with on(home, "atlas") as kb:
         kb.ingest([folder], embedder)
@@ -174,15 +174,15 @@ def test_documents_from_before_machines_were_noted_are_those_of_any(home, server
 
 
 def test_the_machine_stands_in_the_address():
-    address = parse("postgresql://ann:secret@host/db?machine=atlas.example-1&sslmode=require#notes")
+    address = parse_address("postgresql://ann:secret@host/db?machine=atlas.example-1&sslmode=require#notes")
     assert address.machine == "atlas.example-1"
     assert address.shown == "postgresql://ann@host/db?sslmode=require&machine=atlas.example-1#notes"
-    assert parse(address.shown) == parse(parse(address.shown).shown)
+    assert parse_address(address.shown) == parse_address(parse_address(address.shown).shown)
     assert "machine" not in address.conninfo
-    assert parse("postgresql://host/db").machine
+    assert parse_address("postgresql://host/db").machine
 
 
 @pytest.mark.parametrize("machine", ["", "a b", "a" * 65, "a%20b", "ä"])
 def test_what_is_no_name_of_a_machine_is_refused(machine):
     with pytest.raises(KnowledgeBaseError, match="name of the machine"):
-        parse(f"postgresql://host/db?machine={machine}")
+        parse_address(f"postgresql://host/db?machine={machine}")

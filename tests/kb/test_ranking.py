@@ -113,5 +113,5 @@ class Broken:
 def test_a_reranker_gives_an_order():
     assert rank(Lengths(), "q", ["aa", "b", "cccc", "dd"]) == [2, 0, 3, 1]
     assert rank(Lengths(), "q", []) == []
-    with pytest.raises(KnowledgeBaseError, match="no numbers"):
+    with pytest.raises(KnowledgeBaseError, match="not numbers"):
         rank(Broken(), "q", ["a"])

@@ -150,7 +150,7 @@ def search(pages, pages_home, embedder):
     with open_kb(pages_home, "pages") as kb:
 
         def searched(query, *, k=8, mode="hybrid", **options):
-            return retrieve(kb._store, kb._place.index, query, embedder, k=k, mode=mode, **options)
+            return retrieve(kb._store, kb._location.index, query, embedder, k=k, mode=mode, **options)
 
         searched.store = kb._store
         yield searched

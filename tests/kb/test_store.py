@@ -168,6 +168,6 @@ def test_a_file_that_is_no_database_is_refused_unchanged(tmp_path, content):
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(KnowledgeBaseError, match="Cannot make the folder") as caught:
+    with pytest.raises(KnowledgeBaseError, match="Cannot create the folder") as caught:
         Store(tmp_path / "file" / "kb" / "kb.sqlite", create=True)
     assert "LOCALRAG_HOME" in caught.value.hint

@@ -186,9 +186,9 @@ def _deep(levels):
         ("", {}, "", "empty"),
         (" \n\u200b", {}, "", "empty"),
         ("x" * 20_000_001, {}, "", "20000000"),
-        ("x", {"a": "\ud800"}, "", "not JSON"),
-        ("x", {"a": float("inf")}, "", "not JSON"),
-        ("x", {"a": object()}, "", "not JSON"),
+        ("x", {"a": "\ud800"}, "", "not valid JSON"),
+        ("x", {"a": float("inf")}, "", "not valid JSON"),
+        ("x", {"a": object()}, "", "not valid JSON"),
         ("x", {"a": "é" * (MAX_METADATA_BYTES // 2)}, "", "bytes"),
         ("x", _deep(MAX_METADATA_DEPTH + 1), "", "nested"),
         ("x", {}, "a\nb", "id"),
@@ -302,7 +302,7 @@ def test_another_embedder_is_refused(given_kb):
 
 def test_one_at_a_time_writes(given_kb, kb_dir, embedder):
     waited = []
-    with open_kb(kb_dir, "texts") as other, other._place.taken(wait_s=0):
+    with open_kb(kb_dir, "texts") as other, other._location.taken(wait_s=0):
         for change in (
             lambda **how: given_kb.texts.put([_short("New.")], embedder, **how),
             lambda **how: given_kb.texts.remove(["five"], **how),

@@ -11,7 +11,7 @@ import pytest
 
 from localrag.errors import KnowledgeBaseError
 from localrag.kb.readers import UnreadableError
-from localrag.kb.walk import LEFT_OUT_BY_NAME, MAX_DEPTH, MAX_FILE_BYTES, Skipped, changes, read_file, walk
+from localrag.kb.walk import LEFT_OUT_BY_NAME, MAX_DEPTH, MAX_FILE_BYTES, SkippedFile, changes, read_file, walk
 
 
 def _tree(root, *names):
@@ -103,7 +103,7 @@ def test_a_file_that_may_hold_a_secret_is_left_out_also_when_it_is_given_by_name
     _tree(docs, ".env", "prod.env", "ok.md")
     paths = [docs / ".env", docs / "prod.env", docs / "ok.md"]
     assert [file.source for file in walk(paths).files] == ["ok.md"]
-    assert walk(paths).skipped == [Skipped(".env", LEFT_OUT_BY_NAME), Skipped("prod.env", LEFT_OUT_BY_NAME)]
+    assert walk(paths).skipped == [SkippedFile(".env", LEFT_OUT_BY_NAME), SkippedFile("prod.env", LEFT_OUT_BY_NAME)]
     assert [file.source for file in walk(paths, hidden=True).files] == [".env", "prod.env", "ok.md"]
 
 

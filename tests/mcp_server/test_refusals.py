@@ -20,8 +20,8 @@ SPECIAL = (
 
 
 def test_what_is_missing_or_too_much_is_one_line(live):
-    assert live.refused("ask", question=" \n") == "The question is empty. Give one in plain words."
-    assert live.refused("budget", question="") == "The question is empty. Give one in plain words."
+    assert live.refused("ask", question=" \n") == "The question is empty. Give a question in plain words."
+    assert live.refused("budget", question="") == "The question is empty. Give a question in plain words."
     assert live.refused("search", query=" ", kb="pets").startswith("The query is empty.")
     assert live.refused("ask") == "question: Field required."
     assert live.refused("ask", question="x", model="y") == "model: Extra inputs are not permitted."
@@ -37,7 +37,7 @@ def test_an_unknown_knowledge_base(live):
     assert live.refused("budget", question="x", kbs=["pets", "nowhere"]) == line
     assert live.refused("search", query="x", kb="nowhere") == line
     assert live.refused("read_chunk", tag="KB#nowhere/1") == line
-    assert "Say which one with kb: pets, plastics." in live.refused("search", query="x")
+    assert "Choose one with kb: pets, plastics." in live.refused("search", query="x")
 
 
 def test_an_address_of_a_server_opens_nothing(live):
@@ -51,7 +51,7 @@ def test_a_tag_that_is_none(live):
         "pets has no passage 999999. Use the tag of a source, or search again."
     )
     assert "has no passage 0" in live.refused("read_chunk", tag="KB#0", kb="pets")
-    assert live.refused("read_chunk", tag="KB#plastics/1", kb="pets").startswith("'KB#plastics/1' is no passage of pets.")
+    assert live.refused("read_chunk", tag="KB#plastics/1", kb="pets").startswith("'KB#plastics/1' is not a passage of pets.")
 
 
 def test_an_unknown_tool(live):
@@ -113,6 +113,6 @@ def test_special_text_in_every_argument(live, text):
 
 def test_options_that_cannot_be_are_refused_before_it_serves(home, capsys):
     assert main(["mcp", "--kb", "No Name"]) == 6
-    assert "cannot be the name" in capsys.readouterr().err
+    assert "is not a valid name" in capsys.readouterr().err
     assert main(["mcp", "--kb", "a", "--kb", "postgresql://host/db#a"]) == 2
     assert "the same name" in capsys.readouterr().err

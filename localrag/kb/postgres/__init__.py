@@ -1,1 +1,1 @@
-"""A knowledge base on a PostgreSQL server with pgvector, with the same guarantees, for several machines."""
+"""Knowledge bases on a PostgreSQL server with pgvector, shared by several machines, with the same guarantees as local ones."""

@@ -1,4 +1,4 @@
-"""A connection to a PostgreSQL server, with errors that a person can act on; the only `import psycopg`."""
+"""Connect to a PostgreSQL server, and turn its failures into errors with hints. The only module that imports psycopg."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from localrag.errors import KnowledgeBaseError
-from localrag.kb.postgres.address import Address, no_address
+from localrag.kb.names import Address, invalid_address
 from localrag.kb.store import WAIT_S
 
 try:
@@ -27,25 +27,26 @@ Row = tuple[Any, ...]
 
 _READING = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _LOOK_AGAIN_S = 0.05
-_WORK_KB = 64 * 1024  # a question with common words matches most chunks: keep the list of matches off the disk
+_WORK_KB = 64 * 1024  # a question with common words matches most chunks; this keeps the list of matches in memory
 _SETTINGS = """SELECT set_config('search_path', %s, false), set_config('lock_timeout', %s, false),
     set_config('client_min_messages', 'error', false),
     set_config('work_mem', greatest(%s::bigint, pg_size_bytes(current_setting('work_mem')) / 1024)::text || 'kB', false),
     set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on'
         ELSE current_setting('synchronous_commit') END, false)"""
-_TRY_AGAIN = "Run the same command again: what was committed is kept."
+_TRY_AGAIN = "Run the same command again; committed work is kept."
 _HINTS = {
-    "28": "Check the user of the address, and the password in it, in PGPASSWORD or in ~/.pgpass.",
-    "3D": "Check the user and the database of the address; a database is made with: createdb NAME",
-    "42501": "Ask its administrator for the right to create schemas in this database, or index into one of your own.",
+    "28": "Check the user in the address, and the password in the address, in PGPASSWORD or in ~/.pgpass.",
+    "3D": "Check the user and the database in the address. Create a database with: createdb NAME",
+    "42501": "Ask the administrator for the right to create schemas in this database, or index into a database of your own.",
     "53": "The server is out of disk, memory or connections. " + _TRY_AGAIN,
-    "55P03": "Another localrag is writing to it. Wait for that one to end, then try again.",
-    "57": "The server ended the connection. " + _TRY_AGAIN,
+    "55P03": "Another localrag is writing to it. Wait until it has finished, then try again.",
+    "57": "The server closed the connection. " + _TRY_AGAIN,
 }
+"""SQLSTATE, or its class → hint."""
 
 
 class Database:
-    """One connection, for one thread. Every failure is raised as a KnowledgeBaseError without the password."""
+    """A connection for one thread. Failures are raised as KnowledgeBaseErrors, which never repeat the password."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -54,57 +55,60 @@ class Database:
                 address.conninfo, autocommit=True, client_encoding="UTF8", fallback_application_name="localrag"
             )
         except psycopg.ProgrammingError:
-            raise no_address() from None
-        except psycopg.Error as error:  # the cause is not kept: it knows what it was called with
+            raise invalid_address() from None
+        except psycopg.Error as error:  # drop the cause, which holds the connection string
             raise self._unreachable(error) from None
 
     def close(self) -> None:
         self._connection.close()
 
     def use(self, search_path: str) -> None:
-        """Set the search path and register the type of vectors."""
+        """Set the search path and the session's settings, and register the vector type."""
         self.rows(_SETTINGS, (search_path, f"{int(1000 * WAIT_S)}ms", _WORK_KB))
         with self._explained():
             register_vector(self._connection)
 
     def rows(self, statement: str, values: Sequence[object] | Mapping[str, object] = (), *, binary: bool = False) -> list[Row]:
-        """All rows of a statement. With `binary`, numbers and vectors are not sent as text."""
+        """Run a statement and return all rows. With `binary`, the server sends numbers and vectors in binary form."""
         with self._explained():
             cursor = self._connection.execute(statement, values or None, binary=binary)
             return cursor.fetchall() if cursor.description else []
 
     def one(self, statement: str, values: Sequence[object] = ()) -> Any:  # noqa: ANN401  # a value as PostgreSQL gives it
-        """The one value of the one row."""
+        """Run a statement and return the single value of its single row."""
         return self.rows(statement, values)[0][0]
 
     def many(self, statement: str, values: Sequence[Sequence[object]]) -> None:
-        """Run a statement for each of `values`, pipelined."""
+        """Run a statement once for each item of `values`, pipelined."""
         if values:
             with self._explained(), self._connection.cursor() as cursor:
                 cursor.executemany(statement, values)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """One snapshot for all reads inside."""
+        """Read from one snapshot."""
         with self._transaction(_READING):
             yield
 
     @contextmanager
     def writing(self, name: str) -> Iterator[None]:
-        """One transaction, all or nothing. Those with one name run one at a time; the others wait for WAIT_S seconds."""
+        """Run one transaction, all or nothing. Transactions with the same name run one at a time; others wait up to WAIT_S seconds."""
         with self._transaction("BEGIN ISOLATION LEVEL READ COMMITTED"):
             self.rows("SELECT pg_advisory_xact_lock(%s::bigint)", (_key("write", name),))
             yield
 
     @contextmanager
-    def turn(
+    def lock(
         self, name: str, *, wait_s: float, on_wait: Callable[[], None] | None, refused: Callable[[], KnowledgeBaseError]
     ) -> Iterator[None]:
-        """A lock that one connection at a time holds, until it ends. Raises `refused()` if another holds it after `wait_s` seconds."""
+        """Hold an advisory lock, which the server releases if the connection ends.
+
+        Raises the error made by `refused` if another connection still holds the lock after `wait_s` seconds.
+        """
         key = _key("index", name)
-        ask = partial(self.one, "SELECT pg_try_advisory_lock(%s::bigint)", (key,))
+        try_lock = partial(self.one, "SELECT pg_try_advisory_lock(%s::bigint)", (key,))
         end = time.monotonic() + wait_s
-        while not ask():
+        while not try_lock():
             if time.monotonic() >= end:
                 raise refused()
             if on_wait is not None:
@@ -141,37 +145,37 @@ class Database:
     def _unreachable(self, error: psycopg.Error) -> KnowledgeBaseError:
         reason = self._reason(error)
         if "password" in reason:
-            return KnowledgeBaseError(f"The PostgreSQL server of {self.address.shown} wants another password: {reason}.", hint=_HINTS["28"])
+            return KnowledgeBaseError(f"The PostgreSQL server of {self.address.shown} refuses the password: {reason}.", hint=_HINTS["28"])
         if "does not exist" in reason:
             return KnowledgeBaseError(f"The knowledge base {self.address.shown} cannot be used: {reason}.", hint=_HINTS["3D"])
         return KnowledgeBaseError(
             f"The PostgreSQL server of {self.address.shown} cannot be reached: {reason}.",
-            hint="Check the host and the port, that the server runs, and that it lets this machine in.",
+            hint="Check the host and the port, that the server is running, and that it accepts connections from this machine.",
         )
 
     def _reason(self, error: psycopg.Error) -> str:
         text = error.diag.message_primary or str(error) or type(error).__name__
-        return self.address.hushed(text.splitlines()[0].removeprefix("connection failed: ").strip(" .:"))
+        return self.address.redact(text.splitlines()[0].removeprefix("connection failed: ").strip(" .:"))
 
 
 def vector(data: bytes) -> pgvector.Vector:
-    """A vector for the server, from float32 little-endian."""
-    import numpy as np  # noqa: PLC0415  # heavy; a search for words needs none
+    """Convert little-endian float32 bytes to a vector for the server."""
+    import numpy as np  # noqa: PLC0415  # heavy; a keyword search does not need it
 
     return pgvector.Vector(np.frombuffer(data, dtype="<f4"))
 
 
 def raw(value: pgvector.Vector) -> bytes:
-    """A vector of the server as float32 little-endian."""
+    """Convert a vector from the server to little-endian float32 bytes."""
     return value.to_numpy().astype("<f4").tobytes()
 
 
 def _way_out(error: psycopg.Error) -> str:
     state = error.sqlstate or ("57" if isinstance(error, psycopg.OperationalError) else "")
     hints = (_HINTS.get(state[:num]) for num in (5, 2))
-    return next(filter(None, hints), "Check the address, and that the server is one that localrag may use.")
+    return next(filter(None, hints), "Check the address, and that localrag may use this server.")
 
 
 def _key(kind: str, name: str) -> int:
-    """The number of a lock, unique in a database for this kind and name."""
+    """Return the number of an advisory lock for this kind and name, practically unique in a database."""
     return int.from_bytes(hashlib.sha256(f"localrag {kind} {name}".encode()).digest()[:8], "big", signed=True)

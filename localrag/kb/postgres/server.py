@@ -1,36 +1,242 @@
-"""A knowledge base on a server, as a `Place`."""
+"""A knowledge base on a PostgreSQL server: its tables, in a schema of its own, and how it is opened, locked and removed.
+
+Migrations are numbered. Each is applied once, in one transaction.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from localrag.errors import KnowledgeBaseBusyError, KnowledgeBaseError, KnowledgeBaseNotFoundError
-from localrag.kb.names import not_found
-from localrag.kb.postgres import tables
-from localrag.kb.postgres.address import parse
+from localrag.kb.names import not_found, parse_address
 from localrag.kb.postgres.database import Database
+from localrag.kb.postgres.search import PostgresIndex, index_problems, maintain_index
 from localrag.kb.postgres.store import PostgresStore
 
-if TYPE_CHECKING:
-    from localrag.kb.postgres.index import PostgresIndex
+_SCHEMA = "localrag_"
+_CREATING = "tables"
+_STATES = "SELECT nspname FROM pg_namespace n JOIN pg_class c ON c.relnamespace = n.oid WHERE relname = 'state'"
+
+# Words are stemmed as in PostgreSQL's own "english" configuration, but stop words are kept, since a phrase may need them.
+# localrag/kb/postgres/search.py prepares words and characters, separated by spaces only.
+_CREATE = (
+    "CREATE TEXT SEARCH DICTIONARY stems (TEMPLATE = pg_catalog.snowball, LANGUAGE = english)",
+    "CREATE TEXT SEARCH CONFIGURATION words (COPY = pg_catalog.english)",
+    "ALTER TEXT SEARCH CONFIGURATION words ALTER MAPPING REPLACE english_stem WITH stems",
+    """CREATE TABLE state (
+        one integer PRIMARY KEY CHECK (one = 1),
+        version integer NOT NULL,
+        generation bigint NOT NULL,             -- grows by one with every writing transaction
+        embedder text,                          -- the fingerprint; NULL until something is indexed
+        dim integer,
+        ef_search integer,                      -- hnsw.ef_search for the graph of vectors; NULL without a graph
+        recall double precision,                -- measured recall@10 for that ef_search
+        num_measured bigint                     -- number of chunks at that measurement
+    )""",
+    "INSERT INTO state (one, version, generation) VALUES (1, 0, 0)",
+    "CREATE TABLE generations (generation bigint PRIMARY KEY, stamp bigint NOT NULL)",
+    "INSERT INTO generations VALUES (0, (random() * 9007199254740991)::bigint)",
+    """CREATE TABLE documents (
+        id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        path text NOT NULL UNIQUE,              -- absolute, to read the file again
+        source text NOT NULL,                   -- as a person knows it
+        folded text NOT NULL,                   -- the source as patterns are compared with it
+        sha256 text NOT NULL,                   -- of the file's bytes
+        num_bytes bigint NOT NULL,
+        title text NOT NULL,
+        mtime_ns bigint,                        -- NULL: unknown, so the file is read to see whether it changed
+        cutter integer NOT NULL                 -- version of the code that read and cut it
+    )""",
+    """CREATE TABLE unread (
+        path text PRIMARY KEY,
+        num_bytes bigint NOT NULL,
+        mtime_ns bigint NOT NULL,
+        cutter integer NOT NULL,
+        reason text NOT NULL
+    )""",
+    """CREATE TABLE fields (
+        document_id bigint NOT NULL REFERENCES documents (id) ON DELETE CASCADE,
+        key text NOT NULL,                      -- "tag", and what a file says of itself: "author", "date" …
+        value text NOT NULL,
+        folded text NOT NULL,                   -- the value as patterns are compared with it
+        origin text NOT NULL CHECK (origin IN ('file', 'rule', 'given'))
+    )""",
+    "CREATE INDEX fields_by_document ON fields (document_id)",
+    "CREATE INDEX fields_by_key ON fields (key)",
+    """CREATE TABLE chunks (
+        id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        document_id bigint NOT NULL REFERENCES documents (id) ON DELETE CASCADE,
+        ordinal integer NOT NULL,
+        "start" integer NOT NULL,               -- characters of the document's text, end exclusive
+        "end" integer NOT NULL,
+        place text NOT NULL,
+        heading text NOT NULL,
+        text text NOT NULL,
+        sha256 bytea NOT NULL,                  -- of the embedded text
+        words tsvector NOT NULL,
+        characters tsvector,                    -- of chunks with Chinese, Japanese or Korean text
+        UNIQUE (document_id, ordinal)
+    )""",
+    "CREATE INDEX chunks_by_sha256 ON chunks (sha256)",
+    "CREATE INDEX chunks_words ON chunks USING gin (words)",
+    "CREATE INDEX chunks_characters ON chunks USING gin (characters)",
+    """CREATE TABLE vectors (
+        chunk_id bigint PRIMARY KEY REFERENCES chunks (id) ON DELETE CASCADE,
+        embedding vector NOT NULL               -- of length 1
+    )""",
+    """CREATE TABLE feedback (
+        chunk_id bigint PRIMARY KEY REFERENCES chunks (id) ON DELETE CASCADE,
+        retrieved bigint NOT NULL,
+        supplied bigint NOT NULL,
+        cited bigint NOT NULL,
+        useful bigint NOT NULL,
+        useless bigint NOT NULL
+    )""",
+)
+
+# A document is a file of one machine. '' means any machine: the document was indexed before machines were recorded.
+_ADD_MACHINES = (
+    "ALTER TABLE documents ADD COLUMN machine text NOT NULL DEFAULT ''",
+    "ALTER TABLE documents DROP CONSTRAINT documents_path_key",
+    "ALTER TABLE documents ADD UNIQUE (path, machine)",
+    "DELETE FROM unread",  # only a cache
+    "ALTER TABLE unread ADD COLUMN machine text NOT NULL",
+    "ALTER TABLE unread DROP CONSTRAINT unread_pkey",
+    "ALTER TABLE unread ADD PRIMARY KEY (path, machine)",
+)
+
+_ADD_MIN_SIMILARITY = ("ALTER TABLE state ADD COLUMN min_similarity double precision",)  # least cosine of a relevant chunk; NULL: unknown
+
+# Documents that are texts instead of files. Their machine is '', which means any.
+_ADD_TEXTS = (
+    """CREATE TABLE texts (
+        document_id bigint PRIMARY KEY REFERENCES documents (id) ON DELETE CASCADE,
+        id text NOT NULL UNIQUE,                -- as whoever gave it knows it
+        metadata text NOT NULL,                 -- a JSON object
+        text text NOT NULL                      -- whole, as it was given
+    )""",
+    """CREATE TABLE entries (
+        document_id bigint NOT NULL REFERENCES documents (id) ON DELETE CASCADE,
+        entry bytea NOT NULL,                   -- sha256 of one key of the metadata and its value
+        PRIMARY KEY (document_id, entry)
+    )""",
+    "CREATE INDEX entries_by_entry ON entries (entry)",
+)
+
+MIGRATIONS = (_CREATE, _ADD_MACHINES, _ADD_MIN_SIMILARITY, _ADD_TEXTS)
+"""The statements of each migration. A released migration is never edited; a change is a new migration."""
 
 
-class ServerPlace:
-    """The `Place` of an address such as `postgresql://user@host:port/database#name`; the default name is "default".
+def schema_of(name: str) -> str:
+    """Return the schema of the knowledge base `name`."""
+    return f"{_SCHEMA}{name}"
 
-    `open` connects. Raises KnowledgeBaseError, without the password, for an invalid address and for a server that cannot be reached, wants
-    another password or has no pgvector.
+
+def names_in(db: Database) -> list[str]:
+    """Return the names of the knowledge bases in a database, sorted."""
+    rows = db.rows(f"{_STATES} AND starts_with(nspname, %s)", (_SCHEMA,))
+    return sorted(name.removeprefix(_SCHEMA) for (name,) in rows)
+
+
+def enter(db: Database, name: str, *, create: bool = False) -> bool:
+    """Enter the schema of a knowledge base and migrate its tables. Return False if it does not exist and `create` is not set.
+
+    Raises KnowledgeBaseError if pgvector is not installed on the server, or if a newer localrag created the tables.
+    """
+    schema = schema_of(name)
+    is_there = _is_there(db, schema)
+    if not (is_there or create):
+        return False
+    if not is_there:
+        with db.writing(_CREATING):
+            if not _is_there(db, schema):  # otherwise another process has just created it
+                _add_vectors(db)
+                db.rows(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
+                db.rows("SELECT set_config('search_path', %s, true)", (_path(db, schema),))
+                for statement in MIGRATIONS[0]:
+                    db.rows(statement)
+                db.rows("UPDATE state SET version = 1")
+    db.use(_path(db, schema))
+    _migrate(db, schema)
+    return True
+
+
+def drop(db: Database, name: str) -> None:
+    """Delete a knowledge base atomically."""
+    with db.writing(schema_of(name)):
+        db.rows(f'DROP SCHEMA "{schema_of(name)}" CASCADE')
+
+
+def _is_there(db: Database, schema: str) -> bool:
+    return bool(db.rows(f"{_STATES} AND nspname = %s", (schema,)))
+
+
+def _path(db: Database, schema: str) -> str:
+    """Return the search path: this schema and the schema of pgvector."""
+    rows = db.rows("SELECT n.nspname FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE extname = 'vector'")
+    if not rows:
+        raise _no_vectors(db)
+    return ", ".join(f'"{name}"' for name in (schema, rows[0][0]))
+
+
+def _add_vectors(db: Database) -> None:
+    available = db.rows("SELECT installed_version, current_setting('server_encoding') FROM pg_available_extensions WHERE name = 'vector'")
+    if not available:
+        raise _no_vectors(db)
+    installed, encoding = available[0]
+    if encoding != "UTF8":
+        raise KnowledgeBaseError(
+            f"The database of {db.address.shown} stores text as {encoding}, but a knowledge base needs UTF8.",
+            hint="Create one with: createdb --encoding=UTF8 --template=template0 NAME",
+        )
+    if installed is None:
+        try:
+            db.rows("CREATE EXTENSION IF NOT EXISTS vector SCHEMA public")
+        except KnowledgeBaseError as error:
+            raise _no_vectors(db) from error
+
+
+def _no_vectors(db: Database) -> KnowledgeBaseError:
+    return KnowledgeBaseError(
+        f"The database of {db.address.shown} lacks pgvector, which stores the vectors.",
+        hint="Install pgvector on the server, and have an administrator of the database run: CREATE EXTENSION vector",
+    )
+
+
+def _migrate(db: Database, schema: str) -> None:
+    version = db.one("SELECT version FROM state")
+    if version > len(MIGRATIONS):
+        raise KnowledgeBaseError(
+            f"This knowledge base has schema {version}, written by a newer localrag. "
+            f"This version supports schemas up to {len(MIGRATIONS)}.",
+            hint="Upgrade localrag, or index the documents into a knowledge base of another name.",
+            schema=version,
+            known_schema=len(MIGRATIONS),
+        )
+    while version < len(MIGRATIONS):
+        with db.writing(schema):
+            if db.one("SELECT version FROM state") == version:  # otherwise another process has just applied it
+                for statement in MIGRATIONS[version]:
+                    db.rows(statement)
+                db.rows("UPDATE state SET version = %s", (version + 1,))
+        version = db.one("SELECT version FROM state")
+
+
+class ServerLocation:
+    """A knowledge base at an address such as `postgresql://user@host:port/database#name`. Implements `KbLocation`.
+
+    The default name is "default". `open` connects. Raises KnowledgeBaseError, without the password, for an invalid address and for a
+    server that cannot be reached, refuses the password or lacks pgvector.
     """
 
     def __init__(self, text: str) -> None:
-        self._address = parse(text)
+        self._address = parse_address(text)
         self.name = self._address.name
         self.address = self._address.shown
         self.store: PostgresStore | None = None
-        self._schema = tables.schema_of(self.name)
+        self._schema = schema_of(self.name)
         self._connected: Database | None = None
         self._index: PostgresIndex | None = None
 
@@ -41,17 +247,17 @@ class ServerPlace:
         return self._connected
 
     def open(self) -> None:
-        if tables.enter(self._db, self.name):
+        if enter(self._db, self.name):
             self.store = PostgresStore(self._db, self._schema)
 
-    def follow(self) -> None:
-        if not tables.enter(self._db, self.name):
+    def reopen(self) -> None:
+        if not enter(self._db, self.name):
             self.store = None
         elif self.store is None:
             self.store = PostgresStore(self._db, self._schema)
 
     def make(self) -> PostgresStore:
-        tables.enter(self._db, self.name, create=True)
+        enter(self._db, self.name, create=True)
         self.store = PostgresStore(self._db, self._schema)
         return self.store
 
@@ -63,18 +269,16 @@ class ServerPlace:
         def refused() -> KnowledgeBaseError:
             return KnowledgeBaseBusyError(
                 f"Another localrag is indexing into knowledge base {self.address!r}.",
-                hint="Wait for that one to end, then run the same command again.",
+                hint="Wait until it has finished, then run the same command again.",
                 kb=self.address,
             )
 
-        return self._db.turn(self._schema, wait_s=wait_s, on_wait=on_wait, refused=refused)
+        return self._db.lock(self._schema, wait_s=wait_s, on_wait=on_wait, refused=refused)
 
     def not_found(self) -> KnowledgeBaseNotFoundError:
-        return not_found(self.address, self.name, tables.names(self._db))
+        return not_found(self.address, self.name, names_in(self._db))
 
     def index(self) -> PostgresIndex | None:
-        from localrag.kb.postgres.index import PostgresIndex  # noqa: PLC0415  # imports numpy
-
         assert self.store is not None
         if self.store.embedder is None:
             return None
@@ -83,24 +287,20 @@ class ServerPlace:
         return self._index
 
     def index_problems(self) -> list[str]:
-        from localrag.kb.postgres.index import index_problems  # noqa: PLC0415  # imports numpy
-
         self._index = None
         return index_problems(self._db, self._schema)
 
-    def tend(self) -> None:
-        from localrag.kb.postgres.index import tend  # noqa: PLC0415  # imports numpy
-
-        tend(self._db, self._schema)
+    def maintain_index(self) -> None:
+        maintain_index(self._db, self._schema)
 
     def export(self, file: Path) -> None:
         raise KnowledgeBaseError(
-            f"{self.address} is on a server, and only a knowledge base of the home can be exported to {file.name}.",
-            hint=f"Save it with PostgreSQL's own tool: pg_dump --schema={self._schema}",
+            f"{self.address} is on a server. Only a knowledge base of the home can be exported to {file.name}.",
+            hint=f"Back it up with PostgreSQL's own tool: pg_dump --schema={self._schema}",
         )
 
     def remove(self) -> None:
         with self.taken(wait_s=0):
-            tables.drop(self._db, self.name)
+            drop(self._db, self.name)
         self.close()
         self.store = None

@@ -1,9 +1,9 @@
-"""The truth of a knowledge base on a PostgreSQL server. localrag/kb/store.py says what each method does.
+"""The store of a knowledge base on a PostgreSQL server. See localrag/kb/store.py for what each method does.
 
-Every change is one transaction for text, full text, vectors and generation; a second writer waits for the first.
+Every change is one transaction over text, full text, vectors and generation. A second writer waits for the first.
 
-A document is a file of one machine (`Address.machine`), and indexing only touches those of its own: a file of another machine under the
-same path is another document. All of them are searched.
+A document is a file of one machine (`Address.machine`). A machine indexes only its own files: a file under the same path on another machine
+is another document. A search covers the documents of all machines.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any
 from localrag.kb.chunking import Passage
 from localrag.kb.filters import Where, folded
 from localrag.kb.postgres.database import Database, raw, vector
-from localrag.kb.postgres.full_text import FULL_TEXTS, FullText, best, holders, indexed, is_sound, passing, rebuild
-from localrag.kb.protocols import DocumentRow, Feedback, GivenText, Known, Origin, StoredChunk, TextRow, Unread, other_embedder
+from localrag.kb.postgres.search import FULL_TEXTS, FullText, best, holders, indexed, is_sound, passing, rebuild
+from localrag.kb.protocols import DocumentRow, Feedback, GivenText, Origin, StoredChunk, StoredDocument, TextRow, UnreadFile, other_embedder
 from localrag.kb.query import Term
-from localrag.kb.store import NUM_STAMPS, kept_of
+from localrag.kb.store import NUM_STAMPS, match_chunks
 from localrag.types import Chunk
 
-_AT_ONCE = 500  # rows that are fetched with their vectors
+_AT_ONCE = 500  # rows to fetch at a time, with their vectors
 _CHUNK = (
     'SELECT c.id, document_id, ordinal, text, "start", "end", source, heading, place '
     "FROM chunks c JOIN documents d ON d.id = document_id WHERE c.id = ANY(%s::bigint[])"
 )
-_OURS = "machine IN (%s, '')"  # '' is any machine: see localrag/kb/postgres/tables.py
+_OURS = "machine IN (%s, '')"  # '' means any machine: see localrag/kb/postgres/server.py
 _OUR_FILES = f"{_OURS} AND id NOT IN (SELECT document_id FROM texts)"  # noqa: S608  # no values in it
 _ADD_FEEDBACK = """INSERT INTO feedback SELECT id, %s, %s, %s, %s, %s FROM chunks WHERE id = %s ON CONFLICT (chunk_id) DO UPDATE SET
     retrieved = feedback.retrieved + excluded.retrieved, supplied = feedback.supplied + excluded.supplied,
@@ -59,7 +59,7 @@ _TEXTS_AT_ONCE = 100
 
 
 class PostgresStore:
-    """One knowledge base of a server, whose tables `db` has entered (localrag/kb/postgres/tables.py)."""
+    """One knowledge base on a server. Implements `AnyStore`. `db` has entered its schema (see localrag/kb/postgres/server.py)."""
 
     is_local = False
     full_texts = FULL_TEXTS
@@ -99,8 +99,8 @@ class PostgresStore:
 
     @property
     def min_similarity(self) -> float | None:
-        found = self._db.one("SELECT min_similarity FROM state")
-        return None if found is None else float(found)
+        value = self._db.one("SELECT min_similarity FROM state")
+        return None if value is None else float(value)
 
     @property
     def num_documents(self) -> int:
@@ -111,41 +111,41 @@ class PostgresStore:
         return int(self._db.one("SELECT count(*) FROM chunks"))
 
     def sources(self, where: Where | None = None) -> list[tuple[str, int]]:
-        chosen, values = passing(where or Where())
+        selection, values = passing(where or Where())
         rows = self._db.rows(
             "SELECT source, count(c.id) FROM documents d LEFT JOIN chunks c ON document_id = d.id "  # noqa: S608  # no values in it
-            f'WHERE d.id IN ({chosen}) GROUP BY d.id ORDER BY source COLLATE "C", d.id',
+            f'WHERE d.id IN ({selection}) GROUP BY d.id ORDER BY source COLLATE "C", d.id',
             values,
         )
         return [(source, num) for source, num in rows]
 
-    def documents(self) -> dict[str, Known]:
+    def documents(self) -> dict[str, StoredDocument]:
         rows = self._db.rows(
             f"SELECT path, id, sha256, num_bytes, mtime_ns, cutter FROM documents WHERE {_OUR_FILES} ORDER BY machine",  # noqa: S608  # no values in it
             (self._machine,),
         )
-        return {path: Known(*rest) for path, *rest in rows}
+        return {path: StoredDocument(*rest) for path, *rest in rows}
 
-    def unread(self) -> dict[str, Unread]:
+    def unread(self) -> dict[str, UnreadFile]:
         rows = self._db.rows("SELECT path, num_bytes, mtime_ns, cutter, reason FROM unread WHERE machine = %s", (self._machine,))
-        return {path: Unread(*rest) for path, *rest in rows}
+        return {path: UnreadFile(*rest) for path, *rest in rows}
 
     def fields(self, where: Where | None = None) -> dict[str, dict[str, list[str]]]:
-        chosen, values = passing(where or Where())
+        selection, values = passing(where or Where())
         rows = self._db.rows(
-            f"SELECT DISTINCT source, key, value FROM fields JOIN documents ON id = document_id WHERE document_id IN ({chosen})",  # noqa: S608  # no values in it
+            f"SELECT DISTINCT source, key, value FROM fields JOIN documents ON id = document_id WHERE document_id IN ({selection})",  # noqa: S608  # no values in it
             values,
         )
-        found: dict[str, dict[str, list[str]]] = {}
+        fields: dict[str, dict[str, list[str]]] = {}
         for source, key, value in sorted(rows):
-            found.setdefault(source, {}).setdefault(key, []).append(value)
-        return found
+            fields.setdefault(source, {}).setdefault(key, []).append(value)
+        return fields
 
     def fields_by_origin(self) -> dict[tuple[int, Origin], set[tuple[str, str]]]:
-        found: dict[tuple[int, Origin], set[tuple[str, str]]] = {}
+        fields: dict[tuple[int, Origin], set[tuple[str, str]]] = {}
         for document_id, origin, key, value in self._db.rows("SELECT document_id, origin, key, value FROM fields"):
-            found.setdefault((document_id, origin), set()).add((key, value))
-        return found
+            fields.setdefault((document_id, origin), set()).add((key, value))
+        return fields
 
     def paths(self) -> dict[str, str]:
         return dict(self.source_paths())
@@ -180,14 +180,14 @@ class PostgresStore:
     def allowed(self, where: Where | None) -> list[int] | None:
         if not where:
             return None
-        chosen, values = passing(where)
-        rows = self._db.rows(f"SELECT id FROM chunks WHERE document_id IN ({chosen}) ORDER BY id", values)  # noqa: S608  # no values in it
+        selection, values = passing(where)
+        rows = self._db.rows(f"SELECT id FROM chunks WHERE document_id IN ({selection}) ORDER BY id", values)  # noqa: S608  # no values in it
         return [one for (one,) in rows]
 
     def passing(self, where: Where | None) -> list[int]:
-        chosen, values = passing(where) if where else ("SELECT id FROM documents", ())
+        selection, values = passing(where) if where else ("SELECT id FROM documents", ())
         order = "ORDER BY d.source, d.id, c.ordinal"
-        statement = f"SELECT c.id FROM chunks c JOIN documents d ON d.id = c.document_id WHERE d.id IN ({chosen}) {order}"  # noqa: S608  # no values in it
+        statement = f"SELECT c.id FROM chunks c JOIN documents d ON d.id = c.document_id WHERE d.id IN ({selection}) {order}"  # noqa: S608  # no values in it
         return [one for (one,) in self._db.rows(statement, values)]
 
     def keyword_ids(self, terms: Sequence[Term], limit: int, where: Where | None = None) -> list[tuple[int, float]]:
@@ -203,10 +203,10 @@ class PostgresStore:
         return holders(self._db, "characters", terms, among)
 
     def chunks(self, ids: Sequence[int], *, kb: str = "") -> list[Chunk]:
-        found: dict[int, Chunk] = {}
+        chunks: dict[int, Chunk] = {}
         for chunk_id, document_id, ordinal, text, start, end, source, heading, place in self._db.rows(_CHUNK, (list(ids),)):
-            found[chunk_id] = Chunk(chunk_id, document_id, ordinal, text, start, end, source, heading, kb, place=place)
-        return [found[one] for one in ids if one in found]
+            chunks[chunk_id] = Chunk(chunk_id, document_id, ordinal, text, start, end, source, heading, kb, place=place)
+        return [chunks[one] for one in ids if one in chunks]
 
     def around(self, chunk_id: int, before: int, behind: int) -> list[int]:
         statement = (
@@ -217,8 +217,8 @@ class PostgresStore:
 
     def feedback(self, ids: Sequence[int] | None = None) -> dict[int, Feedback]:
         statement = "SELECT chunk_id, retrieved, supplied, cited, useful, useless FROM feedback"
-        chosen = "" if ids is None else " WHERE chunk_id = ANY(%s::bigint[])"
-        return {one: Feedback(*counts) for one, *counts in self._db.rows(statement + chosen, () if ids is None else (list(ids),))}
+        selection = "" if ids is None else " WHERE chunk_id = ANY(%s::bigint[])"
+        return {one: Feedback(*counts) for one, *counts in self._db.rows(statement + selection, () if ids is None else (list(ids),))}
 
     def all_rows(self) -> Iterator[StoredChunk]:
         statement = (
@@ -229,7 +229,7 @@ class PostgresStore:
             yield StoredChunk._make((*values, bytes(sha256), None if embedding is None else raw(embedding)))
 
     def problems(self) -> list[str]:
-        """[]: the server guarantees its pages and references, and reports damage when it is read."""
+        """Return []. The server guarantees its pages and references, and reports damage when it reads them."""
         return []
 
     def full_text_is_sound(self, name: str) -> bool:
@@ -285,52 +285,52 @@ class PostgresStore:
     def stamp_documents(self, stamps: Iterable[tuple[int, int | None]]) -> None:
         self._db.many("UPDATE documents SET mtime_ns = %s WHERE id = %s", [(mtime_ns, one) for one, mtime_ns in stamps])
 
-    def set_unread(self, gone: Iterable[str], found: Mapping[str, Unread]) -> None:
+    def set_unread(self, gone: Iterable[str], unread: Mapping[str, UnreadFile]) -> None:
         machine = self._machine
-        self._db.rows("DELETE FROM unread WHERE machine = %s AND path = ANY(%s::text[])", (machine, [*gone, *found]))
+        self._db.rows("DELETE FROM unread WHERE machine = %s AND path = ANY(%s::text[])", (machine, [*gone, *unread]))
         self._db.many(
             "INSERT INTO unread (path, machine, num_bytes, mtime_ns, cutter, reason) VALUES (%s, %s, %s, %s, %s, %s)",
-            [(path, machine, one.num_bytes, one.mtime_ns, one.cutter, _storable(one.reason)) for path, one in found.items()],
+            [(path, machine, one.num_bytes, one.mtime_ns, one.cutter, _storable(one.reason)) for path, one in unread.items()],
         )
 
     def remove_documents(self, paths: Iterable[str]) -> None:
         self._db.rows(f"DELETE FROM documents WHERE {_OURS} AND path = ANY(%s::text[])", (self._machine, list(paths)))  # noqa: S608  # no values in it
 
     def drop_chunks(self, ids: Sequence[int]) -> list[str]:
-        found = self._db.rows(
+        documents = self._db.rows(
             "SELECT DISTINCT d.id, source FROM documents d JOIN chunks c ON document_id = d.id WHERE c.id = ANY(%s::bigint[])", (list(ids),)
         )
         self._db.rows("DELETE FROM chunks WHERE id = ANY(%s::bigint[])", (list(ids),))
-        self._db.rows("UPDATE documents SET cutter = 0, mtime_ns = NULL WHERE id = ANY(%s::bigint[])", ([one for one, _ in found],))
-        return sorted(source for _, source in found)
+        self._db.rows("UPDATE documents SET cutter = 0, mtime_ns = NULL WHERE id = ANY(%s::bigint[])", ([one for one, _ in documents],))
+        return sorted(source for _, source in documents)
 
     def set_fields(self, document_id: int, fields: Sequence[tuple[str, str]], origin: Origin) -> bool:
-        wanted = {(_storable(key), _storable(value)) for key, value in fields if value}
-        present = set(self._db.rows("SELECT key, value FROM fields WHERE document_id = %s AND origin = %s", (document_id, origin)))
-        if wanted == present:
+        new = {(_storable(key), _storable(value)) for key, value in fields if value}
+        old = set(self._db.rows("SELECT key, value FROM fields WHERE document_id = %s AND origin = %s", (document_id, origin)))
+        if new == old:
             return False
         self._db.rows("DELETE FROM fields WHERE document_id = %s AND origin = %s", (document_id, origin))
         self._db.many(
             "INSERT INTO fields (document_id, key, value, folded, origin) VALUES (%s, %s, %s, %s, %s)",
-            [(document_id, key, value, folded(value), origin) for key, value in sorted(wanted)],
+            [(document_id, key, value, folded(value), origin) for key, value in sorted(new)],
         )
         return True
 
     def add_feedback(self, counts: Mapping[int, Feedback]) -> None:
-        self._db.many(_ADD_FEEDBACK, [(*each, one) for one, each in counts.items()])
+        self._db.many(_ADD_FEEDBACK, [(*feedback, chunk_id) for chunk_id, feedback in counts.items()])
 
     def reset_feedback(self) -> None:
         self._db.rows("DELETE FROM feedback")
 
     def _texts(self) -> Iterator[list[tuple[int, str, str]]]:
-        """(chunk id, heading, text) of all chunks, in batches."""
+        """Yield (chunk id, heading, text) of all chunks, in batches."""
         after, statement = 0, "SELECT id, heading, text FROM chunks WHERE id > %s ORDER BY id LIMIT %s"
         while rows := self._db.rows(statement, (after, _AT_ONCE)):
             yield [(chunk_id, heading, text) for chunk_id, heading, text in rows]
             after = rows[-1][0]
 
     def _by_id(self, statement: str, after: int) -> Iterator[tuple[Any, ...]]:
-        """The rows of a statement that takes the id to begin after and the number of rows."""
+        """Yield the rows of a statement in batches. The statement takes the id to start after and the number of rows."""
         while rows := self._db.rows(statement, (after, _AT_ONCE), binary=True):
             yield from rows
             after = rows[-1][0]
@@ -349,13 +349,13 @@ class PostgresStore:
     def _put_chunks(self, document_id: int, passages: Sequence[Passage], vectors: Mapping[bytes, bytes]) -> None:
         statement = "SELECT id, sha256, heading FROM chunks WHERE document_id = %s ORDER BY ordinal DESC"
         present = [(int(chunk_id), bytes(sha256), str(heading)) for chunk_id, sha256, heading in self._db.rows(statement, (document_id,))]
-        kept, left = kept_of(present, passages)
+        chunk_ids, stale_ids = match_chunks(present, passages)
         if present:
-            self._db.rows("DELETE FROM chunks WHERE id = ANY(%s::bigint[])", (left,))
-            # No two chunks of a document have one ordinal, not even between two statements: those that stay are moved out of the way first.
+            self._db.rows("DELETE FROM chunks WHERE id = ANY(%s::bigint[])", (stale_ids,))
+            # The ordinals of a document are unique after every statement, so first move those of the remaining chunks out of the way.
             self._db.rows("UPDATE chunks SET ordinal = -1 - ordinal WHERE document_id = %s", (document_id,))
         moved, added = [], []
-        for ordinal, (passage, chunk_id) in enumerate(zip(passages, kept, strict=True)):
+        for ordinal, (passage, chunk_id) in enumerate(zip(passages, chunk_ids, strict=True)):
             where = (ordinal, passage.start, passage.end, passage.place)
             if chunk_id is None:
                 texts = (passage.heading, passage.text, passage.sha256, *indexed(passage.heading, passage.text))
@@ -367,14 +367,14 @@ class PostgresStore:
 
 
 class PostgresTexts:
-    """The documents on a server that were given as texts. `SqliteTexts` in localrag/kb/store.py says what each method does."""
+    """The documents on a server that were given as texts. See `SqliteTexts` in localrag/kb/store.py for what each method does."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
 
-    def known(self, ids: Sequence[str]) -> dict[str, Known]:
+    def known(self, ids: Sequence[str]) -> dict[str, StoredDocument]:
         rows = self._db.rows(f"SELECT t.id, d.id, sha256, num_bytes, mtime_ns, cutter {_TEXTS} WHERE t.id = ANY(%s::text[])", (list(ids),))
-        return {text_id: Known(*rest) for text_id, *rest in rows}
+        return {text_id: StoredDocument(*rest) for text_id, *rest in rows}
 
     def outdated(self, cutter: int) -> list[str]:
         return [row[0] for row in self._db.rows(f"SELECT t.id {_TEXTS} WHERE cutter != %s ORDER BY d.id", (cutter,))]
@@ -384,17 +384,17 @@ class PostgresTexts:
         return {row[0]: TextRow(*row) for row in rows}
 
     def page(self, where: Where, *, offset: int, limit: int, max_chars: int) -> list[TextRow]:
-        chosen, values = passing(where)
+        selection, values = passing(where)
         rows = self._db.rows(
-            f"SELECT text_id, source, left(body, %s), length(body), metadata, sha256 FROM ({_BODIES} WHERE d.id IN ({chosen}) "  # noqa: S608  # no values in it
+            f"SELECT text_id, source, left(body, %s), length(body), metadata, sha256 FROM ({_BODIES} WHERE d.id IN ({selection}) "  # noqa: S608  # no values in it
             "ORDER BY d.id LIMIT %s OFFSET %s) AS page",
             (max_chars, *values, limit, offset),
         )
         return [TextRow.listed(*row) for row in rows]
 
     def count(self, where: Where) -> int:
-        chosen, values = passing(where)
-        return int(self._db.one(f"SELECT count(*) FROM documents WHERE id IN ({chosen})", values))  # noqa: S608  # no values in it
+        selection, values = passing(where)
+        return int(self._db.one(f"SELECT count(*) FROM documents WHERE id IN ({selection})", values))  # noqa: S608  # no values in it
 
     def names(self, document_ids: Sequence[int]) -> dict[int, tuple[str, str | None, str | None]]:
         rows = self._db.rows(
@@ -407,7 +407,7 @@ class PostgresTexts:
         after = 0
         while rows := self._db.rows(_SOME_TEXTS, (after, _TEXTS_AT_ONCE)):
             for _, entries, *row in rows:
-                yield TextRow(*row), frozenset(bytes(each) for each in entries or ())
+                yield TextRow(*row), frozenset(bytes(entry) for entry in entries or ())
             after = rows[-1][0]
 
 
@@ -416,5 +416,5 @@ def _full_text(name: str) -> FullText:
 
 
 def _storable(text: str) -> str:
-    """Replace NUL, which PostgreSQL cannot store; texts that readers return have none."""
+    """Replace NUL, which PostgreSQL cannot store. Texts from readers contain none."""
     return text.replace("\0", "\ufffd")

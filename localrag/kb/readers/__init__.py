@@ -1,6 +1,6 @@
-"""Files to text, a format a file. A reader is a function from bytes to a Reading; `read` finds the one for a file.
+"""Convert files to text. A reader is a function from bytes to a Reading; `read` picks the reader for a file.
 
-A reader is imported, with the library it needs, when the first file wants it.
+Each format has a module here. A reader and the library it needs are imported when the first such file is read.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ _READERS = {
     suffix: reader
     for reader, suffixes in {
         "markdown": ".md .markdown .mdown .mkd",
-        "rst": ".rst .rest",
+        "markdown:read_rst": ".rst .rest",
         "html": ".html .htm .xhtml .xht",
         "pdf": ".pdf",
         "docx": ".docx .docm .dotx .dotm",
         "pptx": ".pptx .pptm .ppsx .ppsm .potx .potm",
         "xlsx": ".xlsx .xlsm .xltx .xltm",
         "odf": ".odt .ott .ods .ots .odp .otp",
-        "table": ".csv .tsv .tab",
+        "records:read_csv": ".csv .tsv .tab",
         "epub": ".epub",
         "mail": ".eml .mht .mhtml",
         "mail:read_mbox": ".mbox .mbx",
-        "notebook": ".ipynb",
-        "records": ".json",
-        "records:read_lines": ".jsonl .ndjson",
+        "records:read_notebook": ".ipynb",
+        "records:read_json": ".json",
+        "records:read_json_lines": ".jsonl .ndjson",
         "kreuzberg_reader:rtf": ".rtf",
         "kreuzberg_reader:doc": ".doc .dot",
         "kreuzberg_reader:xls": ".xls .xlt",
@@ -42,12 +42,12 @@ _READERS = {
     }.items()
     for suffix in suffixes.split()
 }
-"""ending → module here, and the function in it where that is not `read`; for kreuzberg_reader, the kind of the document"""
+"""File extension → module in this package, with `:function` if the function is not `read`. For kreuzberg_reader, `:kind` of document."""
 
 _BY_LIBRARY = "kreuzberg_reader:"
 _BINARY = frozenset({"pdf", "docx", "pptx", "xlsx", "epub", "odf", *(_BY_LIBRARY + kind for kind in ("rtf", "doc", "xls", "ppt", "msg"))})
 
-# Documents whose bytes are sometimes valid text, and never the text that a person sees.
+# Documents whose bytes may be valid text, but never the text that a person sees.
 _NOT_TEXT = frozenset(
     ".odg .ps .eps .svg .pages .numbers .key .mobi .azw .djvu".split()  # noqa: SIM905  # a word list reads better as words
 )
@@ -57,9 +57,9 @@ _MEMBERS = (
     ("docx", b"word/document"), ("pptx", b"ppt/presentation"), ("xlsx", b"xl/workbook"), ("epub", b"application/epub+zip"),
     *(("odf", b"application/vnd.oasis.opendocument." + kind) for kind in (b"text", b"spreadsheet", b"presentation")),
 )  # fmt: skip
-"""What a ZIP container of each format names somewhere; names are not compressed."""
+"""Bytes that identify the format of a ZIP container. Member names are not compressed, so they appear in the file as written."""
 _OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
-_STREAMS = tuple(  # likewise of an OLE container: what is attached to or embedded in another comes last
+_STREAMS = tuple(  # the same for OLE containers; formats that are often embedded in others come last
     (_BY_LIBRARY + kind, name.encode("utf-16-le"))
     for kind, name in (
         ("msg", "__substg1.0_"),
@@ -70,7 +70,7 @@ _STREAMS = tuple(  # likewise of an OLE container: what is attached to or embedd
     )
 )
 _HTML = re.compile(rb"(?:\xef\xbb\xbf)?\s{0,100}(?:<!--[^>]{0,1000}-->\s{0,100})?<(?:!doctype\s+html|html|head|body)\b", re.IGNORECASE)
-_OTHERS = (  # what bytes begin with that no reader is for
+_OTHERS = (  # magic numbers of formats without a reader
     (b"\x1f\x8b", "a gzip archive"),
     (b"BZh", "a bzip2 archive"),
     (b"\xfd7zXZ\0", "an xz archive"),
@@ -81,12 +81,15 @@ _OTHERS = (  # what bytes begin with that no reader is for
     (b"\xff\xd8\xff", "a JPEG image"),
     (b"\x7fELF", "a program"),
     (b"SQLite format 3\0", "an SQLite database"),
-    (b"GGUF\x03", "a GGUF model"),  # with its version: a text about such models may begin with its name
+    (b"GGUF\x03", "a GGUF model"),  # with the version byte: a text about such models may begin with "GGUF"
 )
 
 
 def read(name: str, data: bytes) -> Reading:
-    """The text of a file by what it begins with, else by the ending of its name. UnreadableError says why there is none."""
+    """Read a file as text. The format is detected from its first bytes, or else from the extension of `name`.
+
+    Raises UnreadableError, with the reason, if the file has no text.
+    """
     suffix = PurePath(name).suffix.lower()
     reader = _reader(suffix, data)
     language = language_of(name)
@@ -95,7 +98,7 @@ def read(name: str, data: bytes) -> Reading:
     elif suffix in _NOT_TEXT:
         raise UnreadableError(f"{suffix[1:].upper()} files are not read")
     elif language is not None:
-        from localrag.kb.readers import code  # noqa: PLC0415  # weight: the roles of the syntax of many languages
+        from localrag.kb.readers import code  # noqa: PLC0415  # heavy: syntax tables of many languages
 
         reading = code.read(data, language)
     else:
@@ -106,7 +109,7 @@ def read(name: str, data: bytes) -> Reading:
 
 
 def needs_threads(name: str, data: bytes) -> bool:
-    """Whether a file takes a library that computes in threads of its own."""
+    """Whether the reader of this file uses a library that starts threads."""
     try:
         return (_reader(PurePath(name).suffix.lower(), data) or "").startswith(_BY_LIBRARY)
     except UnreadableError:
@@ -114,24 +117,24 @@ def needs_threads(name: str, data: bytes) -> bool:
 
 
 def is_text(name: str) -> bool:
-    """Whether a file of this name is text as it stands, in whatever encoding: a person's notes, code, a page's source."""
+    """Whether a file of this name is text in some encoding: notes, source code, HTML."""
     suffix = PurePath(name).suffix.lower()
     return suffix in text.SUFFIXES or language_of(name) is not None or (suffix in _READERS and _READERS[suffix] not in _BINARY)
 
 
 def is_document(name: str, data: bytes) -> bool:
-    """Whether a file has a text that its bytes do not show, such as a PDF."""
+    """Whether a file is a document whose bytes are not its text, such as a PDF."""
     suffix = PurePath(name).suffix.lower()
     return _READERS.get(suffix, "") in _BINARY or data.startswith((b"%PDF-", *_ZIP, _OLE, b"{\\rtf"))
 
 
 def _reader(suffix: str, data: bytes) -> str | None:
-    """The reader of a file, as in _READERS; None for text. UnreadableError for what no reader is for."""
+    """Return the reader of a file, as in _READERS; None for text. Raises UnreadableError for a format without a reader."""
     return _by_content(data, _READERS.get(suffix, ""), suffix) or _READERS.get(suffix)
 
 
 def _by_content(data: bytes, expected: str, suffix: str) -> str | None:
-    """The reader that the bytes ask for; None where they leave it to the ending. `expected` is what the ending asks for."""
+    """Return the reader that the bytes call for; None if the extension decides. `expected` is the reader that the extension calls for."""
     if data.startswith(b"%PDF-") or (expected == "pdf" and b"%PDF-" in data[:1024]):
         return "pdf"
     if data.startswith(_ZIP):
@@ -147,40 +150,40 @@ def _by_content(data: bytes, expected: str, suffix: str) -> str | None:
     if is_page:
         return "html"
     if expected in _BINARY and data.strip():
-        raise UnreadableError(f"it is no {suffix[1:].upper()} file, whatever its name says")
+        raise UnreadableError(f"it is not in {suffix[1:].upper()} format, despite its name")
     return None
 
 
 def _in_zip(data: bytes, expected: str, suffix: str) -> str | None:
-    found = [reader for reader, member in _MEMBERS if member in data]
-    if expected in found:
-        return expected  # another document can be embedded in it
-    if found:
-        return found[0]
+    readers = [reader for reader, member in _MEMBERS if member in data]
+    if expected in readers:
+        return expected  # the other matches come from embedded documents
+    if readers:
+        return readers[0]
     if expected in _BINARY:
-        return expected  # it says what is missing
+        return expected  # its reader reports what is missing
     if suffix in _NOT_TEXT:
-        return None  # such as KEY, which is a ZIP too
+        return None  # such as KEY, which is also a ZIP
     raise UnreadableError("binary file: a ZIP archive")
 
 
 def _in_ole(data: bytes, expected: str) -> str:
     if "EncryptedPackage".encode("utf-16-le") in data:
         raise UnreadableError("it is protected by a password")
-    found = [reader for reader, stream in _STREAMS if stream in data]
-    if not found:
+    readers = [reader for reader, stream in _STREAMS if stream in data]
+    if not readers:
         raise UnreadableError("binary file: an OLE container")
-    return expected if expected in found else found[0]
+    return expected if expected in readers else readers[0]
 
 
 def _function(reader: str) -> Callable[[bytes], Reading]:
     module, _, function = reader.partition(":")
     if reader.startswith(_BY_LIBRARY):
-        from localrag.kb.readers import kreuzberg_reader  # noqa: PLC0415  # as the others
+        from localrag.kb.readers import kreuzberg_reader  # noqa: PLC0415  # heavy
 
         return partial(kreuzberg_reader.read, kind=function)
-    found: Callable[[bytes], Reading] = getattr(importlib.import_module(f"localrag.kb.readers.{module}"), function or "read")
-    return found
+    read_bytes: Callable[[bytes], Reading] = getattr(importlib.import_module(f"localrag.kb.readers.{module}"), function or "read")
+    return read_bytes
 
 
 __all__ = ["Reading", "UnreadableError", "is_document", "is_text", "needs_threads", "read"]

@@ -1,4 +1,4 @@
-"""What a reader returns."""
+"""The result of a reader: text, sections, and where each stretch of the text is found in the file."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 
 class UnreadableError(Exception):
-    """A file has no text to index; the message is the reason, to stand after the file's name.
+    """Raised if a file has no text to index. The message is the reason, worded to follow the file's name.
 
-    `lasts`: the reason is in the file alone, and stays as long as the file stays as it is.
+    `lasts` is true if the reason lies in the file alone, so that it holds until the file changes.
     """
 
     def __init__(self, reason: str, *, lasts: bool = True) -> None:
@@ -19,9 +19,9 @@ class UnreadableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Characters `start` to `end` (exclusive) of a text, under `heading`, the path of headings joined by " > ".
+    """Characters `start` to `end` (exclusive) of a text. `heading` is the path of headings above them, joined by " > ".
 
-    Its own heading, if it begins with one, reaches up to `body`.
+    If the section begins with its own heading, `body` is the offset where that heading ends.
     """
 
     start: int
@@ -30,8 +30,11 @@ class Section:
     body: int = 0
 
 
-class Place(NamedTuple):
-    """From character `start` of a text on, up to the next place, it is found at `number` (from 1) of `kind`: page 3, slide 2, row 7."""
+class Locator(NamedTuple):
+    """The place in the file of the text from character `start` up to the next locator, such as page 3, slide 2 or row 7.
+
+    `number` counts from 1; `kind` is "page", "slide", "row" and so on.
+    """
 
     start: int
     kind: str
@@ -40,13 +43,15 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A file's text and where it may be cut: in order, sections never overlap, and no chunk crosses the border of one.
+    """The text of a file and the sections it may be cut at. Sections are in order and never overlap; no chunk crosses a section border.
 
-    Characters outside all sections (front matter) are not indexed. `markdown` says whose block structure the text has, `language` the
-    programming language that it is written in (one of `localrag.outline.LANGUAGES`). `fields` are what the file says of itself
-    (author, date …), for filters. Where `places` is empty and `own_lines` is set, the text is the file's own, and its lines are the
-    file's lines; else `places`, in order, tell where a stretch of the text is found in the file. `missing` names, for a person, what the
-    file shows and the text does not hold, such as "pages 2-6 hold no text; they look scanned".
+    Characters outside all sections, such as front matter, are not indexed. `markdown` is true if the text has the block structure of
+    Markdown; `language` is its programming language, one of `localrag.outline.LANGUAGES`. `fields` are the file's own properties
+    (author, date …), for filters.
+
+    `places`, in order, map stretches of the text to places in the file. If there are none and `own_lines` is set, the text is the file
+    itself and line numbers agree. `missing` lists, for people, content of the file that the text lacks, such as "pages 2-6 hold no text;
+    they look scanned".
     """
 
     text: str
@@ -55,7 +60,7 @@ class Reading:
     tags: tuple[str, ...] = ()
     markdown: bool = False
     language: str | None = None
-    places: tuple[Place, ...] = ()
+    places: tuple[Locator, ...] = ()
     own_lines: bool = False
     fields: tuple[tuple[str, str], ...] = field(default=())
     missing: tuple[str, ...] = ()

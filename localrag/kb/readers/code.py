@@ -1,4 +1,4 @@
-"""Source code: sections by its syntax, a definition each, with the comments, attributes and decorators that belong to it."""
+"""Read source code. Each definition is a section, together with its comments, attributes and decorators."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from localrag.outline.pieces import assigned_function
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-_LONG_CLASS_BYTES = 1500  # a shorter one stays whole: a few methods that explain each other
-_SHORT_CHARS, _GROUP_CHARS = 200, 800  # neighbouring one-liners, such as getters, stand together
+_LONG_CLASS_BYTES = 1500  # shorter classes stay whole: their few methods explain each other
+_SHORT_CHARS, _GROUP_CHARS = 200, 800  # neighbouring one-liners, such as getters, form one section
 _MAX_DEPTH = 40
 _MAX_NAME_BYTES = 400
 _MAX_NAME_CHARS = 80
@@ -35,11 +35,11 @@ _RECEIVER = re.compile(r"(\w+)(?:\[.*)?\)$")
 
 
 def read(data: bytes, language: str) -> Reading:
-    """A source file in one of the `ROLES`. Every character is in a section, and its heading is a path such as "package > Class > method".
+    """Read a source file in a language of `ROLES`. Every character is in a section; headings are paths like "package > Class > method".
 
-    A section is a function, a type or a short class; a long class is taken apart, its head and its fields a section each between
-    methods. What stands outside of definitions is sections too. Neighbouring definitions of a line or two are one section, which names
-    them. Whatever the outline does not parse (what follows 512 K characters, or makes the parser slow) is one section.
+    A section is a function, a type or a short class. A long class is split: its head, each run of fields and each method are sections of
+    their own. Code outside definitions forms sections too. Neighbouring definitions of a line or two share one section, whose heading
+    names them all. Text that is not parsed (after 512 K characters, or if the parser takes too long) is one section.
     """
     text = decode(data, known=True)
     return Reading(text, tuple(_sections(text, language)), language=language, own_lines=True, fields=(("language", language),))
@@ -47,7 +47,7 @@ def read(data: bytes, language: str) -> Reading:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Characters (bytes at first) `start` to `end`, in the definitions of `path`; of a definition itself, `names` is its name."""
+    """Bytes, later characters, `start` to `end`. `path` names the enclosing definitions; `names` is the part's own name, if it has one."""
 
     start: int
     end: int
@@ -68,7 +68,7 @@ def _sections(text: str, language: str) -> Iterator[Section]:
         tree, data, num_chars = parsed
         collector = _Collector(language, data)
         collector.enter(tree.root_node, (), 0)
-        parts = _in_characters(data, _filled(collector.found, len(data)))
+        parts = _in_characters(data, _filled(collector.parts, len(data)))
     if num_chars < len(text):
         parts.append(_Part(num_chars, len(text), ()))
     for part in _grouped(_without_closing(text, parts)):
@@ -76,19 +76,19 @@ def _sections(text: str, language: str) -> Iterator[Section]:
 
 
 class _Collector:
-    """Finds the definitions below a node, in bytes: `found` also holds where a long class begins and ends, without names."""
+    """Collects the definitions below a node as `parts`, in bytes. Parts without names mark where a long class begins and ends."""
 
     def __init__(self, language: str, data: bytes) -> None:
-        self.found: list[_Part] = []
+        self.parts: list[_Part] = []
         self._roles = ROLES[language]
         self._data = data
         self._package: tuple[str, ...] = ()
-        self._lead: Node | None = None  # the first of the comments and attributes right above
-        self._lead_row = -1  # the row in which the last of them ends
-        self._last_row = -1  # the row in which the last thing that is no comment ends
+        self._lead: Node | None = None  # the first of the comments and attributes directly above
+        self._lead_row = -1  # the row where the last of those ends
+        self._last_row = -1  # the row where the last node that is not a comment ends
 
     def enter(self, node: Node, path: tuple[str, ...], depth: int) -> None:
-        """Takes in the definitions among the children of a node."""
+        """Collect the definitions among the children of a node."""
         for child in node.named_children:
             role = self._roles.get(child.type)
             if role in _PASSED:
@@ -107,13 +107,13 @@ class _Collector:
     def _keep_lead(self, node: Node) -> None:
         row = node.start_point.row
         if row == self._last_row and self._roles[node.type] == "comment":
-            return  # a remark behind a statement
+            return  # a comment after a statement on the same line
         if self._lead is None or row > self._lead_row + 1:
             self._lead = node
         self._lead_row = node.end_point.row - (node.end_point.column == 0)
 
     def _definition(self, node: Node) -> Node | None:
-        """The definition that a node is or wraps."""
+        """Return the definition that a node is or wraps; None if there is none."""
         inner: Node | None = node
         for _ in range(8):
             role = None if inner is None else self._roles.get(inner.type)
@@ -137,20 +137,20 @@ class _Collector:
             start = line
         if rest := _REST_OF_LINE.match(self._data, end):
             end = rest.end()
-        start = max(start, self.found[-1].end if self.found else 0)
+        start = max(start, self.parts[-1].end if self.parts else 0)
         end = max(start, end)
         names = tuple(self._names(inner))
         if self._roles[inner.type] == "class" and end - start > _LONG_CLASS_BYTES and depth < _MAX_DEPTH and names:
             within = (*path, *names)
-            self.found.append(_Part(start, start, (*self._package, *within)))
+            self.parts.append(_Part(start, start, (*self._package, *within)))
             self._lead, self._last_row = None, inner.start_point.row
             self.enter(inner, within, depth + 1)
-            self.found.append(_Part(max(end, self.found[-1].end), max(end, self.found[-1].end), (*self._package, *path)))
+            self.parts.append(_Part(max(end, self.parts[-1].end), max(end, self.parts[-1].end), (*self._package, *path)))
         else:
-            self.found.append(_Part(start, end, (*self._package, *path, *names[:-1]), names[-1:]))
+            self.parts.append(_Part(start, end, (*self._package, *path, *names[:-1]), names[-1:]))
 
     def _names(self, node: Node) -> Iterator[str]:
-        """What a definition is called, its class first where the head names it, as in Go."""
+        """Yield the names of a definition: first its class, if the head names one as in Go, then its own name."""
         if node.type == "impl_item":  # rust
             trait, target = self._field(node, "trait"), self._field(node, "type")
             yield f"{trait} for {target}" if trait else target
@@ -172,7 +172,7 @@ class _Collector:
 
 
 def _named(node: Node) -> Node | None:
-    """The name of a definition whose grammar gives it none: a C declarator's, a type_spec's of Go, a variable's, a package's."""
+    """Find the name node of a definition without a `name` field: a C declarator, a Go type_spec, a variable, a package."""
     if node.type in _PACKAGES:
         return next((child for child in node.named_children if not child.type.endswith("annotation")), None)
     if node.type in {"lexical_declaration", "variable_declaration", "type_declaration"}:
@@ -191,11 +191,11 @@ def _named(node: Node) -> Node | None:
     return declarator
 
 
-def _filled(found: Iterable[_Part], end: int) -> Iterator[_Part]:
-    """The parts, and between them those that belong to no definition, so that there is no gap."""
+def _filled(definitions: Iterable[_Part], end: int) -> Iterator[_Part]:
+    """Yield the definitions and, in the gaps, parts for the code between them, so that every byte is covered."""
     path: tuple[str, ...] = ()
     at = 0
-    for part in found:
+    for part in definitions:
         if part.start > at:
             yield _Part(at, part.start, path)
         path = part.path
@@ -207,29 +207,31 @@ def _filled(found: Iterable[_Part], end: int) -> Iterator[_Part]:
 
 
 def _in_characters(data: bytes, parts: Iterable[_Part]) -> list[_Part]:
-    found = []
+    """Convert parts that cover all of `data` from byte offsets to character offsets."""
+    converted = []
     at = 0
     for part in parts:
         end = at + len(data[part.start : part.end].decode("utf-8", "replace"))
-        found.append(replace(part, start=at, end=end))
+        converted.append(replace(part, start=at, end=end))
         at = end
-    return found
+    return converted
 
 
 def _without_closing(text: str, parts: list[_Part]) -> list[_Part]:
-    """Blank lines and closing braces go to what they follow, or at the very top to what follows them."""
-    kept: list[_Part] = []
+    """Join blank lines and closing braces to the part before them; at the very top, to the part after them."""
+    joined: list[_Part] = []
     for part in parts:
-        if kept and not part.names and _CLOSING.fullmatch(text, part.start, part.end):
-            kept[-1] = replace(kept[-1], end=part.end)
+        if joined and not part.names and _CLOSING.fullmatch(text, part.start, part.end):
+            joined[-1] = replace(joined[-1], end=part.end)
         else:
-            kept.append(part)
-    if len(kept) > 1 and not text[kept[0].start : kept[0].end].strip():
-        kept[:2] = [replace(kept[1], start=kept[0].start)]
-    return kept
+            joined.append(part)
+    if len(joined) > 1 and not text[joined[0].start : joined[0].end].strip():
+        joined[:2] = [replace(joined[1], start=joined[0].start)]
+    return joined
 
 
 def _grouped(parts: list[_Part]) -> Iterator[_Part]:
+    """Join neighbouring short parts under the same path."""
     group: _Part | None = None
     for before, part in pairwise([_Part(0, 0, ()), *parts]):
         both_short = before.end - before.start <= _SHORT_CHARS and part.end - part.start <= _SHORT_CHARS

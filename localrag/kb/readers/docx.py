@@ -1,4 +1,4 @@
-"""DOCX: paragraphs, headings, lists, tables and notes of a Word document."""
+"""Read DOCX: the paragraphs, headings, lists, tables and notes of a Word document."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CONTENTS = re.compile(r"toc \d|toc heading")
 _MAX_INDENT = 8
 
 _SKIPPED = frozenset(
-    # what was deleted, or moved elsewhere; what others show instead; how something looked before
+    # deleted or moved text; fallbacks for older programs; earlier formatting
     """w:del w:moveFrom mc:Fallback w:rPrChange w:pPrChange w:tblPrChange w:trPrChange w:tcPrChange w:sectPrChange w:numberingChange
     w:rt""".split()  # noqa: SIM905  # a word list reads better as words
 )
@@ -24,10 +24,11 @@ _HEADING = re.compile(r"heading ([1-9])")
 
 
 def read(data: bytes) -> Reading:
-    """A Word document. Headings are told by outline level, which styles in any language pass on; a place is not known: Word has no pages.
+    """Read a Word document. Headings are recognised by outline level, which works for styles in any language.
 
-    Deleted and hidden text, comments, the table of contents, headers and footers are left out. Footnotes and endnotes follow the paragraph
-    that refers to them. UnreadableError if it is damaged, protected or over the bounds.
+    Places are not known, since the file has no pages. Deleted and hidden text, comments, the table of contents, headers and footers are
+    left out. Footnotes and endnotes follow the paragraph that refers to them. Raises UnreadableError if the file is damaged, protected or
+    over the limits.
     """
     package = Package(data, "DOCX")
     main = package.main("word/document.xml")
@@ -48,12 +49,12 @@ def read(data: bytes) -> Reading:
 
 
 def _is_on(attributes: dict[str, str]) -> bool:
-    """The value of a property that is on or off; the mere element says on."""
+    """Return the value of an on/off property. An element without a value means on."""
     return attributes.get("w:val", "true").lower() not in ("0", "false", "off", "none")
 
 
 def _whole(text: str | None, otherwise: int, most: int = 9) -> int:
-    """A number from 0 to `most`; `otherwise` where there is none."""
+    """Parse a number and clamp it to 0 … `most`; return `otherwise` if it is not a number."""
     with suppress(ValueError):
         return min(max(int((text or "")[:9]), 0), most)
     return otherwise
@@ -61,17 +62,17 @@ def _whole(text: str | None, otherwise: int, most: int = 9) -> int:
 
 @dataclass(slots=True)
 class _Style:
-    """What one style says; None or empty where it says nothing."""
+    """The properties of one style; None or empty if the style does not set them."""
 
     name: str = ""
     based_on: str = ""
-    level: int | None = None  # of its outline; 0 is that of heading 1
+    level: int | None = None  # outline level; heading 1 has level 0
     hidden: bool | None = None
     in_list: bool | None = None
 
 
 class _Styles(XmlHandler):
-    """What paragraphs take over from their styles. The names of built-in styles are English in files of any language, their ids are not."""
+    """The styles that paragraphs inherit from. Built-in styles have English names in files of any language; their ids vary."""
 
     skipped = _SKIPPED
 
@@ -86,8 +87,8 @@ class _Styles(XmlHandler):
             self._style = self._styles[attributes.get("w:styleId", "")] = _Style()
         elif name == "w:name":
             self._style.name = value.casefold()
-            if found := _HEADING.fullmatch(self._style.name):
-                self._style.level = int(found[1]) - 1
+            if match := _HEADING.fullmatch(self._style.name):
+                self._style.level = int(match[1]) - 1
         elif name == "w:basedOn":
             self._style.based_on = value
         elif name == "w:outlineLvl":
@@ -98,7 +99,7 @@ class _Styles(XmlHandler):
             self._style.in_list = value != "0"
 
     def __getitem__(self, style_id: str) -> _Style:
-        """A style with what it takes over from those it is based on."""
+        """Return a style with the properties inherited from the styles it is based on."""
         if style_id not in self._resolved:
             result, seen, at = _Style(), set[str](), style_id
             while at in self._styles and at not in seen and len(seen) < 16:
@@ -121,16 +122,16 @@ class _Paragraph:
     in_list: bool | None = None
     indent: int = 0
     notes: list[str] = field(default_factory=list)
-    is_around_hidden: bool = False  # a text box stands in a run of another paragraph
+    is_around_hidden: bool = False  # the enclosing run is hidden: a text box lies inside a run of another paragraph
     is_in_run: bool = False
 
 
 @dataclass(slots=True)
 class _TableState:
-    """A table that is open, its row that is open, and its cell that is open."""
+    """A table being read, with its current row and cell."""
 
-    table: Table | None  # one that stands in a cell has none of its own
-    merged: dict[int, str] = field(default_factory=dict)  # cells that reach down over several rows, by column
+    table: Table | None  # None for a table nested in a cell
+    merged: dict[int, str] = field(default_factory=dict)  # column → text of a cell that spans several rows
     cells: list[tuple[int, str]] = field(default_factory=list)
     is_header: bool = False
     column: int = 0
@@ -139,7 +140,7 @@ class _TableState:
     merge: str = ""
 
     def take(self, name: str, attributes: dict[str, str]) -> None:
-        """What a table says of its rows and cells."""
+        """Apply an element that begins or describes a row or a cell."""
         value = attributes.get("w:val")
         if name == "w:tr":
             self.cells, self.column, self.is_header = [], 0, False
@@ -161,13 +162,13 @@ class _TableState:
 
 
 class _Story(XmlHandler):
-    """Paragraphs of text, as the body and each note have them."""
+    """A sequence of paragraphs: the body of the document, or a note."""
 
     skipped = _SKIPPED
 
     def __init__(self, styles: _Styles) -> None:
         self._styles = styles
-        self._open: list[_Paragraph] = []  # a text box stands within a paragraph and has its own
+        self._open: list[_Paragraph] = []  # a stack: a text box lies inside a paragraph and has paragraphs of its own
         self._is_text = False
         self._is_in_run = False
         self._hidden = False
@@ -213,7 +214,7 @@ class _Story(XmlHandler):
             self._open[-1].in_list = value != "0"
 
     def _refer(self, kind: str, note_id: str) -> None:
-        """A reference to a note in the text."""
+        """Handle a reference to a note in the text."""
 
     def text(self, data: str) -> None:
         if self._is_text:
@@ -230,14 +231,14 @@ class _Story(XmlHandler):
             self._paragraph("".join(paragraph.pieces).strip(), paragraph)
 
     def _paragraph(self, text: str, paragraph: _Paragraph, /) -> None:
-        """A paragraph that has ended."""
+        """Handle a complete paragraph."""
 
 
 _MARKS = {"w:tab": "\t", "w:br": "\n", "w:cr": "\n", "w:noBreakHyphen": "-"}
 
 
 class _Notes(_Story):
-    """The text of footnotes or endnotes by kind and id."""
+    """Footnotes or endnotes. `notes` maps kind and id to text."""
 
     def __init__(self, styles: _Styles, kind: str) -> None:
         super().__init__(styles)
@@ -262,7 +263,7 @@ class _Notes(_Story):
 
 
 class _Body(_Story):
-    """The body of the document, into a composer."""
+    """The body of the document, written to a composer."""
 
     def __init__(self, styles: _Styles, composer: Composer, notes: dict[str, str]) -> None:
         super().__init__(styles)
@@ -302,7 +303,7 @@ class _Body(_Story):
             self._tables[-2].paragraphs.append(" | ".join(text for _, text in state.cells if text))
 
     def _refer(self, kind: str, note_id: str) -> None:
-        note = self._notes.pop(kind + note_id, "")  # each stands once, however often it is referred to
+        note = self._notes.pop(kind + note_id, "")  # written once, however often it is referred to
         if note:
             self._num_notes += 1
             self._open[-1].pieces.append(f"[{self._num_notes}]")

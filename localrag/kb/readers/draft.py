@@ -1,39 +1,34 @@
-"""Text that a reader puts together piece by piece, with its headings and places: bounded, and fit to be stored.
+"""Build a Reading piece by piece, within size limits and without characters that cannot be stored.
 
-A Composer also sees to what stands between paragraphs, lines and rows.
+`Draft` takes raw text, headings and places. `Composer` also inserts the separators between paragraphs and lines. `Table` writes rows.
 """
 
 from __future__ import annotations
 
 import codecs
-import csv
-import io
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain, islice, pairwise, zip_longest
-from typing import Literal, NamedTuple
+from itertools import pairwise, zip_longest
+from typing import NamedTuple
 
-from localrag.kb.readers.base import Place, Reading, Section, UnreadableError
-from localrag.kb.readers.text import decode
+from localrag.kb.readers.base import Locator, Reading, Section, UnreadableError
 
 MAX_TEXT_CHARS = 20_000_000
 MAX_NAME_CHARS = 200
-"""Of a heading in a path, a title or a field: a path is stored with every chunk, and one long name would multiply the text."""
+"""Longest heading, title or field. A heading path is stored with every chunk, so one long heading would multiply the text."""
 
-MAX_PLACES = 1_048_576  # the rows of the longest sheet
+MAX_PLACES = 1_048_576  # the row limit of spreadsheets
 MAX_HEADINGS = 100_000
 
-_MAX_RANGES = 20  # of numbers that are named
+_MAX_RANGES = 20  # ranges of numbers to list
 _INVISIBLE = re.compile("[\u00ad\u200b\u2060\ufeff\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]")  # zero width, bidi control, tags
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")  # a lone half of a surrogate pair cannot be stored as UTF-8
 _UNFIT_ENCODINGS = frozenset({"idna", "punycode", "undefined", "unicode_escape", "raw_unicode_escape"})
 
 
 class Mark(NamedTuple):
-    """A heading: its lines are characters `start` to `body` of the text; `level` 1 is the highest. Without a name it is only a border."""
+    """A heading at characters `start` to `body` of a text. Level 1 is the highest. Without a name it only begins a new section."""
 
     start: int
     body: int
@@ -43,29 +38,29 @@ class Mark(NamedTuple):
 
 @dataclass(slots=True)
 class Draft:
-    """A Reading in the making. UnreadableError once its text is over MAX_TEXT_CHARS."""
+    """A Reading under construction. Writing raises UnreadableError once the text exceeds MAX_TEXT_CHARS."""
 
     size: int = 0
     marks: list[Mark] = field(default_factory=list)
-    places: list[Place] = field(default_factory=list)
+    places: list[Locator] = field(default_factory=list)
     _parts: list[str] = field(default_factory=list)
 
     def write(self, text: str) -> None:
-        """Adds text, without characters that a person cannot see."""
+        """Append text, without invisible characters."""
         text = clean(text)
         self.size += len(text)
         check_size(self.size)
         self._parts.append(text)
 
     def heading(self, level: int, name: str, shown: str | None = None) -> None:
-        """Begins a section. `shown` is what stands for the heading in the text: by default its name, and an empty line."""
+        """Begin a section. `shown` is the heading as written to the text, by default its name and an empty line."""
         start = self.size
         self.write(f"{name}\n\n" if shown is None else shown)
         self.marks.append(Mark(start, self.size, level, one_line(name)))
 
     def place(self, kind: str, number: int) -> None:
-        """What is written from here on stands at `number` of `kind`."""
-        self.places.append(Place(self.size, kind, number))
+        """Set the place of the text written from here on."""
+        self.places.append(Locator(self.size, kind, number))
 
     def reading(
         self,
@@ -77,7 +72,7 @@ class Draft:
         markdown: bool = False,
         missing: Sequence[str] = (),
     ) -> Reading:
-        """What was written. Heading paths begin with `prefix`, by default the title."""
+        """Return the finished Reading. Heading paths begin with `prefix`, by default the title."""
         text, title = "".join(self._parts), one_line(title)
         return Reading(
             text,
@@ -92,7 +87,7 @@ class Draft:
 
 
 class Composer:
-    """Takes headings, paragraphs and places in their order. UnreadableError as soon as there is too much of them."""
+    """Builds a Reading from headings, paragraphs and places in document order. Raises UnreadableError once a limit is exceeded."""
 
     def __init__(self) -> None:
         self._draft = Draft()
@@ -100,7 +95,10 @@ class Composer:
         self._first_heading = ""
 
     def heading(self, level: int, name: str) -> None:
-        """A heading; it ends those of its level and below. 0 is the level of a document's title. Without a name it is only a border."""
+        """Add a heading, which closes those of its level and deeper. Level 0 is the document's title.
+
+        Without a name it only begins a new section.
+        """
         name = one_line(name)
         if len(self._draft.marks) == MAX_HEADINGS:
             raise UnreadableError(f"it has more than {MAX_HEADINGS:,} headings")
@@ -111,19 +109,19 @@ class Composer:
         self._draft.heading(level, name, shown=name)
 
     def paragraph(self, text: str) -> None:
-        """Text after an empty line."""
+        """Add text after an empty line."""
         self._add(text, "\n\n")
 
     def line(self, text: str) -> None:
-        """Text on the line after the text before it."""
+        """Add text on the next line."""
         self._add(text, "\n")
 
     def place(self, kind: str, number: int) -> None:
-        """What is added next stands at this place of the file."""
+        """Set the place in the file of the text added next."""
         self._place = (kind, number)
 
     def reading(self, title: str = "", fields: tuple[tuple[str, str], ...] = (), missing: tuple[str, ...] = ()) -> Reading:
-        """All of it. `title` goes in front of the heading paths; the first heading of level 0 or 1 stands in for a missing one."""
+        """Return the finished Reading. `title`, by default the first heading of level 0 or 1, begins every heading path."""
         return self._draft.reading(title=title or self._first_heading, fields=fields, missing=missing)
 
     def _add(self, text: str, separator: str) -> None:
@@ -145,10 +143,9 @@ class Composer:
 
 
 def sections(text: str, marks: Sequence[Mark], prefix: str = "", *, begin: int = 0) -> Iterator[Section]:
-    """From character `begin` on, one from each heading to the next, its own heading included; a heading without text of its own joins
-    the section after it.
+    """Yield a section from each heading to the next, that heading included, beginning at character `begin`.
 
-    UnreadableError if the paths take more room than a text may.
+    A heading without text of its own joins the next section. Raises UnreadableError if the heading paths exceed the size limit of a text.
     """
     start = marks[0].start if marks else len(text)  # without headings, one section
     if text[begin:start].strip():
@@ -165,47 +162,47 @@ def sections(text: str, marks: Sequence[Mark], prefix: str = "", *, begin: int =
         names = [step.name for step in path if step.name]
         heading = " > ".join(names if not prefix or names[:1] == [prefix] else [prefix, *names])
         num_path_chars += len(heading)
-        check_size(num_path_chars)  # long headings above many short ones are repeated with each
-        # What stands before `body` can be left to the path: not so a heading that is not in the path.
-        is_in_path = all(each in path for each in joined if each.start < each.body)
+        check_size(num_path_chars)  # a long heading is repeated in the path of every heading below it
+        # Text before `body` may be dropped because the path repeats it, but only if the path holds every heading there.
+        is_in_path = all(step in path for step in joined if step.start < step.body)
         yield Section(start, end, heading, mark.body if is_in_path else 0)
         start = end
         joined.clear()
 
 
 def check_size(num_chars: int) -> None:
-    """UnreadableError if that is more text than a file may hold."""
+    """Raise UnreadableError if a text of this size is over the limit."""
     if num_chars > MAX_TEXT_CHARS:
         raise UnreadableError(f"it holds more than {MAX_TEXT_CHARS // 1_000_000} MB of text")
 
 
 def clean(text: str) -> str:
-    """Text without control characters, and without those that are there and cannot be seen."""
+    """Normalise line ends, replace control characters with spaces and remove invisible characters."""
     return _CONTROL.sub(" ", _INVISIBLE.sub("", text.replace("\r\n", "\n").replace("\r", "\n")))
 
 
 def one_line(text: str) -> str:
-    """A name, on one line and not too long."""
+    """Return a name on one line, truncated to MAX_NAME_CHARS."""
     return " ".join(clean(text[: MAX_NAME_CHARS * 10]).split())[:MAX_NAME_CHARS].rstrip()
 
 
 def flat(text: str) -> str:
-    """Text on one line."""
+    """Collapse white space, so that the text is on one line."""
     return " ".join(text.split())
 
 
 def shortened(text: str) -> str:
-    """A name that is repeated in every row, bounded."""
+    """Truncate a name that is repeated in every row."""
     return text if len(text) <= MAX_NAME_CHARS else text[: MAX_NAME_CHARS - 1] + "…"
 
 
 def decode_as(data: bytes, encoding: str) -> str | None:
-    """Text in an encoding that a file names; None where that is no encoding of text, or not the one of this text."""
+    """Decode text in the encoding that a file declares; None if that is not a text encoding or does not fit the bytes."""
     try:
         name = codecs.lookup(encoding).name
         if name.replace("-", "_") in _UNFIT_ENCODINGS:  # slow on long text, or an escape syntax
             return None
-        if name in ("ascii", "iso8859-1"):  # what calls itself so is often Windows-1252, as browsers know
+        if name in ("ascii", "iso8859-1"):  # often Windows-1252 in fact; browsers treat it so
             name = "cp1252"
         return data.decode(name)
     except (LookupError, ValueError):
@@ -213,45 +210,36 @@ def decode_as(data: bytes, encoding: str) -> str | None:
 
 
 def numbered(kind: str, numbers: Sequence[int], one: str, many: str) -> str:
-    """What is said of pages or slides, by their numbers in order: "page 4 is …", "pages 2-6 and 9 are …"."""
+    """Say something about pages or slides, by their ascending numbers: "page 4 is …", "pages 2-6 and 9 are …"."""
     ranges: list[list[int]] = []
     for number in numbers:
         if ranges and ranges[-1][1] == number - 1:
             ranges[-1][1] = number
         else:
             ranges.append([number, number])
-    shown = [f"{first}-{last}" if last > first else f"{first}" for first, last in ranges[:_MAX_RANGES]]
+    parts = [f"{first}-{last}" if last > first else f"{first}" for first, last in ranges[:_MAX_RANGES]]
     if len(ranges) > _MAX_RANGES:
-        shown.append(f"{sum(last - first + 1 for first, last in ranges[_MAX_RANGES:])} more")
-    named = " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
+        parts.append(f"{sum(last - first + 1 for first, last in ranges[_MAX_RANGES:])} more")
+    named = " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
     return f"{kind} {named} {one}" if len(numbers) == 1 else f"{kind}s {named} {many}"
 
 
-MAX_FIELD_CHARS = 1024 * 1024  # a quote that is never closed makes the rest of the file one field
-
-_DELIMITERS = "\t;|,"  # best first where several divide all lines alike: numbers and sentences hold commas
-_SAMPLE_CHARS = 64 * 1024
-_SAMPLE_RECORDS = 100
-_SAMPLE_ROWS = 25  # of a table, to tell whether its first row is a header
+_SAMPLE_ROWS = 25  # rows to look at when deciding whether the first one is a header
 _MAX_HEADER_CHARS = 80
 _VALUE = re.compile(r"[^\w]*\d[\d\W_]*[A-Za-z]{0,3}")  # a number, an amount, a date, a time: digits and signs, perhaps a unit
-_END = "\N{END OF TRANSMISSION}"
 _YEAR = re.compile(r"(?:19|20)\d\d")
 
 
 Row = dict[int, str]
-"""The cells of a row that hold something, by column, in their order. One cell far to the right is one entry."""
-
-
-_Quoting = Literal[0, 3]  # csv.QUOTE_MINIMAL or csv.QUOTE_NONE
+"""Column → text of the cells of a row that are not empty, in order."""
 
 
 class Table:
-    """Rows, one a line: `Header: value; Header: value`, so that a row is understood wherever the table is cut.
+    """Writes one row per line as `Header: value; Header: value`, so that a row makes sense wherever the table is cut.
 
-    Without a header, the values stand with bars between them. The header's own row stands as such a line too, so that nothing is lost
-    where values were taken for one. `sheet` says that rows come from a spreadsheet: headers are then the rule, also above text in two
-    columns, and lines above them (a caption) are passed over. `kind` is what places are called; rows without a number have none.
+    Without a header row, values are separated by bars. The header row is also written as a line, so that nothing is lost if values were
+    mistaken for headers. `sheet` means that the rows come from a spreadsheet: a header is then expected even above two columns of text,
+    and caption lines above it are skipped. `kind` names the places of rows; rows without a number have no place.
     """
 
     def __init__(self, composer: Composer, *, sheet: bool, kind: str = "row") -> None:
@@ -264,7 +252,7 @@ class Table:
         self._begun = False
 
     def row(self, cells: Iterable[tuple[int, str]], number: int | None = None, *, header: bool = False) -> None:
-        """The next row: (column, text) of its cells, at `number` in the file; `header` says that the file itself calls it one."""
+        """Add a row of (column, text) cells, at row `number` of the file. `header` means that the file marks it as a header."""
         row = {column: value for column, text in cells if (value := flat(text))}
         if not row:
             return
@@ -277,12 +265,12 @@ class Table:
             self._decide()
 
     def close(self) -> None:
-        """The table ends."""
+        """End the table and write the rows that are still held back."""
         if self._waiting is not None:
             self._decide()
 
     def _decide(self) -> None:
-        """Finds the header among the rows that wait, and writes them."""
+        """Find the header among the first rows, and write them."""
         rows, self._waiting = self._waiting or [], None
         at = 0
         if self._sheet:  # captions have one cell
@@ -307,9 +295,9 @@ class Table:
 
 
 def is_header_of(first: Row, below: list[Row], *, sheet: bool) -> bool:
-    """Whether a first row names the columns of the rows below: short, different names, no values, none of them found below it again.
+    """Whether the first row names the columns: short, distinct names, none of them a value or repeated in its column.
 
-    In a document, two columns of text are as often names beside values: there it takes a column of numbers to tell.
+    In a document, two columns of text are as likely to be names and values, so there a header needs a column of numbers below it.
     """
     names = [name.casefold() for name in first.values()]
     if len(names) < 2 or not below or len(set(names)) < len(names) or names[0].endswith(":"):
@@ -328,74 +316,3 @@ def _are_years(values: list[str]) -> bool:
     if len(values) < 2 or not all(_YEAR.fullmatch(value) for value in values):
         return False
     return {int(two) - int(one) for one, two in pairwise(values)} in ({1}, {-1})
-
-
-def read(data: bytes) -> Reading:
-    """CSV, TSV and the like: what divides the fields is told from the first lines. A place is the line of the file where a row begins.
-
-    Text that nothing divides alike is read as text. UnreadableError for a field over MAX_FIELD_CHARS.
-    """
-    text = decode(data, known=True)
-    body, delimiter = _dialect(text)
-    if not delimiter:
-        return Reading(text, (Section(0, len(text)),), own_lines=True)
-    before = csv.field_size_limit(MAX_FIELD_CHARS)
-    try:
-        try:
-            return _rows(text, body, delimiter, csv.QUOTE_MINIMAL)
-        except csv.Error:  # a quote that is never closed: then quotes are characters like others
-            return _rows(text, body, delimiter, csv.QUOTE_NONE)
-    except csv.Error:
-        raise UnreadableError(f"a field in it is longer than {MAX_FIELD_CHARS // 1024 // 1024} MB, or is not text") from None
-    finally:
-        csv.field_size_limit(before)
-
-
-def _rows(text: str, body: int, delimiter: str, quoting: _Quoting) -> Reading:
-    composer = Composer()
-    table = Table(composer, sheet=True)
-    num_lines = text.count("\n", 0, body)
-    for number, cells in _records(text[body:], delimiter, quoting):
-        table.row(enumerate(cells), number + num_lines)
-    table.close()
-    return composer.reading()
-
-
-def _records(text: str, delimiter: str, quoting: _Quoting) -> Iterator[tuple[int, list[str]]]:
-    """(line where it begins, fields) of each record. csv.Error for a field that is too long, or a quote that is still open at the end."""
-    # A line of our own shows by itself at the end, unless an open quote took it in; `strict` would refuse much that can be read.
-    lines = chain(io.StringIO(text, newline=""), [_END])
-    reader = csv.reader(lines, delimiter=delimiter, quoting=quoting, skipinitialspace=True)
-    line = 1
-    for cells in reader:
-        if cells and cells[-1].endswith(_END):
-            if cells != [_END]:
-                raise csv.Error("a quote is not closed")
-            return
-        yield line, cells
-        line = reader.line_num + 1
-
-
-def _dialect(text: str) -> tuple[int, str]:
-    """Where the records begin, and what divides their fields ("" if nothing does)."""
-    told = re.match(r"sep=([\t;|,])\r?\n", text)  # a line that Excel writes and reads
-    if told:
-        return told.end(), told[1]
-    sample = text[:_SAMPLE_CHARS]
-    if len(sample) < len(text):  # the last line may be cut
-        sample = sample[: max(sample.rfind("\n"), sample.rfind("\r")) + 1] or sample
-    best, score = "", 0.0
-    for delimiter in _DELIMITERS:
-        alike = _alike(sample, delimiter)
-        if alike > score + 0.01:
-            best, score = delimiter, alike
-    return 0, best if score > 0.5 else ""
-
-
-def _alike(sample: str, delimiter: str) -> float:
-    """The share of records with as many fields as most have, if that is more than one."""
-    widths: list[int] = []
-    with suppress(csv.Error):  # the sample may end within quotes
-        widths += (len(cells) for _, cells in islice(_records(sample, delimiter, csv.QUOTE_MINIMAL), _SAMPLE_RECORDS) if any(cells))
-    width, num = Counter(widths).most_common(1)[0] if widths else (1, 0)
-    return num / len(widths) if width > 1 else 0.0

@@ -1,4 +1,4 @@
-"""EPUB: the chapters of a book."""
+"""Read EPUB: the chapters of a book."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from localrag.kb.readers import html
-from localrag.kb.readers.base import Place, Reading, Section, UnreadableError
+from localrag.kb.readers.base import Locator, Reading, Section, UnreadableError
 from localrag.kb.readers.draft import check_size, one_line
 from localrag.kb.readers.package import Package, Values, XmlHandler, resolved
 
@@ -20,9 +20,9 @@ _XHTML = ("application/xhtml+xml", "text/html", "text/x-oeb1-document")
 
 
 def read(data: bytes) -> Reading:
-    """A book: its chapters in reading order, under their titles in its table of contents; a place is a chapter's number in that order.
+    """Read a book. Chapters are in reading order, under their titles from the table of contents; places are chapter numbers.
 
-    UnreadableError if it is damaged, protected or over the bounds, or has no text.
+    Raises UnreadableError if the book is damaged, protected or over the limits, or has too many chapters.
     """
     package = Package(data, "EPUB")
     container = _Container()
@@ -44,7 +44,7 @@ def read(data: bytes) -> Reading:
 
 
 class _Container(XmlHandler):
-    """The name of the file that describes the book."""
+    """Finds the name of the package document, which describes the book."""
 
     root = "content.opf"
 
@@ -65,7 +65,7 @@ class _Item:
 
 
 class _Book(XmlHandler):
-    """What a book is made of, and in which order."""
+    """The package document: the items of a book and their reading order."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -83,19 +83,19 @@ class _Book(XmlHandler):
             self._ncx = attributes.get("toc", "")
 
     def chapters(self) -> Iterator[str]:
-        """The names of the chapters in order, each once; the table of contents is none."""
+        """Yield the names of the chapters in reading order, each once, without the table of contents."""
         names = (self.items[item_id] for item_id in dict.fromkeys(self._order) if item_id in self.items)
         return (item.name for item in names if item.media_type in _XHTML and "nav" not in item.properties)
 
     def contents(self) -> Iterator[str]:
-        """The names of the files that can hold the table of contents, the newer form first."""
+        """Yield the names of files that may hold the table of contents: the navigation document first, then the older NCX."""
         yield from (item.name for item in self.items.values() if "nav" in item.properties)
         if self._ncx in self.items:
             yield self.items[self._ncx].name
 
 
 class _Contents(XmlHandler):
-    """The titles of chapters by the name of their file, from a navigation document or an NCX."""
+    """Collects file name → chapter title from a navigation document or an NCX."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -127,7 +127,7 @@ class _Contents(XmlHandler):
 
 
 class _Encryption(XmlHandler):
-    """The names of members that are encrypted; scrambled fonts count too, and do not matter."""
+    """Collects the names of encrypted members. Obfuscated fonts are among them and do no harm."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -150,7 +150,7 @@ def _contents(package: Package, book: _Book) -> dict[str, str]:
             handler = _Contents(posixpath.dirname(name))
             try:
                 package.parse(name, handler)
-            except UnreadableError:  # a book can be read without its table of contents
+            except UnreadableError:  # a book is readable without its table of contents
                 continue
             if handler.titles:
                 return handler.titles
@@ -159,7 +159,7 @@ def _contents(package: Package, book: _Book) -> dict[str, str]:
 
 @dataclass(slots=True)
 class _Volume:
-    """Chapters joined into one text."""
+    """Joins chapters into one text."""
 
     title: str
     titles: dict[str, str]
@@ -167,7 +167,7 @@ class _Volume:
     _num_chars: int = 0
     _num_path_chars: int = 0
     _sections: list[Section] = field(default_factory=list)
-    _places: list[Place] = field(default_factory=list)
+    _places: list[Locator] = field(default_factory=list)
     _is_markdown: bool = False
 
     def add(self, number: int, name: str, chapter: Reading) -> None:
@@ -175,10 +175,10 @@ class _Volume:
             return
         at = self._num_chars
         title = self.titles.get(name.lower(), "")
-        self._places.append(Place(at, "chapter", number))
+        self._places.append(Locator(at, "chapter", number))
         for section in chapter.sections:
             names = section.heading.split(" > ") if section.heading else []
-            if chapter.title and names[:1] == [chapter.title]:  # the title of the page, often only the book's or the file's
+            if chapter.title and names[:1] == [chapter.title]:  # the page title is often just that of the book or the file name
                 names = names[1:] or ([] if title else names)
             path = _joined((self.title, title, *names))
             self._sections.append(Section(at + section.start, at + section.end, path, at + section.body if section.body else 0))
@@ -195,7 +195,7 @@ class _Volume:
 
 
 def _joined(names: Iterable[str]) -> str:
-    """A path of headings. A name that repeats the one before it, as a chapter's title does in its first heading, stands once."""
+    """Join headings to a path. A name equal to the one before it, such as a chapter title repeated as its first heading, is dropped."""
     path: list[str] = []
     for name in names:
         if name and not (path and path[-1].casefold() == name.casefold()):

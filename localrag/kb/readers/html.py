@@ -1,4 +1,4 @@
-"""HTML: what a person sees of a page, with its headings. Only the standard library's tokenizer, which is linear in time."""
+"""Read HTML: the visible text of a page, with its headings. Uses only the standard library's tokenizer, which runs in linear time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from localrag.kb.readers.draft import Draft, decode_as
 from localrag.kb.readers.text import decode
 
 MAIN, ARTICLE, FRAME = 1, 2, 4
-"""Zones of a page; FRAME is what stands around its content on every page of a site."""
+"""Zones of a page. FRAME is the boilerplate around the content: navigation, page header, footer."""
 
 _BOMS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
 _CHARSET = re.compile(rb"""<(?:meta|\?xml)\b[^>]{0,200}?(?:charset|encoding)\s*=\s*["']?\s*([\w.:-]{2,40})""", re.IGNORECASE)
@@ -33,34 +33,34 @@ _BLOCKS = frozenset(
 _FRAMES = frozenset({"nav", "aside"})
 _FRAME_ROLES = frozenset({"navigation", "banner", "contentinfo", "complementary", "search", "menu", "menubar", "toolbar"})
 _HEADINGS = {f"h{level}": level for level in range(1, 7)}
-_CLOSED_BY = {  # an open element whose end is implied where one of these begins beside it
+_CLOSED_BY = {  # start tag → elements whose end tag it implies
     "li": {"li"}, "dt": {"dt", "dd"}, "dd": {"dt", "dd"}, "tr": {"tr", "td", "th"}, "td": {"td", "th"}, "th": {"td", "th"},
     "option": {"option"}, "tbody": {"td", "th", "tr", "thead", "tbody"}, "tfoot": {"td", "th", "tr", "thead", "tbody"},
     **{f"h{level}": {f"h{level}" for level in range(1, 7)} for level in range(1, 7)},
 }  # fmt: skip
-_MAIN_SHARE, _ARTICLE_SHARE = 0.2, 0.5  # of the text outside of frames: less, and the element does not hold the page's content
+_MAIN_SHARE, _ARTICLE_SHARE = 0.2, 0.5  # least share of the text outside frames for an element to count as the page's content
 _MAX_LIST_DEPTH = 8
 _BREAK = "\0"
 
-# One tag, piece by piece and possessive: these keep no state to go back to. The standard library's pattern of a whole tag keeps some for
-# each attribute, space and slash in it, 250 bytes for two characters.
+# These match a tag piece by piece with possessive quantifiers, so they keep no backtracking state. The standard library's pattern for a
+# whole tag keeps some for each attribute, space and slash: 250 bytes for two characters.
 _TAG_NAME = re.compile(r"<[a-zA-Z][^\t\n\r\f />]*+[\s/]*+")
 _ATTRIBUTE = re.compile(r"""([^\s/>][^\s/=>]*+(?:\s*+=[\s=]*+(?:"[^"]*+"|'[^']*+'|(?!["'])[^>\s]*+))?+)[\s/]*+""")
 _LONG_TAG_CHARS = 10_000
-_MAX_ATTRIBUTES = 200  # of a long tag
+_MAX_ATTRIBUTES = 200  # attributes of a long tag to keep
 
 
 _MAX_NESTED = 8
-"""Tables inside of tables; what is deeper is text of its cell."""
+"""Nesting limit of tables; deeper tables become plain text of the enclosing cell."""
 
 _MAX_COLUMNS = 1000
 _MAX_SPAN = 100
 _MAX_HEADER_CHARS = 100
-_MAX_REPEATED_CHARS = 200  # of a cell that reaches over several rows
-_MAX_GROWTH = 20  # a table that would come out this many times longer than its cells is not written with headers
-_LONG_CELL_CHARS = 500  # a table without headers and with such a cell places paragraphs on a page
+_MAX_REPEATED_CHARS = 200  # longest cell that is repeated in each row it spans
+_MAX_GROWTH = 20  # a table that headers would make this many times longer than its cells is written without them
+_LONG_CELL_CHARS = 500  # a table without headers but with such a cell is page layout
 
-# What of a page nobody sees, as far as it can be told without laying the page out.
+# Detecting hidden content without laying out the page.
 _MAX_CSS_CHARS = 2_000_000
 _STYLE = re.compile("<style\\b", re.IGNORECASE)
 _SIMPLE = re.compile(r"[a-z][a-z0-9]*|[a-z]*[.#][\w-]+", re.IGNORECASE)
@@ -69,17 +69,17 @@ _ZERO = re.compile(r"[0.]+%?")
 
 
 def read(data: bytes) -> Reading:
-    """A page: its encoding by byte order mark, else as its meta element says, else as `text.decode` finds it."""
+    """Read a page. The encoding comes from the byte order mark, the meta element, or `text.decode`, in that order."""
     return extract(_decoded(data))
 
 
 def extract(html: str) -> Reading:
-    """What a person sees of a page: paragraphs, lists, `pre` as it stands, table rows as "Header: value; …".
+    """Extract the visible text of a page: paragraphs, lists, `pre` verbatim, table rows as "Header: value; …".
 
-    Scripts, comments, embedded and hidden things are left out; so are `nav`, `aside`, and the page's own header and footer, and what stands
-    beside a `main` or `article` that holds the content, unless nothing else remains. The text is empty where a person would see none.
-    `title` and `fields` (author, description, date) and `tags` (keywords) are as the page's head says. It may raise UnreadableError
-    for a page whose text would be too large.
+    Scripts, comments, embedded objects and hidden elements are left out. So are `nav`, `aside`, the page's header and footer, and
+    everything outside a `main` or `article` that holds the content, unless nothing else remains. The text is empty if the page shows none.
+    `title`, `fields` (author, description, date) and `tags` (keywords) come from the page's head. Raises UnreadableError if the text is
+    too large.
     """
     page = _Page(html)
     blocks = _content(page.blocks)
@@ -99,14 +99,14 @@ def extract(html: str) -> Reading:
 def _decoded(data: bytes) -> str:
     if not data.startswith(_BOMS) and (named := _CHARSET.search(data[:_SNIFFED_BYTES])):
         encoding = named[1].decode("ascii")
-        # A page whose meta element can be read as ASCII is not in UTF-16, whatever it says.
+        # A page whose meta element is readable as ASCII is not in UTF-16, whatever it declares.
         if not encoding.lower().startswith(("utf-16", "utf-32")) and (text := decode_as(data, encoding)) is not None:
             return text
     return decode(data, known=True)
 
 
 def _content(blocks: list[_Block]) -> list[_Block]:
-    """The blocks that are the page's own: those outside of frames, in `main` or `article` where one holds enough of the text."""
+    """Select the blocks of the page's content: outside frames, and within `main` or `article` if one holds enough of the text."""
     own = [block for block in blocks if not block.zone & FRAME]
     total = sum(len(block.text) for block in own)
     if not total:
@@ -119,7 +119,7 @@ def _content(blocks: list[_Block]) -> list[_Block]:
 
 
 class _Block(NamedTuple):
-    """A paragraph, heading (`level` from 1), list item or row; `tight` ones stand on lines without empty lines between."""
+    """A paragraph, heading (`level` from 1), list item or table row. Consecutive `tight` blocks have no empty line between them."""
 
     text: str
     zone: int = 0
@@ -129,7 +129,7 @@ class _Block(NamedTuple):
 
 @dataclass(slots=True)
 class _Cell:
-    """Blocks `start` to `end` of the page."""
+    """A table cell: blocks `start` to `end` (exclusive) of the page."""
 
     start: int
     is_header: bool
@@ -147,7 +147,7 @@ class _Text(NamedTuple):
 
 @dataclass(slots=True)
 class _Table:
-    """A table whose first block is number `start` of the page. A `layout` table places things; its cells are no values."""
+    """A table whose first block is number `start` of the page. A `layout` table arranges the page, so its cells are not values."""
 
     start: int
     layout: bool = False
@@ -168,7 +168,7 @@ class _Table:
             self.rows[-1][-1].end = at
 
     def laid_out(self, blocks: list[_Block]) -> list[_Block]:
-        """The table as blocks: what stands outside of its cells, then a line a row. `blocks` are those from `start` on."""
+        """Return the table as blocks: first those outside its cells, then one line per row. `blocks` are those from `start` on."""
         cells = [cell for row in self.rows for cell in row]
         if self.layout or not cells or not blocks:
             return blocks
@@ -203,7 +203,7 @@ def _span(value: str) -> int:
 
 
 def _lines(rows: list[list[_Text]]) -> Iterator[str]:
-    """The first rows are the header where all their cells are; a header row that says one thing is a line of its own."""
+    """Yield the rows as lines. Leading rows of header cells form the header; a header row with a single text is a line of its own."""
     header: list[str] = []
     num_rows = 0
     for row in _grid(rows):
@@ -222,7 +222,7 @@ def _lines(rows: list[list[_Text]]) -> Iterator[str]:
 
 
 def _grid(rows: list[list[_Text]]) -> Iterator[list[_Text]]:
-    """Each row by columns: a cell that reaches over several rows stands in each, a header over several columns in each."""
+    """Yield each row as one cell per column. A cell that spans rows is repeated in each row, a header that spans columns in each column."""
     carried: dict[int, _Text] = {}
     for row in rows:
         columns: list[_Text] = []
@@ -253,7 +253,7 @@ def _line(row: list[_Text], header: list[str]) -> str:
 
 
 class _Open(NamedTuple):
-    """An open element, and what holds inside it."""
+    """An open element and the state that its contents inherit."""
 
     tag: str
     unseen: bool
@@ -268,7 +268,7 @@ class _List:
 
 
 class _Page(HTMLParser):
-    """One pass over a page. Every step takes constant time on average, however deep the page is nested."""
+    """Parses a page in one pass. Each step takes constant time on average, however deeply the page is nested."""
 
     def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -283,7 +283,7 @@ class _Page(HTMLParser):
         self._marker = ""
         self._lists: list[_List] = []
         self._tables: list[_Table] = []
-        # An empty comment at the end closes whatever is left open, so that the tokenizer looks for no end twice.
+        # An empty comment at the end closes anything left open, so that the tokenizer does not search for the end twice.
         self.feed(html.replace("\0", "") + "<!---->")
         self.close()
         self._flush()
@@ -291,24 +291,24 @@ class _Page(HTMLParser):
             self._pop()
 
     def parse_html_declaration(self, i: int) -> int:
-        """The base class gives up on `<![if …]>`; here it is a comment, as in a browser."""
+        """Treat `<![if …]>` as a comment, as browsers do. The base class gives up on it."""
         if self.rawdata.startswith("<![", i):
             end = self.rawdata.find(">", i)
             return end + 1 if end >= 0 else -1
         return super().parse_html_declaration(i)
 
     def parse_starttag(self, i: int) -> int:
-        """The base class takes a gigabyte for a tag of 4 MB of attributes, so it sees only the first ones of a long tag."""
+        """Pass only the first attributes of a long tag to the base class, which takes a gigabyte for 4 MB of attributes."""
         html = self.rawdata
         opened = _TAG_NAME.match(html, i)
         at = opened.end() if opened else i
         attributes: list[str] = []
-        while found := _ATTRIBUTE.match(html, at):
+        while attribute := _ATTRIBUTE.match(html, at):
             if len(attributes) < _MAX_ATTRIBUTES:
-                attributes.append(found[1])
-            at = found.end()
+                attributes.append(attribute[1])
+            at = attribute.end()
         if not opened or not html.startswith(">", at):
-            return -1  # the page ends inside of it
+            return -1  # the page ends inside the tag
         is_long = at - i > _LONG_TAG_CHARS
         closing = "/>" if html[at - 1] == "/" else ">"
         self.rawdata = " ".join([opened[0].rstrip(" \t\n\r\f/"), *attributes, closing]) if is_long else html[i : at + 1]
@@ -329,14 +329,14 @@ class _Page(HTMLParser):
             return
         self._close_implied(tag)
         above = self._stack[-1]
-        given = {name: value or "" for name, value in attrs}
+        attributes = {name: value or "" for name, value in attrs}
         if tag in _BLOCKS:
             self._flush()
-        unseen = above.unseen or tag in _UNSEEN or (tag not in ("html", "body") and _is_hidden(tag, given, self._rules))
-        self._stack.append(_Open(tag, unseen, above.zone | self._zone(tag, given, above.zone), above.pre or tag == "pre"))
+        unseen = above.unseen or tag in _UNSEEN or (tag not in ("html", "body") and _is_hidden(tag, attributes, self._rules))
+        self._stack.append(_Open(tag, unseen, above.zone | self._zone(tag, attributes, above.zone), above.pre or tag == "pre"))
         self._num_open[tag] += 1
         if not unseen:
-            self._begin(tag, given)
+            self._begin(tag, attributes)
 
     def handle_endtag(self, tag: str) -> None:
         if tag == "p" and not self._num_open["p"]:
@@ -361,15 +361,15 @@ class _Page(HTMLParser):
         elif tag == "hr":
             self._flush()
         elif tag == "meta":
-            given = {name: value or "" for name, value in attrs}
-            name = (given.get("name") or given.get("property") or "").lower()
+            attributes = {name: value or "" for name, value in attrs}
+            name = (attributes.get("name") or attributes.get("property") or "").lower()
             name = "date" if name in ("article:published_time", "dcterms.date", "dc.date", "dcterms.created") else name
             name = "author" if name in ("article:author", "dc.creator", "dcterms.creator") else name
             if name in ("author", "description", "keywords", "date", "og:title"):
-                self.fields.setdefault(name, given.get("content", ""))
+                self.fields.setdefault(name, attributes.get("content", ""))
 
-    def _zone(self, tag: str, given: dict[str, str], above: int) -> int:
-        role = given.get("role", "").lower()
+    def _zone(self, tag: str, attributes: dict[str, str], above: int) -> int:
+        role = attributes.get("role", "").lower()
         if tag == "main" or role == "main":
             return MAIN
         if tag == "article":
@@ -386,29 +386,29 @@ class _Page(HTMLParser):
             self._flush()
             self._pop()
 
-    def _begin(self, tag: str, given: dict[str, str]) -> None:
+    def _begin(self, tag: str, attributes: dict[str, str]) -> None:
         if tag in _HEADINGS:
             self._level = _HEADINGS[tag]
             for table in self._tables:
                 table.layout = True
         elif tag in ("ul", "ol", "menu"):
-            start = given.get("start", "")
+            start = attributes.get("start", "")
             self._lists.append(_List(tag == "ol", int(start) - 1 if re.fullmatch(r"\d{1,6}", start) else 0))
         elif tag == "li":
             self._marker = self._list_marker()
         elif tag == "table" and len(self._tables) < _MAX_NESTED:
             for table in self._tables:
                 table.layout = True
-            self._tables.append(_Table(len(self.blocks), given.get("role") in ("presentation", "none")))
+            self._tables.append(_Table(len(self.blocks), attributes.get("role") in ("presentation", "none")))
         elif self._tables and self._num_open["table"] <= _MAX_NESTED:
             table = self._tables[-1]
             if tag == "tr":
                 table.begin_row()
             elif tag in ("td", "th"):
-                table.begin_cell(len(self.blocks), given, is_header=tag == "th" or bool(self._num_open["thead"]))
+                table.begin_cell(len(self.blocks), attributes, is_header=tag == "th" or bool(self._num_open["thead"]))
 
     def _pop(self) -> str:
-        """Closes the innermost element. The text before its end must have been flushed if the element is a block."""
+        """Close the innermost element. If it is a block, its text must have been flushed."""
         tag, unseen, _, pre = self._stack.pop()
         self._num_open[tag] -= 1
         if pre and not self._stack[-1].pre:
@@ -443,11 +443,11 @@ class _Page(HTMLParser):
         return f"{innermost.number}. " if innermost.ordered else "- "
 
     def _flush(self, *, pre: bool = False) -> None:
-        """Ends a block."""
+        """End the current block."""
         if not self._words:
             return
         top = self._stack[-1]
-        if top.pre and not pre:  # a block inside of `pre` is a line
+        if top.pre and not pre:  # a block inside `pre` is a line
             if not self._words[-1].endswith("\n"):
                 self._words.append("\n")
             return
@@ -460,7 +460,7 @@ class _Page(HTMLParser):
         if not text:
             return
         if self._level:
-            text = text.rstrip(" ¶")  # the mark that links to a heading
+            text = text.rstrip(" ¶")  # the permalink mark of a heading
         elif self._lists and not pre:
             indent = "  " * min(len(self._lists) - 1, _MAX_LIST_DEPTH)
             text = indent + (self._marker or "  ") + text
@@ -469,7 +469,7 @@ class _Page(HTMLParser):
 
 
 def _is_hidden(tag: str, attributes: Mapping[str, str], rules: Collection[str]) -> bool:
-    """Whether an element is hidden by its attributes, or by one of `rules`, the selectors that `style_rules` found."""
+    """Whether an element is hidden by its attributes or by one of the selectors from `style_rules`."""
     if tag == "dialog" and "open" not in attributes:
         return True
     if attributes.get("hidden", "until-found").lower() != "until-found" or attributes.get("aria-hidden", "").lower() == "true":
@@ -484,19 +484,19 @@ def _is_hidden(tag: str, attributes: Mapping[str, str], rules: Collection[str]) 
 
 def hides(declarations: str) -> bool:
     """Whether CSS declarations, as in a style attribute, make an element invisible."""
-    found = _declarations(declarations)
+    style = _declarations(declarations)
     return (
-        found.get("display") == "none"
-        or found.get("visibility") in ("hidden", "collapse")
-        or bool(_ZERO_SIZE.fullmatch(found.get("font-size", "")))
-        or bool(_ZERO.fullmatch(found.get("opacity", "")))
+        style.get("display") == "none"
+        or style.get("visibility") in ("hidden", "collapse")
+        or bool(_ZERO_SIZE.fullmatch(style.get("font-size", "")))
+        or bool(_ZERO.fullmatch(style.get("opacity", "")))
     )
 
 
 def style_rules(html: str) -> frozenset[str]:
-    """The plain selectors (`tag`, `.class`, `#id`, `tag.class`) that the style elements of a page hide, whatever the screen.
+    """Return the simple selectors (`tag`, `.class`, `#id`, `tag.class`) that a page's style elements hide on every screen.
 
-    Rules inside `@media` and selectors that look at an element's surroundings are passed over: what they hide may be seen.
+    Rules inside `@media` and selectors with combinators are skipped, since an element they match may still be visible.
     """
     hidden: set[str] = set()
     for css in _style_sheets(html):
@@ -531,11 +531,11 @@ def _style_sheets(html: str) -> Iterator[str]:
 
 
 def _declarations(css: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    declarations: dict[str, str] = {}
     for part in _without_comments(css).split(";"):
         name, _, value = part.partition(":")
-        found[name.strip().lower()] = value.partition("!")[0].strip().lower()
-    return found
+        declarations[name.strip().lower()] = value.partition("!")[0].strip().lower()
+    return declarations
 
 
 def _without_comments(css: str) -> str:

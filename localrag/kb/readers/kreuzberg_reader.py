@@ -1,7 +1,7 @@
-"""RTF, the binary formats of Office 97, Outlook messages and FictionBook, which the kreuzberg library takes apart.
+"""Read RTF, the binary Office 97 formats, Outlook messages and FictionBook with the kreuzberg library.
 
-It is one Rust extension that computes in threads of its own, so that `prepare` must come before a process forbids itself new ones.
-It is asked for nothing that would take a model or the network. Places are not known.
+The library is a Rust extension that starts threads of its own: call `prepare` before the process forbids itself new threads. Features
+that need a model or the network stay off. Places are not known.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ _MIME = {
 }
 _TEXTS = frozenset({"title", "paragraph", "code", "formula", "quote", "raw_block", "footnote", "citation"})
 _PROMPTS = re.compile(r"Click to edit Master .*|(?:Second|Third|Fourth|Fifth) level|\*|Page\s+\*")
-"""What the masters of English presentations say, which no slide shows."""
+"""Prompts of the master slides of English presentations, which no slide shows."""
 
-# Tracked deletions: what stands in a group after \deleted, until \deleted0 or the group's end.
+# Tracked deletions: text after \deleted, up to \deleted0 or the end of the group.
 _RTF_TOKEN = re.compile(rb"(?s)\\([a-z]{1,32})(-?\d{0,10}) ?|\\'[0-9a-fA-F]{2}|\\.|[{}]|[^\\{}]+")
 _RTF_TEXT = frozenset({b"u", b"tab", b"line", b"par", b"lquote", b"rquote", b"ldblquote", b"rdblquote", b"emdash", b"endash", b"bullet"})
 
 
 def prepare() -> None:
-    """Imports the library and lets it start its threads."""
-    from kreuzberg import extract_bytes_sync  # noqa: PLC0415  # 0.1 s and 45 MB, wanted only for these formats
+    """Import the library and let it start its threads."""
+    from kreuzberg import extract_bytes_sync  # noqa: PLC0415  # heavy: 0.1 s and 45 MB
 
     extract_bytes_sync(b"-", "text/plain", _config())
 
 
 def read(data: bytes, kind: str) -> Reading:
-    """A document of `kind`, such as "doc". UnreadableError if the library cannot make anything of it."""
+    """Read a document of a `kind` such as "doc". Raises UnreadableError if the library cannot read it."""
     from kreuzberg import KreuzbergError, extract_bytes_sync  # noqa: PLC0415  # as above
 
     try:
@@ -69,7 +69,7 @@ def _config() -> ExtractionConfig:
         use_cache=False,
         enable_quality_processing=False,
         include_document_structure=True,
-        disable_ocr=True,  # or it recognizes attached pictures, and keeps their text on disk
+        disable_ocr=True,  # OCR of attached pictures would keep their text on disk
         concurrency=ConcurrencyConfig(max_threads=1),
     )
     config.max_archive_depth = 0  # attachments stay closed
@@ -100,40 +100,40 @@ def _write(composer: Composer, nodes: Iterable[Mapping[str, Any]], *, is_sheet: 
 def _fields(about: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     authors = about.get("authors")
     author = "; ".join(map(str, authors)) if isinstance(authors, list) else ""
-    found = {"author": author, "date": str(about.get("created_at") or "")}
-    return tuple((key, one_line(value)) for key, value in found.items() if value)
+    fields = {"author": author, "date": str(about.get("created_at") or "")}
+    return tuple((key, one_line(value)) for key, value in fields.items() if value)
 
 
 def _message(nodes: Iterable[Mapping[str, Any]], about: Mapping[str, Any]) -> Reading:
-    """An Outlook message, as `localrag.kb.readers.mail` has others: its subject is its heading, and attachments are named."""
-    shown = {"Subject": str(about.get("subject") or "")}
+    """Read an Outlook message like `localrag.kb.readers.mail` reads others: the subject is the heading, and attachments are listed."""
+    headers = {"Subject": str(about.get("subject") or "")}
     rest = []
     for node in nodes:
         if node["content"]["node_type"] == "metadata_block":
-            shown |= {str(key): str(value) for key, value in node["content"]["entries"]}
+            headers |= {str(key): str(value) for key, value in node["content"]["entries"]}
         else:
             rest.append(node)
     composer = Composer()
-    subject = shown.pop("Subject")
+    subject = headers.pop("Subject")
     composer.heading(1, subject)
-    for key, value in shown.items():
+    for key, value in headers.items():
         composer.line(f"{key.capitalize()}: {one_line(value)}")
     _write(composer, rest)
     for name in about.get("attachments") or ():
         composer.line(f"Attachment: {one_line(str(name))}")
-    sender = shown.get("From", "")
+    sender = headers.get("From", "")
     fields = {
         "author": str(about.get("from_name") or sender),
         "from": sender,
-        "to": shown.get("To", ""),
-        "date": shown.get("Date", ""),
+        "to": headers.get("To", ""),
+        "date": headers.get("Date", ""),
         "subject": subject,
     }
     return composer.reading(subject, tuple((key, one_line(value)) for key, value in fields.items() if value))
 
 
 def _without_repeated(nodes: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Each line once: the library tells the text of the masters with each slide, and the slides again as notes."""
+    """Keep only the first copy of each line. The library repeats master text on each slide, and slide text as notes."""
     seen: set[str] = set()
     for node in nodes:
         content = node["content"]
@@ -146,7 +146,7 @@ def _without_repeated(nodes: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[st
 
 
 def _shown_sheets(nodes: Iterable[Mapping[str, Any]], data: bytes) -> Iterator[Mapping[str, Any]]:
-    """Without the sheets that are hidden, which the library reads like others: the workbook's records name them."""
+    """Drop hidden sheets, which the library reads like others. The records of the workbook tell which are hidden."""
     is_hidden = False
     for node in nodes:
         content = node["content"]
@@ -161,7 +161,7 @@ def _shown_sheets(nodes: Iterable[Mapping[str, Any]], data: bytes) -> Iterator[M
 
 
 def _without_deleted(rtf: bytes) -> bytes:
-    """RTF without what was deleted under tracked changes."""
+    """Remove text that was deleted under tracked changes from RTF."""
     if b"\\deleted" not in rtf or b"\\bin" in rtf:  # binary data has no tokens
         return rtf
     pieces: list[bytes] = []

@@ -1,4 +1,4 @@
-"""E-mail: single messages (.eml) and mailboxes (.mbox)."""
+"""Read e-mail: single messages (.eml) and mailboxes (.mbox)."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from localrag.kb.readers.draft import Draft, decode_as, one_line
 from localrag.kb.readers.text import decode
 
 MAX_DEPTH = 8
-"""Messages attached to messages; what is deeper is named and not read."""
+"""Nesting limit of attached messages; deeper ones are listed but not read."""
 
 _BORDER = re.compile(rb"(?:\A|(?<=\n\n)|(?<=\r\n\r\n))From [^\n]*\n(?=[!-9;-~]{1,100}:)")  # before a line that is a header
 _QUOTED_BORDER = re.compile(rb"(?m)^>(?=>{0,9}From )")
 _TOO_DEEP = "nested too deep"
-_MAX_HEADER_CHARS = 2000  # the standard library's header parser takes time with the square of the length
+_MAX_HEADER_CHARS = 2000  # the standard library's header parser takes quadratic time
 _TEXTS = frozenset({"text/plain", "text/csv", "text/markdown", "text/html", "text/x-rst", "text/tab-separated-values"})
 
 
 def read(data: bytes) -> Reading:
-    """A message (or a mailbox, which begins with a "From " line): a section under its subject.
+    """Read a message as one section under its subject. A file that begins with a "From " line is read as a mailbox.
 
-    Its text is the plain text, else what a person sees of the HTML; attachments are named, and read if they are text. `fields` are its
-    author (its sender's name), from, to, date (ISO 8601) and subject.
+    The text is the plain text part, or else the visible text of the HTML part. Attachments are listed, and read if they are text.
+    `fields` are author (the sender's name), from, to, date (ISO 8601) and subject.
     """
     data = data.removeprefix(b"\xef\xbb\xbf")
     if data.startswith(b"From "):
@@ -39,17 +39,17 @@ def read(data: bytes) -> Reading:
 
 
 def read_mbox(data: bytes) -> Reading:
-    """A mailbox: each message is a section and a place. A mailbox of one message is read as that message."""
+    """Read a mailbox. Each message is a section and a place; a mailbox with one message is read as that message."""
     raw = list(_messages(data))
     if not raw:
         raise UnreadableError("it is not a mailbox (no message in it)")
     if len(raw) == 1:
         return _single(raw[0])
     draft = Draft()
-    for number, each in enumerate(raw, start=1):
+    for number, message in enumerate(raw, start=1):
         draft.place("message", number)
         try:
-            _write(draft, _parsed(each))
+            _write(draft, _parsed(message))
         except RecursionError:
             draft.write(f"(The parts of this message are {_TOO_DEEP}.)\n\n")
     return draft.reading()
@@ -74,7 +74,7 @@ def _messages(data: bytes) -> Iterator[bytes]:
 
 
 class _Policy(email.policy.EmailPolicy):
-    """The standard library's own policy for modern mail, without its weaknesses: long headers are cut, and broken ones are text."""
+    """The standard library's policy for modern mail, but long headers are truncated and malformed ones are plain text."""
 
     def header_source_parse(self, sourcelines: list[str]) -> tuple[str, str]:
         name, value = super().header_source_parse(sourcelines)
@@ -86,7 +86,7 @@ class _Policy(email.policy.EmailPolicy):
 
 @lru_cache(maxsize=256)
 def _header_text(name: str, value: str) -> str:
-    """A header as text. It is asked for many times a message, and to parse one of 2,000 characters takes up to 0.1 s."""
+    """Parse a header to text. Cached, because parsing 2,000 characters takes up to 0.1 s and each message needs it many times."""
     try:
         return str(email.policy.default.header_fetch_parse(name, value))
     except Exception:  # noqa: BLE001  # the header parser has raised most kinds of errors on broken headers
@@ -104,12 +104,12 @@ def _parsed(raw: bytes) -> EmailMessage:
 
 def _write(draft: Draft, message: EmailMessage, depth: int = 1) -> None:
     draft.heading(depth, one_line(_header(message, "subject")))
-    shown = [(name, _header(message, name)) for name in ("From", "To", "Cc")] + [("Date", _date(message))]
-    draft.write("".join(f"{name}: {one_line(value)}\n" for name, value in shown if value) + "\n")
+    headers = [(name, _header(message, name)) for name in ("From", "To", "Cc")] + [("Date", _date(message))]
+    draft.write("".join(f"{name}: {one_line(value)}\n" for name, value in headers if value) + "\n")
     attached: list[tuple[str, EmailMessage]] = []
     for part in _leaves(message):
         name, kind = _name(part), part.get_content_type()
-        is_body = kind in ("text/plain", "text/html") or kind.startswith("multipart/")  # parts that have no borders are one text
+        is_body = kind in ("text/plain", "text/html") or kind.startswith("multipart/")  # a multipart without boundaries is one text
         if name or part.get_content_disposition() == "attachment" or not is_body:
             attached.append((name, part))
         elif text := _text(part).strip():
@@ -130,7 +130,7 @@ def _write_attachment(draft: Draft, name: str, part: EmailMessage, depth: int) -
 
 
 def _leaves(message: EmailMessage) -> Iterator[EmailMessage]:
-    """The parts that are not made of parts, in order; of alternatives the plain text, else the HTML."""
+    """Yield the leaf parts in order. Of alternatives, only the plain text, or else the HTML, is kept."""
     kind = message.get_content_type()
     parts = [part for part in message.get_payload() if isinstance(part, EmailMessage)] if message.is_multipart() else []
     if not parts or kind == "message/rfc822":
@@ -146,7 +146,7 @@ def _leaves(message: EmailMessage) -> Iterator[EmailMessage]:
 
 
 def _name(part: EmailMessage) -> str:
-    """The file name that a part has; none where it cannot be decoded."""
+    """Return the file name of a part; "" if it has none or it cannot be decoded."""
     try:
         return one_line(part.get_filename() or "")
     except ValueError:  # some encodings decode nothing
@@ -154,7 +154,7 @@ def _name(part: EmailMessage) -> str:
 
 
 def _text(part: EmailMessage) -> str:
-    """The text of a part; of HTML, what a person sees. Empty where its bytes are no text."""
+    """Return the text of a part, for HTML its visible text; "" if its bytes are not text."""
     try:
         data = part.get_payload(decode=True)
         if not isinstance(data, bytes):
@@ -162,7 +162,7 @@ def _text(part: EmailMessage) -> str:
         text = decode_as(data, part.get_content_charset() or "utf-8")
         if text is None:
             text = decode(data, known=True)
-    except (UnreadableError, ValueError, LookupError, TypeError, AttributeError):  # bytes that are no text, and broken headers
+    except (UnreadableError, ValueError, LookupError, TypeError, AttributeError):  # binary data or broken headers
         return ""
     return html.extract(text).text if part.get_content_type() == "text/html" else text
 

@@ -1,4 +1,4 @@
-"""OpenDocument: the text, sheets or slides of LibreOffice and its kin (.odt, .ods, .odp and their templates)."""
+"""Read OpenDocument: the texts, spreadsheets and presentations of LibreOffice (.odt, .ods, .odp and their templates)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from localrag.kb.readers.base import Reading, UnreadableError
 from localrag.kb.readers.draft import Composer, Table, flat, one_line
 from localrag.kb.readers.package import Package, Values, XmlHandler
 
-_MAX_REPEATED = 100  # of a cell that stands in several columns alike; empty ones are only counted
+_MAX_REPEATED = 100  # copies of a repeated cell to write; empty cells are only counted
 _MAX_INDENT = 8
 _META = {
     "dc:title": "title", "meta:initial-creator": "author", "dc:creator": "editor", "dc:subject": "subject", "meta:keyword": "keywords",
@@ -18,10 +18,10 @@ _META = {
 
 
 def read(data: bytes) -> Reading:
-    """A text, a spreadsheet or a presentation; a place is a row's number in its sheet, or a slide's in the file, and a text has none.
+    """Read a text, a spreadsheet or a presentation. Places are the rows of each sheet or the slides of the file; a text has none.
 
     Deleted and hidden text, hidden sheets and slides, comments, tables of contents, headers and footers are left out. Footnotes follow
-    the paragraph that refers to them. UnreadableError if it is damaged, protected or over the bounds.
+    the paragraph that refers to them. Raises UnreadableError if the file is damaged, protected or over the limits.
     """
     package = Package(data, "OpenDocument")
     if "META-INF/manifest.xml" in package and b"encryption-data" in package.read("META-INF/manifest.xml"):
@@ -48,7 +48,7 @@ class _Style:
 
 
 class _Styles(XmlHandler):
-    """Which styles, by family and name, hide what has them."""
+    """Collects the styles, by family and name, and whether each hides its content."""
 
     def __init__(self) -> None:
         self._styles: dict[tuple[str, str], _Style] = {}
@@ -68,14 +68,14 @@ class _Styles(XmlHandler):
             self._style.hidden = attributes["pres:visibility"] == "hidden"
 
     def hide(self, family: str, style: str) -> bool:
-        """Whether a style, or one that it is based on, hides; the nearest that says anything decides."""
+        """Whether a style hides its content. A style that does not say inherits from its parent."""
         for _ in range(16):
-            found = self._styles.get((family, style))
-            if found is None:
+            known = self._styles.get((family, style))
+            if known is None:
                 return False
-            if found.hidden is not None:
-                return found.hidden
-            style = found.parent
+            if known.hidden is not None:
+                return known.hidden
+            style = known.parent
         return False
 
 
@@ -88,9 +88,9 @@ class _Paragraph:
 
 @dataclass(slots=True)
 class _TableState:
-    """A table that is open, with its row and cell."""
+    """A table being read, with its current row and cell."""
 
-    table: Table | None  # one that stands in a cell has none of its own
+    table: Table | None  # None for a table nested in a cell
     row: int = 0
     num_rows: int = 1
     cells: list[tuple[int, str]] = field(default_factory=list)
@@ -121,16 +121,16 @@ _HIDING = {  # elements that a style can hide, with the family of the style
 
 
 class _Content(XmlHandler):
-    """The body of a document, into a composer."""
+    """The body of a document, written to a composer."""
 
     skipped = _SKIPPED
 
     def __init__(self, composer: Composer, styles: _Styles) -> None:
         self._composer = composer
         self._styles = styles
-        self._unseen = 0  # the depth within what is hidden
+        self._unseen = 0  # nesting depth inside a hidden element
         self._kind = ""
-        self._open: list[_Paragraph] = []  # a note, or a text box, stands within a paragraph
+        self._open: list[_Paragraph] = []  # a stack: notes and text boxes lie inside a paragraph
         self._tables: list[_TableState] = []
         self._notes: list[list[str]] = []
         self._num_notes = self._num_pages = self._depth = 0
@@ -187,7 +187,7 @@ class _Content(XmlHandler):
             self._kind = name
         elif name == "draw:page":
             self._composer.place("slide", self._num_pages)
-            self._composer.heading(2, "")  # a border; the title can come later
+            self._composer.heading(2, "")  # begins a section; the title may follow later
         elif name == "pres:notes":
             self._mark = "Notes: "
         elif name == "draw:frame":

@@ -1,6 +1,7 @@
-"""Documents made of XML files in a ZIP container: the members, their XML, their references to each other and their properties.
+"""Read documents that are XML files in a ZIP container: members, XML events, relations between parts, and properties.
 
-Expat of the standard library reads the XML as a stream, within bounds. Nothing outside the container is ever opened.
+The standard library's expat parses the XML as a stream, within limits. Nothing outside the container is ever opened, which rules out
+external entities.
 """
 
 from __future__ import annotations
@@ -18,25 +19,25 @@ from localrag.kb.readers.base import UnreadableError
 from localrag.kb.readers.draft import flat, one_line
 
 MAX_MEMBERS = 10_000
-MAX_UNPACKED_BYTES = 256 * 1024 * 1024  # of all members that are read
-MAX_MEMBER_BYTES = 20 * 1024 * 1024  # of one that is read whole
-MAX_RATIO = 500  # deflate reaches 1,032; a sheet of like rows stays below 200
+MAX_UNPACKED_BYTES = 256 * 1024 * 1024  # total of the members that are read
+MAX_MEMBER_BYTES = 20 * 1024 * 1024  # a member that is read whole
+MAX_RATIO = 500  # deflate reaches 1,032; a sheet of similar rows stays below 200
 _BLOCK_BYTES = 64 * 1024
 
 _RATIO_FROM_BYTES = 8 * 1024 * 1024
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _BOMB = "it unpacks to far more than its size (a zip bomb)"
 
-# What zipfile was seen to raise for damaged containers; for methods it does not know it is a kind of RuntimeError.
+# Errors that zipfile has raised for damaged containers. Unknown compression methods raise a kind of RuntimeError.
 _ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, KeyError, IndexError, OverflowError, RuntimeError)
 
-# Of the XML
+# Limits of the XML
 MAX_DEPTH = 200
 MAX_ELEMENTS = 3_500_000  # up to 9 µs of CPU each on a busy machine
-MAX_NAMES = 20_000  # different names of elements and attributes: expat keeps each
-MAX_TAG_BYTES = 1024 * 1024  # expat reads an unfinished tag again from its start with every block
+MAX_NAMES = 20_000  # distinct names of elements and attributes, all of which expat keeps
+MAX_TAG_BYTES = 1024 * 1024  # expat rescans an unfinished tag from its start with every block
 
-# The same vocabulary has one name in files by the older and the strict standard.
+# The transitional and the strict form of the standard share prefixes.
 _PREFIXES = {
     "http://schemas.openxmlformats.org/wordprocessingml/2006/main": "w",
     "http://purl.oclc.org/ooxml/wordprocessingml/main": "w",
@@ -73,24 +74,25 @@ _PREFIXES = {
 
 
 class XmlHandler:
-    """Takes the events of one XML file. Names are `prefix:local` with the prefixes above, bare where there is no namespace, and
-    `?:local` in any other. What stands in an element named in `skipped` is not seen.
+    """Receives the events of one XML file. The elements named in `skipped` are left out with all their contents.
+
+    Names are `prefix:local` with the prefixes above, `local` without a namespace, and `?:local` in any other namespace.
     """
 
     skipped: frozenset[str] = frozenset()
 
     def start(self, name: str, attributes: dict[str, str], /) -> None:
-        """An element begins."""
+        """Handle the start of an element."""
 
     def end(self, name: str) -> None:
-        """An element ends."""
+        """Handle the end of an element."""
 
     def text(self, data: str) -> None:
-        """Characters; a run of them can come in several calls."""
+        """Handle characters. A run of text may come in several calls."""
 
 
 class Relation(NamedTuple):
-    """A part that another refers to: by `id`, for what its `type` (the last step of the URI) says, under the full name `target`."""
+    """A reference from one part to another. `type` is the last segment of the type URI, `target` the member's full name."""
 
     id: str
     type: str
@@ -98,8 +100,10 @@ class Relation(NamedTuple):
 
 
 class Package:
-    """The members of a document of `kind`, such as "DOCX", by their names. All that is unpacked counts towards `max_unpacked_bytes`, and
-    all elements of XML towards `max_elements`.
+    """The members of a document, by name. `kind`, such as "DOCX", appears in errors.
+
+    All unpacked bytes count towards `max_unpacked_bytes` and all XML elements towards `max_elements`. Raises UnreadableError if the data
+    are not a ZIP file or hold too many members.
     """
 
     def __init__(self, data: bytes, kind: str, *, max_elements: int = MAX_ELEMENTS, max_unpacked_bytes: int = MAX_UNPACKED_BYTES) -> None:
@@ -110,26 +114,26 @@ class Package:
         self._num_elements = 0
         if not data.startswith(b"PK"):
             raise UnreadableError(f"it is not a {kind} file" if data else "it is empty")
-        if data.count(b"PK\x01\x02") > MAX_MEMBERS:  # counted before zipfile builds an object for each
+        if data.count(b"PK\x01\x02") > MAX_MEMBERS:  # before zipfile builds an object for each
             raise UnreadableError(f"it holds more than {MAX_MEMBERS:,} files")
         try:
             self._zip = zipfile.ZipFile(io.BytesIO(data))
         except _ZIP_ERRORS:
-            raise UnreadableError(f"it is damaged or cut off: no {kind} file can be opened") from None
+            raise UnreadableError(f"it is damaged or cut off and cannot be opened as a {kind} file") from None
         self._members = {_plain(info.filename): info for info in self._zip.infolist()}
 
     def __contains__(self, name: str) -> bool:
         return _plain(name) in self._members
 
     def blocks(self, name: str) -> Iterator[bytes]:
-        """A member's bytes in pieces. UnreadableError if it is missing, encrypted, damaged or a bomb."""
+        """Yield a member's bytes in blocks. Raises UnreadableError if it is missing, encrypted, damaged or a zip bomb."""
         info = self._members.get(_plain(name))
         if info is None:
-            raise UnreadableError(f"it is not a whole {self.kind} file: {_shown(name)} is missing")
+            raise UnreadableError(f"it is not a complete {self.kind} file: {_shown(name)} is missing")
         if info.flag_bits & 1:
             raise UnreadableError("it is protected by a password")
         if info.compress_type not in _METHODS:
-            raise UnreadableError(f"{_shown(name)} in it is packed in a way that is not read")
+            raise UnreadableError(f"{_shown(name)} in it uses an unsupported compression method")
         num_bytes = 0
         try:
             with self._zip.open(info) as member:
@@ -144,7 +148,7 @@ class Package:
             raise UnreadableError(f"it is damaged: {_shown(name)} in it cannot be unpacked") from None
 
     def read(self, name: str, max_bytes: int = MAX_MEMBER_BYTES) -> bytes:
-        """A whole member of at most `max_bytes`."""
+        """Read a member of at most `max_bytes`. Raises UnreadableError as `blocks` does, and for a larger one."""
         pieces, num_bytes = [], 0
         for block in self.blocks(name):
             num_bytes += len(block)
@@ -154,7 +158,7 @@ class Package:
         return b"".join(pieces)
 
     def parse(self, name: str, handler: XmlHandler) -> None:
-        """Sends an XML member through a handler. UnreadableError if it is not well-formed, declares entities or is over the bounds."""
+        """Parse an XML member with a handler. Raises UnreadableError if it is malformed, declares entities or is over the limits."""
         parser = _Parser(handler, self._max_elements - self._num_elements)
         try:
             for block in self.blocks(name):
@@ -165,32 +169,32 @@ class Package:
         self._num_elements += parser.num_elements
 
     def relations(self, part: str) -> list[Relation]:
-        """The parts inside the container that `part` refers to; with "", what the container itself does."""
+        """Return the relations from `part` to other members; with "", those of the container itself."""
         folder, base = posixpath.split(part)
         name = posixpath.join(folder, "_rels", f"{base}.rels")
         handler = _Relations(folder)
         if name in self:
             self.parse(name, handler)
-        return handler.found
+        return handler.relations
 
     def related(self, part: str, kind: str) -> str | None:
-        """The name of the first part of that type that `part` refers to and that is there."""
+        """Return the first existing member that `part` refers to by a relation of this type; None if there is none."""
         return next((relation.target for relation in self.relations(part) if relation.type == kind and relation.target in self), None)
 
     def main(self, otherwise: str) -> str:
-        """The name of the main part."""
+        """Return the name of the main part, `otherwise` if the container does not name one."""
         return self.related("", "officeDocument") or otherwise
 
 
 class _Parser:
-    """Expat within bounds. A DOCTYPE alone is passed over; one that declares anything is refused, and nothing outside is ever read."""
+    """Runs expat within limits. A bare DOCTYPE is ignored; one with declarations is refused, which rules out entity expansion attacks."""
 
     def __init__(self, handler: XmlHandler, max_elements: int) -> None:
         self._handler = handler
         self._max_elements = max_elements
         self.num_elements = 0
         self._depth = 0
-        self._skip_from = 0  # the depth of the skipped element that is open
+        self._skip_from = 0  # depth of the skipped element being read; 0 outside one
         self._num_fed = 0
         self._names: dict[str, str] = {}
         self._expat = expat.ParserCreate(namespace_separator=" ")
@@ -254,28 +258,28 @@ def _refuse_entities(*_declaration: object) -> None:
 class _Relations(XmlHandler):
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self.found: list[Relation] = []
+        self.relations: list[Relation] = []
 
     def start(self, name: str, attributes: dict[str, str]) -> None:
         if name == "rel:Relationship" and attributes.get("TargetMode") != "External":
             target = resolved(self._folder, attributes.get("Target", ""))
-            self.found.append(Relation(attributes.get("Id", ""), attributes.get("Type", "").rpartition("/")[2], target))
+            self.relations.append(Relation(attributes.get("Id", ""), attributes.get("Type", "").rpartition("/")[2], target))
 
 
 def resolved(folder: str, reference: str) -> str:
-    """The name of the member that a reference from within `folder` means. It is only ever looked up among the members."""
+    """Resolve a reference from within `folder` to a member name. Callers only look it up among the members."""
     path = unquote(reference.partition("#")[0])
     return posixpath.normpath(posixpath.join("/", folder, path)).lstrip("/")
 
 
 def properties(package: Package) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """The title of an Office document, and its other core properties as fields: author, date (ISO, of the last change), subject …"""
+    """Return the title and the other core properties of an Office document: author, date (of the last change, ISO 8601), subject …"""
     part = package.related("", "core-properties")
     if part is None:
         return "", ()
-    found = Values(_CORE_FIELDS)
-    package.parse(part, found)
-    values = {key: one_line("; ".join(texts)) for key, texts in found.values.items()}
+    handler = Values(_CORE_FIELDS)
+    package.parse(part, handler)
+    values = {key: one_line("; ".join(texts)) for key, texts in handler.values.items()}
     created, modified = values.pop("created", "")[:10], values.pop("modified", "")[:10]
     title = values.pop("title", "")
     return title, tuple((key, value) for key, value in {**values, "created": created, "date": modified or created}.items() if value)
@@ -288,7 +292,7 @@ _CORE_FIELDS = {
 
 
 class Values(XmlHandler):
-    """The text of the elements of some names."""
+    """Collects the texts of elements. `keys` maps the names of elements to keys of `values`."""
 
     def __init__(self, keys: dict[str, str]) -> None:
         self._keys = keys
@@ -310,12 +314,12 @@ class Values(XmlHandler):
 
 
 def _plain(name: str) -> str:
-    """Member names are compared without regard to case; some programs write backslashes."""
+    """Normalise a member name: names are compared case-insensitively, and some programs write backslashes."""
     return name.replace("\\", "/").lstrip("/").lower()
 
 
 def _shown(name: str) -> str:
-    """The name of a member, fit to stand in an error."""
+    """Escape and truncate a member name for an error message."""
     return name[:80].encode("ascii", "backslashreplace").decode()
 
 

@@ -1,4 +1,4 @@
-"""PDF: the text layer, page by page, with the outline (bookmarks) as headings."""
+"""Read PDF: the text layer, page by page, with the outline (bookmarks) as headings."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ if TYPE_CHECKING:
     from pypdf.generic import Destination
 
 _DIGITS = re.compile(r"\d+")
-_MIN_LETTERS = 8  # fewer beside a picture are a page number or a stamp
+_MIN_LETTERS = 8  # a page with a picture and fewer letters has only a page number or a stamp
 _SCAN_PIXELS = 100_000  # a page at 36 dpi; a logo has fewer
-_MAX_IMAGES = 1000  # that are looked at, of a page or a form
-_MAX_FORMS = 3  # in one another
-_DRAWING_BYTES = 3000  # of a content stream; a frame or a line takes fewer
+_MAX_IMAGES = 1000  # images to look at per page or form
+_MAX_FORMS = 3  # nesting depth of forms
+_DRAWING_BYTES = 3000  # size of a content stream that draws something; a frame or a line takes less
 _INLINE_IMAGE = re.compile(rb"\bBI\s[^\0]{1,500}?\sID\s")
 _SENTENCE_ENDS = ".!?:…。！？"
 _PROGRAM = re.compile(r"^Microsoft (?:Word|PowerPoint|Excel) - |\.(?:docx?|pptx?|xlsx?|odt|tex|dvi|indd|qxd)$", re.IGNORECASE)
 
-# What stands on every page, and words broken at the ends of lines.
-_EDGE_LINES = 2  # where headers and footers stand: so many lines from the top and the bottom of a page
-_MIN_PAGES = 3  # fewer do not show what is repeated
+# Repeated headers and footers, and words broken at line ends.
+_EDGE_LINES = 2  # lines at the top and the bottom of a page that may be headers and footers
+_MIN_PAGES = 3  # a line on fewer pages does not count as repeated
 _MOST = 0.6
-_MIN_WORDS = 3  # of a line in which the page number does not count; "Step 3" is a heading
-_NUMBERING = frozenset("page p pg of seite von página de pagina di sur sida av стр".split())  # noqa: SIM905  # words beside a page number
+_MIN_WORDS = 3  # words in a line whose page number is ignored; "Step 3" is a heading
+_NUMBERING = frozenset("page p pg of seite von página de pagina di sur sida av стр".split())  # noqa: SIM905  # words next to a page number
 _NUMBER = re.compile(r"\d{1,5}")
 _EDGE_NUMBER = re.compile(r"^\d{1,5}\b|\b\d{1,5}$")
 _WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")
 _BROKEN = re.compile(r"([^\W\d_]+)-[ \t]*\n[ \t]*([^\W\d_]+)")
 _LIGATURES = str.maketrans({"ﬀ": "ff", "ﬁ": "fi", "ﬂ": "fl", "ﬃ": "ffi", "ﬄ": "ffl", "ﬅ": "st", "ﬆ": "st"})
 
-logging.getLogger("pypdf").addHandler(logging.NullHandler())  # it reports every oddity of a file; what cannot be read is an error here
+logging.getLogger("pypdf").addHandler(logging.NullHandler())  # it logs every oddity of a file; unreadable parts are errors here
 
 
 def read(data: bytes) -> Reading:
-    """The text of a PDF; places are pages. Sections are those of its outline, else there is one.
+    """Read the text of a PDF. Places are pages; sections are those of the outline, or one for the whole file.
 
-    Pages that cannot be read, or hold no text and are not blank, are named in `missing`. UnreadableError if no page has text, or if the
-    file needs a password.
+    `missing` lists the pages that cannot be read, and those that show something but hold no text. Raises UnreadableError if no page has
+    text, or if the file needs a password.
     """
     try:
         return _read(data)
     except (UnreadableError, ImportError):
         raise
     except RecursionError:
-        raise UnreadableError("its parts are nested too deep, or hold themselves") from None
+        raise UnreadableError("its parts are nested too deep, or contain themselves") from None
     except MemoryError:
         raise UnreadableError("it takes too much memory") from None
-    except Exception as error:  # pypdf raises its own errors and, on broken files, most others
+    except Exception as error:  # on broken files, pypdf raises most kinds of errors
         raise UnreadableError(f"it is damaged ({one_line(str(error)) or type(error).__name__})") from error
 
 
@@ -82,7 +82,7 @@ def _read(data: bytes) -> Reading:
 
 
 def _opened(data: bytes) -> PdfReader:
-    from pypdf import PasswordType, PdfReader  # noqa: PLC0415  # 0.2 s, wanted only here
+    from pypdf import PasswordType, PdfReader  # noqa: PLC0415  # heavy: 0.2 s
     from pypdf.errors import DependencyError  # noqa: PLC0415
 
     reader = PdfReader(io.BytesIO(data))
@@ -97,12 +97,12 @@ def _opened(data: bytes) -> PdfReader:
 
 
 def _page_texts(reader: PdfReader) -> Iterator[str | None]:
-    """The text of each page; None for one that cannot be read."""
+    """Yield the text of each page; None if it cannot be read."""
     num_chars = 0
     for number in range(len(reader.pages)):
         try:
             text = clean(reader.pages[number].extract_text().replace("\u00ad\n", "-\n"))
-        except Exception:  # noqa: BLE001  # pypdf raises most kinds of errors on broken pages; the others may be whole
+        except Exception:  # noqa: BLE001  # on a broken page, pypdf raises most kinds of errors; other pages may be fine
             yield None
             continue
         num_chars += len(text)
@@ -111,7 +111,7 @@ def _page_texts(reader: PdfReader) -> Iterator[str | None]:
 
 
 def _missing(reader: PdfReader, texts: Sequence[str | None], pages: Sequence[str]) -> Iterator[str]:
-    """What `texts`, those of the pages as they are, lack. `pages` are without what is repeated on most of them."""
+    """Yield what the text lacks. `texts` are the pages as extracted, `pages` those without repeated headers and footers."""
     stamps = Counter(_DIGITS.sub("", text) for text in texts if text and text.strip())
     scanned, drawn = [], []
     for number, (text, page) in enumerate(zip(texts, pages, strict=True)):
@@ -132,7 +132,7 @@ def _missing(reader: PdfReader, texts: Sequence[str | None], pages: Sequence[str
 
 
 def _shows(reader: PdfReader, number: int) -> Literal["image", "drawing", ""]:
-    """What a page without text shows, if anything; nothing is decoded that its text did not need."""
+    """Return what a page without text shows. No image is decoded."""
     try:
         page = reader.pages[number]
         if _num_pixels(page.get("/Resources"), _MAX_FORMS) >= _SCAN_PIXELS:
@@ -142,47 +142,47 @@ def _shows(reader: PdfReader, number: int) -> Literal["image", "drawing", ""]:
         if len(data) > _SCAN_PIXELS // 8 and _INLINE_IMAGE.search(data):
             return "image"
         return "drawing" if len(data) > _DRAWING_BYTES else ""
-    except Exception:  # noqa: BLE001  # as for pages: a page that is damaged here was read as empty
+    except Exception:  # noqa: BLE001  # as in _page_texts; a page damaged here counts as empty
         return ""
 
 
 def _num_pixels(resources: object, depth: int) -> int:
-    """Of all images that a page or a form may show; a scan can be made of many strips."""
+    """Count the pixels of all images on a page or form. A scan may consist of many strips. Stops at _SCAN_PIXELS."""
     objects = _dictionary(_dictionary(resources).get("/XObject"))
     num_pixels = 0
     for value in list(objects.values())[:_MAX_IMAGES]:
-        found = _dictionary(value)
-        if found.get("/Subtype") == "/Image":
-            num_pixels += max(0, int(found.get("/Width", 0))) * max(0, int(found.get("/Height", 0)))
-        elif found.get("/Subtype") == "/Form" and depth:
-            num_pixels += _num_pixels(found.get("/Resources"), depth - 1)
+        image = _dictionary(value)
+        if image.get("/Subtype") == "/Image":
+            num_pixels += max(0, int(image.get("/Width", 0))) * max(0, int(image.get("/Height", 0)))
+        elif image.get("/Subtype") == "/Form" and depth:
+            num_pixels += _num_pixels(image.get("/Resources"), depth - 1)
         if num_pixels >= _SCAN_PIXELS:
             break
     return num_pixels
 
 
 def _dictionary(value: object) -> dict[str, Any]:
-    """What a PDF refers to, where that is a dictionary; else an empty one."""
-    found = value.get_object() if hasattr(value, "get_object") else value
-    return found if isinstance(found, dict) else {}
+    """Follow a reference to a dictionary; {} if it leads to anything else."""
+    target = value.get_object() if hasattr(value, "get_object") else value
+    return target if isinstance(target, dict) else {}
 
 
 def _write(draft: Draft, page: str, entries: Sequence[_Entry]) -> None:
-    """A page, with the headings that the outline has on it, each where its words stand on a line, else at the page's beginning."""
+    """Write a page with its outline headings. A heading goes to the line with its words, or else after the heading before it."""
     at = 0
     for entry in entries:
-        found = _title_line(entry.title).search(page, at)
-        if found:
-            draft.write(page[at : found.start()])
-            at = found.end()
-        draft.heading(entry.level, entry.title, found.group() if found else "")
+        line = _title_line(entry.title).search(page, at)
+        if line:
+            draft.write(page[at : line.start()])
+            at = line.end()
+        draft.heading(entry.level, entry.title, line.group() if line else "")
     rest = page[at:].rstrip()
     if rest:
         draft.write(rest + ("\n\n" if rest[-1] in _SENTENCE_ENDS else "\n"))
 
 
 class _Entry(NamedTuple):
-    """One line of the outline: `level` 1 is the highest."""
+    """An entry of the outline. Level 1 is the highest."""
 
     level: int
     title: str
@@ -194,7 +194,7 @@ def _title_line(title: str) -> re.Pattern[str]:
 
 
 def _outline(reader: PdfReader) -> dict[int, list[_Entry]]:
-    """The entries of the outline by page, from 0. A broken outline is none."""
+    """Return page index (from 0) → entries of the outline; {} if the outline is broken."""
     entries: dict[int, list[_Entry]] = {}
     try:
         by_id = {page.indirect_reference.idnum: number for number, page in enumerate(reader.pages) if page.indirect_reference}
@@ -203,7 +203,7 @@ def _outline(reader: PdfReader) -> dict[int, list[_Entry]]:
             title = one_line(str(item.title or ""))
             if number is not None and title:
                 entries.setdefault(number, []).append(_Entry(level, title))
-    except Exception:  # noqa: BLE001  # as for pages: without an outline, the text is still there
+    except Exception:  # noqa: BLE001  # as in _page_texts; the text is readable without an outline
         return {}
     return entries
 
@@ -217,7 +217,7 @@ def _entries(items: Sequence[object], level: int) -> Iterator[tuple[int, Destina
 
 
 def _metadata(reader: PdfReader) -> Iterator[tuple[str, str]]:
-    """Title, author, subject, keywords and date, as far as they can be read."""
+    """Yield title, author, subject, keywords and date, until one cannot be read."""
     try:
         about = reader.metadata
         if about is None:
@@ -225,17 +225,17 @@ def _metadata(reader: PdfReader) -> Iterator[tuple[str, str]]:
         title = _PROGRAM.sub("", one_line(str(about.title or "")))
         yield "title", "" if title.lower() == "untitled" else title
         yield from ((key, str(about.get(f"/{key.title()}") or "")) for key in ("author", "subject", "keywords"))
-        if "/CreationDate" in about:  # macOS has its text elsewhere in the file, where the property does not look
+        if "/CreationDate" in about:  # macOS stores the date behind a reference, which the property does not follow
             about.update({"/CreationDate": about["/CreationDate"]})
         yield "date", about.creation_date.isoformat() if about.creation_date else ""
-    except Exception:  # noqa: BLE001  # as for pages
+    except Exception:  # noqa: BLE001  # as in _page_texts
         return
 
 
 def without_repeated(pages: Sequence[str]) -> list[str]:
-    """Pages without the headers and footers that are the same on most of them.
+    """Remove headers and footers that repeat on most pages.
 
-    Page numbers go; a repeated line of words stays on the page where it stands first.
+    Page numbers are removed everywhere; a repeated line of words stays on the first page that has it.
     """
     split = [page.split("\n") for page in pages]
     filled = [[at for at, line in enumerate(lines) if line.strip()] for lines in split]
@@ -257,7 +257,7 @@ def without_repeated(pages: Sequence[str]) -> list[str]:
 
 
 def _key(line: str, page: int) -> str:
-    """What two lines have in common that differ in the page number alone: a number that counts with the pages."""
+    """Return a key that is equal for lines which differ only in the page number. Numbers become offsets from `page`."""
     text = " ".join(line.split())
     if _numbers_only(text):
         return _NUMBER.sub(lambda match: f"#{int(match[0]) - page}", text, count=1)
@@ -272,12 +272,13 @@ def _numbers_only(text: str) -> bool:
 
 
 def _repeated(keys: Iterable[str], num_pages: int) -> set[str]:
-    found = [(key, num) for key, num in Counter(keys).most_common(2) if num >= _MIN_PAGES]  # two: those of left and of right pages
-    return {key for key, _ in found} if sum(num for _, num in found) > _MOST * num_pages else set()
+    """Return the one or two most common keys (left and right pages may differ), if together they are on most pages."""
+    common = [(key, num) for key, num in Counter(keys).most_common(2) if num >= _MIN_PAGES]
+    return {key for key, _ in common} if sum(num for _, num in common) > _MOST * num_pages else set()
 
 
 def joined_words(pages: Sequence[str]) -> list[str]:
-    """Pages whose words are whole where a line end broke them. A hyphen stays where the text has the word with it elsewhere."""
+    """Rejoin words that were broken at line ends. A hyphen stays if the text has the hyphenated word elsewhere."""
     pages = [page.translate(_LIGATURES) for page in pages]
     broken = {(match[1] + match[2]).lower() for page in pages for match in _BROKEN.finditer(page)}
     whole: set[str] = set()

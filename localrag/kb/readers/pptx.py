@@ -1,4 +1,4 @@
-"""PPTX: the slides of a presentation, with their notes."""
+"""Read PPTX: the slides of a presentation, with their notes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from localrag.kb.readers.draft import Composer, Table, numbered
 from localrag.kb.readers.package import Package, XmlHandler, properties
 
 _TITLES = ("title", "ctrTitle")
-_FURNITURE = ("sldNum", "dt", "ftr", "hdr", "sldImg")  # what is on every slide
-_NO_TITLES = ("powerpoint presentation", "presentation")  # what programs write where nobody gave one
+_FURNITURE = ("sldNum", "dt", "ftr", "hdr", "sldImg")  # placeholders that repeat on every slide
+_NO_TITLES = ("powerpoint presentation", "presentation")  # default titles of programs
 _MAX_SLIDES = 5_000
 
 
 def read(data: bytes) -> Reading:
-    """A presentation: a section a slide, under its title; a place is a slide, by its number in the file. Slides that are hidden are left
-    out, as are shapes. UnreadableError if it is damaged, protected or over the bounds.
+    """Read a presentation. Each slide is a section under its title; places are slide numbers.
+
+    Hidden slides and hidden shapes are left out. Raises UnreadableError if the file is damaged, protected or over the limits.
     """
     package = Package(data, "PPTX")
     main = package.main("ppt/presentation.xml")
@@ -36,7 +37,7 @@ def read(data: bytes) -> Reading:
 
 
 def _slide(package: Package, part: str, composer: Composer) -> bool:
-    """Writes a slide; whether it shows pictures and has no text of its own, in diagrams or in notes."""
+    """Write a slide with its diagrams and notes. Return whether it shows pictures and has no text at all."""
     slide = _Shapes()
     package.parse(part, slide)
     if slide.is_hidden:
@@ -55,7 +56,7 @@ def _slide(package: Package, part: str, composer: Composer) -> bool:
 
 
 class _Slides(XmlHandler):
-    """The ids of the slides, in order."""
+    """Collects the ids of the slides, in order."""
 
     def __init__(self) -> None:
         self.ids: list[str] = []
@@ -66,7 +67,7 @@ class _Slides(XmlHandler):
 
 
 class _Shapes(XmlHandler):
-    """The text of a slide, a notes page (only its notes) or a diagram: shapes of paragraphs, and tables of rows of cells."""
+    """Collects the text of a slide, a diagram, or the notes of a notes page: shapes with paragraphs, and tables."""
 
     skipped = frozenset({"mc:Fallback"})
 
@@ -76,7 +77,7 @@ class _Shapes(XmlHandler):
         self.has_picture = False
         self.title: list[str] = []
         self._shapes: list[list[str | list[str]]] = []  # lines, or rows of a table
-        self._lines: list[str] = []  # of the shape or cell that is open
+        self._lines: list[str] = []  # of the current shape or cell
         self._pieces: list[str] = []
         self._is_text = False
         self._left_out = False
@@ -146,7 +147,7 @@ class _Shapes(XmlHandler):
         return any(self.title) or any(any(line) for shape in self._shapes for line in shape)
 
     def write(self, composer: Composer, mark: str = "") -> None:
-        """All but the title; `mark` stands before the first line."""
+        """Write everything but the title, with `mark` before the first line."""
         for shape in self._shapes:
             table = Table(composer, sheet=False)
             for index, line in enumerate(shape):

@@ -1,4 +1,4 @@
-"""Plain text, and the encoding of text that does not say it."""
+"""Read plain text, and detect the encoding of text that does not declare it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SUFFIXES = frozenset(
     .groovy .pl .pm .r .jl .swift .m .mm .dart .hs .ml .mli .clj .ex .exs .erl .elm .f .f90 .pas .sql .zsh .fish .ps1 .bat .cmd
     .cmake .mk .gradle .proto .graphql .tf .nix .vue .svelte .scad .gcode .vtt .srt .bib .diff .patch""".split()  # noqa: SIM905  # a word list reads better as words
 )
-"""Endings of files that are text whatever their encoding. Another file is text if it is valid UTF-8, or UTF-16 for certain."""
+"""Extensions of files that are text in any encoding. Other files are text only if they are valid UTF-8 or evidently UTF-16."""
 
 _MARKS = (  # UTF-32 first: its little-endian mark begins with that of UTF-16
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -28,12 +28,12 @@ _SPACES, _STOPS = " \t\n\r\f\u3000", "。、，"
 
 _CHARSETS = ["cp1252", "cp1250", "iso8859_2", "cp1251", "koi8_r", "cp932", "euc_jp", "gb18030", "big5", "cp949"]
 _CHARSETS += ["cp1253", "cp1254", "cp1255", "cp1256"]
-# With more to choose from, near relatives win over what is in use: ISO 8859-10 over 8859-2 and Windows-1254.
+# With more candidates, rare relatives win over common encodings: ISO 8859-10 over 8859-2 and Windows-1254.
 _RARE_FROM = {"gb18030": 0xD8, "big5": 0xC9, "cp949": 0xC9, "cp932": 0x98, "euc_jp": 0xD0}
-"""Multi-byte encodings, each with the first lead byte of its rare characters: a text made of those is in another encoding."""
+"""Multi-byte encoding → first lead byte of its rare characters. Text made mostly of those is in another encoding."""
 _LATIN = frozenset({"cp1252", "cp1250", "iso8859_2", "cp1254"})
 
-_LETTERS = (  # what the languages of each encoding write beyond ASCII; the first of the best wins
+_LETTERS = (  # encoding and the non-ASCII letters of its languages; ties go to the first
     ("cp1252", "éèàùâêîôûëïüçœæ", "äöüß", "áéíóúüñ", "áâãàçéêíóôõú", "àèéìíòù", "åäöæøé", "éëïóöü", "áðéíóúýþæö"),
     ("iso8859_2", "áčďéěíňóřšťúůýž", "ąćęłńóśźż", "áéíóöőúüű", "áäčďéíĺľňóôŕšťúýž", "čćđšž", "ăâîşţ"),
     ("cp1250", "áčďéěíňóřšťúůýž", "ąćęłńóśźż", "áéíóöőúüű", "áäčďéíĺľňóôŕšťúýž", "čćđšž", "ăâîşţ"),
@@ -42,15 +42,15 @@ _LETTERS = (  # what the languages of each encoding write beyond ASCII; the firs
 _MIN_SHARE = 0.6
 _SIGNS = frozenset("‘’‚“”„«»‹›–—…•°§€£©®™×·¿¡\xa0ºª½")
 _MIXED = re.compile(r"[A-Za-z][^\W\d_A-Za-z\u00c0-\u024f]|[^\W\d_A-Za-z\u00c0-\u024f][A-Za-z]")
-"""A letter of another script right beside a Latin one."""
+"""A Latin letter directly next to a letter of another script."""
 
 
 def decode(data: bytes, *, known: bool) -> str:
-    """The text of a file: by its byte order mark, else UTF-8, else (only if `known` to be text) by what it holds.
+    """Decode a file by its byte order mark, or else as UTF-8, or else, if it is `known` to be text, by guessing the encoding.
 
-    The last resort is Windows-1252, then Latin-1. Single bytes that have no meaning become U+FFFD, as NUL characters do, which not every
-    store keeps. Line ends stay as they are, so that offsets count the characters of the file without its mark. UnreadableError if it is
-    not text.
+    The last resorts are Windows-1252 and Latin-1. Invalid bytes become U+FFFD, and so do NUL characters, which not every store accepts.
+    Line ends stay as they are, so that offsets count the characters of the file without its byte order mark. Raises UnreadableError if
+    the file is not text.
     """
     for mark, encoding in _MARKS:
         if data.startswith(mark):
@@ -84,16 +84,16 @@ def _decode_other(data: bytes) -> str:
 
 
 def read(data: bytes, *, known: bool) -> Reading:
-    """The whole file as one section without a heading."""
+    """Read the whole file as one section without a heading."""
     text = decode(data, known=known)
     return Reading(text, (Section(0, len(text)),), own_lines=True)
 
 
 def _utf16_without_mark(data: bytes) -> str | None:
-    """The byte order of UTF-16 that begins without its mark, "utf-16-le" or "utf-16-be"; None if it is not evident.
+    """Detect UTF-16 without a byte order mark: "utf-16-le", "utf-16-be", or None if it is not evident.
 
-    It is evident where there is no NUL character, next to nothing is a control character or undefined, there are spaces, line ends or
-    full stops, and the characters are mostly ASCII, or many with none of Latin letters beside those of another script.
+    Evident means: no NUL characters, almost no control or undefined characters, some spaces, line ends or full stops; and either mostly
+    ASCII, or enough characters without a Latin letter next to one of another script.
     """
     sample = data[: _SAMPLE_BYTES // 2 * 2]
     if len(data) % 2 or len(sample) < 4:
@@ -115,7 +115,7 @@ def _utf16_without_mark(data: bytes) -> str | None:
 
 
 def _is_damaged_utf8(data: bytes) -> bool:
-    """Whether bytes that are not valid UTF-8 are UTF-8 for all but a few: a stretch cut within a character, or a stray byte."""
+    """Whether bytes are UTF-8 with few errors, such as a character that was cut off or a stray byte."""
     text = data.decode("utf-8", "replace")
     num_bad = text.count("\ufffd")
     num_good = sum(len(run) for run in re.findall(r"[^\x00-\x7f\ufffd]+", text))
@@ -123,8 +123,8 @@ def _is_damaged_utf8(data: bytes) -> bool:
 
 
 def _guess(data: bytes) -> str | None:
-    """The likeliest encoding of a text that is not Unicode, by its first 256 KB; None if nothing fits."""
-    from charset_normalizer import from_bytes  # noqa: PLC0415  # 50 ms, wanted only for what is not Unicode
+    """Guess the encoding of a text that is not Unicode from its first 256 KB; None if nothing fits."""
+    from charset_normalizer import from_bytes  # noqa: PLC0415  # heavy: 50 ms, and rarely needed
 
     sample = _sample(data)
     latin, share = _latin(sample)
@@ -140,12 +140,12 @@ def _guess(data: bytes) -> str | None:
 
 def _is_rare(encoding: str, text: str) -> bool:
     first = [char.encode(encoding)[0] for char in text[:20_000] if char > "\x7f"]
-    # half-width katakana take one byte, which tells nothing
+    # half-width katakana take one byte and say nothing about lead bytes
     return sum(byte >= _RARE_FROM[encoding] for byte in first if not (encoding == "cp932" and 0xA0 <= byte <= 0xDF)) * 2 > len(first)
 
 
 def _sample(data: bytes) -> bytes:
-    """The beginning, up to a border: within a character no encoding of several bytes would fit."""
+    """Return the beginning of the data up to a line end or space, so that no multi-byte character is cut."""
     if len(data) <= _SAMPLE_BYTES:
         return data
     end = max(data.rfind(border, 0, _SAMPLE_BYTES) for border in (b"\n", b" ", b"\r"))
@@ -153,7 +153,7 @@ def _sample(data: bytes) -> bytes:
 
 
 def _latin(sample: bytes) -> tuple[str, float]:
-    """Which Latin encoding: the one in which most characters beyond ASCII are letters of one language; and the share of those."""
+    """Return the Latin encoding in which most non-ASCII characters are letters of one language, and the share of those letters."""
     best, most = "cp1252", -1
     beyond = bytes(byte for byte in sample if byte > 0x7F)
     for encoding, *languages in _LETTERS:

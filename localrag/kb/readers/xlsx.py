@@ -1,4 +1,4 @@
-"""XLSX: the rows of the sheets of a workbook."""
+"""Read XLSX: the rows of the sheets of a workbook."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from localrag.kb.readers.draft import Composer, Table
 from localrag.kb.readers.package import Package, XmlHandler, properties
 
 _MAX_SHEETS = 1_000
-_MAX_STRING_CHARS = 64 * 1024 * 1024  # of all strings that the sheets share
+_MAX_STRING_CHARS = 64 * 1024 * 1024  # total of the shared strings
 _MAX_COLUMNS = 16_384
 
 _CELL = re.compile(r"([A-Z]{1,3})\d{1,7}")
@@ -29,9 +29,10 @@ _BUILT_IN: dict[int, _Kind] = {
 
 
 def read(data: bytes) -> Reading:
-    """A workbook: a section a sheet, under its name, and a line a row, as `localrag.kb.readers.draft` has it; a place is the row's number
-    in its sheet. Formulas stand by the values they had when it was saved. Hidden sheets are left out.
-    UnreadableError if it is damaged, protected or over the bounds.
+    """Read a workbook. Each sheet is a section under its name, with one line per row (see `draft.Table`); places are row numbers.
+
+    Formulas are represented by their saved values. Hidden sheets are left out. Raises UnreadableError if the file is damaged, protected
+    or over the limits.
     """
     package = Package(data, "XLSX")
     main = package.main("xl/workbook.xml")
@@ -57,7 +58,7 @@ def read(data: bytes) -> Reading:
 
 
 class _Workbook(XmlHandler):
-    """(name, relation) of the sheets that are shown."""
+    """Collects (name, relation id) of the visible sheets."""
 
     def __init__(self) -> None:
         self.sheets: list[tuple[str, str]] = []
@@ -71,7 +72,7 @@ class _Workbook(XmlHandler):
 
 
 class _Formats(XmlHandler):
-    """What kind of number each cell style shows: a set of date, time, elapsed, percent; empty for a plain number."""
+    """Collects the kind of number that each cell style shows: a set of date, time, elapsed and percent; empty for plain numbers."""
 
     def __init__(self) -> None:
         self.kinds: list[_Kind] = []
@@ -93,7 +94,7 @@ class _Formats(XmlHandler):
 
 
 def kind_of_format(code: str) -> frozenset[str]:
-    """What a number format such as `yyyy-mm-dd` shows. `m` stands for months, and for minutes beside hours or seconds."""
+    """Return what a number format such as `yyyy-mm-dd` shows. `m` means minutes next to hours or seconds, otherwise months."""
     code = _NOT_FORMAT.sub("", code[:255]).partition(";")[0].lower()
     if "[" in code:
         return frozenset({_ELAPSED})
@@ -104,7 +105,7 @@ def kind_of_format(code: str) -> frozenset[str]:
 
 
 class _Text(XmlHandler):
-    """Collects the text of `t` elements; how a word is pronounced is left out."""
+    """Collects the text of `t` elements, without pronunciation guides."""
 
     skipped = frozenset({"x:rPh", "x:extLst"})
 
@@ -126,7 +127,7 @@ class _Text(XmlHandler):
 
 
 class _Strings(_Text):
-    """The strings that cells refer to by number."""
+    """Collects the shared strings, which cells refer to by index."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,7 +146,7 @@ class _Strings(_Text):
 
 
 class _Sheet(_Text):
-    """The rows of one sheet, into a table."""
+    """Writes the rows of one sheet to a table."""
 
     def __init__(self, table: Table, strings: list[str], kinds: list[_Kind], *, is_1904: bool) -> None:
         super().__init__()
@@ -198,7 +199,7 @@ class _Sheet(_Text):
 
 
 def number_as_text(text: str, kind: frozenset[str], *, is_1904: bool = False) -> str:
-    """A number as a sheet shows it, dates and times in ISO form. Days are counted from the end of 1899, or of 1903."""
+    """Format a number as a sheet shows it, dates and times in ISO 8601. Days count from the end of 1899, or of 1903 if `is_1904`."""
     try:
         number = float(text[:64])
     except ValueError:
@@ -218,7 +219,7 @@ def _date(number: float, kind: frozenset[str], *, is_1904: bool) -> str:
         return f"{datetime(1900, 1, 1) + timedelta(seconds=round(number * 86_400) % 86_400):%H:%M:%S}"  # noqa: DTZ001  # as below
     if is_1904:
         number += 1_462
-    elif number < 60:  # the format has a 29 February 1900, which was none
+    elif number < 60:  # the format counts 29 February 1900, which did not exist
         number += 1
     with suppress(OverflowError):
         moment = datetime(1899, 12, 30) + timedelta(seconds=round(number * 86_400))  # noqa: DTZ001  # a sheet knows no time zone
@@ -227,12 +228,12 @@ def _date(number: float, kind: frozenset[str], *, is_1904: bool) -> str:
 
 
 def _column(cell: str, otherwise: int) -> int:
-    """The number of a cell's column, from 0: 27 for AB3."""
-    found = _CELL.fullmatch(cell)
-    if not found:
+    """Return the column of a cell reference, from 0 (27 for AB3); `otherwise` if the reference is invalid."""
+    match = _CELL.fullmatch(cell)
+    if not match:
         return min(otherwise, _MAX_COLUMNS)
     number = 0
-    for letter in found[1]:
+    for letter in match[1]:
         number = number * 26 + ord(letter) - 64
     return number - 1
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localrag.kb.readers import UnreadableError, docx, draft, epub, package, pptx, xlsx
+from localrag.kb.readers import UnreadableError, docx, epub, package, pptx, records, xlsx
 from localrag.kb.readers.draft import Composer
 from tests.kb.readers import office_files as files
 from tests.kb.readers.office_files import cell, p, row, run, slide_table, sp, tbl
@@ -240,30 +240,30 @@ def test_days_counted_from_1904():
     ],
 )
 def test_rows_of_text(text, expected):
-    assert draft.read(text.encode()).text.split("\n") == expected
+    assert records.read_csv(text.encode()).text.split("\n") == expected
 
 
 def test_a_place_is_the_line_where_a_row_begins():
-    reading = draft.read(b'sep=,\na,b\n"one\r\ntwo\xe9",x\n\n3,4\n')
+    reading = records.read_csv(b'sep=,\na,b\n"one\r\ntwo\xe9",x\n\n3,4\n')
     assert _places(reading) == [("row", 2, "a | b"), ("row", 3, "a: on"), ("row", 6, "a: 3;")]
 
 
 def test_text_that_nothing_divides_is_read_as_it_stands():
-    reading = draft.read(b"one line\nand, another\n\nthird\n")
+    reading = records.read_csv(b"one line\nand, another\n\nthird\n")
     assert (reading.text, reading.own_lines, reading.places) == ("one line\nand, another\n\nthird\n", True, ())
 
 
 def test_a_long_field_is_bounded_and_the_limit_of_the_process_stays():
-    before = draft.csv.field_size_limit()
-    assert len(draft.read(b"a,b\n1," + b"x" * 1_000_000).text) > 1_000_000
-    assert "longer than 1 MB" in _refused(draft.read, b"a,b\n1," + b"x" * 1_100_000)
-    assert draft.csv.field_size_limit() == before
+    before = records.csv.field_size_limit()
+    assert len(records.read_csv(b"a,b\n1," + b"x" * 1_000_000).text) > 1_000_000
+    assert "longer than 1 MB" in _refused(records.read_csv, b"a,b\n1," + b"x" * 1_100_000)
+    assert records.csv.field_size_limit() == before
 
 
 @given(st.lists(st.sampled_from(["a", "b1", "7", ",", ";", "\t", "|", '"', "\n", "\r", "\r\n", " ", "日本", "sep=,\n"]), max_size=60))
 def test_no_character_of_a_table_is_lost(pieces):
     text = "".join(pieces)
-    reading = draft.read(text.encode())
+    reading = records.read_csv(text.encode())
     for word in ("a", "b1", "7", "日本"):
         assert text.count(word) <= reading.text.count(word)
     starts = [place.start for place in reading.places]
@@ -408,7 +408,7 @@ def test_what_many_refer_to_does_not_multiply_without_bound():
     rows = "".join(row(number, cell(f"A{number}", "0", "s")) for number in range(1, 100))
     assert "MB of text" in _refused(xlsx.read, files.xlsx({"a": rows}, strings=["x" * 900_000]))
     wide = b",".join(b"h%d" % number for number in range(20_000)) + b"\n" + b"1,2\n" * 20_000
-    assert draft.read(wide).text.endswith("h0: 1; h1: 2")
+    assert records.read_csv(wide).text.endswith("h0: 1; h1: 2")
 
 
 @pytest.mark.parametrize(("reader", "kind"), ALL)

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localrag.kb.readers import rst
+from localrag.kb.readers import markdown
 
 
 def _titles(text):
-    return [(mark.level, mark.name) for mark in rst.titles(text)]
+    return [(mark.level, mark.name) for mark in markdown.titles(text)]
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_titles(text, expected):
 def test_sections_are_the_files_own_text():
     text = ".. _top:\n\nGuide\n=====\n\n:Author: Ann Lee\n:Date: 2024-01-02\n\nintro\n\n"
     text += "Heat\n----\n\n.. note::\n\n   Hot!\n\nCold\n----\ncold\n"
-    reading = rst.read(text.encode())
+    reading = markdown.read_rst(text.encode())
     assert reading.text == text
     assert reading.own_lines
     assert reading.title == "Guide"
@@ -52,14 +52,14 @@ def test_sections_are_the_files_own_text():
 
 
 def test_a_text_without_titles_is_one_section():
-    reading = rst.read(b"only text\n")
+    reading = markdown.read_rst(b"only text\n")
     assert [(section.start, section.end, section.heading) for section in reading.sections] == [(0, 10, "")]
 
 
 @given(st.lists(st.sampled_from(["====", "----", "A title", "x", "", " y", ":a: b", "..", "\t", "日本", "\r"])))
 def test_sections_hold_all_text(lines):
     text = "\n".join(lines)
-    reading = rst.read(text.encode())
+    reading = markdown.read_rst(text.encode())
     assert "".join(text[section.start : section.end] for section in reading.sections).strip() == text.strip()
     assert all(one.end == two.start for one, two in pairwise(reading.sections))
     assert all(section.start <= section.body <= section.end or section.body == 0 for section in reading.sections)
@@ -68,5 +68,5 @@ def test_sections_hold_all_text(lines):
 def test_long_lines_take_no_time():
     started = time.process_time()
     for line in ("=" * 200_000, "=-" * 100_000, "x" * 200_000 + "\n" + "=" * 200_000, ":a" * 100_000, "=" * 200_000 + " " * 200_000 + "x"):
-        rst.read(f"x\n{line}\n{line}\n".encode())
+        markdown.read_rst(f"x\n{line}\n{line}\n".encode())
     assert time.process_time() - started < 5
