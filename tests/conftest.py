@@ -18,6 +18,30 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 
+def pytest_configure(config):
+    """A worker that runs the real model keeps to its share of the cores: threads of two models on the same cores wait for each other."""
+    if _is_of_the_model(config) and hasattr(config, "workerinput") and hasattr(os, "sched_setaffinity"):
+        number, count = int(config.workerinput["workerid"].removeprefix("gw")), config.workerinput["workercount"]
+        share = sorted(os.sched_getaffinity(0))[number::count]
+        os.sched_setaffinity(0, share or os.sched_getaffinity(0))
+
+
+def pytest_ignore_collect(collection_path, config):
+    """A file without a test of the model is not imported where only such tests are run."""
+    is_left_out = _is_of_the_model(config) and collection_path.suffix == ".py" and "mark.model" not in collection_path.read_text("utf-8")
+    return is_left_out or None
+
+
+def _is_of_the_model(config):
+    return config.option.markexpr.startswith("model")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """Long tests come first: the last one would be run by one worker while the other has nothing to do."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
 def pytest_terminal_summary(terminalreporter):
     """Append the reason of each skipped test to the file that SKIPPED_TESTS names; scripts/test sums up its runs from that."""
     file = os.environ.get("SKIPPED_TESTS")

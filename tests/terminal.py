@@ -1,6 +1,5 @@
 """A terminal with a screen, in which a program of ours runs as a person would run it."""
 
-import contextlib
 import os
 import sys
 import time
@@ -35,8 +34,11 @@ class Terminal:
         self.child = pexpect.spawn(
             sys.executable, [*program, *args], env=variables, dimensions=(rows, columns), cwd=str(ROOT), timeout=WAIT_S
         )
+        self.child.delaybeforesend = None  # pexpect waits 50 ms by default, for programs that ask for passwords
         self.screen.answer = lambda data: self.child.send(data.encode())
         self.raw = b""
+        self._text = ""
+        self._text_of = -1
 
     def __enter__(self):
         return self
@@ -48,16 +50,14 @@ class Terminal:
         """Take in what comes within so many seconds."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
-            with contextlib.suppress(pexpect.TIMEOUT, pexpect.EOF):
-                data = self.child.read_nonblocking(65536, timeout=min(left, 0.05))
-                self.raw += data
-                self._stream.feed(data)
+            self._more(min(left, 0.05))
             if not self.child.isalive() and not self._more():
                 return
 
-    def _more(self):
+    def _more(self, seconds=0):
+        """Take in what is there, or what comes first within so many seconds; whether anything did."""
         try:
-            data = self.child.read_nonblocking(65536, timeout=0)
+            data = self.child.read_nonblocking(65536, timeout=seconds)
         except (pexpect.TIMEOUT, pexpect.EOF):
             return False
         self.raw += data
@@ -67,6 +67,11 @@ class Terminal:
     @property
     def text(self):
         """All lines, those that scrolled away as well."""
+        if self._text_of != len(self.raw):
+            self._text, self._text_of = self._read_screen(), len(self.raw)
+        return self._text
+
+    def _read_screen(self):
         above = ["".join(line[x].data for x in range(self.screen.columns)).rstrip() for line in self.screen.history.top]
         return "\n".join([*above, *(line.rstrip() for line in self.screen.display)])
 
@@ -75,8 +80,8 @@ class Terminal:
         end = time.monotonic() + WAIT_S
         while not all(text in self.text for text in texts):
             assert time.monotonic() < end, f"{[text for text in texts if text not in self.text]} did not come:\n{self.text}"
-            assert self.child.isalive() or self._more(), f"it ended:\n{self.text}"
-            self.read()
+            assert self._more(0.1) or self.child.isalive() or self._more(), f"it ended:\n{self.text}"
+            self.read(0.01)  # and what comes with it
 
     def wait_until(self, is_so):
         end = time.monotonic() + WAIT_S
