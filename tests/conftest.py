@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from localrag.catalog import Catalog
 from localrag.settings import Settings
@@ -15,6 +16,8 @@ from localrag.settings import Settings
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+SHARE_OF_EXAMPLES = float(os.environ.get("LOCALRAG_TEST_EXAMPLES", "0.3"))  # 1 held too
+LEAST_EXAMPLES = 20
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 
@@ -40,6 +43,21 @@ def _is_of_the_model(config):
 def pytest_collection_modifyitems(items):
     """Long tests come first: the last one would be run by one worker while the other has nothing to do."""
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+    short = [item for item in items if item.get_closest_marker("long") is None]  # a long one has a variable of its own
+    for test in {item.obj for item in short if getattr(item.obj, "is_hypothesis_test", False)}:
+        _draw_fewer(test)
+
+
+def _draw_fewer(test):
+    """LOCALRAG_TEST_EXAMPLES times the examples that a property asks for, and not fewer than 20 if it asks for so many.
+
+    Not of a property whose examples are always the same.
+    """
+    known = test._hypothesis_internal_use_settings or settings.default
+    if known.derandomize:
+        return
+    num = known.max_examples
+    test._hypothesis_internal_use_settings = settings(known, max_examples=max(min(num, LEAST_EXAMPLES), int(num * SHARE_OF_EXAMPLES)))
 
 
 def pytest_terminal_summary(terminalreporter):
