@@ -1,5 +1,6 @@
 """A terminal with a screen, in which a program of ours runs as a person would run it."""
 
+import contextlib
 import os
 import sys
 import time
@@ -34,11 +35,9 @@ class Terminal:
         self.child = pexpect.spawn(
             sys.executable, [*program, *args], env=variables, dimensions=(rows, columns), cwd=str(ROOT), timeout=WAIT_S
         )
-        self.child.delaybeforesend = None  # pexpect waits 50 ms by default, for programs that ask for passwords
         self.screen.answer = lambda data: self.child.send(data.encode())
         self.raw = b""
-        self._text = ""
-        self._text_of = -1
+        self._text, self._text_of = "", -1
 
     def __enter__(self):
         return self
@@ -50,14 +49,16 @@ class Terminal:
         """Take in what comes within so many seconds."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
-            self._more(min(left, 0.05))
+            with contextlib.suppress(pexpect.TIMEOUT, pexpect.EOF):
+                data = self.child.read_nonblocking(65536, timeout=min(left, 0.05))
+                self.raw += data
+                self._stream.feed(data)
             if not self.child.isalive() and not self._more():
                 return
 
-    def _more(self, seconds=0):
-        """Take in what is there, or what comes first within so many seconds; whether anything did."""
+    def _more(self):
         try:
-            data = self.child.read_nonblocking(65536, timeout=seconds)
+            data = self.child.read_nonblocking(65536, timeout=0)
         except (pexpect.TIMEOUT, pexpect.EOF):
             return False
         self.raw += data
@@ -68,10 +69,10 @@ class Terminal:
     def text(self):
         """All lines, those that scrolled away as well."""
         if self._text_of != len(self.raw):
-            self._text, self._text_of = self._read_screen(), len(self.raw)
+            self._text, self._text_of = self._shown(), len(self.raw)
         return self._text
 
-    def _read_screen(self):
+    def _shown(self):
         above = ["".join(line[x].data for x in range(self.screen.columns)).rstrip() for line in self.screen.history.top]
         return "\n".join([*above, *(line.rstrip() for line in self.screen.display)])
 
@@ -80,8 +81,8 @@ class Terminal:
         end = time.monotonic() + WAIT_S
         while not all(text in self.text for text in texts):
             assert time.monotonic() < end, f"{[text for text in texts if text not in self.text]} did not come:\n{self.text}"
-            assert self._more(0.1) or self.child.isalive() or self._more(), f"it ended:\n{self.text}"
-            self.read(0.01)  # and what comes with it
+            assert self.child.isalive() or self._more(), f"it ended:\n{self.text}"
+            self.read()
 
     def wait_until(self, is_so):
         end = time.monotonic() + WAIT_S
