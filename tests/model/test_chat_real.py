@@ -40,6 +40,7 @@ def turns(settings):
         return journal.conversations.turns(journal.conversations.latest().id)
 
 
+@pytest.mark.long
 def test_a_conversation_on_the_handbook(settings):
     with chat(settings, "--max-tokens", "24", "--ctx", "4096") as terminal:
         terminal.wait_for("smollm2-135m · ")

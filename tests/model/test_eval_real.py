@@ -27,6 +27,7 @@ def asked(home_with_handbook, catalogue, monkeypatch, capsys):
     return run
 
 
+@pytest.mark.long
 def test_three_questions_in_three_ways(asked, tmp_path):
     args = [
         "--context-ratio",
