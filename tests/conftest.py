@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from localrag.catalog import Catalog
 from localrag.settings import Settings
@@ -15,7 +16,48 @@ from localrag.settings import Settings
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+SHARE_OF_EXAMPLES = float(os.environ.get("LOCALRAG_TEST_EXAMPLES", "0.3"))  # 1 held too
+LEAST_EXAMPLES = 20
 SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+
+def pytest_configure(config):
+    """A worker that runs the real model keeps to its share of the cores: threads of two models on the same cores wait for each other."""
+    if _is_of_the_model(config) and hasattr(config, "workerinput") and hasattr(os, "sched_setaffinity"):
+        number, count = int(config.workerinput["workerid"].removeprefix("gw")), config.workerinput["workercount"]
+        share = sorted(os.sched_getaffinity(0))[number::count]
+        os.sched_setaffinity(0, share or os.sched_getaffinity(0))
+
+
+def pytest_ignore_collect(collection_path, config):
+    """A file without a test of the model is not imported where only such tests are run."""
+    is_left_out = _is_of_the_model(config) and collection_path.suffix == ".py" and "mark.model" not in collection_path.read_text("utf-8")
+    return is_left_out or None
+
+
+def _is_of_the_model(config):
+    return config.option.markexpr.startswith("model")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """Long tests come first: the last one would be run by one worker while the other has nothing to do."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+    short = [item for item in items if item.get_closest_marker("long") is None]  # a long one has a variable of its own
+    for test in {item.obj for item in short if getattr(item.obj, "is_hypothesis_test", False)}:
+        _draw_fewer(test)
+
+
+def _draw_fewer(test):
+    """LOCALRAG_TEST_EXAMPLES times the examples that a property asks for, and not fewer than 20 if it asks for so many.
+
+    Not of a property whose examples are always the same.
+    """
+    known = test._hypothesis_internal_use_settings or settings.default
+    if known.derandomize:
+        return
+    num = known.max_examples
+    test._hypothesis_internal_use_settings = settings(known, max_examples=max(min(num, LEAST_EXAMPLES), int(num * SHARE_OF_EXAMPLES)))
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -37,6 +37,7 @@ class Terminal:
         )
         self.screen.answer = lambda data: self.child.send(data.encode())
         self.raw = b""
+        self._text, self._text_of = "", -1
 
     def __enter__(self):
         return self
@@ -67,6 +68,11 @@ class Terminal:
     @property
     def text(self):
         """All lines, those that scrolled away as well."""
+        if self._text_of != len(self.raw):
+            self._text, self._text_of = self._shown(), len(self.raw)
+        return self._text
+
+    def _shown(self):
         above = ["".join(line[x].data for x in range(self.screen.columns)).rstrip() for line in self.screen.history.top]
         return "\n".join([*above, *(line.rstrip() for line in self.screen.display)])
 

@@ -213,7 +213,7 @@ def test_a_summary_fits_and_covers_all(seed, num_exchanges, limit, most_words, h
         assert covered.levels >= 1
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=10)
 @given(st.integers(0, 2**32), st.integers(16, 900), st.sampled_from([3, 12, 25]))
 def test_one_exchange_more_costs_a_text_a_level_and_one_at_most(seed, limit, most_words):
     exchanges = [each for each in history(random.Random(seed), 70, most_words) if count(each.transcript) <= PART]

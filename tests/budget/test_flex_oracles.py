@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from random import Random
 
@@ -46,7 +47,7 @@ def test_shrunken_sizes_lie_on_one_level():
 
 # Second judge: Taffy, a layout engine that knows nothing of tokens.
 
-NUM_LAYOUTS = 3000
+NUM_LAYOUTS = int(os.environ.get("LOCALRAG_TEST_LAYOUTS", "1000"))  # 3,000 agreed too
 SINGLE_PRECISION = 0.01  # Taffy reckons in 32-bit floats; at 20,000 they are about 0.002 apart
 
 PLAIN = Style()

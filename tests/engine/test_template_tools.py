@@ -164,7 +164,7 @@ schemas = st.recursive(st.fixed_dictionaries({}, optional={"type": types, "descr
 tool_specs = st.builds(ToolSpec, st.from_regex(r"[A-Za-z0-9_-]{1,12}", fullmatch=True), words | st.just(""), schemas)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(tools=st.lists(tool_specs, min_size=1, max_size=3))
 def test_any_tools_are_content_and_nothing_else(twelve, tools):
     for name, template in twelve.items():

@@ -104,7 +104,7 @@ NAMES = ("a.md", "b.md", "c.txt", "d.py", ".e.md", "f.env")
 TEXTS = (b"# One\n\nwords\n", b"other words\n", b"", b"\0", b"x = 1\n")
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.dictionaries(st.sampled_from(NAMES), st.sampled_from(TEXTS), min_size=1), min_size=2, max_size=4), st.data())
 def test_any_plan_is_kept_to(tmp_path_factory, states, data):
     place = tmp_path_factory.mktemp("plan")

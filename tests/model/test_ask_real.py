@@ -78,7 +78,7 @@ def llama(model_path):
     """The peer."""
     from llama_cpp import Llama, _utils  # noqa: PLC0415  # weight
 
-    made = Llama(str(model_path), n_ctx=2048, n_batch=512, flash_attn=True, n_threads=2, n_threads_batch=2, verbose=False)
+    made = Llama(str(model_path), n_ctx=2048, n_batch=512, flash_attn=True, n_threads=1, n_threads_batch=1, verbose=False)
     yield made
     made.close()
     for nowhere in (_utils.outnull_file, _utils.errnull_file):  # the package opens them for good, which is a warning in the end

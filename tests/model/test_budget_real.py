@@ -85,13 +85,13 @@ def test_a_limit_of_time_is_kept_and_named(engine, tmp_path):
 
 def test_a_long_conversation_is_summarised_by_the_model_and_kept(engine, tmp_path):
     history = []
-    for n in range(1, 22):
+    for n in range(1, 16):
         history += [
             Message("user", f"What about nozzle number {n}? It prints PLA at {190 + n} degrees and clogs at night."),
             Message("assistant", f"Nozzle {n} is worn. Replace it, and dry the PLA for four hours before you print at {190 + n} degrees."),
         ]
     with Journal.open(tmp_path) as journal:
-        session = Session(engine, n_ctx=1024, journal=journal)
+        session = Session(engine, n_ctx=768, journal=journal)
         first = session.ask(Question.of([*history, Message("user", "Which one first?")], sampling=SamplingParams(max_tokens=8)))
         summary = next(entry for entry in first.ledger.entries if entry.name == "summary")
         assert summary.covered == first.ledger.entry("history").omitted

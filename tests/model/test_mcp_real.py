@@ -21,7 +21,7 @@ def live(furnish, catalogue, tmp_path_factory):
 
 
 def test_a_question_is_answered_from_the_handbook(live):
-    asked = {"question": QUESTION, "max_tokens": 48}
+    asked = {"question": QUESTION, "max_tokens": 24}
     budget, given = live.given("budget", **asked), live.given("ask", **asked, seed=3)
     assert given["answer"].strip()
     assert given["model"] == "smollm2-135m"

@@ -9,6 +9,7 @@ from localrag.cli import main
 pytestmark = pytest.mark.model
 
 
+@pytest.mark.long
 def test_eight_bits_keep_the_model_and_four_do_not(home, model_path, capsys):
     assert main(["models", "optimize", str(model_path), "--type", "Q8_0", "--type", "Q4_0", "--json", "--yes", "--min-speedup", "0"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -8,7 +8,7 @@ from localrag.engine.loading import open_model
 from localrag.engine.speed import Speed
 from localrag.types import SamplingParams
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.alone]
 
 TRIES = 5
 TEXT = "PLA softens at 60 °C, PETG at 80 °C and ABS at 100 °C. A part that is to stay outside in the sun is best printed in ASA. " * 60

@@ -157,6 +157,10 @@ def test_a_batch_holds_nothing_that_no_question_left_begins_with():
         assert engine.context.cells.cache.num_cells == 0
 
 
+class RunningError(Exception):
+    """So many are."""
+
+
 @pytest.mark.parametrize(
     ("share_of_most", "has_one_text", "max_tokens", "num_at_once"),
     [
@@ -174,11 +178,14 @@ def test_without_a_gpu_prompts_run_side_by_side_only_where_that_is_faster(tmp_pa
         texts = [f"{0 if has_one_text else number} {words}" for number in range(6)]
         wanted = [Question.of(f"{number}?", id=number, max_tokens=max_tokens, system=text)
                   for number, text in enumerate(texts)]  # fmt: skip
-        num_running: list[int] = []
-        outcomes = batch(Session(engine), wanted, on_event=lambda _: num_running.append(len(engine._unfinished())))
-        next(outcomes)
-        outcomes.close()
-    assert next(filter(None, num_running)) == num_at_once  # before it learns how fast it is
+
+        def look(_event):
+            if num_running := len(engine._unfinished()):
+                raise RunningError(num_running)
+
+        with pytest.raises(RunningError) as seen:  # in the first step, before it learns how fast it is
+            list(batch(Session(engine), wanted, on_event=look))
+    assert seen.value.args == (num_at_once,)
 
 
 def test_beside_answers_of_a_batch_prompts_are_evaluated_whole():

@@ -1,6 +1,7 @@
 """A conversation over a session, with the echo engine: what is kept, what is sent again, what gives way."""
 
 import itertools
+import os
 import random
 from contextlib import closing
 
@@ -22,6 +23,7 @@ from tests.engine.test_prefix_store import IDENTITY
 from tests.kb.hash_embedder import HashEmbedder
 
 SHORT = SamplingParams(max_tokens=40)
+NUM_TURNS = int(os.environ.get("LOCALRAG_TEST_TURNS", "200"))  # 500 fitted too
 
 
 @pytest.fixture
@@ -156,11 +158,12 @@ def test_what_was_kept_of_a_turn_and_cannot_be_read_costs_no_conversation(journa
         assert (turn.question, turn.hits, turn.sent) == ("Which?", (), "")
 
 
-def test_five_hundred_turns_in_a_small_window(journal):
+@pytest.mark.long
+def test_hundreds_of_turns_in_a_small_window(journal):
     chat = chat_in(journal, n_ctx=2048)
-    pinned = {3: "My name is Ada and I print with a bed of 60 °C.", 250: "Remember the number 4711."}
+    pinned = {3: "My name is Ada and I print with a bed of 60 °C.", NUM_TURNS // 2: "Remember the number 4711."}
     covered_any = False
-    for number in range(1, 501):
+    for number in range(1, NUM_TURNS + 1):
         question = pinned.get(number, f"Question {number}: what about {random.Random(number).choice(['beds', 'nozzles', 'resin'])}? " * 4)
         answer = chat.say(Question.of(question, sampling=SHORT))
         check(answer, 2048)

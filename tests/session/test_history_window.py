@@ -184,7 +184,7 @@ def test_what_was_kept_and_cannot_be_true_is_as_if_nothing_had_given_way(kept):
     assert HistoryWindow.of(turns[:1]) == HistoryWindow(1, 1, 9)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.data())
 def test_whatever_is_said_a_prompt_fits_and_says_what_is_not_in_it(tmp_path_factory, data):
     with Journal.open(tmp_path_factory.mktemp("any")) as opened:

@@ -31,10 +31,12 @@ NUM_COUNCILS = int(os.environ.get("LOCALRAG_TEST_COUNCILS", "8"))
 TASK = "Which material is for parts at 80 degrees: PETG or ABS?"
 MOST = 50
 """Windows of evidence, or of proposals."""
+MOST_OF_LARGEST = int(os.environ.get("LOCALRAG_TEST_LARGEST_WINDOWS", "8"))  # 50 held too
+"""Windows of evidence where they are the largest of all, and there are eight of them."""
 MOST_PROPOSED = 150_000
-MOST_READ = 25_000_000
+MOST_READ = int(os.environ.get("LOCALRAG_TEST_COUNCIL_BYTES", "6_000_000"))  # 25 million held too
 """Bytes of all proposals, and of the evidence before all prompts, so that a random run takes seconds: 50 windows of a judge of 3k, and
-of a member of 80k or of eight of 25k. Larger ones are in test_fifty_windows_of_evidence_and_of_proposals.
+of a member of 20k or of eight of 6k. Larger ones are in test_many_windows_of_evidence_and_of_proposals.
 """
 MOST_SUMMARIZED = 200_000
 """Bytes of evidence of which sentences are picked: that takes long, for each prompt anew."""
@@ -254,6 +256,7 @@ def check_rounds(offer, composed, entries):
 @given(seed=st.integers(0, 2**32))
 @hypothesis.settings(max_examples=NUM_COUNCILS, deadline=None, phases=(Phase.reuse, Phase.generate))  # no seed is simpler than another
 @pytest.mark.timeout(60 * NUM_COUNCILS)
+@pytest.mark.long
 def test_random_councils(seed):
     """1 to 8 members, windows of 1k to 128k, evidence and proposals of up to 50 of them, with and without tools, plan and reviews."""
     council, task, piped = drawn(random.Random(seed))
@@ -272,23 +275,28 @@ def test_random_councils(seed):
 
 
 @pytest.mark.parametrize(
-    ("num_members", "window", "judge_window", "more"),
-    [(8, 131_072, 2600, {}), (4, 32_768, 1024, {"plan": True, "review": True})],
-    ids=["128k before 2.6k", "32k before 1k"],
+    ("num_members", "window", "num_windows", "judge_window", "num_proposed", "called", "more"),
+    [
+        (8, 131_072, MOST_OF_LARGEST, 2600, MOST, [], {}),
+        (4, 32_768, MOST, 1024, MOST, [], {"plan": True, "review": True}),
+        (8, 4096, MOST, 5000, 3, ["kb_search"], {}),
+    ],
+    ids=["128k before 2.6k", "32k before 1k", "4k before 5k, which is room for a call"],
 )
-def test_fifty_windows_of_evidence_and_of_proposals(num_members, window, judge_window, more):
-    """Evidence of 50 of the largest windows, and proposals of 50 of the judge's, which has all tools."""
-    council = made_council([window] * num_members, judge_window, proposed=(MOST + 2) * judge_window, tools=TOOLS, rounds=4, **more)
-    piped = many_words(random.Random(0), MOST * window)
+@pytest.mark.long
+def test_many_windows_of_evidence_and_of_proposals(num_members, window, num_windows, judge_window, num_proposed, called, more):
+    """Evidence of so many windows of a member, and proposals of so many of the judge's, which has all tools."""
+    council = made_council([window] * num_members, judge_window, proposed=(num_proposed + 2) * judge_window, tools=TOOLS, rounds=4, **more)
+    piped = many_words(random.Random(0), num_windows * window)
     events = []
     offered = held(council, TASK, piped, events)
     proposing = [each for each in offered if each.kind == "proposal"]
     assert [each.window for each in proposing] == [window] * num_members
-    assert min(each.evidence for each in proposing) > MOST - 1  # without white space between passages
+    assert min(each.evidence for each in proposing) > num_windows - 1  # without white space between passages
     judging = [each for each in offered if each.kind in ("call", "verdict")]
     assert {each.window for each in judging} == {judge_window}
-    assert min(each.proposals for each in judging) >= MOST
-    assert [event["tool"] for event in events if event["event"] == "tool"] == (["kb_search"] if judge_window > 2000 else [])
+    assert min(each.proposals for each in judging) >= num_proposed
+    assert [event["tool"] for event in events if event["event"] == "tool"] == called
 
 
 def test_what_a_tool_gave_is_cut_and_named():

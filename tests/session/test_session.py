@@ -25,7 +25,7 @@ from localrag.types import Attachment, Chunk, Hit, SamplingParams, comparable, e
 from tests import identities, material
 from tests.kb.hash_embedder import HashEmbedder
 
-NUM_ASKS = int(os.environ.get("LOCALRAG_TEST_ASKS", "250"))  # 1,000 were exact too
+NUM_ASKS = int(os.environ.get("LOCALRAG_TEST_ASKS", "120"))  # 1,000 were exact too
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from tests.homes import know_attention
 from tests.reciting import BRACKETS, BRACKETS_TEMPLATE, HM_YES, write_reciting
 from tests.running import batch
 
-NUM_ASKS = int(os.environ.get("LOCALRAG_TEST_ASKS", "60"))  # 1,000 were exact too
+NUM_ASKS = int(os.environ.get("LOCALRAG_TEST_ASKS", "30"))  # 1,000 were exact too
 SAYS, ANSWER = "I shall say this. You asked: Why?", "You asked: Why?"
 NO_THOUGHT = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
 QWEN3 = [path for path in PATHS if path.stem == "Qwen-Qwen3-0.6B"]
