@@ -93,7 +93,7 @@ class Seating:
             instructions=turn.instructions,
             max_tokens=turn.sampling.max_tokens,
             think_tokens=turn.sampling.room_to_think,
-            profile=session.profile_of({"top_k": "fit"} if self.council.top_k == "fit" else {}),
+            profile=session.profile_of({"top_k": self.council.top_k}),
         )
 
     def check(self, engine: Engine, turn: Turn) -> Session:
