@@ -18,7 +18,7 @@ from localrag.kb.chunking import CUTTER
 from localrag.kb.protocols import AnyStore, Known, Unread
 from localrag.kb.readers import Reading, UnreadableError
 from localrag.kb.reading import Readers
-from localrag.kb.walk import Content, Found, Skipped, Walk, found_secret, is_unchanged, read_file, reason_of, walk
+from localrag.kb.walk import MAY_BE_READ, Content, Found, Skipped, Walk, found_secret, is_unchanged, read_file, reason_of, walk
 
 Kind = Literal["new", "changed", "unchanged", "renamed", "skipped"]
 
@@ -211,7 +211,7 @@ def _without_secret(file: Found, known: KnownFiles, decision: Decision) -> Decis
     if not secret or known.found.hidden:
         return decision
     known.found.left_out.add(file.path)
-    return Decision("skipped", reason=f"holds {secret}; --hidden reads it")
+    return Decision("skipped", reason=f"holds {secret}{MAY_BE_READ}")
 
 
 def plan(
