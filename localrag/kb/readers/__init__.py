@@ -26,7 +26,7 @@ _READERS = {
         "pptx": ".pptx .pptm .ppsx .ppsm .potx .potm",
         "xlsx": ".xlsx .xlsm .xltx .xltm",
         "odf": ".odt .ott .ods .ots .odp .otp",
-        "table": ".csv .tsv .tab",
+        "draft": ".csv .tsv .tab",
         "epub": ".epub",
         "mail": ".eml .mht .mhtml",
         "mail:read_mbox": ".mbox .mbx",
@@ -117,6 +117,11 @@ def is_text(name: str) -> bool:
     """Whether a file of this name is text as it stands, in whatever encoding: a person's notes, code, a page's source."""
     suffix = PurePath(name).suffix.lower()
     return suffix in text.SUFFIXES or language_of(name) is not None or (suffix in _READERS and _READERS[suffix] not in _BINARY)
+
+
+def keeps_lines(name: str, place: str) -> bool:
+    """Whether a passage at this place of a file has the file's own text, so that its characters are no more than the file's bytes."""
+    return place.startswith("line") and _READERS.get(PurePath(name).suffix.lower()) not in ("draft", "records:read_lines")
 
 
 def is_document(name: str, data: bytes) -> bool:
