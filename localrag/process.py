@@ -38,7 +38,9 @@ START_LIMIT_S = 60.0
 """For Python and the imports of the child on a busy machine."""
 MAX_LINE_BYTES = 64 << 20
 _EXIT_WAIT_S = 1.0
-_STATM = Path("/proc/self/statm")
+_STATM, _STAT = Path("/proc/self/statm"), Path("/proc/self/stat")
+_STARTED_AT = 19
+"""Index of a process's start, in clock ticks since the machine booted, among the fields of its stat file after the name."""
 
 
 class ChildStartError(Exception):
@@ -341,6 +343,20 @@ def limit_self(*, spare_bytes: int, cpu_s: float, max_file_bytes: int = 0) -> No
     limit_memory(spare_bytes)
     limit_files(max_file_bytes)
     limit_computing(cpu_s)
+
+
+def age_s() -> float:
+    """Seconds since this process was started, to one clock tick (10 ms) on Linux.
+
+    psutil alone would not do there: it adds the start to a boot time in whole seconds, and so makes a process up to 1 s older.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError, ValueError, IndexError):
+            started_at = int(_STAT.read_bytes().rpartition(b")")[2].split()[_STARTED_AT]) / os.sysconf("SC_CLK_TCK")
+            return time.clock_gettime(time.CLOCK_BOOTTIME) - started_at
+    import psutil  # noqa: PLC0415  # weight
+
+    return time.time() - float(psutil.Process().create_time())
 
 
 def size_bytes() -> int:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     """One run, which is told the result of the run before, if any."""
 
 _NUM_NAMED = 3
-"""Skipped files that are named for each reason, unless all are asked for."""
+"""Skipped files that are named for each reason, unless all are asked for. Those that may hold secrets are all named."""
 _MAX_VALUE_CHARS = 60
 """Of what a file says of itself, for each value in a table."""
 
@@ -219,6 +219,8 @@ def _partial(partial: Sequence[SkippedFile]) -> None:
 
 def _skipped(skipped: Sequence[SkippedFile], *, verbose: bool) -> None:
     """By reason, the most frequent last, next to the summary."""
+    from localrag.kb.walk import MAY_BE_READ  # noqa: PLC0415  # weight
+
     by_reason: dict[str, list[str]] = {}
     for source, reason in skipped:
         by_reason.setdefault(reason, []).append(safe(source))
@@ -226,6 +228,6 @@ def _skipped(skipped: Sequence[SkippedFile], *, verbose: bool) -> None:
         if len(sources) == 1:
             note(f"skipped {sources[0]}: {safe(reason)}")
             continue
-        num_named = len(sources) if verbose else _NUM_NAMED
+        num_named = len(sources) if verbose or reason.endswith(MAY_BE_READ) else _NUM_NAMED
         left = f" and {len(sources) - num_named} more (--verbose names them)" if len(sources) > num_named else ""
         note(f"skipped {len(sources)}, {safe(reason)}: {', '.join(sources[:num_named])}{left}")

@@ -21,6 +21,7 @@ from localrag.cli.text import note
 from localrag.errors import UsageError, counted
 from localrag.files import secure_home
 from localrag.kb.filters import Where
+from localrag.process import age_s
 from localrag.prompt import ANSWER_BASIS
 from localrag.question import Question, TopK
 from localrag.session import DEFAULT_TOP_K, Session
@@ -290,9 +291,7 @@ def started_at() -> float:
     started_at: float | None = click.get_current_context().obj
     if started_at is not None:
         return started_at
-    import psutil  # noqa: PLC0415  # weight
-
-    return time.perf_counter() - (time.time() - psutil.Process().create_time())
+    return time.perf_counter() - age_s()
 
 
 def _conditions(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> Where:

@@ -18,7 +18,7 @@ from localrag.kb.chunking import CUTTER
 from localrag.kb.protocols import AnyStore, StoredDocument, UnreadFile
 from localrag.kb.readers import Reading, UnreadableError
 from localrag.kb.reading import Readers
-from localrag.kb.walk import Content, FileEntry, SkippedFile, Walk, found_secret, is_unchanged, read_file, reason_of, walk
+from localrag.kb.walk import MAY_BE_READ, Content, FileEntry, SkippedFile, Walk, found_secret, is_unchanged, read_file, reason_of, walk
 
 Kind = Literal["new", "changed", "unchanged", "renamed", "skipped"]
 
@@ -211,7 +211,7 @@ def _without_secret(file: FileEntry, known: KnownFiles, decision: Decision) -> D
     if not secret or known.walk.hidden:
         return decision
     known.walk.left_out.add(file.path)
-    return Decision("skipped", reason=f"holds {secret}; --hidden reads it")
+    return Decision("skipped", reason=f"holds {secret}{MAY_BE_READ}")
 
 
 def plan(

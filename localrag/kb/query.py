@@ -118,9 +118,13 @@ _NOT_TIMES = r"(?! (?:time|times|day|week|hour|minute|second|month|year|morning|
 _SEVERAL = r"\bwhich (?:of\b|people\b|(?!(?:is|was|has|does)\b)\w*[^\Ws]s\b)"
 """Asks for more than one: "which orders", not "which glass"."""
 
+_GREATEST = r"(?:high|low|larg|bigg|small|great|long|short|old|new|lat|earli|cheap|few|lea)e?st"
+"""After "which … has the": only a comparison of all can tell."""
+
 _FORMS = (
     # English
     rf"\bhow many\b(?! (?:{_MEASURES['en']})\b)",
+    r"\bhow many (?:seconds|minutes|hours|days|weeks|months|years|euros|dollars|kilograms|lit(?:er|re)s) (?:were|have been|did we)\b",
     r"\bhow often (?:was|were|did|has|have|had)\b",
     r"\bthe (?:total )?number of\b",
     r"\b(?:count|enumerate)\b (?:all|every|each|the)\b",
@@ -132,14 +136,19 @@ _FORMS = (
         rf"\b(?:what|which|calculate|compute|give|show|determine|how (?:much|large|old|long))\b{_GAP}"
         r"(?<!above )(?<!below )\b(?:average|median)\b(?! (?:user|person|reader|adult|human|day)\b)"
     ),
+    r"^(?:the )?(?:average|median)\b(?! (?:user|person|reader|adult|human|day)\b)",
+    rf"^(?:each|every)\b{_NOT_TIMES} \w+(?:'s\b|(?: \w+){{0,2}} ?\??$)",
     r"\bthe mean (?:of|value|price|cost|number)\b",
-    r"\b(?:in total|all together|altogether|grand total|the sum of|the (?:sum )?total(?: (?:of|for|across|over|from)\b| ?\?|$))",
+    r"\b(?:in total|all together|altogether|grand total|the sum of)\b",
+    r"\b(?:the|my|our|your|his|her|its|their) (?:sum )?total(?: (?:of|for|across|over|from)\b| ?\?|$)",
     r"\btotal (?:number|amount|sum|costs?|price|revenue|sales|spend(?:ing)?|expenses?|income|profit|turnover|value|quantity)\b",
     (
         rf"\b(?:which|who|whose)\b{_GAP}\b(?<!at )(?:the )?most\b"
         r"(?! (?:of the time|of all|likely|important|suitable|appropriate|recommended|reliable|effective|efficient|useful|secure|safe)\b)"
     ),
     rf"\b(?:which|who|whose|what)\b{_GAP}\b(?:the fewest|most (?:common|frequent|often|expensive))",
+    r"\b(?:what|which|who|where|when)\b(?: \w+){0,2} (?:do|did|have|had) most (?:of (?:the|our|my|your|their) )?(?:people|\w+s)\b",
+    rf"\b(?:which|who|whose)\b(?: \w+){{0,3}} (?:has|have|had|is|are|was|were) the {_GREATEST}\b(?!-)",
     (
         rf"(?:{_SEVERAL}|\bwho\b|\bwhose\b|\b(?:list|show|find|name)\b){_GAP}"
         rf"\b(?:fewer|less|more|at least|at most|above|below|over|under|exceed(?:s|ing)?)\b {_NUMBER}"
@@ -158,6 +167,10 @@ _FORMS = (
     r"\b(?:insgesamt|gesamt(?:summe|betrag|kosten|umsatz|preis|wert|menge)|die summe (?:der|aller|von))\b",
     rf"\b(?:wer|welche[nrs]?|wessen)\b{_GAP}\b(?:am meisten|am haufigsten|am wenigsten|die meisten|die wenigsten)\b",
     (
+        r"\b(?:wer|welche[nrs]?)\b(?: \w+){0,3} (?:hat|haben|hatte|hatten|ist|sind|war|waren) (?:der|die|das|den) "
+        r"(?:hoch|niedrig|gro(?:ss|ß)|klein|alt|neue|lang|kurz|teuer|billig|gunstig)e?s?te[nrs]?\b"
+    ),
+    (
         rf"\bwelche (?:der\b|\w+ (?:sind|haben|waren|hatten|liegen|lagen|kosten|wurden))"
         rf"{_GAP}\b(?:weniger als|mehr als|uber|unter|mindestens|hochstens|nicht|nie|ohne)\b(?: \d| dem durchschnitt|)"
     ),
@@ -171,6 +184,10 @@ _FORMS = (
     r"\b(?:en moyenne|la moyenne|(?:prix|montant|cout|age|nombre|valeur|salaire|delai) moyen(?:ne)?)\b",
     r"\b(?:au total|en tout(?! cas)|le total (?:de\b|des\b|d')|la somme (?:de\b|des\b|d')|(?:montant|cout|prix|nombre|revenu) total)",
     rf"\b(?:qui|quel(?:le)?s?|lequel|laquelle)\b{_GAP}\ble (?:plus|moins) (?:de |d'|souvent|frequemment)",
+    (
+        rf"\b(?:qui|quel(?:le)?s?)\b(?: \w+){{0,3}} (?:a|ont|avait|avaient) (?:le|la|les)\b{_GAP}"
+        r"\b(?:plus|moins) (?:eleve|haut|bas|grand|petit|cher|ancien|recent|long|court)e?s?\b"
+    ),
     (
         rf"\b(?:quels|quelles|lesquels|lesquelles)\b{_GAP}\b(?:(?:moins de|plus de|au moins|au plus|au-dessus de|au-dessous de|depassent|"
         r"superieure?s? a|inferieure?s? a) (?:\d|la moyenne)|ne\b.{1,30}\b(?:pas|jamais)\b|n'.{1,30}\b(?:pas|jamais)\b)"
@@ -190,6 +207,10 @@ _FORMS = (
         r"(?:\d|el promedio|la media)|nunca\b|sin\b)"
     ),
     r"\b(?:cuales|quienes|que \w+s) no\b",
+    (
+        rf"\b(?:quien(?:es)?|que|cual(?:es)?)\b(?: \w+){{0,3}} (?:tiene|tienen|tenia|tenian) (?:el|la|los|las)\b{_GAP}"
+        r"\b(?:mayor|menor|mas (?:alt|baj|car|barat|antigu|larg|cort|pequen)[oa]s?|mas grandes?)\b"
+    ),
     r"\b(?:para|de|en|por|a) cada\b(?! (?:dia|vez|semana|hora|minuto|mes|ano|manana|noche|caso)\b)",
 )
 _ALL = re.compile("|".join(_FORMS))

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from localrag.kb.chunking import Passage
 from localrag.kb.filters import Where
-from localrag.kb.protocols import DocumentRow, Feedback, GivenText, Origin, StoredChunk, StoredDocument, TextRow, UnreadFile, other_embedder
+from localrag.kb.protocols import DocumentRow, Feedback, GivenText, Origin, Position, StoredChunk, StoredDocument, TextRow, UnreadFile, other_embedder
 from localrag.kb.query import Term
 from localrag.kb.sqlite_file import SqliteFile, explained
 from localrag.types import Chunk
@@ -244,6 +244,18 @@ class Store:
             "FROM chunks LEFT JOIN vectors ON chunk_id = id ORDER BY id"
         )
         yield from map(StoredChunk._make, self._file.each(statement))
+
+    def positions(self) -> Iterator[Position]:
+        """The place of every chunk, document by document, in the order in which the chunks were cut."""
+        statement = (
+            'SELECT c.id, document_id, ordinal, start, "end", place, source, num_bytes '
+            "FROM chunks c JOIN documents d ON d.id = document_id ORDER BY document_id, ordinal"
+        )
+        yield from map(Position._make, self._file.each(statement))
+
+    def titles(self) -> list[tuple[str, str]]:
+        """(source, title) of every document, ordered by source."""
+        return self._file.rows("SELECT source, title FROM documents ORDER BY source, id")
 
     def source_paths(self) -> list[tuple[str, str]]:
         """Return (source, absolute path) of every document that is a file, ordered by source."""

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import groupby, islice
 from os.path import lexists
 from pathlib import PurePath
 
@@ -20,7 +20,7 @@ from localrag.errors import LocalragError, counted
 from localrag.kb.filters import entries_of
 from localrag.kb.names import escaped, has_control
 from localrag.kb.protocols import AnyStore, KbLocation
-from localrag.kb.readers import UnreadableError
+from localrag.kb.readers import UnreadableError, keeps_lines
 from localrag.kb.reading import MAX_TEXT_CHARS
 from localrag.kb.schema import embedded_sha256
 from localrag.kb.texts import Text
@@ -84,6 +84,7 @@ def bad_chunks(store: AnyStore) -> Iterator[tuple[int, str]]:
     """Yield (chunk id, problem) of every chunk that `localrag index` cannot have written."""
     import numpy as np  # noqa: PLC0415  # heavy
 
+    yield from _shifted(store)
     dim = store.embedder[1] if store.embedder else 0
     rows = store.all_rows()
     while batch := list(islice(rows, _AT_ONCE)):
@@ -105,14 +106,41 @@ def bad_chunks(store: AnyStore) -> Iterator[tuple[int, str]]:
         yield from ((whole[at][0], "a vector that is not of length 1") for at in np.flatnonzero(wrong))
 
 
+def _shifted(store: AnyStore) -> Iterator[tuple[int, str]]:
+    """(chunk id, problem) of every chunk that begins before the end of the one before it, or ends behind its document."""
+    for _, positions in groupby(store.positions(), key=lambda at: at.document_id):
+        end = 0
+        for at in positions:
+            if at.ordinal < 0 or at.start < end or (keeps_lines(at.source, at.place) and at.end > at.num_bytes):
+                yield at.chunk_id, "a position that cannot be in its document"
+            else:
+                end = at.end
+
+
 def bad_names(store: AnyStore) -> Iterator[str]:
-    """Yield the problems in names, tags and fields of documents."""
+    """Yield the problems in names, tags and fields of documents, and in the name of the embedder."""
+    if store.embedder and has_control(store.embedder[0]):
+        yield "the name of its embedder has control characters"
+    for source, title in store.titles():
+        if _TERMINAL.search(title):
+            yield f"the title of the document {escaped(source[:80])!r} has control characters"
+    for source, path in store.source_paths():
+        if has_control(path) and not _is_named(source, path) and not lexists(path):
+            yield f"the path of the document {escaped(source[:80])!r} has control characters"
     for source, _ in store.sources():
         if has_control(source):
             yield f"the document {escaped(source[:80])!r} has control characters in its name"
     for source, fields in store.fields().items():
         if any(_TERMINAL.search(text) for key, values in fields.items() for text in (key, *values)):
             yield f"a tag or field of the document {escaped(source[:80])!r} has control characters"
+
+
+def _is_named(source: str, path: str) -> bool:
+    """Whether the control characters of a path stand in what its source names, where they are escaped."""
+    names = source.split("/")
+    parts = PurePath(path).parts
+    below, above = parts[-len(names) :], parts[: -len(names)]
+    return [escaped(part) for part in below] == names and not any(map(has_control, above))
 
 
 def bad_texts(store: AnyStore) -> Iterator[str]:

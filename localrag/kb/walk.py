@@ -36,20 +36,41 @@ _KEY_FILES = """
     shadow shadow- gshadow gshadow- kubeconfig kubeconfig.* *.kubeconfig rootkey.csv *accesskeys.csv
     """.split()  # noqa: SIM905  # a word list reads better as words
 _STEMS = "credential credentials secret secrets password passwords client_secret* service-account* service_account* serviceaccount*".split()  # noqa: SIM905
-_SETTINGS = frozenset(["", *".json .yaml .yml .toml .ini .cfg .conf .properties .xml .csv .txt .enc .bak".split()])  # noqa: SIM905
-"""Extensions of settings files. secrets.yaml may hold secrets; secrets.md and secrets.py are about them."""
+_WORDS = frozenset({"credential", "credentials", "secret", "secrets", "passwords"})
+"""Words of a stem such as docker-secrets or secrets.prod."""
+_ENVIRONMENTS = frozenset(".prod .production .stage .staging .dev .development .local .live .test .qa .ci".split())  # noqa: SIM905
+_SETTINGS = frozenset(".json .yaml .yml .toml .ini .cfg .conf .properties .xml".split()) | _ENVIRONMENTS  # noqa: SIM905
+"""Endings of files of settings: secrets.yaml is one, secrets.md and secrets.py are about them."""
+_LISTS = frozenset({".csv", ".txt"})
+"""Endings of documents and of lists alike: passwords.txt is a list, secret-santa.txt is not."""
+_BACKUP = re.compile(r"(?:\.(?:bak|backup|old|orig|save|enc|gpg)|~)+$")
 _EXAMPLES = frozenset({"example", "examples", "sample", "template", "dist", "schema"})
 
 
 def is_secret_name(name: str) -> bool:
     """Whether files of this name usually hold keys, passwords or tokens: prod.env does, env.example does not."""
     name = name.lower()
-    if not _EXAMPLES.isdisjoint(re.split(r"[._-]", name)):
+    if not _EXAMPLES.isdisjoint(_words(name)):
         return False
+    return any(_is_secret_name(each) for each in {name, _BACKUP.sub("", name)})
+
+
+def _is_secret_name(name: str) -> bool:
+    """The same for a name in lower case, as it stands."""
+    if any(fnmatchcase(name, pattern) for pattern in _KEY_FILES):
+        return True
     stem, dot, suffix = name.rpartition(".")
     stem, suffix = (stem, dot + suffix) if stem else (name, "")
-    is_settings = suffix in _SETTINGS and any(fnmatchcase(stem, pattern) for pattern in _STEMS)
-    return is_settings or any(fnmatchcase(name, pattern) for pattern in _KEY_FILES)
+    if suffix in _SETTINGS and not _WORDS.isdisjoint(_words(stem)):
+        return True
+    if not suffix and _words(stem)[-1] in _WORDS:
+        return True
+    is_alone = any(fnmatchcase(stem, pattern) for pattern in _STEMS) or (stem == "env" and suffix in _ENVIRONMENTS)
+    return is_alone and (not suffix or suffix in _SETTINGS | _LISTS)
+
+
+def _words(name: str) -> list[str]:
+    return re.split(r"[._-]", name)
 
 
 class _Token(NamedTuple):
@@ -131,7 +152,9 @@ IGNORE_FILES = (".gitignore", ".localragignore")  # the second takes precedence
 
 MACHINE_MADE = frozenset({"node_modules", "__pycache__", "site-packages", ".git", ".hg", ".svn", ".venv"})
 
-LEFT_OUT_BY_NAME = "may hold a secret by its name; --hidden reads it"
+MAY_BE_READ = "; --hidden reads it"
+"""The end of the reason of each file that is skipped for a secret."""
+LEFT_OUT_BY_NAME = f"may hold a secret by its name{MAY_BE_READ}"
 
 QUIET_MS = 600
 """Changes within this many milliseconds of each other count as one."""

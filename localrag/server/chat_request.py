@@ -20,6 +20,7 @@ from localrag.session.search_policy import Bypass, bypass
 from localrag.types import Message, Role, ToolSpec
 
 MIN_RATIO, MAX_RATIO, DEFAULT_RATIO = 0.2, 0.8, 0.5
+WITHOUT_RATIO = f"Without it, {DEFAULT_RATIO}, and with max_tokens also what would stay unused of the window."
 MAX_MESSAGES = 2048
 NO_QUESTION = "There must be a user prompt since the latest assistant message."
 
@@ -217,7 +218,7 @@ class ChatRequest(Unused):
 
     n: Literal[1] | None = None
     index_name: str | None = Field(default=None, description="The index to answer from; without one the model answers alone.")
-    context_token_ratio: Ratio | None = Field(default=None, description=f"The default is {DEFAULT_RATIO}.")
+    context_token_ratio: Ratio | None = Field(default=None, description=WITHOUT_RATIO)
     messages: Annotated[
         list[ChatMessage],
         Field(min_length=1, max_length=MAX_MESSAGES, description="With a question since the last answer."),
@@ -267,7 +268,7 @@ class Asked:
     index: str | None
     bypass: Bypass | None
     sampling: dict[str, Any]
-    ratio: float
+    ratio: float | None
     streams: bool
     includes_usage: bool
     tools: Tools | None = None
@@ -281,8 +282,13 @@ class Asked:
         return self.index is not None and self.bypass is None
 
     def to_message(self) -> dict[str, Any]:
-        """For the engine's process. Without a limit of its own an answer has what the prompt leaves of the window."""
-        options = {"context_ratio": self.ratio, "top_k": "fit"} if self.searches else {}
+        """For the engine's process. Without a limit of its own an answer has what the prompt leaves of the window.
+
+        Sources then take DEFAULT_RATIO of the window at most: nothing would stay spare for them. With a limit, and without a ratio that
+        the client gives, they also take what would stay spare.
+        """
+        ratio = DEFAULT_RATIO if self.ratio is None and self.sampling.get("max_tokens") is None else self.ratio
+        options = {"context_ratio": ratio, "top_k": "fit"} if self.searches else {}
         forms = {} if self.tools is None else {"json_schema": self.tools.schema, "or_text": self.tools.or_text}
         return {
             "op": "ask",
@@ -321,7 +327,7 @@ def read(body: object, *, has_index: Callable[[str], bool], rejects_tools: bool 
         index=index,
         bypass=reason,
         sampling=sampling,
-        ratio=DEFAULT_RATIO if request.context_token_ratio is None else request.context_token_ratio,
+        ratio=request.context_token_ratio,
         streams=bool(request.stream),
         includes_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
         tools=tools,

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field
 
 from localrag.server.chat_request import (
     MAX_MESSAGES,
+    WITHOUT_RATIO,
     Asked,
     ChatRequest,
     Effort,
@@ -98,7 +99,7 @@ class ResponsesRequest(Unused):
     top_p: TopP | None = None
     reasoning: ReasoningOptions | None = None
     index_name: str | None = Field(default=None, description="The index to answer from; without one the model answers alone.")
-    context_token_ratio: Ratio | None = Field(default=None, description="The default is 0.5.")
+    context_token_ratio: Ratio | None = Field(default=None, description=WITHOUT_RATIO.replace("max_tokens", "max_output_tokens"))
     seed: int | None = None
     stop: Stop | None = None
 

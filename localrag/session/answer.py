@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from localrag.budget import Ledger
+from localrag.errors import counted
 from localrag.prompt import Prompt
 from localrag.question import Question
 from localrag.session.query_rewrite import QueryRewrite
@@ -100,17 +101,18 @@ class Answer:
     def ending(self) -> str:
         """Why the answer ended before the model ended it, in one line; empty where the model did."""
         entry, time = self.ledger.entry("answer"), self.ledger.time
+        tokens = counted(entry.allotted, "token")
         match self.finish_reason:
             case "cancelled":
                 return "Interrupted."
             case "time":
                 return "Stopped at the limit of time (--max-seconds)."
             case "length" if entry.allotted < entry.wanted and time is not None and time.is_bound:
-                return f"Stopped at {entry.allotted:,} tokens, the most that the limit of time allows (--max-seconds)."
+                return f"Stopped at {tokens}, the most that the limit of time allows (--max-seconds)."
             case "length" if self.ledger.spare == 0:
-                return f"Stopped at {entry.allotted:,} tokens: the window of {self.ledger.window:,} tokens is full."
+                return f"Stopped at {tokens}: the window of {self.ledger.window:,} tokens is full."
             case "length":
-                return f"Stopped at the limit of {entry.allotted:,} tokens (--max-tokens)."
+                return f"Stopped at the limit of {tokens} (--max-tokens)."
         return ""
 
     @property

@@ -21,7 +21,7 @@ from localrag.prompt import Prompt
 from localrag.prompt.inputs import QUESTION_INTRO, SOURCES_INTRO
 from localrag.question import Question
 from localrag.session import retrieval
-from localrag.session.answer import RERANK_SKIPPED, Answer, Pass, Prepared
+from localrag.session.answer import Answer, Pass, Prepared
 from localrag.session.timing import TimedReranker
 from localrag.types import Hit
 
@@ -81,12 +81,13 @@ def ask_all(
     shown = reading.shown()
     if reading.cancelled is not None:
         return replace(reading.cancelled, passes=tuple(reading.passes))
-    answer = session.answer(reading.prepared(shown, limit), on_text=on_text, on_thought=on_thought)
+    ready = reading.prepared(shown, limit)
+    if isinstance(retriever.reranker, TimedReranker) and retriever.reranker.is_skipped:
+        ready = _without_rerank(ready)
+    answer = session.answer(ready, on_text=on_text, on_thought=on_thought)
     unread = reading.unread_by(answer)
     num_read = sum(1 + len(hit.copies) for hit in hits if hit.label not in unread)
     warnings = list(answer.warnings)
-    if isinstance(retriever.reranker, TimedReranker) and retriever.reranker.is_skipped:
-        warnings.append(RERANK_SKIPPED)
     if reading.too_long:
         warnings.append(f"Too long for the window, and not read: {', '.join(reading.too_long)}.")
     if late := len(unread) - len(reading.too_long):
@@ -94,6 +95,13 @@ def ask_all(
     if hits and not shown:
         warnings.append(f"Nothing about it was found in the {counted(num_read, 'passage')} read; the answer is the model's own.")
     return replace(answer, passes=tuple(reading.passes), num_read=num_read, warnings=tuple(warnings))
+
+
+def _without_rerank(ready: Prepared) -> Prepared:
+    """The same, with a ledger that says that the search before it was not reranked for lack of time."""
+    ledger = ready.prompt.ledger
+    assert ledger.time is not None, "only a limit of time skips a reranker"
+    return replace(ready, prompt=replace(ready.prompt, ledger=replace(ledger, time=replace(ledger.time, skipped=("rerank",)))))
 
 
 def _size(hits: Sequence[Hit]) -> int:

@@ -12,7 +12,7 @@ from localrag.deliberation import JUDGE, PLANNER, Council, RoleTurn
 from localrag.engine.policy import COUNCIL, Job, JobEvent
 from localrag.errors import BudgetExceededError, LocalragError
 from localrag.prompt import Demand, Prompt, PromptInputs
-from localrag.question import Question, Search, TopK
+from localrag.question import Question, Search
 from localrag.session import retrieval
 from localrag.session.answer import Answer, Prepared
 from localrag.session.model_pool import Need
@@ -76,8 +76,7 @@ class Seating:
 
     def _question(self, turn: RoleTurn) -> Question:
         """A turn as a question to its model."""
-        top_k: TopK | None = "fit" if self.council.top_k == "fit" else None
-        return Question(messages=tuple(self.messages), sampling=turn.sampling, search=Search(top_k=top_k), id=turn.role)
+        return Question(messages=tuple(self.messages), sampling=turn.sampling, search=Search(top_k=self.council.top_k), id=turn.role)
 
     def offer(self, session: Session, turn: RoleTurn) -> PromptInputs:
         system = self.council.system.strip()

@@ -1,6 +1,10 @@
 """The budget at the command line: what is attached, cut, limited, explained and kept."""
 
 import json
+import os
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -86,6 +90,22 @@ def test_time_bounds_an_ask_and_the_ledger_says_so(run):
     time = json.loads(out)["ledger"]["time"]
     assert time["max_seconds"] == 100
     assert not time["is_bound"]
+
+
+STARTED_AT = """
+import click
+from localrag.cli.options import started_at
+with click.Context(click.Command("ask")):
+    print(started_at())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, the clocks of two processes cannot be compared")
+def test_a_limit_of_time_counts_from_the_start_of_the_process_and_not_from_the_whole_second_before():
+    before = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", STARTED_AT], capture_output=True, text=True, check=True)
+    tick_s = 1 / os.sysconf("SC_CLK_TCK")
+    assert before - 2 * tick_s <= float(done.stdout) <= time.perf_counter()
 
 
 def test_too_few_seconds_are_refused_with_those_that_would_do(run):

@@ -250,7 +250,7 @@ def test_what_was_searched_for_is_shown_and_so_is_that_nothing_was_found(home, p
         terminal.enter("And cats?")
         terminal.wait_for("Searched for: You asked: User: When do hamsters sleep?", "You asked: And cats?")
         terminal.enter("/tokens")
-        terminal.wait_for("QueryRewrite: ")
+        terminal.wait_for("Rewriting: ")
         terminal.enter("/rewrite off")
         terminal.wait_for("are not rewritten")
         terminal.enter("And hamsters?")

@@ -7,10 +7,12 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from localrag.cli import COMMANDS, main, render
+from localrag.cli import COMMANDS, main, options, render
+from localrag.cli.chat import settings as chat_settings
 from localrag.cli.live_area import end_answer
 from localrag.engine.echo import open_echo
 from localrag.question import Question
@@ -424,3 +426,17 @@ def test_passages_that_all_are_too_large_are_listed_as_left_out(home, capsys):
     )
     [line] = [line for line in capsys.readouterr().out.splitlines() if "[KB#stdin/1]" in line]
     assert "left out (" in line
+
+
+@pytest.mark.parametrize("seed", [None, 0, 7])
+def test_a_seed_that_is_named_makes_answers_repeatable(seed):
+    sampling = options.sampling({"max_tokens": 5, "think_tokens": 0}, seed=seed, temperature=0.0)
+    assert (sampling.seed, sampling.repeatable) == (seed or 0, seed is not None)
+
+
+def test_the_seed_of_a_chat_makes_its_answers_repeatable():
+    desk = SimpleNamespace(room=SimpleNamespace(sampling=SamplingParams()))
+    chat_settings._seed(desk, "")
+    assert not desk.room.sampling.repeatable
+    chat_settings._seed(desk, "0")
+    assert (desk.room.sampling.seed, desk.room.sampling.repeatable) == (0, True)

@@ -19,6 +19,7 @@ from localrag.catalog import Catalog
 from localrag.cli import council_render, live_area, main
 from localrag.cli.council import council_command
 from localrag.errors import BudgetExceededError
+from localrag.session import council_run
 from localrag.settings import Settings
 from tests.gguf_files import write_model
 from tests.homes import know_attention
@@ -184,6 +185,26 @@ def test_the_page_about_councils_holds_what_is_so(council, tmp_path):
         assert all(f"`{field}`" in rows[name] for field in only.get(name, event.keys() - {"event"})), event
     options = set(re.findall(r"`(--[a-z-]+)", page)) - {"--councils"}
     assert options == {option for each in council_command.params for option in each.opts if option.startswith("--")} - {"--models"}
+
+
+def test_a_limit_of_time_that_ends_members_leaves_the_verdict_its_time(council, monkeypatch):
+    code, out, _ = council("How is PLA annealed?", "--max-seconds", "600", "--json")
+    assert (code, events(out)[-1]["state"]) == (0, "decided")
+    assert "warnings" not in events(out)[-1]
+    monkeypatch.setitem(council_run.TIME_SHARES, "proposal", 0.0)
+    code, out, _ = council("How is PLA annealed?", "--max-seconds", "600", "--json")
+    found = events(out)
+    reasons = {event["role"]: event["finish_reason"] for event in told(found, "said")}
+    assert (code, reasons) == (0, dict.fromkeys(PERSONAS, "time") | {"judge": "stop"})
+    assert told(found, "verdict")
+    assert (found[-1]["state"], found[-1]["warnings"]) == ("decided", ["Ended by the limit of time: chemist, buyer, clerk."])
+
+
+def test_a_council_that_has_no_time_for_a_verdict_says_how_much_would_do(council):
+    code, out, _ = council("How is PLA annealed?", "--max-seconds", "0.000001", "--json")
+    [error], [end] = told(events(out), "error"), told(events(out), "end")
+    assert (code, error["type"], end["state"]) == (5, "TimeLimitError", "failed")
+    assert error["needed_s"] > error["max_seconds"]
 
 
 def test_nothing_is_kept_if_nothing_is_to_be(council):

@@ -55,6 +55,15 @@ def test_many_skipped_files_are_counted_and_named_by_verbose(localrag, notes):
     assert "notes/.hidden-5" in localrag("index", "notes", "--kb", "notes", "--dry-run", "--verbose")[2]
 
 
+def test_files_that_may_hold_secrets_are_all_named(localrag, notes):
+    names = ["a.env", "b.env", "docker-secrets.yml", "env.prod", "key.pem"]
+    for name in names[:-1]:
+        (notes / name).write_text("TOKEN=x\n")
+    err = localrag("index", "notes", "--kb", "notes", "--dry-run")[2]
+    named = ", ".join(f"notes/{name}" for name in names)
+    assert f"skipped 5, may hold a secret by its name; --hidden reads it: {named}" in err.splitlines()
+
+
 def test_tags_are_given_replaced_and_taken_away(localrag, notes):
     localrag("index", "notes", "--kb", "notes", "--tag", "work", "--tag", "2024")
     assert documents(localrag) == {"notes/note-000.md": ["2024", "work"], "notes/prices/note-000.md": ["2024", "price", "work"]}

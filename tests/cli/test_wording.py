@@ -23,10 +23,16 @@ def test_no_plural_is_wrong_where_there_is_one_of_each(localrag, tmp_path):
     said += [localrag("kb", "import", tmp_path / "zoo.kb", "--name", "again"), localrag("search", "zebra", "--kb", "zoo")]
     (tmp_path / "one.jsonl").write_text('{"id": 1, "question": "What has stripes?"}\n')
     said += [localrag("ask", "--batch", tmp_path / "one.jsonl", "--out", tmp_path / "out.jsonl", "--model", "echo", "--kb", "zoo")]
+    said += [
+        localrag("ask", "What has stripes?", "--model", "echo", "--max-tokens", "1"),
+        localrag("tokens", "x", "--model", "echo", "--show"),
+    ]
+    said += [localrag("budget", "x", "--model", "echo", "--max-tokens", "1"), localrag("ask", "x", "--model", "echo", "--explain")]
+    said += [localrag("report"), localrag("score", tmp_path / "zebra.md", "--task", "zebra")]
     said += [localrag("council", "What has stripes?", "--kb", "zoo", "--model", "echo"), localrag("tokens", "x", "--model", "echo")]
     assert [code for code, _, _ in said] == [0] * len(said)
     text = "\n".join(out + err for _, out, err in said)
-    assert re.findall(r"(?<![\d,.])1 (?:chunks|documents|passages|turns|questions|bytes|lines|characters|sentences)\b", text) == []
+    assert re.findall(r"(?<![\d,.])1 (?:chunks|documents|passages|turns|questions|bytes|lines|characters|sentences|tokens)\b", text) == []
     assert "1 of 1 is answered" in text
 
 

@@ -43,6 +43,17 @@ def test_a_file_is_made_and_the_source_is_as_it_was(tmp_path, file_type):
     assert steps == [(done, num_tensors) for done in range(1, num_tensors + 1)]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no modes")
+def test_the_file_that_is_made_is_private_whatever_the_umask(tmp_path):
+    source = write_model(tmp_path / "m.gguf")
+    before = os.umask(0)
+    try:
+        quantize(source, tmp_path / "new.gguf", "Q8_0", expected=EXPECTED, num_threads=1)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "new.gguf").stat().st_mode & 0o777 == 0o600
+
+
 def test_made_twice_it_is_the_same_and_a_quantised_source_is_taken(tmp_path):
     source = write_model(tmp_path / "m.gguf")
     for name in ("a", "b"):

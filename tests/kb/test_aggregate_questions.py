@@ -41,6 +41,17 @@ Does every contract name a deadline?
 Which customers did not pay their bill?
 Summarize everything
 How often was the pump repaired?
+Average price per customer
+What is our total?
+What do most customers order?
+What did most of our members choose?
+Each customer's balance?
+Each customer’s balance?
+Every open invoice
+How many days were lost?
+How many hours have been billed?
+Which product has the highest price?
+Which of the suppliers is the cheapest?
 Was kostet eine Reparatur im Durchschnitt?
 Wie hoch ist der durchschnittliche Preis?
 Was haben wir insgesamt ausgegeben?
@@ -51,6 +62,9 @@ Welche Rechnungen liegen über 100 Euro?
 Welche Kunden haben nicht bezahlt?
 Was kostet jedes Produkt?
 Fasse alles zusammen
+Welches Produkt hat den höchsten Preis?
+Welcher Lieferant ist der günstigste?
+Welche Rechnung ist die größte?
 Quel est le prix moyen ?
 Combien payons-nous en moyenne ?
 Quel est le montant total des factures ?
@@ -59,13 +73,15 @@ Quelles factures dépassent 100 euros ?
 Quels clients n'ont pas payé ?
 Quel est le prix de chaque produit ?
 Résume tout
+Quel produit a le prix le plus élevé ?
 ¿Cuál es el precio medio?
 ¿Cuánto gastamos en total?
 ¿Cuál es el importe total?
 ¿Quién compra más a menudo?
 ¿Qué facturas están por encima de 100 euros?
 ¿Qué clientes no han pagado?
-¿Cuál es el precio de cada producto?""".splitlines()
+¿Cuál es el precio de cada producto?
+¿Qué producto tiene el precio más alto?""".splitlines()
 SOME = """How many degrees does PLA need?
 What is the serial number of the pump?
 How do I list files?
@@ -97,6 +113,16 @@ How do they differ from each other?
 How often must the filter be changed?
 Can I return it in fewer than 14 days?
 What is the most important rule?
+What is the highest temperature of the oven?
+What is the longest side of the bed?
+What is our total length?
+What do I have most of the time?
+How many days does drying take?
+How many hours is nylon dried?
+Every day, what is oiled?
+Each time it stops, what do I do?
+Is the average person tall enough?
+Which nozzle has the highest-quality coating?
 Was hängt über dem Bett?
 Welche Düse braucht PETG?
 Was ist die meiste Zeit zu tun?
@@ -104,6 +130,7 @@ Was wird jeden Tag geölt?
 Meistens ist das Bett warm, warum?
 Was ist über 60 Grad erlaubt?
 Welche Temperatur hat die Düse?
+Was ist die höchste Temperatur des Ofens?
 Qu'est-ce qui se trouve au-dessus du lit ?
 Que faut-il faire chaque jour ?
 En tout cas, que faire ?

@@ -243,3 +243,14 @@ def test_long_hostile_lines_take_as_long_as_their_length_says(kind):
         read("x.md", f"---\n{line}\n---\n{line}\n\nx\n{line}\n".encode())
 
     check_linear(reading, 200_000)
+
+
+@pytest.mark.parametrize("reader", sorted({*readers._READERS.values(), *(kind for kind, _ in (*readers._MEMBERS, *readers._STREAMS))}))
+def test_every_format_that_is_named_has_its_reader(reader):
+    assert callable(readers._function(reader))
+
+
+def test_a_table_is_read_by_its_ending():
+    reading = readers.read("prices.csv", b"part,price\nnozzle,4\nbed,30\nbelt,9\n")
+    assert "nozzle" in reading.text
+    assert [place.kind for place in reading.places]

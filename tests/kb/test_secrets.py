@@ -35,11 +35,16 @@ NAMES = """
     id_rsa id_ed25519 app.p12 app.pfx app.jks release.keystore AuthKey.p8 kubeconfig prod.kubeconfig service-account.json
     service_account_prod.json client_secret_12.json passwords.txt passwords.csv rootkey.csv ann_accessKeys.csv vault.kdbx
     server.key server.pem .pgpass .git-credentials shadow secrets
+    secrets.prod.yaml credentials.production.json credentials.json.bak prod.env.bak app-credentials.json google-credentials.json
+    aws_credentials docker-secrets.yml env.prod secrets.enc.yaml env.production.old secrets.yaml.gpg secrets.bak .env.bak id_rsa.old
+    server.key.enc my_passwords.ini secrets.local passwords.txt~ Docker-Secrets.YML.BAK
     """.split()  # noqa: SIM905  # a word list reads better as words
 OTHERS = """
     prod.env.example .env.sample env.md sample.env credentials.md credentials.example.json secrets.md secrets.py test_secrets.py
     secret-garden.md terraform.tf environment.txt keyboard.md monkey.txt key.md passwords.md password-policy.docx passwords.html
     tokens.md npmrc.md service-accounts.md my-secrets.md secrets-of-nature.txt shadow.md htpasswd.md credentials-template.yaml
+    environment.md secret-santa.txt secret-santa.csv credentials-howto.md app-credentials.pdf env.md env.txt env.py env.prod.md
+    notes.bak letter.old secretary.json forgot-password.json my-credentials.md.bak secrets.example.yaml.bak secret-garden
     """.split()  # noqa: SIM905  # a word list reads better as words
 
 

@@ -4,7 +4,7 @@ from contextlib import closing
 
 import pytest
 
-from localrag.kb import KnowledgeBase
+from localrag.kb import KnowledgeBase, import_kb
 from localrag.kb.texts import Text
 from tests.kb.support import contents, problems
 
@@ -83,7 +83,10 @@ def test_a_page_that_is_damaged_is_a_problem(kb, kb_dir):
     assert found.problems
 
 
-@pytest.mark.parametrize("change", ["start = -1", '"end" = 99999999999', "place = 'page' || char(27)", "ordinal = -7"])
+@pytest.mark.parametrize(
+    "change",
+    ["start = -1", '"end" = 99999999999', "place = 'page' || char(27)", "ordinal = -7", 'start = start + 9000, "end" = "end" + 9000'],
+)
 def test_a_chunk_that_cannot_be_is_taken_out_and_read_again(kb, notes, embedder, change):
     before = contents(kb)
     _change(kb, f"UPDATE chunks SET {change} WHERE id = 5")
@@ -96,7 +99,13 @@ def test_a_chunk_that_cannot_be_is_taken_out_and_read_again(kb, notes, embedder,
 
 @pytest.mark.parametrize(
     "statement",
-    ["UPDATE documents SET source = 'a' || char(27) || '[2J' WHERE id = 1", "INSERT INTO fields VALUES (1, 'k', char(7), 'file')"],
+    [
+        "UPDATE documents SET source = 'a' || char(27) || '[2J' WHERE id = 1",
+        "UPDATE documents SET title = 'a' || char(27) || '[2J' WHERE id = 1",
+        "UPDATE documents SET path = path || char(27) WHERE id = 1",
+        "UPDATE state SET embedder = embedder || char(27)",
+        "INSERT INTO fields VALUES (1, 'k', char(7), 'file')",
+    ],
 )
 def test_a_name_that_steers_a_terminal_is_a_problem(kb, statement):
     _change(kb, statement)
@@ -115,6 +124,20 @@ def test_a_file_with_control_characters_in_its_name_is_sound_by_another(notes, k
         assert "\\" in source
         assert odd.paths()[source] == notes / name
         assert odd.verify().is_sound
+        odd.export(notes.parent / "odd.kb")
+        (notes / name).unlink()
+        assert odd.verify().is_sound
+    assert import_kb(kb_dir, notes.parent / "odd.kb", "again") == "again"
+
+
+def test_control_characters_in_front_matter_and_headings_of_markdown_are_not_indexed(notes, kb_dir, embedder):
+    (notes / "odd.md").write_text(
+        "---\ntitle: An \x1b[2J odd one\nauthor: A\x07nn\n---\n# An odd\x1b[2J heading\n\nwords\n\nUnder\x1blined\n====\n\nwords\n"
+    )
+    with KnowledgeBase.open(kb_dir, "odd", create=True) as odd:
+        odd.ingest([notes], embedder)
+        found = odd.verify()
+        assert (found.is_sound, found.repaired) == (True, ())
 
 
 def test_a_text_whose_metadata_name_it_with_control_characters_is_sound(kb, embedder):

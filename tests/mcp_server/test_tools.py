@@ -8,7 +8,10 @@ import sys
 import pytest
 from jsonschema import Draft202012Validator
 
+from localrag.errors import UsageError
 from localrag.kb import KnowledgeBase
+from localrag.mcp.schemas import AskArguments
+from localrag.mcp.tools import Desk, Wanted
 from localrag.session import open_embedder
 from localrag.settings import Settings
 from tests.mcp_server.live import text_of
@@ -157,3 +160,19 @@ def test_what_is_indexed_meanwhile_is_found(server, tmp_path, tiny_catalogue):
             kb.ingest([tmp_path / "a.md"], open_embedder(settings))
         assert connection.given("search", query="Walrus")["hits"][0]["text"] == "Walrus."
         assert connection.given("ask", question="Walrus?")["sources"][0]["kb"] == "sea"
+
+
+class Noted(Desk):
+    """One that only notes how an answer would be sampled."""
+
+    def _question(self, asked, sampling):  # noqa: ARG002  # its caller names both
+        self.sampling = sampling
+        raise UsageError("That is enough.", hint="Ask another one.")
+
+
+@pytest.mark.parametrize(("given", "is_repeatable"), [({}, False), ({"seed": 0}, True), ({"seed": 7}, True)])
+def test_a_seed_that_is_given_makes_an_answer_repeatable(tmp_path, given, is_repeatable):
+    desk = Noted(Wanted(settings=Settings(home=tmp_path)), str)
+    with pytest.raises(UsageError, match="enough"):
+        desk.ask(AskArguments(question="x", **given), lambda: False)
+    assert (desk.sampling.seed, desk.sampling.repeatable) == (given.get("seed", 0), is_repeatable)

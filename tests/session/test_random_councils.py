@@ -309,3 +309,16 @@ def test_what_a_tool_gave_is_cut_and_named():
     assert [(each["id"], each["level"], each["of"] >= read["num_tokens"] > each["tokens"]) for each in tools["shortened"]] == [
         ("message 4", "truncated", True)
     ]
+
+
+@pytest.mark.parametrize("top_k", [6, "fit"])
+def test_evidence_takes_what_would_stay_spare_however_many_passages_a_council_names(top_k):
+    council = replace(made_council([4000] * 2, 8000, proposed=60, tools=(), rounds=0), top_k=top_k)
+    piped = "".join(
+        f"Part {number} softens at {number} degrees. {'It is not bent by hand, and it is cooled slowly. ' * 5}\n\n" for number in range(30)
+    )
+    with tempfile.TemporaryDirectory() as home:
+        result = run_council(council, TASK, settings=Settings(home=Path(home)), piped=piped, keep=False)
+    for _, answer in result.answers:
+        assert answer.ledger.entry("evidence").omitted
+        assert answer.ledger.spare < 600  # less than a passage, and what is set aside for the longest persona

@@ -14,6 +14,7 @@ from localrag.question import Question
 from localrag.session import Session, open_engine
 from localrag.session.answer import RERANK_SKIPPED
 from localrag.session.council_run import run_council
+from localrag.session.exhaustive import ask_all
 from localrag.session.llm_reranker import Judge as LlmReranker
 from localrag.session.timing import TimedReranker
 from localrag.settings import Settings
@@ -87,6 +88,21 @@ def test_one_that_cannot_finish_is_skipped_and_the_ledger_says_so(bases, num_kbs
     assert answer.ledger.to_dict()["time"]["skipped"] == ["rerank"]
     assert type(answer.ledger).from_dict(answer.ledger.to_dict()) == answer.ledger
     assert RERANK_SKIPPED in answer.warnings
+
+
+@pytest.mark.parametrize("make", [Endless, lambda: Ready(0)])
+def test_where_all_is_read_a_reranker_that_cannot_finish_is_skipped_and_the_ledger_says_so(bases, make):
+    with open_echo() as engine:
+        session = Session(engine, knowledge_bases=bases, embedder=HashEmbedder(), reranker=make())
+        answer = ask_all(session, "Which oven dries nylon?", max_seconds=600.0)
+        assert answer.ledger.time.skipped == ("rerank",)
+        assert answer.warnings.count(RERANK_SKIPPED) == 1
+        assert is_reranked(answer) == {False}
+        session.reranker = Ready()
+        reranked = ask_all(session, "Which oven dries nylon?", max_seconds=600.0)
+    assert reranked.ledger.time.skipped == ()
+    assert RERANK_SKIPPED not in reranked.warnings
+    assert is_reranked(reranked) == {True}
 
 
 def test_a_model_that_is_too_slow_to_rerank_is_not_begun(bases):

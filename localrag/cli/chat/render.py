@@ -53,7 +53,7 @@ def usage(answer: Answer) -> str:
     """What a turn took, in tokens."""
     evaluated = answer.prompt_tokens - answer.cached_tokens
     rewriting = answer.rewriting
-    more = "" if rewriting is None else f" QueryRewrite: {rewriting.prompt_tokens:,} in, {rewriting.completion_tokens:,} out."
+    more = "" if rewriting is None else f" Rewriting: {rewriting.prompt_tokens:,} in, {rewriting.completion_tokens:,} out."
     return (
         f"{answer.prompt_tokens:,} tokens in, of which {answer.cached_tokens:,} were there already and {evaluated:,} were evaluated; "
         f"{answer.completion_tokens:,} out; first after {answer.timings.first_token_s:.2f} s; window {answer.slot.n_ctx:,}.{more}"

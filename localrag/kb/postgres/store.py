@@ -17,7 +17,7 @@ from localrag.kb.chunking import Passage
 from localrag.kb.filters import Where, folded
 from localrag.kb.postgres.database import Database, raw, vector
 from localrag.kb.postgres.search import FULL_TEXTS, FullText, best, holders, indexed, is_sound, passing, rebuild
-from localrag.kb.protocols import DocumentRow, Feedback, GivenText, Origin, StoredChunk, StoredDocument, TextRow, UnreadFile, other_embedder
+from localrag.kb.protocols import DocumentRow, Feedback, GivenText, Origin, Position, StoredChunk, StoredDocument, TextRow, UnreadFile, other_embedder
 from localrag.kb.query import Term
 from localrag.kb.store import NUM_STAMPS, match_chunks
 from localrag.types import Chunk
@@ -227,6 +227,17 @@ class PostgresStore:
         )
         for *values, sha256, embedding in self._by_id(statement, 0):
             yield StoredChunk._make((*values, bytes(sha256), None if embedding is None else raw(embedding)))
+
+    def positions(self) -> Iterator[Position]:
+        statement = (
+            'SELECT c.id, document_id, ordinal, "start", "end", place, source, num_bytes '
+            "FROM chunks c JOIN documents d ON d.id = document_id WHERE document_id = %s ORDER BY ordinal"
+        )
+        for (document_id,) in self._db.rows("SELECT id FROM documents ORDER BY id"):
+            yield from map(Position._make, self._db.rows(statement, (document_id,)))
+
+    def titles(self) -> list[tuple[str, str]]:
+        return [(source, title) for source, title in self._db.rows('SELECT source, title FROM documents ORDER BY source COLLATE "C", id')]
 
     def problems(self) -> list[str]:
         """Return []. The server guarantees its pages and references, and reports damage when it reads them."""

@@ -122,6 +122,11 @@ def is_text(name: str) -> bool:
     return suffix in text.SUFFIXES or language_of(name) is not None or (suffix in _READERS and _READERS[suffix] not in _BINARY)
 
 
+def keeps_lines(name: str, place: str) -> bool:
+    """Whether a passage at this place of a file has the file's own text, so that its characters are no more than the file's bytes."""
+    return place.startswith("line") and _READERS.get(PurePath(name).suffix.lower()) not in ("records:read_csv", "records:read_json_lines")
+
+
 def is_document(name: str, data: bytes) -> bool:
     """Whether a file is a document whose bytes are not its text, such as a PDF."""
     suffix = PurePath(name).suffix.lower()

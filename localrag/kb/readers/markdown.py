@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterator
 
 from localrag.kb.readers.base import Reading
-from localrag.kb.readers.draft import Mark, one_line, sections
+from localrag.kb.readers.draft import Mark, clean, one_line, sections
 from localrag.kb.readers.text import decode
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n|\Z)")
@@ -57,7 +57,7 @@ def front_matter(text: str) -> tuple[dict[str, str], int]:
         line = _LINE.match(text, at)
         assert line is not None
         at = line.end()
-        content = line.group().rstrip()
+        content = clean(line.group()).rstrip()
         if content in ("---", "..."):
             return fields | {key: f"[{', '.join(values)}]" for key, values in lists.items() if values}, at
         if field := _FIELD.match(content):
@@ -87,10 +87,10 @@ def headings(text: str, start: int = 0) -> Iterator[Mark]:
             fence = opened[1]
             line = ""
         elif marks := _ATX.match(line):
-            yield Mark(at, end, len(marks[1]), _without_closing_marks(line[marks.end() :]))
+            yield Mark(at, end, len(marks[1]), _without_closing_marks(clean(line[marks.end() :])))
             line = ""
         elif (under := _UNDERLINE.match(line)) and previous.strip() and after_blank and not _NOT_PARAGRAPH.match(previous):
-            yield Mark(previous_at, end, 1 if under[1][0] == "=" else 2, previous.strip())
+            yield Mark(previous_at, end, 1 if under[1][0] == "=" else 2, clean(previous).strip())
             line = ""
         after_blank = not previous.strip()
         previous, previous_at, at = line, at, end
