@@ -39,7 +39,7 @@ class Stage:
 
 @contextmanager
 def staging(place: Path, progress: ByteProgress, *, what: str = "pull") -> Iterator[Stage]:
-    """Create a temporary folder in `place`, and remove it afterwards. Only one pull (or other `what`) at a time may have one; others wait."""
+    """Create a temporary folder in `place`, and remove it afterwards. Only one pull (or other `what`) at a time may have one."""
 
     def tell() -> None:
         progress(f"waiting for another {what} to end", 0, None)

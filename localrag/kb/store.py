@@ -17,7 +17,18 @@ from pathlib import Path
 
 from localrag.kb.chunking import Passage
 from localrag.kb.filters import Where
-from localrag.kb.protocols import DocumentRow, Feedback, GivenText, Origin, Position, StoredChunk, StoredDocument, TextRow, UnreadFile, other_embedder
+from localrag.kb.protocols import (
+    DocumentRow,
+    Feedback,
+    GivenText,
+    Origin,
+    Position,
+    StoredChunk,
+    StoredDocument,
+    TextRow,
+    UnreadFile,
+    other_embedder,
+)
 from localrag.kb.query import Term
 from localrag.kb.sqlite_file import SqliteFile, explained
 from localrag.types import Chunk

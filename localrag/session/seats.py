@@ -157,32 +157,32 @@ def write(
     Answers end at the `deadline` (time.perf_counter()). `on_text` gets each piece with its role, `on_end` each seat when its answer has
     ended, also if it failed. KeyboardInterrupt ends all of them, with what they had written.
     """
-
-    def hear(event: JobEvent) -> None:
-        if event.job is None:
-            return
-        seat: Seat = event.job.tag
-        if event.text:
-            on_text(seat.turn.role, event.text)
-        if event.error is not None:
-            seat.answer = event.error
-        elif event.completion is not None:
-            seat.answer = seat.session.to_answer(seat.prepared, event.completion)
-        if seat.answer is not None:
-            on_end(seat)
-
     policy, is_interrupted = replace(COUNCIL, num_sequences=num_sequences), False
     with closing(engine.run([_job(seat, deadline) for seat in seats], policy)) as events:
         while True:
             try:
                 for event in events:
-                    hear(event)
+                    _hear(event, on_text, on_end)
                 break
             except KeyboardInterrupt:
                 is_interrupted = True
                 engine.cancel_all()
     if is_interrupted or any(isinstance(seat.answer, Answer) and seat.answer.finish_reason == "cancelled" for seat in seats):
         raise KeyboardInterrupt
+
+
+def _hear(event: JobEvent, on_text: Callable[[str, str], None], on_end: Callable[[Seat], None]) -> None:
+    if event.job is None:
+        return
+    seat: Seat = event.job.tag
+    if event.text:
+        on_text(seat.turn.role, event.text)
+    if event.error is not None:
+        seat.answer = event.error
+    elif event.completion is not None:
+        seat.answer = seat.session.to_answer(seat.prepared, event.completion)
+    if seat.answer is not None:
+        on_end(seat)
 
 
 def _job(seat: Seat, deadline: float | None) -> Job:

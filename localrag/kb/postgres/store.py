@@ -17,7 +17,18 @@ from localrag.kb.chunking import Passage
 from localrag.kb.filters import Where, folded
 from localrag.kb.postgres.database import Database, raw, vector
 from localrag.kb.postgres.search import FULL_TEXTS, FullText, best, holders, indexed, is_sound, passing, rebuild
-from localrag.kb.protocols import DocumentRow, Feedback, GivenText, Origin, Position, StoredChunk, StoredDocument, TextRow, UnreadFile, other_embedder
+from localrag.kb.protocols import (
+    DocumentRow,
+    Feedback,
+    GivenText,
+    Origin,
+    Position,
+    StoredChunk,
+    StoredDocument,
+    TextRow,
+    UnreadFile,
+    other_embedder,
+)
 from localrag.kb.query import Term
 from localrag.kb.store import NUM_STAMPS, match_chunks
 from localrag.types import Chunk
