@@ -1,10 +1,14 @@
 """What is written is checked: what README and docs show runs, links lead somewhere, and what follows from the code is fresh."""
 
+import functools
+import importlib
+import inspect
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from functools import cache
 
@@ -172,13 +176,51 @@ def test_every_option_that_is_named_is_there(name):
 
 def test_every_file_of_a_tree_is_there():
     trees = [(name, tree) for name, page in pages().items() for tree in page.code("text") if tree.startswith("localrag/\n")]
-    assert [name for name, _ in trees] == ["README.md", "docs/explanation/house.md"]
+    assert [name for name, _ in trees] == ["README.md", "docs/explanation/architecture.md"]
     for _, tree in trees:
         folders: list[str] = []
         for line in tree.splitlines():
             depth, name = len(line) - len(line.lstrip()), line.split()[0]
             folders = [*folders[: depth // 2], name]
             assert (ROOT / "".join(folders)).exists(), "".join(folders)
+
+
+def _in_short(function):
+    """The signature of a function: positional parameters with their types, and the names of the others."""
+    parameters = inspect.signature(function).parameters.values()
+    named = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
+    typed = [f"{each.name}: {each.annotation}" for each in parameters if each.kind is not each.KEYWORD_ONLY and each.name != "self"]
+    returns = inspect.signature(function).return_annotation
+    return f"({', '.join([*typed, *(['*', *named] if named else [])])}) -> {returns}"
+
+
+def test_the_pipeline_s_signatures_are_the_real_ones():
+    (block,) = [text for text in pages()["docs/explanation/architecture.md"].code("text") if text.startswith("localrag/session/")]
+    module, checked = None, 0
+    for line in block.splitlines():
+        if not line.startswith(" "):
+            module = importlib.import_module(line.removesuffix(".py").replace("/", "."))
+            continue
+        name, _, rest = line.strip().partition("(")
+        function = functools.reduce(getattr, name.split("."), module)
+        shown = _in_short(function).replace(" = SINGLE", "")
+        assert f"({rest}" == shown, name
+        checked += 1
+    assert checked > 10
+
+
+def test_the_layers_that_are_shown_are_those_that_are_enforced():
+    (block,) = [text for text in pages()["docs/explanation/architecture.md"].code("text") if text.startswith("cli ")]
+    shown = [re.split(r"\s{3,}", line)[0] for line in block.splitlines()]
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
+    assert shown == [each for each in contract["layers"] if each != "(__main__)"]
+
+
+def test_the_reading_list_is_short_and_there():
+    page = (ROOT / "docs/explanation/architecture.md").read_text()
+    files = re.findall(r"^\| `(localrag/[\w/.]+)`", page, re.MULTILINE)
+    assert 0 < len(files) <= 12
+    assert all((ROOT / each).is_file() for each in files)
 
 
 def test_every_script_that_is_named_is_there():

@@ -77,7 +77,7 @@ class ToolService:
 
     def ask(self, arguments: AskArguments, is_cancelled: Callable[[], bool]) -> AskResult:
         """Answer a question. Raises InterruptedRunError if the call is cancelled before generation begins; `stop` ends generation."""
-        question = self._question(arguments).but(seed=arguments.seed, repeatable="seed" in arguments.model_fields_set)
+        question = self.question_of(arguments)
         session = self._opened(is_cancelled)
         with session.scoped(question) as scoped:
             prepared = scoped.prepare(question)
@@ -87,7 +87,7 @@ class ToolService:
     def budget(self, arguments: BudgetArguments, is_cancelled: Callable[[], bool]) -> BudgetResult:
         """Return the token budget of a question, without generating anything."""
         session = self._opened(is_cancelled)
-        return schemas.budget_result(session.prepare(self._question(arguments)), session.engine.name)
+        return schemas.budget_result(session.prepare(self.question_of(arguments)), session.engine.name)
 
     def search(self, arguments: SearchArguments, _is_cancelled: Callable[[], bool]) -> SearchResult:
         """Search one knowledge base."""
@@ -117,14 +117,18 @@ class ToolService:
 
     # --- helpers ---
 
-    def _question(self, arguments: BudgetArguments) -> Question:
+    def question_of(self, arguments: BudgetArguments) -> Question:
+        """Return the question that a call asks. A seed that is named makes its answer repeatable."""
         if not arguments.question.strip():
             raise UsageError("The question is empty.", hint="Give a question in plain words.")
         names = arguments.kbs or list(self.kbs)
         if not names:
             raise self._not_found()
         kbs = tuple(self._address(name) for name in names)
-        return Question.of(arguments.question, kbs=kbs, max_tokens=arguments.max_tokens)
+        question = Question.of(arguments.question, kbs=kbs, max_tokens=arguments.max_tokens)
+        if not isinstance(arguments, AskArguments):
+            return question
+        return question.but(seed=arguments.seed, repeatable="seed" in arguments.model_fields_set)
 
     def _name(self, name: str) -> str:
         """Return the name, or if it is "" the only knowledge base. Raises UsageError if there are several."""

@@ -228,8 +228,8 @@ def test_a_context_that_does_not_fit_is_refused_before_it_is_made(tmp_path):
 def test_a_window_may_have_the_cells_that_are_there_where_no_more_fit(tmp_path):
     with open_model(write_model(tmp_path / "m.gguf"), name="m") as engine:
         engine.reserve(256)
-        parts = engine.make_slot.__self__
-        parts.info = replace(parts.info, num_kv_heads=(1 << 40,))  # no machine has the memory for a context of this
+        backend = engine._backend
+        backend.info = replace(backend.info, num_kv_heads=(1 << 40,))  # no machine has the memory for a context of this
         slot = engine.make_slot(None)
     assert (slot.n_ctx, slot.bound) == (256, "memory")
 

@@ -8,12 +8,12 @@ import sys
 import pytest
 from jsonschema import Draft202012Validator
 
-from localrag.errors import UsageError
 from localrag.kb import KnowledgeBase
 from localrag.mcp.schemas import AskArguments
-from localrag.mcp.tools import Desk, Wanted
+from localrag.mcp.tools import ServerOptions, ToolService
 from localrag.session import open_embedder
 from localrag.settings import Settings
+from tests.kb.hash_embedder import HashEmbedder
 from tests.mcp_server.live import text_of
 
 
@@ -162,17 +162,11 @@ def test_what_is_indexed_meanwhile_is_found(server, tmp_path, tiny_catalogue):
         assert connection.given("ask", question="Walrus?")["sources"][0]["kb"] == "sea"
 
 
-class Noted(Desk):
-    """One that only notes how an answer would be sampled."""
-
-    def _question(self, asked, sampling):  # noqa: ARG002  # its caller names both
-        self.sampling = sampling
-        raise UsageError("That is enough.", hint="Ask another one.")
-
-
 @pytest.mark.parametrize(("given", "is_repeatable"), [({}, False), ({"seed": 0}, True), ({"seed": 7}, True)])
 def test_a_seed_that_is_given_makes_an_answer_repeatable(tmp_path, given, is_repeatable):
-    desk = Noted(Wanted(settings=Settings(home=tmp_path)), str)
-    with pytest.raises(UsageError, match="enough"):
-        desk.ask(AskArguments(question="x", **given), lambda: False)
-    assert (desk.sampling.seed, desk.sampling.repeatable) == (given.get("seed", 0), is_repeatable)
+    settings = Settings(home=tmp_path)
+    (tmp_path / "sea.md").write_text("The sea is wide.")
+    with KnowledgeBase.open(settings.kb_dir, "sea", create=True) as kb:
+        kb.ingest([tmp_path / "sea.md"], HashEmbedder())
+    question = ToolService(ServerOptions(settings=settings), str).question_of(AskArguments(question="x", **given))
+    assert (question.sampling.seed, question.sampling.repeatable) == (given.get("seed", 0), is_repeatable)

@@ -8,7 +8,6 @@ from localrag.engine.echo import open_echo
 from localrag.errors import BudgetExceededError
 from localrag.kb import KnowledgeBase
 from localrag.kb.texts import Text
-from localrag.question import Question
 from localrag.server.chat_request import read
 from localrag.server.engine_worker import question_of
 from localrag.session import Session
@@ -30,7 +29,7 @@ def session(tmp_path_factory):
 def ledger(session, messages, **body):
     message = read({"messages": messages, "index_name": "docs_index", **body}, has_index=lambda _: True).to_message()
     question = question_of({**message, "id": 1})
-    prepared = session.prepare(Question.of(question.messages, max_tokens=question.sampling.max_tokens, **question.options))
+    prepared = session.prepare(question.but(kbs=None))
     found = prepared.prompt.ledger
     assert found.prompt_tokens + found.entry("answer").allotted <= WINDOW
     return found

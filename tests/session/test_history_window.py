@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from localrag.budget import Profile
 from localrag.journal import Journal
+from localrag.question import Question
 from localrag.session.history_window import LEAST_SHARE, MOST_SHARE, STEP_SHARE, HistoryWindow, Turn
 from localrag.types import Attachment
 from tests.session.test_chat import SHORT, chat_in, check, passage, prompt_text
@@ -34,10 +35,10 @@ def evaluated(answer):
 def talk(chat, num_turns, *, looks_ahead=True, hits=lambda _: (), first=1):
     """Answers to questions, with the pauses of a person between them."""
     for number in range(first, first + num_turns):
-        answer = chat.say(asked(number), sampling=SHORT, hits=hits(number))
+        answer = chat.say(Question.of(asked(number), sampling=SHORT, hits=hits(number)))
         check(answer, chat.session.slot.n_ctx)
         if looks_ahead:
-            chat.forgets(sampling=SHORT, write=True)
+            chat.forgets(write=True)
         yield answer
 
 
@@ -67,7 +68,7 @@ def test_the_next_step_is_known_long_before_and_is_what_is_told(journal):
     known: list[tuple[int, ...]] = [()]
     told_for, summarised, num_steps = 0, (), 0
     for answer in talk(chat, 60):
-        now, coming = chat.forgotten(answer.ledger).summarised, chat.forgets(sampling=SHORT)
+        now, coming = chat.forgotten(answer.ledger).summarised, chat.forgets()
         if now != summarised:
             assert told_for > 2
             assert now == known[-1]
@@ -97,9 +98,9 @@ def test_a_summary_that_is_written_in_a_pause_is_the_one_that_the_step_sends(jou
     for answer in talk(chat, 60):
         if is_full(answer):
             break
-    sent = prompt_text(chat, chat.prepare("Then?", sampling=SHORT))
-    chat.forgets(sampling=SHORT, write=True)
-    assert prompt_text(chat, chat.prepare("Then?", sampling=SHORT)) == sent
+    sent = prompt_text(chat, chat.prepare(Question.of("Then?", sampling=SHORT)))
+    chat.forgets(write=True)
+    assert prompt_text(chat, chat.prepare(Question.of("Then?", sampling=SHORT))) == sent
 
 
 def test_what_is_written_in_pauses_costs_the_conversation_no_cells(journal):
@@ -120,7 +121,7 @@ def test_a_conversation_goes_on_in_another_process_where_it_stood(journal):
     assert HistoryWindow.of(chat.turns).settled
     assert HistoryWindow.of(chat.turns).bare
     back = chat_in(journal, n_ctx=N_CTX)
-    both = [each.prepare("Then?", sampling=SHORT).prompt.token_ids for each in (chat, back)]
+    both = [each.prepare(Question.of("Then?", sampling=SHORT)).prompt.token_ids for each in (chat, back)]
     assert both[0] == both[1]
 
 
@@ -129,16 +130,16 @@ def test_turns_come_back_where_there_is_much_more_room(journal):
     list(talk(chat, 60, looks_ahead=False))
     settled = HistoryWindow.of(chat.turns).settled
     large = chat_in(journal, n_ctx=16 * N_CTX)
-    assert asked(1) in prompt_text(large, large.prepare("Then?", sampling=SHORT))
+    assert asked(1) in prompt_text(large, large.prepare(Question.of("Then?", sampling=SHORT)))
     twice = chat_in(journal, n_ctx=N_CTX + N_CTX // 2)  # not for a little more: that would be evaluated anew
-    assert asked(settled) not in prompt_text(twice, twice.prepare("Then?", sampling=SHORT))
+    assert asked(settled) not in prompt_text(twice, twice.prepare(Question.of("Then?", sampling=SHORT)))
 
 
 def test_a_large_file_takes_the_place_of_turns_only_while_it_is_there(journal):
     chat = chat_in(journal, n_ctx=N_CTX)
     list(talk(chat, 8, looks_ahead=False))
     file = Attachment(label="notes.txt", text="The oven is hot. " * 200)
-    answer = chat.say("What of this?", sampling=SHORT, attachments=[file], overflow=[("truncate", "attachments")])
+    answer = chat.say(Question.of("What of this?", sampling=SHORT, attachments=[file], overflow=[("truncate", "attachments")]))
     check(answer, N_CTX)
     assert is_full(answer)
     *_, last = talk(chat, 3, looks_ahead=False, first=9)
@@ -152,7 +153,7 @@ def test_what_was_taken_back_takes_its_step_with_it(journal):
             break
     chat.undo()
     assert HistoryWindow.of(chat.turns) == HistoryWindow()
-    assert asked(1) in prompt_text(chat, chat.prepare("?", sampling=SHORT))
+    assert asked(1) in prompt_text(chat, chat.prepare(Question.of("?", sampling=SHORT)))
 
 
 def test_a_limit_of_messages_gives_way_in_steps_too(journal):
@@ -170,7 +171,7 @@ def test_every_strategy_gives_way_in_steps(journal, strategy):
     chat = chat_in(journal, n_ctx=N_CTX)
     shares = []
     for number in range(1, 61):
-        answer = chat.say(asked(number), sampling=SHORT, overflow=[(strategy, "history")])
+        answer = chat.say(Question.of(asked(number), sampling=SHORT, overflow=[(strategy, "history")]))
         check(answer, N_CTX)
         shares += [evaluated(answer)] if is_full(answer) else []
     assert statistics.median(shares) < 0.1
@@ -193,7 +194,7 @@ def test_whatever_is_said_a_prompt_fits_and_says_what_is_not_in_it(tmp_path_fact
         for number in range(1, data.draw(st.integers(2, 25))):
             words = data.draw(st.sampled_from([1, 3, 12, 40]))
             hits = [passage(each) for each in data.draw(st.lists(st.integers(1, 12), max_size=3, unique=True))]
-            answer = chat.say(f"Question {number}?" + " and then" * words, sampling=SHORT, hits=hits)
+            answer = chat.say(Question.of(f"Question {number}?" + " and then" * words, sampling=SHORT, hits=hits))
             check(answer, n_ctx)
             sent = {part.part.item for part in answer.prompt.parts if part.part.section == "history"}
             entries = {entry.name: entry for entry in answer.ledger.entries}
@@ -206,4 +207,4 @@ def test_whatever_is_said_a_prompt_fits_and_says_what_is_not_in_it(tmp_path_fact
             text = prompt_text(chat, answer)
             assert all(f"[{label}]" in text for label in shown)
             if data.draw(st.booleans()):
-                chat.forgets(sampling=SHORT, write=data.draw(st.booleans()))
+                chat.forgets(write=data.draw(st.booleans()))

@@ -94,12 +94,12 @@ def test_one_that_cannot_finish_is_skipped_and_the_ledger_says_so(bases, num_kbs
 def test_where_all_is_read_a_reranker_that_cannot_finish_is_skipped_and_the_ledger_says_so(bases, make):
     with open_echo() as engine:
         session = Session(engine, knowledge_bases=bases, embedder=HashEmbedder(), reranker=make())
-        answer = ask_all(session, "Which oven dries nylon?", max_seconds=600.0)
+        answer = ask_all(session, Question.of("Which oven dries nylon?", max_seconds=600.0))
         assert answer.ledger.time.skipped == ("rerank",)
         assert answer.warnings.count(RERANK_SKIPPED) == 1
         assert is_reranked(answer) == {False}
         session.reranker = Ready()
-        reranked = ask_all(session, "Which oven dries nylon?", max_seconds=600.0)
+        reranked = ask_all(session, Question.of("Which oven dries nylon?", max_seconds=600.0))
     assert reranked.ledger.time.skipped == ()
     assert RERANK_SKIPPED not in reranked.warnings
     assert is_reranked(reranked) == {True}

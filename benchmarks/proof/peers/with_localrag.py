@@ -13,8 +13,6 @@ from typing import Any
 
 from adapter import Cannot, Found, Take, Task, answered, counted, main
 
-from localrag.question import Question
-
 
 def _run(*words: str) -> dict[str, Any]:
     """A command's JSON; Cannot with its error if it has none."""
@@ -32,13 +30,12 @@ def ask(task: Task) -> Found:
     """Several questions are asked of one session; with `trace`, one question by the command, whose whole answer object is given back."""
     if task.trace:
         return _ask_by_command(task)
-    from localrag import SamplingParams, Session
+    from localrag import Question, Session
 
     with Session.open(kbs=[task.index], n_ctx=task.n_ctx) as session:
-        sampling = SamplingParams(max_tokens=task.max_tokens)
 
         def answer(question: str, take: Take) -> list[str]:
-            done = session.ask(Question.of(question, sampling=sampling), on_text=take)
+            done = session.ask(Question.of(question, max_tokens=task.max_tokens), on_text=take)
             return [hit.chunk.text for hit in done.hits]
 
         return answered(task, answer)
@@ -85,7 +82,7 @@ def chat(task: Task) -> Found:
 
 def sizes(task: Task) -> Found:
     """The tokens of a question's prompt with so many passages, for each of `limits`; nothing is evaluated."""
-    from localrag import Session
+    from localrag import Question, Session
 
     with Session.open(kbs=[task.index], n_ctx=task.n_ctx, vocab_only=True, keep=False) as session:
         prepared = [session.prepare(Question.of(task.questions[0], max_tokens=task.max_tokens, top_k=limit)) for limit in task.limits]
@@ -94,8 +91,7 @@ def sizes(task: Task) -> Found:
 
 def count(task: Task) -> Found:
     """`Session.prepare` counts; `Session.ask` evaluates."""
-    from localrag import SamplingParams, Session
-    from localrag.types import Message
+    from localrag import Message, Question, Session
 
     with Session.open(n_ctx=task.n_ctx, keep=False) as session:
 
@@ -107,7 +103,7 @@ def count(task: Task) -> Found:
 
         def send(chat: list[dict[str, str]]) -> None:
             session.engine.forget()  # the next prompt is not to go on from this one
-            session.ask(Question.of(messages(chat), sampling=SamplingParams(max_tokens=1)))
+            session.ask(Question.of(messages(chat), max_tokens=1))
 
         return counted(task, count_before, send)
 
