@@ -29,10 +29,10 @@ from typing import Self
 
 import numpy as np
 
-from localrag.engine import gguf_layout, sandboxed_load
-from localrag.engine.child import VARIABLES
+from localrag.engine import gguf_layout, sandbox
 from localrag.engine.gguf import read_header
 from localrag.engine.load_worker import shrink_stacks, try_file
+from localrag.engine.sandbox import VARIABLES
 from localrag.errors import LocalragError, ModelFileError
 from localrag.process import limit_self
 
@@ -295,7 +295,7 @@ def child() -> None:
 
     library()
     shrink_stacks()
-    limit_self(spare_bytes=sandboxed_load.SPARE_BYTES, cpu_s=3600.0)
+    limit_self(spare_bytes=sandbox.SPARE_BYTES, cpu_s=3600.0)
     print("ready", flush=True)
     for line in sys.stdin:
         before = _peak_bytes(reset=True)
@@ -360,7 +360,7 @@ def unclean_refusal(path: Path) -> str | None:
     """What is wrong with how `read_header` and `ensure_safe` refuse a file that llama.cpp does not survive; None if nothing is."""
     started = time.perf_counter()
     try:
-        sandboxed_load.ensure_safe(path, home=None, vocab_only=read_header(path).is_vocab_only)
+        sandbox.ensure_safe(path, home=None, vocab_only=read_header(path).is_vocab_only)
     except ModelFileError as error:
         seconds = time.perf_counter() - started
         print(f"  {error.message} ({seconds:.1f} s)")

@@ -14,10 +14,9 @@ from benchmarks import shared
 from localrag.engine import gguf
 from localrag.engine.context import BATCH_TOKENS
 from localrag.engine.engine import Engine
-from localrag.engine.llama import LlamaContext, LlamaModel
+from localrag.engine.llama import LlamaContext, LlamaModel, LlamaTokenizer
 from localrag.engine.loading import LlamaBackend
 from localrag.engine.threads import ThreadGovernor, num_cores
-from localrag.engine.vocab import LlamaTokenizer
 from localrag.types import SamplingParams
 
 SAMPLINGS = {"greedy": SamplingParams(), "temperature 0.7": SamplingParams(temperature=0.7)}

@@ -38,7 +38,7 @@ from typing import Any
 
 from benchmarks import shared
 from localrag.kb.readers import Reading, read
-from localrag.kb.readers.draft import Composer
+from localrag.kb.readers.base import Composer
 
 READERS = ("localrag", "kreuzberg")
 LIMIT_S = 300.0  # for the files of a format together

@@ -65,13 +65,12 @@ if TYPE_CHECKING:
     from localrag.prompt import Demand, Prompt, PromptInputs
     from localrag.question import BudgetOptions, Given, Question, Search, Thread, ToolCalls, TopK
     from localrag.session import Answer, Event, Prepared, Retriever, Session
-    from localrag.session.answer import Pass
+    from localrag.session.answer import Bypass, Pass
     from localrag.session.chat import Chat
     from localrag.session.council_run import CouncilResult
     from localrag.session.council_run import council as council
     from localrag.session.history_window import Forgotten, Turn
     from localrag.session.query_rewrite import QueryRewrite
-    from localrag.session.search_policy import Bypass
     from localrag.settings import Learning, Settings
     from localrag.text.tokens import Embedder
     from localrag.types import (
@@ -274,7 +273,10 @@ _MODULES = {
         "Retriever",
         "Session",
     ),
-    "session.answer": ("Pass",),
+    "session.answer": (
+        "Bypass",
+        "Pass",
+    ),
     "session.chat": ("Chat",),
     "session.council_run": (
         "CouncilResult",
@@ -285,7 +287,6 @@ _MODULES = {
         "Turn",
     ),
     "session.query_rewrite": ("QueryRewrite",),
-    "session.search_policy": ("Bypass",),
     "settings": (
         "Learning",
         "Settings",

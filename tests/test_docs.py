@@ -19,7 +19,7 @@ from docgen import FOLDER, PAGES
 from localrag.catalog import Catalog
 from localrag.cli import cli
 from localrag.session import Session
-from localrag.session.search_policy import Bypass
+from localrag.session.answer import Bypass
 from localrag.settings import Settings
 from tests.isolation import without_network
 from tests.pages import DOCS, ROOT, Step, check, environment, pages, run_in_one_process, run_in_shell, unlike, workplace

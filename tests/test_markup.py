@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localrag.engine.echo import EchoTokenizer
-from localrag.engine.llama import LlamaModel
-from localrag.engine.vocab import LlamaTokenizer
+from localrag.engine.llama import LlamaModel, LlamaTokenizer
 from localrag.text.markup import Part, encode
 from tests.gguf_files import write_vocab
 

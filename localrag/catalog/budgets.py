@@ -13,7 +13,7 @@ from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from localrag.budget import SECTIONS, Cut, Flex, Length, Overflow, Percent, Profile, Tier
-from localrag.catalog.tables import LENGTH_FAULT, MAX_COUNT, Count, Factor, Table, TableRef, UpToOne
+from localrag.catalog.entries import LENGTH_FAULT, MAX_COUNT, Count, Factor, Table, TableRef, UpToOne
 from localrag.errors import ConfigError
 
 _LENGTH = 'a whole number of tokens, 0 or more, or a percentage from "0%" to "100%"'

@@ -10,7 +10,7 @@ from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from localrag.budget import Profile
-from localrag.catalog.tables import LENGTH_FAULT, Table, TableRef, nearest, quoted, shown
+from localrag.catalog.entries import LENGTH_FAULT, Table, TableRef, nearest, quoted, shown
 from localrag.deliberation.roles import MAX_MEMBERS, MAX_ROUNDS, RESERVED_ROLES, SYSTEM, TOOLS, Council, Judge, Member
 from localrag.errors import UsageError
 from localrag.types import ModelSpec, SamplingParams

@@ -20,8 +20,23 @@ from localrag.budget import TIERS, Profile, Tier
 from localrag.budget.sections import LIMITED, PROTECTED
 from localrag.catalog.budgets import BudgetTable, RelevanceTable, profile_of, weights_of, with_thresholds
 from localrag.catalog.councils import CouncilTable, council_of
-from localrag.catalog.entries import NAME, EmbedderTable, ModelTable, embedder_of, reranker_of, spec_of
-from localrag.catalog.tables import LENGTH_FAULT, Factor, Table, TableRef, UpToOne, nearest, quoted, shown, shown_path
+from localrag.catalog.entries import (
+    LENGTH_FAULT,
+    NAME,
+    EmbedderTable,
+    Factor,
+    ModelTable,
+    Table,
+    TableRef,
+    UpToOne,
+    embedder_of,
+    nearest,
+    quoted,
+    reranker_of,
+    shown,
+    shown_path,
+    spec_of,
+)
 from localrag.deliberation.roles import Council
 from localrag.errors import ConfigError
 from localrag.types import ModelSpec

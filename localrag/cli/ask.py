@@ -204,10 +204,10 @@ def _ask_all(source: Path, out: Path, opened: Callable[[], Session], template: Q
 def budget_command(task: str | None, council: str | None, show_allocation: bool, as_json: bool, **asking: Unpack[options.Asking]) -> None:
     """Show the budget that asking TASK would have. No weights are loaded and nothing is generated."""
     if council is not None:
-        from localrag.cli import council_budget  # noqa: PLC0415  # weight
+        from localrag.cli.council import show  # noqa: PLC0415  # weight
 
         settings, model, n_ctx, max_tokens = asking["settings"], asking["model"], asking["n_ctx"], asking["max_tokens"]
-        council_budget.show(council, task, settings=settings, model=model, n_ctx=n_ctx, max_tokens=max_tokens, as_json=as_json)
+        show(council, task, settings=settings, model=model, n_ctx=n_ctx, max_tokens=max_tokens, as_json=as_json)
         return
     if task is None:
         raise UsageError("There is no TASK.", hint="Give one, or a council with --council NAME.")

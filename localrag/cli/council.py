@@ -1,20 +1,302 @@
-"""council: specialists propose, a judge decides."""
+"""budget --council: the table of every role of a council, added up against its window before any model is loaded."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from localrag.budget import SECTIONS, Section, negotiate
+from localrag.budget.ledger import ANSWER
+from localrag.budget.sections import LIMITED, PROTECTED
+from localrag.catalog import Catalog
 from localrag.cli import options, render
 from localrag.cli.live_area import first_interrupt
 from localrag.cli.text import emit, note
-from localrag.errors import UsageError
+from localrag.deliberation import JUDGE, PLANNER, Council, first_turns
+from localrag.deliberation.roles import Judge, Member
+from localrag.deliberation.turns import PLAN_TOKENS
+from localrag.errors import BudgetExceededError, ModelNotFoundError, UsageError
+from localrag.prompt.measure import SUMMARY_TOKENS
+from localrag.session.opening import open_engine
+from localrag.session.seats import Seating
 from localrag.settings import Settings
+from localrag.text.sanitize import safe
+from localrag.types import Message
 
 if TYPE_CHECKING:
     from localrag.deliberation import Council
     from localrag.session.council_run import CouncilCall
+
+
+_PARTS: Mapping[str, tuple[str, ...]] = {
+    "template": ("template",),
+    "system": ("system",),
+    "tools": ("tools",),
+    "memories": ("memories",),
+    "conversation": ("summary", "history"),
+    "attachments": ("attachments",),
+    "cited": ("cited",),
+    "evidence": ("evidence",),
+    "proposals": ("proposals",),
+    "task": ("question", "plan", "instructions"),
+    "margin": ("gap",),
+}
+"""The lines of a table, and the sections of a prompt in each."""
+_TAKEN = ("--council", "--models", "--model", "--ctx", "--max-tokens", "--json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleTable:
+    """How the window of some roles is shared where there is as much of everything as there can be.
+
+    `tokens` has the sections of the prompt and the answer; `counted` what a task takes of those that are always sent whole, None
+    without a task. `error` says why the table does not add up, or why the task does not fit.
+    """
+
+    roles: tuple[str, ...]
+    model: str
+    window: int
+    budget: str
+    tokens: Mapping[str, int]
+    answer_min: int
+    unbounded: tuple[str, ...]
+    counted: Mapping[str, int] | None = None
+    error: BudgetExceededError | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.total_tokens - self.tokens[ANSWER]
+
+    @property
+    def total_tokens(self) -> int:
+        return sum(self.tokens.values())
+
+    @property
+    def lines(self) -> Iterator[tuple[str, dict[str, int]]]:
+        """Each line with its sections and their tokens."""
+        for line, names in _PARTS.items():
+            if parts := {name: self.tokens[name] for name in names if name in self.tokens}:
+                yield line, parts
+
+    def percent(self, tokens: int) -> float:
+        return round(100 * tokens / self.window, 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        lines = [
+            {"name": line, "tokens": sum(parts.values()), "percent": self.percent(sum(parts.values())), "sections": parts}
+            for line, parts in self.lines
+        ]
+        return {
+            "roles": list(self.roles),
+            "model": self.model,
+            "window": self.window,
+            "budget": self.budget,
+            "lines": lines,
+            "prompt_tokens": self.prompt_tokens,
+            "answer": {"min": self.answer_min, "max": self.tokens[ANSWER]},
+            "total_tokens": self.total_tokens,
+            "spare": self.window - self.total_tokens,
+            "unbounded": list(self.unbounded),
+            **({} if self.counted is None else {"counted": dict(self.counted)}),
+            "fits": self.error is None,
+        }
+
+
+def show(name: str, task: str | None, *, settings: Settings, model: str | None, n_ctx: int | None, max_tokens: int, as_json: bool) -> None:
+    """Print the tables of a council. BudgetExceededError, after they are printed, names a role whose table does not add up."""
+    given = _given_options()
+    if other := [option for option in given if option not in _TAKEN]:
+        raise UsageError(f"{other[0]} has no meaning with --council.", hint=f"These go with it: {', '.join(_TAKEN[1:])}.")
+    catalog = Catalog.load(settings)
+    council = catalog.council(name).changed(model=model, n_ctx=n_ctx, max_tokens=max_tokens if "--max-tokens" in given else None)
+    tables = role_tables(council, catalog, task=task, settings=settings)
+    error = next((table.error for table in tables if table.error is not None), None)
+    if as_json:
+        data = {"council": council.name, "tables": [table.to_dict() for table in tables]}
+        emit(data if error is None else data | {"error": error.to_dict()})
+        if error is not None:
+            raise click.exceptions.Exit(error.exit_code)
+        return
+    for table in tables:
+        _print(table)
+    if unbounded := dict.fromkeys(name for table in tables for name in table.unbounded):
+        note(f"Not in a table, as its budget has no limit for it: {', '.join(unbounded)}. With a TASK they are counted.")
+    if error is not None:
+        raise error
+
+
+def _given_options() -> list[str]:
+    context = click.get_current_context()
+    options = [each for each in context.command.params if isinstance(each, click.Option) and each.name is not None]
+    default = click.core.ParameterSource.DEFAULT
+    return [each.opts[0] for each in options if context.get_parameter_source(each.name or "") is not default]
+
+
+def role_tables(council: Council, catalog: Catalog, *, task: str | None, settings: Settings) -> list[RoleTable]:
+    """One table for all roles that have the same one, the judge's last. ModelNotFoundError where no window is known."""
+    groups: list[tuple[Member | Judge, list[str]]] = []
+    for name in (*(member.name for member in council.members), JUDGE):
+        role = council.role(name)
+        same = next((names for other, names in groups if _table_key(other) == _table_key(role)), None)
+        if same is None:
+            groups.append((role, same := []))
+        same.append(name)
+    tables: list[RoleTable] = []
+    for role, names in groups:
+        shown = max((table.tokens.get("evidence", 0) for table in tables), default=0)
+        tables.append(_role_table(council, role, tuple(names), catalog, task=task, shown_tokens=shown, settings=settings))
+    return tables
+
+
+def _table_key(role: Member | Judge) -> tuple[object, ...]:
+    return isinstance(role, Judge), role.model, role.n_ctx, role.profile, role.sampling.num_answer_tokens
+
+
+def _role_table(
+    council: Council,
+    role: Member | Judge,
+    names: tuple[str, ...],
+    catalog: Catalog,
+    *,
+    task: str | None,
+    shown_tokens: int,
+    settings: Settings,
+) -> RoleTable:
+    """`shown_tokens` is the most evidence that a specialist sees: of it, all may be cited."""
+    model, window = _window(catalog, role)
+    counted, error = (None, None) if task is None else _counted(council, role, names, task, window, settings)
+    sections = _sections(council, role, window, counted or {}, shown_tokens)
+    tokens: dict[str, int]
+    try:
+        tokens = dict(negotiate(window, sections).allocations)
+    except BudgetExceededError as raised:
+        error = error or _of(raised, names[0], role.profile.name)
+        tokens = raised.numbers["sections"]  # type: ignore[assignment]  # of that error
+    return RoleTable(
+        roles=names,
+        model=model,
+        window=window,
+        budget=role.profile.name,
+        tokens=tokens,
+        answer_min=_least_answer(role, tokens[ANSWER]),
+        unbounded=() if counted else tuple(name for name in LIMITED if name not in role.profile.limits),
+        counted=counted,
+        error=error,
+    )
+
+
+def _least_answer(role: Member | Judge, most: int) -> int:
+    flex = role.profile.sections[ANSWER]
+    least = flex.min if flex.shrink else flex.basis
+    return min(least, most) if isinstance(least, int) else most
+
+
+def _window(catalog: Catalog, role: Member | Judge) -> tuple[str, int]:
+    """The name of a role's model and the window it asks for, capped by the training context where its file is on this machine."""
+    from localrag.engine.echo import N_CTX_TRAIN  # noqa: PLC0415  # weight
+    from localrag.engine.gguf import read_header  # noqa: PLC0415  # weight
+
+    if role.model == "echo":
+        return "echo", min(role.n_ctx or N_CTX_TRAIN, N_CTX_TRAIN)
+    spec = catalog.model(role.model)
+    asked = role.n_ctx or spec.n_ctx
+    try:
+        trained = read_header(catalog.locate(spec)).n_ctx_train
+    except ModelNotFoundError:
+        if asked is None:
+            raise
+        return spec.name, asked
+    return spec.name, min(asked or trained, trained)
+
+
+def _sections(council: Council, role: Member | Judge, window: int, counted: Mapping[str, int], shown_tokens: int) -> list[Section]:
+    """What a role's prompt may hold, as much of each as there can be. All of a maximum in tokens is set aside: it is a line of a table."""
+    profile = role.profile
+    sections = [Section.fixed(name, profile.limits.get(name, counted.get(name, 0))) for name in PROTECTED]
+    sections = [section for section in sections if section.basis or section.name in profile.limits]
+    if profile.gap:
+        sections.append(Section(name="gap", basis=profile.gap, min=profile.gap, max=profile.gap, shrink=0.0))
+    had = _had(council, role)
+    proposed = sum(member.sampling.num_answer_tokens for member in council.members)
+    contents = {"cited": shown_tokens, "proposals": proposed, "plan": PLAN_TOKENS, "summary": SUMMARY_TOKENS}
+    contents[ANSWER] = role.sampling.num_answer_tokens
+    for name in SECTIONS:
+        flex = profile.sections[name]
+        content = contents.get(name, window)
+        if isinstance(flex.max, int):
+            most = min(flex.max, role.sampling.num_answer_tokens) if name == ANSWER else flex.max
+            if most or name == ANSWER:
+                sections.append(Section(name=name, basis=most, min=most, max=most, shrink=0.0, content=most))
+        elif name in had:
+            basis = min(flex.basis, content) if name == ANSWER and isinstance(flex.basis, int) else flex.basis
+            sections.append(replace(flex, basis=basis, cut="never").section(name, content))
+    return sections
+
+
+def _had(council: Council, role: Member | Judge) -> set[str]:
+    """The sections that prompts of a role can have. What its budget sets aside in tokens beside them is in its table all the same."""
+    had = {"history", "evidence", ANSWER} | ({"summary"} if role.profile.sections["history"].cut == "summarize" else set())
+    if isinstance(role, Judge):
+        return had | {"cited", "proposals", "plan"} | ({"tools"} if role.max_calls else set())
+    return had | ({"plan"} if council.plan else set()) | ({"proposals"} if council.review else set())
+
+
+def _counted(
+    council: Council, role: Member | Judge, names: tuple[str, ...], task: str, window: int, settings: Settings
+) -> tuple[Counter[str], BudgetExceededError | None]:
+    """What a task takes of the sections that are always sent whole, the most of all these roles; and the error if it does not fit."""
+    counted, error = Counter[str](), None
+    seating = Seating(council=council, messages=[Message("user", task)], knowledge_bases=(), embedder=None, learning=settings.learn)
+    engine = open_engine(role.model, settings=settings, vocab_only=True)
+    try:
+        for turn in first_turns(council):
+            if (JUDGE if turn.role == PLANNER else turn.role) not in names:
+                continue
+            session = seating.session(engine, turn.role)
+            wants = session.measure(seating.offer(session, turn))
+            counted |= wants.fixed
+            try:
+                wants.share(window)
+            except BudgetExceededError as raised:
+                error = error or raised.of(turn.role)
+    finally:
+        engine.close()
+    return counted, error
+
+
+def _of(error: BudgetExceededError, role: str, budget: str) -> BudgetExceededError:
+    """The same with the way out of a table."""
+    needed = error.numbers["needed"]
+    return error.of(
+        role, hint=f"Lower the maximums of [budgets.{budget}] in models.toml, or use a window of {needed} tokens or more (--ctx)."
+    )
+
+
+def _print(table: RoleTable) -> None:
+    click.secho(safe(", ".join(table.roles)), bold=True)
+    click.echo(f"{table.model}, window {table.window:,}, budget {table.budget}")
+    columns = ("Section", "Tokens", "Window", *(("Counted",) if table.counted is not None else ()), "")
+    render.table(columns, list(_rows(table)), right=("Tokens", "Window", "Counted"))
+    fits = table.total_tokens <= table.window and table.error is None
+    click.echo(f"Total {table.total_tokens:,} of {table.window:,} {'✓' if fits else '✗'}\n")
+
+
+def _rows(table: RoleTable) -> Iterator[tuple[str, ...]]:
+    def row(name: str, tokens: int, counted: int | None, more: str) -> tuple[str, ...]:
+        in_task = () if table.counted is None else ("" if counted is None else f"{counted:,}",)
+        return name, f"{tokens:,}", f"{table.percent(tokens):.1f}%", *in_task, more
+
+    fixed = table.counted or {}
+    for line, parts in table.lines:
+        counted = sum(fixed.get(name, 0) for name in parts) if set(parts) & set(PROTECTED) else None
+        yield row(line, sum(parts.values()), counted, ", ".join(f"{name} {of:,}" for name, of in parts.items()) if len(parts) > 1 else "")
+    yield row("  prompt", table.prompt_tokens, None, "")
+    most = table.tokens[ANSWER]
+    yield row("answer", most, None, f"at least {table.answer_min:,}" if table.answer_min < most else "")
 
 
 @click.command("council")

@@ -55,7 +55,7 @@ def optimize(
 ) -> None:
     """The body of the command: make and measure, _show_comparison, ask, keep."""
     from localrag.engine.optimize import Bench, Limits, check_type, keep, sha256_of, workshop  # noqa: PLC0415  # weight  # noqa: PLC0415  # weight
-    from localrag.engine.sandboxed_load import ensure_safe  # noqa: PLC0415  # weight
+    from localrag.engine.sandbox import ensure_safe  # noqa: PLC0415  # weight
 
     wanted = [check_type(each) for each in types]
     limits = Limits(max_kl=max_kl, min_speedup=min_speedup)

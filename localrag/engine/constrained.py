@@ -1,8 +1,4 @@
-"""Sampling under a grammar (grammar.py). Imported when the first answer asks for it: it takes numpy.
-
-The token that the model would write anyway is tried first. It nearly always fits, which costs microseconds; only where it does not,
-a mask of the whole vocabulary is computed.
-"""
+"""Sampling with numpy: token masks of a grammar, and log probabilities. Imported only when one of them is asked for."""
 
 from __future__ import annotations
 
@@ -12,10 +8,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from localrag.engine.backend import Logprobs
 from localrag.errors import EngineError
 
 if TYPE_CHECKING:
     from localrag.engine.grammar import Matcher
+
+
+def logprobs_of(row: Any, num_vocab_tokens: int, num_top: int) -> Logprobs:  # noqa: ANN401  # a pointer to floats
+    """The log-softmax of a row of logits, which may change afterwards; of tokens that are level, the lower id is first."""
+    scores = np.ctypeslib.as_array(row, (num_vocab_tokens,)).astype(np.float64)
+    scores -= scores.max()
+    scores -= np.log(np.exp(scores).sum())
+    least = np.partition(scores, -num_top)[-num_top] if 0 < num_top < len(scores) else -np.inf
+    found = np.flatnonzero(scores >= least) if num_top else np.empty(0, np.intp)
+    order = found[np.argsort(-scores[found], kind="stable")][:num_top]
+    return Logprobs(lambda token: float(scores[token]), tuple(map(int, order)))
+
 
 _CANDIDATE = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])  # llama_token_data
 _Logits = NDArray[np.float32]

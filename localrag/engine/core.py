@@ -11,10 +11,9 @@ from itertools import count
 from typing import TYPE_CHECKING, Self
 
 from localrag.engine.backend import Backend
-from localrag.engine.context import BATCH_TOKENS, Context, slot_of
+from localrag.engine.context import BATCH_TOKENS, Context, Share, slot_of
 from localrag.engine.kv_cache import HostSwap
 from localrag.engine.policy import CHAT, Job, Policy
-from localrag.engine.scheduler import Share
 from localrag.engine.sequence import Sequence
 from localrag.engine.speed import Speed
 from localrag.errors import EngineError, LocalragError, TemplateError, UsageError

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from localrag.engine import gguf, sandboxed_load, threads
+from localrag.engine import gguf, sandbox, threads
 from localrag.engine.llama import MAX_SEQUENCES, Abort, LlamaModel
 from localrag.engine.llama_lib import begin_log, complaint
 from localrag.errors import EngineError, ModelFileError, UsageError
@@ -165,7 +165,7 @@ class LlamaEmbedder:
         if info.is_vocab_only:
             raise ModelFileError(f"{path.name} holds a vocabulary and no weights.", hint="Use the GGUF file of an embedding model.")
         if not is_trusted:
-            sandboxed_load.ensure_safe(path, home=home, sha256=sha256, embeds=True)
+            sandbox.ensure_safe(path, home=home, sha256=sha256, embeds=True)
         self._lock = threading.Lock()
         self._governor = threads.ThreadGovernor()
         self._model = LlamaModel(path)

@@ -1,14 +1,243 @@
-"""The engine: a model, and the driver that runs prompts for every caller."""
+"""The engine: a model, and the one loop that runs prompts for every caller: admit, step, collect."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
 
 from localrag.engine.core import EngineCore
-from localrag.engine.driver import Driver, run_out
 from localrag.engine.policy import SINGLE, Job, JobEvent, Policy
+from localrag.engine.radix_tree import common_length
+from localrag.errors import EngineError, LocalragError, UsageError
 from localrag.text.thinking import Thinking
-from localrag.types import Completion, SamplingParams
+from localrag.types import Completion, Piece, SamplingParams
+
+MAX_SLOWDOWN = 1.5
+"""Without a GPU, prompts of a batch run side by side only while that makes each token of an answer at most this much slower: attention
+scans the cells of all sequences. Beyond it, batching saves nothing (measured)."""
+MAX_PROMPT_SHARE = 2
+"""Nor does a prompt pay that has more tokens of its own than this many for each token that its answer may have (measured)."""
+_ROUND_CELLS = 1024
+"""Contexts for single prompts are made a little too large, so that they need not grow with every turn of a conversation."""
+_END = object()
+
+
+class Driver:
+    """Runs jobs under one policy. Used once; `events` is a generator, and closing it cancels what runs."""
+
+    def __init__(self, engine: EngineCore, policy: Policy, *, window: int | None = None, reserves: bool = True) -> None:
+        """Unless it `reserves`, it runs in the context that is there. See Engine.run for `window`."""
+        self._engine = engine
+        self._policy = policy
+        self._window = window
+        self._reserves = reserves
+        self._running: list[Job] = []
+
+    def events(self, jobs: Iterable[Job | None]) -> Generator[JobEvent]:
+        engine = self._engine
+        try:
+            with engine.whole_prompts(whole=not self._policy.is_interactive):
+                yield from self._stream(jobs) if self._policy.is_stream else self._finite([job for job in jobs if job is not None])
+        finally:
+            engine.abandon(job.sequence for job in self._running if job.sequence is not None)
+
+    # --- jobs that are known ---
+
+    def _finite(self, jobs: list[Job]) -> Iterator[JobEvent]:
+        if self._policy.sorts:
+            jobs.sort(key=lambda job: job.prompt_ids)
+        waiting = deque(jobs)
+        if self._reserves:
+            self._reserve(jobs)
+        if self._policy.keeps == "shared":
+            self._engine.keep_for([job.prompt_ids for job in jobs])
+        started = time.perf_counter()
+        with self._disk_cache(jobs):
+            while waiting or self._running:
+                yield from self._admit(waiting, started)
+                yield from self._step(waiting)
+
+    def _reserve(self, jobs: Sequence[Job]) -> None:
+        """A context for the jobs that may run together, and in any case for the largest one."""
+        common = sorted((job.num_cells for job in jobs if not job.sampling.repeatable), reverse=True)
+        if self._policy.is_interactive and jobs:
+            repeatable = not common
+            most = max(job.num_cells for job in jobs)
+            rounded = -(-most // _ROUND_CELLS) * _ROUND_CELLS
+            self._engine.reserve(
+                most if self._window is None else max(most, min(self._window, rounded)),
+                num_sequences=self._policy.num_sequences,
+                repeatable=repeatable,
+            )
+        elif common:
+            self._engine.reserve_for(common, self._policy)
+
+    def _admit(self, waiting: deque[Job], started: float) -> Iterator[JobEvent]:
+        """Begin the next jobs, in order, while there is a place for each and every cell that it can need, and it makes none slower."""
+        context = self._engine.context
+        in_use = sum(job.num_cells for job in self._running if not job.sampling.repeatable)
+        num_free = (0 if context is None else context.runner.num_cells) - in_use
+        while waiting and self._has_place(waiting[0], num_free):
+            job = waiting.popleft()
+            try:
+                self._begin(job)
+            except UsageError as error:
+                yield JobEvent(job=job, error=error)
+                continue
+            if self._policy.on_disk == "breakpoint" and job.sequence is not None:
+                job.sequence.added_at = started  # reading from disk is part of what it took
+            num_free -= 0 if job.sampling.repeatable else job.num_cells
+
+    def _begin(self, job: Job) -> None:
+        job.sequence = self._engine.add(
+            job.prompt_ids,
+            job.sampling,
+            deadline=job.deadline,
+            breakpoints=job.breakpoints,
+            watched=job.watched,
+            thinking=job.thinking,
+        )
+        self._running.append(job)
+
+    def _has_place(self, job: Job, num_free: int) -> bool:
+        """Repeatable answers are written one after another. Others need cells, and in a batch to be worth it."""
+        if not self._policy.sorts:
+            return True  # the scheduler has them wait
+        if len(self._running) >= self._policy.num_sequences:
+            return False
+        if job.sampling.repeatable:
+            return not any(each.sampling.repeatable for each in self._running)
+        return job.num_cells <= num_free and self._pays(job)
+
+    def _pays(self, job: Job) -> bool:
+        """Whether a prompt is better answered next to those that run than after them."""
+        engine = self._engine
+        made = engine.memory_plan
+        others = [each.prompt_ids for each in self._running if not each.sampling.repeatable]
+        if not others or made is None or made.gpu_layers:
+            return True
+        apart = [len(ids) - common_length(before, ids) for before, ids in pairwise([[], *others, job.prompt_ids])]
+        most = MAX_PROMPT_SHARE * job.sampling.num_answer_tokens
+        return apart[-1] <= most and sum(apart) <= engine.speed.depth_of(MAX_SLOWDOWN)
+
+    @contextmanager
+    def _disk_cache(self, jobs: Sequence[Job]) -> Iterator[None]:
+        """Read from disk what the prompts begin with, and keep it there if it took long to evaluate."""
+        if self._policy.on_disk == "breakpoint" and len(jobs) == 1:
+            with self._engine.resuming(jobs[0]):
+                yield
+        elif self._policy.on_disk == "prefix" and jobs:
+            first = jobs[0].prompt_ids
+            length = min((common_length(first, job.prompt_ids) for job in jobs[1:]), default=0)
+            with self._engine.sharing(first[:length]):
+                yield
+        else:
+            yield
+
+    # --- jobs that arrive ---
+
+    def _stream(self, jobs: Iterable[Job | None]) -> Iterator[JobEvent]:
+        """Take jobs while there are some, and step while any runs. The iterator gives None for "none now", and waits if nothing runs."""
+        source, is_open = iter(jobs), True
+        while is_open or self._running:
+            job = next(source, _END) if is_open else None
+            if isinstance(job, Job):
+                yield self._queued(job)  # the caller gets control before the next job is waited for
+                continue
+            is_open = is_open and job is None
+            yield JobEvent(job=None)
+            if self._running:
+                yield from self._step(deque())
+
+    def _queued(self, job: Job) -> JobEvent:
+        try:
+            self._begin(job)
+        except LocalragError as error:
+            return JobEvent(job=job, error=error)
+        return JobEvent(job=job)
+
+    # --- steps ---
+
+    def _step(self, waiting: deque[Job]) -> Iterator[JobEvent]:
+        try:
+            pieces = self._engine.step()
+        except KeyboardInterrupt:
+            yield from self._interrupted()
+            if waiting or not self._policy.is_interactive:
+                raise
+            return
+        yield from self._collect(pieces, waiting)
+        if not pieces:
+            yield JobEvent(job=None)
+
+    def _interrupted(self) -> Iterator[JobEvent]:
+        """End every job that runs with what it has written."""
+        sequences = [job.sequence for job in self._running if job.sequence is not None and not job.sequence.is_finished]
+        yield from self._collect([self._engine.end(sequence, "cancelled") for sequence in sequences], deque())
+
+    def _collect(self, pieces: Iterable[Piece], waiting: deque[Job]) -> Iterator[JobEvent]:
+        by_id = {job.sequence.seq_id: job for job in self._running if job.sequence is not None}
+        events = [self._event(by_id[piece.seq_id], piece) for piece in pieces if piece.seq_id in by_id]
+        finished = [job for job in self._running if job.sequence is not None and job.sequence.is_finished]
+        self._running = [job for job in self._running if job not in finished]
+        if finished and self._policy.keeps == "next":
+            self._keep_next(finished, waiting)
+        elif finished and self._policy.keeps == "shared":
+            self._engine.hold(job.sequence for job in finished if job.sequence is not None)
+        yield from events
+
+    def _event(self, job: Job, piece: Piece) -> JobEvent:
+        assert job.sequence is not None, "it runs"
+        logprobs = job.new_logprobs() if piece.text or piece.thought or piece.finish_reason is not None else ()
+        job.num_logprobs_told += len(logprobs)
+        is_end = piece.finish_reason is not None
+        error = job.sequence.error
+        return JobEvent(
+            job=job,
+            text=piece.text,
+            thought=piece.thought,
+            token_id=piece.token_id,
+            logprobs=logprobs,
+            completion=job.sequence.completion() if is_end and error is None else None,
+            error=error if is_end else None,
+        )
+
+    def _keep_next(self, finished: Iterable[Job], waiting: deque[Job]) -> None:
+        """Keep only what the next prompt begins with: the ones after it share no more, because they are in order."""
+        self._engine.hold(job.sequence for job in finished if job.sequence is not None)
+        queued = [job.prompt_ids for job in self._running if job.sequence is not None and job.sequence.slot is None]
+        self._engine.keep_for([*queued, *([waiting[0].prompt_ids] if waiting else [])])
+
+
+def run_out(
+    events: Iterator[JobEvent],
+    cancel: Callable[[], None],
+    *,
+    on_text: Callable[[str], None] | None = None,
+    on_thought: Callable[[str], None] | None = None,
+) -> Completion:
+    """The completion of a single job; its error is raised. Ctrl-C calls `cancel`, also while a callback runs, and the job ends early."""
+    completion: Completion | None = None
+    while completion is None:
+        try:
+            for event in events:
+                if event.error is not None:
+                    raise event.error
+                if on_thought is not None and event.thought:
+                    on_thought(event.thought)
+                if on_text is not None and event.text:
+                    on_text(event.text)
+                completion = event.completion or completion
+            break
+        except KeyboardInterrupt:
+            cancel()
+    if completion is None:
+        raise EngineError("A prompt ended without a completion.")
+    return completion
+
 
 _MEASURED_PROMPTS, _MEASURED_ANSWER = (32, 96, 96, 96), 9
 _MEASURED_TEXT = "The quick brown fox jumps over the lazy dog, and the dog goes on sleeping in the warm sun. " * 8

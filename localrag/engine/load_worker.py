@@ -1,6 +1,7 @@
-"""The child process in which llama.cpp meets a model file for the first time, for sandboxed_load.py; child.py starts it.
+"""The program of the child process that loads an unknown model file; sandbox.py starts it.
 
-The job is the "path" of the file, "vocab_only", "spare_bytes" and "cpu_s". Its limits hold even when the parent is gone.
+The job has the "path" of the file, "vocab_only", "embeds" (whether it is an embedder), "spare_bytes" and "cpu_s". Its limits hold even if
+the parent is gone.
 """
 
 from __future__ import annotations
@@ -8,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from localrag.engine.llama import LlamaModel
-from localrag.engine.vocab import LlamaTokenizer
+from localrag.engine.llama import LlamaModel, LlamaTokenizer
 from localrag.errors import ModelFileError
 from localrag.process import Parent, limit_self
 
@@ -25,9 +26,25 @@ STACK_BYTES = 512 << 10
 
 def work(job: dict[str, Any], _parent: Parent) -> None:
     """Try the file of the job, within limits."""
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's threads would count against the limit
     shrink_stacks()
     limit_self(spare_bytes=job["spare_bytes"], cpu_s=job["cpu_s"])
-    try_file(Path(job["path"]), vocab_only=job["vocab_only"])
+    if job.get("embeds"):
+        try_embedder(Path(job["path"]))
+    else:
+        try_file(Path(job["path"]), vocab_only=job["vocab_only"])
+
+
+def try_embedder(path: Path) -> None:
+    """Embed two texts in one batch."""
+    from localrag.engine.embed import LlamaEmbedder  # noqa: PLC0415  # numpy, which the trial of a model does without
+
+    embedder = LlamaEmbedder(path, is_trusted=True)
+    try:
+        longer = TEXT if embedder.count(TEXT) <= embedder.max_tokens else "a"
+        embedder.embed(["a", longer])
+    finally:
+        embedder.close()
 
 
 def try_file(path: Path, *, vocab_only: bool) -> None:

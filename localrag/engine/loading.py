@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from localrag.engine import attention, gguf, memory, sandboxed_load, threads
+from localrag.engine import attention, gguf, memory, sandbox, threads
 from localrag.engine.context import BATCH_TOKENS
 from localrag.engine.engine import Engine
-from localrag.engine.llama import LlamaContext, LlamaModel
+from localrag.engine.llama import LlamaContext, LlamaModel, LlamaTokenizer
 from localrag.engine.llama_lib import library
 from localrag.engine.speed import Speed, SpeedFile
 from localrag.engine.template import JinjaChatTemplate
-from localrag.engine.vocab import LlamaTokenizer
 from localrag.types import ModelInfo, Slot
 
 
@@ -45,7 +44,7 @@ def open_model(
     info = gguf.read_header(path)
     vocab_only = vocab_only or info.is_vocab_only
     if home is not None and not is_trusted:
-        sandboxed_load.ensure_safe(path, home=home, vocab_only=vocab_only)
+        sandbox.ensure_safe(path, home=home, vocab_only=vocab_only)
     governor = threads.ThreadGovernor()  # what other processes do while the model loads
     gpu_layers = 0 if vocab_only else _fitting_gpu_layers(info)
     source = chat_template or info.chat_template

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from localrag.engine import attention, child, gguf, memory, quality, sandboxed_load, threads
+from localrag.engine import attention, gguf, memory, quality, sandbox, threads
 from localrag.engine.gguf_layout import FILE_TYPES
 from localrag.engine.llama_lib import library
 from localrag.engine.quality import Evaluation, Quality, Run, Window
@@ -123,7 +123,7 @@ def require_disk(folder: Path, needed_bytes: int) -> None:
 
 
 def quantize(source: Path, target: Path, file_type: str, *, expected: int, num_threads: int, on_step: Step | None = None) -> None:
-    """Write `source` to `target` with weights of `file_type`. The source must have been validated and tried (gguf.py, sandboxed_load.py).
+    """Write `source` to `target` with weights of `file_type`. The source must have been validated and tried (gguf.py, sandbox.py).
 
     `target` must not exist; on failure nothing is left of it. `expected` is in bytes: a file of over four times that is given up.
     EngineError if llama.cpp refuses, dies, or comes to no end. Ctrl-C ends the child.
@@ -153,7 +153,7 @@ def _run(job: dict[str, object], file_type: str, *, limit_s: float, on_step: Ste
             case {"done": int(done), "of": int(of)} if on_step is not None:
                 on_step(done, of)
 
-    ended = child.run("quantize_worker", job, limit_s, on_reply=pass_on)
+    ended = sandbox.run("quantize_worker", job, limit_s, on_reply=pass_on)
     if ended.succeeded:
         return
     if ended.expired:
@@ -295,7 +295,7 @@ class Bench:
                 on_step=lambda done, of: self._progress(f"making {file_type}", done, of),
             )
             info = gguf.read_header(target)
-            sandboxed_load.ensure_safe(target, home=self._home)
+            sandbox.ensure_safe(target, home=self._home)
             return self._judge(info, reference)
         except (EngineError, ModelError) as error:
             target.unlink(missing_ok=True)

@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
 
-from localrag.engine.llama import LlamaContext, LlamaModel
-from localrag.engine.vocab import LlamaTokenizer
+from localrag.engine.llama import LlamaContext, LlamaModel, LlamaTokenizer
 from localrag.errors import EngineError
 
 if TYPE_CHECKING:

@@ -11,8 +11,20 @@ from localrag.journal.conversations import (
     TurnMatch,
     TurnState,
 )
-from localrag.journal.councils import CouncilRow, Councils, StoredCouncil
-from localrag.journal.store import FILE_NAME, Allotment, AskRecord, EvidenceRecord, Journal, SessionRow, StoredAsk, Summaries, allotments
+from localrag.journal.store import (
+    FILE_NAME,
+    Allotment,
+    AskRecord,
+    CouncilRow,
+    Councils,
+    EvidenceRecord,
+    Journal,
+    SessionRow,
+    StoredAsk,
+    StoredCouncil,
+    Summaries,
+    allotments,
+)
 
 __all__ = [
     "DEFAULT_IMPORTANCE",

@@ -37,9 +37,8 @@ from localrag.errors import LocalragError
 from localrag.files import file_error
 from localrag.mcp.tools import INSTRUCTIONS, TOOLS, ServerOptions, ToolDefinition, ToolService
 from localrag.session import open_knowledge_base
-from localrag.session.redact import Redactor
 from localrag.settings import expanded
-from localrag.text.sanitize import one_line
+from localrag.text.sanitize import Redactor, one_line
 
 MAX_CHARS = 1200
 _MAX_FAULTS, _MAX_NAME_CHARS = 4, 40

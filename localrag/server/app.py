@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from localrag.errors import LocalragError
-from localrag.server import chat_request, completions, embeddings, indexes, openai_responses, page, schemas, status
+from localrag.server import chat_request, completions, embeddings, indexes, openai_responses, schemas, status
 from localrag.server.errors import LOG, Problem, failure, problem_of
 from localrag.server.metrics import Counting
 from localrag.server.openapi import DocumentedApi, forms_of
@@ -40,7 +40,7 @@ def make_app(state: ServerState) -> FastAPI:
         if state.engine is not None:
             await state.engine.close()
 
-    routes = (page, completions, openai_responses, embeddings, indexes, status)
+    routes = (completions, openai_responses, embeddings, indexes, status)
     app = DocumentedApi(
         forms=forms_of((schemas, chat_request, *routes)),
         asks_for_token=state.guard.api_key is not None,
@@ -55,8 +55,8 @@ def make_app(state: ServerState) -> FastAPI:
         redirect_slashes=False,  # an address is right or it is none
     )
     app.state.server = state
-    for module in routes:
-        app.include_router(module.router)
+    for router in (status.page_router, *(module.router for module in routes)):
+        app.include_router(router)
     app.add_exception_handler(Problem, _problem)
     app.add_exception_handler(HTTPException, _no_route)
     app.add_exception_handler(LocalragError, _error)

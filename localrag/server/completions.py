@@ -13,7 +13,20 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
-from localrag.server.chat_request import Asked, ChatRequest, NumTokens, Penalty, Stop, StreamOptions, Temperature, TopP, Unused, read
+from localrag.server.chat_request import (
+    Asked,
+    Call,
+    ChatRequest,
+    NumTokens,
+    Penalty,
+    Stop,
+    StreamOptions,
+    Temperature,
+    TopP,
+    Unused,
+    may_be_call,
+    read,
+)
 from localrag.server.errors import Problem
 from localrag.server.openapi import ENGINE_FAILS, described
 from localrag.server.routing import FINISHES, Engine, State, accounts, answered, body_of, data_of, usage, warned
@@ -31,7 +44,6 @@ from localrag.server.schemas import (
     parse,
     worded,
 )
-from localrag.server.tools import Call, may_be_call
 
 router = APIRouter(tags=["completions"])
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from localrag.engine.policy import SERVE
+from localrag.server.engine_worker import MAX_LINE_BYTES, line_of
 from localrag.server.errors import LOG, Problem
-from localrag.server.wire import MAX_LINE_BYTES, line_of
 from localrag.settings import Settings
 
 MAX_WAITING = 32

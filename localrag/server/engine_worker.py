@@ -1,4 +1,16 @@
-"""The process that holds the engine, so that what ends llama.cpp does not end the server. engine_process.py starts and hears it."""
+"""The process that holds the engine, so that what ends llama.cpp does not end the server. engine_process.py starts it.
+
+They speak in lines of JSON. To the engine, after a first line with what to open:
+
+    {"op": "ask" | "budget", "id", "messages": [{"role", "content"}], "kbs", "tools", "is_plain", "sampling", "options",
+     "max_seconds"}
+    {"op": "tokenize", "id", "text"}
+    {"op": "cancel", "id"}
+
+From it: `{"ready": {…}}` once, or `{"failed": {…}}` if it cannot open. Then for an id `{"id", "begun": {…}}` with the prompt, any number of
+`{"id", "text", "thought", "num_tokens", "logprobs"}`, and one of `{"id", "done": {…}}` and `{"id", "problem": [status, detail]}`. Lines on
+standard error are messages for people.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +31,17 @@ from localrag.journal import allotments
 from localrag.question import BudgetOptions, Given, Question, Search, ToolCalls
 from localrag.report.page import item_style, shrink_multiple
 from localrag.server.errors import problem_of
-from localrag.server.wire import line_of
 from localrag.session import Answer, Event, Prepared, Session, supplied
-from localrag.session.redact import Redactor
 from localrag.settings import Settings
+from localrag.text.sanitize import Redactor
 from localrag.types import Hit, Message, SamplingParams, ToolSpec
+
+MAX_LINE_BYTES = 256 << 20
+
+
+def line_of(message: Mapping[str, Any]) -> bytes:
+    """A message as it goes over the pipe."""
+    return json.dumps(message, ensure_ascii=True, separators=(",", ":")).encode("ascii") + b"\n"
 
 
 def main() -> None:

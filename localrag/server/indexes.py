@@ -23,7 +23,7 @@ from localrag.kb import KnowledgeBase, Where, import_kb, list_kbs
 from localrag.kb.knowledge_base import FolderLocation
 from localrag.kb.names import NAME
 from localrag.kb.protocols import TextRow
-from localrag.kb.readers.draft import MAX_TEXT_CHARS
+from localrag.kb.readers.base import MAX_TEXT_CHARS
 from localrag.kb.sqlite_file import make_folder
 from localrag.kb.texts import Text
 from localrag.server.errors import Problem

@@ -14,11 +14,10 @@ from localrag.engine.policy import CHAT
 from localrag.errors import BudgetExceededError, InterruptedRunError, LocalragError, UsageError, counted
 from localrag.question import Question, Thread
 from localrag.session import retrieval
-from localrag.session.answer import Answer, Prepared
+from localrag.session.answer import Answer, Prepared, outcome
 from localrag.session.history_window import Forgotten, Giving, HistoryWindow, Turn, let_go_of_strangers, restored, sent_message, to_keep
 from localrag.session.memory import propose
 from localrag.session.query_rewrite import QueryRewrite, QueryRewriter
-from localrag.session.search_policy import outcome
 from localrag.types import Hit, Message, comparable
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from localrag.conversation import split
-from localrag.session.side_generation import JOIN_TOKENS, SideGeneration
+from localrag.session.query_rewrite import JOIN_TOKENS, SideGeneration
 from localrag.summary.writer import prompt_of
 from localrag.text.terms import terms
 from localrag.types import Memory, Message, SamplingParams

@@ -1,15 +1,19 @@
-"""A follow-up ("and its price?") as a question that is understood alone, written by the session's model, to be searched for."""
+"""Something short that a conversation's model writes beside it: what is held of the conversation stays there."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
-from localrag.conversation import search_query, split
-from localrag.session.side_generation import JOIN_TOKENS, SideGeneration
+from localrag import citation
+from localrag.conversation import Exchange, fit, search_query, split
+from localrag.errors import InterruptedRunError
+from localrag.summary import truncate
 from localrag.summary.writer import prompt_of
+from localrag.text.markup import count_content
 from localrag.text.sanitize import one_line
 from localrag.text.terms import terms
 from localrag.text.thinking import without_thoughts
@@ -17,6 +21,49 @@ from localrag.types import Message, SamplingParams
 
 if TYPE_CHECKING:
     from localrag.engine.engine import Engine
+    from localrag.types import Completion, SamplingParams
+
+
+JOIN_TOKENS = 2
+MIN_SAID_TOKENS = 32
+
+
+class SideGeneration:
+    """Prompts of their own in the window of a conversation, whose prompt, `beside`, stays evaluated as far as it was."""
+
+    def __init__(self, engine: Engine, *, n_ctx: int) -> None:
+        self.engine = engine
+        self.n_ctx = n_ctx
+        self._count = partial(count_content, counter=engine.counter)
+
+    def newest(self, history: Sequence[Exchange], limit: int) -> str:
+        """The newest exchanges that take at most `limit` tokens, without the tags of sources, which mean nothing here; of the last one
+        alone its beginning, if even that takes more. Empty where there is hardly any room."""
+        if not history or limit < MIN_SAID_TOKENS:
+            return ""
+        kept, _ = fit(history, limit, lambda each: self._count(_transcript(each)) + JOIN_TOKENS)
+        said = "\n".join(_transcript(each) for each in kept or history[-1:])
+        return truncate(said, limit, self._count)
+
+    def write(self, prompt_ids: list[int], sampling: SamplingParams, *, beside: Sequence[int]) -> Completion | None:
+        """None where window or memory have no room for it. InterruptedRunError if a person stopped it."""
+        num_cells = len(prompt_ids) + sampling.num_answer_tokens
+        if num_cells > self.n_ctx:
+            return None
+        num_cells += self.engine.prefer(beside)
+        if not self.engine.has_room_for(num_cells):
+            return None
+        self.engine.reserve(num_cells)
+        completion = self.engine.generate(prompt_ids, sampling)
+        self.engine.prefer(beside)
+        if completion.finish_reason == "cancelled":
+            raise InterruptedRunError("Interrupted.")
+        return completion
+
+
+def _transcript(exchange: Exchange) -> str:
+    return citation.struck(exchange.transcript, (), bare=False)
+
 
 ANSWER_TOKENS = 64
 SAID_TOKENS = 256

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localrag.conversation import split
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from localrag.kb import KnowledgeBase, Mode
     from localrag.kb.filters import Where
     from localrag.kb.protocols import Reranker
+    from localrag.relevance import File
     from localrag.session.answer import Answer
     from localrag.settings import Learning
     from localrag.text.tokens import Embedder
@@ -26,6 +29,9 @@ DEFAULT_TOP_K = 4
 MIN_DEPTH = 100
 """The fewest passages that are looked for where as many shall be offered as the window may hold."""
 MAX_DEPTH = 1000
+
+MAX_FILE_BYTES = 2 * 1024 * 1024
+"""Larger files are weighed by the chunks that were found."""
 
 MAX_FOLLOW_UP_TERMS = 4
 """Words that a question may have, stop words aside, to be taken for one that needs the one before it. Measured on 26 follow-ups and 50
@@ -85,8 +91,6 @@ class Retriever:
             return list(question.given.hits)
         hits = self._hits(query, question.search, before, rewritten, reads_all=reads_all) if searches else []
         if question.search.weigh and hits:
-            from localrag.session.weighing import weighed  # noqa: PLC0415  # weight: few asks read files
-
             hits = weighed(hits, query, self.knowledge_bases, self.weights)
         hits = expanded(hits)
         piped = question.given.piped
@@ -202,3 +206,35 @@ def left_unread(answer: Answer, question: str) -> list[str]:
         return []
     read = f"{len(answer.hits)} of {answer.chunks_in_kb} passages"
     return [f"The answer rests on {read}, and the question seems to need all that match. To have them all read: --exhaustive."]
+
+
+def weighed(hits: Sequence[Hit], task: str, knowledge_bases: Sequence[KnowledgeBase], weights: Mapping[str, object]) -> list[Hit]:
+    """Reorder hits by the relevance of their files. A file that is gone, or is not text, is scored by its chunks among the hits.
+
+    Files are compared with the task by words, because the hits are already ranked by meaning. Documents with the same path (such as
+    https://x.org/a and https://x.org/a/) share a score.
+    """
+    from localrag.relevance import Weights, score, weigh  # noqa: PLC0415  # weight: few asks read files
+    from localrag.relevance.profile import normalised  # noqa: PLC0415
+
+    paths: dict[str, Path] = {}
+    for kb in knowledge_bases:
+        paths |= kb.paths()
+    by_path = {hit.chunk.source: normalised(hit.chunk.source) for hit in hits}
+    files = {path: _file(source, hits, paths.get(source)) for source, path in by_path.items()}
+    chosen = Weights(**{**weights, "method": "keyword"})  # type: ignore[arg-type]  # checked by the catalogue
+    scores = {normalised(each.path): each.score for each in score(list(files.values()), task, weights=chosen, now=time.time())}
+    return weigh(hits, {source: scores[path] for source, path in by_path.items()})
+
+
+def _file(source: str, hits: Sequence[Hit], path: Path | None) -> File:
+    from localrag.kb.readers import UnreadableError  # noqa: PLC0415  # weight
+    from localrag.kb.walk import read_file  # noqa: PLC0415
+    from localrag.relevance import File  # noqa: PLC0415
+
+    try:
+        if path is not None and path.stat().st_size <= MAX_FILE_BYTES:
+            return File(source, read_file(str(path)).data.decode("utf-8"), path.stat().st_mtime)
+    except (OSError, UnreadableError, UnicodeDecodeError):
+        pass
+    return File(source, "\n".join(hit.chunk.text for hit in hits if hit.chunk.source == source), None)

@@ -20,11 +20,10 @@ from localrag.files import secure_home
 from localrag.prompt import CITE, PLAIN, Demand, PromptInputs
 from localrag.question import Question
 from localrag.session import recorder, retrieval
-from localrag.session.answer import Answer, Prepared, ledger_warnings, window_warnings
+from localrag.session.answer import Answer, Bypass, Prepared, bypass, ledger_warnings, outcome, window_warnings
 from localrag.session.opening import names_of, open_embedder, open_engine, open_knowledge_bases, open_profile, open_reranker
 from localrag.session.pipeline import Event, InFlight, Pipeline, answer_of
 from localrag.session.retrieval import DEFAULT_TOP_K, Retriever
-from localrag.session.search_policy import Bypass, bypass, outcome
 from localrag.session.shortening import Shortener
 from localrag.session.timing import Plan, TimedReranker, check_seconds, plan
 from localrag.settings import Learning, Settings, default_home

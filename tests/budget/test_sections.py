@@ -13,7 +13,7 @@ from localrag.cli import render
 from localrag.journal import allotments
 from localrag.report import report
 from localrag.report.page import STYLE, page
-from localrag.server.page import page_text
+from localrag.server.status import page_text
 from tests.journal.asks import made_up
 from tests.report.test_figures import stored
 

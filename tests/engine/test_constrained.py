@@ -11,9 +11,8 @@ import random
 import numpy as np
 import pytest
 
-from localrag.engine.llama import LlamaContext, LlamaModel, LlamaSampler
+from localrag.engine.llama import LlamaContext, LlamaModel, LlamaSampler, LlamaTokenizer
 from localrag.engine.llama_lib import library
-from localrag.engine.vocab import LlamaTokenizer
 from localrag.errors import EngineError, UsageError
 from localrag.types import SamplingParams
 from tests.gguf_files import write_model, write_vocab

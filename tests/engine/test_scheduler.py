@@ -1,6 +1,6 @@
 """Who goes into the next batch, and which of its tokens give a new one."""
 
-from localrag.engine.scheduler import Scheduler
+from localrag.engine.context import Scheduler
 from localrag.engine.sequence import Sequence
 from localrag.types import SamplingParams
 

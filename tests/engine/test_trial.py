@@ -1,4 +1,4 @@
-"""engine/sandboxed_load.py: what kills or blocks llama.cpp costs an error, and only the first time a file is seen costs anything."""
+"""engine/sandbox.py: what kills or blocks llama.cpp costs an error, and only the first time a file is seen costs anything."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from benchmarks import headers
-from localrag.engine import child, sandboxed_load
+from localrag.engine import sandbox
 from localrag.engine.gguf import read_header
-from localrag.engine.sandboxed_load import ensure_safe
+from localrag.engine.sandbox import ensure_safe
 from localrag.errors import EngineError, ModelFileError
 from tests.gguf_files import assert_well_said, bpe_keys, spm_keys, tiny_tensors, write_gguf, write_model, write_vocab
 
@@ -146,17 +146,17 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"a":', "\ud800", "[" * 100_000])
 def test_a_damaged_record_is_empty(tmp_path: Path, content: str) -> None:
     (tmp_path / "trials.json").write_bytes(content.encode("utf-8", "surrogatepass"))
-    passed = sandboxed_load.Passed(tmp_path)
+    passed = sandbox.Passed(tmp_path)
     assert not passed.holds("key", vocab_only=True)
     passed.add("key", vocab_only=False)
     assert passed.holds("key", vocab_only=True)
 
 
 def test_the_record_is_bounded_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
-    passed = sandboxed_load.Passed(tmp_path)
+    passed = sandbox.Passed(tmp_path)
     (tmp_path / "trials.json").write_text(json.dumps({str(number): "whole" for number in range(1000)}))
     passed.add("5", vocab_only=False)
-    assert list(record(tmp_path)) == [*map(str, range(1000 - sandboxed_load.MAX_KEPT + 1, 1000)), "5"]
+    assert list(record(tmp_path)) == [*map(str, range(1000 - sandbox.MAX_KEPT + 1, 1000)), "5"]
     assert [path.name for path in tmp_path.iterdir()] == ["trials.json"]
 
 
@@ -169,25 +169,25 @@ def test_a_home_that_cannot_be_written(tmp_path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
 def test_what_does_not_come_to_an_end_is_ended(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo.gguf")
-    job = {"path": str(tmp_path / "fifo.gguf"), "vocab_only": True, "spare_bytes": sandboxed_load.SPARE_BYTES, "cpu_s": 4.0}
-    ended = child.run("load_worker", job, 2.0)
+    job = {"path": str(tmp_path / "fifo.gguf"), "vocab_only": True, "spare_bytes": sandbox.SPARE_BYTES, "cpu_s": 4.0}
+    ended = sandbox.run("load_worker", job, 2.0)
     assert ended.expired
     assert ended.code == -signal.SIGKILL
-    error = sandboxed_load.refused(tmp_path / "fifo.gguf", ended, 2.0)
+    error = sandbox.refused(tmp_path / "fifo.gguf", ended, 2.0)
     assert "did not come to an end with it within 2 s" in error.message
 
 
 def test_the_child_keeps_its_limits(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.gguf")
     job = {"path": str(path), "vocab_only": False, "spare_bytes": 1 << 20, "cpu_s": 4.0}
-    ended = child.run("load_worker", job, 20.0)
+    ended = sandbox.run("load_worker", job, 20.0)
     assert not ended.expired
     assert not ended.succeeded
 
 
 def test_a_child_that_does_not_start_is_no_fault_of_a_file() -> None:
     with pytest.raises(EngineError, match="did not start: ModuleNotFoundError"):
-        child.run("no_such_worker", {}, 20.0)
+        sandbox.run("no_such_worker", {}, 20.0)
 
 
 def test_mutants(tmp_path: Path) -> None:

@@ -4,9 +4,8 @@ import re
 
 import pytest
 
-from localrag.engine.llama import LlamaModel
+from localrag.engine.llama import LlamaModel, LlamaTokenizer
 from localrag.engine.template import JinjaChatTemplate
-from localrag.engine.vocab import LlamaTokenizer
 from localrag.prompt import PromptInputs
 from localrag.text.markup import Part, encode
 from localrag.text.tokens import TokenCounter

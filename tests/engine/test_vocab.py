@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localrag.engine.llama import LlamaModel
-from localrag.engine.vocab import LlamaTokenizer
+from localrag.engine.llama import LlamaModel, LlamaTokenizer
 from localrag.errors import EngineError
 from localrag.text.tokens import TokenCounter
 from tests.gguf_files import write_vocab

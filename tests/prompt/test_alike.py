@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from localrag import prompt
 from localrag.engine.echo import EchoTemplate, EchoTokenizer
-from localrag.engine.llama import LlamaModel
+from localrag.engine.llama import LlamaModel, LlamaTokenizer
 from localrag.engine.template import JinjaChatTemplate
-from localrag.engine.vocab import LlamaTokenizer
 from localrag.errors import BudgetExceededError
 from localrag.prompt.compose import MIN_SHARED_TOKENS
 from localrag.text.tokens import TokenCounter

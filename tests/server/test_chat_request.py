@@ -7,7 +7,7 @@ import pytest
 from localrag.conversation import search_query, split
 from localrag.server.chat_request import NO_QUESTION, Asked, read
 from localrag.server.errors import Problem
-from localrag.session.search_policy import Bypass
+from localrag.session.answer import Bypass
 
 PLAIN = [{"role": "user", "content": "Hello, how are you?"}]
 

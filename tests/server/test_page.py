@@ -21,7 +21,7 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from localrag.budget.sections import SPECS, colour_of
 from localrag.citation import cite
-from localrag.server.page import policy_of
+from localrag.server.status import policy_of
 from localrag.types import Chunk, Hit
 from tests.browser import FLAGS, NEEDS_CHROMIUM
 from tests.server.live import served

@@ -6,8 +6,8 @@ import time
 import pytest
 
 from localrag.engine.context import BATCH_TOKENS
-from localrag.engine.driver import MAX_SLOWDOWN
 from localrag.engine.echo import open_echo
+from localrag.engine.engine import MAX_SLOWDOWN
 from localrag.engine.loading import open_model
 from localrag.errors import InterruptedRunError, LocalragError, TimeLimitError, UsageError
 from localrag.journal import Journal

@@ -12,8 +12,8 @@ from localrag.journal import Journal
 from localrag.kb import KnowledgeBase
 from localrag.question import Question
 from localrag.session import Session
+from localrag.session.answer import Bypass, bypass, outcome
 from localrag.session.chat import Chat
-from localrag.session.search_policy import Bypass, bypass, outcome
 from localrag.types import Chunk, Hit, Message, SamplingParams, ToolSpec
 from tests.kb.hash_embedder import HashEmbedder
 

@@ -18,7 +18,7 @@ from localrag.engine.memory import Situation, plan
 from localrag.errors import BudgetExceededError, UsageError
 from localrag.kb import KnowledgeBase, Where
 from localrag.question import Question
-from localrag.session import Session, weighing
+from localrag.session import Session, retrieval
 from localrag.session.answer import ledger_warnings
 from localrag.session.retrieval import MIN_DEPTH
 from localrag.types import Attachment, Chunk, Hit, SamplingParams, comparable, expanded, merged
@@ -333,7 +333,7 @@ def test_the_relevance_of_files_can_weigh_their_passages(knowledge_bases):
 
 def test_documents_whose_names_are_one_path_are_weighed_too():
     chunks = [Chunk(n, n, 0, "The oven dries nylon.", 0, 21, source) for n, source in enumerate(("https://x.org/a", "https://x.org/a/"), 1)]
-    found = weighing.weighed([Hit(chunk, 1.0) for chunk in chunks], "Which oven?", [], {})
+    found = retrieval.weighed([Hit(chunk, 1.0) for chunk in chunks], "Which oven?", [], {})
     assert [hit.label for hit in found] == ["KB#1", "KB#2"]
     assert all(hit.contributions["relevance"] > 0 for hit in found)
 
@@ -347,7 +347,7 @@ def test_a_pipe_in_the_place_of_a_document_does_not_block_its_weighing(tmp_path)
         page.unlink()
         os.mkfifo(page)
         chunk = Chunk(1, 1, 0, "The oven dries nylon.", 0, 21, next(iter(base.paths())))
-        found = weighing.weighed([Hit(chunk, 1.0)], "Which oven?", [base], {})
+        found = retrieval.weighed([Hit(chunk, 1.0)], "Which oven?", [base], {})
     assert found[0].contributions["relevance"] > 0
 
 

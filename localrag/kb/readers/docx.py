@@ -6,8 +6,7 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from localrag.kb.readers.base import Reading
-from localrag.kb.readers.draft import Composer, Table, flat
+from localrag.kb.readers.base import Composer, Reading, Table, flat
 from localrag.kb.readers.package import Package, XmlHandler, properties
 
 _CONTENTS = re.compile(r"toc \d|toc heading")

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from localrag.kb.readers import html
-from localrag.kb.readers.base import Locator, Reading, Section, UnreadableError
-from localrag.kb.readers.draft import check_size, one_line
+from localrag.kb.readers.base import Locator, Reading, Section, UnreadableError, check_size, one_line
 from localrag.kb.readers.package import Package, Values, XmlHandler, resolved
 
 _MAX_CHAPTERS = 5_000

@@ -10,8 +10,7 @@ from html.parser import HTMLParser
 from itertools import zip_longest
 from typing import NamedTuple
 
-from localrag.kb.readers.base import Reading
-from localrag.kb.readers.draft import Draft, decode_as
+from localrag.kb.readers.base import Draft, Reading, decode_as
 from localrag.kb.readers.text import decode
 
 MAIN, ARTICLE, FRAME = 1, 2, 4

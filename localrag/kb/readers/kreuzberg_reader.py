@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from localrag.kb.readers.base import Reading, UnreadableError
-from localrag.kb.readers.draft import Composer, Table, one_line
+from localrag.kb.readers.base import Composer, Reading, Table, UnreadableError, one_line
 
 if TYPE_CHECKING:
     from kreuzberg import ExtractionConfig

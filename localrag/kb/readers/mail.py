@@ -12,8 +12,7 @@ from functools import lru_cache
 from itertools import zip_longest
 
 from localrag.kb.readers import html
-from localrag.kb.readers.base import Reading, UnreadableError
-from localrag.kb.readers.draft import Draft, decode_as, one_line
+from localrag.kb.readers.base import Draft, Reading, UnreadableError, decode_as, one_line
 from localrag.kb.readers.text import decode
 
 MAX_DEPTH = 8

@@ -6,8 +6,7 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
-from localrag.kb.readers.base import Reading
-from localrag.kb.readers.draft import Mark, clean, one_line, sections
+from localrag.kb.readers.base import Mark, Reading, clean, one_line, sections
 from localrag.kb.readers.text import decode
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n|\Z)")

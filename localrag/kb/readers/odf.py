@@ -5,8 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from localrag.kb.readers.base import Reading, UnreadableError
-from localrag.kb.readers.draft import Composer, Table, flat, one_line
+from localrag.kb.readers.base import Composer, Reading, Table, UnreadableError, flat, one_line
 from localrag.kb.readers.package import Package, Values, XmlHandler
 
 _MAX_REPEATED = 100  # copies of a repeated cell to write; empty cells are only counted

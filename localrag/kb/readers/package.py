@@ -15,8 +15,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 from xml.parsers import expat
 
-from localrag.kb.readers.base import UnreadableError
-from localrag.kb.readers.draft import flat, one_line
+from localrag.kb.readers.base import UnreadableError, flat, one_line
 
 MAX_MEMBERS = 10_000
 MAX_UNPACKED_BYTES = 256 * 1024 * 1024  # total of the members that are read

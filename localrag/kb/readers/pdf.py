@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
-from localrag.kb.readers.base import Reading, UnreadableError
-from localrag.kb.readers.draft import Draft, check_size, clean, numbered, one_line
+from localrag.kb.readers.base import Draft, Reading, UnreadableError, check_size, clean, numbered, one_line
 
 if TYPE_CHECKING:
     from pypdf import PdfReader

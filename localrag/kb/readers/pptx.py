@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from localrag.kb.readers.base import Reading, UnreadableError
-from localrag.kb.readers.draft import Composer, Table, numbered
+from localrag.kb.readers.base import Composer, Reading, Table, UnreadableError, numbered
 from localrag.kb.readers.package import Package, XmlHandler, properties
 
 _TITLES = ("title", "ctrTitle")

@@ -12,8 +12,7 @@ from contextlib import suppress
 from itertools import chain, islice
 from typing import Literal, TypeGuard
 
-from localrag.kb.readers.base import Reading, Section, UnreadableError
-from localrag.kb.readers.draft import Composer, Draft, Table, one_line
+from localrag.kb.readers.base import Composer, Draft, Reading, Section, Table, UnreadableError, one_line
 from localrag.kb.readers.markdown import headings
 from localrag.kb.readers.text import decode
 

@@ -6,8 +6,7 @@ import re
 from contextlib import suppress
 from datetime import datetime, timedelta
 
-from localrag.kb.readers.base import Reading, UnreadableError
-from localrag.kb.readers.draft import Composer, Table
+from localrag.kb.readers.base import Composer, Reading, Table, UnreadableError
 from localrag.kb.readers.package import Package, XmlHandler, properties
 
 _MAX_SHEETS = 1_000

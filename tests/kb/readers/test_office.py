@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localrag.kb.readers import UnreadableError, docx, epub, package, pptx, records, xlsx
-from localrag.kb.readers.draft import Composer
+from localrag.kb.readers.base import Composer
 from tests.kb.readers import office_files as files
 from tests.kb.readers.office_files import cell, p, row, run, slide_table, sp, tbl
 

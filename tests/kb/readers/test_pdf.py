@@ -12,7 +12,7 @@ from pypdf.generic import DecodedStreamObject, NameObject
 
 from localrag.kb.readers import UnreadableError
 from localrag.kb.readers import pdf as reader
-from localrag.kb.readers.draft import numbered
+from localrag.kb.readers.base import numbered
 from localrag.kb.readers.pdf import joined_words, without_repeated
 from tests.kb.readers.pdf_files import pdf_by_hand, pdf_of, stream, with_images, written
 

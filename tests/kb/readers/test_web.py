@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localrag.kb.readers import UnreadableError, html
-from localrag.kb.readers.draft import Draft
+from localrag.kb.readers.base import Draft
 from localrag.kb.readers.html import hides, style_rules
 from tests.growth import check_linear
 
