@@ -10,7 +10,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -127,8 +127,25 @@ SettingsTable = TypeVar("SettingsTable", bound=Table)
 
 
 def read(*files: Path) -> Tables:
-    """Read, check and layer models.toml files, highest precedence first. Raises ConfigError."""
-    layers = [(file, _checked(file)) for file in files]
+    """Read, check and layer models.toml files, highest precedence first. Raises ConfigError.
+
+    A process reads each combination once, unless a file changes.
+    """
+    return _read(tuple((file, _stamp(file)) for file in files))
+
+
+def _stamp(file: Path) -> tuple[int, ...]:
+    """Tell one state of a file from another. A file that cannot be examined is reported when it is read."""
+    try:
+        status = file.stat()
+    except OSError:
+        return ()
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+@lru_cache(maxsize=8)
+def _read(stamped: tuple[tuple[Path, tuple[int, ...]], ...]) -> Tables:
+    layers = [(file, _checked(file)) for file, _ in stamped]
     names = _names(layers)
     origins = {name: file for entries in names.values() for name, (file, _) in entries.items()}
     made = {

@@ -28,8 +28,8 @@ WINDOW_QUESTIONS = 256
 class Event:
     """What happened to a question: its prompt is ready, a piece was written, or it ended with an answer or an error.
 
-    `num_tokens` counts what was written so far. `documents` gives the id and the metadata of the document of each source in the prompt,
-    by label, in the first and the last event. An event without a question gives the caller control between steps.
+    `num_tokens` counts what was written so far. In a stream, the first and the last event of a question have `documents`: by the label of
+    each source in the prompt, the id and the metadata of its document. An event without a question gives the caller control between steps.
     """
 
     question: Question | None = None
@@ -105,7 +105,7 @@ class Pipeline:
                     yield Event(question=_question_of(question), error=error)
                 else:
                     jobs.append(flight.job)
-                    yield _begun(flight)
+                    yield Event(question=flight.question, prepared=flight.prepared)
             if jobs:
                 yield from self._heard(jobs, deque())
 
@@ -184,7 +184,7 @@ class Pipeline:
                 if event.completion is None:
                     raise event.error or EngineError("An answer ended without a completion.")
                 answer = flight.session.finish(flight.prepared, event.completion)
-                documents = flight.session.documents_of(answer.hits)
+                documents = flight.session.documents_of(answer.hits) if self._policy.is_stream else {}
             except LocalragError as error:
                 return Event(question=question, error=error)
             return Event(

@@ -355,8 +355,10 @@ class Session:
     def retriever_until(self, max_seconds: float | None, begun: float) -> Retriever:
         """The retriever, its reranker bound by the time limit if there is one. UsageError for an invalid limit."""
         retriever = self.retriever
+        if max_seconds is None:
+            return retriever
         check_seconds(max_seconds)
-        if max_seconds is None or retriever.reranker is None:
+        if retriever.reranker is None:
             return retriever
         self.engine.measure_speed()  # a model that reranks tells by it whether it can finish
         return replace(retriever, reranker=TimedReranker(retriever.reranker, begun + max_seconds))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 from localrag.conversation import Covered, Exchange, Rolling
@@ -36,24 +36,30 @@ class Shortener:
         self._engine = engine
         self._counter = engine.counter
         self._model = f"{engine.name} {engine.tokenizer.name}"
-        self._writer = Writer(engine, n_ctx=window) if write and engine.can_generate else None
+        self._window = window
+        self._writes = write and engine.can_generate
         self._cache = journal.summaries if journal is not None else None
         part_tokens = min(PART_TOKENS, max(MIN_PART_TOKENS, window // 2))
         self._last: tuple[object, Covered] = (None, Covered())
-        write_beside = None if self._writer is None else self._write_beside
+        write_beside = self._write_beside if self._writes else None
         self._rolling = Rolling(write_beside, self._cache, self._count, engine.name, part_tokens, max_writes=MAX_WRITES)
+
+    @cached_property
+    def _writer(self) -> Writer:
+        """Made when the first text is written: most prompts need none."""
+        return Writer(self._engine, n_ctx=self._window)
 
     def for_prompt(self) -> Shortening:
         """For one prompt: it may have MAX_WRITES texts written."""
-        limited = None if self._writer is None else _Limited(self._writer, MAX_WRITES)
+        limited = cache(lambda: _Limited(self._writer, MAX_WRITES))
 
         @cache
         def to_level(item: Item, level: Level, limit: int) -> str:
             source = Source(label=item.label, text=item.body, modified=item.modified)
-            if limited is None or item.section != "attachments":  # passages are short: sentences are picked of them
+            if not self._writes or item.section != "attachments":  # passages are short: sentences are picked of them
                 return self._summary(source, level, limit, None).text
             try:
-                return self._summary(source, level, limit, limited.for_parts(item.cost)).text
+                return self._summary(source, level, limit, limited().for_parts(item.cost)).text
             except _SpentError:
                 return self._summary(source, level, limit, None).text
 
@@ -66,13 +72,12 @@ class Shortener:
         is_new = self._last[0] != key
         if is_new or self._last[1].method != "model":  # somebody may have written it since
             covered = self._rolling.cover(exchanges, limit)
-            if is_new or covered.method == "model" or self._writer is not None:
+            if is_new or covered.method == "model" or self._writes:
                 self._last = key, covered
         return self._last[1]
 
     def _write_beside(self, text: str, limit: int) -> str:
         """Write a summary, and drop what the model read for it from the KV cache: its cells are wanted for the conversation."""
-        assert self._writer is not None
         with self._engine.forgetting():
             return self._writer(text, limit)
 
