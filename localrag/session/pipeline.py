@@ -200,22 +200,23 @@ def answer_of(
     on_thought: Callable[[str], None] | None = None,
 ) -> Answer:
     """The answer to a single question; its error is raised. Ctrl-C calls `cancel`, and the answer ends early."""
-    is_interrupted = False
+    answer, is_interrupted = None, False
     while True:
         try:
-            for event in events:
+            for event in events:  # to their end: what was evaluated is kept on disk after the last one
                 if event.error is not None:
                     raise event.error
                 if on_thought is not None and event.thought:
                     on_thought(event.thought)
                 if on_text is not None and event.text:
                     on_text(event.text)
-                if event.answer is not None:
-                    return event.answer
+                answer = event.answer or answer
             break
         except KeyboardInterrupt:
             is_interrupted = True
             cancel()
+    if answer is not None:
+        return answer
     if is_interrupted:
         raise KeyboardInterrupt
     raise EngineError("A question ended without an answer.")

@@ -80,7 +80,7 @@ def test_a_limit_of_time_is_kept_and_named(engine, tmp_path):
         limit = answer.ledger.time
         assert limit is not None
         assert limit.is_bound
-        unlimited = session.prepare(messages, max_tokens=3000, **options).prompt.ledger
+        unlimited = session.prepare(Question.of(messages, max_tokens=3000, **options)).prompt.ledger
         assert answer.ledger.prompt_tokens < unlimited.prompt_tokens
         assert limit.planned_s <= limit.max_seconds
         assert answer.completion_tokens < 3000

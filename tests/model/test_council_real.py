@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 
 import pytest
 
@@ -104,6 +105,7 @@ def test_it_is_stopped_in_the_middle_of_three_members(settings):
 
 
 def test_what_members_share_is_read_from_disk_the_next_time(settings):
+    shutil.rmtree(settings.home / "prefixes", ignore_errors=True)  # of other tests with this home
     council = Catalog.load(settings).council("default").changed(max_tokens=96)
     members = {member.name for member in council.members}
     runs = [run(council, settings)[0] for _ in range(2)]
