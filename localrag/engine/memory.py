@@ -28,7 +28,7 @@ class GpuDevice:
 
 
 def gpu_devices() -> list[GpuDevice]:
-    """Return the GPUs that this build of llama.cpp can use, with their current memory; empty for a CPU build. EngineError without one."""
+    """Return the GPUs that llama.cpp can use, with their current memory; empty for a CPU build. EngineError if it is not installed."""
     lib = library()
     if not lib.llama_supports_gpu_offload():
         return []
