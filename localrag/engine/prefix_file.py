@@ -1,6 +1,6 @@
 """Read and write the file of a cached prefix: its identity, token ids, breakpoints, and llama.cpp's opaque state.
 
-    magic 8 | version 4 | header length 4 | header, ASCII JSON | token ids, 4 each | breakpoints, 4 each | payload | sha256 of all before, 32
+    magic 8 | version 4 | header length 4 | header, ASCII JSON | token ids, 4 each | breakpoints, 4 each | payload | sha256 of the above, 32
 
 Numbers are sizes in bytes. Integers are little-endian and unsigned. llama.cpp silently accepts the state of other weights, and a truncated
 state can crash the process, since its reader asserts. Therefore the whole file is verified before any byte of the payload is returned.

@@ -98,7 +98,7 @@ def _running_children_s() -> float:
 class ThreadGovernor:
     """Adapts `num_threads` to the load of other processes.
 
-    `measure` covers the time since the last call or the creation of the object, and never waits. Create the object before a model is loaded,
+    `measure` covers the time since the last call or the creation of the object, and never waits. Create the object before loading a model,
     and call `measure` when its context is created and between answers. After a long pause, call it again during the answer.
     """
 

@@ -43,7 +43,7 @@ def test_every_truncation_is_found(tmp_path: Path) -> None:
         path.write_bytes(whole[:size])
         refusal(path)
     error = refusal(path)
-    assert f"is truncated: the header promises {len(whole)} bytes, the file has {len(whole) - 1}; 1 byte missing" in error.message
+    assert f"is truncated: the header claims {len(whole)} bytes, the file has {len(whole) - 1}; 1 byte missing" in error.message
     assert error.numbers["missing_bytes"] == 1
     assert error.numbers["file_bytes"] == len(whole) - 1
     assert "again" in str(error.hint)
@@ -94,7 +94,7 @@ def bad_tensors(*tensors: bytes, num_bytes: int = 1 << 16) -> bytes:
     ("content", "said"),
     [
         (bad_tensors(tensor("a", [32], 0, 0), tensor("a", [32], 0, 128)), "the tensor a twice"),
-        (bad_tensors(tensor("a", [32], 0, 32)), "offset 32, but the one before it leads to 0"),
+        (bad_tensors(tensor("a", [32], 0, 32)), "offset 32, but the tensor before it ends at 0"),
         (bad_tensors(tensor("a", [3], 0, 0), tensor("b", [32], 0, 12)), "leads to 32"),
         (bad_tensors(tensor("a", [32], 0, 2**63)), "offset"),
         (bad_tensors(tensor("a", [], 0, 0)), "0 dimensions"),
