@@ -354,7 +354,7 @@ def age_s() -> float:
         with suppress(OSError, ValueError, IndexError):
             started_at = int(_STAT.read_bytes().rpartition(b")")[2].split()[_STARTED_AT]) / os.sysconf("SC_CLK_TCK")
             return time.clock_gettime(time.CLOCK_BOOTTIME) - started_at
-    import psutil  # noqa: PLC0415  # weight
+    import psutil  # noqa: PLC0415  # heavy
 
     return time.time() - float(psutil.Process().create_time())
 

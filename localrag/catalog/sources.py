@@ -227,32 +227,32 @@ def _existing(path: Path) -> Path | None:
 
 def _installed(spec: ModelSpec) -> Path | None:
     """Return the file in an installed distribution of exactly the pinned version."""
-    from importlib import metadata  # noqa: PLC0415  # weight
+    from importlib import metadata  # noqa: PLC0415  # heavy
 
     name, _, version = spec.source.partition("==")
     for distribution in metadata.distributions(name=name):
         try:
-            said = distribution.metadata
+            fields = distribution.metadata
         except (TypeError, metadata.PackageNotFoundError):  # a folder without metadata, left by a broken uninstall
             continue
-        if "Version" in said and said["Version"] == version and (found := _existing(Path(str(distribution.locate_file(spec.file))))):
-            return found
+        if "Version" in fields and fields["Version"] == version and (path := _existing(Path(str(distribution.locate_file(spec.file))))):
+            return path
     return None
 
 
 def _in_hub_cache(spec: ModelSpec) -> Path | None:
     """Return the file in the hub's cache. The hub's library (0.2 s) is loaded only if the repository has a folder there."""
-    from huggingface_hub import constants  # noqa: PLC0415  # weight
+    from huggingface_hub import constants  # noqa: PLC0415  # heavy
 
     if kind_on_disk(Path(constants.HF_HUB_CACHE) / f"models--{spec.source.replace('/', '--')}") != "folder":
         return None
-    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415  # weight
+    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415  # heavy
 
     try:
-        found = try_to_load_from_cache(spec.source, spec.file, revision=spec.revision)
+        path = try_to_load_from_cache(spec.source, spec.file, revision=spec.revision)
     except (OSError, ValueError):  # a damaged cache, or a name that the library refuses
         return None
-    return Path(found) if isinstance(found, str) else None
+    return Path(path) if isinstance(path, str) else None
 
 
 def pull_from_hub(spec: ModelSpec, progress: ByteProgress, *, again: bool) -> Path:
@@ -260,7 +260,7 @@ def pull_from_hub(spec: ModelSpec, progress: ByteProgress, *, again: bool) -> Pa
 
     `again` replaces a cached file. Raises ModelError with a hint.
     """
-    from huggingface_hub import hf_hub_download  # noqa: PLC0415  # weight
+    from huggingface_hub import hf_hub_download  # noqa: PLC0415  # heavy
 
     progress(f"downloading {spec.source}/{spec.file}", 0, None)
     try:
@@ -271,7 +271,7 @@ def pull_from_hub(spec: ModelSpec, progress: ByteProgress, *, again: bool) -> Pa
 
 def _hub_error(spec: ModelSpec, error: Exception) -> ModelError:
     """Explain an error of the hub's library in one line. The order matters: a gated repository is also reported as not found."""
-    from huggingface_hub import errors  # noqa: PLC0415  # weight
+    from huggingface_hub import errors  # noqa: PLC0415  # heavy
 
     at = f" at {spec.revision}" if spec.revision else ""
     what, hint = (

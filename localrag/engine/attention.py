@@ -36,9 +36,9 @@ def flash_attention(home: Path, governor: ThreadGovernor) -> bool:
     Measure with the thread count that `governor` recommends: with one thread per core on a busy machine, the measurement can take over a
     minute. An unwritable home is ignored.
     """
-    kept = kept_choice(home, governor)
-    if kept is not None:
-        return kept
+    choice = kept_choice(home, governor)
+    if choice is not None:
+        return choice
     seconds = measure(governor.measure)
     chosen = seconds[True] <= seconds[False] * 1.05  # prefer it on a tie: it needs less memory
     record = {"for": _key(governor), "flash_attention": chosen, "flash_s": round(seconds[True], 4), "plain_s": round(seconds[False], 4)}

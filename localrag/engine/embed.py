@@ -246,7 +246,7 @@ class LlamaEmbedder:
         """Tokenize with the file's own tokenizer. Special strings in the text are treated as plain text."""
         raw = text.encode("utf-8", "replace")  # lone surrogates, as in file names, have no UTF-8
         if len(raw) > MAX_TEXT_BYTES:
-            raise UsageError(f"A text of {len(raw)} bytes is too long to tokenise; the limit is {MAX_TEXT_BYTES}.")
+            raise UsageError(f"A text of {len(raw)} bytes is too long to tokenize; the limit is {MAX_TEXT_BYTES}.")
         tokenize, vocab = self._model.lib.llama_tokenize, self._model.vocab
         room = abs(int(tokenize(vocab, raw, len(raw), None, 0, True, False)))
         buffer = (self._model.lib.llama_token * room)()

@@ -138,7 +138,7 @@ class LlamaTokenizer:
 def _utf8(text: str) -> bytes:
     raw = text.encode("utf-8", "replace")  # lone surrogates, as in file names, have no UTF-8
     if len(raw) > _MAX_TEXT_BYTES:
-        raise UsageError(f"A text of {len(raw)} bytes is too long to tokenise; the limit is {_MAX_TEXT_BYTES}.")
+        raise UsageError(f"A text of {len(raw)} bytes is too long to tokenize; the limit is {_MAX_TEXT_BYTES}.")
     return raw
 
 

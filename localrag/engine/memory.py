@@ -256,8 +256,7 @@ def nearest(
     known = _look_up(situation or Situation(), gpu_layers)
 
     def fits(n_ctx: int) -> bool:
-        made = plan(info, n_ctx, num_sequences, kv_type, flash_attention=flash_attention, gpu_layers=gpu_layers, situation=known)
-        return made.fits
+        return plan(info, n_ctx, num_sequences, kv_type, flash_attention=flash_attention, gpu_layers=gpu_layers, situation=known).fits
 
     most = info.n_ctx_train or MAX_UNSAID_TOKENS
     low, high = 0, -(-most // CELLS_PAD)  # the number of blocks that fits is at least low, at most high
@@ -319,11 +318,11 @@ def make_slot(info: ModelInfo, requested: int | None, *, fitting: int | None = N
     return Slot(id=0, n_ctx=n_ctx, n_ctx_train=trained, requested=requested, bound=bound)
 
 
-def _look_up(given: Situation, gpu_layers: int) -> Situation:
+def _look_up(situation: Situation, gpu_layers: int) -> Situation:
     """Return the situation with every None replaced by a measurement."""
-    free, on_gpu, held = given.available_bytes, given.gpu_available_bytes, given.python_bytes
+    free, on_gpu, held = situation.available_bytes, situation.gpu_available_bytes, situation.python_bytes
     return replace(
-        given,
+        situation,
         available_bytes=available_memory() if free is None else free,
         gpu_available_bytes=(gpu_bytes_free() if gpu_layers else 0) if on_gpu is None else on_gpu,
         python_bytes=psutil.Process().memory_info().rss if held is None else held,

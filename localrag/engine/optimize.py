@@ -41,7 +41,7 @@ BITS_PER_WEIGHT = {
     "BF16": 16.0,
 }
 """Approximate bits per weight of the supported types, which are those that need no importance matrix."""
-OUTPUT_BITS = 8.5  # llama.cpp stores the first and the last matrix with at least 6 to 8 bits
+OUTPUT_BITS = 8.5  # llama.cpp stores the first and the last matrix in 6 or 8 bits, even if the others have fewer
 SPARE_DISK_BYTES = 256 << 20
 
 _FILE_TYPE_NUMBERS = {name: number for number, name in FILE_TYPES.items()}
@@ -273,7 +273,7 @@ class Bench:
         with tempfile.TemporaryFile(dir=self._stage) as reference:
             original = self._judge(self.info, reference, is_reference=True)
             types = types or default_types(self.info, library().llama_print_system_info().decode("utf-8", "replace"))
-            results = {name: self._made(name, reference) for name in dict.fromkeys(types)}
+            results = {name: self._make(name, reference) for name in dict.fromkeys(types)}
         files = [original, *(each for each in results.values() if isinstance(each, Measured))]
         for turn in range(ROUNDS):
             self._governor.measure()  # as the engine does, but once per round, so that all files use the same number of threads
@@ -285,7 +285,7 @@ class Bench:
                     each.runs.append(evaluation.time(ids))
         return Comparison(original=original, candidates=tuple(verdict(original, name, each, limits) for name, each in results.items()))
 
-    def _made(self, file_type: str, reference: IO[bytes]) -> Measured | str:
+    def _make(self, file_type: str, reference: IO[bytes]) -> Measured | str:
         """Make a file of a type and compare it with the original. Return the reason as text if that fails."""
         target = self._stage / f"{self.info.path.stem}-{file_type}.gguf"
         try:
@@ -351,7 +351,7 @@ class Kept:
 
 
 def keep(made: Measured, folder: Path, *, source: Path, source_sha256: str) -> Kept:
-    """Move a file atomically from the workshop into `folder`. Its new name contains the source's name, sha256 prefix and type."""
+    """Move a file atomically from the workshop into `folder`. Its new name has the source's name, the start of its sha256, and the type."""
     target = folder / f"{source.stem}-{source_sha256[:8]}-{made.file_type}.gguf"
     digest = sha256_of(made.path)
     made.path.replace(target)

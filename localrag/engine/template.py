@@ -151,11 +151,11 @@ class JinjaChatTemplate:
             self._layouts[key] = layout
         return self._layouts[key]
 
-    def _lay_out(self, given: Sequence[Turn], now: datetime) -> Layout:
+    def _lay_out(self, original: Sequence[Turn], now: datetime) -> Layout:
         """Return the layout of the first adaptation that the template accepts."""
         refusals: dict[tuple[Turn, ...], Refusal] = {}
         for adaptation, as_user in ADAPTATIONS:
-            turns = adapt(given, as_user, join=adaptation is not None)
+            turns = adapt(original, as_user, join=adaptation is not None)
             if turns in refusals:
                 continue
             parts = self._attempt(turns, now)
@@ -165,7 +165,7 @@ class JinjaChatTemplate:
         # Report damage to contents first. Otherwise report the last refusal, which no adaptation resolved.
         attempts = list(refusals.values())
         refusal = next((refusal for refusal in attempts if refusal.lost), attempts[-1])
-        roles = [turn.role for turn in given]
+        roles = [turn.role for turn in original]
         shown = ", ".join((*roles[:8], "…") if len(roles) > 8 else roles) or "none"
         reason = refusal.reason if refusal.lost else f"cannot render messages of these roles ({shown}): {refusal.reason}"
         raise self._error(reason, roles=roles)

@@ -61,7 +61,7 @@ _MARK = re.compile("\ue000([0-9]+)\ue001")
 
 @dataclass(frozen=True, slots=True)
 class Disguise:
-    """Tools with placeholders for a single rendering, and the index of the text behind each placeholder."""
+    """Tools with placeholders for a single rendering, and the index of the text that each placeholder represents."""
 
     tools: list[Any]
     texts: dict[str, int]

@@ -53,7 +53,7 @@ class VerifyResult:
         return not self.problems
 
     def to_dict(self) -> dict[str, object]:
-        """Return the result as JSON-serialisable data."""
+        """Return the result as JSON-serializable data."""
         return {"sound": self.is_sound, **asdict(self)}
 
 
@@ -144,7 +144,7 @@ def _is_named(source: str, path: str) -> bool:
 
 
 def bad_texts(store: AnyStore) -> Iterator[str]:
-    """Yield the problems in documents given as texts."""
+    """Yield the problems in documents that were passed as texts."""
     for row, entries in store.texts.all():
         try:
             text = Text.of(row.text, row.metadata, text_id=row.id)

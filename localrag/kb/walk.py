@@ -177,7 +177,7 @@ class SkippedFile(NamedTuple):
 
 
 class FileEntry(NamedTuple):
-    """A file to read. `source` is its path below the given folder, beginning with that folder's name."""
+    """A file to read. `source` is its path below the indexed folder, beginning with that folder's name."""
 
     path: str
     source: str
@@ -216,14 +216,14 @@ def walk(paths: Sequence[Path], *, hidden: bool = False) -> Walk:
     """
     result = Walk(hidden=hidden)
     seen: set[str] = set()
-    for given in paths:
-        root = os.path.realpath(given)
+    for path in paths:
+        root = os.path.realpath(path)
         if not os.path.lexists(root):
-            raise KnowledgeBaseError(f"There is no file or folder {given}.", hint="Check the path.", path=str(given))
+            raise KnowledgeBaseError(f"There is no file or folder {path}.", hint="Check the path.", path=str(path))
         if root != _utf8(root):
             raise KnowledgeBaseError(f"The path {_shown(root)} is not valid UTF-8.", hint="Rename the folder.", path=_shown(root))
         result.roots.append(root)
-        name = _shown(given.name if given.name not in ("", "..") else Path(root).name or root)
+        name = _shown(path.name if path.name not in ("", "..") else Path(root).name or root)
         if Path(root).is_dir():
             files = _folder(root, name, [], result)
         elif not hidden and is_secret_name(Path(root).name):
@@ -381,7 +381,7 @@ def _rules(folder: str, name: str, source: str, result: Walk) -> _Rules:
     except (OSError, UnreadableError) as error:
         result.skipped.append(SkippedFile(shown, f"its patterns are not used: {reason_of(error)}"))
         lines = []
-    kept = []
+    patterns = []
     for line in lines:
         if len(line) > _MAX_PATTERN_CHARS or len(_WILDCARD.findall(line)) > _MAX_WILDCARDS:
             result.skipped.append(
@@ -393,8 +393,8 @@ def _rules(folder: str, name: str, source: str, result: Walk) -> _Rules:
         except ValueError:
             result.skipped.append(SkippedFile(shown, f"pattern {line[:40]!r} is not valid"))
             continue
-        kept.append(line)
-    return _Rules(folder, shown, GitIgnoreSpec.from_lines(kept))
+        patterns.append(line)
+    return _Rules(folder, shown, GitIgnoreSpec.from_lines(patterns))
 
 
 def _below(path: str, folders: Sequence[str]) -> bool:
