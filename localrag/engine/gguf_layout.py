@@ -358,7 +358,7 @@ def _check_tensors(header: Header, cursor: _Cursor) -> None:
             raise header.error(f"is damaged: it has the tensor {name} twice.", tensor=name)
         num_bytes, offset = _read_tensor(header, cursor, name)
         if offset != next_offset:
-            problem = f"is damaged: the tensor {name} claims offset {offset}, but the tensor before it ends at {next_offset}."
+            problem = f"is damaged: the tensor {name} claims offset {offset}; expected {next_offset}."
             raise header.error(problem, tensor=name, offset=offset, expected=next_offset)
         end = offset + num_bytes
         next_offset = _pad(end, alignment)

@@ -258,7 +258,7 @@ def test_foreign_content(tmp_path: Path, content: bytes, said: str) -> None:
         ("llama.attention.head_count", 0, "no attention heads"),
         ("llama.attention.head_count", 1025, "0 to 1024"),
         ("llama.attention.head_count_kv", 3, "not a multiple of its 3 KV heads"),
-        ("llama.attention.head_count_kv", [2, 2, 2], "has 3 of type int32"),
+        ("llama.attention.head_count_kv", [2, 2, 2], "has 3 values of type int32"),
         ("llama.attention.head_count_kv", [2, -1], "has -1 under"),
         ("llama.attention.key_length", 1 << 20, "1 to 4096"),
         ("llama.attention.value_length", 0, "1 to 4096"),
