@@ -1,1 +1,1 @@
-"""Measurements, side by side in one run. None of them is a test."""
+"""Benchmarks that compare localrag with other programs in the same run. They are not tests."""

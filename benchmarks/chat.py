@@ -1,7 +1,7 @@
-"""A conversation of ten turns about the handbook: what each turn evaluates, and how long its first token takes.
+"""Measure the evaluated tokens and the time to first token of each turn in a ten-turn conversation about the handbook.
 
-Beside it, through create_chat_completion with the passages of the same searches: in the system message, as chat programs often have
-them, and in the last message.
+The baseline is create_chat_completion with the passages of the same searches, once in the system message, as is common in chat programs,
+and once in the last message.
 
     python -m benchmarks.chat
 """

@@ -1,7 +1,7 @@
-"""What a follow-up question is searched for with: recall@5 on conversations about the handbook.
+"""Measure recall@5 of follow-up questions, by the way in which their search query is formed.
 
-A follow-up ("And for how many hours?") needs what was said before it; a question of its own after another one does not. Both are measured,
-as what helps the first can harm the second.
+A follow-up such as "And for how many hours?" needs the earlier turns. An independent question after another one does not. Both kinds are
+measured, since whatever helps the first can harm the second.
 
     python -m benchmarks.chat_retrieval --rewrite
 """

@@ -1,4 +1,4 @@
-"""A council: several personas answer about the same evidence. One prefix and one batch, beside one answer after another, and slots."""
+"""Compare a council in one batch with a shared prefix, sequential answers, and server slots. All personas get the same evidence."""
 
 from __future__ import annotations
 

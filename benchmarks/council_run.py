@@ -1,9 +1,9 @@
-"""A whole council on examples/handbook, from its task to its verdict, beside the same prompts sent one by one.
+"""Compare a whole council on examples/handbook, from its task to its verdict, with the same prompts sent one at a time.
 
     python -m benchmarks.council_run --runs 3
 
-The peer gets the texts of our prompts, each as a system and a user message, and may answer each in as many tokens as ours took. It does
-neither search nor check nor hold an answer to a form. The loading of the model is left out of all; a run begins with nothing evaluated.
+The peer gets the texts of our prompts, each as a system and a user message, with our answer's length as its token limit. It does not
+search, verify answers or constrain them to a grammar. Model loading is not timed, and every run starts with an empty KV cache.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Cold start, prompt evaluation and decoding beside create_chat_completion and xllamacpp: same file, same token ids, greedy."""
+"""Compare cold start, prefill and decoding with create_chat_completion and xllamacpp: same file, same token ids, greedy."""
 
 from __future__ import annotations
 

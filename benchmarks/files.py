@@ -1,7 +1,7 @@
-"""How many files run a function when one question is answered: those that a newcomer opens to follow it.
+"""Count the files that run a function while one question is answered, which are the files that a newcomer must open to follow it.
 
-`localrag ask QUESTION --kb handbook --model echo` runs in a process of its own. What only runs because a module is imported (its top
-level, decorators, class bodies) does not count.
+`localrag ask QUESTION --kb handbook --model echo` runs in a separate process. Code that runs only at import (module level, decorators,
+class bodies) does not count.
 """
 
 from __future__ import annotations

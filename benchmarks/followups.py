@@ -1,4 +1,4 @@
-"""Asking again about the same evidence: in the same process, in a new one, and many questions about several documents."""
+"""Time repeated questions about the same evidence: in one process, in a new process, and in batches about several documents."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Mutated model files: what the header's check refuses, what the trial refuses, what loads, at which cost.
+"""Fuzz model files: count the mutants that the header check refuses, that a trial load refuses, and that load, with the time of each.
 
     python -m benchmarks.headers --files 10000
 
-Six small files that llama.cpp loads are mutated, by a seed. Each mutant goes through `read_header` and, if that accepts it, through
-llama.cpp as in the trial, both in a child that is started anew when it dies. A mutant that killed the child or kept it for too long
-then goes through `read_header` and `ensure_safe` here, which must make a clean error of it.
+Six small files that llama.cpp loads are mutated with a seeded generator. A child process runs `read_header` on each mutant and, if that
+accepts it, loads it with llama.cpp as in a trial; the child is restarted when it dies. A mutant that crashed or hung the child is then
+passed to `read_header` and `ensure_safe` in this process, which must raise a clean error.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Processes that index are stopped in every way, and what they leave is looked at: the long form of tests/kb/test_crash.py.
+"""Kill indexing processes in many ways and check the knowledge base afterwards. The long form of tests/kb/test_crash.py.
 
-Each run is killed at a random moment, or at one call of write, pwrite64, fsync, fdatasync, ftruncate, rename or unlink (strace injects
-the signal), or finds a full disk, or has another indexer beside it. Then: `kb verify`, and another run that goes on to the end. A fault is
-a committed document that is not there, a document that is half, a chunk that was embedded again after its commit, an unchanged chunk with
-another id, anything that verify had to repair, or an end that differs from a clean build.
+Each run is killed at a random moment or in a system call (write, pwrite64, fsync, fdatasync, ftruncate, rename or unlink, where strace
+injects the signal), or it meets a full disk or a concurrent indexer. `kb verify` and an uninterrupted run follow. Faults are: a missing
+committed document, a partial document, a chunk that was embedded again after its commit, an unchanged chunk with a new id, any repair by
+verify, and a result that differs from a clean build.
 
-With --postgres the knowledge base is on a PostgreSQL server of its own, and the server is stopped too: by an immediate shutdown, and by a
-kill of the process that is the parent of all others. It is started again, and recovers, before the next run.
+With --postgres the knowledge base is on a private PostgreSQL server, which is stopped too: by an immediate shutdown, and by killing its
+main process. The server is restarted, and recovers, before the next run.
 
     python -m benchmarks.kb_crash --kills 100
     python -m benchmarks.kb_crash --kills 100 --postgres

@@ -1,7 +1,7 @@
-"""Indexing beside the embedder's own encode() on the same texts, and a cold question with and without PyTorch.
+"""Compare indexing with the embedder's own encode() on the same texts, and time a cold question with and without PyTorch.
 
 python -m benchmarks.kb_index                 both, on examples/handbook
-python -m benchmarks.kb_index --folder DIR    on other documents, about which --question is asked
+python -m benchmarks.kb_index --folder DIR    on other documents; set a --question about them
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One step of a library that localrag's search is measured beside, in a process and, where it needs one, an interpreter of its own.
+"""Run one step of a library that localrag's search is compared with, in a separate process and, if needed, a separate interpreter.
 
-It imports nothing of localrag. FOLDER holds vectors.npy (float32, unit length, a row for each chunk), texts.json and queries.npy. What a
-step found is written to FOLDER/ANSWER.json: numbers, or {"cannot": "why"} in one line. No model is loaded and no network is needed: the
-vectors are given, and raglite's DuckDB extensions come from the packages duckdb-ext-vss and duckdb-ext-fts where these are installed.
+Imports nothing from localrag. FOLDER holds vectors.npy (float32, unit length, one row per chunk), texts.json and queries.npy. A step writes
+its numbers, or {"cannot": "reason"}, as one line to FOLDER/ANSWER.json. It needs neither a model nor the network: the vectors are
+precomputed, and raglite's DuckDB extensions come from the packages duckdb-ext-vss and duckdb-ext-fts, if installed.
 
     PYTHON benchmarks/kb_peers.py PROGRAM fill|search FOLDER     (PROGRAM: raglite, llamaindex-flat, llamaindex-hnsw)
 """

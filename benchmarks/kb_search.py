@@ -1,17 +1,17 @@
-"""Search by meaning in stores of many chunks: latency, recall against exact search, time to the first hit, memory.
+"""Benchmark vector search in large stores: latency, recall compared with exact search, time to the first hit, and memory.
 
-The vectors are a mixture of Gaussians on the sphere, one for each hundred chunks (cosine with its centre about 0.82), and the queries
-are new draws from it. Each store is a real one in a temporary folder; each quantity is taken in a process of its own.
+The vectors are a mixture of Gaussians on the unit sphere, one per hundred chunks (cosine to its center about 0.82). The queries are new
+draws from the mixture. Each store is a real one in a temporary folder, and each quantity is measured in a separate process.
 
     python -m benchmarks.kb_search --sizes 1k,100k,1M
 
-Beside it, with the same vectors and queries, stand raglite and LlamaIndex with FAISS, where an interpreter has them (numpy below 2 is
-raglite's wish, so give them a virtual environment of their own):
+raglite and LlamaIndex with FAISS search the same vectors with the same queries, if an interpreter that has them is given. raglite requires
+numpy below 2, so install them in a separate virtual environment:
 
     pip install raglite duckdb==1.4.4 duckdb-ext duckdb-ext-fts duckdb-ext-vss "pandas<3" llama-index-vector-stores-faiss faiss-cpu
     python -m benchmarks.kb_search --peers-python PEERS/bin/python
 
-pandas is for DuckDB: without it, binding a vector to a statement took some hundred times as long here.
+DuckDB needs pandas: without it, binding a vector to a statement took about a hundred times as long.
 """
 
 from __future__ import annotations

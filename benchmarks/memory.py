@@ -1,4 +1,4 @@
-"""The memory plan beside the peak of fresh processes: each loads a model, makes a context, fills it and evaluates a batch behind it."""
+"""Compare the memory plan with the peak of fresh processes, each of which loads a model, fills a context and evaluates one more batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The part of a step that is not llama_decode, with one sequence and with eight: greedy, and with the default sampling of a chat."""
+"""Measure the time per decoding step outside llama_decode, with one and eight sequences, greedy and with a chat's default sampling."""
 
 from __future__ import annotations
 

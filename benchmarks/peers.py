@@ -1,4 +1,4 @@
-"""The programs that localrag is measured beside: the same file, greedy, no penalties."""
+"""Adapters for the programs that localrag is compared with: same model file, greedy, no penalties."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the budget costs: negotiating and composing for 200 chunks and 100 messages, beside the time to the first evaluated token."""
+"""Time the token budget (negotiating and composing 200 chunks and 100 messages) and compare it with the time to the first token."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""How good the answers are: 100 questions about examples/handbook with known answers and 20 without one, in four ways, with any model.
+"""Measure the answer quality of any model, in four ways: 100 questions about examples/handbook with known answers, and 20 without one.
 
     python -m benchmarks.quality --model NAME
 
-It is `localrag eval --qa` (docs/how-to/quality.md) in a home of its own, which holds the handbook and nothing else. What is answered is
-kept in results/quality-MODEL.jsonl, and the same command goes on from there; what else is given goes to `localrag eval`. Passages are
-twelve and the window has 2,048 tokens, so that the ratios bind. With the default model on 2 cores it takes an hour.
+It runs `localrag eval --qa` (docs/how-to/quality.md) in a separate home that contains only the handbook. Answers are saved to
+results/quality-MODEL.jsonl, and running the same command again resumes from there. Other options are passed to `localrag eval`. With twelve
+passages and a window of 2,048 tokens, the budget's ratios take effect. With the default model on 2 cores, a run takes an hour.
 """
 
 from __future__ import annotations

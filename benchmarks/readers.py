@@ -1,20 +1,20 @@
 """Compare how much of each document format localrag and kreuzberg read: one row per format.
 
-python -m benchmarks.readers FOLDER       all documents below FOLDER, told apart by their endings
+python -m benchmarks.readers FOLDER       all documents below FOLDER, grouped by file extension
 
-The truth comes from other programs, where they are installed: words from LibreOffice (Office formats, RTF, OpenDocument), pdftotext (PDF)
-and pandoc (the rest); headings and rows of tables from pandoc, to which LibreOffice converts what pandoc does not read; pages and slides
-from pdftotext, after LibreOffice; rows of sheets from LibreOffice. Beside a document, NAME.hidden may hold what nobody sees in it, a
-phrase a line. Columns are pairs, localrag / kreuzberg:
+The reference comes from other programs, if installed. Words come from LibreOffice (Office formats, RTF, OpenDocument), pdftotext (PDF) and
+pandoc (the rest). Headings and table rows come from pandoc, after a conversion by LibreOffice if pandoc cannot read the format. Pages and
+slides come from pdftotext, after LibreOffice; sheet rows come from LibreOffice. A file NAME.hidden next to a document may list phrases that
+are invisible in it, one per line. Columns are pairs, localrag / kreuzberg:
 
-unread    files of which nothing is read, or that hold no text
-words     of the truth that the text holds, in percent; with repetitions
-extra     words of the text that the truth lacks, in percent of the text
-headings  of the truth that stand in the paths of sections
-rows      of tables, of two cells or more, that stand whole on a line
-places    of the words of a page, slide or row those that are found at its number
-hidden    phrases that nobody sees and that the text holds
-seconds   for all files of the format, without the import; MB is the peak of the process that reads them
+unread    files without any extracted text
+words     reference words that the text contains, in percent, counting repetitions
+extra     words of the text that are not in the reference, in percent of the text
+headings  reference headings that appear in section paths
+rows      table rows of two or more cells that appear whole on one line
+places    words of a page, slide or row that are found under its number
+hidden    invisible phrases that the text contains
+seconds   time for all files of the format, without imports; MB is the peak memory of the reading process
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How well the learned speed predicts prompts and answers of the default model, and how near to S seconds an ask of S seconds lands."""
+"""Measure how well the learned speed predicts the default model's times, and how close an ask limited to S seconds comes to S."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""1, 4 and 16 clients at once, each with questions of its own: localrag serve beside the servers of its peers.
+"""Compare localrag serve with other servers under the load of 1, 4 and 16 concurrent clients with different questions.
 
     python -m benchmarks.serve_load --rounds 3
 
-Each server is started for its turn and is alone then: threads of llama.cpp spin on for a while, and localrag makes room for neighbours
-that are busy. Each client asks one question after another, streamed, greedy; every question
-is another one, behind the same system message and a passage of the handbook. Tokens per second are those of all answers together.
+Servers run one at a time, since llama.cpp's threads keep spinning for a while and localrag yields to busy processes. Each client sends one
+question after another, streamed and greedy. All questions differ; they follow the same system message and a passage of the handbook.
+Tokens per second are totals over all answers.
 """
 
 from __future__ import annotations

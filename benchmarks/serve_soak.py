@@ -1,8 +1,8 @@
-"""What a server must survive: clients that go away at random, and an engine that is killed under load. Does nothing leak or hang?
+"""Soak-test the server: clients disconnect at random, and the engine is killed under load. Nothing may leak or hang.
 
     python -m benchmarks.serve_soak --requests 1000 --kills 200
 
-Both parts have the real model (--model echo for a quick look). It ends with a line for each invariant, and exit code 1 if one did not hold.
+Both parts use the real model (--model echo for a quick run). The output ends with one line per invariant; the exit code is 1 if one failed.
 """
 
 from __future__ import annotations

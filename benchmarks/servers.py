@@ -1,4 +1,4 @@
-"""Servers of OpenAI's API in processes of their own, and one streamed chat completion of any of them."""
+"""Start servers with an OpenAI-compatible API in separate processes, and request streamed chat completions from them."""
 
 from __future__ import annotations
 

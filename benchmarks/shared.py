@@ -1,4 +1,4 @@
-"""What every benchmark needs: the model, a prompt, medians, a table, and a file that keeps the numbers."""
+"""Helpers for all benchmarks: the model, a prompt, medians, a table, and a file of results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""xllamacpp in a process of its own: a line with a list of requests comes in, a line with what each of them took goes out."""
+"""Run xllamacpp in a separate process: read a line with a list of requests, write a line with the time of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""xllamacpp's own HTTP server in a process of its own, until it is terminated."""
+"""Run xllamacpp's HTTP server until the process is terminated."""
 
 from __future__ import annotations
 

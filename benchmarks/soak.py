@@ -1,10 +1,10 @@
-"""Random asks for minutes: cancelled, timed out, in batches, with all that a prompt can hold. What must stay as it is, does it?
+"""Soak-test a session with random asks: cancelled, timed out, in batches, and with every kind of prompt content. Check invariants.
 
     python -m benchmarks.soak --minutes 30
 
-The time is divided into epochs; each opens a session, has it asked at random, and closes it. After each ask the ledger, the engine
-and its cells are looked at; after each epoch the memory, the threads and the open files of this process. It ends with a line for
-each invariant, and with exit code 1 if one did not hold.
+The run is divided into epochs, each of which opens a session, sends random asks and closes it. The ledger, the engine and its KV cells are
+checked after each ask; the memory, threads and open files of this process after each epoch. The output ends with one line per invariant;
+the exit code is 1 if one failed.
 """
 
 from __future__ import annotations

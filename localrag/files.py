@@ -1,7 +1,7 @@
 """Private files and folders, locks, disk errors, and JSON lines.
 
-The home holds questions, answers and documents, so its folders get the mode 0700 and its files 0600, whatever the umask. No
-function changes the umask of the process, because a program that imports localrag has files of its own.
+The home holds questions, answers and documents, so its folders get the mode 0700 and its files 0600, whatever the umask. The umask of the
+process is never changed, since a program that imports localrag creates files of its own.
 """
 
 from __future__ import annotations
@@ -46,18 +46,17 @@ def make_private_folder(folder: Path) -> None:
 
 
 def create_private(path: Path) -> None:
-    """Create an empty file with the mode 0600 for a library that opens files by name. An existing file is left unchanged. Raises
-    OSError.
+    """Create an empty file with the mode 0600, for a library that opens files by name. Keep an existing file. Raises OSError.
 
     On Linux no descriptor is opened: closing one would drop the locks that SQLite holds on the file in another thread.
     """
     with suppress(FileExistsError):
-        if sys.platform == "linux":  # elsewhere it is for the superuser
+        if sys.platform == "linux":  # elsewhere mknod needs the superuser
             try:
                 os.mknod(path, FILE_MODE | stat.S_IFREG)
             except FileExistsError:
                 return
-            except OSError:  # a file system that does not know it; what else is wrong, the next line says
+            except OSError:  # unsupported by the file system; for other errors os.open below raises
                 pass
             else:
                 return
@@ -71,10 +70,10 @@ def open_private(path: Path, mode: str, *, encoding: str | None = None) -> IO[An
 
 @contextmanager
 def atomic_write(path: Path, *, suffix: str = "", fsync: bool = True, replace: bool = True) -> Iterator[IO[bytes]]:
-    """Yield a private file beside `path` (mode 0600), and give it that name if the block succeeds; else leave nothing of it.
+    """Yield a private temporary file in the folder of `path` (mode 0600). Rename it to `path` if the block succeeds, else remove it.
 
-    A killed process leaves `.NAME-*` with the `suffix`. `fsync` puts the bytes on the disk before the name. Without `replace` the name must
-    be free: FileExistsError. OSError as it comes.
+    A killed process leaves `.NAME-*` with the `suffix`. `fsync` flushes the bytes to disk before the rename. Without `replace`, an existing
+    `path` raises FileExistsError. OSError propagates.
     """
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", suffix=suffix, dir=path.parent)
     part = Path(name)
@@ -94,18 +93,18 @@ def atomic_write(path: Path, *, suffix: str = "", fsync: bool = True, replace: b
 
 
 def _put_new(part: Path, path: Path) -> None:
-    """Rename a file to a name that must be free, also of a file that was made just now."""
+    """Rename a file, or raise FileExistsError if the new name is taken. Safe against another process that creates it meanwhile."""
     try:
         path.hardlink_to(part)
     except FileExistsError:
         raise
-    except OSError:  # FAT, as on many sticks, has no links
+    except OSError:  # FAT, common on USB sticks, has no hard links
         path.touch(exist_ok=False)
         part.replace(path)
 
 
 def sync_folder(folder: Path) -> None:
-    """Put the names in a folder on the disk, where the system can. OSError as it comes."""
+    """Flush a folder's entries to disk, if the system supports it. OSError propagates."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -115,10 +114,10 @@ def sync_folder(folder: Path) -> None:
 
 
 class JsonCache:
-    """A small JSON object in the home: at most `most` values by key, the latest last. With `path` None it keeps nothing.
+    """A cache in a small JSON file: the last `most` values by key, newest last. With `path` None it stores nothing.
 
-    A damaged or unreadable file is empty, and one that cannot be written stays as it is. It is replaced as a whole, so two processes
-    cannot damage it; if both write at once, one can lose its last entry.
+    A damaged or unreadable file counts as empty, and write errors are ignored. The file is replaced atomically. If two processes write at
+    the same time, one entry can be lost.
     """
 
     def __init__(self, path: Path | None, *, most: int) -> None:
@@ -127,25 +126,25 @@ class JsonCache:
 
     def read(self) -> dict[str, object]:
         with suppress(OSError, ValueError, RecursionError):
-            kept = {} if self.path is None else json.loads(self.path.read_text(encoding="utf-8"))
-            if isinstance(kept, dict):
-                return kept
+            values = {} if self.path is None else json.loads(self.path.read_text(encoding="utf-8"))
+            if isinstance(values, dict):
+                return values
         return {}
 
     def put(self, key: str, value: object) -> None:
         if self.path is None:
             return
-        kept = self.read()
-        kept.pop(key, None)
-        kept[key] = value
-        for old in list(kept)[: -self.most]:
-            del kept[old]
+        values = self.read()
+        values.pop(key, None)
+        values[key] = value
+        for old in list(values)[: -self.most]:
+            del values[old]
         with suppress(OSError):
-            replace_text(self.path, json.dumps(kept, separators=(",", ":")))
+            replace_text(self.path, json.dumps(values, separators=(",", ":")))
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replace a small file that can be made again, and make its folder. OSError as it comes."""
+    """Replace a small file that can be recreated, so without flushing it. Create its folder if needed. OSError propagates."""
     make_private_folder(path.parent)
     with atomic_write(path, fsync=False) as out:
         out.write(text.encode("utf-8"))
@@ -154,9 +153,9 @@ def replace_text(path: Path, text: str) -> None:
 def secure_home(home: Path, default: Path | None = None) -> str | None:
     """Make a home private. Return a notice if other users could read something in it until now, else None.
 
-    Only files and folders of this user are changed, and links are not followed. The mode of the home itself does not change if
-    it also holds entries of others, as /tmp does, unless it is the `default` home: its contents are private in any case. File
-    systems without modes are left alone. A private home costs one stat per entry; its folders are not walked.
+    Only files and folders of this user are changed, and links are not followed. A home that also holds other programs' entries, such as
+    /tmp, keeps its own mode unless it is the `default` home; localrag's entries become private in any case. File systems without modes are
+    left unchanged. For a private home, the check costs one stat per entry and does not walk folders.
     """
     if os.name != "posix":
         return None
@@ -165,10 +164,10 @@ def secure_home(home: Path, default: Path | None = None) -> str | None:
         with os.scandir(home) as listed:
             entries = list(listed)
     except OSError:
-        return None  # not there yet; or the command that needs it says why it cannot be used
+        return None  # not created yet, or unusable, which the command that needs it reports
     own = [entry for entry in entries if _IN_HOME.fullmatch(entry.name)]
     exposed = [entry for entry in own if _is_exposed(entry.path)]
-    for entry in exposed:  # the home comes last, so that a run that is killed here leaves a reason to go on
+    for entry in exposed:  # the home comes last, so that the next run continues if this one is killed
         _secure_tree(entry.path)
     is_open = bool(status.st_mode & _OTHERS)
     if is_open and not status.st_mode & stat.S_ISVTX and (len(own) == len(entries) or home == default):
@@ -179,7 +178,7 @@ def secure_home(home: Path, default: Path | None = None) -> str | None:
 
 
 def _secure_tree(path: str) -> None:
-    """Secure the leaves first: if the run is killed, the folder above still shows that there is work left."""
+    """Secure the leaves first: if the run is killed, the top folder is still exposed, so the next run continues."""
     for folder, _, names in os.walk(path, topdown=False):
         for name in names:
             _secure(os.path.join(folder, name))  # noqa: PTH118  # names may be any bytes
@@ -188,7 +187,7 @@ def _secure_tree(path: str) -> None:
 
 
 def _secure(path: str) -> None:
-    with suppress(OSError):  # gone meanwhile, or a file system without modes
+    with suppress(OSError):  # removed meanwhile, or a file system without modes
         if _is_exposed(path):
             os.chmod(path, stat.S_IMODE(os.lstat(path).st_mode) & ~_OTHERS)  # noqa: PTH101
 
@@ -205,10 +204,10 @@ def _is_exposed(path: str) -> bool:
 
 @contextmanager
 def locked(path: Path, *, wait_s: float = 0.0, on_wait: Callable[[], None] | None = None) -> Iterator[int]:
-    """Hold the lock of a file, which is created if it is missing, and yield its descriptor. The system frees it when the process dies.
+    """Hold the lock of a file, creating the file if needed, and yield its descriptor. The system frees the lock if the process dies.
 
-    `on_wait` is called once if another process holds it. TimeoutError if that process still does after `wait_s` seconds; a negative
-    `wait_s` waits without limit. OSError as it comes, also where the file system knows no locks.
+    `on_wait` is called once if another process holds the lock. TimeoutError if it still does after `wait_s` seconds; a negative `wait_s`
+    waits without limit. OSError propagates, including on file systems without locks.
     """
     from filelock import FileLock, Timeout  # noqa: PLC0415  # 25 ms
 
@@ -230,7 +229,7 @@ def locked(path: Path, *, wait_s: float = 0.0, on_wait: Callable[[], None] | Non
 
 
 def lock_open_file(descriptor: int, *, wait: bool = False) -> bool:
-    """Take the lock of an open file and return whether it was free, or wait until it is. The system frees it when the file is closed."""
+    """Lock an open file. Return whether the lock was free, or with `wait`, block until it is. Closing the file frees the lock."""
     from filelock import lock_descriptor  # noqa: PLC0415  # as above
 
     return lock_descriptor(descriptor, blocking=wait)
@@ -240,8 +239,8 @@ if sys.platform != "win32":
     import resource
 
 _LITTLE_BYTES = 256 * 1024
-"""With less free space, SQLite cannot create its side files and reports an I/O error or a file that it cannot open."""
-_GO_ON = "Then run the same command again: nothing that was kept is lost."
+"""With less free space, SQLite cannot create its side files and reports IOERR or CANTOPEN."""
+_GO_ON = "Then run the same command again: no saved data is lost."
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,8 +279,8 @@ def _no_room(number: int, name: str, file: Path | None) -> DiskError | None:
         return _full(folder, room)
     limit = _max_file_bytes()
     if number == errno.EFBIG or (kind == "IOERR" and limit is not None and file is not None and _is_at_limit(file, limit)):
-        said = "the file would be larger than this system allows" + ("" if limit is None else f" ({limit:,} bytes)")
-        return DiskError(said, f"Raise the limit on file sizes (ulimit -f). {_GO_ON}", {} if limit is None else {"max_bytes": limit})
+        reason = "the file would be larger than this system allows" + ("" if limit is None else f" ({limit:,} bytes)")
+        return DiskError(reason, f"Raise the limit on file sizes (ulimit -f). {_GO_ON}", {} if limit is None else {"max_bytes": limit})
     return None
 
 
@@ -298,9 +297,9 @@ def _no_access(number: int, name: str, file: Path | None) -> DiskError | None:
     if number in {errno.EACCES, errno.EPERM} or kind == "PERM" or is_refused:
         hint = "Check the owner and permissions of the file and its folder, or set LOCALRAG_HOME to a folder that can be written."
         return DiskError("permission denied", hint)
-    if number == errno.EIO or (kind == "IOERR" and name != "IOERR_SHORT_READ"):  # that one is a file that ends too early
+    if number == errno.EIO or (kind == "IOERR" and name != "IOERR_SHORT_READ"):  # a short read means a truncated file
         detail = f" ({name})" if name else ""
-        hint = "Check the disk and the system's log, and copy the home to another disk before you go on (LOCALRAG_HOME moves it)."
+        hint = "Check the disk and the system's log, and copy the home to another disk before you continue (LOCALRAG_HOME moves it)."
         return DiskError(f"the disk reports an error{detail}", hint)
     return None
 
@@ -321,7 +320,7 @@ def _full(folder: Path | None, room: _Room | None) -> DiskError:
         return DiskError("the disk is full", f"Free some space. {_GO_ON}")
     numbers: dict[str, object] = {"free_bytes": room.free_bytes}
     if not room.has_free_files:
-        return DiskError(f"the disk of {folder} is full: it holds no more files", f"Remove some files from that disk. {_GO_ON}", numbers)
+        return DiskError(f"the disk of {folder} is full: it has no free inodes", f"Remove some files from that disk. {_GO_ON}", numbers)
     return DiskError(f"the disk of {folder} is full: {room.free_bytes:,} bytes are free", f"Free some space. {_GO_ON}", numbers)
 
 
@@ -334,7 +333,7 @@ def _room(folder: Path) -> _Room | None:
         return None
     return _Room(
         free_bytes=status.f_bavail * status.f_frsize,
-        has_free_files=not status.f_files or status.f_favail > 0,  # some file systems count none
+        has_free_files=not status.f_files or status.f_favail > 0,  # some file systems report 0 files
         is_read_only=bool(status.f_flag & os.ST_RDONLY),
     )
 
@@ -348,7 +347,7 @@ def _max_file_bytes() -> int | None:
 
 
 def _is_at_limit(path: Path, limit: int) -> bool:
-    """Tell whether SQLite's file, or one of its side files, is about as large as it may be."""
+    """Tell whether SQLite's file, or one of its side files, has almost reached the size limit."""
     files = (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm"))
     return any(file.stat().st_size + _LITTLE_BYTES > limit for file in files if file.is_file())
 
@@ -413,11 +412,11 @@ def read_object(raw: bytes, like: str) -> dict[str, Any]:
 
 
 def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     row = dict(pairs)
     if len(row) < len(pairs):
-        raise ValueError("a key is there twice")
+        raise ValueError("a key is repeated")
     return row

@@ -1,13 +1,13 @@
-"""One supervised child process: start it, ask it, time it, end it. The limits that it sets to itself are here too.
+"""Run a supervised child process: start it, send it requests, enforce its time limits and end it. A child limits itself with this module.
 
     child = Child("localrag.kb.reading_worker", {"max_chars": 1000})
     reply, text = child.ask({"name": "a.pdf"}, data, limit_s=120, max_bytes=4000)
 
-The child runs as `python -I -S -c START MODULE JOB PATH...`: it imports MODULE from the PATHs and calls its `main(job, parent)`. Both sides
-send messages: a line of JSON, then as many bytes as its "num_bytes" says. The child first sends `{"ready": true}` or `{"error": reason}`.
+The child runs as `python -I -S -c START MODULE JOB PATH...`: it imports MODULE from the PATHs and calls its `main(job, parent)`. A message
+is a line of JSON, followed by "num_bytes" bytes of data if it has that key. The child first sends `{"ready": true}` or `{"error": reason}`.
 
-The parent kills a child that takes too long. The limits that a child sets to itself before it touches untrusted data hold even when its
-parent is gone. Windows has none of them: there the parent's clock is the only limit.
+The parent kills a child that takes too long. A child sets its own limits before it touches untrusted data; they hold even if the parent
+has died. On Windows they do not exist, and the parent's clock is the only limit.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ if sys.platform != "win32":
 
 START = "import sys; sys.path += sys.argv[3:]; from localrag.process import main; main()"
 KEPT_VARIABLES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
-"""The environment variables that Python itself may need to start. A child gets no others, so that it learns no secrets from them."""
+"""Environment variables that Python may need to start. A child gets no others, since they may contain secrets."""
 START_LIMIT_S = 60.0
-"""For Python and the imports of the child on a busy machine."""
+"""Time to start Python and import the child's modules on a busy machine."""
 MAX_LINE_BYTES = 64 << 20
 _EXIT_WAIT_S = 1.0
 _STATM, _STAT = Path("/proc/self/statm"), Path("/proc/self/stat")
 _STARTED_AT = 19
-"""Index of a process's start, in clock ticks since the machine booted, among the fields of its stat file after the name."""
+"""Index of the start time (clock ticks since boot) among the fields after the name in a process's stat file."""
 
 
 class ChildStartError(Exception):
-    """The child did not start: `reason` is a part of a sentence, `hint` the way out."""
+    """The child did not start. `reason` is a clause; `hint` says how to fix it."""
 
     def __init__(self, reason: str, *, hint: str = "Install localrag again.") -> None:
         super().__init__(reason)
@@ -53,7 +53,7 @@ class ChildStartError(Exception):
 
 
 class ChildExitError(Exception):
-    """The child ended without a reply. `expired`: its time had run out; else it exited with `code`, which is negative for a signal."""
+    """The child ended without a reply: its time ran out (`expired`), or it exited with `code`, which is negative for a signal."""
 
     def __init__(self, code: int, *, expired: bool) -> None:
         super().__init__(f"exit code {code}")
@@ -71,8 +71,8 @@ def signal_name(code: int) -> str:
 class Child:
     """A child process. It ends with `stop()`, with this object, or with the interpreter, whichever comes first.
 
-    It gets the environment variables in `kept`, and `variables`. What it prints besides messages is dropped, or with `with_output` comes
-    mixed into `lines`. For one thread at a time. ChildStartError if the system starts no process.
+    It gets the parent's environment variables named in `kept`, and `variables`. Output other than messages is discarded, or included in
+    `lines` if `with_output` is set. Not thread-safe. ChildStartError if the process cannot be created.
     """
 
     def __init__(
@@ -85,11 +85,11 @@ class Child:
         variables: Mapping[str, str] | None = None,
         with_output: bool = False,
     ) -> None:
-        import subprocess  # noqa: PLC0415  # 6 ms that a child need not spend
+        import subprocess  # noqa: PLC0415  # takes 6 ms, and children do not need it
 
         paths = dict.fromkeys([str(Path(__file__).parents[1]), *map(str, folders), *filter(os.path.isabs, sys.path)])
         try:
-            # Without the site module it starts faster and runs no .pth file; its own session keeps Ctrl-C from it.
+            # Without the site module it starts faster and runs no .pth files. In its own session it does not receive Ctrl-C.
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", START, module, json.dumps(job), *paths],
                 stdin=subprocess.PIPE,
@@ -111,7 +111,7 @@ class Child:
 
     @property
     def expired(self) -> bool:
-        """Whether it was killed because its time had run out."""
+        """Whether it was killed because its time ran out."""
         return self._clock.expired
 
     @property
@@ -119,7 +119,7 @@ class Child:
         return self.stop.alive and self._process.poll() is None
 
     def tell(self, message: Mapping[str, object], data: bytes = b"") -> None:
-        """Send a message. If the child has ended, the next `ask` finds out."""
+        """Send a message without waiting for a reply. If the child has ended, the next `ask` raises the error."""
         assert self._process.stdin
         with suppress(OSError):
             send(self._process.stdin, message, data)
@@ -127,10 +127,10 @@ class Child:
     def ask(
         self, message: Mapping[str, object], data: bytes = b"", *, limit_s: float, max_bytes: int = 0
     ) -> tuple[dict[str, object], bytes]:
-        """Send a message and return the reply, with at most `max_bytes` of data. The time for the start does not count.
+        """Send a message and return the reply, with at most `max_bytes` of data. Startup time does not count toward `limit_s`.
 
-        ChildStartError if the child never became ready, ChildExitError if it ended or took longer than `limit_s`, ValueError if what it
-        sent is not a message. Each of these, and an interruption, ends the child: a late reply would be taken for the next one.
+        ChildStartError if the child never became ready, ChildExitError if it ended or took longer than `limit_s`, ValueError if it sent
+        anything but a message. All of these, and interruptions, end the child, since a late reply could be mistaken for the next one.
         """
         if not self.stop.alive:
             raise ChildExitError(self.exit_code(), expired=self.expired)
@@ -147,7 +147,7 @@ class Child:
                 self.stop()
 
     def lines(self, max_bytes: int) -> Iterator[bytes]:
-        """Yield the lines of all output until the child closes it; longer ones in pieces of `max_bytes`."""
+        """Yield the lines of all output until the child closes it. Longer lines come in pieces of `max_bytes`."""
         assert self._process.stdout
         while line := self._process.stdout.readline(max_bytes):
             yield line
@@ -162,7 +162,7 @@ class Child:
             self._clock.set(math.inf)
 
     def exit_code(self, wait_s: float | None = None) -> int:
-        """Wait until the child has ended, and return its exit code. Kill it after `wait_s`."""
+        """Wait for the child to end, and return its exit code. Kill it after `wait_s` seconds; None waits without limit."""
         import subprocess  # noqa: PLC0415  # as above
 
         try:
@@ -178,10 +178,10 @@ class Child:
             with self.within(START_LIMIT_S):
                 reply, _ = self._receive(0)
         except ChildExitError as error:
-            reason = f"no sign of life within {START_LIMIT_S:g} s" if error.expired else "it ended"
+            reason = f"it did not respond within {START_LIMIT_S:g} s" if error.expired else "it ended"
             raise ChildStartError(reason) from None
         except ValueError:
-            raise ChildStartError("it does not speak as it should") from None
+            raise ChildStartError("it sent an invalid message") from None
         if reply.get("ready") is not True:
             raise ChildStartError(str(reply.get("error")))
         self._is_ready = True
@@ -196,7 +196,7 @@ class Child:
 
 
 class _Clock:
-    """Kills a process at a deadline. One thread for all questions: a Timer for each costs as much as to read a small file."""
+    """Kills a process at a deadline. One thread serves all requests, since a Timer for each costs as much as reading a small file."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.expired = False
@@ -235,14 +235,14 @@ def _end(process: subprocess.Popen[bytes], clock: _Clock) -> None:
     clock.close()
     process.kill()
     for pipe in (process.stdin, process.stdout):
-        with suppress(OSError):  # what was not sent is lost
+        with suppress(OSError):  # unsent data is lost
             assert pipe
             pipe.close()
     process.wait()
 
 
 def send(pipe: IO[bytes], message: Mapping[str, object], data: bytes = b"") -> None:
-    """Write a message. ValueError for one whose JSON is longer than MAX_LINE_BYTES, of which nothing is written; OSError as it comes."""
+    """Write a message. ValueError, before anything is written, if its JSON is longer than MAX_LINE_BYTES; OSError propagates."""
     line = json.dumps({**message, "num_bytes": len(data)} if data else message, separators=(",", ":")).encode() + b"\n"
     if len(line) > MAX_LINE_BYTES:
         raise ValueError("the message is too long")
@@ -252,7 +252,7 @@ def send(pipe: IO[bytes], message: Mapping[str, object], data: bytes = b"") -> N
 
 
 def receive(pipe: IO[bytes], max_bytes: int) -> tuple[dict[str, object], bytes] | None:
-    """Read a message with at most `max_bytes` of data; None where the pipe ends. ValueError for anything but a message."""
+    """Read a message with at most `max_bytes` of data; None at the end of the pipe. ValueError for anything but a message."""
     line = pipe.readline(MAX_LINE_BYTES)
     if not line.endswith(b"\n"):
         if len(line) == MAX_LINE_BYTES:
@@ -270,7 +270,7 @@ def receive(pipe: IO[bytes], max_bytes: int) -> tuple[dict[str, object], bytes] 
 
 
 class Parent:
-    """The process that started this one. Standard input and output are for messages alone: output of libraries goes to standard error."""
+    """The connection to the process that started this one. Reserves standard input and output: libraries print to standard error."""
 
     def __init__(self) -> None:
         self.requests: IO[bytes] = os.fdopen(os.dup(0), "rb")
@@ -281,7 +281,7 @@ class Parent:
         os.dup2(2, 1)
 
     def receive(self) -> tuple[dict[str, object], bytes] | None:
-        """Wait for the next message; None when the parent is gone."""
+        """Wait for the next message; None when the parent has exited."""
         return receive(self.requests, sys.maxsize)
 
     def send(self, message: Mapping[str, object], data: bytes = b"") -> None:
@@ -289,25 +289,25 @@ class Parent:
 
 
 def main() -> None:
-    """Run as a child: import the module of the command line and call its `main`."""
+    """Entry point of a child: import the module named on the command line and call its `main`."""
     parent = Parent()
     try:
         run = import_module(sys.argv[1]).main
-    except Exception as error:  # noqa: BLE001  # the parent says it
+    except Exception as error:  # noqa: BLE001  # the parent reports it
         parent.send({"error": f"{type(error).__name__}: {error}"})
         return
     run(json.loads(sys.argv[2]), parent)
 
 
 def confine(more_bytes: int) -> None:
-    """Let this process grow by `more_bytes`, write to no file and start no process: for one that only computes an answer."""
+    """Confine this process to computing: let it grow by `more_bytes`, but not write files or start processes."""
     limit_memory(more_bytes)
     limit_files(0)
     forbid_processes()
 
 
 def limit_memory(more_bytes: int) -> None:
-    """Let this process grow by `more_bytes`, on systems that tell its size cheaply, and leave no core file."""
+    """Let this process grow by `more_bytes`, on systems that report its size cheaply, and leave no core file."""
     if sys.platform == "win32":
         return
     _set(resource.RLIMIT_CORE, 0)
@@ -322,45 +322,45 @@ def limit_files(max_bytes: int) -> None:
 
 
 def forbid_processes() -> None:
-    """Keep this process from starting processes and threads. The superuser is not bound by it."""
+    """Forbid this process to start processes and threads. Has no effect for the superuser."""
     if sys.platform != "win32":
         _set(resource.RLIMIT_NPROC, 0)
 
 
 def limit_computing(more_s: float) -> None:
-    """End this process by SIGXCPU after `more_s` more seconds of computing. A later call can set more, or less."""
+    """End this process with SIGXCPU after `more_s` more seconds of CPU time. A later call can raise or lower the limit."""
     if sys.platform == "win32":
         return
     usage = resource.getrusage(resource.RUSAGE_SELF)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     seconds = math.ceil(usage.ru_utime + usage.ru_stime + more_s)
-    with suppress(ValueError, OSError):  # the hard limit stays, for it could not be raised for the next
+    with suppress(ValueError, OSError):  # keep the hard limit, since a lowered one cannot be raised again
         resource.setrlimit(resource.RLIMIT_CPU, (seconds if hard == resource.RLIM_INFINITY else min(seconds, hard), hard))
 
 
 def limit_self(*, spare_bytes: int, cpu_s: float, max_file_bytes: int = 0) -> None:
-    """Let this process grow by `spare_bytes`, compute for `cpu_s` more seconds, and write files of at most `max_file_bytes`."""
+    """Let this process grow by `spare_bytes`, use `cpu_s` more seconds of CPU time, and write files of at most `max_file_bytes`."""
     limit_memory(spare_bytes)
     limit_files(max_file_bytes)
     limit_computing(cpu_s)
 
 
 def age_s() -> float:
-    """Seconds since this process was started, to one clock tick (10 ms) on Linux.
+    """Return the seconds since this process started, accurate to one clock tick (10 ms) on Linux.
 
-    psutil alone would not do there: it adds the start to a boot time in whole seconds, and so makes a process up to 1 s older.
+    psutil is not used there: it adds the start time to a boot time in whole seconds, which is off by up to 1 s.
     """
     if sys.platform == "linux":
         with suppress(OSError, ValueError, IndexError):
             started_at = int(_STAT.read_bytes().rpartition(b")")[2].split()[_STARTED_AT]) / os.sysconf("SC_CLK_TCK")
             return time.clock_gettime(time.CLOCK_BOOTTIME) - started_at
-    import psutil  # noqa: PLC0415  # weight
+    import psutil  # noqa: PLC0415  # heavy
 
     return time.time() - float(psutil.Process().create_time())
 
 
 def size_bytes() -> int:
-    """Return the size of this process's address space; 0 on systems that do not tell it cheaply."""
+    """Return the size of this process's address space in bytes; 0 on systems that do not report it cheaply."""
     try:
         return int(_STATM.read_bytes().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -368,5 +368,5 @@ def size_bytes() -> int:
 
 
 def _set(name: int, limit: int) -> None:
-    with suppress(ValueError, OSError):  # a lower limit is in force already
+    with suppress(ValueError, OSError):  # a lower limit is already set
         resource.setrlimit(name, (limit, limit))

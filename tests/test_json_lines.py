@@ -24,8 +24,8 @@ def test_a_line_of_the_longest_length_is_read_whole(tmp_path):
         (b"{", "not JSON"),
         (b"1", "not a JSON object"),
         (b"\xff", "UTF-8"),
-        (b'{"a": 1, "a": 2}', "twice"),
-        (b'{"a": NaN}', "NaN is no number"),
+        (b'{"a": 1, "a": 2}', "repeated"),
+        (b'{"a": NaN}', "NaN is not a number"),
     ],
 )
 def test_what_is_no_object_says_why(raw, says):

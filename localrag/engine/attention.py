@@ -1,9 +1,9 @@
-"""Which attention kernel is the faster one on this processor: llama.cpp's flash attention, or the plain one.
+"""Choose the faster attention kernel for this processor: llama.cpp's flash attention or plain attention.
 
-Neither is so everywhere. On one x86 machine flash attention evaluates prompts 1.4 times faster; on another, whose compiler turns its
-table look-ups into slow gathers, it halves the speed of decoding. It cannot be changed within a context, so it is measured once, on a
-model of one thin layer that is written for the purpose: there, next to nothing but attention takes time. About a second, kept in the
-home for this build of llama.cpp on this processor.
+Neither wins everywhere. On one x86 machine flash attention speeds up prefill by a factor of 1.4. On another, whose compiler turned table
+look-ups into slow gathers, it halves the decoding speed. A context cannot switch kernels, so the choice is measured once, on a generated
+model with a single thin layer, where attention takes nearly all of the time. The measurement takes about a second. The result is saved in
+the home for this processor and this build of llama.cpp.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from localrag.files import replace_text
 from localrag.types import SamplingParams
 
 PROMPT_TOKENS, ANSWER_TOKENS = 1024, 128
-"""A question with its sources, and an answer: the mixture that is timed."""
+"""The timed workload, in tokens: a typical prompt with sources, and a typical answer."""
 
 _FILE = "attention.json"
 _BATCH, _WIDTH, _VOCAB = 512, 64, 32
@@ -31,15 +31,16 @@ _HEADS, _KV_HEADS, _HEAD_SIZE = 16, 4, 64
 
 
 def flash_attention(home: Path, governor: ThreadGovernor) -> bool:
-    """Whether to use flash attention here: what was measured before, or is measured now. A home that cannot be written is no error.
+    """Return whether flash attention is the better kernel here: the saved choice, or else a new measurement.
 
-    It is measured with the threads that are good now: with one for each core, beside busy processes, it takes a minute and more.
+    Measure with the thread count that `governor` recommends: with one thread per core on a busy machine, the measurement can take over a
+    minute. An unwritable home is ignored.
     """
-    kept = kept_choice(home, governor)
-    if kept is not None:
-        return kept
+    choice = kept_choice(home, governor)
+    if choice is not None:
+        return choice
     seconds = measure(governor.measure)
-    chosen = seconds[True] <= seconds[False] * 1.05  # about as fast: it takes less memory
+    chosen = seconds[True] <= seconds[False] * 1.05  # prefer it on a tie: it needs less memory
     record = {"for": _key(governor), "flash_attention": chosen, "flash_s": round(seconds[True], 4), "plain_s": round(seconds[False], 4)}
     with suppress(OSError):
         replace_text(home / _FILE, json.dumps(record))
@@ -47,7 +48,7 @@ def flash_attention(home: Path, governor: ThreadGovernor) -> bool:
 
 
 def kept_choice(home: Path, governor: ThreadGovernor) -> bool | None:
-    """What was chosen for this machine and this build; None if nothing was, or what is kept is damaged."""
+    """Return the saved choice for this machine and build of llama.cpp; None if there is none or the file is damaged."""
     with suppress(OSError, ValueError, RecursionError):
         record = json.loads((home / _FILE).read_text(encoding="utf-8"))
         if isinstance(record, dict) and record.get("for") == _key(governor) and isinstance(record.get("flash_attention"), bool):
@@ -60,7 +61,7 @@ def _key(governor: ThreadGovernor) -> str:
 
 
 def measure(num_threads: int | Callable[[], int]) -> dict[bool, float]:
-    """Seconds for PROMPT_TOKENS and ANSWER_TOKENS with (True) and without (False) flash attention: the best of two runs each."""
+    """Return the seconds for PROMPT_TOKENS and ANSWER_TOKENS with (True) and without (False) flash attention: the better of two runs."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "attention.gguf"
         _write_thin_model(path)
@@ -89,7 +90,7 @@ def _timed(model: LlamaModel, *, flash: bool, num_threads: int | Callable[[], in
 
 
 def _processor() -> str:
-    """The processor's name: a home can move to another machine."""
+    """Return the processor's name. It is part of the key because a home can move to another machine."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):
@@ -98,9 +99,9 @@ def _processor() -> str:
 
 
 def _write_thin_model(path: Path) -> None:
-    """Write a GGUF file of a llama without a vocabulary. The weights are random: look-ups of equal values would be too fast."""
-    import numpy as np  # noqa: PLC0415  # weight, like the next
-    from gguf import GGUFWriter  # noqa: PLC0415
+    """Write a one-layer Llama model without a vocabulary. Its weights are random, since gathers of equal values would be too fast."""
+    import numpy as np  # noqa: PLC0415  # heavy import
+    from gguf import GGUFWriter  # noqa: PLC0415  # heavy import
 
     writer = GGUFWriter(path, "llama")
     writer.add_tokenizer_model("no_vocab")

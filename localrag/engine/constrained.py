@@ -1,4 +1,4 @@
-"""Sampling with numpy: token masks of a grammar, and log probabilities. Imported only when one of them is asked for."""
+"""Sample with numpy: grammar token masks and log probabilities. Imported only when a request needs either."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 def logprobs_of(row: Any, num_vocab_tokens: int, num_top: int) -> Logprobs:  # noqa: ANN401  # a pointer to floats
-    """The log-softmax of a row of logits, which may change afterwards; of tokens that are level, the lower id is first."""
+    """Return the log-softmax of a row of logits and its `num_top` best tokens. Ties are broken by the lower id. The row is copied."""
     scores = np.ctypeslib.as_array(row, (num_vocab_tokens,)).astype(np.float64)
     scores -= scores.max()
     scores -= np.log(np.exp(scores).sum())
     least = np.partition(scores, -num_top)[-num_top] if 0 < num_top < len(scores) else -np.inf
-    found = np.flatnonzero(scores >= least) if num_top else np.empty(0, np.intp)
-    order = found[np.argsort(-scores[found], kind="stable")][:num_top]
+    top = np.flatnonzero(scores >= least) if num_top else np.empty(0, np.intp)
+    order = top[np.argsort(-scores[top], kind="stable")][:num_top]
     return Logprobs(lambda token: float(scores[token]), tuple(map(int, order)))
 
 
@@ -32,11 +32,11 @@ _Ids = NDArray[np.intp]
 
 
 class ConstrainedSampler:
-    """One sequence's sampler under a grammar.
+    """Samples the tokens of one sequence under a grammar.
 
-    `choose` is a chain of llama.cpp's samplers that ends in a choice, None for the likeliest token (the first of several); `penalties`
-    a chain that only changes logits, or None. The first choice is the unconstrained one. Where the grammar forbids it, a
-    second is made among the tokens that it allows; where it forces the text, that is the next token of its usual tokenisation.
+    `choose` is a sampler chain that selects a token; None selects the most likely token, or the lowest id on a tie. `penalties` is a chain
+    that only changes logits, or None. Each step first samples without the grammar. If the grammar rejects that token, the step samples
+    again from the allowed tokens. If the grammar forces the text, the result is the next token of its usual tokenization.
     """
 
     def __init__(self, lib: Any, matcher: Matcher, *, num_vocab_tokens: int, choose: Any = None, penalties: Any = None) -> None:  # noqa: ANN401  # C pointers
@@ -46,9 +46,9 @@ class ConstrainedSampler:
         self._choose_chain, self._penalties = choose, penalties
 
     def sample(self, logits: Any) -> int:  # noqa: ANN401  # a pointer to floats
-        """The next token from the vocabulary's logits; it is accepted. EngineError if the grammar allows none."""
+        """Sample and accept the next token, given the logits of the whole vocabulary. EngineError if the grammar allows no token."""
         if not logits:
-            raise EngineError("There is nothing to sample from.")
+            raise EngineError("There are no logits to sample from.")
         scores = np.ctypeslib.as_array(logits, (self.num_vocab_tokens,))
         if self._penalties:
             scores = self._apply(self._penalties, np.arange(len(scores)), scores)[0]["logit"].copy()
@@ -65,7 +65,7 @@ class ConstrainedSampler:
         return token
 
     def _choose(self, ids: _Ids, scores: _Logits) -> int | None:
-        """One of these ids by their scores; None if there is none to choose."""
+        """Select one of `ids` by its score; None if no id has a finite score."""
         if not len(ids):
             return None
         if self._choose_chain is None:
@@ -75,7 +75,7 @@ class ConstrainedSampler:
         return int(chosen[at]["id"]) if 0 <= at < len(chosen) and np.isfinite(scores[chosen[at]["id"]]) else None
 
     def _apply(self, sampler: Any, ids: _Ids, scores: _Logits) -> tuple[NDArray[Any], int]:  # noqa: ANN401  # C pointers
-        """The candidates after a sampler, which can reorder and shorten them, and which of them it selected (-1: none)."""
+        """Apply a sampler chain. Return the candidates, perhaps reordered and filtered, and the index of the selected one or -1."""
         candidates = np.zeros(len(ids), _CANDIDATE)
         candidates["id"], candidates["logit"] = ids, scores
         lib = self.lib

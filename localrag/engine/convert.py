@@ -1,7 +1,7 @@
-"""A sentence-transformers folder of the BERT family -> a GGUF file that llama.cpp computes the same vectors with. The only `import gguf`.
+"""Convert a sentence-transformers folder of the BERT family to a GGUF file, so that llama.cpp computes the same vectors.
 
-What the folder says is checked before anything is written: what llama.cpp would compute differently is refused with the reason. Whether
-the result is good is for accept.py to say. Weights are read with numpy; nothing here imports torch.
+The folder's configuration is checked first: a model that llama.cpp would compute differently is refused, with the reason.
+query_embedder.py compares the vectors of the result with the original's. Weights are read with numpy; torch is not imported.
 
 Source: src/models/bert.cpp and src/llama-vocab.cpp of llama.cpp, as of llama-cpp-python 0.3.36.
 """
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 _MAX_JSON_BYTES = 64 << 20
 _POOLINGS = {"mean": 1, "cls": 2}
 _NORMAL, _UNKNOWN, _CONTROL, _UNUSED = 1, 2, 3, 5  # token types
-_MOSTLY_F16 = 1  # of general.file_type
+_MOSTLY_F16 = 1  # a value of general.file_type
 _FLOATS = ("F32", "F16", "F64")
-# a tensor of the folder, without what comes before it, -> its name in a GGUF file; BERT's names, then DistilBERT's
+# Name of a tensor in the folder, without its prefix -> its name in a GGUF file.
 _OUTER = {
     "embeddings.word_embeddings": "token_embd",
     "embeddings.position_embeddings": "position_embd",
@@ -36,7 +36,7 @@ _OUTER = {
     "embeddings.LayerNorm": "token_embd_norm",
 }
 _LAYER = re.compile(r"(?:encoder|transformer)\.layer\.(\d{1,3})\.(.+)")
-_INNER = {
+_INNER = {  # BERT's names, then DistilBERT's
     "attention.self.query": "attn_q",
     "attention.self.key": "attn_k",
     "attention.self.value": "attn_v",
@@ -54,12 +54,12 @@ _INNER = {
     "ffn.lin2": "ffn_down",
     "output_layer_norm": "layer_output_norm",
 }
-_LEFT_OUT = re.compile(r"pooler\.|cls\.|vocab_|embeddings\.position_ids$")  # of other uses of the model
+_LEFT_OUT = re.compile(r"pooler\.|cls\.|vocab_|embeddings\.position_ids$")  # tensors that an embedder does not need
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shape:
-    """What a config.json says, in one family's words."""
+    """The sizes from a config.json, under the same names for BERT and DistilBERT."""
 
     num_layers: int
     num_heads: int
@@ -72,9 +72,10 @@ class _Shape:
 
 
 def convert(folder: Path, target: Path) -> None:
-    """Write the model in `folder` to `target`: matrices as f16, norms, biases and positions as f32. A rename publishes it when it is whole.
+    """Write the model in `folder` to `target`: matrices as f16; norms, biases and positions as f32.
 
-    ModelFileError with the reason for a folder that is damaged, or of a kind that llama.cpp does not compute in the same way.
+    The file appears under its name only when it is complete. ModelFileError, with the reason, for a damaged folder or a model that
+    llama.cpp computes differently.
     """
     config = _read_json(folder / "config.json")
     shape = _shape(folder, config)
@@ -109,10 +110,10 @@ def _shape(folder: Path, config: Mapping[str, Any]) -> _Shape:
     elif family == "distilbert":
         names = ("n_layers", "n_heads", "dim", "hidden_dim", "activation")
     else:
-        raise _refused(folder, f"its family is {family!r}, and BERT and DistilBERT are converted")
+        raise _refused(folder, f"its family is {family!r}; only BERT and DistilBERT are supported")
     layers, heads, hidden, feed_forward = (_count(folder, config, name) for name in names[:4])
     if config.get(names[4], "gelu") not in ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_python"):
-        raise _refused(folder, f"its activation is {config[names[4]]!r}, and llama.cpp computes gelu")
+        raise _refused(folder, f"its activation is {config[names[4]]!r}; llama.cpp uses gelu")
     if config.get("position_embedding_type", "absolute") != "absolute" or config.get("is_decoder"):
         raise _refused(folder, "it is not an encoder with absolute positions")
     return _Shape(
@@ -135,19 +136,19 @@ def _count(folder: Path, config: Mapping[str, Any], key: str) -> int:
 
 
 def _pooling(folder: Path) -> int:
-    """llama.cpp's number of how tokens are pooled, of modules that do nothing else than that, and normalise."""
+    """Return llama.cpp's number for the pooling. ModelFileError if the modules do more than embed, pool and normalize."""
     modules = _read_json(folder / "modules.json", kind=list)
     entries = [module if isinstance(module, dict) else {} for module in modules]
     kinds = [str(module.get("type")).rpartition(".")[2] for module in entries]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]) or entries[0].get("path") != "":
-        raise _refused(folder, f"its modules are {', '.join(kinds)}, and Transformer, Pooling and Normalize are converted")
+        raise _refused(folder, f"its modules are {', '.join(kinds)}; only Transformer, Pooling and Normalize are supported")
     config = _read_json(folder / str(entries[1].get("path")) / "config.json")
     modes = {name.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token") for name, on in config.items() if on is True}
     modes -= {"include_prompt"}
     if isinstance(mode := config.get("pooling_mode"), str):
         modes = {mode}
     if len(modes) != 1 or not modes <= _POOLINGS.keys():
-        raise _refused(folder, f"its pooling is {' and '.join(sorted(modes)) or 'unknown'}, and mean and cls are converted")
+        raise _refused(folder, f"its pooling is {' and '.join(sorted(modes)) or 'unknown'}; only mean and cls are supported")
     return _POOLINGS[modes.pop()]
 
 
@@ -165,7 +166,7 @@ def _write_keys(writer: GGUFWriter, folder: Path, shape: _Shape, pooling: int) -
 
 
 def _write_vocabulary(writer: GGUFWriter, folder: Path, tokenizer: Mapping[str, Any], shape: _Shape) -> None:
-    """WordPiece as llama.cpp spells it: what begins a word is marked, and not what goes on with one."""
+    """Write the WordPiece vocabulary the way llama.cpp spells it: tokens that begin a word are marked, not those that continue one."""
     model = tokenizer.get("model")
     if not isinstance(model, dict) or model.get("type") != "WordPiece" or not isinstance(model.get("vocab"), dict):
         raise _refused(folder, "its tokenizer is not WordPiece")
@@ -175,7 +176,7 @@ def _write_vocabulary(writer: GGUFWriter, folder: Path, tokenizer: Mapping[str, 
     types = [_UNUSED] * shape.vocab_size
     for text, index in {**model["vocab"], **special}.items():
         if not (isinstance(index, int) and 0 <= index < shape.vocab_size):
-            raise _refused(folder, f"its tokenizer has the id {index!r}, and its weights {shape.vocab_size} tokens")
+            raise _refused(folder, f"its tokenizer has the id {index!r}, but its weights have {shape.vocab_size} tokens")
         if text in special:
             tokens[index], types[index] = text, _UNKNOWN if text == model.get("unk_token") else _CONTROL
         else:
@@ -204,32 +205,32 @@ def _write_vocabulary(writer: GGUFWriter, folder: Path, tokenizer: Mapping[str, 
 
 
 def _tensors(folder: Path, shape: _Shape) -> Iterator[tuple[str, np.ndarray]]:
-    """Every tensor by its name in the GGUF file, each once, none left out. A model has half of its file's bytes in memory here."""
+    """Yield each tensor with its GGUF name. ModelFileError if a tensor is missing, repeated or unknown, or the file is unreadable."""
     import numpy as np  # noqa: PLC0415  # heavy
     from safetensors import SafetensorError, safe_open  # noqa: PLC0415  # an extension module
 
     wanted = {*_OUTER.values()} - ({"token_types"} if shape.num_token_types == 1 else set())
     wanted |= {f"blk.{layer}.{name}" for layer in range(shape.num_layers) for name in _INNER.values()}
-    found: set[str] = set()
+    names: set[str] = set()
     try:
         with safe_open(folder / "model.safetensors", framework="numpy") as weights:
-            for key in weights.keys():  # noqa: SIM118  # it is no mapping
+            for key in weights.keys():  # noqa: SIM118  # not a mapping
                 bare = key.removeprefix("bert.").removeprefix("distilbert.").replace(".gamma", ".weight").replace(".beta", ".bias")
                 if _LEFT_OUT.match(bare):
                     continue
                 name = _name(folder, bare, shape)
-                if name in found:  # with and without a prefix, by its old name and its new one
+                if name in names:  # with and without a prefix, or under its old and its new name
                     raise _refused(folder, f"it has the tensor {bare!r} twice")
-                found.add(name)
+                names.add(name)
                 if (kind := weights.get_slice(key).get_dtype()) not in _FLOATS:
-                    raise _refused(folder, f"its weights are {kind}, and {', '.join(_FLOATS)} are converted")
+                    raise _refused(folder, f"its weights are {kind}; only {', '.join(_FLOATS)} are supported")
                 tensor = weights.get_tensor(key)
                 is_matrix = tensor.ndim == 2 and not name.startswith(("position_embd", "token_types"))
                 yield name, np.ascontiguousarray(tensor, dtype=np.float16 if is_matrix else np.float32)
     except (SafetensorError, OSError) as error:
         raise _refused(folder, f"its weights cannot be read: {error}") from error
-    if missing := {f"{name}.weight" for name in wanted} - found:
-        raise _refused(folder, f"it lacks {len(missing)} tensors, {min(missing)} among them")
+    if missing := {f"{name}.weight" for name in wanted} - names:
+        raise _refused(folder, f"it lacks {len(missing)} tensors, including {min(missing)}")
 
 
 def _name(folder: Path, key: str, shape: _Shape) -> str:
@@ -237,7 +238,7 @@ def _name(folder: Path, key: str, shape: _Shape) -> str:
     layer = _LAYER.fullmatch(stem)
     name = _OUTER.get(stem) if layer is None else _INNER.get(layer[2])
     if name is None or kind not in ("weight", "bias") or (layer is not None and int(layer[1]) >= shape.num_layers):
-        raise _refused(folder, f"it has the tensor {key!r}, which BERT has not")
+        raise _refused(folder, f"it has the tensor {key!r}, which BERT does not have")
     return f"{name}.{kind}" if layer is None else f"blk.{int(layer[1])}.{name}.{kind}"
 
 
@@ -255,5 +256,5 @@ def _read_json(file: Path, kind: type = dict) -> Any:  # noqa: ANN401  # JSON
 
 def _refused(folder: Path, why: str) -> ModelFileError:
     return ModelFileError(
-        f"The embedder in {folder.name} is not converted: {' '.join(why.split())[:300]}.", hint="It runs in sentence-transformers."
+        f"The embedder in {folder.name} cannot be converted: {' '.join(why.split())[:300]}.", hint="It runs in sentence-transformers."
     )

@@ -1,4 +1,4 @@
-"""The door to llama.cpp for a model that turns texts into vectors: a context that pools. Every number is checked before it goes into C."""
+"""Embed texts with llama.cpp. All sizes and token ids are checked before they reach C."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ if TYPE_CHECKING:
 
 
 POOLINGS = {1: "mean", 2: "cls", 3: "last"}
-"""How the vectors of a text's tokens become one, by llama.cpp's numbers. 4 ranks texts, which makes no vector."""
+"""Pooling methods by llama.cpp's numbers. Method 4 ranks texts and produces no vector."""
 
 
 class EmbeddingContext:
-    """Evaluates whole texts, up to `num_sequences` of them and `batch_tokens` tokens in one call, and keeps nothing of them.
+    """A llama.cpp context that embeds up to `num_sequences` texts with `batch_tokens` tokens in total per call.
 
-    ModelFileError for a file that does not say how its vectors are pooled; EngineError where the memory does not suffice.
+    Texts do not affect later calls. ModelFileError if the file defines no pooling; EngineError if memory does not suffice.
     """
 
     def __init__(self, model: LlamaModel, *, batch_tokens: int, num_sequences: int, num_threads: int) -> None:
-        # llama.cpp asserts that its plan of a whole batch divides evenly among the texts
+        # llama.cpp asserts that a batch divides evenly among its texts
         divides = 1 <= num_sequences <= MAX_SEQUENCES and batch_tokens % num_sequences == 0
         if not (divides and 1 <= batch_tokens <= 65_536 and num_threads >= 1):
-            raise EngineError(f"A batch of {batch_tokens} tokens of {num_sequences} texts is out of bounds.")
+            raise EngineError(f"A batch of {batch_tokens} tokens for {num_sequences} texts is out of bounds.")
         self.lib = lib = model.lib
         self.model = model
         self.batch_tokens = batch_tokens
         self.num_sequences = num_sequences
         params = lib.llama_context_default_params()
-        params.n_ctx = params.n_batch = params.n_ubatch = batch_tokens  # a text is pooled where it is evaluated as a whole
+        params.n_ctx = params.n_batch = params.n_ubatch = batch_tokens  # pooling needs the whole text in one ubatch
         params.n_seq_max = num_sequences
         params.n_threads = params.n_threads_batch = num_threads
         params.embeddings = True
-        params.kv_unified = True  # else each text gets its even share of the cells
+        params.kv_unified = True  # else each text gets an equal share of the cells
         params.no_perf = True
         begin_log()
-        for flash_attention in (lib.LLAMA_FLASH_ATTN_TYPE_ENABLED, lib.LLAMA_FLASH_ATTN_TYPE_DISABLED):  # twice as fast, where it can
+        for flash_attention in (lib.LLAMA_FLASH_ATTN_TYPE_ENABLED, lib.LLAMA_FLASH_ATTN_TYPE_DISABLED):  # twice as fast where supported
             params.flash_attn_type = flash_attention
             self.handle = lib.llama_init_from_model(model.handle, params)
             if self.handle:
@@ -63,10 +63,10 @@ class EmbeddingContext:
             lib.llama_free(self.handle)
             self.handle = None
             raise ModelFileError(
-                f"{model.path.name} is no embedder: it does not say how the vectors of its tokens become one.",
+                f"{model.path.name} is not an embedder: it defines no pooling.",
                 hint="Use the GGUF file of an embedding model.",
             )
-        self.memory = lib.llama_get_memory(self.handle)  # an encoder has none
+        self.memory = lib.llama_get_memory(self.handle)  # NULL for an encoder
         self.dim = int(lib.llama_model_n_embd_out(model.handle))
         self._batch = lib.llama_batch_init(batch_tokens, 0, 1)
         self._abort = Abort(lib, self.handle)
@@ -75,7 +75,7 @@ class EmbeddingContext:
         self.lib.llama_set_n_threads(self.handle, max(1, num_threads), max(1, num_threads))
 
     def embed(self, texts: Sequence[Sequence[int]], out: np.ndarray) -> None:
-        """Writes the pooled vector of each text, given as token ids, into the rows of `out`: float32, len(texts) x dim, not normalised."""
+        """Write the pooled vector of each text (token ids) to a row of `out`: float32, len(texts) x dim, not normalized."""
         import numpy as np  # noqa: PLC0415  # heavy
 
         self._fill(texts)
@@ -96,7 +96,7 @@ class EmbeddingContext:
     def _fill(self, texts: Sequence[Sequence[int]]) -> None:
         num_tokens = sum(map(len, texts))
         if not (0 < len(texts) <= self.num_sequences and all(texts) and num_tokens <= self.batch_tokens):
-            raise EngineError(f"A batch of {num_tokens} tokens of {len(texts)} texts is out of bounds.")
+            raise EngineError(f"A batch of {num_tokens} tokens for {len(texts)} texts is out of bounds.")
         batch, index = self._batch, 0
         for seq_id, ids in enumerate(texts):
             for position, token in enumerate(ids):
@@ -115,14 +115,14 @@ class EmbeddingContext:
 
 
 MAX_TEXT_TOKENS = 8192
-"""A text is evaluated in one piece, and what that takes grows with the square of its length."""
+"""Longest text. A text is evaluated in one piece, at a cost that grows with the square of its length."""
 BATCH_TOKENS = 512
-"""Texts are put together up to this: an encoder computes every token with every other of a batch, also those of other texts."""
+"""Tokens per batch. An encoder attends from each token to all tokens of the batch, including those of other texts."""
 BATCH_TEXTS = 32
 
 
 class _Memory:
-    """A model and its context, apart from the embedder that uses them, so that they can be freed after it."""
+    """A model and its context. Separate from the embedder so that a finalizer can free them."""
 
     def __init__(self, model: LlamaModel) -> None:
         self.model = model
@@ -141,11 +141,10 @@ class _Memory:
 class LlamaEmbedder:
     """Implements `localrag.text.tokens.Embedder` with the GGUF file at `path`. One thread at a time evaluates; others wait.
 
-    `close` gives the memory back, and so does dropping the last reference. `home` remembers that the file was tried in a child process, as
-    all are that are not `is_trusted`. Where the file is a copy of another embedder, `fingerprint`, `max_tokens` and `input_ids` (a text's
-    ids with the special ones, before which nothing is cut) are the original's, so that vectors, limits and counts are the same.
-    `fingerprint` is else the file's sha256, and `sha256` spares reading it. ModelFileError for a file that is damaged, foreign or no
-    embedder.
+    `close` frees the memory, and so does dropping the last reference. Unless `is_trusted`, the file is first tried in a child process;
+    `home` stores the files that passed. If the file is a converted copy, pass the original's `fingerprint`, `max_tokens` and `input_ids`
+    (which returns all ids of a text, special ones included), so that vectors, limits and counts agree. `fingerprint` defaults to the
+    file's sha256; pass `sha256` if it is known, to avoid reading the file. ModelFileError if the file is damaged or not an embedder.
     """
 
     def __init__(
@@ -170,26 +169,26 @@ class LlamaEmbedder:
         self._governor = threads.ThreadGovernor()
         self._model = LlamaModel(path)
         self._memory = _Memory(self._model)
-        weakref.finalize(self, self._memory.free).atexit = False  # a session or council that ends leaves its embedder to this
+        weakref.finalize(self, self._memory.free).atexit = False  # frees the memory of an embedder that nobody closed
         self._given_input_ids = input_ids
         self._num_special = len(self._input_ids(""))
         longest = min(info.n_ctx_train, MAX_TEXT_TOKENS) - self._num_special
         self.max_tokens = longest if max_tokens is None else max_tokens
         if not 0 < self.max_tokens <= longest:
             self.close()
-            raise ModelFileError(f"{path.name} takes texts of {longest} tokens, not of {self.max_tokens}.", hint="Use another embedder.")
+            raise ModelFileError(f"{path.name} accepts {longest} tokens per text, not {self.max_tokens}.", hint="Use another embedder.")
         self.dim = int(self._model.lib.llama_model_n_embd_out(self._model.handle))
 
     @cached_property
     def fingerprint(self) -> str:
-        """That of the original where this is a copy, else the sha256 of the file."""
+        """The original's fingerprint for a converted copy, else the sha256 of the file."""
         if self._fingerprint is not None:
             return self._fingerprint
         with self.path.open("rb") as data:
             return hashlib.file_digest(data, "sha256").hexdigest()
 
     def input_ids(self, text: str) -> list[int]:
-        """The ids that are evaluated for a text, special ones among them."""
+        """Return the token ids that are evaluated for a text, special ones included."""
         with self._lock:
             return self._checked_ids(text)
 
@@ -197,9 +196,9 @@ class LlamaEmbedder:
         return len(self.input_ids(text)) - self._num_special
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """float32 array of shape (len(texts), dim), each row of length 1.
+        """Return a float32 array of shape (len(texts), dim) whose rows have unit length.
 
-        KnowledgeBaseError for a text over `max_tokens`; UsageError for one that has no tokens at all, not even special ones.
+        KnowledgeBaseError for a text over `max_tokens`; UsageError for a text without tokens, not even special ones.
         """
         import numpy as np  # noqa: PLC0415  # heavy
 
@@ -207,26 +206,26 @@ class LlamaEmbedder:
         with self._lock:
             ids = [self._checked_ids(text) for text in texts]
             check_length(max(map(len, ids), default=0) - self._num_special, self.max_tokens)
-            if not all(ids):  # llama.cpp writes before its buffer for it, and aborts later
+            if not all(ids):  # for an empty text llama.cpp writes before its buffer and aborts later
                 raise UsageError("An empty text has no vector.", hint="Leave empty texts out.")
-            # texts of like lengths together: the last, shortest ones fill up batches
+            # longest first, so that batches hold texts of similar length
             for batch in _batches(sorted(range(len(ids)), key=lambda row: -len(ids[row])), [len(row) for row in ids]):
-                found = np.empty((len(batch), self.dim), dtype=np.float32)
-                self._ready(sum(len(ids[row]) for row in batch)).embed([ids[row] for row in batch], found)
-                vectors[batch] = found
+                part = np.empty((len(batch), self.dim), dtype=np.float32)
+                self._ready(sum(len(ids[row]) for row in batch)).embed([ids[row] for row in batch], part)
+                vectors[batch] = part
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         if not (np.isfinite(lengths).all() and (lengths > 0).all()):
-            raise EngineError(f"{self.path.name} gives vectors that are none.", hint="The file is damaged: compare its sha256.")
+            raise EngineError(f"{self.path.name} gives zero or NaN vectors.", hint="The file is damaged: compare its sha256.")
         vectors /= lengths
         return vectors
 
     def _ready(self, num_tokens: int) -> EmbeddingContext:
-        """A context that takes so many tokens. One for short texts is made first, and one for the longest when they come."""
+        """Return a context for `num_tokens` tokens. It starts at BATCH_TOKENS and is replaced by a larger one for longer texts."""
         context = self._memory.context
         if context is not None and num_tokens <= context.batch_tokens:
             context.set_threads(self._governor.measure())
             return context
-        self._memory.free_context()  # where no larger one can be made, the next text has another one
+        self._memory.free_context()  # if the larger context fails, the next text creates a new one
         size = BATCH_TOKENS
         while size < num_tokens:
             size *= 2
@@ -244,10 +243,10 @@ class LlamaEmbedder:
         return self._own_input_ids(text) if self._given_input_ids is None else self._given_input_ids(text)
 
     def _own_input_ids(self, text: str) -> list[int]:
-        """By the file's own tokenizer; special strings in the text are text."""
+        """Tokenize with the file's own tokenizer. Special strings in the text are treated as plain text."""
         raw = text.encode("utf-8", "replace")  # lone surrogates, as in file names, have no UTF-8
         if len(raw) > MAX_TEXT_BYTES:
-            raise UsageError(f"A text of {len(raw)} bytes is too long to tokenise; the limit is {MAX_TEXT_BYTES}.")
+            raise UsageError(f"A text of {len(raw)} bytes is too long to tokenize; the limit is {MAX_TEXT_BYTES}.")
         tokenize, vocab = self._model.lib.llama_tokenize, self._model.vocab
         room = abs(int(tokenize(vocab, raw, len(raw), None, 0, True, False)))
         buffer = (self._model.lib.llama_token * room)()
@@ -255,13 +254,13 @@ class LlamaEmbedder:
         return buffer[:count]  # type: ignore[no-any-return]  # a slice of a ctypes array is a list of int
 
     def close(self) -> None:
-        """Gives the memory back. What is called afterwards raises EngineError."""
+        """Free the memory. Later calls raise EngineError."""
         with self._lock:
             self._memory.free()
 
 
 def _batches(order: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
-    """The rows in `order`, put together while they are few and their tokens fit into a batch; a longer text is alone."""
+    """Group the rows in `order` into batches of at most BATCH_TEXTS texts and BATCH_TOKENS tokens. A longer text gets its own batch."""
     batches: list[list[int]] = []
     used = 0
     for row in order:

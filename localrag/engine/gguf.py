@@ -1,8 +1,8 @@
 """Read a GGUF header into ModelInfo, before any weight is read and before llama.cpp sees the file.
 
-Its limits keep a hostile file from taking time and memory, and make sure of what memory and window are predicted from. They also cover
-what an attempt to load the file cannot find: a token that kills llama.cpp only in the text that needs it. All else that llama.cpp asserts
-is found by that attempt, in a child process (sandboxed_load.py). Weights are not looked at: only a checksum finds damage in them.
+Limits keep a hostile file from exhausting time and memory, and validate the numbers from which memory and window are predicted. The checks
+also cover what a trial load cannot find: a token that crashes llama.cpp only when a text needs it. Every other assertion of llama.cpp is
+found by that trial, in a child process (sandbox.py). Weights are not read; only a checksum detects damage in them.
 
 Source: src/llama-model.cpp (load_hparams) and src/llama-vocab.cpp of llama.cpp, as of llama-cpp-python 0.3.36.
 """
@@ -39,16 +39,16 @@ MAX_EMBEDDING_LENGTH = 1 << 20
 MAX_TEMPLATE_BYTES = 128 << 10
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 
-CHECK_THE_PATH = "Check the path; `localrag models list` shows the models that are known here."
+CHECK_THE_PATH = "Check the path; `localrag models list` shows the known models."
 
 _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def read_header(path: Path) -> ModelInfo:
-    """What the GGUF file at `path` says of itself; reads its header only, in time that grows with the vocabulary.
+    """Read the header of the GGUF file at `path`, in time that grows with the vocabulary.
 
-    A file without weights may leave its shape unsaid: ModelInfo then has zeros, and an empty `num_kv_heads`.
-    Raises ModelFileError for anything else than a whole GGUF file of a language model.
+    A file without weights may omit its shape: ModelInfo then has zeros and an empty `num_kv_heads`.
+    Raises ModelFileError for anything but a complete GGUF file of a language model.
     """
     buffer, file_bytes = _map(path)
     with buffer:
@@ -56,10 +56,10 @@ def read_header(path: Path) -> ModelInfo:
 
 
 def _map(path: Path) -> tuple[mmap.mmap, int]:
-    """The start of the file, mapped, and the size of the whole in bytes."""
+    """Map the first MAX_HEADER_BYTES of a file. Return the map and the size of the whole file in bytes."""
     try:
         mode = path.stat().st_mode
-        if not stat.S_ISREG(mode):  # to open a FIFO would be to wait for its writer
+        if not stat.S_ISREG(mode):  # opening a FIFO would block until a writer comes
             raise file_error(path, f"is a {'folder' if stat.S_ISDIR(mode) else 'special file'}, not a GGUF file.", hint=CHECK_THE_PATH)
         with path.open("rb") as file:
             file_bytes = os.fstat(file.fileno()).st_size
@@ -70,7 +70,7 @@ def _map(path: Path) -> tuple[mmap.mmap, int]:
         raise file_error(path, "does not exist.", hint=CHECK_THE_PATH) from None
     except OSError as error:
         raise file_error(path, f"cannot be read: {error.strerror or error}.", hint=CHECK_THE_PATH) from error
-    except ValueError as error:  # a NUL in the path, or a file that became shorter just now
+    except ValueError as error:  # a NUL in the path, or a file that was truncated meanwhile
         raise file_error(path, f"cannot be read: {error}.", hint=CHECK_THE_PATH) from error
 
 
@@ -92,7 +92,7 @@ def _model_info(header: Header) -> ModelInfo:
         file_size=header.file_bytes,
         gguf_version=header.version,
         architecture=arch,
-        name="".join(filter(str.isprintable, name)) or None,  # it will be shown on a terminal
+        name="".join(filter(str.isprintable, name)) or None,  # it is printed on terminals
         n_ctx_train=n_ctx_train,
         num_layers=shape.num_layers,
         num_heads=max(shape.num_heads, default=0),
@@ -113,7 +113,7 @@ def _model_info(header: Header) -> ModelInfo:
 
 
 def _check_language_model(header: Header) -> str:
-    """The tokenizer's kind, of a file that holds a whole language model or its vocabulary."""
+    """Return the type of the tokenizer. ModelFileError unless the file holds a whole language model or its vocabulary."""
     kind = header.text("general.type")
     if kind in ("adapter", "mmproj", "imatrix"):
         raise header.error(f"holds a part of a model ({kind}), not a language model.", hint=TAKE_A_LANGUAGE_MODEL)
@@ -128,7 +128,7 @@ def _check_language_model(header: Header) -> str:
 
 
 def _check_vocabulary(header: Header, tokenizer_model: str) -> None:
-    """Refuse tokens that kill llama.cpp, but only in a text that needs them."""
+    """Refuse vocabularies that crash llama.cpp only on certain texts, which a trial load does not find."""
     vocabulary = header.values.get(TOKENS_KEY)
     if vocabulary is None or vocabulary.type != STRING or not vocabulary.count:
         raise header.error(f"holds no vocabulary ({TOKENS_KEY}).", hint=TAKE_A_LANGUAGE_MODEL)
@@ -136,12 +136,12 @@ def _check_vocabulary(header: Header, tokenizer_model: str) -> None:
         b"\n".join(header.tokens).decode()
     except UnicodeDecodeError:
         raise header.error("has a token in its vocabulary that is not UTF-8.") from None
-    # A SentencePiece tokenizer spells what it does not know in bytes, and throws through the C interface if one is missing.
+    # A SentencePiece tokenizer falls back to byte tokens, and throws through the C interface if one is missing.
     if tokenizer_model == "llama":
         tokens = set(header.tokens)
         missing = sum(b"<0x%02X>" % byte not in tokens and bytes([byte]) not in tokens for byte in range(256))
         if missing:
-            raise header.error(f"lacks the tokens of {missing} of the 256 bytes, which its kind of tokenizer needs.", num_missing=missing)
+            raise header.error(f"lacks {missing} of the 256 byte tokens that its tokenizer needs.", num_missing=missing)
 
 
 def _identifier(header: Header, key: str) -> str | None:
@@ -152,7 +152,7 @@ def _identifier(header: Header, key: str) -> str | None:
 
 
 def _needed(header: Header, key: str, high: int) -> int:
-    """The integer under `key`, 1 to `high`; 0 where a file without weights lacks it."""
+    """Return the integer under `key`, from 1 to `high`; 0 if a file without weights lacks it."""
     number = header.integer(key, 1, high)
     if number is None and header.num_tensors:
         raise header.error(f"lacks {key}.", key=key)
@@ -161,7 +161,7 @@ def _needed(header: Header, key: str, high: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """One entry a layer in `num_heads` and `num_kv_heads`; head sizes are those of the layer where they are largest."""
+    """Sizes of a model. `num_heads` and `num_kv_heads` have one entry per layer; head sizes are the largest of all layers."""
 
     num_layers: int
     embedding_length: int
@@ -182,7 +182,7 @@ def _shape(header: Header, arch: str) -> _Shape:
         raise header.error(f"has no attention heads ({arch}.attention.head_count); localrag needs a model with attention.")
     for heads, kv_heads in zip(num_heads, num_kv_heads, strict=False):
         if kv_heads and heads % kv_heads:
-            raise header.error(f"has a layer of {heads} attention heads over {kv_heads} KV heads, which do not share out evenly.")
+            raise header.error(f"has a layer of {heads} attention heads, which is not a multiple of its {kv_heads} KV heads.")
     usual = embedding_length // next(filter(None, num_heads), MAX_EMBEDDING_LENGTH)
     return _Shape(
         num_layers=num_layers,
@@ -197,5 +197,5 @@ def _shape(header: Header, arch: str) -> _Shape:
 def _head_size(header: Header, key: str, usual: int) -> int:
     size = header.integer(key, 1, MAX_HEAD_SIZE) or usual
     if header.num_tensors and not 1 <= size <= MAX_HEAD_SIZE:
-        raise header.error(f"leads to heads of {size} elements, where 1 to {MAX_HEAD_SIZE} belong.", value=size)
+        raise header.error(f"implies heads of {size} elements; 1 to {MAX_HEAD_SIZE} are allowed.", value=size)
     return max(size, header.integer(f"{key}_swa", 1, MAX_HEAD_SIZE) or 0)

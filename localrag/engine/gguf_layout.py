@@ -1,4 +1,4 @@
-"""What a GGUF header is made of: value types, tensor types, caps, and the typed look-up of a key.
+"""Parse a GGUF header: value types, tensor types, size limits, and typed look-ups of keys.
 
 Source: the GGUF specification (ggml/docs/gguf.md) and ggml/src/gguf.cpp of llama.cpp, as of llama-cpp-python 0.3.36.
 """
@@ -24,13 +24,13 @@ MAX_HEADER_BYTES = 256 << 20
 
 GET_IT_AGAIN = "Download it again, and compare its sha256 with the publisher's."
 TAKE_ANOTHER = "The file is damaged or meant for another program: download it again, or use another conversion of the model."
-TAKE_A_LANGUAGE_MODEL = "Use the GGUF file of a language model, which holds its tokenizer too."
-CONVERT_IT = "Give the path of a GGUF file of version 2 or 3, little-endian; llama.cpp has scripts that convert other files."
+TAKE_A_LANGUAGE_MODEL = "Use the GGUF file of a language model that includes its tokenizer."
+CONVERT_IT = "Give the path of a little-endian GGUF file of version 2 or 3; llama.cpp has scripts that convert other files."
 
 TOKENS_KEY = "tokenizer.ggml.tokens"
 
 UINT16, UINT32, INT32, FLOAT32, STRING, ARRAY = 2, 4, 5, 6, 8, 9
-# GGUF value type -> its name, and how one is unpacked (of a string: its length, which comes before the text)
+# GGUF value type -> its name and layout (for a string, the layout of the length before the text)
 VALUE_TYPES = {
     0: ("uint8", Struct("<B")),
     1: ("int8", Struct("<b")),
@@ -45,7 +45,7 @@ VALUE_TYPES = {
     11: ("int64", Struct("<q")),
     12: ("float64", Struct("<d")),
 }
-# ggml tensor type -> elements in a block, bytes of a block
+# ggml tensor type -> (elements per block, bytes per block)
 TENSOR_TYPES = {
     0: (1, 4),  # F32
     1: (1, 2),  # F16
@@ -83,7 +83,7 @@ TENSOR_TYPES = {
     41: (128, 18),  # Q1_0
     42: (64, 18),  # Q2_0
 }
-# general.file_type -> what most of the weights are stored as
+# general.file_type -> the quantization of most weights
 FILE_TYPES = {
     0: "F32",
     1: "F16",
@@ -125,19 +125,19 @@ FILE_TYPES = {
 
 
 def file_error(path: Path, problem: str, *, hint: str, **numbers: object) -> ModelFileError:
-    """The error whose line is the path and what is wrong with the file there."""
+    """Return the error for a file. `problem` follows the path in its message."""
     name = str(path)
     return ModelFileError(f"{name if name.isprintable() else ascii(name)} {problem}", hint=hint, path=name, **numbers)
 
 
 def clip(text: str) -> str:
-    """`text`, short enough for an error's one line."""
+    """Shorten `text` to 80 characters, for an error message."""
     return text if len(text) <= 80 else text[:77] + "..."
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """Where a key's value lies: `count` elements of `type` from byte `start`, or a single one where `count` is None."""
+    """The position of a key's value: `count` elements of `type` from byte `start`, or one element if `count` is None."""
 
     type: int
     start: int
@@ -146,11 +146,11 @@ class Value:
 
 @dataclass(slots=True)
 class Header:
-    """The keys of a GGUF file and where their values lie in `buffer`, which maps the start of the file.
+    """The keys of a GGUF file and the positions of their values in `buffer`, which maps the start of the file.
 
-    `tensors` has each tensor's sizes, the innermost first, and the number of its type.
+    `tensors` holds each tensor's dimensions, innermost first, and its type number.
 
-    A look-up gives None for a key that is not there, and raises a ModelFileError for a value of another type or out of range.
+    Look-ups return None for a missing key. They raise ModelFileError for a value of another type or out of range.
     """
 
     path: Path
@@ -163,27 +163,27 @@ class Header:
     tensors: dict[str, tuple[tuple[int, ...], int]] = field(default_factory=dict)
 
     def error(self, problem: str, *, hint: str = TAKE_ANOTHER, **numbers: object) -> ModelFileError:
-        """The error for `problem`, a sentence whose subject is the file."""
+        """Return the error for `problem`, which follows the path of the file in the message."""
         return file_error(self.path, problem, hint=hint, file_bytes=self.file_bytes, **numbers)
 
     def integer(self, key: str, low: int, high: int, *, type_: int = UINT32) -> int | None:
-        """The integer under `key`, from `low` to `high`."""
+        """Return the integer under `key`, from `low` to `high`."""
         value = self._single(key, type_)
         return None if value is None else self._integer_at(key, value, 0, low, high)
 
     def integers(self, key: str, count: int, low: int, high: int) -> tuple[int, ...] | None:
-        """The `count` integers under `key`: an array of as many, or a single one that stands for all."""
+        """Return the `count` integers under `key`: an array of that length, or a single integer repeated."""
         value = self.values.get(key)
         if value is None or value.count is None:
             single = self.integer(key, low, high)
             return None if single is None else (single,) * count
         if value.type not in (UINT32, INT32) or value.count != count:
-            found = f"{value.count} of type {VALUE_TYPES[value.type][0]}"
-            raise self.error(f"has {found} under {clip(key)}, where one or {count} of type uint32 belong.", key=key, expected=count)
+            actual = f"{value.count} values of type {VALUE_TYPES[value.type][0]}"
+            raise self.error(f"has {actual} under {clip(key)}, where one or {count} of type uint32 belong.", key=key, expected=count)
         return tuple(self._integer_at(key, value, index, low, high) for index in range(count))
 
     def number(self, key: str) -> float | None:
-        """The float under `key`: finite, 0 or more."""
+        """Return the float under `key`: finite, 0 or more."""
         value = self._single(key, FLOAT32)
         if value is None:
             return None
@@ -193,7 +193,7 @@ class Header:
         return number
 
     def text(self, key: str, max_bytes: int = MAX_STRING_BYTES) -> str | None:
-        """The text under `key`."""
+        """Return the text under `key`."""
         value = self._single(key, STRING)
         if value is None:
             return None
@@ -210,8 +210,8 @@ class Header:
     def _single(self, key: str, type_: int) -> Value | None:
         value = self.values.get(key)
         if value is not None and (value.type != type_ or value.count is not None):
-            found = VALUE_TYPES[value.type][0] + ("" if value.count is None else " array")
-            raise self.error(f"has a {found} under {clip(key)}, where a {VALUE_TYPES[type_][0]} belongs.", key=key)
+            actual = VALUE_TYPES[value.type][0] + ("" if value.count is None else " array")
+            raise self.error(f"has a {actual} under {clip(key)}, where a {VALUE_TYPES[type_][0]} belongs.", key=key)
         return value
 
     def _integer_at(self, key: str, value: Value, index: int, low: int, high: int) -> int:
@@ -225,22 +225,22 @@ class Header:
 MAGIC = b"GGUF"
 
 _U32, _U64, _U64_PAIR = Struct("<I"), Struct("<Q"), Struct("<QQ")
-_ARRAY_HEAD = Struct("<IQ")  # type of an element, number of elements
+_ARRAY_HEAD = Struct("<IQ")  # element type, number of elements
 _TENSOR_TAILS = {num_dims: Struct(f"<{num_dims}QIQ") for num_dims in range(1, 5)}  # sizes, type, offset
 _DEFAULT_ALIGNMENT = 32
 
 
 def parse(path: Path, buffer: mmap.mmap, file_bytes: int) -> Header:
-    """The header of the file at `path`; `buffer` maps its start, MAX_HEADER_BYTES at most.
+    """Parse the header of the file at `path`, whose first MAX_HEADER_BYTES are mapped by `buffer`.
 
-    Raises ModelFileError for a file that is not GGUF, is truncated or contradicts itself.
+    Raises ModelFileError if the file is not GGUF, is truncated or contradicts itself.
     """
     header = Header(path, buffer, file_bytes)
     cursor = _Cursor(header)
     _read_version(header, cursor)
     header.num_tensors, num_keys = cursor.unpack(_U64_PAIR, "the head of the file")
     if header.num_tensors > MAX_TENSORS or num_keys > MAX_KEYS:
-        problem = f"is damaged: it promises {header.num_tensors} tensors and {num_keys} keys; the limits are {MAX_TENSORS} and {MAX_KEYS}."
+        problem = f"is damaged: it claims {header.num_tensors} tensors and {num_keys} keys; the limits are {MAX_TENSORS} and {MAX_KEYS}."
         raise header.error(problem, num_tensors=header.num_tensors, num_keys=num_keys)
     for index in range(num_keys):
         key = cursor.name(f"key {index + 1} of {num_keys}", MAX_KEY_BYTES)
@@ -252,7 +252,7 @@ def parse(path: Path, buffer: mmap.mmap, file_bytes: int) -> Header:
 
 
 class _Cursor:
-    """A position in the header; each step is checked before it is made."""
+    """A position in the header. Each step is checked against the file's size first."""
 
     __slots__ = ("buffer", "header", "pos")
 
@@ -262,7 +262,7 @@ class _Cursor:
         self.pos = 0
 
     def skip(self, num_bytes: int, what: str) -> int:
-        """Moves past the next `num_bytes`, which must be there; says where they began."""
+        """Move past `num_bytes` and return the position of the first one. ModelFileError if the file ends before that."""
         start, end, file_end = self.pos, self.pos + num_bytes, self.header.file_bytes
         if end > file_end:
             problem = f"is truncated or damaged: {clip(what)} ends at byte {end}, the file at byte {file_end}."
@@ -276,14 +276,14 @@ class _Cursor:
         return layout.unpack_from(self.buffer, self.skip(layout.size, what))
 
     def skip_string(self, what: str, max_bytes: int = MAX_STRING_BYTES) -> int:
-        """Moves past a length and as many bytes; says where the bytes began."""
+        """Move past a length-prefixed string and return the position of its first byte."""
         (length,) = self.unpack(_U64, what)
         if length > max_bytes:
             raise self.header.error(f"is damaged: {clip(what)} has {length} bytes; the limit is {max_bytes}.", limit_bytes=max_bytes)
         return self.skip(length, what)
 
     def name(self, what: str, max_bytes: int) -> str:
-        """The name that comes next: one line of UTF-8, not empty."""
+        """Read a name: one line of UTF-8, not empty."""
         raw = self.buffer[self.skip_string(what, max_bytes) : self.pos]
         name = raw.decode(errors="replace")
         if not name or "\ufffd" in name or not name.isprintable():
@@ -291,10 +291,10 @@ class _Cursor:
         return name
 
     def strings(self, count: int, what: str, *, keep: bool) -> list[bytes]:
-        """Moves past `count` strings; gives their bytes if they are to be kept. A call of skip_string for each would be too slow."""
+        """Move past `count` strings and return their bytes if `keep`. Calling skip_string for each would be too slow."""
         buffer, pos, unpack = self.buffer, self.pos, _U64.unpack_from
-        kept: list[bytes] = []
-        keep_one = kept.append
+        strings: list[bytes] = []
+        keep_one = strings.append
         try:
             for _ in range(count):
                 (length,) = unpack(buffer, pos)
@@ -305,11 +305,11 @@ class _Cursor:
                 pos = start + length
                 if keep:
                     keep_one(buffer[start:pos])
-        except struct_error:  # a length lies past the end
+        except struct_error:  # a length is past the end
             self.pos = pos
             self.skip(8, what)  # raises
         self.skip(pos - self.pos, what)
-        return kept
+        return strings
 
 
 def _read_version(header: Header, cursor: _Cursor) -> None:
@@ -319,9 +319,9 @@ def _read_version(header: Header, cursor: _Cursor) -> None:
     cursor.skip(len(MAGIC), "the magic")
     (header.version,) = cursor.unpack(_U32, "the version")
     if header.version and not header.version & 0xFFFF:
-        raise header.error("is a big-endian GGUF file; only little-endian ones can be read here.", hint=CONVERT_IT)
+        raise header.error("is a big-endian GGUF file; only little-endian files are supported.", hint=CONVERT_IT)
     if header.version not in (2, 3):
-        raise header.error(f"is GGUF of version {header.version}; versions 2 and 3 can be read.", hint=CONVERT_IT, version=header.version)
+        raise header.error(f"has GGUF version {header.version}; versions 2 and 3 are supported.", hint=CONVERT_IT, version=header.version)
 
 
 def _read_value(header: Header, cursor: _Cursor, key: str) -> Value:
@@ -330,7 +330,7 @@ def _read_value(header: Header, cursor: _Cursor, key: str) -> Value:
     if type_ == ARRAY:
         type_, count = cursor.unpack(_ARRAY_HEAD, key)
         if count > MAX_ARRAY_ELEMENTS:
-            problem = f"is damaged: {clip(key)} promises {count} elements; the limit is {MAX_ARRAY_ELEMENTS}."
+            problem = f"is damaged: {clip(key)} claims {count} elements; the limit is {MAX_ARRAY_ELEMENTS}."
             raise header.error(problem, key=clip(key), count=count)
     if type_ not in VALUE_TYPES:
         raise header.error(f"is damaged: {clip(key)} has a value of the unknown type {type_}.", key=clip(key), type_number=type_)
@@ -347,7 +347,7 @@ def _read_value(header: Header, cursor: _Cursor, key: str) -> Value:
 
 
 def _check_tensors(header: Header, cursor: _Cursor) -> None:
-    """The tensors must lie one behind the other, in the order in which they are named, and end within the file."""
+    """Check that the tensors follow one another in the order of their names and end within the file."""
     alignment = header.integer("general.alignment", 32, 65_536) or _DEFAULT_ALIGNMENT
     if alignment & (alignment - 1):
         raise header.error(f"has {alignment} under general.alignment, where a power of two belongs.", alignment=alignment)
@@ -358,25 +358,25 @@ def _check_tensors(header: Header, cursor: _Cursor) -> None:
             raise header.error(f"is damaged: it has the tensor {name} twice.", tensor=name)
         num_bytes, offset = _read_tensor(header, cursor, name)
         if offset != next_offset:
-            problem = f"is damaged: the tensor {name} is said to be at offset {offset}, but the one before it leads to {next_offset}."
+            problem = f"is damaged: the tensor {name} claims offset {offset}; expected {next_offset}."
             raise header.error(problem, tensor=name, offset=offset, expected=next_offset)
         end = offset + num_bytes
         next_offset = _pad(end, alignment)
     needed = _pad(cursor.pos, alignment) + end if header.num_tensors else 0
     if needed > header.file_bytes:
         missing = needed - header.file_bytes
-        problem = f"is truncated: the header promises {needed} bytes, the file has {header.file_bytes}; {counted(missing, 'byte')} missing."
+        problem = f"is truncated: the header claims {needed} bytes, the file has {header.file_bytes}; {counted(missing, 'byte')} missing."
         raise header.error(problem, hint=GET_IT_AGAIN, needed_bytes=needed, missing_bytes=missing)
 
 
 def _read_tensor(header: Header, cursor: _Cursor, name: str) -> tuple[int, int]:
-    """How many bytes the tensor takes, and at which offset it is said to be."""
+    """Return the size of a tensor in bytes and the offset that the header claims for it."""
     (num_dims,) = cursor.unpack(_U32, name)
     if num_dims not in _TENSOR_TAILS:
-        raise header.error(f"is damaged: the tensor {name} has {num_dims} dimensions; 1 to 4 are possible.", tensor=name)
+        raise header.error(f"is damaged: the tensor {name} has {num_dims} dimensions; 1 to 4 are allowed.", tensor=name)
     *sizes, type_, offset = cursor.unpack(_TENSOR_TAILS[num_dims], name)
     if type_ not in TENSOR_TYPES:
-        raise header.error(f"stores the tensor {name} as type {type_}, which is not known here.", tensor=name, type_number=type_)
+        raise header.error(f"stores the tensor {name} as the unknown type {type_}.", tensor=name, type_number=type_)
     block_elements, block_bytes = TENSOR_TYPES[type_]
     num_elements = math.prod(sizes)
     if not 0 < num_elements < 1 << 63 or sizes[0] % block_elements:
@@ -387,5 +387,5 @@ def _read_tensor(header: Header, cursor: _Cursor, name: str) -> tuple[int, int]:
 
 
 def _pad(num_bytes: int, alignment: int) -> int:
-    """`num_bytes`, rounded up to the alignment, which is a power of two."""
+    """Round `num_bytes` up to a multiple of `alignment`, a power of two."""
     return (num_bytes + alignment - 1) & -alignment

@@ -1,8 +1,8 @@
-"""Grammars that constrain decoding, through llguidance: JSON under a schema, or a tool call beside plain text.
+"""Constrained decoding with llguidance: JSON under a schema, or either a tool call or plain text.
 
-llguidance keeps to a JSON schema exactly or refuses it. localrag allows less where small models otherwise write without end: an object
-that names properties has no others unless the schema says so, integers have at most 15 digits, and so has any run of digits where
-something else may follow.
+llguidance enforces a JSON schema exactly or refuses it. localrag restricts it further, since small models may otherwise never stop: an
+object with named properties has no others unless the schema allows them. Integers have at most 15 digits, and so does any run of digits
+that something else may follow.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ if TYPE_CHECKING:
 
 CALL_OPENS, CALL_CLOSES = "<tool_call>", "</tool_call>"
 MAX_INTEGER = 10**15 - 1
-"""Larger integers are not exact in every JSON reader."""
+"""Largest integer allowed. Some JSON parsers round larger ones."""
 MAX_DIGITS = 15
 
 _JSON = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-"""JSON on one line, with at most one space after a comma or colon: a model that may write white space can go on for ever."""
+"""JSON on one line, with at most one space after a comma or colon. With free white space, a model can write it forever."""
 _CALL_OR_TEXT = rf"""start: call | TEXT
 call: json | "{CALL_OPENS}" /\n?/ json /\n?/ "{CALL_CLOSES}"
 TEXT: /(?s:.*)/ & ~/(?s:(\{{|{CALL_OPENS}).*)/
 json: %json """
 _FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
-"""Formats that llguidance enforces. JSON Schema lets a reader take any other as an annotation."""
+"""Formats that llguidance enforces. JSON Schema allows others to be treated as annotations."""
 _SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SCHEMAS = ("items", "additionalItems", "additionalProperties")
 _UNIMPLEMENTED = re.compile(r'Unimplemented keys: \["([^"]*)"')
 _SPECIAL = b"\xff"
-"""In front of a token's name, tells llguidance that the token is not text."""
+"""Prefix that tells llguidance that a token is not text."""
 
 
 def grammar_of(schema: Mapping[str, Any] | str, *, or_text: bool = False) -> str:
     """Return the grammar of a JSON schema (or its text) for `Vocabulary.matcher`.
 
-    With `or_text`, the answer may also be any text that begins neither with `{` nor with CALL_OPENS, and the JSON may stand between
+    With `or_text`, the answer may also be any text that begins neither with `{` nor with CALL_OPENS, and the JSON may be wrapped in
     CALL_OPENS and CALL_CLOSES, as many models are trained to call tools. UsageError for a schema that cannot be enforced.
     """
     return _grammar(schema_text(schema), or_text)
@@ -52,13 +52,13 @@ def grammar_of(schema: Mapping[str, Any] | str, *, or_text: bool = False) -> str
 
 @functools.lru_cache(maxsize=64)
 def _grammar(text: str, or_text: bool) -> str:  # noqa: FBT001  # lru_cache
-    from llguidance import LLMatcher  # noqa: PLC0415  # weight: few answers are constrained
+    from llguidance import LLMatcher  # noqa: PLC0415  # heavy, and few answers are constrained
 
     schema = json.loads(text)
     try:
         is_open = any(_mixes_properties(each) for _, each in _subschemas(schema))
         exact = json.dumps({**_adapted(schema, is_open=is_open), "x-guidance": _JSON})
-        grammar = LLMatcher.grammar_from_json_schema(exact)  # the text: of a mapping it would overflow the stack
+        grammar = LLMatcher.grammar_from_json_schema(exact)  # as text: a nested mapping could overflow the stack
     except (ValueError, RecursionError) as error:
         raise _refused(str(error), schema) from None
     if or_text:
@@ -73,38 +73,38 @@ def _grammar(text: str, or_text: bool) -> str:  # noqa: FBT001  # lru_cache
 
 
 def _map_children(schema: Mapping[str, Any], change: Callable[[str, Any], Any]) -> dict[str, Any]:
-    """The schema with each of its direct subschemas changed; `change` is called with its place, relative to this one, and with it."""
-    made = dict(schema)
+    """Return a copy with each direct subschema replaced by `change(path, subschema)`, where `path` is relative to `schema`."""
+    changed = dict(schema)
     for name, value in schema.items():
         if name in _SCHEMA_MAPS and isinstance(value, dict):
-            made[name] = {key: change(f"/{name}/{key}", each) for key, each in value.items()}
+            changed[name] = {key: change(f"/{name}/{key}", each) for key, each in value.items()}
         elif name in _SCHEMA_LISTS and isinstance(value, list):
-            made[name] = [change(f"/{name}/{at}", each) for at, each in enumerate(value)]
+            changed[name] = [change(f"/{name}/{at}", each) for at, each in enumerate(value)]
         elif name in _SCHEMAS:
-            made[name] = change(f"/{name}", value)
-    return made
+            changed[name] = change(f"/{name}", value)
+    return changed
 
 
 def _subschemas(schema: object, place: str = "#") -> list[tuple[str, dict[str, Any]]]:
-    """A schema and all those within it, each after its place as a JSON pointer."""
+    """Return a schema and all schemas nested in it as (JSON pointer, schema) pairs."""
     if not isinstance(schema, dict):
         return []
-    found = [(place, schema)]
-    _map_children(schema, lambda below, each: found.extend(_subschemas(each, place + below)))
-    return found
+    schemas = [(place, schema)]
+    _map_children(schema, lambda below, each: schemas.extend(_subschemas(each, place + below)))
+    return schemas
 
 
 def _mixes_properties(schema: Mapping[str, Any]) -> bool:
-    """Whether an object takes properties from several schemas, so that none of them knows all names."""
+    """Whether an object combines the properties of several schemas, so that no single schema lists them all."""
     return "allOf" in schema or ("properties" in schema and not schema.keys().isdisjoint(("anyOf", "oneOf", "$ref")))
 
 
 def _adapted(schema: Any, *, is_open: bool) -> Any:  # noqa: ANN401  # JSON
-    """The schema with bounded integers, without formats that are annotations, and without unnamed properties unless `is_open`."""
+    """Return the schema with bounded integers and without annotation formats; unless `is_open`, forbid unnamed properties."""
     if not isinstance(schema, dict):
         return schema
     made = _map_children(schema, lambda _, each: _adapted(each, is_open=is_open))
-    made.pop("x-guidance", None)  # llguidance's own options could loosen the schema
+    made.pop("x-guidance", None)  # llguidance's own options, which could loosen the schema
     if "json-schema.org/" not in str(made.get("$schema", "")):
         made.pop("$schema", None)  # an unknown dialect would be an error
     if made.get("format") not in _FORMATS:
@@ -118,7 +118,7 @@ def _adapted(schema: Any, *, is_open: bool) -> Any:  # noqa: ANN401  # JSON
 
 
 def _refused(reason: str, schema: object) -> UsageError:
-    """One line, whatever the schema's own names hold."""
+    """Return a one-line error, whatever characters the schema's names contain."""
     unknown = _UNIMPLEMENTED.search(reason)
     place = ""
     if "recursion" in reason:
@@ -132,32 +132,32 @@ def _refused(reason: str, schema: object) -> UsageError:
 
 
 class Vocabulary:
-    """A model's tokens as llguidance wants them. Make it once per model: that takes about 0.3 s for 49,000 tokens.
+    """A model's vocabulary in llguidance's form. Create it once per model: it takes about 0.3 s for 49,000 tokens.
 
-    `pieces` are the bytes that each token writes, none for one that is not text; `encode` tokenises a text.
+    `pieces` holds the bytes of each token, empty for tokens that are not text; `encode` tokenizes a text.
     """
 
     def __init__(self, pieces: Sequence[bytes], end_ids: Sequence[int], encode: Callable[[str], Sequence[int]]) -> None:
-        from llguidance import LLTokenizer, TokenizerWrapper  # noqa: PLC0415  # weight
+        from llguidance import LLTokenizer, TokenizerWrapper  # noqa: PLC0415  # heavy
 
         if not end_ids:
-            raise EngineError("This model has no token that ends an answer, so it cannot write under a grammar.")
+            raise EngineError("This model has no end token, so its answers cannot be constrained by a grammar.")
         self.end_ids = tuple(end_ids)
         tokens = _Tokens([piece or _SPECIAL + b"%d" % number for number, piece in enumerate(pieces)], end_ids[0], encode)
         self.pieces = pieces
         self.digits = frozenset(number for number, piece in enumerate(pieces) if piece[:1].isdigit())
-        """The tokens that begin with a digit."""
+        """Tokens that begin with a digit."""
         self.letter = pieces.index(b"x") if b"x" in pieces else None
-        """A token that may follow wherever any text may."""
+        """A token that is allowed wherever any text is."""
         self.tokenizer = LLTokenizer(TokenizerWrapper(tokens), eos_token=list(end_ids))
 
     def matcher(self, grammar: str) -> Matcher:
-        """One sequence's place in a grammar. EngineError for a grammar that llguidance refuses."""
+        """Return a matcher for one sequence. EngineError for a grammar that llguidance refuses."""
         return Matcher(self, grammar)
 
 
 class _Tokens:
-    """What llguidance asks of a tokenizer."""
+    """The tokenizer interface that llguidance expects."""
 
     bos_token_id = None
 
@@ -170,10 +170,10 @@ class _Tokens:
 
 
 class Matcher:
-    """What may be written next in a grammar. Once the text is complete and nothing can follow, that is an end token."""
+    """The position of one sequence in a grammar. When the text is complete and nothing can follow, only end tokens are allowed."""
 
     def __init__(self, vocabulary: Vocabulary, grammar: str) -> None:
-        from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415  # weight
+        from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415  # heavy
 
         self._vocabulary = vocabulary
         self._matcher = LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
@@ -187,25 +187,25 @@ class Matcher:
         return bool(self._matcher.validate_tokens([token]))
 
     def allowed(self) -> NDArray[np.bool_]:
-        """Which tokens of the vocabulary may follow, as an array of its size. EngineError if none may."""
-        import numpy as np  # noqa: PLC0415  # weight
+        """Return the mask of tokens that may follow: bool, one entry per token. EngineError if the grammar allows none."""
+        import numpy as np  # noqa: PLC0415  # heavy
 
         known = self._vocabulary
         if self._matcher.is_stopped():
-            found = np.zeros(len(known.pieces), np.bool_)
-            found[list(known.end_ids)] = True
-            return found
+            mask = np.zeros(len(known.pieces), np.bool_)
+            mask[list(known.end_ids)] = True
+            return mask
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._check()
-        found = np.unpackbits(bits, count=len(known.pieces), bitorder="little").view(np.bool_)
-        if self._num_digits >= MAX_DIGITS and not (known.letter is not None and found[known.letter]):
-            others = found.copy()
+        mask = np.unpackbits(bits, count=len(known.pieces), bitorder="little").view(np.bool_)
+        if self._num_digits >= MAX_DIGITS and not (known.letter is not None and mask[known.letter]):
+            others = mask.copy()
             others[list(known.digits)] = False
-            found = others if others.any() else found
-        return found
+            mask = others if others.any() else mask
+        return mask
 
     def accept(self, token: int) -> None:
-        """Go on by a token that is allowed."""
+        """Advance by an allowed token."""
         if not self._matcher.is_stopped():
             self._matcher.consume_token(token)
             self._check()
@@ -216,21 +216,21 @@ class Matcher:
     def _check(self) -> None:
         if self._matcher.is_error():
             raise EngineError(
-                f"The grammar of this answer cannot be kept to: {' '.join(self._matcher.get_error().split())[:240]}",
+                f"The grammar of this answer cannot be enforced: {' '.join(self._matcher.get_error().split())[:240]}",
                 hint="Use a simpler JSON schema.",
             )
 
 
 @functools.cache
 def byte_vocabulary() -> Vocabulary:
-    """Bytes as tokens 0 to 255, and two control tokens, the second of which ends a text."""
+    """Return a vocabulary with each byte as a token (0 to 255) and two control tokens, the second of which is the end token."""
     return Vocabulary([*(bytes([value]) for value in range(256)), b"", b""], [257], lambda text: list(text.encode()))
 
 
 def schema_of_calls(specs: Iterable[ToolSpec], strict: Collection[str]) -> str:
-    """The JSON schema of a call of any of these, simpler where the whole is more than a grammar can hold.
+    """Return the JSON schema of a call to any of these tools, simplified if it is too large for a grammar.
 
-    UsageError for parameters of a tool named in `strict` to which no grammar holds an answer.
+    UsageError if the parameters of a tool named in `strict` cannot be enforced.
     """
     calls: list[dict[str, Any]] = []
     definitions: dict[str, Any] = {}
@@ -255,9 +255,9 @@ def schema_of_calls(specs: Iterable[ToolSpec], strict: Collection[str]) -> str:
 
 
 def _check_arguments(name: str, parameters: Mapping[str, Any], definitions: Mapping[str, Any]) -> None:
-    """UsageError if no grammar holds an answer to them."""
+    """Raise UsageError if a grammar cannot enforce the parameters."""
     if parameters.get("type") != "object":
-        raise UsageError(f"The parameters of the tool {name} are no object.", hint='Give a JSON schema of type "object".')
+        raise UsageError(f"The parameters of the tool {name} are not an object.", hint='Give a JSON schema of type "object".')
     grammar_of({**parameters, "$defs": definitions})
 
 
@@ -266,10 +266,10 @@ def _call(name: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, An
 
 
 def _hoisted(parameters: Mapping[str, Any], prefix: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A schema that can stand within another, and its definitions, renamed, for the outer one."""
+    """Return a schema to embed in another, and its definitions under names that begin with `prefix`, for the outer schema."""
     renamed = json.loads(json.dumps(parameters), object_hook=lambda each: _renamed(each, prefix))
-    found = {key: renamed.pop(key, {}) for key in ("$defs", "definitions")}
-    own = {f"{prefix}{name}": each for group in found.values() if isinstance(group, dict) for name, each in group.items()}
+    groups = [renamed.pop(key, {}) for key in ("$defs", "definitions")]
+    own = {f"{prefix}{name}": each for group in groups if isinstance(group, dict) for name, each in group.items()}
     return renamed, own
 
 

@@ -1,4 +1,4 @@
-"""A model's own tokenizer, through llama.cpp."""
+"""llama.cpp's objects in Python: a model, its tokenizer, a context with a KV cache, and a sampler chain."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TAG = re.compile(r"</?[^\s<>]{1,60}>|\[/?[A-Z][A-Z_ ]{0,60}\]|<[|｜][^<>]{1,60
 
 
 class LlamaTokenizer:
-    """Tokenizer (tokens.py) over a loaded vocabulary. Ids equal those of llama.cpp's own `llama_tokenize`."""
+    """Implements `localrag.text.tokens.Tokenizer` with a model's vocabulary. Ids are those of `llama_tokenize`."""
 
     def __init__(self, model: LlamaModel) -> None:
         self.lib = model.lib
@@ -39,13 +39,13 @@ class LlamaTokenizer:
 
     @functools.cached_property
     def name(self) -> str:
-        """Identifies the vocabulary by its size, its ends and its special tokens."""
+        """A fingerprint of the vocabulary: its size, four sample tokens and its special tokens."""
         sample = (0, self.num_tokens // 3, self.num_tokens // 2, self.num_tokens - 1)
         digest = hashlib.sha256(repr((self.num_tokens, [self.text(i) for i in sample], self.special_texts)).encode())
         return f"llama-{digest.hexdigest()[:16]}"
 
     def text(self, token_id: int) -> str:
-        """The vocabulary's own text for a token."""
+        """Return the text of a token as the vocabulary stores it."""
         raw = self.lib.llama_vocab_get_text(self.vocab, self._checked(token_id))
         return raw.decode("utf-8", "replace") if raw else ""
 
@@ -73,11 +73,11 @@ class LlamaTokenizer:
 
     @functools.cached_property
     def _attributes(self) -> dict[int, int]:
-        """Attributes of the tokens that are special in some way (llama.cpp corrects the file's, so the file is not asked)."""
+        """Attributes of control, unknown and user-defined tokens. They come from llama.cpp, which corrects those in the file."""
         get, vocab, lib = self.lib.llama_vocab_get_attr, self.vocab, self.lib
         special = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN | lib.LLAMA_TOKEN_ATTR_USER_DEFINED
-        found = enumerate(map(get, repeat(vocab), range(self.num_tokens)))  # nothing but the calls: there can be 262,144 of them
-        return {i: attributes for i, attributes in found if attributes & special}
+        pairs = enumerate(map(get, repeat(vocab), range(self.num_tokens)))  # a tight loop: a vocabulary can have 262,144 tokens
+        return {i: attributes for i, attributes in pairs if attributes & special}
 
     @functools.cached_property
     def special_texts(self) -> tuple[tuple[str, int], ...]:
@@ -138,18 +138,18 @@ class LlamaTokenizer:
 def _utf8(text: str) -> bytes:
     raw = text.encode("utf-8", "replace")  # lone surrogates, as in file names, have no UTF-8
     if len(raw) > _MAX_TEXT_BYTES:
-        raise UsageError(f"A text of {len(raw)} bytes is too long to tokenise; the limit is {_MAX_TEXT_BYTES}.")
+        raise UsageError(f"A text of {len(raw)} bytes is too long to tokenize; the limit is {_MAX_TEXT_BYTES}.")
     return raw
 
 
 MAX_SEQUENCES = 256
-"""llama.cpp aborts on a sequence id beyond this."""
+"""llama.cpp's limit. It aborts on a larger sequence id."""
 _ABORTED = 2
-"""What llama_decode returns after the callback stopped it."""
+"""The code that llama_decode returns when its abort callback stopped it."""
 
 
 class LlamaModel:
-    """A GGUF file loaded by llama.cpp, or only its vocabulary. The header was checked before (engine/gguf.py)."""
+    """A GGUF file loaded by llama.cpp, or only its vocabulary. Check the header first with engine/gguf.py."""
 
     def __init__(self, path: Path, *, vocab_only: bool = False) -> None:
         self.lib = library()
@@ -157,10 +157,10 @@ class LlamaModel:
         self.vocab_only = vocab_only
         params = self.lib.llama_model_default_params()
         params.vocab_only = vocab_only
-        params.check_tensors = not vocab_only  # damaged weights would load, and answer with garbage
+        params.check_tensors = not vocab_only  # otherwise damaged weights load and produce garbage
         if b"AMX_INT8 = 1" in self.lib.llama_print_system_info():
-            # compilers that drop the tile configuration as a dead store make llama.cpp die there of an illegal instruction (its
-            # pull request 26954); without extra buffer types it takes the AVX-512 kernels. scripts/setup builds without AMX.
+            # Compilers that drop the tile configuration as a dead store make llama.cpp crash with an illegal instruction (its pull
+            # request 26954). Without extra buffer types it uses the AVX-512 kernels. scripts/setup builds without AMX.
             params.use_extra_bufts = False
         begin_log()
         self.handle = self.lib.llama_model_load_from_file(os.fsencode(path), params)
@@ -174,11 +174,11 @@ class LlamaModel:
 
     @functools.cached_property
     def grammar_vocabulary(self) -> Vocabulary:
-        """Its tokens for constrained decoding, each with the bytes that an answer gets from it."""
+        """The tokens for constrained decoding, each with the bytes that it adds to an answer."""
         buffer = ctypes.create_string_buffer(4096)
         write, vocab, ids = self.lib.llama_token_to_piece, self.vocab, range(self.num_vocab_tokens)
         lengths = (int(write(vocab, token, buffer, len(buffer), 0, False)) for token in ids)
-        pieces = [ctypes.string_at(buffer, max(0, length)) for length in lengths]  # a longer one than the buffer is never chosen
+        pieces = [ctypes.string_at(buffer, max(0, length)) for length in lengths]  # a token longer than the buffer is never sampled
         return Vocabulary(
             pieces, [token for token in ids if self.lib.llama_vocab_is_eog(vocab, token)], functools.partial(_encode, self.lib, vocab)
         )
@@ -191,7 +191,7 @@ class LlamaModel:
 
 
 def _encode(lib: Any, vocab: object, text: str) -> list[int]:  # noqa: ANN401  # a module, loaded from a path
-    """The tokens of a text. It holds no model: llguidance keeps it where no garbage collector sees it, and the model keeps llguidance."""
+    """Tokenize a text. Takes no model: llguidance holds this function where Python's garbage collector cannot see the cycle."""
     raw = text.encode()
     buffer = (lib.llama_token * (len(raw) + 1))()
     count = int(lib.llama_tokenize(vocab, raw, len(raw), buffer, len(buffer), False, False))
@@ -199,7 +199,7 @@ def _encode(lib: Any, vocab: object, text: str) -> list[int]:  # noqa: ANN401  #
 
 
 class Abort:
-    """The abort callback of a context: llama.cpp asks between two nodes of a graph whether the evaluation shall end."""
+    """The abort callback of a context. llama.cpp calls it between the nodes of a graph and stops if it returns true."""
 
     def __init__(self, lib: Any, context: object) -> None:  # noqa: ANN401  # a module, loaded from a path
         self.is_wanted = False
@@ -210,12 +210,12 @@ class Abort:
     def _ask(self, _user_data: object) -> bool:
         try:
             return self.is_wanted
-        except KeyboardInterrupt:  # a signal is delivered here; it is raised after C returned
+        except KeyboardInterrupt:  # a signal delivered here is raised again after C returns
             self._interrupted = True
             return True
 
     def happened(self, code: int) -> bool:
-        """Whether the evaluation that returned `code` was ended as was wanted; nothing is wanted any more. Ctrl-C is raised here."""
+        """Whether the evaluation that returned `code` was cancelled. Resets the request. Raises KeyboardInterrupt after Ctrl-C."""
         wanted, interrupted = self.is_wanted, self._interrupted
         self.is_wanted = self._interrupted = False
         if interrupted or (code == _ABORTED and not wanted):  # a signal can also be delivered on the way into the callback
@@ -224,7 +224,7 @@ class Abort:
 
 
 class LlamaSampler:
-    """A chain of llama.cpp's samplers for one sequence. Temperature 0 takes the likeliest token."""
+    """A sampler chain for one sequence. Temperature 0 selects the most likely token."""
 
     def __init__(self, params: SamplingParams, model: LlamaModel) -> None:
         grammar = None if params.json_schema is None else grammar_of(params.json_schema, or_text=params.or_text)
@@ -234,7 +234,7 @@ class LlamaSampler:
         self._constrained: ConstrainedSampler | None = None
         penalties = params.repeat_penalty, params.frequency_penalty, params.presence_penalty
         if penalties != (1.0, 0.0, 0.0) and params.repeat_last_n > 0:
-            self._penalties = self.handle if grammar is None else self._chain()  # under a grammar it comes before, on all tokens
+            self._penalties = self.handle if grammar is None else self._chain()  # under a grammar it runs first, on all tokens
             self._add(
                 self._penalties,
                 lib.llama_sampler_init_penalties(model.num_vocab_tokens, params.repeat_last_n, *penalties),
@@ -242,16 +242,16 @@ class LlamaSampler:
         if params.temperature == 0.0:
             self._add(self.handle, lib.llama_sampler_init_greedy())
         else:
-            # top-k comes first: the others are 2 to 40 times slower on a whole vocabulary
+            # top-k first: the others are 2 to 40 times slower on a whole vocabulary
             if params.top_k > 0:
                 self._add(self.handle, lib.llama_sampler_init_top_k(params.top_k))
             self._add(self.handle, lib.llama_sampler_init_top_p(params.top_p, 1))
             self._add(self.handle, lib.llama_sampler_init_min_p(params.min_p, 1))
             self._add(self.handle, lib.llama_sampler_init_temp(params.temperature))
-            # the greatest number of 32 bits would have llama.cpp draw a seed of its own
+            # with LLAMA_DEFAULT_SEED, the largest 32-bit number, llama.cpp would draw a random seed
             self._add(self.handle, lib.llama_sampler_init_dist(params.seed % lib.LLAMA_DEFAULT_SEED))
         if grammar is not None:
-            from localrag.engine.constrained import ConstrainedSampler  # noqa: PLC0415  # weight: numpy
+            from localrag.engine.constrained import ConstrainedSampler  # noqa: PLC0415  # heavy: numpy
 
             self._constrained = ConstrainedSampler(
                 lib,
@@ -272,7 +272,7 @@ class LlamaSampler:
         self.lib.llama_sampler_chain_add(chain, link)
 
     def sample(self, context: Any, index: int) -> int:  # noqa: ANN401  # a C pointer
-        """The next token from entry `index` of the last batch, whose logits must be there (LlamaContext sees to it)."""
+        """Sample the next token from the logits of entry `index` of the last batch. LlamaContext checks that they exist."""
         if self._constrained is not None:
             return self._constrained.sample(self.lib.llama_get_logits_ith(context, index))
         return int(self.lib.llama_sampler_sample(self.handle, context, index))
@@ -286,9 +286,10 @@ class LlamaSampler:
 
 
 class LlamaContext:
-    """A KV cache of `num_cells` tokens that up to `num_sequences` sequences share, and the batch that is decoded into it.
+    """A llama.cpp context: a KV cache of `num_cells` tokens, shared by up to `num_sequences` sequences, and a batch buffer.
 
-    A Runner. Sequence ids count from 0. A batch gives the logits of up to `num_outputs` tokens: of one a sequence, if none is said.
+    Implements `localrag.engine.backend.Runner`. Sequence ids count from 0. A batch yields the logits of up to `num_outputs` tokens, by
+    default one per sequence.
     """
 
     def __init__(
@@ -322,7 +323,7 @@ class LlamaContext:
         params.n_outputs_max = outputs
         params.n_threads = params.n_threads_batch = threads
         params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash_attention else lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        params.kv_unified = True  # sequences share cells, and a copied prefix costs nothing
+        params.kv_unified = True  # sequences share cells, so copying a prefix is free
         params.no_perf = True
         begin_log()
         self.handle = lib.llama_init_from_model(model.handle, params)
@@ -343,33 +344,33 @@ class LlamaContext:
         self._abort = Abort(lib, self.handle)
 
     def prepare(self) -> None:
-        """Before an answer, while none runs: as many threads as are good now."""
+        """Update the number of threads. Call it before an answer, while no other one is running."""
         threads = self._num_threads()
         self.lib.llama_set_n_threads(self.handle, threads, threads)
 
     def check(self, sampling: SamplingParams) -> None:
-        """UsageError for a JSON schema that is not supported."""
+        """Raise UsageError for an unsupported JSON schema."""
         if sampling.json_schema is not None:
             grammar_of(sampling.json_schema)
 
     def begin(self, seq_id: int, _prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
-        """A sampler of its own for a sequence. What the sequence holds stays."""
+        """Create the sampler of a sequence. Its cached tokens are kept."""
         self._samplers[self._checked(seq_id)] = LlamaSampler(sampling, self.model)
 
     def end(self, seq_id: int) -> None:
-        """Free the sampler of a sequence. What the sequence holds stays."""
+        """Free the sampler of a sequence. Its cached tokens are kept."""
         self._samplers.pop(self._checked(seq_id)).close()
 
     def cancel(self) -> None:
-        """Stop the decode that is running, or else the next one, within milliseconds; from any thread."""
+        """Stop the running decode, or else the next one, within milliseconds. Can be called from any thread."""
         self._abort.is_wanted = True
 
     def resume(self) -> None:
-        """What was to be stopped has ended: the next decode is another one's."""
+        """Withdraw a `cancel`, so that the next decode runs."""
         self._abort.is_wanted = False
 
     def decode(self, entries: Sequence[tuple[int, int, int, bool]]) -> bool:
-        """Evaluate (token id, position, sequence id, logits wanted) tuples in one batch; False if it was cancelled."""
+        """Evaluate (token id, position, sequence id, wants logits) tuples in one batch. Return False if it was cancelled."""
         wanted = {i for i, entry in enumerate(entries) if entry[3]}
         if not 0 < len(entries) <= self.batch_tokens or len(wanted) > self.num_outputs:
             raise EngineError(f"A batch of {len(entries)} tokens and {len(wanted)} outputs is out of bounds.")
@@ -395,39 +396,39 @@ class LlamaContext:
         return True
 
     def sample(self, seq_id: int, index: int) -> int:
-        """The next token of a sequence, from the `index`-th entry of the last batch, which must have asked for logits."""
+        """Sample the next token of a sequence from entry `index` of the last batch, which must have requested logits."""
         if index not in self._outputs:
             raise EngineError(f"Entry {index} of the last batch has no logits.")
         return self._samplers[seq_id].sample(self.handle, index)
 
     def logits(self, index: int, token_ids: tuple[int, ...]) -> tuple[float, ...]:
-        """Of these tokens, behind the `index`-th entry of the last batch, which must have asked for logits."""
+        """Return the logits of some tokens at entry `index` of the last batch, which must have requested logits."""
         if index not in self._outputs or not all(0 <= token < self.model.num_vocab_tokens for token in token_ids):
-            raise EngineError(f"Entry {index} of the last batch has no logits of these tokens.")
+            raise EngineError(f"Entry {index} of the last batch has no logits for these tokens.")
         row = self.lib.llama_get_logits_ith(self.handle, index)
         return tuple(row[token] for token in token_ids)
 
     def logprobs(self, index: int, num_top: int) -> Logprobs:
-        """Of the whole vocabulary, behind the `index`-th entry of the last batch; see runner.Runner."""
+        """Return the logprobs of the whole vocabulary at entry `index` of the last batch; see `localrag.engine.backend.Runner`."""
         if index not in self._outputs:
             raise EngineError(f"Entry {index} of the last batch has no logits.")
-        from localrag.engine.constrained import logprobs_of  # noqa: PLC0415  # weight: numpy
+        from localrag.engine.constrained import logprobs_of  # noqa: PLC0415  # heavy: numpy
 
         return logprobs_of(self.lib.llama_get_logits_ith(self.handle, index), self.model.num_vocab_tokens, num_top)
 
     def all_logits(self) -> Any:  # noqa: ANN401  # a pointer of C
-        """The logits that the last batch asked for, row after row, once they are computed; they hold until the next batch."""
+        """Wait for the last batch and return a pointer to its requested logits, row by row. It is valid until the next batch."""
         rows = self.lib.llama_get_logits(self.handle)
         if not self._outputs or not rows:
             raise EngineError("The last batch has no logits.")
         return rows
 
     def num_tokens(self, seq_id: int) -> int:
-        """How many positions of a sequence are in the cache, by the cache's own word."""
+        """Return the number of positions of a sequence in the KV cache, as llama.cpp reports it."""
         return int(self.lib.llama_memory_seq_pos_max(self.memory, self._checked(seq_id))) + 1
 
     def copy(self, source: int, seq_id: int, num_tokens: int) -> bool:
-        """Have `seq_id` hold the first tokens of `source`, in the same cells; False, and it holds nothing, where the memory cannot."""
+        """Make `seq_id` share the cells of the first `num_tokens` of `source`. If the memory cannot, empty `seq_id` and return False."""
         if source == seq_id or not 0 < num_tokens <= self.num_tokens(source):
             raise EngineError(f"Sequence {source} cannot be copied to {seq_id} up to {num_tokens} tokens.")
         self.lib.llama_memory_seq_rm(self.memory, self._checked(seq_id), -1, -1)
@@ -435,14 +436,14 @@ class LlamaContext:
         return self._holds(seq_id, num_tokens)
 
     def cut(self, seq_id: int, num_tokens: int) -> bool:
-        """Drop what a sequence holds from position `num_tokens` on; False, and it holds nothing, where the memory cannot."""
+        """Truncate a sequence to `num_tokens`. If the memory cannot, empty the sequence and return False."""
         if num_tokens < 0:
             raise EngineError(f"Sequence {seq_id} cannot be cut to {num_tokens} tokens.")
         self.lib.llama_memory_seq_rm(self.memory, self._checked(seq_id), num_tokens or -1, -1)
         return num_tokens == 0 or self._holds(seq_id, num_tokens)
 
     def save(self, seq_id: int) -> bytes:
-        """The state of a sequence, to be restored into a context of the same model and settings."""
+        """Return the state of a sequence, for `restore` in a context of the same model and settings."""
         size = int(self.lib.llama_state_seq_get_size(self.handle, self._checked(seq_id)))
         buffer = (ctypes.c_uint8 * size)()
         written = int(self.lib.llama_state_seq_get_data(self.handle, buffer, size, seq_id))
@@ -451,7 +452,10 @@ class LlamaContext:
         return bytes(memoryview(buffer)[:written])
 
     def restore(self, seq_id: int, state: bytes | bytearray, num_tokens: int) -> bool:
-        """Have a sequence hold a state that `save` gave and that was verified since; False, and it holds nothing, if C refuses it."""
+        """Load a state from `save` into a sequence. If llama.cpp refuses it, empty the sequence and return False.
+
+        Verify the state's checksum first: llama.cpp can crash on a damaged one.
+        """
         self.lib.llama_memory_seq_rm(self.memory, self._checked(seq_id), -1, -1)
         buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
         read = int(self.lib.llama_state_seq_set_data(self.handle, buffer, len(state), seq_id))
@@ -461,9 +465,10 @@ class LlamaContext:
         return False
 
     def _holds(self, seq_id: int, num_tokens: int) -> bool:
-        """Whether a sequence can go on behind so many tokens. It is told by positions: return values say yes also where it cannot.
+        """Whether a sequence can continue after `num_tokens` tokens; if not, it is emptied.
 
-        A sliding window must still hold the last tokens before that position; a recurrent state stands at one position alone.
+        Judge by positions, since llama.cpp's return values report success even where it cannot. A sliding window must still hold the last
+        tokens before that position. A recurrent state exists at a single position.
         """
         first = int(self.lib.llama_memory_seq_pos_min(self.memory, seq_id))
         last = int(self.lib.llama_memory_seq_pos_max(self.memory, seq_id))

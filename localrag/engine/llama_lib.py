@@ -1,4 +1,4 @@
-"""llama.cpp's library as Python sees it, and what it says while it works."""
+"""Load llama.cpp's library, and collect its log messages."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from typing import Any
 
 from localrag.errors import EngineError
 
-_WARNING, _ERROR = 3, 4  # of ggml's log levels
+_WARNING, _ERROR = 3, 4  # ggml log levels
 _said: dict[int, str] = {}  # the first error and the last warning, by level
-_kept_alive: list[object] = []  # what C holds a pointer to for as long as the process lives
+_kept_alive: list[object] = []  # callbacks to which C holds pointers until the process ends
 
 
 @functools.cache
-def library() -> Any:  # noqa: ANN401  # a module, whose types mypy does not see through importlib
-    """llama-cpp-python's module of C functions, with the backend initialised and its log kept off the terminal.
+def library() -> Any:  # noqa: ANN401  # a module that mypy cannot type through importlib
+    """Return llama-cpp-python's module of C functions, with the backend initialized and its log kept off the terminal.
 
-    The package's own __init__ imports numpy and the high-level class, which takes 100 ms and is not used: the module is
-    imported without running it. A script that imports llama_cpp itself gets the whole package as ever.
+    The module is imported without the package's __init__, which would spend 100 ms on numpy and the high-level class. A script that
+    imports llama_cpp itself still gets the whole package.
     """
-    os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # a failed assertion would otherwise fork a debugger
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # otherwise a failed assertion forks a debugger
     if "llama_cpp" in sys.modules:
         lib: Any = importlib.import_module("llama_cpp.llama_cpp")
     else:
@@ -44,13 +44,13 @@ def library() -> Any:  # noqa: ANN401  # a module, whose types mypy does not see
 
 
 def give_back() -> None:
-    """Hands memory that was freed back to the system. glibc keeps what it may need again: 30 to 110 MiB after a context was freed."""
+    """Return freed memory to the system. glibc otherwise retains 30 to 110 MiB after a context is freed."""
     with suppress(OSError, AttributeError, TypeError):  # other C libraries have no such call
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def package_folder() -> Path:
-    """The folder `llama_cpp`, with its libraries in `lib`. EngineError where it is not installed."""
+    """Return the folder `llama_cpp`, whose libraries are in `lib`. EngineError if it is not installed."""
     return Path(str(_package().origin)).parent
 
 
@@ -62,7 +62,7 @@ def _package() -> ModuleSpec:
 
 
 def keep_log(level: int, text: bytes, _user_data: object) -> None:
-    """What llama.cpp calls with each line of its log, unless another function is set that calls this one."""
+    """Log callback of llama.cpp: keep the first error and the last warning. A custom callback should call it."""
     line = text.decode("utf-8", "replace").strip()
     if line and level == _WARNING:
         _said[level] = line
@@ -71,15 +71,15 @@ def keep_log(level: int, text: bytes, _user_data: object) -> None:
 
 
 def begin_log() -> None:
-    """What llama.cpp said so far is of no interest any more."""
+    """Forget the log messages so far."""
     _said.clear()
 
 
 def first_error() -> str:
-    """The first error since `begin_log`, for later ones follow from it; empty if there was none."""
+    """Return the first error since `begin_log`, which usually causes the later ones; empty if there was none."""
     return _said.get(_ERROR, "")
 
 
 def complaint() -> str:
-    """The first error since `begin_log`, or else the last warning; empty if there was none."""
+    """Return the first error since `begin_log`, or else the last warning; empty if there was neither."""
     return first_error() or _said.get(_WARNING, "")

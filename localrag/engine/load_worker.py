@@ -1,7 +1,7 @@
-"""The program of the child process that loads an unknown model file; sandbox.py starts it.
+"""Child process that tries to load an unknown model file. sandbox.py starts it.
 
-The job has the "path" of the file, "vocab_only", "embeds" (whether it is an embedder), "spare_bytes" and "cpu_s". Its limits hold even if
-the parent is gone.
+The job has the keys "path", "vocab_only", "embeds" (true for an embedder), "spare_bytes" and "cpu_s". The limits hold even if the parent
+has died.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from localrag.errors import ModelFileError
 from localrag.process import Parent, limit_self
 
 TEXT = "The trial's 1st text: naïve  words, 漢字, 🙂,\n\tcode() and </s>."
-NUM_CELLS = 256  # llama.cpp rounds its cells up to this
+NUM_CELLS = 256  # llama.cpp rounds up to a multiple of 256
 BATCH_TOKENS = 32
 STACK_BYTES = 512 << 10
 
 
 def work(job: dict[str, Any], _parent: Parent) -> None:
-    """Try the file of the job, within limits."""
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's threads would count against the limit
+    """Try the job's file within its limits."""
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # stacks of numpy's threads would count against the memory limit
     shrink_stacks()
     limit_self(spare_bytes=job["spare_bytes"], cpu_s=job["cpu_s"])
     if job.get("embeds"):
@@ -37,7 +37,7 @@ def work(job: dict[str, Any], _parent: Parent) -> None:
 
 def try_embedder(path: Path) -> None:
     """Embed two texts in one batch."""
-    from localrag.engine.embed import LlamaEmbedder  # noqa: PLC0415  # numpy, which the trial of a model does without
+    from localrag.engine.embed import LlamaEmbedder  # noqa: PLC0415  # imports numpy, which try_file does not need
 
     embedder = LlamaEmbedder(path, is_trusted=True)
     try:
@@ -48,9 +48,9 @@ def try_embedder(path: Path) -> None:
 
 
 def try_file(path: Path, *, vocab_only: bool) -> None:
-    """Loads the file, tokenises a text both ways and, unless `vocab_only`, evaluates a prompt of a few tokens and one more.
+    """Load a file, encode and decode a text and, unless `vocab_only`, evaluate a prompt of a few tokens and then one more token.
 
-    Raises a LocalragError for what llama.cpp refuses; what it does not survive ends the process. The header was checked before.
+    Raises a LocalragError if llama.cpp refuses the file. A crash ends the process. Check the header first.
     """
     model = LlamaModel(path, vocab_only=vocab_only)
     try:
@@ -66,16 +66,16 @@ def try_file(path: Path, *, vocab_only: bool) -> None:
 
 
 def _generate(model: LlamaModel, ids: Sequence[int]) -> int:
-    """The likeliest token after `ids`, itself evaluated too: a batch and a single token take different ways through llama.cpp."""
+    """Return the most likely token after `ids`. Evaluate it too, since llama.cpp handles batches and single tokens differently."""
     lib = model.lib
-    # not every model has what flash attention needs
+    # flash attention does not support every model
     context = _context(model, lib.LLAMA_FLASH_ATTN_TYPE_ENABLED) or _context(model, lib.LLAMA_FLASH_ATTN_TYPE_DISABLED)
     if not context:
-        raise ModelFileError("llama.cpp makes no context for it")
+        raise ModelFileError("llama.cpp cannot create a context for it")
     batch = lib.llama_batch_init(BATCH_TOKENS, 0, 1)
     try:
         if not lib.llama_get_memory(context):
-            raise ModelFileError("it keeps nothing of what it has read, so it is no model that writes")
+            raise ModelFileError("it has no KV cache, so it cannot generate text")
         logits = _evaluate(model, context, batch, ids, 0)
         token = logits.index(max(logits))
         _evaluate(model, context, batch, [token], len(ids))
@@ -96,7 +96,7 @@ def _context(model: LlamaModel, flash_attention: int) -> object:
 
 
 def _evaluate(model: LlamaModel, context: object, batch: Any, ids: Sequence[int], start: int) -> list[float]:  # noqa: ANN401  # a C structure
-    """The logits after `ids`, which stand from position `start` on."""
+    """Evaluate `ids` from position `start` on, and return the logits after the last one."""
     last = len(ids) - 1
     for index, token in enumerate(ids):
         batch.token[index], batch.pos[index], batch.n_seq_id[index] = token, start + index, 1
@@ -108,14 +108,14 @@ def _evaluate(model: LlamaModel, context: object, batch: Any, ids: Sequence[int]
         raise ModelFileError(f"llama.cpp cannot evaluate a text with it (code {code})")
     numbers: list[float] = logits[: model.num_vocab_tokens]
     if any(map(math.isnan, numbers)):
-        raise ModelFileError("its answers are not numbers: its weights, or the numbers that scale them, are damaged")
+        raise ModelFileError("its logits are NaN: its weights or their scales are damaged")
     return numbers
 
 
 def shrink_stacks() -> None:
-    """llama.cpp checks each tensor in a thread of its own: with stacks of the usual 8 MB they alone would pass the limit."""
-    with contextlib.suppress(OSError, AttributeError, TypeError):  # glibc alone can do this
+    """Give threads small stacks. llama.cpp starts one thread per tensor, whose default 8 MB stacks would exceed the memory limit."""
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # only glibc supports this
         libc = ctypes.CDLL(None)
-        attributes = ctypes.create_string_buffer(128)  # pthread_attr_t has 56 bytes where that is most
+        attributes = ctypes.create_string_buffer(128)  # sizeof(pthread_attr_t) is at most 64
         if libc.pthread_attr_init(attributes) == 0 and libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(STACK_BYTES)) == 0:
             libc.pthread_setattr_default_np(attributes)

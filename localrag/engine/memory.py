@@ -1,4 +1,4 @@
-"""What llama.cpp can compute on besides the processor: the GPUs that the installed build knows and finds."""
+"""Predict the memory of a model and its KV cache, and find the largest window that fits into RAM and GPU memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from localrag.engine.llama_lib import library
 from localrag.errors import EngineError, UsageError
 from localrag.types import Bound, ModelInfo, Slot
 
-_GPU_TYPES = (1, 2)  # ggml_backend_dev_type: a GPU with memory of its own, and one that shares the machine's
+_GPU_TYPES = (1, 2)  # ggml_backend_dev_type: a discrete GPU, and one that shares the machine's memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +28,15 @@ class GpuDevice:
 
 
 def gpu_devices() -> list[GpuDevice]:
-    """The GPUs of this build with their memory now; none where it was built for the processor alone. EngineError without llama.cpp."""
+    """Return the GPUs that llama.cpp can use, with their current memory; empty for a CPU build. EngineError if it is not installed."""
     lib = library()
     if not lib.llama_supports_gpu_offload():
         return []
     try:
-        ggml = lib._lib  # noqa: SLF001  # llama-cpp-python binds no device function; the handle finds those of the libraries it needs
+        ggml = lib._lib  # noqa: SLF001  # llama-cpp-python binds no device functions, but its handle finds them
         count, get, kind = ggml.ggml_backend_dev_count, ggml.ggml_backend_dev_get, ggml.ggml_backend_dev_type
         name, description, memory = ggml.ggml_backend_dev_name, ggml.ggml_backend_dev_description, ggml.ggml_backend_dev_memory
-    except AttributeError:  # another system's loader, or a build of other names
+    except AttributeError:  # another loader, or a build with other names
         return []
     count.restype, kind.restype, memory.restype = ctypes.c_size_t, ctypes.c_int, None
     get.restype, name.restype, description.restype = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p
@@ -44,18 +44,18 @@ def gpu_devices() -> list[GpuDevice]:
     for function in (kind, name, description):
         function.argtypes = [ctypes.c_void_p]
     memory.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)]
-    found = []
+    devices = []
     for index in range(count()):
         device = get(index)
         if kind(device) in _GPU_TYPES:
             free, total = ctypes.c_size_t(), ctypes.c_size_t()
             memory(device, ctypes.byref(free), ctypes.byref(total))
-            found.append(GpuDevice(_text(name(device)), _text(description(device)), free.value, total.value))
-    return found
+            devices.append(GpuDevice(_text(name(device)), _text(description(device)), free.value, total.value))
+    return devices
 
 
 def gpu_bytes_free() -> int:
-    """Free memory of all GPUs together, between which llama.cpp splits a model."""
+    """Return the free memory of all GPUs together, since llama.cpp splits a model between them."""
     return sum(device.free_bytes for device in gpu_devices())
 
 
@@ -64,33 +64,32 @@ def _text(raw: bytes | None) -> str:
 
 
 RESERVE_BYTES = 256 * 1024 * 1024
-"""Left to everything else on the machine."""
+"""Memory left for the rest of the machine."""
 UBATCH_TOKENS = 512
-"""Tokens that are evaluated at once, as the engine asks for them; all activations are of so many."""
+"""Tokens that the engine evaluates at a time. The size of all activations is proportional to it."""
 CELLS_PAD = 256
 MAX_UNSAID_TOKENS = 1 << 20
-"""As much as a window can have where a file without weights leaves its training context unsaid."""
+"""Largest window of a file without weights that does not state its training context."""
 
 KV_TYPE_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32, "q4_0": 18 / 32}
-"""Bytes an element of keys and values."""
+"""Bytes per element of keys and values."""
 
-_VOCAB_TOKEN_BYTES = {"gpt2": 330}  # text, two maps, merges; without merges:
-_VOCAB_TOKEN_BYTES_PLAIN = 200
-# The share of a file that llama.cpp copies into another layout for this processor (measured), by quantisation. What it copied stays
-# mapped, but is not read again: the kernel may take it back, so it counts for the peak and not for what must fit.
+_VOCAB_TOKEN_BYTES = {"gpt2": 330}  # text, two maps, and merges
+_VOCAB_TOKEN_BYTES_PLAIN = 200  # without merges
+# The measured share of a file that llama.cpp repacks for this processor, by quantization. The original stays mapped but is not read again,
+# so the kernel can reclaim it: it counts toward the peak, but not toward the memory that must be free.
 _REPACKED_SHARE = {"Q4_0": 0.93, "IQ4_NL": 0.93, "MXFP4": 0.9, "Q4_K_S": 0.8, "Q4_K_M": 0.65, "Q2_K": 0.5, "Q2_K_S": 0.5}
-_K_BLOCK = 256  # rows of K-quants are multiples of it: other widths fall back to types that are not repacked
+_K_BLOCK = 256  # row size of K-quants; other widths fall back to types that are not repacked
 _FIXED_BYTES = 3 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """Bytes of a process with this model and a context of `n_ctx` cells, which `num_sequences` share.
+    """Predicted memory, in bytes, of a process with this model and a context of `n_ctx` cells shared by `num_sequences`.
 
-    `weights_bytes` is the file as it is mapped, `copied_bytes` weights in another layout and llama.cpp's vocabulary; `python_bytes`
-    is what the process held when the plan was made; of the others, `gpu_bytes` lie on the GPU, `gpu_weights_bytes` of weights among
-    them. `available` and `gpu_available` are what was free then. A recurrent layer's state is not counted: it does not grow, and is
-    small.
+    `weights_bytes` is the mmapped file. `copied_bytes` is repacked weights and llama.cpp's vocabulary. `python_bytes` is the resident size
+    of the process when the plan was made. `gpu_bytes` is the part of the others on the GPU, `gpu_weights_bytes` its weights. `available`
+    and `gpu_available` were free at that time. The state of recurrent layers is not counted, since it is small and does not grow.
     """
 
     n_ctx: int
@@ -112,18 +111,18 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        """The peak of the process in the machine's memory (VmHWM on Linux)."""
+        """Peak of the process in the machine's memory (VmHWM on Linux)."""
         parts = self.weights_bytes, self.copied_bytes, self.kv_bytes, self.compute_bytes, self.python_bytes, self.embedder_bytes
         return sum(parts) - self.gpu_bytes
 
     @property
     def needed(self) -> int:
-        """What must still be free for it: the peak less what the process holds, and less what is mapped but not read again."""
+        """Memory that must be free: the peak, less the current size of the process and the mapped pages that are not read again."""
         return self.total - self.python_bytes - min(self.repacked_bytes, self.total - self.python_bytes)
 
     @property
     def committed(self) -> int:
-        """What of the machine's memory is not free while the model is open; its mapped file counts as free all the same."""
+        """Memory that is in use while the model is open. The mmapped file counts as free."""
         return self.total - self.python_bytes - self.embedder_bytes - (self.weights_bytes - self.gpu_weights_bytes)
 
     @property
@@ -134,7 +133,7 @@ class MemoryPlan:
         return {**asdict(self), "total": self.total, "needed": self.needed, "fits": self.fits}
 
     def to_summary(self) -> dict[str, object]:
-        """The `memory` of an answer object: what the model takes, wherever it lies, without what Python held before."""
+        """Return the `memory` field of an answer: the model's memory in RAM and on the GPU, without Python's own."""
         return {
             "predicted_bytes": self.total - self.python_bytes + self.gpu_bytes,
             "available_bytes": self.available,
@@ -151,24 +150,24 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """What a plan is made in; None is looked up. Bytes."""
+    """The memory, in bytes, against which a plan is made. None means: measure it now."""
 
     available_bytes: int | None = None
     gpu_available_bytes: int | None = None
     python_bytes: int | None = None
     embedder_bytes: int = 0
     is_loaded: bool = False
-    """The weights are there already: their copies and what lies on the GPU are not free any more, and not needed again."""
+    """True if the weights are already loaded, so that their copies and their GPU memory are not needed again."""
 
 
 def fit_together(plans: Sequence[MemoryPlan], *, available_bytes: int, gpu_available_bytes: int) -> bool:
-    """Whether models that share one process fit at once into what is free without them."""
+    """Whether models that share one process fit together into the memory that is free without them."""
     needed, on_gpu = sum(each.needed for each in plans), sum(each.gpu_bytes for each in plans)
     return needed + RESERVE_BYTES <= available_bytes and on_gpu <= gpu_available_bytes
 
 
 def available_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Memory that a process can still take: the machine's, or less in a container with a limit (cgroup v2)."""
+    """Return the bytes that a process can still allocate: the machine's free memory, or less under a container's limit (cgroup v2)."""
     free = psutil.virtual_memory().available
     try:
         limit = (cgroup / "memory.max").read_text(encoding="ascii").strip()
@@ -176,7 +175,7 @@ def available_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
             return free
         used = int((cgroup / "memory.current").read_text(encoding="ascii"))
         stats = dict(line.split() for line in (cgroup / "memory.stat").read_text(encoding="ascii").splitlines())
-        cached = int(stats["active_file"]) + int(stats["inactive_file"])  # given back when it is wanted
+        cached = int(stats["active_file"]) + int(stats["inactive_file"])  # the page cache, which the kernel reclaims on demand
         return max(0, min(free, int(limit) - used + cached))
     except (OSError, ValueError, KeyError):
         return free
@@ -192,15 +191,15 @@ def plan(
     gpu_layers: int = 0,
     situation: Situation | None = None,
 ) -> MemoryPlan:
-    """What the model takes with a KV cache of `n_ctx` cells in all. Plain attention takes more than flash attention.
+    """Predict the memory of a model with a KV cache of `n_ctx` cells in total. Plain attention needs more than flash attention.
 
-    `gpu_layers` counts as llama.cpp does: more than the model's layers is all of it. EngineError for a KV type that is unknown, or
-    that plain attention cannot use.
+    As in llama.cpp, a `gpu_layers` above the model's number of layers offloads everything. EngineError for a KV type that is unknown or
+    that plain attention does not support.
     """
     known = _look_up(situation or Situation(), gpu_layers)
     if kv_type not in KV_TYPE_BYTES or (KV_TYPE_BYTES[kv_type] < KV_TYPE_BYTES["f16"] and not flash_attention):
         raise EngineError(
-            f"A KV cache of {kv_type} is not possible{' without flash attention' if kv_type in KV_TYPE_BYTES else ''}.",
+            f"A KV cache of type {kv_type} is not supported{' without flash attention' if kv_type in KV_TYPE_BYTES else ''}.",
             hint="Use f16.",
             kv_type=kv_type,
         )
@@ -232,7 +231,7 @@ def plan(
 
 
 def as_if_unloaded(made: MemoryPlan, info: ModelInfo) -> MemoryPlan:
-    """The plan of a context for a model that is loaded, with the weights and their copies in it again, and nothing of Python."""
+    """Return the plan for a loaded model as if it had yet to be loaded: with its weights and their copies, without Python's memory."""
     return plan(
         info,
         made.n_ctx,
@@ -253,12 +252,11 @@ def nearest(
     gpu_layers: int = 0,
     situation: Situation | None = None,
 ) -> int:
-    """The most tokens of KV cache with which the plan fits: the training context, or else whole blocks of 256; 0 if none do."""
+    """Return the largest KV cache, in tokens, that fits: the training context or a smaller multiple of 256; 0 if none fits."""
     known = _look_up(situation or Situation(), gpu_layers)
 
     def fits(n_ctx: int) -> bool:
-        made = plan(info, n_ctx, num_sequences, kv_type, flash_attention=flash_attention, gpu_layers=gpu_layers, situation=known)
-        return made.fits
+        return plan(info, n_ctx, num_sequences, kv_type, flash_attention=flash_attention, gpu_layers=gpu_layers, situation=known).fits
 
     most = info.n_ctx_train or MAX_UNSAID_TOKENS
     low, high = 0, -(-most // CELLS_PAD)  # the number of blocks that fits is at least low, at most high
@@ -269,7 +267,7 @@ def nearest(
 
 
 def require(made: MemoryPlan, info: ModelInfo, *, situation: Situation | None = None) -> None:
-    """Raise an EngineError with the numbers and the nearest window that fits, unless the plan fits."""
+    """Raise an EngineError that names the largest window that fits, unless the plan fits."""
     if made.fits:
         return
     near = nearest(
@@ -284,7 +282,7 @@ def require(made: MemoryPlan, info: ModelInfo, *, situation: Situation | None = 
     needed, free = (made.gpu_bytes, made.gpu_available) if on_gpu else (made.needed, made.available - RESERVE_BYTES)
     raise EngineError(
         f"{info.path.name} with a window of {made.n_ctx} tokens does not fit into the free memory{' of the GPU' if on_gpu else ''}: "
-        f"it needs {_mib(needed)} MiB, and {_mib(max(0, free))} MiB can be had.",
+        f"it needs {_mib(needed)} MiB, and {_mib(max(0, free))} MiB are available.",
         hint=f"Use a window of {near} tokens or less (--ctx)." if near else "Close other programs, or use a smaller model.",
         n_ctx=made.n_ctx,
         nearest_n_ctx=near,
@@ -298,10 +296,10 @@ def require(made: MemoryPlan, info: ModelInfo, *, situation: Situation | None = 
 
 
 def make_slot(info: ModelInfo, requested: int | None, *, fitting: int | None = None) -> Slot:
-    """The window: what was requested, capped by the training context and by memory, and which of them bound it.
+    """Choose the window: the requested one, capped by the training context and by memory. The slot names the cap that applied.
 
-    `fitting` is the most that memory holds, found by `nearest` if it is not given. Never llama.cpp's default of 512 and never more
-    than the model was trained for, or MAX_UNSAID_TOKENS where its file does not say. EngineError if memory holds nothing.
+    `fitting` is the largest window that fits into memory, by default from `nearest`. If the file does not state a training context, the
+    cap is MAX_UNSAID_TOKENS. EngineError if no window fits.
     """
     if requested is not None and requested < 1:
         raise UsageError(f"A window of {requested} tokens is not possible.", hint="Give --ctx 1 or more, or leave it out.")
@@ -320,11 +318,11 @@ def make_slot(info: ModelInfo, requested: int | None, *, fitting: int | None = N
     return Slot(id=0, n_ctx=n_ctx, n_ctx_train=trained, requested=requested, bound=bound)
 
 
-def _look_up(given: Situation, gpu_layers: int) -> Situation:
-    """The situation with every number in it."""
-    free, on_gpu, held = given.available_bytes, given.gpu_available_bytes, given.python_bytes
+def _look_up(situation: Situation, gpu_layers: int) -> Situation:
+    """Return the situation with every None replaced by a measurement."""
+    free, on_gpu, held = situation.available_bytes, situation.gpu_available_bytes, situation.python_bytes
     return replace(
-        given,
+        situation,
         available_bytes=available_memory() if free is None else free,
         gpu_available_bytes=(gpu_bytes_free() if gpu_layers else 0) if on_gpu is None else on_gpu,
         python_bytes=psutil.Process().memory_info().rss if held is None else held,
@@ -332,10 +330,10 @@ def _look_up(given: Situation, gpu_layers: int) -> Situation:
 
 
 def _compute_bytes(info: ModelInfo, cells: int, num_sequences: int, *, flash_attention: bool) -> int:
-    """Activations of one batch and the outputs. What is reserved and never written is not counted: it takes no memory.
+    """Return the bytes of activations for one batch and of the outputs. Reserved pages that are never written do not count.
 
-    A layer's feed-forward part and its attention take turns in the same buffer. Plain attention holds every head's scores over all
-    cells, as 32 bits and converted to 16. The mask is of 32 bits there and of 16 with flash attention; layers that slide have their own.
+    Feed-forward and attention take turns in one buffer. Plain attention holds the scores of every head over all cells, in 32 bits and
+    again in 16. The mask has 32 bits per entry, or 16 with flash attention; layers with a sliding window have their own mask.
     """
     mask = cells * (2 if flash_attention else 4) * (2 if info.sliding_window else 1)
     scores = 0 if flash_attention else 6 * cells * info.num_heads
@@ -344,7 +342,7 @@ def _compute_bytes(info: ModelInfo, cells: int, num_sequences: int, *, flash_att
 
 
 def _repacked_bytes(info: ModelInfo) -> int:
-    """What llama.cpp copies of the weights."""
+    """Return the bytes of the weights that llama.cpp repacks."""
     quantization = info.quantization or ""
     if "_K" in quantization and info.embedding_length % _K_BLOCK:
         return 0

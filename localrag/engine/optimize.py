@@ -1,7 +1,7 @@
-"""A model file written anew with other weight types, by llama.cpp's own function in a child process. The source is only read.
+"""Quantize a model file to other weight types with llama.cpp, and measure whether the result is worth keeping.
 
-llama.cpp aborts on what it does not expect, and a full disk ends it too: in the child either costs an error. From weights that are
-quantised already the result is worse than from the original ones; how much worse is for quality.py to say.
+llama.cpp aborts on unexpected input and on a full disk. It runs in a child process, so that an abort becomes an error. The source file is
+only read. Requantizing quantized weights gives worse results than quantizing the original ones; quality.py measures the loss.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ BITS_PER_WEIGHT = {
     "F16": 16.0,
     "BF16": 16.0,
 }
-"""The types that can be asked for, and about what a weight takes in each: those that need no importance matrix."""
-OUTPUT_BITS = 8.5  # llama.cpp keeps the first and the last matrix in 6 or 8 bits where the rest has fewer
+"""Approximate bits per weight of the supported types, which are those that need no importance matrix."""
+OUTPUT_BITS = 8.5  # llama.cpp stores the first and the last matrix in 6 or 8 bits, even if the others have fewer
 SPARE_DISK_BYTES = 256 << 20
 
 _FILE_TYPE_NUMBERS = {name: number for number, name in FILE_TYPES.items()}
@@ -52,15 +52,14 @@ _START_LIMIT_S = 60.0
 _STAGE_PREFIX = ".making-"
 
 Step = Callable[[int, int], None]
-"""Tensors written, and of how many."""
+"""Called with the number of tensors written so far and the total."""
 
 
 def default_types(info: ModelInfo, system_info: str) -> tuple[str, ...]:
-    """What is worth trying for this processor, by what `llama_print_system_info` says of it; the file's own type is not.
+    """Return the types worth trying on this processor, without the file's own. `system_info` comes from `llama_print_system_info`.
 
-    Q4_0 and IQ4_NL are what llama.cpp arranges anew for the processor's vectors; from weights of few bits IQ4_NL is left out, since it
-    takes long to make and loses as much. Q8_0 loses next to nothing. BF16 is made of weights of few bits alone, where the processor
-    multiplies it.
+    llama.cpp repacks Q4_0 and IQ4_NL for the processor's vector units. IQ4_NL is skipped for weights of fewer than 8 bits: it is slow to
+    make and loses as much as Q4_0. Q8_0 loses almost nothing. BF16 is tried only for such weights, on processors that multiply it natively.
     """
     many_bits = BITS_PER_WEIGHT.get(info.quantization or "", 32.0 if info.quantization == "F32" else 0.0) >= 8
     types = ["Q4_0", *(["IQ4_NL"] if many_bits else []), "Q8_0"]
@@ -70,14 +69,14 @@ def default_types(info: ModelInfo, system_info: str) -> tuple[str, ...]:
 
 
 def check_type(name: str) -> str:
-    """The type by its name, in whatever case. UsageError for one that is not made here."""
+    """Return the canonical name of a type, ignoring case. UsageError for an unsupported type."""
     if (known := name.upper()) not in BITS_PER_WEIGHT:
-        raise UsageError(f"{name!r} is no type that can be made.", hint=f"There are: {', '.join(BITS_PER_WEIGHT)}.", type=name)
+        raise UsageError(f"{name!r} is not a supported type.", hint=f"Choose one of: {', '.join(BITS_PER_WEIGHT)}.", type=name)
     return known
 
 
 def expected_bytes(info: ModelInfo, num_weights: int, file_type: str) -> int:
-    """About how large the file becomes, and rather too large than too small."""
+    """Estimate the size of the new file in bytes, erring on the high side."""
     bits = BITS_PER_WEIGHT[file_type]
     outer = min(num_weights, 2 * info.vocab_size * info.embedding_length)
     return int(((num_weights - outer) * bits * 1.1 + outer * max(bits, OUTPUT_BITS)) / 8) + (32 << 20)
@@ -85,18 +84,18 @@ def expected_bytes(info: ModelInfo, num_weights: int, file_type: str) -> int:
 
 @contextmanager
 def workshop(folder: Path) -> Iterator[Path]:
-    """Make a fresh folder inside `folder`, gone afterwards with all that was not moved out of it; what a killed run left is removed.
+    """Create a temporary folder in `folder`, and remove it afterwards. Leftovers of killed runs are removed too.
 
-    One at a time holds one: UsageError while another does, because two that measure at once measure each other. ConfigError where
-    `folder` cannot be written.
+    UsageError if another run has one, since two concurrent runs would distort each other's timings. ConfigError if `folder` cannot be
+    written.
     """
     stack = ExitStack()
     try:
         make_private_folder(folder)
         stack.enter_context(locked(folder / ".making.lock"))
     except TimeoutError:
-        hint = "Wait until it has ended: they would slow each other."
-        raise UsageError("Another run of models optimize is at work here.", hint=hint) from None
+        hint = "Wait for it to end: concurrent runs slow each other down."
+        raise UsageError("Another `models optimize` is running in this home.", hint=hint) from None
     except OSError as error:
         known = file_error(error, folder, hint="Set LOCALRAG_HOME to a folder that can be written.")
         raise ConfigError(f"{folder} cannot be written: {known.reason}.", hint=known.hint, path=str(folder), **known.numbers) from None
@@ -111,11 +110,11 @@ def workshop(folder: Path) -> Iterator[Path]:
 
 
 def require_disk(folder: Path, needed_bytes: int) -> None:
-    """EngineError with the numbers unless so much can be written there and some is left."""
+    """Raise EngineError unless the disk of `folder` has room for `needed_bytes` and SPARE_DISK_BYTES."""
     free = shutil.disk_usage(folder).free
     if needed_bytes + SPARE_DISK_BYTES > free:
         raise EngineError(
-            f"It needs {(needed_bytes + SPARE_DISK_BYTES) >> 20} MiB on the disk of {folder}, and {free >> 20} MiB are free.",
+            f"{(needed_bytes + SPARE_DISK_BYTES) >> 20} MiB are needed on the disk of {folder}, but only {free >> 20} MiB are free.",
             hint="Free some space, or move the home with LOCALRAG_HOME.",
             needed_bytes=needed_bytes + SPARE_DISK_BYTES,
             free_bytes=free,
@@ -123,10 +122,10 @@ def require_disk(folder: Path, needed_bytes: int) -> None:
 
 
 def quantize(source: Path, target: Path, file_type: str, *, expected: int, num_threads: int, on_step: Step | None = None) -> None:
-    """Write `source` to `target` with weights of `file_type`. The source must have been validated and tried (gguf.py, sandbox.py).
+    """Write `source` to `target` with weights of `file_type`. Validate and try the source first (gguf.py, sandbox.py).
 
-    `target` must not exist; on failure nothing is left of it. `expected` is in bytes: a file of over four times that is given up.
-    EngineError if llama.cpp refuses, dies, or comes to no end. Ctrl-C ends the child.
+    `target` must not exist; it is removed on failure. The target may grow to four times `expected` bytes. EngineError if llama.cpp refuses
+    the source, crashes, or exceeds its time limit. Ctrl-C ends the child.
     """
     file_bytes = source.stat().st_size
     cpu_s = _CPU_LIMIT_S + file_bytes / _CPU_BYTES_PER_S
@@ -157,28 +156,31 @@ def _run(job: dict[str, object], file_type: str, *, limit_s: float, on_step: Ste
     if ended.succeeded:
         return
     if ended.expired:
-        problem = f"it came to no end within {limit_s:.0f} s"
+        problem = f"it did not finish within {limit_s:.0f} s"
     else:
         died = f"the process ended with {ended.killed_by or f'code {ended.code}'}{': ' + ended.words if ended.words else ''}"
         problem = ended.problem or died
     raise EngineError(
-        f"llama.cpp made no {file_type} of it: {problem}.", hint="Try another type with --type.", type=file_type, exit_code=ended.code
+        f"llama.cpp could not convert the model to {file_type}: {problem}.",
+        hint="Try another type with --type.",
+        type=file_type,
+        exit_code=ended.code,
     )
 
 
 DEFAULT_MAX_KL = 0.05
-"""In nats. About what good 4-bit weights cost a model against its 16-bit ones; types of 8 bits stay below a fifth of it."""
+"""Nats. About the loss of good 4-bit weights compared with 16-bit weights. 8-bit types stay below a fifth of this."""
 DEFAULT_MIN_SPEEDUP = 1.1
-"""Timings on a machine that is used spread by some 10 %: less is not told from none."""
+"""Timings vary by about 10 % on a machine in use, so a smaller speedup is noise."""
 ROUNDS = 3
 
 Progress = Callable[[str, int, int | None], None]
-"""What is being done, how much of it is done, and of how much."""
+"""Called with the current step, the units done, and the total if known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a new file must keep: a mean KL divergence from the original of at most `max_kl` nats, and `min_speedup` times its speed."""
+    """Requirements for a new file: a mean KL divergence from the original of at most `max_kl` nats, and a speedup of `min_speedup`."""
 
     max_kl: float = DEFAULT_MAX_KL
     min_speedup: float = DEFAULT_MIN_SPEEDUP
@@ -186,7 +188,7 @@ class Limits:
 
 @dataclass(slots=True, kw_only=True)
 class Measured:
-    """A file of weights of `file_type`, and what was measured of it: `quality` against the original, and the `runs`."""
+    """Measurements of a file with weights of `file_type`: `quality` relative to the original, and timed `runs`."""
 
     file_type: str
     path: Path
@@ -204,7 +206,7 @@ class Measured:
 
     @property
     def ask_s(self) -> float:
-        """Seconds for a question with its sources and an answer, as attention.py mixes them: what speeds are compared by."""
+        """Seconds for a typical prompt and answer (attention.py has their sizes). Speedups compare this number."""
         return attention.PROMPT_TOKENS / self.prompt_tokens_per_s + attention.ANSWER_TOKENS / self.decode_tokens_per_s
 
     def to_dict(self) -> dict[str, object]:
@@ -221,7 +223,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A type that was tried: `speedup` and what was `measured`, unless it could not be made; `problem` is why it is not to be kept."""
+    """The result for one type. `measured` and `speedup` are None if no file could be made. `problem` is the reason not to keep it."""
 
     file_type: str
     measured: Measured | None
@@ -235,19 +237,22 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The original and the candidates, in the order in which they were asked for."""
+    """The original and the candidates, in the order of the requested types."""
 
     original: Measured
     candidates: tuple[Candidate, ...]
 
     @property
     def best(self) -> Candidate | None:
-        """The fastest of those within the limits."""
+        """The fastest candidate within the limits; None if there is none."""
         return max((each for each in self.candidates if each.problem is None), key=lambda each: each.speedup or 0.0, default=None)
 
 
 class Bench:
-    """Measures the original and files made of it in `stage`, a folder of its own. `home` is where trials and kernels are remembered."""
+    """Compares a model file with requantized copies, which it writes to the empty folder `stage`.
+
+    `home` stores which files passed a trial load and which attention kernel is faster. `text` defaults to the text shipped with localrag.
+    """
 
     def __init__(self, source: Path, *, stage: Path, home: Path, progress: Progress, text: str | None = None) -> None:
         self._stage, self._home, self._progress = stage, home, progress
@@ -261,27 +266,27 @@ class Bench:
         self._flash_attention = attention.flash_attention(home, self._governor)
 
     def compare(self, types: Sequence[str], limits: Limits) -> Comparison:
-        """Make and measure each of `types`; by default those that suit this processor. What fails is a candidate with a problem.
+        """Make and measure a file of each type, by default those that suit this processor. A failure becomes a candidate with a problem.
 
-        The original must have been validated and tried. EngineError if it does not fit into memory, or its numbers are none.
+        Validate and try the original first. EngineError if the original does not fit into memory or produces NaN.
         """
         with tempfile.TemporaryFile(dir=self._stage) as reference:
             original = self._judge(self.info, reference, is_reference=True)
             types = types or default_types(self.info, library().llama_print_system_info().decode("utf-8", "replace"))
-            made = {name: self._made(name, reference) for name in dict.fromkeys(types)}
-        files = [original, *(each for each in made.values() if isinstance(each, Measured))]
+            results = {name: self._make(name, reference) for name in dict.fromkeys(types)}
+        files = [original, *(each for each in results.values() if isinstance(each, Measured))]
         for turn in range(ROUNDS):
-            self._governor.measure()  # as the engine does; but the same for all files of a turn
+            self._governor.measure()  # as the engine does, but once per round, so that all files use the same number of threads
             for index, each in enumerate(files):
                 self._progress("measuring speed", turn * len(files) + index, ROUNDS * len(files))
                 with self._open(gguf.read_header(each.path)) as evaluation:
                     ids = self._windows[0].ids
                     evaluation.warm_up(ids)
                     each.runs.append(evaluation.time(ids))
-        return Comparison(original=original, candidates=tuple(verdict(original, name, each, limits) for name, each in made.items()))
+        return Comparison(original=original, candidates=tuple(verdict(original, name, each, limits) for name, each in results.items()))
 
-    def _made(self, file_type: str, reference: IO[bytes]) -> Measured | str:
-        """The file of that type, compared with the original; or why there is none."""
+    def _make(self, file_type: str, reference: IO[bytes]) -> Measured | str:
+        """Make a file of a type and compare it with the original. Return the reason as text if that fails."""
         target = self._stage / f"{self.info.path.stem}-{file_type}.gguf"
         try:
             expected = expected_bytes(self.info, self._num_weights, file_type)
@@ -303,15 +308,15 @@ class Bench:
 
     def _judge(self, info: ModelInfo, reference: IO[bytes], *, is_reference: bool = False) -> Measured:
         file_type = info.quantization or "unknown type"
-        self._progress(f"reading with {file_type}", 0, None)
+        self._progress(f"comparing {file_type}", 0, None)
         self._governor.measure()
         with self._open(info) as evaluation:
             if is_reference:
                 self._num_weights = evaluation.num_weights
                 self._windows = evaluation.windows(self._text)
                 require_disk(self._stage, 4 * evaluation.vocab_size * sum(window.num_scored for window in self._windows))
-            found = quality.score(evaluation, self._windows, reference, is_reference=is_reference)
-        return Measured(file_type=file_type, path=info.path, size_bytes=info.file_size, quality=found)
+            score = quality.score(evaluation, self._windows, reference, is_reference=is_reference)
+        return Measured(file_type=file_type, path=info.path, size_bytes=info.file_size, quality=score)
 
     def _open(self, info: ModelInfo) -> Evaluation:
         num_cells = min(quality.WINDOW_TOKENS, info.n_ctx_train)
@@ -322,7 +327,7 @@ class Bench:
 
 
 def verdict(original: Measured, file_type: str, made: Measured | str, limits: Limits) -> Candidate:
-    """Whether a file is worth keeping, by the limits."""
+    """Apply the limits to a file, or to the reason why there is none."""
     if isinstance(made, str):
         return Candidate(file_type=file_type, measured=None, speedup=None, problem=made)
     speedup = original.ask_s / made.ask_s
@@ -330,13 +335,13 @@ def verdict(original: Measured, file_type: str, made: Measured | str, limits: Li
     if made.quality.mean_kl > limits.max_kl:
         problems.append(f"too far from the original: KL {made.quality.mean_kl:.3f}, at most {limits.max_kl:g}")
     if speedup < limits.min_speedup:
-        problems.append(f"not faster by enough: {speedup:.2f} times, at least {limits.min_speedup:g}")
+        problems.append(f"not fast enough: speedup {speedup:.2f}, at least {limits.min_speedup:g}")
     return Candidate(file_type=file_type, measured=made, speedup=speedup, problem="; ".join(problems) or None)
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A file that was put in place, with the sha256 of its bytes."""
+    """A new file in its final place, and its sha256."""
 
     path: Path
     sha256: str
@@ -346,7 +351,7 @@ class Kept:
 
 
 def keep(made: Measured, folder: Path, *, source: Path, source_sha256: str) -> Kept:
-    """Move a file out of the workshop into `folder`, whole or not at all; its name says what it was made of."""
+    """Move a file atomically from the workshop into `folder`. Its new name has the source's name, the start of its sha256, and the type."""
     target = folder / f"{source.stem}-{source_sha256[:8]}-{made.file_type}.gguf"
     digest = sha256_of(made.path)
     made.path.replace(target)

@@ -1,9 +1,9 @@
-"""One evaluated prefix in one file: whose state it is, its token ids and borders, and the state's bytes, which mean nothing here.
+"""Read and write the file of a cached prefix: its identity, token ids, breakpoints, and llama.cpp's opaque state.
 
-    magic 8 | version 4 | header length 4 | header, ASCII JSON | token ids, 4 each | borders, 4 each | payload | sha256 of all before, 32
+    magic 8 | version 4 | header length 4 | header, ASCII JSON | token ids, 4 each | breakpoints, 4 each | payload | sha256 of the above, 32
 
-Integers are little-endian and unsigned. llama.cpp takes the state of other weights without a word, and a cut one can end the process
-(its own reader asserts): so no byte of a payload is handed out before the whole file was checked.
+Numbers are sizes in bytes. Integers are little-endian and unsigned. llama.cpp silently accepts the state of other weights, and a truncated
+state can crash the process, since its reader asserts. Therefore the whole file is verified before any byte of the payload is returned.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ Fault = Literal["missing", "unreadable", "foreign", "newer", "damaged"]
 
 
 class PrefixFileError(Exception):
-    """Why a file is not used. Never shown bare: the store makes a warning of it.
+    """The reason why a file cannot be used. The cache turns it into a warning.
 
-    `fault` says what may be done about it: a `missing` file was evicted by someone else, an `unreadable` one may be good, a `foreign` one
-    is another model's or of another limit, a `newer` one another localrag's; only a `damaged` one is of no use to anybody.
+    `fault` is "missing" (another process evicted the file), "unreadable" (it may still be good), "foreign" (it belongs to another model or
+    size limit), "newer" (a newer localrag wrote it) or "damaged". Only a damaged file is safe to delete.
     """
 
     def __init__(self, fault: Fault, reason: str) -> None:
@@ -54,10 +54,10 @@ class PrefixFileError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """All that decides what a state means: where any of it differs, a state is not valid.
+    """The model, build and settings for which a state is valid. A state with any other value is invalid.
 
-    `model` is the sha256 of the model's file, or its `model_fingerprint`; `llama_build` is the version of the package with llama.cpp's
-    system info, or a hash of both. `n_swa` is 0 without a sliding window. ValueError if all of it is longer than 15 KiB.
+    `model` is the sha256 of the model file, or its `model_fingerprint`. `llama_build` is the package version with llama.cpp's system info,
+    or a hash of both. `n_swa` is 0 without a sliding window. ValueError if the canonical form is longer than 15 KiB.
     """
 
     model: str
@@ -78,24 +78,24 @@ class Identity:
 
     @property
     def canonical(self) -> str:
-        """The same text for the same identity."""
+        """The identity as JSON; equal identities have equal text."""
         return _canonical(self)
 
     @property
     def digest(self) -> str:
-        """Its sha256, in lower-case hexadecimal."""
+        """The sha256 of the canonical form, in lower-case hexadecimal."""
         return hashlib.sha256(self.canonical.encode("ascii")).hexdigest()
 
 
-@lru_cache(maxsize=16)  # compared with every file of a folder
+@lru_cache(maxsize=16)  # needed for each file of a folder
 def _canonical(identity: Identity) -> str:
     return _json(asdict(identity))
 
 
 def model_fingerprint(path: Path) -> str:
-    """What tells a model's file from others without hashing gigabytes: name, size, time of change, and blake2b of its first MiB.
+    """Identify a model file without hashing gigabytes: by name, size, modification time, and the blake2b hash of its first MiB.
 
-    Raises ModelFileError where it cannot be read.
+    Raises ModelFileError if the file cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -108,7 +108,7 @@ def model_fingerprint(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What stands before the payload. Its sizes agree with the file's; whether its bytes are whole, only `read` tells."""
+    """The part of a file before its payload. Its sizes agree with the file's size; only `read` verifies the checksum."""
 
     raw: bytes
     token_bytes: bytes
@@ -117,11 +117,11 @@ class Head:
 
 
 def pack(numbers: Sequence[int]) -> bytes:
-    """Token ids or borders as they stand in a file, 4 bytes each. ValueError for one that is not within 0..2**32-1."""
+    """Encode token ids or breakpoints, 4 bytes each. ValueError for a number outside 0..2**32-1."""
     try:
         return struct.pack(f"<{len(numbers)}I", *numbers)
     except struct.error as error:
-        raise ValueError(f"not a list of token ids or borders: {error}") from None
+        raise ValueError(f"not a list of token ids or breakpoints: {error}") from None
 
 
 def unpack(packed: bytes) -> tuple[int, ...]:
@@ -131,20 +131,20 @@ def unpack(packed: bytes) -> tuple[int, ...]:
 def write(
     path: Path, identity: Identity, token_ids: Sequence[int], breakpoints: Sequence[int], payload: bytes | bytearray | memoryview
 ) -> None:
-    """Write the file whole: under `path` is all of it, or what was there before.
+    """Write a file atomically. Only its owner can read it, since a state contains the user's text.
 
-    Only its owner may read it: a state holds a person's text. A process that is killed leaves a hidden file that ends in `.part`.
-    Raises OSError, after taking away what it wrote; ValueError for an empty list or payload, or ids that are none.
+    A killed process leaves a hidden file that ends in `.part`. Raises OSError after removing that file, and ValueError for an empty list or
+    payload, or for invalid ids.
     """
     tokens, ends, body = pack(token_ids), pack(breakpoints), memoryview(payload).cast("B")
     if not 0 < len(token_ids) <= MAX_TOKENS or not len(body):
         raise ValueError(f"a prefix has 1 to {MAX_TOKENS} tokens and a state, not {len(token_ids)} tokens and {len(body)} bytes")
     if len(breakpoints) > MAX_TOKENS:
-        raise ValueError(f"a prefix has no more than {MAX_TOKENS} borders, not {len(breakpoints)}")
+        raise ValueError(f"a prefix has at most {MAX_TOKENS} breakpoints, not {len(breakpoints)}")
     about = {"created": int(time.time()), "num_tokens": len(token_ids), "num_borders": len(breakpoints), "payload_bytes": len(body)}
     header = _json({"identity": asdict(identity)} | about).encode("ascii")
     digest = hashlib.sha256()
-    with atomic_write(path, suffix=PART_SUFFIX) as out:  # the folder is not flushed: a power cut may lose the new name, and nothing more
+    with atomic_write(path, suffix=PART_SUFFIX) as out:  # the folder is not flushed: at worst a power cut loses the new name
         for part in (_FIXED.pack(_MAGIC, VERSION, len(header)), header, tokens, ends, body):
             digest.update(part)
             out.write(part)
@@ -152,9 +152,9 @@ def write(
 
 
 def read(path: Path, identity: Identity, *, max_bytes: int = MAX_FILE_BYTES) -> tuple[tuple[int, ...], tuple[int, ...], bytearray]:
-    """The token ids, the borders and the payload of a file of this identity, after all of it was checked.
+    """Verify a file and return its token ids, breakpoints and payload. It must have this identity and at most `max_bytes`.
 
-    Takes no more memory than the file has bytes, and no file of more than `max_bytes`. Raises PrefixFileError.
+    Needs no more memory than the size of the file. Raises PrefixFileError.
     """
     try:
         with _open(path) as file:
@@ -171,12 +171,12 @@ def read(path: Path, identity: Identity, *, max_bytes: int = MAX_FILE_BYTES) -> 
     digest = hashlib.sha256(head.raw)
     digest.update(payload)
     if digest.digest() != stored:
-        raise PrefixFileError("damaged", "its bytes do not have the checksum that it holds")
+        raise PrefixFileError("damaged", "its checksum is wrong")
     return unpack(head.token_bytes), unpack(head.border_bytes), payload
 
 
 def read_head(path: Path, identity: Identity, *, max_bytes: int = MAX_FILE_BYTES) -> Head:
-    """What stands before the payload, without reading that. Raises PrefixFileError."""
+    """Read the part before the payload. Raises PrefixFileError."""
     try:
         with _open(path) as file:
             return _read_head(file, identity, max_bytes)
@@ -185,22 +185,22 @@ def read_head(path: Path, identity: Identity, *, max_bytes: int = MAX_FILE_BYTES
 
 
 def file_bytes(identity: Identity, num_tokens: int, num_borders: int, payload_bytes: int) -> int:
-    """The size of such a file, at most: its numbers may have fewer digits."""
+    """Return an upper bound of a file's size in bytes."""
     return _FIXED.size + len(identity.canonical) + 128 + 4 * (num_tokens + num_borders) + payload_bytes + _SHA256_BYTES
 
 
 def _open(path: Path) -> BinaryIO:
-    """Open a plain file: no link is followed, and no pipe waited for."""
+    """Open a regular file, without following a link or blocking on a pipe."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     handle = os.open(path, flags)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise PrefixFileError("damaged", "it is not a plain file")
+        raise PrefixFileError("damaged", "it is not a regular file")
     return os.fdopen(handle, "rb")
 
 
 def _read_head(file: BinaryIO, identity: Identity, max_bytes: int) -> Head:
-    """Every size is checked against the file's before anything of that size is read."""
+    """Read the part before the payload. Check each size against the file's before reading that many bytes."""
     size = os.fstat(file.fileno()).st_size
     if size > max_bytes:
         raise PrefixFileError("foreign", f"its {size} bytes are more than {max_bytes}")
@@ -209,9 +209,9 @@ def _read_head(file: BinaryIO, identity: Identity, max_bytes: int) -> Head:
         raise PrefixFileError("damaged", f"it ends after {len(fixed)} bytes")
     magic, version, header_bytes = _FIXED.unpack(fixed)
     if magic != _MAGIC:
-        raise PrefixFileError("damaged", "it does not begin as such a file does")
+        raise PrefixFileError("damaged", "it is not a prefix file")
     if version > VERSION:
-        raise PrefixFileError("newer", f"its format has version {version}, and this localrag knows {VERSION}")
+        raise PrefixFileError("newer", f"its format has version {version}, but this localrag supports only {VERSION}")
     if version < VERSION or not 0 < header_bytes <= MAX_HEADER_BYTES:
         raise PrefixFileError("damaged", f"it claims version {version} and a header of {header_bytes} bytes")
     header = file.read(header_bytes)
@@ -226,20 +226,20 @@ def _read_head(file: BinaryIO, identity: Identity, max_bytes: int) -> Head:
 
 
 def _parse(header: bytes, identity: Identity) -> tuple[int, int, int]:
-    """The number of tokens and of borders, and the bytes of payload that a header of this identity claims."""
+    """Return the number of tokens, the number of breakpoints and the size of the payload that a header claims."""
     try:
-        said = json.loads(str(header, "ascii"))
-        whose = _json(said["identity"])
-        numbers = said["num_tokens"], said["num_borders"], said["payload_bytes"]
+        fields = json.loads(str(header, "ascii"))
+        owner = _json(fields["identity"])
+        numbers = fields["num_tokens"], fields["num_borders"], fields["payload_bytes"]
     except (ValueError, TypeError, LookupError, RecursionError):
-        raise PrefixFileError("damaged", "its header is not what one holds") from None
+        raise PrefixFileError("damaged", "its header is invalid") from None
     if any(type(number) is not int for number in numbers):
         raise PrefixFileError("damaged", "its header claims impossible numbers")
     num_tokens, num_borders, payload_bytes = numbers
     if not (0 < num_tokens <= MAX_TOKENS and 0 <= num_borders <= MAX_TOKENS and 0 < payload_bytes < 1 << 63):
         raise PrefixFileError("damaged", "its header claims impossible numbers")
-    if whose != identity.canonical:
-        raise PrefixFileError("foreign", "it was made by another model, build or setting")
+    if owner != identity.canonical:
+        raise PrefixFileError("foreign", "it belongs to another model, build or setting")
     return num_tokens, num_borders, payload_bytes
 
 
@@ -252,4 +252,4 @@ def _unreadable(error: OSError) -> PrefixFileError:
 
 
 def _json(value: object) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))  # ASCII: a file's name may hold what UTF-8 cannot
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))  # ASCII, since a file name may not be valid UTF-8

@@ -1,7 +1,7 @@
-"""How close a model file is to another one, and how fast it is: both on a text that ships (data/reading.txt).
+"""Measure the speed of a model file and its quality relative to a reference file, on a shipped text (data/reading.txt).
 
-Every file evaluates the very same tokens, so what differs is the file. Closeness is told by the distributions of the next token:
-the mean Kullback-Leibler divergence from the other file's, how often both hold the same token for the likeliest, and perplexity.
+All files evaluate the same tokens, so only the file differs. Quality compares next-token distributions: mean Kullback-Leibler divergence
+from the reference, top-1 agreement, and perplexity.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Rows = NDArray[np.float32]
-    """One row a token, one column an entry of the vocabulary."""
+    """One row per token, one column per vocabulary entry."""
 
 TEXT_FILE = Path(__file__).with_name("data") / "reading.txt"
 WINDOW_TOKENS = 512
-SKIPPED_SHARE = 4  # of a window, the first part in so many is read and not scored: with little before it, every file guesses
+SKIPPED_SHARE = 4  # the first 1/4 of a window is evaluated but not scored: with little context, every file guesses
 MAX_SCORED_TOKENS = 766  # two windows
 MAX_REFERENCE_BYTES = 512 << 20
-OUTPUT_TOKENS = 128  # evaluated at once with the logits of each; their buffer is so many times the vocabulary
+OUTPUT_TOKENS = 128  # tokens per batch when all logits are requested; llama.cpp's buffer holds this many rows of the vocabulary
 BATCH_TOKENS = 512
 PROMPT_TOKENS, ANSWER_TOKENS = 256, 48
-"""What one run of `Evaluation.time` evaluates in one batch, and then one by one."""
+"""Tokens that one `Evaluation.time` evaluates: PROMPT_TOKENS in one batch, then ANSWER_TOKENS one at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quality:
-    """Over `num_tokens` positions. `mean_kl` and `p99_kl` (of the worst hundredth) are in nats; `top1_agreement` is a share, 0 to 1."""
+    """Quality over `num_tokens` positions. `mean_kl` and `p99_kl` (99th percentile) are in nats; `top1_agreement` is from 0 to 1."""
 
     num_tokens: int
     perplexity: float
@@ -49,7 +49,7 @@ class Quality:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Tokens that are evaluated from an empty context. What is said behind each of the first `num_skipped` is not scored."""
+    """Tokens to evaluate in an empty context. Predictions after the first `num_skipped` tokens are not scored."""
 
     ids: list[int]
     num_skipped: int
@@ -61,7 +61,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Seconds for PROMPT_TOKENS in one batch, and for ANSWER_TOKENS one by one behind them (fewer of both in a small window)."""
+    """Seconds for a prompt in one batch, and for the answer's tokens, decoded one at a time. A small window reduces both counts."""
 
     prompt_tokens: int
     prompt_s: float
@@ -70,9 +70,9 @@ class Run:
 
 
 class Evaluation:
-    """A loaded model with a context of its own, which gives the logits of every token of a window.
+    """A model and a context that returns the logits of every token of a window.
 
-    Load only what was validated (gguf.py) and tried (trial.py). `num_cells` is a context length in tokens that the model has.
+    Validate and try the file first (gguf.py, sandbox.py). `num_cells` is the context length in tokens, at most the model's own.
     """
 
     def __init__(self, path: Path, *, num_cells: int, num_threads: int, flash_attention: bool) -> None:
@@ -97,15 +97,15 @@ class Evaluation:
         return int(self._model.lib.llama_model_n_params(self._model.handle))
 
     def windows(self, text: str) -> list[Window]:
-        """The text in windows of tokens, as many as are scored; each begins with the token that begins a text, if the model wants one."""
+        """Cut a text into windows of tokens, up to the number to score. Each begins with the BOS token if the model adds one."""
         tokenizer = LlamaTokenizer(self._model)
         start = [tokenizer.bos_id] if tokenizer.adds_bos and tokenizer.bos_id is not None else []
         most = min(MAX_SCORED_TOKENS, MAX_REFERENCE_BYTES // (4 * self.vocab_size))
         return cut(tokenizer.encode(text), min(WINDOW_TOKENS, self.num_cells), start=start, most=most)
 
     def log_probabilities(self, ids: Sequence[int]) -> Iterator[tuple[int, Rows]]:
-        """The position of a first token, and a row of log-probabilities (nats) of what follows it and each one after it, piece by piece."""
-        import numpy as np  # noqa: PLC0415  # weight
+        """Evaluate `ids` in batches. Yield for each its start position and the next-token log-probabilities (nats), a row per token."""
+        import numpy as np  # noqa: PLC0415  # heavy
 
         self._clear()
         for start in range(0, len(ids), OUTPUT_TOKENS):
@@ -114,7 +114,7 @@ class Evaluation:
             yield start, log_softmax(np.ctypeslib.as_array(logits, shape=(len(piece), self.vocab_size)))
 
     def time(self, ids: Sequence[int]) -> Run:
-        """One run on the first tokens of `ids`. What is decoded one by one is given, not sampled: every file does the same work."""
+        """Time one run on the first tokens of `ids`. Nothing is sampled, so that every file does the same work."""
         most = min(len(ids), self.num_cells)
         answer_tokens = min(ANSWER_TOKENS, most // 4)
         prompt_tokens = min(PROMPT_TOKENS, most - answer_tokens)
@@ -127,7 +127,7 @@ class Evaluation:
         return Run(prompt_tokens, read - started, answer_tokens, time.perf_counter() - read)
 
     def warm_up(self, ids: Sequence[int]) -> None:
-        """Have every weight in memory: a file that was just opened is read on first use."""
+        """Evaluate a few tokens to load all weights, since an mmapped file is read on first use."""
         self._clear()
         self._decode(ids[:32], 0, outputs=False)
 
@@ -135,7 +135,7 @@ class Evaluation:
         self._context.cut(0, 0)
 
     def _decode(self, ids: Sequence[int], start: int, *, outputs: bool) -> Any:  # noqa: ANN401  # a pointer of C
-        """Evaluate tokens from position `start` on; their logits, of all or of the last alone, once they are there."""
+        """Evaluate tokens from position `start` on. Wait for the logits of all tokens, or of the last one, and return a pointer to them."""
         last = len(ids) - 1
         self._context.decode([(token, start + index, 0, outputs or index == last) for index, token in enumerate(ids)])
         return self._context.all_logits()
@@ -152,14 +152,14 @@ class Evaluation:
 
 
 def shipped_text() -> str:
-    """About 1,400 words of English prose with a table, code and JSON in it."""
+    """Return the shipped text: about 1,400 words of English prose with a table, code and JSON."""
     return TEXT_FILE.read_text(encoding="utf-8")
 
 
 def cut(ids: Sequence[int], window_tokens: int, *, start: Sequence[int], most: int) -> list[Window]:
-    """Windows of at most `window_tokens`, `start` at the head of each, so many that at most `most` tokens are scored in all.
+    """Cut `ids` into windows of at most `window_tokens` that begin with `start`, until `most` tokens are scored in total.
 
-    A window of which nothing would be scored is left out. The last one can be shorter.
+    The last window can be shorter. A window without scored tokens is omitted.
     """
     windows: list[Window] = []
     room = window_tokens - len(start)
@@ -175,8 +175,8 @@ def cut(ids: Sequence[int], window_tokens: int, *, start: Sequence[int], most: i
 
 
 def log_softmax(logits: Rows) -> Rows:
-    """Log-probabilities of rows of logits, as a new array."""
-    import numpy as np  # noqa: PLC0415  # weight
+    """Return the log-probabilities of rows of logits as a new array."""
+    import numpy as np  # noqa: PLC0415  # heavy
 
     rows: Rows = logits - logits.max(axis=-1, keepdims=True)
     rows -= np.log(np.exp(rows).sum(axis=-1, keepdims=True))
@@ -184,35 +184,35 @@ def log_softmax(logits: Rows) -> Rows:
 
 
 def score(evaluation: Evaluation, windows: Sequence[Window], reference: IO[bytes], *, is_reference: bool = False) -> Quality:
-    """Compare with the rows in the file `reference`, which is read from its start; or else write it, and be compared with nothing.
+    """Score a model against the log-probabilities in the file `reference`. With `is_reference`, write that file instead.
 
-    EngineError for a model whose answers are not numbers.
+    A reference model is scored against itself. EngineError if the model produces NaN.
     """
-    import numpy as np  # noqa: PLC0415  # weight
+    import numpy as np  # noqa: PLC0415  # heavy
 
-    told = _Told()
+    totals = _Totals()
     reference.seek(0)
     for window in windows:
         for start, rows in evaluation.log_probabilities(window.ids):
-            kept = rows[max(0, window.num_skipped - start) : len(window.ids) - 1 - start]
-            if not len(kept):
+            scored = rows[max(0, window.num_skipped - start) : len(window.ids) - 1 - start]
+            if not len(scored):
                 continue
-            if not np.isfinite(kept).all():
+            if not np.isfinite(scored).all():
                 raise EngineError(
-                    "The model's answers are not numbers.", hint="Its weights are damaged: compare its sha256 with the publisher's."
+                    "The model's logits are not numbers.", hint="Its weights are damaged: compare its sha256 with the publisher's."
                 )
             if is_reference:
-                reference.write(kept.tobytes())
-                before = kept
+                reference.write(scored.tobytes())
+                before = scored
             else:
-                before = np.frombuffer(reference.read(kept.nbytes), np.float32).reshape(kept.shape)
+                before = np.frombuffer(reference.read(scored.nbytes), np.float32).reshape(scored.shape)
             following = max(start, window.num_skipped) + 1
-            told.add(before, kept, window.ids[following : following + len(kept)])
-    return told.quality()
+            totals.add(before, scored, window.ids[following : following + len(scored)])
+    return totals.quality()
 
 
-class _Told:
-    """Position by position, what two models said."""
+class _Totals:
+    """Collects the comparison of two models, one value per position."""
 
     def __init__(self) -> None:
         self._kl: list[Any] = []
@@ -220,17 +220,17 @@ class _Told:
         self._surprise: list[Any] = []
 
     def add(self, before: Rows, after: Rows, next_ids: Sequence[int]) -> None:
-        import numpy as np  # noqa: PLC0415  # weight
+        import numpy as np  # noqa: PLC0415  # heavy
 
         self._kl.append(np.maximum(0.0, (np.exp(before) * (before - after)).sum(axis=-1)))
         self._same.append(before.argmax(axis=-1) == after.argmax(axis=-1))
         self._surprise.append(-after[np.arange(len(after)), np.asarray(next_ids)])
 
     def quality(self) -> Quality:
-        import numpy as np  # noqa: PLC0415  # weight
+        import numpy as np  # noqa: PLC0415  # heavy
 
         if not self._kl:
-            raise EngineError("The text is too short for a window of this model.")
+            raise EngineError("The text is too short to score this model.")
         kl, same, surprise = (np.concatenate(parts).astype(np.float64) for parts in (self._kl, self._same, self._surprise))
         return Quality(
             num_tokens=len(kl),

@@ -1,7 +1,7 @@
-"""The child process in which llama.cpp writes a model file anew, for optimize.py; child.py starts it.
+"""Child process that quantizes a model file with llama.cpp. sandbox.py starts it for optimize.py.
 
-The job is "source", "target", "file_type" (llama.cpp's number), "num_threads", "buffer_bytes", "spare_bytes", "most_bytes" of the
-target and "cpu_s". It replies `{"done": 3, "of": 272}` as tensors are written, and ends with the process that started it.
+The job has the keys "source", "target", "file_type" (llama.cpp's number), "num_threads", "buffer_bytes", "spare_bytes", "most_bytes" (limit
+of the target) and "cpu_s". The child sends `{"done": 3, "of": 272}` as it writes tensors, and exits when its parent does.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _STEP = re.compile(r"\[ *(\d{1,6})/ *(\d{1,6})\]")  # "[  12/ 272] blk.1.attn_q.
 
 
 def work(job: dict[str, Any], parent: Parent) -> None:
-    """Write the target of the job, within limits. EngineError if llama.cpp does not."""
+    """Write the job's target within its limits. EngineError if llama.cpp fails."""
     limit_self(spare_bytes=job["spare_bytes"], cpu_s=job["cpu_s"], max_file_bytes=job["most_bytes"])
-    os.umask(0o077)  # llama.cpp makes the file; this process makes no other
+    os.umask(0o077)  # llama.cpp creates the target, which must be private
     threading.Thread(target=end_with_parent, args=(parent,), daemon=True).start()
     lib = library()
     callback = lib.llama_log_callback(partial(hear, parent))  # C holds a pointer to it
@@ -41,18 +41,18 @@ def quantize(lib: Any, job: dict[str, Any]) -> None:  # noqa: ANN401  # a module
     code = lib.llama_model_quantize(os.fsencode(job["source"]), os.fsencode(job["target"]), ctypes.byref(params))
     if code != 0:
         raise EngineError(f"llama.cpp ended with code {code}")
-    with Path(job["target"]).open("rb+") as file:  # on the disk before it is put in place
+    with Path(job["target"]).open("rb+") as file:  # on disk before it is renamed
         os.fsync(file.fileno())
 
 
 def hear(parent: Parent, level: int, text: bytes, user_data: object) -> None:
-    """Keep errors, pass on steps."""
+    """Log callback: keep errors and send progress to the parent."""
     keep_log(level, text, user_data)
     if step := _STEP.match(text.decode("utf-8", "replace").strip()):
         parent.send({"done": int(step[1]), "of": int(step[2])})
 
 
 def end_with_parent(parent: Parent) -> None:
-    """End this process when the parent is gone. Until then the parent sends nothing."""
+    """Exit when the parent does. `receive` blocks until then, since the parent sends nothing."""
     parent.receive()
     os._exit(1)

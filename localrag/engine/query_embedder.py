@@ -1,4 +1,4 @@
-"""Whether a copy of an embedder gives the original's vectors: tried on every one of several hundred texts, not argued."""
+"""Choose what embeds questions: a llama.cpp copy of the embedder if its vectors match on several hundred texts, else the original."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 MIN_COSINE = 0.999
-"""Rankings of neighbours differ below this; f16 weights reach 0.99999."""
+"""Least cosine similarity of copy and original. Below it, nearest-neighbor rankings differ. f16 weights reach 0.99999."""
 NUM_LONGEST = 8
-"""Texts as long as the embedder takes."""
+"""Number of test texts with the embedder's maximum length."""
 _SENTENCES = (
     "Hot compost needs air, water and twice as much brown matter as green.",
     "Who signed the contract, and when does it end?",
@@ -83,18 +83,18 @@ _EDGES = (
 
 
 class IdEmbedder(Embedder, Protocol):
-    """An embedder that also shows what it evaluates."""
+    """An embedder that also exposes its token ids."""
 
     def input_ids(self, text: str) -> list[int]:
-        """The ids that are evaluated for a text, special ones among them."""
+        """Return the token ids that are evaluated for a text, special ones included."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acceptance:
-    """How near a copy's vectors are to the original's over `num_texts`; `num_other_ids` of them it splits into other tokens.
+    """The similarity of a copy's vectors to the original's over `num_texts` texts. `num_other_ids` texts got different token ids.
 
-    `original_s` and `converted_s` are what embedding all of them took.
+    `original_s` and `converted_s` are the seconds to embed all texts.
     """
 
     num_texts: int
@@ -110,19 +110,19 @@ class Acceptance:
 
     @property
     def reason(self) -> str:
-        """One clause that says why."""
+        """The reason for the verdict, as a clause."""
         if self.num_other_ids:
-            return f"{self.num_other_ids} of {self.num_texts} texts are split into other tokens"
-        return f"the worst cosine of {self.num_texts} texts is {self.worst_cosine:.6f}, and {MIN_COSINE} is wanted"
+            return f"{self.num_other_ids} of {self.num_texts} texts have different tokens"
+        return f"the lowest cosine of {self.num_texts} texts is {self.worst_cosine:.6f}; at least {MIN_COSINE} is required"
 
 
 def accept(converted: IdEmbedder, original: IdEmbedder, texts: Sequence[str]) -> Acceptance:
-    """Embed every text with both. No text may be longer than either takes."""
+    """Embed all texts with both embedders and compare. Each text must be within both length limits."""
     import numpy as np  # noqa: PLC0415  # heavy
 
     originals, original_s = _timed(original, texts)
     others, converted_s = _timed(converted, texts)
-    # a dimension that differs makes every cosine 0
+    # different dimensions count as a cosine of 0
     cosines = (originals * others).sum(axis=1) if originals.shape == others.shape else np.zeros(len(texts))
     cosines = np.nan_to_num(cosines.astype(np.float64), nan=-1.0)
     return Acceptance(
@@ -136,16 +136,16 @@ def accept(converted: IdEmbedder, original: IdEmbedder, texts: Sequence[str]) ->
 
 
 def _timed(embedder: Embedder, texts: Sequence[str]) -> tuple[np.ndarray, float]:
-    """The vectors, and the seconds that they took."""
-    embedder.embed(texts[:1])  # what is loaded when the first text comes
+    """Embed the texts. Return the vectors and the seconds, without the time to load the embedder."""
+    embedder.embed(texts[:1])  # loads what is loaded lazily
     started = time.perf_counter()
     vectors = embedder.embed(texts)
     return vectors, time.perf_counter() - started
 
 
 def acceptance_texts(count: Callable[[str], int], max_tokens: int) -> list[str]:
-    """Several hundred texts of at most `max_tokens` by `count`, the same ones every time: scripts, code, numbers, edges, all lengths."""
-    chance = random.Random(5)  # noqa: S311  # no secret
+    """Return several hundred texts of at most `max_tokens`, always the same: many scripts, code, numbers, edge cases, all lengths."""
+    chance = random.Random(5)  # noqa: S311  # not for secrets
     texts = [*_EDGES, *_SENTENCES, *_mixed(chance), *_numbers(chance), *_code()]
     words = " ".join(texts).split(" ")
     texts += [" ".join(chance.choices(words, k=max_tokens)) for _ in range(NUM_LONGEST)]
@@ -153,14 +153,14 @@ def acceptance_texts(count: Callable[[str], int], max_tokens: int) -> list[str]:
 
 
 def _mixed(chance: random.Random) -> Iterator[str]:
-    """One to four sentences, some in capitals, some without spaces between."""
+    """Yield groups of one to four sentences, some in capitals, some without spaces between them."""
     for part in range(120):
         joined = (" ", "\n\n", "")[part % 3].join(chance.choices(_SENTENCES, k=1 + part % 4))
         yield joined.upper() if part % 10 == 9 else joined
 
 
 def _numbers(chance: random.Random) -> Iterator[str]:
-    """Numbers, and runs of letters that are no words, as keys and encoded files are."""
+    """Yield numbers, and random runs of letters and digits such as keys and encoded files."""
     letters = string.ascii_letters + string.digits + "+/="
     for part in range(50):
         yield " ".join(str(chance.randrange(10 ** (1 + part % 12))) for _ in range(1 + part % 7))
@@ -168,14 +168,14 @@ def _numbers(chance: random.Random) -> Iterator[str]:
 
 
 def _code() -> Iterator[str]:
-    """Pieces of this very program."""
+    """Yield pieces of this file."""
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
     for start in range(0, len(lines) - 4, 4):
         yield "\n".join(lines[start : start + 1 + start % 5])
 
 
 def _cut(text: str, count: Callable[[str], int], max_tokens: int) -> str:
-    """The longest beginning of `text` that a search by halves finds to be short enough."""
+    """Truncate `text` to at most `max_tokens` by binary search."""
     if count(text) <= max_tokens:
         return text
     low, high = 0, len(text)
@@ -186,14 +186,14 @@ def _cut(text: str, count: Callable[[str], int], max_tokens: int) -> str:
 
 
 CONVERTER = 1
-"""Rises with what a copy is made of, or by what it is judged: older verdicts then hold no more."""
+"""Version of the conversion and its test. Increase it to invalidate saved verdicts."""
 _KEY_LENGTH = 32
 OF_GGUF = "llama.cpp, since the embedder is a GGUF file."
 
 
 @runtime_checkable
 class FolderEmbedder(IdEmbedder, Protocol):
-    """An embedder whose weights, tokenizer and settings lie in a folder."""
+    """An embedder with its weights, tokenizer and settings in a folder."""
 
     @property
     def folder(self) -> Path: ...
@@ -201,9 +201,10 @@ class FolderEmbedder(IdEmbedder, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Whether the copy is taken, and why, in one clause. The numbers are 0 where nothing could be compared.
+    """Whether the copy is used, and the reason as a clause. The numbers are 0 if no comparison was possible.
 
-    `sha256`, `file_bytes` and `mtime_ns` are of the copy that was judged; the seconds are those of embedding all `num_texts`.
+    `maker` names the converter and llama.cpp versions. `sha256`, `file_bytes` and `mtime_ns` identify the compared copy. `original_s` and
+    `converted_s` are the seconds to embed all `num_texts` texts.
     """
 
     is_accepted: bool
@@ -220,9 +221,9 @@ class Verdict:
 
 
 def query_embedder(original: Embedder, settings: Settings) -> Embedder:
-    """The accepted copy, loaded, with the fingerprint, limit and token counts of the original; else the original itself.
+    """Load and return the accepted copy, with the fingerprint, length limit and token counts of the original; else the original.
 
-    It never converts, and imports no torch. A copy that was changed or that does not load any more is passed over.
+    Never converts, and does not import torch. A copy that was changed or no longer loads is ignored.
     """
     if isinstance(original, FolderEmbedder):
         place = _Place(original, settings)
@@ -234,10 +235,10 @@ def query_embedder(original: Embedder, settings: Settings) -> Embedder:
 
 
 def convert_for_queries(original: Embedder, settings: Settings, *, on_start: Callable[[], None] | None = None) -> Verdict | None:
-    """Make the copy and judge it, unless that was done: seconds to a minute, in which `original` embeds several hundred texts.
+    """Convert the embedder and compare the copy, unless that was done. Takes up to a minute: `original` embeds several hundred texts.
 
-    `on_start` is called before work that takes so long. None where there is nothing to copy (the embedder is a GGUF file), while another
-    process is at it, or where the home cannot be written: the next call tries again.
+    `on_start` is called before that work. Returns None if the embedder is a GGUF file already, if another process is converting it, or if
+    the home cannot be written; in the last two cases the next call tries again.
     """
     if not isinstance(original, FolderEmbedder):
         return None
@@ -260,22 +261,22 @@ def convert_for_queries(original: Embedder, settings: Settings, *, on_start: Cal
 
 
 def query_path(original: Embedder, settings: Settings) -> str:
-    """What embeds a question, and why, in one sentence; nothing heavy is imported for it."""
+    """Return a sentence that says what embeds questions, and why. No heavy imports."""
     if not isinstance(original, FolderEmbedder):
         return OF_GGUF
     place = _Place(original, settings)
     verdict = place.verdict()
     if verdict is None:
-        return "sentence-transformers, since no copy for llama.cpp has been tried yet: the next `localrag index` does."
+        return "sentence-transformers, since no copy for llama.cpp exists yet: the next `localrag index` makes one."
     if not verdict.is_accepted:
-        return f"sentence-transformers, since llama.cpp cannot stand in for it: {verdict.reason}."
+        return f"sentence-transformers, since llama.cpp cannot replace it: {verdict.reason}."
     if not place.is_whole(verdict):
-        return "sentence-transformers, since the copy for llama.cpp is gone or was changed: the next `localrag index` makes it anew."
+        return "sentence-transformers, since the copy for llama.cpp is missing or was changed: the next `localrag index` makes a new one."
     return f"llama.cpp, from a copy of the embedder: {verdict.reason}."
 
 
 def accepted_copy(original: Embedder, settings: Settings) -> tuple[Path, Path] | None:
-    """The files of the copy that questions are embedded with, and of its verdict; None where there is none."""
+    """Return the paths of the accepted copy and its verdict; None if there is none."""
     if not isinstance(original, FolderEmbedder):
         return None
     place = _Place(original, settings)
@@ -284,7 +285,7 @@ def accepted_copy(original: Embedder, settings: Settings) -> tuple[Path, Path] |
 
 
 class _Place:
-    """Where the copy of an embedder and its verdict lie."""
+    """The paths of an embedder's copy, its verdict and its lock."""
 
     def __init__(self, original: FolderEmbedder, settings: Settings) -> None:
         stem = settings.embedders_dir / original.fingerprint[:_KEY_LENGTH]
@@ -292,7 +293,7 @@ class _Place:
         self.gguf, self.record, self.lock = (stem.with_suffix(suffix) for suffix in (".gguf", ".json", ".lock"))
 
     def verdict(self) -> Verdict | None:
-        """What was found; None if nothing was, or by another converter or llama.cpp, or the record is damaged."""
+        """Return the saved verdict; None if there is none, it is damaged, or it is from another converter or llama.cpp version."""
         with suppress(OSError, ValueError, TypeError, RecursionError):
             fields = json.loads(self.record.read_text(encoding="utf-8"))
             verdict = Verdict(**fields)
@@ -303,7 +304,7 @@ class _Place:
         return None
 
     def settled(self) -> Verdict | None:
-        """The verdict, unless there is none or its copy is no more."""
+        """Return the verdict; None if there is none or its accepted copy is missing or changed."""
         verdict = self.verdict()
         return verdict if verdict is not None and (not verdict.is_accepted or self.is_whole(verdict)) else None
 
@@ -311,7 +312,7 @@ class _Place:
         replace_text(self.record, json.dumps(dataclasses.asdict(verdict), indent=1))
 
     def is_whole(self, verdict: Verdict) -> bool:
-        """Whether the copy is the one that was judged: told by its size and time, or else by its sha256."""
+        """Whether the copy is the one that was compared, by size and modification time, or else by sha256."""
         with suppress(OSError):
             status = self.gguf.stat()
             if status.st_size == verdict.file_bytes:
@@ -319,7 +320,7 @@ class _Place:
         return False
 
     def open(self, original: FolderEmbedder, *, sha256: str | None = None) -> LlamaEmbedder:
-        """The copy in llama.cpp. It gets its tokens from the original's tokenizer, which llama.cpp's differs from in some scripts."""
+        """Load the copy in llama.cpp. It uses the original's tokenizer, since llama.cpp's differs in some scripts."""
         return LlamaEmbedder(
             self.gguf,
             home=self.home,
@@ -331,8 +332,8 @@ class _Place:
 
 
 def _judge(place: _Place, original: FolderEmbedder) -> Verdict:
-    """Converts, and compares. OSError where the copy cannot be written: that says nothing about the embedder."""
-    from localrag.engine.convert import convert  # noqa: PLC0415  # not on a query's path
+    """Convert the embedder and compare the copy. OSError if the copy cannot be written, which is not a verdict on the embedder."""
+    from localrag.engine.convert import convert  # noqa: PLC0415  # not needed by queries
 
     try:
         convert(original.folder, place.gguf)
@@ -341,21 +342,21 @@ def _judge(place: _Place, original: FolderEmbedder) -> Verdict:
     except LocalragError as error:
         return Verdict(is_accepted=False, reason=error.message.rstrip("."), maker=_maker())
     try:
-        found = accept(copy, original, acceptance_texts(original.count, original.max_tokens))
+        acceptance = accept(copy, original, acceptance_texts(original.count, original.max_tokens))
     except LocalragError as error:
         return Verdict(is_accepted=False, reason=error.message.rstrip("."), maker=_maker())
     finally:
         copy.close()
     status = place.gguf.stat()
     return Verdict(
-        is_accepted=found.is_accepted,
-        reason=found.reason,
+        is_accepted=acceptance.is_accepted,
+        reason=acceptance.reason,
         maker=_maker(),
-        worst_cosine=found.worst_cosine,
-        median_cosine=found.median_cosine,
-        num_texts=found.num_texts,
-        original_s=found.original_s,
-        converted_s=found.converted_s,
+        worst_cosine=acceptance.worst_cosine,
+        median_cosine=acceptance.median_cosine,
+        num_texts=acceptance.num_texts,
+        original_s=acceptance.original_s,
+        converted_s=acceptance.converted_s,
         sha256=sha256,
         file_bytes=status.st_size,
         mtime_ns=status.st_mtime_ns,
@@ -363,7 +364,7 @@ def _judge(place: _Place, original: FolderEmbedder) -> Verdict:
 
 
 def _maker() -> str:
-    """This converter and this llama.cpp; what another pair found is tried again when something is indexed."""
+    """Return the versions of this converter and llama.cpp. The next `localrag index` repeats the test if either has changed."""
     try:
         version = importlib.metadata.version("llama-cpp-python")
     except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""llama.cpp in a child process, which may abort, hang or grow. Unknown model files are loaded there first."""
+"""Run llama.cpp in a child process that may abort, hang or exhaust its memory. Unknown model files are loaded there first."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from localrag.process import KEPT_VARIABLES, Child, ChildStartError, Parent, sig
 from localrag.text.sanitize import one_line
 
 LIBRARY_VARIABLES = (*KEPT_VARIABLES, "PATH", "CUDA_PATH", "HIP_PATH")  # to load llama.cpp
-# No debugger when it aborts, one heap for all threads, and no GPU: its address space would pass any limit of memory.
+# No debugger on abort, one heap for all threads, and no GPU, whose address space would exceed any memory limit.
 VARIABLES = {"GGML_NO_BACKTRACE": "1", "MALLOC_ARENA_MAX": "1", "CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
 MAX_LINE_BYTES = 64 << 10
 _PREFIX = re.compile(r"llama_model_(load: error loading model|quantize: failed to quantize): ")
@@ -28,7 +28,7 @@ _PREFIX = re.compile(r"llama_model_(load: error loading model|quantize: failed t
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a child ended: its replies merged, its last line that was none, its exit code, and whether its time had run out."""
+    """The result of a child: its merged replies, its last line of other output, its exit code, and whether its time ran out."""
 
     replies: Mapping[str, object]
     words: str
@@ -41,19 +41,19 @@ class Ended:
 
     @property
     def problem(self) -> str:
-        """What it said went wrong, as a part of one line; empty if it did not get to say it."""
+        """The error that the child reported, without line breaks or a full stop; empty if it reported none."""
         return _line(str(self.replies.get("error") or ""))
 
     @property
     def killed_by(self) -> str:
-        """The name of the signal that ended it; empty if none did."""
+        """The name of the signal that killed the child; empty if none did."""
         return signal_name(self.code)
 
 
 def run(worker: str, job: Mapping[str, object], limit_s: float, on_reply: Callable[[dict[str, object]], None] | None = None) -> Ended:
-    """Have a child do the job within `limit_s`; `on_reply` gets each reply as it comes. Ctrl-C ends the child.
+    """Run `localrag.engine.WORKER.work(job)` in a child, for up to `limit_s` seconds. Call `on_reply` with each reply.
 
-    EngineError if llama.cpp does not start there.
+    Ctrl-C ends the child. EngineError if llama.cpp does not start there.
     """
     replies: dict[str, object] = {}
     words = ""
@@ -88,7 +88,7 @@ def run(worker: str, job: Mapping[str, object], limit_s: float, on_reply: Callab
 
 
 def main(arguments: Mapping[str, object], parent: Parent) -> None:
-    """Do the job, in the child. `work` raises a LocalragError for what llama.cpp refuses; what it logged says why."""
+    """Do the job, in the child. If `work` raises a LocalragError, report the first error that llama.cpp logged."""
     work = importlib.import_module(f"localrag.engine.{arguments['worker']}").work
     library()
     begin_log()
@@ -98,7 +98,7 @@ def main(arguments: Mapping[str, object], parent: Parent) -> None:
         work(arguments["job"], parent)
     except LocalragError as error:
         problem = _PREFIX.sub("", first_error(), count=1) or error.message
-    except Exception as error:  # noqa: BLE001  # whatever a file leads to is an answer, not an end
+    except Exception as error:  # noqa: BLE001  # report any error that a file causes
         problem = f"{type(error).__name__}: {error}"
     parent.send({"error": problem})
 
@@ -116,11 +116,11 @@ def _reply(line: bytes) -> dict[str, object] | None:
 
 
 def _line(text: str) -> str:
-    """`text` as a part of one line: no control characters, not long, no full stop."""
+    """Shorten `text` to 200 characters of one line, without control characters or a full stop."""
     return one_line(text, 200).rstrip(".")
 
 
-SPARE_BYTES = 900 << 20  # for what is not the file: vocabulary, a cache of 256 cells, compute buffers of a batch of 32
+SPARE_BYTES = 900 << 20  # for the vocabulary, a KV cache of 256 cells, and the compute buffers of a batch of 32
 FILE_COPIES = 3  # the file is mapped, its weights may be repacked
 CPU_LIMIT_S, CPU_BYTES_PER_S = 4.0, 50e6
 WALL_LIMIT_S, WALL_BYTES_PER_S = 20.0, 25e6  # a file may come from a slow disk, and the machine may be busy
@@ -129,12 +129,11 @@ TAKE_ANOTHER = "Compare the file's sha256 with the publisher's and download it a
 
 
 def ensure_safe(path: Path, *, home: Path | None, sha256: str | None = None, vocab_only: bool = False, embeds: bool = False) -> None:
-    """Have the file tried in a child process, unless it passed before.
+    """Try a model file in a child process, unless it passed before. Call `gguf.read_header` first.
 
-    Call it after `gguf.read_header`. `vocab_only` tries the tokenizer alone, as a file without weights needs; a file that `embeds`
-    embeds texts instead of writing a token. `sha256` is of the whole file as it is now, where that is known. What passed is kept
-    in `home`; where that is None or cannot be written, the file is tried again next time.
-    ModelFileError if llama.cpp refuses the file, dies of it or does not come to an end; EngineError if llama.cpp does not start.
+    `vocab_only` tries only the tokenizer, for files without weights. `embeds` embeds texts instead of generating a token. Pass the file's
+    current `sha256` if it is known. Files that passed are recorded in `home`; if that is None or cannot be written, the file is tried again
+    next time. ModelFileError if llama.cpp refuses the file, crashes or exceeds its time limit; EngineError if llama.cpp does not start.
     """
     passed = Passed(home)
     key, file_bytes = identity(path, sha256)
@@ -142,14 +141,14 @@ def ensure_safe(path: Path, *, home: Path | None, sha256: str | None = None, voc
     if passed.holds(entry, vocab_only=vocab_only):
         return
     _try(path, file_bytes, vocab_only=vocab_only, embeds=embeds)
-    if identity(path, sha256) == (key, file_bytes):  # else it was changed meanwhile, and what was tried is no more
+    if identity(path, sha256) == (key, file_bytes):  # otherwise it changed during the trial
         passed.add(entry, vocab_only=vocab_only)
 
 
 class Passed:
-    """`trials.json` in the home: the files that llama.cpp has survived, the last one last, whole or their vocabulary alone.
+    """`trials.json` in the home: the files that passed a trial, oldest first, each with "whole" or "vocabulary".
 
-    A record that is damaged is empty. It is replaced as a whole; of two processes that write at once one can lose its entry.
+    A damaged record counts as empty. If two processes write at the same time, one entry can be lost.
     """
 
     def __init__(self, home: Path | None) -> None:
@@ -163,7 +162,7 @@ class Passed:
 
 
 def identity(path: Path, sha256: str | None) -> tuple[str, int]:
-    """What the file is, and for which build of llama.cpp; and its size. Without a sha256 its status and first MiB tell it apart."""
+    """Return a key of the file and this build of llama.cpp, and the file's size. Without `sha256`, hash its status and first MiB."""
     digest = hashlib.blake2b(digest_size=20)
     try:
         with path.open("rb") as file:
@@ -180,7 +179,7 @@ def identity(path: Path, sha256: str | None) -> tuple[str, int]:
 
 
 def _build() -> str:
-    """Tells builds of llama.cpp apart by their libraries' sizes and times; to load them would take 40 ms."""
+    """Identify the build of llama.cpp by the sizes and times of its libraries, since loading them would take 40 ms."""
     libraries = sorted((package_folder() / "lib").glob("*"))
     return " ".join(f"{library.name} {status.st_size} {status.st_mtime_ns}" for library in libraries if (status := library.stat()))
 
@@ -200,14 +199,14 @@ def _try(path: Path, file_bytes: int, *, vocab_only: bool, embeds: bool) -> None
 
 
 def refused(path: Path, ended: Ended, limit_s: float) -> ModelFileError:
-    """The error for a file that failed."""
+    """Return the error for a file that failed its trial."""
     if ended.expired:
-        problem = f"was given up: llama.cpp did not come to an end with it within {limit_s:.0f} s."
+        problem = f"took too long to load: llama.cpp did not finish within {limit_s:.0f} s."
     elif ended.killed_by == "SIGXCPU":
-        problem = "was given up: llama.cpp computed without coming to an end."
+        problem = "took too long to load: llama.cpp exceeded its limit of CPU time."
     elif ended.problem:
         problem = f"is refused by llama.cpp: {ended.problem}."
     else:
-        died = f"is killed by it ({ended.killed_by})" if ended.killed_by else f"ends with code {ended.code}"
+        died = f"crashes on it ({ended.killed_by})" if ended.killed_by else f"exits with code {ended.code}"
         problem = f"is not safe to load: llama.cpp {died}{': ' + ended.words if ended.words else ''}."
     return file_error(path, problem, hint=TAKE_ANOTHER, signal=ended.killed_by or None, exit_code=ended.code)

@@ -1,9 +1,8 @@
-"""A model's chat template, rendered without ever seeing what is said.
+"""Render a model's chat template without showing it the contents of messages.
 
-A template is a program from a stranger. It is given the roles of a conversation, and for each content a random placeholder;
-what it renders is split at the placeholders into fixed text and contents. What tools say is hidden from it in the same way. It
-runs in a child process that is limited in time, memory and output, so that a template that loops, recurses or reaches out is
-an error and not a hang.
+A template is an untrusted program. It receives the roles of a conversation, and a random placeholder for each message's content. The
+rendered text is split at the placeholders into fixed text and contents. The texts of tools are hidden in the same way. The template runs in
+a child process with limited time, memory and output, so that a loop, a deep recursion or an attempt to escape the sandbox is an error.
 """
 
 from __future__ import annotations
@@ -44,24 +43,23 @@ from localrag.types import Message, ToolSpec
 MAX_SOURCE_BYTES = 128 << 10
 MAX_KEPT_LAYOUTS = 32
 MAX_TOOL_CHARS = 1 << 20
-"""How much a template may make of what tools say, by repeating it."""
+"""Longest total text of the tools in a rendered prompt, since a template can repeat them."""
 WORKER = "localrag.engine.template_worker"
-PIPE_BYTES = 32 << 10  # what a pipe takes without a reader
+PIPE_BYTES = 32 << 10  # a pipe buffers this much without a reader
 TOO_MUCH_TEXT = "writes more text than any prompt can hold"
 HINT = "Give a template that works with --chat-template FILE."
 
 
 class JinjaChatTemplate:
-    """A `ChatTemplate` in Jinja, as GGUF files carry it.
+    """A `ChatTemplate` in Jinja, as stored in GGUF files.
 
-    `bos_text` and `eos_text` are what the template knows as `bos_token` and `eos_token`; `origin` names the template in errors;
-    `clock` gives the time to templates that print it. Compiling and rendering once may take `time_limit_s` of wall-clock time
-    and `memory_limit_bytes` over what the bare process holds. A conversation whose roles, and structure of tools, were rendered
-    before on the same day is not rendered again. Safe to share between threads; `close()` ends the child process, and so does
-    dropping the object.
+    `bos_text` and `eos_text` are the template's `bos_token` and `eos_token`. `origin` names the template in errors. `clock` returns the
+    time for templates that print it. Compiling and rendering once may take `time_limit_s` seconds of wall-clock time, and
+    `memory_limit_bytes` more than the bare process. Layouts are cached by roles, structure of tools, and day. Thread-safe. `close()` ends
+    the child process, and so does dropping the object.
 
-    Errors of the template are TemplateError: one that is too large, does not compile, refuses the roles however they are adapted,
-    drops, repeats or alters contents, depends on them, goes over a limit, or reaches for attributes that the sandbox keeps from it.
+    Raises TemplateError if the template is too large, does not compile, refuses the roles in every adaptation, drops, repeats or alters
+    contents, depends on contents, exceeds a limit, or accesses attributes that the sandbox forbids.
     """
 
     def __init__(
@@ -82,9 +80,9 @@ class JinjaChatTemplate:
         self.time_limit_s = time_limit_s
         self.memory_limit_bytes = memory_limit_bytes
         self.adaptation: str | None = None
-        """How the roles of the conversation rendered last were adapted; None where the template took them as they are."""
+        """How the roles of the last rendered conversation were adapted; None if the template accepted them unchanged."""
         self.tools_adaptation: str | None = None
-        """Likewise, where its tools went; None where the template put them where it wants them, or where there were none."""
+        """Where its tools were placed; None if the template placed them itself, or if there were none."""
         self._thinking = form_of(source)
         self._thinks = True
         self._clock = clock
@@ -96,12 +94,12 @@ class JinjaChatTemplate:
             raise self._error(f"has {num_bytes} bytes, but at most {MAX_SOURCE_BYTES} are accepted", num_bytes=num_bytes)
 
     def start(self) -> None:
-        """Start the child process, have the template compiled there, and return without waiting for it."""
+        """Start the child process, which compiles the template, and return without waiting for it."""
         with self._lock:
             self._running_worker()
 
     def close(self) -> None:
-        """End the child process. A later `render` starts another."""
+        """End the child process. A later `render` starts a new one."""
         with self._lock:
             if self._worker:
                 self._worker.stop()
@@ -115,15 +113,15 @@ class JinjaChatTemplate:
 
     @property
     def thinking(self) -> ThinkingForm | None:
-        """As the template shows it."""
+        """The form of thoughts that the template uses; None if it has none."""
         return self._thinking
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, thinks: bool = True) -> list[Segment]:
-        """Fixed text and contents in the order of the prompt, up to where the answer begins.
+        """Return fixed text and contents in the order of the prompt, up to the start of the answer.
 
-        Each content comes once and as it was given. What tools say comes as the template has it, escaped as inside a JSON string; the
-        name of each is there, and a description that the template has no place for is not. Without `thinks` the template is told so in
-        the way that most know (`enable_thinking`), and where it opens thoughts all the same they are closed. UsageError as of `tool_form`.
+        Each content appears once, unchanged. Texts of tools appear where the template puts them, escaped as in a JSON string. Every tool's
+        name appears; a description appears only if the template has a place for it. Without `thinks`, the template gets
+        `enable_thinking=False`, and thoughts that it opens nevertheless are closed. Raises the same UsageErrors as `tool_form`.
         """
         form = tool_form(tools) if tools else None
         with self._lock:
@@ -143,37 +141,37 @@ class JinjaChatTemplate:
         return [*segments, Segment(ends)] if ends else segments
 
     def _layout(self, roles: tuple[str, ...], form: ToolForm | None, now: datetime) -> Layout:
-        """The layout for these roles and tools. Contents and what tools say play no part in it."""
+        """Return the layout for these roles and tools, from the cache if possible. It does not depend on contents or texts of tools."""
         key = (now.date(), roles, form and form.key, self._thinks)
         if key not in self._layouts:
-            given = [Turn(role, (index,)) for index, role in enumerate(roles)]
-            layout = self._lay_out_tools(roles, form, now) if form else self._lay_out(given, now)
+            turns = [Turn(role, (index,)) for index, role in enumerate(roles)]
+            layout = self._lay_out_tools(roles, form, now) if form else self._lay_out(turns, now)
             if len(self._layouts) >= MAX_KEPT_LAYOUTS:
                 self._layouts.clear()
             self._layouts[key] = layout
         return self._layouts[key]
 
-    def _lay_out(self, given: Sequence[Turn], now: datetime) -> Layout:
-        """The layout by the first adaptation that the template takes."""
+    def _lay_out(self, original: Sequence[Turn], now: datetime) -> Layout:
+        """Return the layout of the first adaptation that the template accepts."""
         refusals: dict[tuple[Turn, ...], Refusal] = {}
         for adaptation, as_user in ADAPTATIONS:
-            turns = adapt(given, as_user, join=adaptation is not None)
+            turns = adapt(original, as_user, join=adaptation is not None)
             if turns in refusals:
                 continue
             parts = self._attempt(turns, now)
             if not isinstance(parts, Refusal):
                 return Layout(parts, turns, adaptation)
             refusals[turns] = parts
-        # What the template does to contents says more than that it refuses roles; else the last refusal is what no adaptation cured.
-        tried = list(refusals.values())
-        refusal = next((refusal for refusal in tried if refusal.lost), tried[-1])
-        roles = [turn.role for turn in given]
+        # Report damage to contents first. Otherwise report the last refusal, which no adaptation resolved.
+        attempts = list(refusals.values())
+        refusal = next((refusal for refusal in attempts if refusal.lost), attempts[-1])
+        roles = [turn.role for turn in original]
         shown = ", ".join((*roles[:8], "…") if len(roles) > 8 else roles) or "none"
         reason = refusal.reason if refusal.lost else f"cannot render messages of these roles ({shown}): {refusal.reason}"
         raise self._error(reason, roles=roles)
 
     def _lay_out_tools(self, roles: tuple[str, ...], form: ToolForm, now: datetime) -> Layout:
-        """As without tools, and the tools where the template puts them; or if it names not every one, as a list in the system text."""
+        """Lay out with tools where the template puts them. If it omits any tool's name, list the tools in the system text."""
         bare = self._layout(roles, None, now)
         parts = self._attempt(bare.turns, now, form)
         if isinstance(parts, Refusal):
@@ -190,7 +188,7 @@ class JinjaChatTemplate:
         return replace(listed, parts=mark_tools(parts, bare.parts), tools_adaptation=adaptation)
 
     def _attempt(self, turns: Sequence[Turn], now: datetime, form: ToolForm | None = None) -> tuple[Part, ...] | Refusal:
-        """Renders twice, with placeholders of two lengths: what differs then depends on the content, or on chance."""
+        """Render twice, with placeholders of two lengths, to detect output that depends on content or chance."""
         layouts: list[tuple[Part, ...]] = []
         for num_random_bytes in (16, 24):
             nonce, disguise = secrets.token_hex(num_random_bytes), form.disguise() if form else None
@@ -203,18 +201,18 @@ class JinjaChatTemplate:
                 return parts
             layouts.append(parts)
         if layouts[0] != layouts[1]:
-            return Refusal(f"writes what depends on the content of messages{' or tools' if form else ''}", lost=True, altered=True)
+            return Refusal(f"writes text that depends on the content of messages{' or tools' if form else ''}", lost=True, altered=True)
         return layouts[0]
 
     def _render_text(self, turns: Sequence[Turn], nonce: str, now: datetime, disguise: Disguise | None) -> str | Refusal:
         messages = [{"role": turn.role, "content": "\n\n".join(placeholder(nonce, i) for i in turn.messages)} for turn in turns]
-        given: dict[str, object] = {"tools": disguise.tools} if disguise else {}
+        extra: dict[str, object] = {"tools": disguise.tools} if disguise else {}
         if not self._thinks:
-            given["enable_thinking"] = False
-        reply = self._ask({"messages": messages, "bos_token": self.bos_text, "eos_token": self.eos_text, "now": now.isoformat(), **given})
+            extra["enable_thinking"] = False
+        reply = self._ask({"messages": messages, "bos_token": self.bos_text, "eos_token": self.eos_text, "now": now.isoformat(), **extra})
         if "text" in reply:
             if re.search("[\ud800-\udfff]", reply["text"]):
-                raise self._error("writes what is not valid text")
+                raise self._error("writes invalid Unicode")
             return reply["text"]
         said = one_line(re.sub(placeholder(nonce, "[0-9]+"), "…", hide_placeholders(reply["message"])), 200)
         if reply["error"] == "refused":
@@ -224,13 +222,13 @@ class JinjaChatTemplate:
             raise self._error(f"needs more than {limit >> 20} MiB of memory", memory_limit_bytes=limit)
         reasons = {
             "syntax": f"is not valid Jinja: {said}",
-            "security": f"reaches for what a template may not touch: {said}",
+            "security": f"accesses what a template may not: {said}",
             "size": TOO_MUCH_TEXT,
         }
         raise self._error(reasons[reply["error"]])
 
     def _ask(self, request: Mapping[str, object]) -> dict[str, str]:
-        """The worker's reply. Whatever goes wrong with the worker ends it, and the next request starts another."""
+        """Send a request to the worker and return its reply. Any failure ends the worker; the next request starts a new one."""
         worker = self._running_worker()
         try:
             reply, _ = worker.ask({"source": self.source, "time_limit_s": self.time_limit_s, **request}, limit_s=self.time_limit_s)
@@ -239,9 +237,9 @@ class JinjaChatTemplate:
         except ChildExitError as error:
             if error.expired:
                 raise self._error(f"did not finish within {self.time_limit_s:g} s", time_limit_s=self.time_limit_s) from None
-            raise self._error("ended the process that renders it") from None
+            raise self._error("crashed the process that renders it") from None
         except ValueError:
-            raise self._error("makes the process that renders it answer with what is not a message") from None
+            raise self._error("made the process that renders it send an invalid reply") from None
         if reply.get("error") == "memory":
             worker.stop()
         return {key: str(value) for key, value in reply.items()}
@@ -252,7 +250,7 @@ class JinjaChatTemplate:
                 self._worker = Child(WORKER, {"memory_limit_bytes": self.memory_limit_bytes})
             except ChildStartError as error:
                 raise _start_error(error) from error
-            # Compiling takes up to 0.1 s: it begins now, unless the template is too long to be handed over without waiting.
+            # Compiling takes up to 0.1 s. Start it now, unless the template is too long to send without blocking.
             if len(json.dumps(self.source)) <= PIPE_BYTES:
                 self._worker.tell({"source": self.source, "time_limit_s": self.time_limit_s})
         return self._worker

@@ -1,8 +1,9 @@
-"""Tools as a chat template is shown them: the words of JSON Schema, numbers and truth values, and for every other text a placeholder.
+"""Hide message contents and tool texts from a chat template, and split the rendered text at their placeholders.
 
-A tool's texts are a stranger's: names, descriptions, enum values. A template need not see them to write them out. Each text is
-given as a placeholder of its own that keeps what templates go by: equal texts stay equal, names sort as before, and lengths are
-the same up to MAX_LENGTH characters. So a template that writes JSON or TypeScript writes what it would have written.
+The texts of tools (names, descriptions, enum values) are untrusted, and a template need not see them to print them. It sees JSON Schema's
+keywords, numbers and booleans, and a placeholder for every other text. Placeholders preserve what templates depend on: equal texts stay
+equal, names sort as before, and lengths are the same up to MAX_LENGTH characters. A template that prints JSON or TypeScript therefore
+prints the same structure.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ MAX_TOOLS_BYTES = 256 << 10
 MAX_DEPTH = 64
 MAX_TEXTS = 8192
 MAX_LENGTH = 64
-"""Up to how many characters a template sees the length of a text."""
+"""Longest placeholder, in characters. Longer texts all look this long to a template."""
 
 TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 INTRO = 'You can call these tools by answering with a JSON object {"name": …, "arguments": …} and nothing else:\n'
 _NAME = re.compile(r"[A-Za-z0-9_.$-]{1,64}")
-_SHORTER = "Describe fewer tools, or describe them in fewer words."
+_SHORTER = "Offer fewer tools, or shorten their descriptions."
 
-# The words of JSON Schema and OpenAPI that templates look at, and what stands under each: a schema, schemas by name, a type,
-# or plain data. A key that is not here is a text like any other.
+# Keywords of JSON Schema and OpenAPI that templates read, and the kind of their values: a schema, schemas by name, a type, or plain data.
+# Any other key is hidden like a text.
 _SCHEMA = "additionalProperties allOf anyOf contains else if items not oneOf prefixItems propertyNames then"
 _DATA = (
     "$comment $id $ref $schema const default dependentRequired deprecated description discriminator enum example examples "
@@ -50,8 +51,8 @@ KEYWORDS = {
     "type": "type",
 }
 
-# Placeholders are made of rare letters (CJK Extension B), which no filter trims or changes the case of, and which Python's repr
-# leaves alone: a first one that names the text, then random ones up to the text's length.
+# Placeholders consist of rare letters (CJK Extension B), which have no case, are not trimmed, and are not escaped by Python's repr. The
+# first letter identifies the text; random letters follow, up to the text's length.
 _FIRST, _REST, _END = 0x20000, 0x25000, 0x25100
 _PLACEHOLDER = re.compile(f"([{chr(_FIRST)}-{chr(_REST - 1)}][{chr(_REST)}-{chr(_END - 1)}]*)")
 _LETTER = re.compile(f"[{chr(_FIRST)}-{chr(_END - 1)}]+")
@@ -60,35 +61,35 @@ _MARK = re.compile("\ue000([0-9]+)\ue001")
 
 @dataclass(frozen=True, slots=True)
 class Disguise:
-    """Tools as they are shown to the template once, and whose text each placeholder stands for."""
+    """Tools with placeholders for a single rendering, and the index of the text that each placeholder represents."""
 
     tools: list[Any]
     texts: dict[str, int]
 
     def split(self, parts: Sequence[str | int]) -> tuple[Part, ...] | Refusal:
-        """Rendered parts with the fixed text split at the texts of the tools, if those that came out are whole."""
-        found: list[Part] = []
+        """Split the fixed text at the tools' placeholders. Return a Refusal if a placeholder is incomplete."""
+        pieces: list[Part] = []
         for part in parts:
             if isinstance(part, int):
-                found.append(part)
+                pieces.append(part)
                 continue
             for index, piece in enumerate(_PLACEHOLDER.split(part)):
                 if index % 2 == 1 and piece in self.texts:
-                    found.append(ToolText(self.texts[piece]))
+                    pieces.append(ToolText(self.texts[piece]))
                 elif _LETTER.search(piece):
                     return Refusal("alters or splits the texts of tools", lost=True, altered=True)
                 elif piece:
-                    found.append(piece)
-        return tuple(found)
+                    pieces.append(piece)
+        return tuple(pieces)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolForm:
-    """Tools in two parts: their structure, which a template may see, and their texts, which it may not.
+    """Tools in two parts: the structure, which a template may see, and the texts, which it may not.
 
-    `texts` are distinct and escaped as inside a JSON string; `names` are the indices of the tools' names. `lengths` are what a
-    template sees of the texts' lengths. `key` is the same for tools that no template can tell apart. `listing` presents the tools
-    to a model whose template has no place for them.
+    `texts` are distinct and escaped as in a JSON string. `names` are the indices of the tools' names in `texts`. `lengths` are the lengths
+    that a template sees. `key` is equal for tools that look the same to every template. `listing` describes the tools to a model whose
+    template has no place for them.
     """
 
     skeleton: str
@@ -99,7 +100,7 @@ class ToolForm:
     key: bytes
 
     def disguise(self) -> Disguise:
-        """Placeholders chosen at random, in the order of the texts."""
+        """Return the tools with fresh random placeholders, which sort like the texts."""
         firsts = sorted(secrets.SystemRandom().sample(range(_FIRST, _REST), len(self.lengths)))
         rests = [secrets.token_bytes(length - 1) for length in self.lengths]
         shown = [chr(first) + "".join(chr(_REST + byte) for byte in rest) for first, rest in zip(firsts, rests, strict=True)]
@@ -108,12 +109,12 @@ class ToolForm:
 
 
 def hide_placeholders(text: str) -> str:
-    """What a template said, without the placeholders in it."""
+    """Replace the placeholders in a template's message by "…"."""
     return _LETTER.sub("…", text)
 
 
 def to_json_lines(tools: Sequence[ToolSpec]) -> list[str]:
-    """A line of compact JSON for each tool. UsageError if they are too many, too long or not JSON."""
+    """Return one line of compact JSON per tool. UsageError if there are too many tools, or they are too long or not JSON."""
     if len(tools) > MAX_TOOLS:
         message = f"{len(tools)} tools are offered, but at most {MAX_TOOLS} are accepted."
         raise UsageError(message, hint="Offer fewer tools.", num_tools=len(tools))
@@ -126,7 +127,10 @@ def to_json_lines(tools: Sequence[ToolSpec]) -> list[str]:
 
 
 def tool_form(tools: Sequence[ToolSpec]) -> ToolForm:
-    """UsageError for what `to_json_lines` refuses, for schemas nested too deep, too many texts, and parameters without a proper name."""
+    """Separate the structure of tools from their texts.
+
+    UsageError for whatever `to_json_lines` refuses, for schemas nested too deeply, too many texts, and parameters with invalid names.
+    """
     return _form(tuple(to_json_lines(tools)))
 
 
@@ -142,14 +146,14 @@ def _to_json(tool: ToolSpec) -> str:
 
 @lru_cache(maxsize=8)
 def _form(lines: tuple[str, ...]) -> ToolForm:
-    functions = [json.loads(line) for line in lines]  # plain lists and dicts, whatever they were before
-    found: set[str] = set()
+    functions = [json.loads(line) for line in lines]  # plain lists and dicts
+    distinct: set[str] = set()
     for function in functions:
-        _hide_tool(function, found.add)
-    if len(found) > MAX_TEXTS:
-        message = f"The tools hold {len(found)} different texts, but at most {MAX_TEXTS} are accepted."
-        raise UsageError(message, hint=_SHORTER, num_texts=len(found))
-    texts = sorted(found, key=lambda text: (text.lower(), text))  # the order in which templates sort names
+        _hide_tool(function, distinct.add)
+    if len(distinct) > MAX_TEXTS:
+        message = f"The tools hold {len(distinct)} different texts, but at most {MAX_TEXTS} are accepted."
+        raise UsageError(message, hint=_SHORTER, num_texts=len(distinct))
+    texts = sorted(distinct, key=lambda text: (text.lower(), text))  # the order in which templates sort names
     index = {text: i for i, text in enumerate(texts)}
     skeleton = json.dumps([_hide_tool(function, lambda text: f"\ue000{index[text]}\ue001") for function in functions], ensure_ascii=False)
     lengths = tuple(min(len(text), MAX_LENGTH) for text in texts)
@@ -176,7 +180,7 @@ def _hide_tool(function: dict[str, Any], hide: Callable[[str], object]) -> dict[
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """Replaces the texts of one tool by what `hide` makes of them. An empty text stays as it is."""
+    """Replaces each text of a tool by `hide(text)`. Empty texts are kept."""
 
     name: str
     hide: Callable[[str], object]
@@ -185,7 +189,7 @@ class _Walk:
         return self.hide(text) if text else text
 
     def value(self, value: object, place: str, depth: int) -> object:
-        """`place` is one of those that KEYWORDS names."""
+        """Replace the texts in a value. `place` is one of the kinds in KEYWORDS."""
         if depth > MAX_DEPTH:
             raise _too_deep(self.name)
         if isinstance(value, str):
@@ -208,12 +212,12 @@ class _Walk:
 
 
 def _too_deep(name: str) -> UsageError:
-    return UsageError(f"The parameters of the tool {name} are nested more than {MAX_DEPTH} deep.", hint="Describe them in a flatter way.")
+    return UsageError(f"The parameters of the tool {name} are nested more than {MAX_DEPTH} levels deep.", hint="Flatten its schema.")
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A message as the template is shown it: its role, and which messages' contents it joins by an empty line."""
+    """A message for the template: its role, and the indices of the messages whose contents it joins with a blank line."""
 
     role: str
     messages: tuple[int, ...]
@@ -221,18 +225,18 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class ToolText:
-    """Where a text of the tools stands, by its index."""
+    """The position of a tool's text in the prompt, with its index in ToolForm.texts."""
 
     index: int
 
 
 Part = str | int | ToolText | Segment
-"""Fixed text, the content of a message by index, a text of the tools, or fixed text that is there because of the tools."""
+"""Fixed text, the index of a message whose content goes here, a text of a tool, or fixed text that belongs to the tools."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A rendered conversation: what stands where, and how its roles and its tools were adapted."""
+    """A rendered conversation: its parts in order, and how its roles and tools were adapted."""
 
     parts: tuple[Part, ...]
     turns: tuple[Turn, ...]
@@ -242,9 +246,9 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a template did not take the turns it was shown: what it said, or if `lost`, what it did to the contents.
+    """Why a template could not be used: its own message or, if `lost`, how it mishandled contents.
 
-    `altered` says that it wrote something of them other than whole.
+    `altered` means that it printed a content or a tool's text in changed form.
     """
 
     reason: str
@@ -252,8 +256,8 @@ class Refusal:
     altered: bool = False
 
 
-# How the roles of a conversation are adapted to a template that refuses them, simplest first: what is done, and which
-# roles become the user's. Wherever anything is adapted, neighbours of one role are joined.
+# Adaptations for templates that refuse a conversation's roles, simplest first: a description, and the roles that become the user's. All but
+# the first also join neighbors of the same role.
 ADAPTATIONS: tuple[tuple[str | None, frozenset[str]], ...] = (
     (None, frozenset()),
     ("neighbours of one role are joined", frozenset()),
@@ -275,7 +279,10 @@ def adapt(turns: Sequence[Turn], as_user: frozenset[str], *, join: bool) -> tupl
 
 
 def with_listing(roles: Sequence[str]) -> tuple[Turn, ...]:
-    """A turn a message, and a list of tools, as the message after the last, at the end of the first system text or as one of its own."""
+    """Return one turn per message, with a list of tools at the end of the first system message or as a system message of its own.
+
+    The list has the index after the last message.
+    """
     turns = [Turn(role, (index,)) for index, role in enumerate(roles)]
     if "system" not in roles:
         return (Turn("system", (len(roles),)), *turns)
@@ -285,15 +292,15 @@ def with_listing(roles: Sequence[str]) -> tuple[Turn, ...]:
 
 
 def placeholder(nonce: str, index: object) -> str:
-    # Letters of both cases, so that no change of case leaves it as it was; private-use characters, so that nothing trims it.
+    # Letters of both cases reveal a change of case; private-use characters are not trimmed.
     return f"\ue000aZ{nonce}:{index}\ue001"
 
 
 def split(text: str, nonce: str, turns: Sequence[Turn]) -> tuple[str | int, ...] | Refusal:
-    """The rendered text as fixed text and indices of messages, if each content came out once and whole."""
+    """Split rendered text into fixed text and indices of messages. Return a Refusal unless each content appears once, unchanged."""
     pieces = re.split(placeholder(nonce, "(0|[1-9][0-9]{0,8})"), text)
-    fixed, found = pieces[::2], [int(index) for index in pieces[1::2]]
-    counts = Counter(found)
+    fixed, indices = pieces[::2], [int(index) for index in pieces[1::2]]
+    counts = Counter(indices)
     marks = (nonce, "\ue000", "\ue001")
     altered = any(mark in piece.lower() for piece in fixed for mark in marks)
     if altered or not counts.keys() <= {index for turn in turns for index in turn.messages}:
@@ -302,22 +309,22 @@ def split(text: str, nonce: str, turns: Sequence[Turn]) -> tuple[str | int, ...]
         least, most = min(counts[index] for index in turn.messages), max(counts[index] for index in turn.messages)
         if (least, most) != (1, 1):
             return Refusal(f"{'drops' if least == 0 else 'repeats'} the content of the {turn.role} message", lost=True)
-    parts = chain.from_iterable(zip_longest(fixed, found, fillvalue=""))
+    parts = chain.from_iterable(zip_longest(fixed, indices, fillvalue=""))
     return tuple(part for part in parts if part != "")
 
 
-# Fixed text is compared word by word. What stands in brackets is one word, so that no special string is cut in two.
+# Fixed text is compared word by word. Text in brackets is one word, so that special strings are not cut in two.
 _BRACKETS = r"<[^<>\n]*>|\[[^\[\]\n]*\]"
 _WORD = re.compile(rf"{_BRACKETS}|\s|(?:(?!{_BRACKETS})\S)+")
 
 
 def mark_tools(parts: Sequence[Part], bare: Sequence[Part]) -> tuple[Part, ...]:
-    """`parts` with the fixed text that is not in `bare`, the same conversation without tools, marked as theirs.
+    """Mark the fixed text of `parts` that the tools added. `bare` is the same conversation without tools.
 
-    Between one message's content and the next, that is what stands between the longest common beginning and end.
+    Between two messages, the added text is what remains after removing the longest common prefix and suffix.
     """
     ours, theirs = _between_messages(parts), _between_messages(bare)
-    if [messages for messages, _ in ours] != [messages for messages, _ in theirs]:  # messages moved: look at the whole as one
+    if [messages for messages, _ in ours] != [messages for messages, _ in theirs]:  # messages moved: compare the whole text
         ours, theirs = [((), list(parts))], [((), list(bare))]
     marked: list[Part] = []
     for (messages, gap), (_, bare_gap) in zip(ours, theirs, strict=True):
@@ -326,7 +333,7 @@ def mark_tools(parts: Sequence[Part], bare: Sequence[Part]) -> tuple[Part, ...]:
 
 
 def _between_messages(parts: Sequence[Part]) -> list[tuple[tuple[int, ...], list[Part]]]:
-    """The parts in front of the first message, then each message with the parts behind it."""
+    """Return the parts before the first message, then each message with the parts after it."""
     gaps: list[tuple[tuple[int, ...], list[Part]]] = [((), [])]
     for part in parts:
         if isinstance(part, int):

@@ -1,11 +1,11 @@
-"""Compile and render a chat template, which is a stranger's code, in a child process. Its parent is template.py.
+"""Child process that compiles and renders a chat template, which is untrusted code. template.py starts it.
 
 The job is {"memory_limit_bytes": how much the process may grow}. A request is
 
     {"source": template, "time_limit_s": seconds, "messages": [{"role", "content"}], "bos_token": …, "eos_token": …, "now": ISO time}
 
-and perhaps "tools" in the form of OpenAI's API and "enable_thinking". The reply is either `{"text": …}` or `{"error": kind, "message": …}`,
-kind being syntax, security, memory, size or refused. A request without messages gets no reply: it has the template compiled ahead of time.
+with optional "tools" in the form of OpenAI's API and "enable_thinking". The reply is `{"text": …}` or `{"error": kind, "message": …}`; the
+kind is syntax, security, memory, size or refused. A request without messages compiles the template ahead of time and gets no reply.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Any, NoReturn
 
 import jinja2
-import jinja2.debug  # used when a template fails: imported now, before memory is short
+import jinja2.debug  # jinja2 needs it when a template fails, when memory may be exhausted
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
@@ -40,7 +40,7 @@ class OversizeError(Exception):
 
 
 class Generation(Extension):
-    """`{% generation %}…{% endgeneration %}` marks an assistant's text in training; here its body is simply rendered."""
+    """Renders the body of `{% generation %}…{% endgeneration %}`, which marks an assistant's text for training."""
 
     tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
 
@@ -51,10 +51,10 @@ class Generation(Extension):
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """jinja2's sandbox, in which an unsafe attribute is an error at once: its own stays silent until the value is used."""
+    """jinja2's sandbox, but accessing an unsafe attribute fails at once instead of when its value is used."""
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:  # noqa: ANN401  # any object of the template's
-        raise SecurityError(f"attribute {attribute!r} of a {type(obj).__name__} is not open to templates")
+        raise SecurityError(f"templates may not access the attribute {attribute!r} of a {type(obj).__name__}")
 
 
 def to_json(
@@ -64,7 +64,7 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,  # noqa: FBT001, FBT002  # as templates call it
 ) -> str:
-    """The `tojson` filter that chat templates are written for: plain JSON, without HTML escapes."""
+    """The `tojson` filter that chat templates expect: plain JSON, without HTML escapes."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -84,15 +84,15 @@ def render(template: jinja2.Template, request: Mapping[str, Any]) -> str:
     now = datetime.fromisoformat(request["now"])
     pieces: list[str] = []
     num_chars = 0
-    # `tools`, where there are none, and the like stay undefined: templates ask `is defined`, and some loop over what is not.
-    given = {name: request[name] for name in ("tools", "enable_thinking") if name in request}
+    # Absent `tools` and `enable_thinking` stay undefined: templates test `is defined`, and None would break those that loop.
+    optional = {name: request[name] for name in ("tools", "enable_thinking") if name in request}
     for piece in template.generate(
         messages=request["messages"],
         bos_token=request["bos_token"],
         eos_token=request["eos_token"],
         add_generation_prompt=True,
         strftime_now=now.strftime,
-        **given,
+        **optional,
     ):
         num_chars += len(piece)
         if num_chars > MAX_TEXT_CHARS:
@@ -120,7 +120,7 @@ def answer(request: Mapping[str, Any]) -> dict[str, str]:
         return {"error": "syntax", "message": f"{error.message} (line {error.lineno})"}
     except SecurityError as error:
         return {"error": "security", "message": describe(error)}
-    except Exception as error:  # noqa: BLE001  # whatever a template does is an answer, not an end
+    except Exception as error:  # noqa: BLE001  # report any error of a template
         return {"error": kind, "message": describe(error)}
 
 
@@ -129,9 +129,9 @@ def main(job: Mapping[str, Any], parent: process.Parent) -> None:
     parent.send({"ready": True})
     while (received := parent.receive()) is not None:
         request: Mapping[str, Any] = received[0]
-        process.limit_computing(request["time_limit_s"] + 1)  # in case no parent is left to keep the time
+        process.limit_computing(request["time_limit_s"] + 1)  # in case the parent dies and no longer enforces the limit
         if "messages" in request:
             parent.send(answer(request))
         else:
-            with contextlib.suppress(Exception):  # what is wrong is said when it is asked for
+            with contextlib.suppress(Exception):  # the first request to render reports the error
                 compile_template(request["source"])

@@ -1,7 +1,7 @@
-"""How many threads decode: a core each, and none on a core that another process keeps busy.
+"""Choose the number of decoding threads: one per core, except cores that other processes keep busy.
 
-llama.cpp's threads wait for each other by spinning: beside two busy processes two threads decoded 300 times slower, and one thread
-was almost as fast as on an idle machine (notes of August 2026, 2 cores).
+llama.cpp's threads spin while they wait for each other. On 2 cores with two other busy processes, two threads decoded 300 times slower than
+on an idle machine, while one thread was almost as fast (August 2026).
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from pathlib import Path
 import psutil
 
 MIN_WINDOW_S = 0.25
-"""Processor times are counted in ticks of 10 ms, on each processor and for each use: over a shorter time their rounding looks like work."""
+"""Shortest measurement. CPU times are counted in 10 ms ticks per processor and use; over a shorter time, rounding looks like load."""
 
 
 def choose(num_cores: int, busy_cores: float) -> int:
-    """Threads for so many cores of which others keep `busy_cores` busy: one less for each that is busy half of the time. 1 or more."""
+    """Return the number of threads, at least 1: `num_cores` minus `busy_cores`, the load of other processes, rounded to a whole core."""
     return max(1, num_cores - int(max(0.0, busy_cores) + 0.5))
 
 
 def num_cores() -> int:
-    """Physical cores that this process may use: its affinity and its container's share of processor time are kept."""
+    """Return the number of physical cores that this process may use, within its CPU affinity and its container's CPU quota."""
     allowed = len(allowed_cpus())
     return max(1, min(allowed, _physical_cores() or allowed, _quota_cores(Path("/sys/fs/cgroup/cpu.max")) or allowed))
 
 
-@functools.cache  # milliseconds: the system's description of every processor is read
+@functools.cache  # takes milliseconds: reads the system's description of every processor
 def _physical_cores() -> int | None:
     return psutil.cpu_count(logical=False)
 
 
 def allowed_cpus() -> frozenset[int]:
-    """The numbers of the logical processors that this process may run on."""
+    """Return the numbers of the logical processors that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
 
 
 def _quota_cores(file: Path) -> int | None:
-    """Whole cores of a container's processor time (cgroup v2's cpu.max: microseconds of each period); None without a limit."""
+    """Return the whole cores of a container's CPU quota (cgroup v2's cpu.max, in microseconds per period); None for no limit."""
     try:
         quota, period = file.read_text(encoding="ascii").split()
         return None if quota == "max" else max(1, int(quota) // int(period))
@@ -53,7 +53,7 @@ def _quota_cores(file: Path) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Processor seconds up to the instant `at_s`: of all processes on the allowed processors, and of this one with its children."""
+    """CPU seconds up to the time `at_s`: of all processes on the allowed processors, and of this process with its children."""
 
     at_s: float
     all_s: float
@@ -61,22 +61,22 @@ class Reading:
 
     @classmethod
     def now(cls) -> Reading:
-        """Takes well under a millisecond. Time that the host of a virtual machine took away is other processes' time."""
+        """Read the CPU times, in well under a millisecond. Time stolen by a virtual machine's host counts as other processes' time."""
         allowed = allowed_cpus()
         all_s = 0.0
         try:
             for cpu, times in enumerate(psutil.cpu_times(percpu=True)):
                 if cpu in allowed:
                     shares = times._asdict()
-                    twice = ("idle", "iowait", "guest", "guest_nice")  # idle, and what is counted under user too
-                    all_s += sum(seconds for name, seconds in shares.items() if name not in twice)
-        except (OSError, RuntimeError, ValueError, psutil.Error):  # a machine that does not tell: nothing is busy
+                    excluded = ("idle", "iowait", "guest", "guest_nice")  # idle time, and guest time, which is part of user time
+                    all_s += sum(seconds for name, seconds in shares.items() if name not in excluded)
+        except (OSError, RuntimeError, ValueError, psutil.Error):  # unavailable: assume that nothing is busy
             all_s = 0.0
         own = os.times()
         return cls(time.perf_counter(), all_s, own.user + own.system + own.children_user + own.children_system + _running_children_s())
 
     def busy_cores_until(self, later: Reading) -> float | None:
-        """Cores that other processes kept busy from this reading to a later one; None if that was too short a time to tell."""
+        """Return the cores that other processes kept busy until a later reading; None if less than MIN_WINDOW_S passed."""
         window_s = later.at_s - self.at_s
         if window_s < MIN_WINDOW_S:
             return None
@@ -84,7 +84,7 @@ class Reading:
 
 
 def _running_children_s() -> float:
-    """Processor seconds of the processes that this one started and that still run: they end soon, or wait (Linux; 0 elsewhere)."""
+    """Return the CPU seconds of this process's running children (Linux; 0 elsewhere)."""
     total_s = 0.0
     with suppress(OSError):
         for task in Path("/proc/self/task").iterdir():
@@ -96,16 +96,16 @@ def _running_children_s() -> float:
 
 
 class ThreadGovernor:
-    """`num_threads` follows what other processes do.
+    """Adapts `num_threads` to the load of other processes.
 
-    `measure` looks at the time since it was last called, or since this was made, and never waits: make it before a model is loaded
-    and measure when its context is made; measure again between answers, and once an answer runs if nothing was asked for long.
+    `measure` covers the time since the last call or the creation of the object, and never waits. Create the object before loading a model,
+    and call `measure` when its context is created and between answers. After a long pause, call it again during the answer.
     """
 
     def __init__(self, cores: int | None = None) -> None:
         self.num_cores = num_cores() if cores is None else cores
         self.busy_cores: float = 0.0
-        """What was last measured."""
+        """Cores that other processes kept busy in the last measurement."""
         self._before = Reading.now()
 
     @property
@@ -113,7 +113,7 @@ class ThreadGovernor:
         return choose(self.num_cores, self.busy_cores)
 
     def measure(self, now: Reading | None = None) -> int:
-        """Refresh and return `num_threads`; what is called within a quarter of a second of the last measurement changes nothing."""
+        """Update and return `num_threads`. A call within MIN_WINDOW_S of the last measurement changes nothing."""
         now = Reading.now() if now is None else now
         busy = self._before.busy_cores_until(now)
         if busy is not None:

@@ -71,7 +71,7 @@ def parse(text: str) -> Query:
                 characters |= {Term(" ".join(pair)): None for pair in _pairs(part)}
                 continue
             keyword[Term(part)] = None
-            if has_cjk:  # chunks may have it inside such a run
+            if has_cjk:  # chunks may have the word inside a CJK run
                 characters[Term(part)] = None
     return Query(tuple(keyword)[:MAX_TERMS], tuple(characters)[:MAX_TERMS])
 
@@ -79,9 +79,9 @@ def parse(text: str) -> Query:
 def _phrases(text: str) -> Iterator[tuple[str, str]]:
     """Yield (with quotation marks, without) for each quotation of 2 to MAX_PHRASE_WORDS words or of one CJK word."""
     for match in _QUOTED.finditer(text):
-        found = words(next(filter(None, match.groups())))
-        if 1 < len(found) <= MAX_PHRASE_WORDS or (len(found) == 1 and CJK.search(found[0])):
-            yield match[0], " ".join(found)
+        phrase = words(next(filter(None, match.groups())))
+        if 1 < len(phrase) <= MAX_PHRASE_WORDS or (len(phrase) == 1 and CJK.search(phrase[0])):
+            yield match[0], " ".join(phrase)
 
 
 def _beginning(text: str) -> Term:
@@ -111,7 +111,7 @@ _MEASURES = {
 """Units of measure: "how many hours" asks for a quantity that a passage states, not for a count."""
 
 _GAP = r"[^.?!;]{0,80}"
-"""Words between two parts of a form, in one sentence."""
+"""Text between two parts of a pattern, within one sentence."""
 _NUMBER = r"(?:than )?[€$£]?(?:\d|(?:the )?average|(?:one|two|three|four|five|six|ten|a hundred|a thousand)\b)"
 _NOT_TIMES = r"(?! (?:time|times|day|week|hour|minute|second|month|year|morning|evening|night|other|case|few|\d+)s?\b)"
 """After "each" or "every": excludes expressions of frequency, such as "every day"."""
@@ -119,7 +119,7 @@ _SEVERAL = r"\bwhich (?:of\b|people\b|(?!(?:is|was|has|does)\b)\w*[^\Ws]s\b)"
 """Asks for more than one: "which orders", not "which glass"."""
 
 _GREATEST = r"(?:high|low|larg|bigg|small|great|long|short|old|new|lat|earli|cheap|few|lea)e?st"
-"""After "which … has the": only a comparison of all can tell."""
+"""After "which … has the": answering needs a comparison of all items."""
 
 _FORMS = (
     # English

@@ -47,7 +47,7 @@ class Readers:
         self.max_text_chars = max_text_chars
         self._worker = worker
         self._child: Child | None = None
-        self._has_threads = False  # of the library that needs some: a child starts them before it forbids itself to
+        self._has_threads = False  # whether the child has started a library's threads, before it forbids itself to start more
 
     def __enter__(self) -> Self:
         return self
@@ -57,7 +57,7 @@ class Readers:
 
     @property
     def pid(self) -> int | None:
-        """The process id of the child; None while there is none."""
+        """The child's process id; None if there is no child."""
         return None if self._child is None else self._child.pid
 
     def close(self) -> None:

@@ -176,9 +176,9 @@ _FILE = "index.lock"
 
 @contextmanager
 def taken(folder: Path, *, wait_s: float, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
-    """Hold the turn to write to the knowledge base in `folder`, which is created if it is missing; a killed holder gives it back.
+    """Hold the index lock of the knowledge base in `folder`, which is created if it is missing. The system frees it if the process dies.
 
-    `on_wait` is called if another process has it. KnowledgeBaseBusyError if it still has it after `wait_s` seconds.
+    `on_wait` is called if another process holds the lock. KnowledgeBaseBusyError if it still does after `wait_s` seconds.
     """
     end = time.monotonic() + wait_s
     with ExitStack() as stack:
@@ -188,7 +188,7 @@ def taken(folder: Path, *, wait_s: float, on_wait: Callable[[], None] | None = N
 
 
 def _enter(stack: ExitStack, folder: Path, wait_s: float, on_wait: Callable[[], None] | None) -> bool:
-    """Take the lock; False if it is of a folder that was removed meanwhile."""
+    """Take the lock. Return False if the folder was removed meanwhile, which makes the lock useless."""
     make_folder(folder)
     path = folder / _FILE
     with suppress(FileNotFoundError):
@@ -198,7 +198,7 @@ def _enter(stack: ExitStack, folder: Path, wait_s: float, on_wait: Callable[[], 
         except TimeoutError:
             raise KnowledgeBaseBusyError(
                 f"Another localrag is indexing into knowledge base {folder.name!r}.",
-                hint="Wait for that one to end, then run the same command again.",
+                hint="Wait for it to finish, then run the same command again.",
                 kb=folder.name,
             ) from None
         except FileNotFoundError:

@@ -53,26 +53,26 @@ class VerifyResult:
         return not self.problems
 
     def to_dict(self) -> dict[str, object]:
-        """Return the result as JSON-serialisable data."""
+        """Return the result as JSON-serializable data."""
         return {"sound": self.is_sound, **asdict(self)}
 
 
 def verify(location: KbLocation) -> VerifyResult:
     """Check a whole knowledge base and repair its derived data. The caller holds the index lock."""
     store = location.store
-    assert store is not None, "one that is not made yet"
-    repaired = [f"{name} was made again" for name in store.full_texts if _rebuilt(store, name)]
+    assert store is not None, "the knowledge base does not exist"
+    repaired = [f"{name} was rebuilt" for name in store.full_texts if _rebuilt(store, name)]
     problems = store.problems()
-    if problems:  # what reads on would only repeat it
+    if problems:  # further reads would only repeat them
         return VerifyResult(0, 0, tuple(problems), tuple(repaired), (), ())
     bad = dict(bad_chunks(store))
     if bad:
         with store.writing():
             sources = store.drop_chunks(list(bad))
-        repaired += [f"{reason}: {counted(num, 'chunk')} taken out" for reason, num in _counted(bad)]
+        repaired += [f"{reason}: {counted(num, 'chunk')} removed" for reason, num in _counted(bad)]
         there = ", on the machine that has it" if store.elsewhere() else ""
-        repaired += [f"{source} is read again by the next: localrag index{there}" for source in sources]
-    repaired += [f"{problem}; it was removed and is made again when it is needed" for problem in location.index_problems()]
+        repaired += [f"{source} will be read again by the next `localrag index`{there}" for source in sources]
+    repaired += [f"{problem}; it was removed and will be rebuilt when needed" for problem in location.index_problems()]
     problems = [*bad_names(store)]
     with store.reading():
         changed, missing, not_compared = _against_files(store)
@@ -91,13 +91,13 @@ def bad_chunks(store: AnyStore) -> Iterator[tuple[int, str]]:
         whole = []
         for chunk in batch:
             if embedded_sha256(chunk.heading, chunk.text) != chunk.sha256:
-                yield chunk.id, "text that is not what was embedded"
+                yield chunk.id, "text that differs from the embedded text"
             elif chunk.ordinal < 0 or not 0 <= chunk.start <= chunk.end <= MAX_TEXT_CHARS or chunk.end - chunk.start != len(chunk.text):
                 yield chunk.id, "a position that cannot be in its document"
             elif has_control(chunk.place) or len(chunk.place) > _MAX_PLACE_CHARS or _TERMINAL.search(chunk.heading):
                 yield chunk.id, "a heading or a place with control characters"
             elif not isinstance(chunk.vector, bytes) or len(chunk.vector) != 4 * dim:
-                yield chunk.id, "no vector, or one of another size"
+                yield chunk.id, "a vector that is missing or has the wrong size"
             else:
                 whole.append((chunk.id, chunk.vector))
         lengths = np.linalg.norm(np.frombuffer(b"".join(vector for _, vector in whole), dtype="<f4").reshape(len(whole), dim), axis=1)
@@ -107,7 +107,7 @@ def bad_chunks(store: AnyStore) -> Iterator[tuple[int, str]]:
 
 
 def _shifted(store: AnyStore) -> Iterator[tuple[int, str]]:
-    """(chunk id, problem) of every chunk that begins before the end of the one before it, or ends behind its document."""
+    """Yield (chunk id, problem) of every chunk that overlaps the one before it or ends after its document."""
     for _, positions in groupby(store.positions(), key=lambda at: at.document_id):
         end = 0
         for at in positions:
@@ -136,7 +136,7 @@ def bad_names(store: AnyStore) -> Iterator[str]:
 
 
 def _is_named(source: str, path: str) -> bool:
-    """Whether the control characters of a path stand in what its source names, where they are escaped."""
+    """Whether all control characters of a path are in the part that the source contains in escaped form."""
     names = source.split("/")
     parts = PurePath(path).parts
     below, above = parts[-len(names) :], parts[: -len(names)]
@@ -144,7 +144,7 @@ def _is_named(source: str, path: str) -> bool:
 
 
 def bad_texts(store: AnyStore) -> Iterator[str]:
-    """Yield the problems in documents given as texts."""
+    """Yield the problems in documents that were passed as texts."""
     for row, entries in store.texts.all():
         try:
             text = Text.of(row.text, row.metadata, text_id=row.id)
@@ -152,7 +152,7 @@ def bad_texts(store: AnyStore) -> Iterator[str]:
         except LocalragError:
             is_right = False
         if not is_right:
-            yield f"the text {row.id[:80]!r} is not what was given"
+            yield f"the text {row.id[:80]!r} is damaged"
 
 
 def _rebuilt(store: AnyStore, name: str) -> bool:
@@ -179,7 +179,7 @@ def _against_files(store: AnyStore) -> tuple[tuple[str, ...], tuple[str, ...], t
         elif not is_unchanged(path, known.num_bytes, known.mtime_ns) and _sha256(path) != known.sha256:
             changed.append(source)
     not_compared = [f"{_documents(num)} indexed on another machine ({machine})" for machine, num in store.elsewhere().items()]
-    not_compared += [f"{_documents(num)} indexed from {folder}, which is not here now" for folder, num in sorted(away.items())]
+    not_compared += [f"{_documents(num)} indexed from {folder}, which does not exist now" for folder, num in sorted(away.items())]
     return tuple(changed), tuple(missing), tuple(not_compared)
 
 

@@ -40,9 +40,9 @@ _WORDS = frozenset({"credential", "credentials", "secret", "secrets", "passwords
 """Words of a stem such as docker-secrets or secrets.prod."""
 _ENVIRONMENTS = frozenset(".prod .production .stage .staging .dev .development .local .live .test .qa .ci".split())  # noqa: SIM905
 _SETTINGS = frozenset(".json .yaml .yml .toml .ini .cfg .conf .properties .xml".split()) | _ENVIRONMENTS  # noqa: SIM905
-"""Endings of files of settings: secrets.yaml is one, secrets.md and secrets.py are about them."""
+"""Extensions of settings files: secrets.yaml is one; secrets.md and secrets.py are not."""
 _LISTS = frozenset({".csv", ".txt"})
-"""Endings of documents and of lists alike: passwords.txt is a list, secret-santa.txt is not."""
+"""Extensions of both documents and lists: passwords.txt is a list; secret-santa.txt is not."""
 _BACKUP = re.compile(r"(?:\.(?:bak|backup|old|orig|save|enc|gpg)|~)+$")
 _EXAMPLES = frozenset({"example", "examples", "sample", "template", "dist", "schema"})
 
@@ -56,7 +56,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def _is_secret_name(name: str) -> bool:
-    """The same for a name in lower case, as it stands."""
+    """Check one lower-case name, without removing backup suffixes."""
     if any(fnmatchcase(name, pattern) for pattern in _KEY_FILES):
         return True
     stem, dot, suffix = name.rpartition(".")
@@ -110,8 +110,8 @@ _PUTTY_KEY = re.compile(r"^Private-Lines: \d{1,4}\s", re.MULTILINE)
 _HEADER_LINE = re.compile(r"^[\s>|*#/]{0,20}[A-Za-z][A-Za-z-]{2,30}: [^\n]{0,200}$", re.MULTILINE)  # Proc-Type, DEK-Info, Version …
 _BETWEEN = re.compile(r"\\r|\\n|[\s\"'`>|*#\\,;]|(?<=[\"'`])\s{0,40}\+")  # between the lines of a key in JSON, code or quoted mail
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{60}")
-_LOOKED_AT = 2_000  # characters to look at after the opening line of a key
-_MAX_KEYS = 1_000  # opening lines to look at
+_LOOKED_AT = 2_000  # characters to examine after the opening line of a key
+_MAX_KEYS = 1_000  # opening lines to examine
 _MIN_BITS = 3.0  # entropy of a token per character; a random token of 20 characters has at least 3.7
 _MIN_KEY_BITS = 4.0
 _PLACEHOLDERS = ("example", "xxxx", "0123456789", "1234567890", "abcdefgh", "your", "....")
@@ -127,13 +127,13 @@ def found_secret(text: str) -> str:
 
 
 def _has_key(text: str, opening: re.Pattern[str]) -> bool:
-    return any(_is_key(text, found.end()) for found in islice(opening.finditer(text), _MAX_KEYS))
+    return any(_is_key(text, match.end()) for match in islice(opening.finditer(text), _MAX_KEYS))
 
 
 def _is_key(text: str, start: int) -> bool:
     body = _BETWEEN.sub("", _HEADER_LINE.sub("", text[start : start + _LOOKED_AT]))
-    found = _BASE64.match(body)
-    return found is not None and _bits(found[0]) > _MIN_KEY_BITS
+    match = _BASE64.match(body)
+    return match is not None and _bits(match[0]) > _MIN_KEY_BITS
 
 
 def _is_real(token: str) -> bool:
@@ -153,14 +153,14 @@ IGNORE_FILES = (".gitignore", ".localragignore")  # the second takes precedence
 MACHINE_MADE = frozenset({"node_modules", "__pycache__", "site-packages", ".git", ".hg", ".svn", ".venv"})
 
 MAY_BE_READ = "; --hidden reads it"
-"""The end of the reason of each file that is skipped for a secret."""
+"""Suffix of the reason for each file that is skipped because of a secret."""
 LEFT_OUT_BY_NAME = f"may hold a secret by its name{MAY_BE_READ}"
 
 QUIET_MS = 600
 """Changes within this many milliseconds of each other count as one."""
 
 SETTLED_NS = 2_000_000_000
-"""A file that was modified less than 2 s before it was read may change again without a new modification time."""
+"""A file modified less than 2 s before it was read may change again without a new modification time."""
 
 # A longer pattern, or one with more wildcards, can take minutes on one name: each additional star made matching five times slower.
 _MAX_WILDCARDS = 6
@@ -177,7 +177,7 @@ class SkippedFile(NamedTuple):
 
 
 class FileEntry(NamedTuple):
-    """A file to read. `source` is its path below the given folder, beginning with that folder's name."""
+    """A file to read. `source` is its path below the indexed folder, beginning with that folder's name."""
 
     path: str
     source: str
@@ -199,10 +199,10 @@ class Walk:
     skipped: list[SkippedFile] = field(default_factory=list)
     unseen: list[str] = field(default_factory=list)
     hidden: bool = False
-    left_out: set[str] = field(default_factory=set)  # files in which a secret was found when they were read
+    left_out: set[str] = field(default_factory=set)  # files whose contents turned out to hold a secret
 
     def vanished(self, known: Sequence[str]) -> list[str]:
-        """Return those of the known paths below the roots that are no longer among the files."""
+        """Return the known paths below the roots that are no longer among the files."""
         here = {file.path for file in self.files} - self.left_out
         return [path for path in known if path not in here and _below(path, self.roots) and not _below(path, self.unseen)]
 
@@ -216,22 +216,22 @@ def walk(paths: Sequence[Path], *, hidden: bool = False) -> Walk:
     """
     result = Walk(hidden=hidden)
     seen: set[str] = set()
-    for given in paths:
-        root = os.path.realpath(given)
+    for path in paths:
+        root = os.path.realpath(path)
         if not os.path.lexists(root):
-            raise KnowledgeBaseError(f"There is no file or folder {given}.", hint="Check the path.", path=str(given))
+            raise KnowledgeBaseError(f"There is no file or folder {path}.", hint="Check the path.", path=str(path))
         if root != _utf8(root):
             raise KnowledgeBaseError(f"The path {_shown(root)} is not valid UTF-8.", hint="Rename the folder.", path=_shown(root))
         result.roots.append(root)
-        name = _shown(given.name if given.name not in ("", "..") else Path(root).name or root)
+        name = _shown(path.name if path.name not in ("", "..") else Path(root).name or root)
         if Path(root).is_dir():
-            found = _folder(root, name, [], result)
+            files = _folder(root, name, [], result)
         elif not hidden and is_secret_name(Path(root).name):
             result.skipped.append(SkippedFile(name, LEFT_OUT_BY_NAME))
-            found = iter(())
+            files = iter(())
         else:
-            found = iter([FileEntry(root, name)])
-        for file in found:
+            files = iter([FileEntry(root, name)])
+        for file in files:
             if file.path not in seen:
                 seen.add(file.path)
                 result.files.append(file)
@@ -305,15 +305,15 @@ def changes(paths: Sequence[Path], *, but: Path) -> Iterator[int]:
     listens = False
     while True:
         try:
-            found = next(heard)
+            batch = next(heard)
         except (RuntimeError, OSError) as error:  # the system's limit of watches is reached
             raise KnowledgeBaseError(
                 f"Cannot watch for changes: {error}.",
                 hint="Raise fs.inotify.max_user_watches and max_user_instances, or leave --watch out.",
             ) from error
-        if found or not listens:
+        if batch or not listens:
             listens = True
-            yield len(found)
+            yield len(batch)
 
 
 class _Rules(NamedTuple):
@@ -381,7 +381,7 @@ def _rules(folder: str, name: str, source: str, result: Walk) -> _Rules:
     except (OSError, UnreadableError) as error:
         result.skipped.append(SkippedFile(shown, f"its patterns are not used: {reason_of(error)}"))
         lines = []
-    kept = []
+    patterns = []
     for line in lines:
         if len(line) > _MAX_PATTERN_CHARS or len(_WILDCARD.findall(line)) > _MAX_WILDCARDS:
             result.skipped.append(
@@ -393,8 +393,8 @@ def _rules(folder: str, name: str, source: str, result: Walk) -> _Rules:
         except ValueError:
             result.skipped.append(SkippedFile(shown, f"pattern {line[:40]!r} is not valid"))
             continue
-        kept.append(line)
-    return _Rules(folder, shown, GitIgnoreSpec.from_lines(kept))
+        patterns.append(line)
+    return _Rules(folder, shown, GitIgnoreSpec.from_lines(patterns))
 
 
 def _below(path: str, folders: Sequence[str]) -> bool:

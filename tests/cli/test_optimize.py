@@ -112,14 +112,14 @@ def test_nothing_better_is_no_failure(optimize, place):
     code, out, err = optimize("--type", "Q8_0", "--min-speedup", 1000, "--max-kl", 0, "--yes")
     assert (code, kept_files(place)) == (0, [])
     assert "too far from the original" in out
-    assert "not faster by enough" in out
+    assert "not fast enough" in out
     assert "Nothing is better here within these limits" in err
 
 
 @pytest.mark.parametrize(
     ("args", "code", "word"),
     [
-        (("--type", "IQ1_S"), 2, "no type that can be made"),
+        (("--type", "IQ1_S"), 2, "not a supported type"),
         (("--max-kl", "-1"), 2, "--max-kl"),
         (("nothing",), 4, "No model is named"),
         (("vocab.gguf",), 4, "no weights"),
@@ -161,7 +161,7 @@ def test_verdicts_by_hand():
     fast = verdict(original, "Q8_0", measured(prompt_s=0.5, answer_s=0.5), Limits())
     assert (fast.speedup, fast.problem) == (pytest.approx(2.0), None)
     slow = verdict(original, "Q8_0", measured(prompt_s=0.5, answer_s=1.4), Limits())
-    assert slow.problem == "not faster by enough: 1.05 times, at least 1.1"
+    assert slow.problem == "not fast enough: speedup 1.05, at least 1.1"
     far = verdict(original, "Q8_0", measured(prompt_s=0.5, answer_s=0.5, mean_kl=0.3), Limits(max_kl=0.2))
     assert far.problem == "too far from the original: KL 0.300, at most 0.2"
     assert verdict(original, "Q8_0", "it failed", Limits()) == Candidate(file_type="Q8_0", measured=None, speedup=None, problem="it failed")

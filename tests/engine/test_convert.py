@@ -39,7 +39,7 @@ def test_a_copy_gives_the_vectors_that_the_arithmetic_gives(tmp_path, family, po
         ({"hidden_act": "relu"}, "relu"),
         ({"position_embedding_type": "relative_key"}, "absolute"),
         ({"num_hidden_layers": 3}, "lacks 8 tensors"),
-        ({"num_hidden_layers": 1}, "has not"),
+        ({"num_hidden_layers": 1}, "does not have"),
         ({"num_hidden_layers": "many"}, "many"),
         ({"vocab_size": 7}, "7 tokens"),
     ],

@@ -71,7 +71,7 @@ def test_the_trial_passes_it_once(file, tmp_path):
 def test_a_file_that_is_no_embedder(tmp_path):
     with pytest.raises(ModelFileError, match="vocabulary"):
         LlamaEmbedder(write_vocab(tmp_path / "vocab.gguf"), home=tmp_path)
-    with pytest.raises(ModelFileError, match="no embedder"):
+    with pytest.raises(ModelFileError, match="not an embedder"):
         LlamaEmbedder(write_model(tmp_path / "model.gguf"), home=tmp_path)
 
 

@@ -257,8 +257,8 @@ def test_foreign_content(tmp_path: Path, content: bytes, said: str) -> None:
         ("llama.attention.head_count", None, "no attention heads"),
         ("llama.attention.head_count", 0, "no attention heads"),
         ("llama.attention.head_count", 1025, "0 to 1024"),
-        ("llama.attention.head_count_kv", 3, "do not share out evenly"),
-        ("llama.attention.head_count_kv", [2, 2, 2], "has 3 of type int32"),
+        ("llama.attention.head_count_kv", 3, "not a multiple of its 3 KV heads"),
+        ("llama.attention.head_count_kv", [2, 2, 2], "has 3 values of type int32"),
         ("llama.attention.head_count_kv", [2, -1], "has -1 under"),
         ("llama.attention.key_length", 1 << 20, "1 to 4096"),
         ("llama.attention.value_length", 0, "1 to 4096"),
@@ -305,7 +305,7 @@ def test_sentencepiece_needs_its_bytes(tmp_path: Path) -> None:
     keys = spm_keys()
     assert read_header(write_gguf(tmp_path / "m.gguf", keys)).vocab_size == 266
     keys["tokenizer.ggml.tokens"] = [f"x{token}" if token.startswith("<0x8") else token for token in keys["tokenizer.ggml.tokens"]]
-    assert "lacks the tokens of 16 of the 256 bytes" in refusal(write_gguf(tmp_path / "m.gguf", keys)).message
+    assert "lacks 16 of the 256 byte tokens" in refusal(write_gguf(tmp_path / "m.gguf", keys)).message
 
 
 def test_parts_of_a_split_model(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_every_truncation_is_found(tmp_path: Path) -> None:
         path.write_bytes(whole[:size])
         refusal(path)
     error = refusal(path)
-    assert f"is truncated: the header promises {len(whole)} bytes, the file has {len(whole) - 1}; 1 byte missing" in error.message
+    assert f"is truncated: the header claims {len(whole)} bytes, the file has {len(whole) - 1}; 1 byte missing" in error.message
     assert error.numbers["missing_bytes"] == 1
     assert error.numbers["file_bytes"] == len(whole) - 1
     assert "again" in str(error.hint)
@@ -94,8 +94,8 @@ def bad_tensors(*tensors: bytes, num_bytes: int = 1 << 16) -> bytes:
     ("content", "said"),
     [
         (bad_tensors(tensor("a", [32], 0, 0), tensor("a", [32], 0, 128)), "the tensor a twice"),
-        (bad_tensors(tensor("a", [32], 0, 32)), "offset 32, but the one before it leads to 0"),
-        (bad_tensors(tensor("a", [3], 0, 0), tensor("b", [32], 0, 12)), "leads to 32"),
+        (bad_tensors(tensor("a", [32], 0, 32)), "offset 32; expected 0"),
+        (bad_tensors(tensor("a", [3], 0, 0), tensor("b", [32], 0, 12)), "expected 32"),
         (bad_tensors(tensor("a", [32], 0, 2**63)), "offset"),
         (bad_tensors(tensor("a", [], 0, 0)), "0 dimensions"),
         (bad_tensors(tensor("a", [1] * 5, 0, 0)), "5 dimensions"),
@@ -103,7 +103,7 @@ def bad_tensors(*tensors: bytes, num_bytes: int = 1 << 16) -> bytes:
         (bad_tensors(tensor("a", [2**40, 2**40], 0, 0)), "impossible shape"),
         (bad_tensors(tensor("a", [33], 2, 0)), "impossible shape"),
         (bad_tensors(tensor("a", [2**40], 0, 0)), "truncated"),
-        (bad_tensors(tensor("a", [32], 4, 0)), "type 4, which is not known"),
+        (bad_tensors(tensor("a", [32], 4, 0)), "the unknown type 4"),
         (bad_tensors(tensor("a", [32], 43, 0)), "type 43"),
         (bad_tensors(tensor("x" * 64, [32], 0, 0)), "64 bytes"),
         (bad_tensors(tensor("", [32], 0, 0)), "the name of tensor 1 of 1"),

@@ -154,7 +154,7 @@ def test_what_does_not_fit_is_refused_with_the_numbers_and_the_nearest():
     made = plan(INFO, 8192, situation=situation)
     near = nearest(INFO, situation=situation)
     assert 0 < near < 8192
-    with pytest.raises(EngineError, match=r"does not fit .* it needs 5\d\d MiB, and 300 MiB can be had") as refused:
+    with pytest.raises(EngineError, match=r"does not fit .* it needs 5\d\d MiB, and 300 MiB are available") as refused:
         memory.require(made, INFO, situation=situation)
     assert refused.value.numbers["nearest_n_ctx"] == near
     assert str(near) in refused.value.hint

@@ -74,7 +74,7 @@ def refused(source, target, **changes):
 def test_what_llama_cpp_refuses_is_an_error_and_leaves_nothing(tmp_path):
     damaged = write_model(tmp_path / "m.gguf")
     damaged.write_bytes(damaged.read_bytes()[:3000])
-    assert "llama.cpp made no Q8_0 of it: " in refused(damaged, tmp_path / "new.gguf").message
+    assert "llama.cpp could not convert the model to Q8_0: " in refused(damaged, tmp_path / "new.gguf").message
     text = tmp_path / "text.gguf"
     text.write_text("no model")
     refused(text, tmp_path / "new.gguf")
@@ -128,7 +128,7 @@ def test_a_workshop_is_for_one_and_leaves_nothing(tmp_path):
     folder = tmp_path / "models" / "optimized"
     with workshop(folder) as stage:
         (stage / "file").write_text("x")
-        with pytest.raises(UsageError, match="Another run"), workshop(folder):
+        with pytest.raises(UsageError, match="Another `models optimize`"), workshop(folder):
             pass
         assert (stage / "file").exists()
         stage.rename(folder / ".making-left")  # as by a run that was killed

@@ -177,7 +177,7 @@ CARELESS = {
     "{{ messages[0].content[3:12] }}" + ECHO: "depends on the content",
     "{{ messages[0].content | length }}" + ECHO: "depends on the content",
     "{{ range(99999) | random }}" + ECHO: "depends on the content",
-    "{{ '\\ud800' }}" + ECHO: "not valid text",
+    "{{ '\\ud800' }}" + ECHO: "invalid Unicode",
 }
 
 
@@ -194,7 +194,7 @@ def test_a_template_that_takes_too_much_is_refused_in_time(source):
 def test_the_sandbox_is_closed(source):
     with (
         hurried(ECHO + source, time_limit_s=10) as template,
-        pytest.raises(TemplateError, match="reaches for what a template may not touch"),
+        pytest.raises(TemplateError, match="accesses what a template may not"),
     ):
         template.render(talk("u"))
 
@@ -277,7 +277,7 @@ def test_a_process_that_dies_is_an_error():
         template.start()
         killer = threading.Timer(0.5, template._worker._process.kill)
         killer.start()
-        with pytest.raises(TemplateError, match=r"ended the process|did not start"):
+        with pytest.raises(TemplateError, match=r"crashed the process|did not start"):
             template.render(talk("u"))
         killer.join()
 

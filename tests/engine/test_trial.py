@@ -75,7 +75,7 @@ def test_a_vocabulary_that_passed_says_nothing_of_the_weights(tmp_path: Path) ->
     path, home = write_killer(tmp_path / "m.gguf"), tmp_path / "home"
     ensure_safe(path, home=home, vocab_only=True)
     error = refusal(path, home)
-    assert "is not safe to load: llama.cpp is killed by it (SIGABRT)" in error.message
+    assert "is not safe to load: llama.cpp crashes on it (SIGABRT)" in error.message
     assert "unsupported types" in error.message
     assert (error.numbers["signal"], error.numbers["exit_code"]) == ("SIGABRT", -signal.SIGABRT)
     assert list(record(home).values()) == ["vocabulary"]
@@ -87,7 +87,7 @@ def test_a_vocabulary_that_passed_says_nothing_of_the_weights(tmp_path: Path) ->
         ({"tokenizer.ggml.pre": "no-such-thing"}, 1.0, "unknown pre-tokenizer type: 'no-such-thing'"),
         ({"llama.feed_forward_length": 63}, 1.0, "has wrong shape"),
         ({}, float("nan"), "has invalid data"),
-        ({}, 1e30, "its answers are not numbers"),
+        ({}, 1e30, "its logits are NaN"),
     ],
 )
 def test_what_llama_cpp_refuses(tmp_path: Path, changes: dict[str, object], factor: float, said: str) -> None:
@@ -104,16 +104,16 @@ def test_what_llama_cpp_refuses(tmp_path: Path, changes: dict[str, object], fact
     [
         ({"llama.rope.dimension_count": 4}, "invalid n_rot: 4, expected 8"),
         ({"llama.attention.key_length": 7}, "has wrong shape"),
-        ({"llama.attention.layer_norm_rms_epsilon": -1e-5}, "killed by it"),
-        ({"llama.rope.scaling.attn_factor": float("nan")}, "its answers are not numbers"),
-        ({"llama.nextn_predict_layers": 9}, "killed by it"),
+        ({"llama.attention.layer_norm_rms_epsilon": -1e-5}, "crashes on it"),
+        ({"llama.rope.scaling.attn_factor": float("nan")}, "its logits are NaN"),
+        ({"llama.nextn_predict_layers": 9}, "crashes on it"),
         ({"llama.block_count": 1}, "wrong number of tensors"),
         ({"llama.embedding_length": 64}, "has wrong shape"),
-        ({"llama.expert_count": 4}, "killed by it"),
-        ({"llama.expert_count": 8, "llama.expert_used_count": 2, "llama.expert_group_count": 4}, "killed by it"),
+        ({"llama.expert_count": 4}, "crashes on it"),
+        ({"llama.expert_count": 8, "llama.expert_used_count": 2, "llama.expert_group_count": 4}, "crashes on it"),
         ({"tokenizer.ggml.token_type": [1, 1, 1]}, "out of array bounds"),
         ({"tokenizer.ggml.scores": [0.0]}, "out of array bounds"),
-        ({"tokenizer.ggml.tokens": [*bpe_keys()["tokenizer.ggml.tokens"][:-1], "the"]}, "killed by it"),  # one is there twice
+        ({"tokenizer.ggml.tokens": [*bpe_keys()["tokenizer.ggml.tokens"][:-1], "the"]}, "crashes on it"),  # one is there twice
     ],
 )
 def test_contradictions_in_the_header(tmp_path: Path, changes: dict[str, object], said: str) -> None:
@@ -125,8 +125,8 @@ def test_contradictions_in_the_header(tmp_path: Path, changes: dict[str, object]
 @pytest.mark.parametrize(
     ("name", "tensor", "said"),
     [
-        ("blk.0.attn_norm.weight", np.ones(32, np.int32), "killed by it"),
-        ("blk.0.ffn_down.weight", np.ones((32, 64), np.int32), "killed by it"),
+        ("blk.0.attn_norm.weight", np.ones(32, np.int32), "crashes on it"),
+        ("blk.0.ffn_down.weight", np.ones((32, 64), np.int32), "crashes on it"),
         ("token_embd.weight", np.ones((265, 32), np.float32), "has wrong shape"),
         ("blk.2.ffn_up.weight", np.ones(32, np.float32), "wrong number of tensors"),
     ],
@@ -174,7 +174,7 @@ def test_what_does_not_come_to_an_end_is_ended(tmp_path: Path) -> None:
     assert ended.expired
     assert ended.code == -signal.SIGKILL
     error = sandbox.refused(tmp_path / "fifo.gguf", ended, 2.0)
-    assert "did not come to an end with it within 2 s" in error.message
+    assert "did not finish within 2 s" in error.message
 
 
 def test_the_child_keeps_its_limits(tmp_path: Path) -> None:

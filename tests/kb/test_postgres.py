@@ -236,7 +236,7 @@ def test_what_is_wrong_is_made_again(kb, notes, embedder):
     before = contents(kb)
     kb._store._db.rows("UPDATE chunks SET words = '' WHERE id = 3")
     assert not kb.retrieve("zebra0x2", None, mode="keyword")
-    assert kb.verify().repaired == ("words was made again",)
+    assert kb.verify().repaired == ("words was rebuilt",)
     assert kb.retrieve("zebra0x2", None, mode="keyword")
     for statement in (
         "DELETE FROM vectors WHERE chunk_id = 1",

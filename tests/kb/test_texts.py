@@ -252,7 +252,7 @@ def test_verifying_takes_no_text_for_lost(given_kb, tmp_path, embedder):
     shutil.rmtree(tmp_path / "notes")
     found = given_kb.verify()
     assert (found.is_sound, found.num_documents, found.changed, found.missing, found.repaired) == (True, 4, (), (), ())
-    assert found.not_compared == (f"2 documents were indexed from {tmp_path / 'notes'}, which is not here now",)
+    assert found.not_compared == (f"2 documents were indexed from {tmp_path / 'notes'}, which does not exist now",)
 
 
 def test_chunks_that_were_taken_out_are_made_again_from_the_text(given_kb, tmp_path, embedder):
@@ -402,9 +402,9 @@ def test_texts_that_are_not_what_was_given_are_a_fault_and_not_imported(folder_k
     with closing(sqlite3.connect(folder_kb.path, isolation_level=None)) as db:
         db.execute(statement)
     found = folder_kb.verify()
-    assert (found.is_sound, found.problems) == (False, ("the text 'five' is not what was given",))
+    assert (found.is_sound, found.problems) == (False, ("the text 'five' is damaged",))
     folder_kb.export(tmp_path / "texts.kb")
-    with pytest.raises(KnowledgeBaseError, match="not what was given"):
+    with pytest.raises(KnowledgeBaseError, match="the text 'five' is damaged"):
         import_kb(tmp_path / "kb", tmp_path / "texts.kb", "again")
 
 

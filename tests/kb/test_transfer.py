@@ -107,7 +107,7 @@ def test_every_damaged_byte_is_found(kb_dir, exported, tmp_path):
         ("PRAGMA user_version = 99", "schema 99"),
         ("PRAGMA user_version = 0", "schema 0"),
         ("UPDATE vectors SET vector = x'00' WHERE chunk_id = 2", "vector"),
-        ("UPDATE chunks SET text = 'lies' WHERE id = 3", "not what was embedded"),
+        ("UPDATE chunks SET text = 'lies' WHERE id = 3", "differs from the embedded text"),
         ("DELETE FROM documents WHERE id = 1", "missing row"),  # foreign keys are off here
         ("UPDATE chunks SET text = CAST(text AS BLOB) WHERE id = 3", "'chunks' does not have its column's type"),
         ("UPDATE documents SET source = x'ff' WHERE id = 1", "'documents' does not have its column's type"),

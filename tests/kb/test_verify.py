@@ -34,7 +34,7 @@ def test_documents_that_changed_are_reported_and_no_fault(kb, notes):
 def test_full_text_that_says_something_else_is_made_again(kb):
     _change(kb, "INSERT INTO chunks_fts (chunks_fts) VALUES ('delete-all')")
     assert not kb.retrieve("zebra1x1", None, mode="keyword")
-    assert kb.verify().repaired == ("chunks_fts was made again",)
+    assert kb.verify().repaired == ("chunks_fts was rebuilt",)
     assert kb.retrieve("zebra1x1", None, mode="keyword")
     assert kb.verify().repaired == ()
 

@@ -20,7 +20,7 @@ def test_documents_of_a_folder_that_is_not_here_are_not_compared(kb, tmp_path):
     (tmp_path / "letters" / "note-001.md").unlink()
     found = kb.verify()
     assert (found.is_sound, found.changed, found.missing) == (True, (), ("letters/note-001.md",))
-    assert found.not_compared == (f"2 documents were indexed from {tmp_path / 'disk' / 'notes'}, which is not here now",)
+    assert found.not_compared == (f"2 documents were indexed from {tmp_path / 'disk' / 'notes'}, which does not exist now",)
     assert found.to_dict()["not_compared"] == found.not_compared
 
 
@@ -40,4 +40,4 @@ def test_a_file_that_was_given_alone_is_missed_where_its_folder_is(any_home, tmp
         assert kb.verify().missing == ("note-000.md",)
         file.parent.rmdir()
         found = kb.verify()
-    assert (found.missing, found.not_compared) == ((), (f"1 document was indexed from {file.parent}, which is not here now",))
+    assert (found.missing, found.not_compared) == ((), (f"1 document was indexed from {file.parent}, which does not exist now",))
