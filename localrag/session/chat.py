@@ -1,4 +1,4 @@
-"""A conversation that is kept: each turn is on disk as soon as it was asked, and evaluates only what is new in it."""
+"""A stored conversation. Each turn is on disk as soon as it is asked, and only its new part is evaluated."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from localrag.session.session import Session
 
 WRITE_EVERY_S = 0.5
-"""An answer is put on disk so often while it is written: what is killed loses no more than that."""
+"""Seconds between writes of an unfinished answer to disk. A killed process loses at most this much of its text."""
 MAX_AGAIN = 4
-"""Of the passages that stand in the prompt already, so many are named as those that the question is about."""
+"""Maximum number of passages already in the prompt that a question points to."""
 WRITING_CELLS = 1536
-"""A summary is written in so many cells of the KV cache beside the conversation's, if the window has them: more than it can need."""
+"""KV cells reserved next to the conversation for writing a summary, if the window has them. More than a summary can need."""
 
 
 class Chat:
-    """A conversation of the journal over an open session.
+    """A conversation from the journal, continued in an open session.
 
-    The prompt of a turn begins with all that the one before it held and said: passages stay in the message with which they were
-    given, and a passage is given once. Used by one thread; `session.engine.cancel_all` may come from another.
+    Each prompt begins with the full prompt and answer of the turn before. A passage is sent once and stays in the message that brought it.
+    Use a chat from one thread; only `session.engine.cancel_all` may be called from another.
     """
 
     def __init__(self, session: Session, journal: Journal, conversation_id: int, *, system: str = "") -> None:
@@ -47,19 +47,19 @@ class Chat:
         self._kept = journal.conversations
         self.warnings: list[str] = []
         self.rewrites = False
-        """Whether the model rewrites short follow-ups before they are searched for."""
+        """Whether the model rewrites short follow-ups before the search."""
         self._last_ids: list[int] = []
         self._standing = HistoryWindow()
-        """Of the prompt that was prepared last."""
+        """History window of the last prepared prompt."""
         self.turns = [restored(stored) for stored in self._kept.turns(conversation_id)]
         session.policy = CHAT
         session.engine.share_contexts()
 
     @classmethod
     def of(cls, session: Session, name: str, *, system: str = "") -> Self:
-        """The conversation of that name in the session's journal, begun if it is not there. UsageError for a session that keeps none."""
+        """Open the conversation with this name in the session's journal, or create it. Raises UsageError if the session has no journal."""
         if session.journal is None:
-            raise UsageError("A conversation is kept in the journal, and this session has none.", hint="Open the session with keep=True.")
+            raise UsageError("A conversation needs a journal, and this session has none.", hint="Open the session with keep=True.")
         kept = session.journal.conversations
         row = kept.named(name)
         return cls(session, session.journal, kept.create(name, {}) if row is None else row.id, system=system)
@@ -74,11 +74,11 @@ class Chat:
         on_thought: Callable[[str], None] = lambda _: None,
         on_prepared: Callable[[Prepared], None] = lambda _: None,
     ) -> Answer:
-        """Ask, and keep the turn. An answer that is stopped is kept as far as it was written; one that fails leaves its question.
+        """Ask a question and store the turn. If the answer is interrupted, its text so far is stored; if it fails, only the question is.
 
-        The question is a single text. One that is stopped before its answer begins stays too, and is sent again with the next one; one
-        that cannot be asked at all, because it does not fit, does not. `on_prepared` gets the prompt before it is evaluated. Errors are
-        those of Session.ask.
+        The question is a single text. A question interrupted before its answer begins is stored as well, and is sent again with the next
+        one. A question that does not fit is not stored. `on_prepared` receives the prompt before it is evaluated. Raises what Session.ask
+        raises.
         """
         question = question if isinstance(question, Question) else Question.of(question)
         text, sampling = question.messages[-1].content, question.sampling
@@ -106,7 +106,7 @@ class Chat:
         return answer
 
     def prepare(self, question: Question | str) -> Prepared:
-        """The prompt of the next turn. Passages that are in it already are not given again, but named."""
+        """Prepare the prompt of the next turn. Passages already in the prompt are pointed to, not sent again."""
         question = question if isinstance(question, Question) else Question.of(question)
         said = self._messages(question)
         whole = replace(question, messages=said)
@@ -127,7 +127,7 @@ class Chat:
         return replace(prepared, bypass=outcome(unsearched, hits, sources), rewriting=rewriting)
 
     def _fitting(self, question: Question, hits: Sequence[Hit]) -> tuple[Prepared, HistoryWindow]:
-        """The prompt of a question with its evidence, and what had to give way."""
+        """Fit a question and its evidence into the window, and return the prompt with the history window that made it fit."""
         giving, standing = self._giving(question), HistoryWindow.of(self.turns)
         while True:
             above = self._above(hits, standing)
@@ -150,7 +150,7 @@ class Chat:
         return Giving(turns=self.turns, count=session.engine.counter, n_ctx=session.slot.n_ctx, max_messages=most)
 
     def _above(self, hits: Iterable[Hit], standing: HistoryWindow) -> dict[str, str]:
-        """Labels of those hits whose text stands in earlier messages, each with the label that it has there."""
+        """Map the label of each hit whose text is in an earlier message to the label that it has there."""
         labels: dict[str, str] = {}
         for at in standing.carrying(self.turns):
             for hit in self.turns[at].hits:
@@ -159,7 +159,7 @@ class Chat:
         return {label: labels[text] for label, text in texts.items() if text in labels}
 
     def _rewriting(self, question: Question, before: str) -> QueryRewrite | None:
-        """A follow-up as a question that can be understood alone, if rewriting is on."""
+        """Rewrite a follow-up as a standalone question, if rewriting is on."""
         said = self._messages(question)
         if not self.rewrites or not retrieval.is_follow_up(search_query(said), before):
             return None
@@ -167,7 +167,7 @@ class Chat:
         return QueryRewriter(self.session.engine, n_ctx=self.session.slot.n_ctx)(said, beside=coming)
 
     def _messages(self, question: Question, *, bare: int = 0) -> tuple[Message, ...]:
-        """The conversation with a question, the first `bare` turns without their sources."""
+        """The conversation with a new question at its end. The first `bare` turns come without their sources."""
         system = next((each for each in question.messages if each.role == "system"), None)
         messages = [Message("system", self.system)] if self.system.strip() else [] if system is None else [system]
         for at, turn in enumerate(self.turns):
@@ -177,7 +177,7 @@ class Chat:
         return (*messages, question.messages[-1])
 
     def _asked(self, question: Question, standing: HistoryWindow) -> Question:
-        """A question within its conversation, with what is pinned, summarised and given in earlier messages, and without hits."""
+        """A question within its conversation: pinned turns, summarised turns and earlier sources are set; the hits are empty."""
         numbers = self._question_numbers()
         thread = Thread(
             pinned=frozenset(numbers[at] for at, turn in enumerate(self.turns) if turn.is_pinned),
@@ -187,19 +187,19 @@ class Chat:
         return replace(question, messages=self._messages(question, bare=standing.bare), thread=thread).but(hits=())
 
     def _question_numbers(self) -> list[int]:
-        """The number of each turn's question among the messages, and that of the next one's."""
+        """The message number of each turn's question, and that of the next question."""
         lengths = (1 + turn.is_told for turn in self.turns)
         return list(accumulate(lengths, initial=1 + bool(self.system.strip())))
 
     def _with_way_out(self, error: BudgetExceededError) -> BudgetExceededError:
-        """The same; where an earlier question without an answer takes some of the room, with what to do about it."""
+        """The same error, with a hint if an earlier unanswered question takes up part of the window."""
         if not self.turns or self.turns[-1].is_told:
             return error
-        hint = "The question before it has no answer, so it is sent again with this one. Take it back first (/undo), or ask for less."
-        return BudgetExceededError(error.numbers["window"], error.numbers["sections"], hint=hint)  # type: ignore[arg-type]  # as given
+        hint = "The previous question has no answer, so it is sent again with this one. Remove it first (/undo), or ask for less."
+        return BudgetExceededError(error.numbers["window"], error.numbers["sections"], hint=hint)  # type: ignore[arg-type]  # as passed in
 
     def _end_unasked(self, turn: Turn, error: BaseException, about: Mapping[str, Any]) -> None:
-        """Keep a question that a person stopped before its answer began; take back one that could not be asked."""
+        """Store a question that the user interrupted before its answer began. Remove one that failed."""
         if isinstance(error, InterruptedRunError) or not isinstance(error, Exception):
             self.turns.append(turn)
             self._end(turn, "stopped", "", about)
@@ -211,17 +211,17 @@ class Chat:
         turn.answer, turn.state, turn.about = answer, state, about
         try:
             self._kept.end_turn(turn.id, state, answer, about)
-        except LocalragError as error:  # a full disk costs no answer
-            self.warnings.append(f"This turn is not kept: {error}")
+        except LocalragError as error:  # a full disk must not lose the answer
+            self.warnings.append(f"This turn was not saved: {error}")
 
     # --- between turns ---
 
     def forgets(self, question: Question | None = None, *, write: bool = False) -> Forgotten:
-        """The turns that the model would not see in full if something short were asked now, and those that are summarised next.
+        """Turns that the model would not see in full if a short question were asked now, and those to be summarised next.
 
-        `question` gives the options. With `write` the model writes the summaries that this takes, so that nobody waits for them later;
-        `cancel_all` stops it. If what cannot be cut leaves no room to ask anything, nothing is reported here: the next question is refused
-        with the numbers.
+        `question` supplies the options. With `write`, the model writes the pending summaries now, so that no later answer waits for them;
+        `cancel_all` interrupts it. Returns an empty result if the sections that cannot be cut leave no room for any question. In that case,
+        the next question raises BudgetExceededError.
         """
         if not self.turns:
             return Forgotten()
@@ -240,12 +240,12 @@ class Chat:
 
     @staticmethod
     def _short(question: Question | None) -> Question:
-        """The shortest question, with the options of another one."""
+        """The shortest possible question, with the options of another."""
         short = Message("user", "?")
         return Question(messages=(short,)) if question is None else replace(question, messages=(short,))
 
     def forgotten(self, ledger: Ledger) -> Forgotten:
-        """Which turns the prompt of a ledger does not hold in full."""
+        """Turns that a prompt with this ledger does not contain in full."""
         entries = {entry.name: entry for entry in ledger.entries}
         omitted = set(entries["history"].omitted) if "history" in entries else set()
         covered = set(entries["summary"].covered) if "summary" in entries else set()
@@ -255,46 +255,46 @@ class Chat:
     # --- what was said ---
 
     def turn(self, number: int) -> Turn:
-        """The turn of that number, from 1; negative ones count from the last. UsageError if there is none."""
+        """Return a turn by its number, from 1; negative numbers count from the end. Raises UsageError if it does not exist."""
         at = number - 1 if number > 0 else number
         if not number or not -len(self.turns) <= at < len(self.turns):
             raise UsageError(f"There is no turn {number}: the conversation has {len(self.turns)}.", hint="Turns count from 1.")
         return self.turns[at]
 
     def undo(self, num: int = 1) -> list[Turn]:
-        """Take the last turns back, and return them. UsageError if there are fewer."""
+        """Remove the last turns and return them. Raises UsageError if there are not that many."""
         if not 0 < num <= len(self.turns):
-            raise UsageError(f"{counted(len(self.turns), 'turn')} can be taken back, not {num}.", hint="Take back fewer.")
+            raise UsageError(f"Cannot undo {num}: the conversation has {counted(len(self.turns), 'turn')}.", hint="Undo fewer.")
         taken = self.turns[-num:]
         self._kept.undo([turn.id for turn in taken])
         del self.turns[-num:]
         return taken
 
     def pin(self, number: int, *, is_pinned: bool = True) -> Turn:
-        """Have a turn never be summarised nor left out. Its sources are sent as long as those of others are."""
+        """Pin or unpin a turn. A pinned turn is never summarised or left out; its sources are dropped like those of other turns."""
         turn = self.turn(number)
         self._kept.pin(turn.id, is_pinned=is_pinned)
         turn.is_pinned = is_pinned
         return turn
 
     def fork(self, number: int, name: str) -> int:
-        """A new conversation that begins with the turns up to this one; its id. UsageError for a name that is taken."""
+        """Copy the turns up to this one into a new conversation and return its id. Raises UsageError if the name is taken."""
         return self._kept.fork(self.id, self.turn(number).id, name)
 
     def facts(self) -> list[str]:
-        """What the model proposes to remember of what the person said last. None is kept: that is for the person to say."""
+        """Facts from the user's latest messages that the model proposes to remember. They are not stored; that is the user's decision."""
         messages = self._messages(self._short(None))[:-1]
         return propose(self.session.engine, messages, n_ctx=self.session.slot.n_ctx, beside=self._last_ids)
 
     # --- across processes ---
 
     def recall(self, question: Question | None = None) -> None:
-        """Have the engine hold what an earlier process evaluated of this conversation, if that was kept and fits this window.
+        """Restore the KV cache that an earlier process saved for this conversation, if it was saved and fits this window.
 
-        `question` gives the options of the next one.
+        `question` supplies the options of the next question.
         """
         asked = self._short(question)
-        if not self.turns or asked.sampling.repeatable:  # those resume from the disk cache by themselves
+        if not self.turns or asked.sampling.repeatable:  # repeatable prompts resume from the disk cache on their own
             return
         try:
             prepared = self.session.prepare(self._asked(asked, HistoryWindow.of(self.turns)))
@@ -303,12 +303,12 @@ class Chat:
         self.session.engine.recall(list(prepared.prompt.token_ids), prepared.prompt.num_cells)
 
     def remember(self) -> None:
-        """Keep what the engine evaluated, for `recall`. Nothing may run."""
+        """Save the KV cache of this conversation for `recall`. No job may be running."""
         self.session.engine.remember(self._last_ids)
 
 
 class _Writer:
-    """Puts an answer on disk every now and then, and hands each piece on."""
+    """Writes an answer to disk at intervals and passes each piece on."""
 
     def __init__(self, write: Callable[[str], None], on_text: Callable[[str], None]) -> None:
         self._write = write
@@ -321,13 +321,13 @@ class _Writer:
         now = time.perf_counter()
         if now - self._written_at >= WRITE_EVERY_S:
             self._written_at = now
-            with suppress(LocalragError):  # the end of the turn says it
+            with suppress(LocalragError):  # the end of the turn reports it
                 self._write(self.text)
         self._on_text(piece)
 
 
 def _left_out(hits: Iterable[Hit], above: Mapping[str, str]) -> dict[str, str]:
-    """What the ledger says of passages that were found and whose text stands in an earlier message under another label."""
+    """The ledger's reason for each retrieved passage whose text is already in an earlier message under another label."""
     return {
         chunk.label: f"identical to {above[hit.label]}"
         for hit in hits

@@ -1,4 +1,4 @@
-"""Which of the facts that a person keeps are told to the model: those that matter and are new, and those that a question is about."""
+"""Choose the stored facts to show to the model: important recent ones, and those related to the question. Propose new facts to store."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _DAY_S = 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recalling:
-    """Above which importance, and for how long, a fact is told whatever is asked."""
+    """Minimum importance, and maximum age in days, of a fact that is shown regardless of the question."""
 
     min_importance: float = 0.6
     max_age_days: float = 7.0
 
 
 class Recall:
-    """The memories of one conversation: what was told once stays told, since each that comes later has the prompt evaluated anew."""
+    """The memories shown in one conversation. A memory stays once it is shown, since any change makes the prompt be evaluated again."""
 
     def __init__(self, rule: Recalling) -> None:
         self._rule = rule
         self._told: set[int] = set()
 
     def memories(self, kept: Iterable[StoredMemory], question: str, *, now: float | None = None) -> list[Memory]:
-        """Those to be told, the most important first. One that is older or less important is told if it shares a word with the question."""
+        """The memories to show, most important first. Old or less important ones are shown only if they share a word with the question."""
         now = time.time() if now is None else now
         asked = set(terms(question))
         kept = list(kept)
@@ -57,7 +57,7 @@ MAX_FACTS = 3
 MAX_CHARS = 120
 ANSWER_TOKENS = 160
 SAID_TOKENS = 512
-"""The most that is read of what was said, newest first."""
+"""Maximum number of tokens of the conversation to read, newest first."""
 
 _ASK = "{said}\n\nWhat did the user say above about themselves or their wishes? Write short facts, or none."
 _SCHEMA = {
@@ -71,9 +71,9 @@ _SCHEMA = {
 
 
 def propose(engine: Engine, messages: Sequence[Message], *, n_ctx: int, beside: Sequence[int] = ()) -> list[str]:
-    """At most MAX_FACTS facts from the newest of a conversation; none of which the person said no word.
+    """Propose up to MAX_FACTS facts from the latest messages, each sharing at least one word with a message of the user.
 
-    What the engine holds of the prompt `beside` stays there. InterruptedRunError if a person stopped it.
+    The cached part of the prompt `beside` stays in the KV cache. Raises InterruptedRunError if the user stops it.
     """
     aside = SideGeneration(engine, n_ctx=n_ctx)
     history = split([*messages, Message("user", "?")]).history

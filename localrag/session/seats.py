@@ -1,4 +1,4 @@
-"""The turns of a council that one model answers at once: each with its prompt, all of them side by side."""
+"""The turns of council members that share a model: each has its own prompt, and all run at the same time."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 
 
 _MORE_CELLS = 256
-"""Cells for what a further member's prompt has behind the beginning that all share."""
+"""KV cells for the part of a further member's prompt that comes after the prefix shared by all members."""
 
 
 @dataclass(slots=True)
 class Seat:
-    """A turn with its prompt, and what is written for it."""
+    """A council member's turn with its prompt and, once finished, its answer."""
 
     turn: RoleTurn
     session: Session
     prepared: Prepared
     allowances: Mapping[str, int]
-    """The most tokens that sections may have in this window, of those that have a limit."""
+    """Maximum number of tokens of each section that has a limit, in this window."""
     answer: Answer | LocalragError | None = None
-    """What was written, or why it could not go on; None until it has ended."""
+    """The answer, or the error that ended it; None while it is unfinished."""
 
     @property
     def sampling(self) -> SamplingParams:
-        """As the turn asks, in the room that is left, and in a form that names what stands in the prompt."""
+        """The turn's sampling, limited to the room that is left, with a schema that allows only labels in the prompt."""
         composed = self.prepared.prompt
         sampling = self.turn.sampling.with_max_tokens(composed.max_tokens)
         if self.turn.make_schema is None:
@@ -54,7 +54,7 @@ class Seat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seating:
-    """What all roles of a council share: its task and what can be searched."""
+    """What all roles of a council share: the task, the knowledge bases and the embedder."""
 
     council: Council
     messages: Sequence[Message]
@@ -63,7 +63,7 @@ class Seating:
     learning: Learning
 
     def session(self, engine: Engine, role: str) -> Session:
-        """The window and the budget that a role has with this engine."""
+        """A session with the window and budget of a role on this engine."""
         who = self.council.role(role)
         return Session(
             engine,
@@ -75,7 +75,7 @@ class Seating:
         )
 
     def _question(self, turn: RoleTurn) -> Question:
-        """A turn as a question to its model."""
+        """The turn as a question to its model."""
         return Question(messages=tuple(self.messages), sampling=turn.sampling, search=Search(top_k=self.council.top_k), id=turn.role)
 
     def offer(self, session: Session, turn: RoleTurn) -> PromptInputs:
@@ -96,7 +96,7 @@ class Seating:
         )
 
     def check(self, engine: Engine, turn: RoleTurn) -> Session:
-        """The session of a turn's role; BudgetExceededError, naming it, if what cannot be cut of the turn does not fit there."""
+        """Return the session of a turn's role. Raises BudgetExceededError, naming the role, if the uncuttable sections do not fit."""
         session = self.session(engine, turn.role)
         try:
             session.measure(self.offer(session, turn)).share(session.slot.n_ctx)
@@ -105,9 +105,9 @@ class Seating:
         return session
 
     def seats(self, engine: Engine, turns: Sequence[RoleTurn]) -> list[Seat]:
-        """Each turn with its prompt. Room for the longest instructions is set aside in all, so that all hold the same evidence.
+        """Prepare the prompts of these turns. Each one reserves room for the longest instructions, so that all hold the same evidence.
 
-        BudgetExceededError, naming the role, where its budget has what was found sent whole, and there is no room for it.
+        Raises BudgetExceededError, naming the role, if its budget demands all evidence whole and there is no room for it.
         """
         sessions = [self.session(engine, turn.role) for turn in turns]
         measured = [session.measure(self.offer(session, turn)) for session, turn in zip(sessions, turns, strict=True)]
@@ -130,7 +130,7 @@ class Seating:
 
 
 def _composed(session: Session, padded: Demand, wants: Demand) -> Prompt:
-    """With the room that is set aside, or without it where only the turn's own instructions fit."""
+    """Compose with the reserved room, or without it if only the turn's own instructions fit."""
     try:
         return session.compose(padded)
     except BudgetExceededError:
@@ -152,10 +152,10 @@ def write(
     on_text: Callable[[str, str], None],
     on_end: Callable[[Seat], None],
 ) -> None:
-    """Have all seats of one model written at once; what their prompts share is evaluated once.
+    """Answer all turns of one model at the same time. The prefix that their prompts share is evaluated once.
 
-    Answers end at the `deadline` (time.perf_counter()). `on_text` gets each piece with its role, `on_end` each seat when its answer has
-    ended, also if it failed. KeyboardInterrupt ends all of them, with what they had written.
+    Answers end at the `deadline` (time.perf_counter()). `on_text` receives each piece with its role, `on_end` each turn when it ends, with
+    an answer or an error. KeyboardInterrupt ends all turns with the text that they have.
     """
     policy, is_interrupted = replace(COUNCIL, num_sequences=num_sequences), False
     with closing(engine.run([_job(seat, deadline) for seat in seats], policy)) as events:
@@ -199,7 +199,7 @@ def _job(seat: Seat, deadline: float | None) -> Job:
 
 
 def needs(council: Council) -> dict[str, Need]:
-    """What each role needs of its model: a context for all members of the model at once."""
+    """What each role needs of its model: a context large enough for all members that use the model."""
     found = {}
     for role in [*(member.name for member in council.members), JUDGE]:
         who = council.role(role)
@@ -208,7 +208,7 @@ def needs(council: Council) -> dict[str, Need]:
         if num_cells is not None:
             sees_other = len({each.tags for each in same}) > 1
             num_cells += sum(num_cells if sees_other else each.sampling.num_answer_tokens + _MORE_CELLS for each in same[1:])
-        if all(each.sampling.repeatable for each in [who, *same]):  # one after another
+        if all(each.sampling.repeatable for each in [who, *same]):  # repeatable answers run one at a time
             found[role] = Need(model=who.model, num_cells=who.n_ctx, repeatable=True)
         else:
             found[role] = Need(model=who.model, num_cells=num_cells, num_sequences=max(1, len(same)))
@@ -216,5 +216,5 @@ def needs(council: Council) -> dict[str, Need]:
 
 
 def seat_of(role: str) -> str:
-    """Whose model a role has: the planner is the judge."""
+    """The role whose model this role uses: the planner uses the judge's."""
     return JUDGE if role == PLANNER else role

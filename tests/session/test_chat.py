@@ -218,7 +218,7 @@ def test_undo_fork_and_turns_that_are_not_there(journal):
     for wrong in (0, 2, -2, 9):
         with pytest.raises(UsageError, match="no turn"):
             chat.turn(wrong)
-    with pytest.raises(UsageError, match="taken back"):
+    with pytest.raises(UsageError, match="Cannot undo"):
         chat.undo(2)
 
 
