@@ -16,10 +16,10 @@ from localrag.journal import FILE_NAME, Journal
 from localrag.question import Question
 from localrag.session import retrieval
 from localrag.session.answer import Answer, evidence
+from localrag.session.member_turns import CouncilSetup, MemberTurn, model_role, needs, write
 from localrag.session.model_pool import ModelPool
 from localrag.session.opening import names_of, open_council, open_embedder, open_knowledge_bases
 from localrag.session.recorder import open_journal
-from localrag.session.seats import Seat, Seating, needs, seat_of, write
 from localrag.session.timing import check_seconds
 from localrag.session.toolbox import Toolbox
 from localrag.settings import Settings
@@ -36,7 +36,7 @@ Event = dict[str, Any]
 """One event as JSON data; "event" holds its name. See docs/how-to/council.md for the list."""
 
 
-class Minutes:
+class EventLog:
     """Passes each event to `on_event` and records it. If the journal fails, it adds a warning and stops recording; the run continues."""
 
     def __init__(self, on_event: Callable[[Event], None]) -> None:
@@ -52,12 +52,12 @@ class Minutes:
         self.warnings += warnings
         self.id = self._kept(lambda journal: journal.councils.begin(council, task, about))
 
-    def tell(self, event: str, data: Mapping[str, Any]) -> None:
-        told: Event = {"event": event, **data}
+    def record(self, event: str, data: Mapping[str, Any]) -> None:
+        entry: Event = {"event": event, **data}
         number = self.id
         if number is not None:
-            self._kept(lambda journal: journal.councils.add(number, told))
-        self._on_event(told)
+            self._kept(lambda journal: journal.councils.add(number, entry))
+        self._on_event(entry)
 
     def end(self, state: str) -> None:
         number = self.id
@@ -125,8 +125,8 @@ def run_council(
         max_seconds=max_seconds,
         on_event=on_event,
         on_text=on_text,
-    ) as sitting:
-        return sitting.hold()
+    ) as run:
+        return run.hold()
 
 
 class CouncilRun:
@@ -153,9 +153,9 @@ class CouncilRun:
         self._piped = piped
         self._on_text = on_text
         self._answers: list[tuple[str, Answer]] = []
-        self._written: list[Seat] = []
+        self._written: list[MemberTurn] = []
         self._hits: dict[str, Hit] = {}
-        self._minutes = Minutes(on_event)
+        self._event_log = EventLog(on_event)
         self._toolbox: Toolbox | None = None
         self._judged: RoleTurn | None = None
         self._writing: Engine | None = None
@@ -166,19 +166,19 @@ class CouncilRun:
         self._late: dict[str, None] = {}
         """Roles whose answers were ended by the time limit, in order."""
         with ExitStack() as opened:
-            opened.callback(self._minutes.close)
-            found = open_knowledge_bases(kbs, settings=self._settings, opened=opened)
-            self._seating = Seating(
+            opened.callback(self._event_log.close)
+            opened_kbs = open_knowledge_bases(kbs, settings=self._settings, opened=opened)
+            self._setup = CouncilSetup(
                 council=council,
                 messages=messages,
-                knowledge_bases=found,
-                embedder=open_embedder(self._settings, for_queries=True) if found else None,
+                knowledge_bases=opened_kbs,
+                embedder=open_embedder(self._settings, for_queries=True) if opened_kbs else None,
                 learning=self._settings.learn,
             )
             self._needs = needs(council)
             self._models = opened.enter_context(ModelPool(self._needs, settings=self._settings, keep=kept is not None))
             if kept is not None:
-                self._minutes.begin(self._settings.home, council.name, self._task, {"digest": council.digest, **kept})
+                self._event_log.begin(self._settings.home, council.name, self._task, {"digest": council.digest, **kept})
             self._opened = opened.pop_all()
 
     def hold(self) -> CouncilResult:
@@ -189,15 +189,15 @@ class CouncilRun:
             verdict = self._drive()
             state = "decided"
             if self._late:
-                self._minutes.warnings.append(f"Ended by the time limit: {', '.join(self._late)}.")
+                self._event_log.warnings.append(f"Ended by the time limit: {', '.join(self._late)}.")
         except (KeyboardInterrupt, InterruptedRunError):
             state = "cancelled"
-            hint = None if self._minutes.id is None else f"To see the turns so far: localrag report --council {self._minutes.id}"
+            hint = None if self._event_log.id is None else f"To see the turns so far: localrag report --council {self._event_log.id}"
             raise InterruptedRunError("Interrupted.", hint=hint) from None
         except LocalragError as error:
-            told = self._timed_out(error)
-            self._minutes.tell("error", told.to_dict())
-            raise told from None
+            reported = self._timed_out(error)
+            self._event_log.record("error", reported.to_dict())
+            raise reported from None
         finally:
             self._end(state)
         shown = {hit.label: hit for _, answer in self._answers for hit in answer.hits}
@@ -205,8 +205,8 @@ class CouncilRun:
             verdict=verdict,
             answers=tuple(self._answers),
             hits=tuple(shown.values()),
-            id=self._minutes.id,
-            warnings=tuple(self._minutes.warnings),
+            id=self._event_log.id,
+            warnings=tuple(self._event_log.warnings),
         )
 
     def cancel(self) -> None:
@@ -228,12 +228,12 @@ class CouncilRun:
         """Check that every role's smallest prompt fits its window, before anything is evaluated."""
         roles: dict[str, dict[str, object]] = {}
         for turn in first_turns(self._council):
-            with self._models.use(seat_of(turn.role)) as engine:
-                session = self._seating.check(engine, turn)
+            with self._models.use(model_role(turn.role)) as engine:
+                session = self._setup.check(engine, turn)
                 roles[turn.role] = {"role": turn.role, "model": engine.name, "slot": session.slot.to_dict()}
         residence = self._models.plan().to_dict()
-        about = {"id": self._minutes.id, "council": self._council.name, "task": self._task}
-        self._minutes.tell("start", {**about, "roles": list(roles.values()), "models": residence})
+        about = {"id": self._event_log.id, "council": self._council.name, "task": self._task}
+        self._event_log.record("start", {**about, "roles": list(roles.values()), "models": residence})
 
     def _drive(self) -> Verdict:
         flow, reply = deliberate(self._council, self._task), None
@@ -242,7 +242,7 @@ class CouncilRun:
                 step: Step = flow.send(reply)
             except StopIteration as end:
                 verdict: Verdict = end.value
-                self._minutes.tell("verdict", verdict.to_dict() | {"sources": self._sources(verdict)})
+                self._event_log.record("verdict", verdict.to_dict() | {"sources": self._sources(verdict)})
                 return verdict
             reply = self._answered(step)
 
@@ -256,7 +256,7 @@ class CouncilRun:
             case Use():
                 return self._use(step)
             case Tell(event, data):
-                return self._minutes.tell(event, data)
+                return self._event_log.record(event, data)
 
     def _check_wanted(self) -> None:
         if self._is_cancelled:
@@ -270,50 +270,50 @@ class CouncilRun:
             groups.setdefault(self._council.role(turn.role).model, []).append(turn)
         replies: dict[str, Reply] = {}
 
-        def ended(seat: Seat) -> None:
-            replies[seat.turn.role] = self._said(seat)
+        def on_end(member_turn: MemberTurn) -> None:
+            replies[member_turn.turn.role] = self._reply(member_turn)
 
         ends_at = self._ends_at(turns[0].kind)
         for number, group in enumerate(groups.values()):
-            role = seat_of(group[0].role)
+            role = model_role(group[0].role)
             with self._models.use(role) as engine:
-                seats = self._seating.seats(engine, group)
-                for seat in seats:
-                    about = {"role": seat.turn.role, "kind": seat.turn.kind}
-                    ledger = seat.prepared.prompt.ledger.to_dict()
-                    self._minutes.tell("budget", {**about, "ledger": ledger, "allowances": dict(seat.allowances)})
+                member_turns = self._setup.prepare(engine, group)
+                for member_turn in member_turns:
+                    about = {"role": member_turn.turn.role, "kind": member_turn.turn.kind}
+                    ledger = member_turn.prepared.prompt.ledger.to_dict()
+                    self._event_log.record("budget", {**about, "ledger": ledger, "allowances": dict(member_turn.allowances)})
                 self._writing = engine
                 try:
                     self._check_wanted()
                     at_once = self._needs[role].num_sequences
                     write(
                         engine,
-                        seats,
+                        member_turns,
                         num_sequences=at_once,
                         deadline=None if ends_at is None else _part_of(ends_at, len(groups) - number),
                         on_text=self._on_text,
-                        on_end=ended,
+                        on_end=on_end,
                     )
                 finally:
                     self._writing = None
-                    self._written += seats
+                    self._written += member_turns
         return tuple(replies[turn.role] for turn in turns)
 
-    def _said(self, seat: Seat) -> Reply:
+    def _reply(self, member_turn: MemberTurn) -> Reply:
         """Record a finished turn, even an incomplete one, and return the reply for the deliberation."""
-        answer, about = seat.answer, {"role": seat.turn.role, "kind": seat.turn.kind}
+        answer, about = member_turn.answer, {"role": member_turn.turn.role, "kind": member_turn.turn.kind}
         if not isinstance(answer, Answer):
             assert answer is not None, "it has ended"
-            self._minutes.tell("said", {**about, "error": answer.to_dict()})
+            self._event_log.record("said", {**about, "error": answer.to_dict()})
             return Reply(text="", finish_reason="error")
         if answer.finish_reason == "time":
-            self._late[seat.turn.role] = None
-        self._answers.append((seat.turn.role, answer))
-        self._minutes.tell("said", {**about, **answer.to_dict()})
+            self._late[member_turn.turn.role] = None
+        self._answers.append((member_turn.turn.role, answer))
+        self._event_log.record("said", {**about, **answer.to_dict()})
         for each in answer.warnings:
-            warning = each if each in seat.session.warnings else f"{seat.turn.role}: {each}"
-            if warning not in self._minutes.warnings:
-                self._minutes.warnings.append(warning)
+            warning = each if each in member_turn.session.warnings else f"{member_turn.turn.role}: {each}"
+            if warning not in self._event_log.warnings:
+                self._event_log.warnings.append(warning)
         return Reply(text=answer.text, finish_reason=answer.finish_reason, hits=answer.hits)
 
     def _ends_at(self, kind: str) -> float | None:
@@ -328,7 +328,7 @@ class CouncilRun:
         """The error to report for a run without a verdict: TimeLimitError if the judge ran out of time, else `error`."""
         if self._max_seconds is None or JUDGE not in self._late or not isinstance(error, EngineError):
             return error
-        judged = [seat for seat in self._written if seat.turn.role == JUDGE]
+        judged = [member_turn for member_turn in self._written if member_turn.turn.role == JUDGE]
         speed, prompt = judged[-1].session.engine.speed, judged[-1].prepared.prompt
         spent_s = time.perf_counter() - self._started
         return TimeLimitError(self._max_seconds, spent_s + speed.plan_s(len(prompt.token_ids), prompt.max_tokens))
@@ -337,41 +337,41 @@ class CouncilRun:
         """Search once for all roles; if member tags restrict the sources, once for each set of tags."""
         tags = {member.name: member.tags for member in self._council.members} | {JUDGE: ()}
         with self._models.use(JUDGE) as engine:
-            session = self._seating.session(engine, JUDGE)
-            by_tags = {each: self._found(session, queries, each) for each in dict.fromkeys(tags.values())}
+            session = self._setup.session(engine, JUDGE)
+            by_tags = {each: self._best(session, queries, each) for each in dict.fromkeys(tags.values())}
         self._hits = {hit.label: hit for hits in by_tags.values() for hit in hits}
-        found = {role: by_tags[each] for role, each in tags.items()} | {JUDGE: _ranked(self._hits.values())}
-        numbers = {role: len(hits) for role, hits in found.items()}
-        self._minutes.tell("search", {"queries": list(queries), "found": len(self._hits), "roles": numbers})
-        return found
+        by_role = {role: by_tags[each] for role, each in tags.items()} | {JUDGE: _ranked(self._hits.values())}
+        numbers = {role: len(hits) for role, hits in by_role.items()}
+        self._event_log.record("search", {"queries": list(queries), "found": len(self._hits), "roles": numbers})
+        return by_role
 
-    def _found(self, session: Session, queries: Sequence[str], tags: Sequence[str]) -> tuple[Hit, ...]:
+    def _best(self, session: Session, queries: Sequence[str], tags: Sequence[str]) -> tuple[Hit, ...]:
         """The best hits of all queries together, each passage once."""
         from localrag.kb.filters import Where  # noqa: PLC0415  # weight
 
-        where, found = Where.parse([f"tag={tag}" for tag in tags]), list[Hit]()
+        where, hits = Where.parse([f"tag={tag}" for tag in tags]), list[Hit]()
         for number, query in enumerate(queries):
             piped = "" if number else self._piped
             question = Question.of(query, top_k=self._council.top_k, where=where, piped=piped)
-            found += session.retriever.offered(question, query)
-        return tuple(retrieval.distinct(_ranked(found)))
+            hits += session.retriever.offered(question, query)
+        return tuple(retrieval.distinct(_ranked(hits)))
 
     def _use(self, call: Use) -> Used:
         """Run a tool. The result is empty if the judge's prompt has no room for another round."""
         assert self._judged is not None, "a call is a reply to a turn"
         with self._models.use(JUDGE) as engine:
-            session = self._seating.session(engine, JUDGE)
+            session = self._setup.session(engine, JUDGE)
             if self._toolbox is None:
                 room, num_calls = self._room_for_tools(session, self._judged), self._council.judge.max_calls
                 self._toolbox = Toolbox(session, room, ledgers=self._ledgers, hits=self._hits, num_calls=num_calls)
-            used, told = self._toolbox.use(call.tool, call.arguments)
+            used, data = self._toolbox.use(call.tool, call.arguments)
             more = (*self._judged.rounds, *call.messages(used.text))
             try:
-                self._seating.check(engine, replace(self._judged, rounds=more))
+                self._setup.check(engine, replace(self._judged, rounds=more))
             except BudgetExceededError:
-                used, told = Used(text="", is_exhausted=True), told | {"text": "", "num_tokens": 0, "is_exhausted": True}
+                used, data = Used(text="", is_exhausted=True), data | {"text": "", "num_tokens": 0, "is_exhausted": True}
         self._hits |= {hit.label: hit for hit in used.hits}
-        self._minutes.tell("tool", told)
+        self._event_log.record("tool", data)
         return used
 
     def _ledgers(self) -> dict[str, Ledger]:
@@ -380,7 +380,7 @@ class CouncilRun:
 
     def _room_for_tools(self, session: Session, turn: RoleTurn) -> int:
         """Token limit for all tool results together: the maximum of the tools section, less the tool definitions and the calls."""
-        wants = session.measure(self._seating.offer(session, turn))
+        wants = session.measure(self._setup.inputs(session, turn))
         most = session.profile.allowance("tools", session.slot.n_ctx, sum(wants.fixed.values()))
         return max(0, most - wants.wanted("tools") - self._council.judge.rounds * turn.sampling.num_answer_tokens)
 
@@ -398,10 +398,10 @@ class CouncilRun:
             "completion_tokens": sum(answer.completion_tokens for answer in answers),
         }
         loads = [{"model": each.model, "load_s": each.load_s, "closed": list(each.closed)} for each in self._models.loads]
-        warnings = {"warnings": list(self._minutes.warnings)} if self._minutes.warnings else {}
+        warnings = {"warnings": list(self._event_log.warnings)} if self._event_log.warnings else {}
         total_s = round(time.perf_counter() - self._started, 4)
-        self._minutes.tell("end", {"state": state, "usage": usage, "loads": loads, "total_s": total_s, **warnings})
-        self._minutes.end(state)
+        self._event_log.record("end", {"state": state, "usage": usage, "loads": loads, "total_s": total_s, **warnings})
+        self._event_log.end(state)
 
 
 def _ranked(hits: Iterable[Hit]) -> tuple[Hit, ...]:
@@ -436,9 +436,9 @@ class CouncilCall:
     @property
     def about(self) -> dict[str, Any]:
         """The fields that the journal stores, so that the run can be repeated."""
-        given = asdict(self) | {"kbs": list(self.kbs)}
-        unset = {name for name in ("piped", "max_seconds") if not given[name]}
-        return {name: value for name, value in given.items() if name not in unset}
+        values = asdict(self) | {"kbs": list(self.kbs)}
+        unset = {name for name in ("piped", "max_seconds") if not values[name]}
+        return {name: value for name, value in values.items() if name not in unset}
 
     @classmethod
     def kept(cls, run_id: int, *, settings: Settings) -> tuple[Self, str]:
@@ -451,8 +451,8 @@ class CouncilCall:
             raise UsageError(f"There is no council run {run_id} in the journal.", hint="See localrag report --councils.")
             raise UsageError(f"Run {run_id} did not use a council of models.toml.", hint="Give its task again.")
             raise UsageError(f"Run {run_id} was not made from a council of models.toml.", hint="Give its task again.")
-        given = {field.name: run.about[field.name] for field in fields(cls) if field.name in run.about}
-        return cls(**given | {"kbs": tuple(given.get("kbs", ()))}), str(run.about.get("digest", ""))
+        values = {field.name: run.about[field.name] for field in fields(cls) if field.name in run.about}
+        return cls(**values | {"kbs": tuple(values.get("kbs", ()))}), str(run.about.get("digest", ""))
 
 
 def council(
@@ -479,9 +479,9 @@ def council(
     call = CouncilCall(
         task=task, council=council, kbs=names, model=model, n_ctx=n_ctx, max_tokens=max_tokens, seed=seed, max_seconds=max_seconds
     )
-    found = settings or Settings.from_env()
-    with open_run(call, call.open(found), settings=found, keep=keep, on_event=on_event or (lambda _: None)) as sitting:
-        return sitting.hold()
+    resolved = settings or Settings.from_env()
+    with open_run(call, call.open(resolved), settings=resolved, keep=keep, on_event=on_event or (lambda _: None)) as run:
+        return run.hold()
 
 
 def open_run(

@@ -189,33 +189,33 @@ def _ask(session: Session, question_of: Callable[[str], Question], text: str) ->
 
 def _convene(council: Council, means: Means, question: str) -> Outcome:
     """Ask a council. Without a verdict, the outcome is an error, with the seconds and tokens used."""
-    told: dict[str, dict[str, Any]] = {}
+    events: dict[str, dict[str, Any]] = {}
 
     def hear(event: dict[str, Any]) -> None:
-        told[event["event"]] = event
+        events[event["event"]] = event
 
-    with CouncilRun(council, question, settings=means.settings, kbs=means.kbs, on_event=hear, on_text=lambda _role, _text: None) as sitting:
+    with CouncilRun(council, question, settings=means.settings, kbs=means.kbs, on_event=hear, on_text=lambda _role, _text: None) as run:
         try:
-            sat = sitting.hold()
+            result = run.hold()
         except InterruptedRunError:
             raise
         except LocalragError as error:
             failed: LocalragError | None = error
         else:
             failed = None
-    end = told["end"]
+    end = events["end"]
     seconds = end["total_s"] - sum(each["load_s"] for each in end["loads"])
     usage = {name: end["usage"][name] for name in ("prompt_tokens", "evaluated_tokens", "completion_tokens")}
     if failed is not None:
         return replace(_failed(failed, seconds), **usage)
-    passages = {each.label: each for each in _passages(answer for _, answer in sat.answers)}
-    for each in told["verdict"]["sources"]:  # passages that the judge's tools found are not in any prompt's evidence
+    passages = {each.label: each for each in _passages(answer for _, answer in result.answers)}
+    for each in events["verdict"]["sources"]:  # passages that the judge's tools found are not in any prompt's evidence
         passages.setdefault(each["id"], Passage(each["id"], each["source"], ""))
     return Outcome(
-        text=f"{sat.verdict.text} {sat.verdict.decision}".strip(),
-        citations=tuple(Citation(each.label, each.supplied) for each in sat.verdict.citations),
+        text=f"{result.verdict.text} {result.verdict.decision}".strip(),
+        citations=tuple(Citation(each.label, each.supplied) for each in result.verdict.citations),
         passages=tuple(passages.values()),
-        finish_reason="stop" if sat.verdict.is_whole else "length",
+        finish_reason="stop" if result.verdict.is_whole else "length",
         seconds=round(seconds, 4),
         **usage,
     )
