@@ -1,9 +1,9 @@
-"""One evaluated prefix in one file: whose state it is, its token ids and borders, and the state's bytes, which mean nothing here.
+"""The file format of one evaluated prefix: its identity, its token ids and breakpoints, and the state as opaque bytes.
 
-    magic 8 | version 4 | header length 4 | header, ASCII JSON | token ids, 4 each | borders, 4 each | payload | sha256 of all before, 32
+    magic 8 | version 4 | header length 4 | header, ASCII JSON | token ids, 4 each | breakpoints, 4 each | payload | sha256 of the rest, 32
 
-Integers are little-endian and unsigned. llama.cpp takes the state of other weights without a word, and a cut one can end the process
-(its own reader asserts): so no byte of a payload is handed out before the whole file was checked.
+Integers are little-endian and unsigned. llama.cpp silently accepts states of other weights, and a truncated state can end the process
+(its reader asserts). So no byte of a payload is returned before the whole file has been verified.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ Fault = Literal["missing", "unreadable", "foreign", "newer", "damaged"]
 
 
 class PrefixFileError(Exception):
-    """Why a file is not used. Never shown bare: the store makes a warning of it.
+    """Why a file is not used. The store turns it into a warning.
 
-    `fault` says what may be done about it: a `missing` file was evicted by someone else, an `unreadable` one may be good, a `foreign` one
-    is another model's or of another limit, a `newer` one another localrag's; only a `damaged` one is of no use to anybody.
+    `fault` says what to do: a `missing` file was evicted by another process; an `unreadable` one may be valid; a `foreign` one belongs to
+    another model or exceeds the size limit; a `newer` one belongs to a later version of localrag. Only a `damaged` file may be removed.
     """
 
     def __init__(self, fault: Fault, reason: str) -> None:
@@ -54,10 +54,10 @@ class PrefixFileError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """All that decides what a state means: where any of it differs, a state is not valid.
+    """Everything that determines the meaning of a state. If any field differs, the state is not valid.
 
-    `model` is the sha256 of the model's file, or its `model_fingerprint`; `llama_build` is the version of the package with llama.cpp's
-    system info, or a hash of both. `n_swa` is 0 without a sliding window. ValueError if all of it is longer than 15 KiB.
+    `model` is the SHA-256 of the model's file, or its `model_fingerprint`. `llama_build` is the package version with llama.cpp's system
+    info, or a hash of both. `n_swa` is 0 without a sliding window. Raises ValueError if the fields take more than 15 KiB.
     """
 
     model: str
@@ -78,12 +78,12 @@ class Identity:
 
     @property
     def canonical(self) -> str:
-        """The same text for the same identity."""
+        """The identity as text, the same for equal identities."""
         return _canonical(self)
 
     @property
     def digest(self) -> str:
-        """Its sha256, in lower-case hexadecimal."""
+        """SHA-256 of the canonical text, in lower-case hexadecimal."""
         return hashlib.sha256(self.canonical.encode("ascii")).hexdigest()
 
 
@@ -93,9 +93,9 @@ def _canonical(identity: Identity) -> str:
 
 
 def model_fingerprint(path: Path) -> str:
-    """What tells a model's file from others without hashing gigabytes: name, size, time of change, and blake2b of its first MiB.
+    """Identify a model file without hashing all of it: by name, size, modification time, and blake2b of its first MiB.
 
-    Raises ModelFileError where it cannot be read.
+    Raises ModelFileError if it cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -108,7 +108,7 @@ def model_fingerprint(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What stands before the payload. Its sizes agree with the file's; whether its bytes are whole, only `read` tells."""
+    """The part of a file before the payload. Its sizes match the file's size, but only `read` verifies the checksum."""
 
     raw: bytes
     token_bytes: bytes
@@ -117,7 +117,7 @@ class Head:
 
 
 def pack(numbers: Sequence[int]) -> bytes:
-    """Token ids or borders as they stand in a file, 4 bytes each. ValueError for one that is not within 0..2**32-1."""
+    """Encode token ids or breakpoints as in a file, 4 bytes each. Raises ValueError for a number outside 0..2**32-1."""
     try:
         return struct.pack(f"<{len(numbers)}I", *numbers)
     except struct.error as error:
@@ -131,10 +131,10 @@ def unpack(packed: bytes) -> tuple[int, ...]:
 def write(
     path: Path, identity: Identity, token_ids: Sequence[int], breakpoints: Sequence[int], payload: bytes | bytearray | memoryview
 ) -> None:
-    """Write the file whole: under `path` is all of it, or what was there before.
+    """Write a file atomically: afterwards, `path` is either complete or unchanged.
 
-    Only its owner may read it: a state holds a person's text. A process that is killed leaves a hidden file that ends in `.part`.
-    Raises OSError, after taking away what it wrote; ValueError for an empty list or payload, or ids that are none.
+    Only the owner can read it, since a state contains the user's text. A killed process leaves a hidden file that ends in `.part`. Raises
+    OSError after removing partial data, and ValueError for an empty list or payload, or for invalid ids.
     """
     tokens, ends, body = pack(token_ids), pack(breakpoints), memoryview(payload).cast("B")
     if not 0 < len(token_ids) <= MAX_TOKENS or not len(body):
@@ -144,7 +144,7 @@ def write(
     about = {"created": int(time.time()), "num_tokens": len(token_ids), "num_borders": len(breakpoints), "payload_bytes": len(body)}
     header = _json({"identity": asdict(identity)} | about).encode("ascii")
     digest = hashlib.sha256()
-    with atomic_write(path, suffix=PART_SUFFIX) as out:  # the folder is not flushed: a power cut may lose the new name, and nothing more
+    with atomic_write(path, suffix=PART_SUFFIX) as out:  # not flushed: a power cut loses at most the new name
         for part in (_FIXED.pack(_MAGIC, VERSION, len(header)), header, tokens, ends, body):
             digest.update(part)
             out.write(part)
@@ -152,9 +152,9 @@ def write(
 
 
 def read(path: Path, identity: Identity, *, max_bytes: int = MAX_FILE_BYTES) -> tuple[tuple[int, ...], tuple[int, ...], bytearray]:
-    """The token ids, the borders and the payload of a file of this identity, after all of it was checked.
+    """Read and verify a file of this identity. Returns its token ids, breakpoints and payload.
 
-    Takes no more memory than the file has bytes, and no file of more than `max_bytes`. Raises PrefixFileError.
+    Uses no more memory than the size of the file, which is at most `max_bytes`. Raises PrefixFileError.
     """
     try:
         with _open(path) as file:
@@ -176,7 +176,7 @@ def read(path: Path, identity: Identity, *, max_bytes: int = MAX_FILE_BYTES) -> 
 
 
 def read_head(path: Path, identity: Identity, *, max_bytes: int = MAX_FILE_BYTES) -> Head:
-    """What stands before the payload, without reading that. Raises PrefixFileError."""
+    """Read the part before the payload. Raises PrefixFileError."""
     try:
         with _open(path) as file:
             return _read_head(file, identity, max_bytes)
@@ -185,12 +185,12 @@ def read_head(path: Path, identity: Identity, *, max_bytes: int = MAX_FILE_BYTES
 
 
 def file_bytes(identity: Identity, num_tokens: int, num_borders: int, payload_bytes: int) -> int:
-    """The size of such a file, at most: its numbers may have fewer digits."""
+    """Maximum size of a file. The actual one is smaller if its numbers have fewer digits."""
     return _FIXED.size + len(identity.canonical) + 128 + 4 * (num_tokens + num_borders) + payload_bytes + _SHA256_BYTES
 
 
 def _open(path: Path) -> BinaryIO:
-    """Open a plain file: no link is followed, and no pipe waited for."""
+    """Open a regular file, without following links or waiting for pipes."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     handle = os.open(path, flags)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -200,7 +200,7 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _read_head(file: BinaryIO, identity: Identity, max_bytes: int) -> Head:
-    """Every size is checked against the file's before anything of that size is read."""
+    """Read the head. Every size is checked against the file's size before anything of that size is read."""
     size = os.fstat(file.fileno()).st_size
     if size > max_bytes:
         raise PrefixFileError("foreign", f"its {size} bytes are more than {max_bytes}")
@@ -209,7 +209,7 @@ def _read_head(file: BinaryIO, identity: Identity, max_bytes: int) -> Head:
         raise PrefixFileError("damaged", f"it ends after {len(fixed)} bytes")
     magic, version, header_bytes = _FIXED.unpack(fixed)
     if magic != _MAGIC:
-        raise PrefixFileError("damaged", "it does not begin as such a file does")
+        raise PrefixFileError("damaged", "it does not begin like a prefix file")
     if version > VERSION:
         raise PrefixFileError("newer", f"its format has version {version}, and this localrag knows {VERSION}")
     if version < VERSION or not 0 < header_bytes <= MAX_HEADER_BYTES:
@@ -226,7 +226,7 @@ def _read_head(file: BinaryIO, identity: Identity, max_bytes: int) -> Head:
 
 
 def _parse(header: bytes, identity: Identity) -> tuple[int, int, int]:
-    """The number of tokens and of borders, and the bytes of payload that a header of this identity claims."""
+    """Parse the header of this identity. Returns the number of tokens, of breakpoints, and of payload bytes."""
     try:
         said = json.loads(str(header, "ascii"))
         whose = _json(said["identity"])
