@@ -157,9 +157,9 @@ _SEVERAL = {"attachments", "memories", "tools", "hits", "overflow"}
 
 def _part_of(name: str) -> str:
     if name not in _FIELDS:
-        known = ["system", "top_k", *_FIELDS]
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(known)}."
+        names = ["system", "top_k", *_FIELDS]
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(names)}."
         raise UsageError(f"There is no option {name!r}.", hint=hint)
     return _FIELDS[name]
 

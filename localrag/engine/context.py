@@ -68,7 +68,7 @@ class Scheduler:
 
     def schedule(self) -> list[Share]:
         """The next batch: at most `batch_tokens` tokens, one share for each sequence."""
-        while self.waiting and len(self.running) < self.num_slots and self._lets_in():
+        while self.waiting and len(self.running) < self.num_slots and self._admits():
             self.running.append(self.waiting.popleft())
         answers = [sequence for sequence in self.running if sequence.is_answering]
         prompts = [sequence for sequence in self.running if not sequence.is_answering]
@@ -78,7 +78,7 @@ class Scheduler:
             room = min(room, self._prompt_room(prompts[0].num_evaluated))
         return shares + self._shares(prompts, room)
 
-    def _lets_in(self) -> bool:
+    def _admits(self) -> bool:
         """Admit the first waiting sequence if possible. After a refusal, `place` is called again only once something has changed."""
         only_answers = all(sequence.is_answering for sequence in self.running)
         if only_answers and self._is_refused:
@@ -92,10 +92,10 @@ class Scheduler:
         """The pending tokens of each sequence, in order, up to `room` tokens. A new token is sampled only after the last pending one."""
         shares = []
         for sequence in sequences:
-            taken = sequence.pending(room)
-            if taken:
-                shares.append(Share(sequence, taken, samples=sequence.num_evaluated + len(taken) == sequence.num_tokens))
-                room -= len(taken)
+            token_ids = sequence.pending(room)
+            if token_ids:
+                shares.append(Share(sequence, token_ids, samples=sequence.num_evaluated + len(token_ids) == sequence.num_tokens))
+                room -= len(token_ids)
         return shares
 
     def release(self, sequence: Sequence) -> None:
@@ -130,7 +130,7 @@ class Context:
         num_cells: int,
         num_slots: int,
         *,
-        shelf: HostSwap,
+        host_swap: HostSwap,
         bytes_per_token: int,
         prompt_room: Callable[[int], int],
         most_kept: Callable[[], float],
@@ -146,8 +146,8 @@ class Context:
             return cls(runner, ExclusiveCells(runner), num_slots=1, prompt_room=prompt_room)
         from localrag.engine.memory import available_memory  # noqa: PLC0415  # weight: one sequence alone needs none of it
 
-        is_large = shelf.fit(runner.num_cells * bytes_per_token, available_memory())
-        cells = SharedCells(runner, num_sequences=num_ids, shelf=shelf, most_kept=most_kept if is_large else lambda: math.inf)
+        is_large = host_swap.fit(runner.num_cells * bytes_per_token, available_memory())
+        cells = SharedCells(runner, num_sequences=num_ids, host_swap=host_swap, most_kept=most_kept if is_large else lambda: math.inf)
         return cls(runner, cells, num_slots=num_slots, prompt_room=prompt_room)
 
     @classmethod
@@ -177,13 +177,13 @@ class Context:
 
     def leave_for(self, num_slots: int) -> State | None:
         """Close this context to make way for another. Returns the state to restore there, if both are for one sequence. It must be idle."""
-        held = None
+        state = None
         if num_slots == 1 and self.single is not None:
-            held = self.single.latest()
+            state = self.single.latest()
         elif num_slots > 1 and self.shared is not None:
-            self.shared.put_away_all()
+            self.shared.swap_out_all()
         self.runner.close()
-        return held
+        return state
 
     def add(self, sequence: Sequence) -> None:
         if self.is_idle:
@@ -219,14 +219,14 @@ class Context:
         runner = self.runner
         if sequence.watched and not sequence.completion_ids:
             sequence.watched_logits = runner.logits(index, sequence.watched)
-        wanted = sequence.sampling.logprobs
-        known = None if wanted is None else runner.logprobs(index, wanted)
+        num_top = sequence.sampling.logprobs
+        logprobs = None if num_top is None else runner.logprobs(index, num_top)
         token = runner.sample(slot_of(sequence), index)
         is_end = tokenizer.is_end(token)
         piece = tokenizer.piece(token, special=sequence.thinking is not None and token in sequence.thinking.mark_ids)
-        if known is not None and not is_end:
-            top = tuple((tokenizer.piece(each), known.of(each)) for each in known.likeliest)
-            sequence.logprobs.append(TokenLogprob(piece, known.of(token), top))
+        if logprobs is not None and not is_end:
+            top = tuple((tokenizer.piece(each), logprobs.of(each)) for each in logprobs.likeliest)
+            sequence.logprobs.append(TokenLogprob(piece, logprobs.of(token), top))
         text = sequence.append(token, piece, is_end=is_end)
         return Piece(sequence.seq_id, token, text, sequence.finish_reason, sequence.take_thought())
 

@@ -122,37 +122,37 @@ class EngineCore:
             self._reserve_repeatable(num_cells)
             return
         num_sequences = max(num_sequences, self._min_sequences)
-        held = None
+        state = None
         if self.context is not None:
             if self.context.serves(num_cells, num_sequences):
                 return
             if not self.context.is_idle:
                 raise EngineError("The context cannot grow while answers are running.")
-            held = self.context.leave_for(num_sequences)
+            state = self.context.leave_for(num_sequences)
             self.context = None
         started = time.perf_counter()
         self.context = Context.make(
             self._backend.make_runner,
             num_cells,
             num_sequences,
-            shelf=self._host_swap,
+            host_swap=self._host_swap,
             bytes_per_token=self.info.kv_bytes_per_token,
             prompt_room=self._prompt_room,
             most_kept=lambda: self.speed.depth_of(MAX_KEPT_SLOWDOWN),
         )
-        if held is not None:
-            self.context.cells.restore(held)
+        if state is not None:
+            self.context.cells.restore(state)
         self.load_s += time.perf_counter() - started
 
     def _reserve_repeatable(self, num_cells: int) -> None:
         """Like `reserve`, for repeatable answers. Raises UsageError if memory has no room for it next to the other context."""
-        held = None
+        state = None
         if self.repeatable is not None:
             if self.repeatable.serves(num_cells, 1):
                 return
             if not self.repeatable.is_idle:
                 raise EngineError("The context cannot grow while an answer is running.")
-            held = self.repeatable.leave_for(1)
+            state = self.repeatable.leave_for(1)
             self.repeatable = None
         started = time.perf_counter()
         try:
@@ -165,8 +165,8 @@ class EngineCore:
                 hint="Leave the seed out, ask for a shorter answer (max_tokens), or use a smaller window (--ctx).",
                 **error.numbers,
             ) from error
-        if held is not None:
-            self.repeatable.cells.restore(held)
+        if state is not None:
+            self.repeatable.cells.restore(state)
         self.load_s += time.perf_counter() - started
 
     def reserve_for(self, num_cells: Iterable[int], policy: Policy) -> None:
@@ -328,7 +328,7 @@ class EngineCore:
         """
         if not sampling.repeatable:
             self._running().runner.check(sampling)
-        if list(breakpoints) != sorted({border for border in breakpoints if 0 < border < len(prompt_ids)}):
+        if list(breakpoints) != sorted({position for position in breakpoints if 0 < position < len(prompt_ids)}):
             raise EngineError(f"The breakpoints of a prompt of {len(prompt_ids)} tokens must be ascending positions within it.")
         sequence = Sequence(
             next(self._seq_ids), prompt_ids, sampling, deadline=deadline, breakpoints=breakpoints, watched=watched, thinking=thinking

@@ -167,8 +167,8 @@ class EchoRunner:
 
     def _ends(self, seq_id: int, text: str) -> bool:
         """Whether a sequence's tokens end with this text."""
-        wanted = text.encode()
-        return bytes(cell.token for cell in self._held[seq_id][-len(wanted) :] if cell.token < _START) == wanted
+        ending = text.encode()
+        return bytes(cell.token for cell in self._held[seq_id][-len(ending) :] if cell.token < _START) == ending
 
     def logits(self, index: int, token_ids: tuple[int, ...]) -> tuple[float, ...]:
         """Logits in which the next token of the reply is almost certain."""
@@ -196,11 +196,11 @@ class EchoRunner:
         return True
 
     def cut(self, seq_id: int, num_tokens: int) -> bool:
-        held = self._held[seq_id]
-        for cell in held[num_tokens:]:
+        cells = self._held[seq_id]
+        for cell in cells[num_tokens:]:
             cell.num_holders -= 1
             self._num_used -= 0 if cell.num_holders else self._size(cell.token)
-        del held[num_tokens:]
+        del cells[num_tokens:]
         return True
 
     moves_cells = False
@@ -235,20 +235,20 @@ def _reply(prompt_ids: Sequence[int], max_tokens: int) -> str:
     """
     end = max((i for i, token in enumerate(prompt_ids) if token == _END), default=len(prompt_ids))
     start = max((i for i in range(end) if prompt_ids[i] == _START), default=-1) + 1
-    said = bytes(token for token in prompt_ids[start:end] if token < 256).decode("utf-8", "replace").removeprefix("user\n")
-    tags = [f" [{label}]" for label in dict.fromkeys(match[0] for match in TAG.finditer(said))] or [""]
-    _, found, rest = said.rpartition("\nQuestion: ")
-    asked = (rest if found else said).strip()
-    question = asked.partition("\n")[0][:400]
-    times = _TIMES.search(asked)
+    message = bytes(token for token in prompt_ids[start:end] if token < 256).decode("utf-8", "replace").removeprefix("user\n")
+    tags = [f" [{label}]" for label in dict.fromkeys(match[0] for match in TAG.finditer(message))] or [""]
+    _, separator, rest = message.rpartition("\nQuestion: ")
+    request = (rest if separator else message).strip()
+    question = request.partition("\n")[0][:400]
+    times = _TIMES.search(request)
     most = min(int(times[1]), 1 + max_tokens // len(f"2 times: {question}")) if times else 1
     more = (f"{number} times{tags[(number - 1) % len(tags)]}: {question}" for number in range(2, most + 1))
     return "\n".join((f"You asked: {question}{tags[0]}", *more))
 
 
-def _as_json(schema: str, said: str) -> str:
-    """Write JSON that matches a schema: the first allowed names and values, one item per list, and `said` in every free text."""
-    matcher, spoken = byte_vocabulary().matcher(grammar_of(schema)), json.dumps(said, ensure_ascii=False)[1:-1].encode()
+def _as_json(schema: str, text: str) -> str:
+    """Write JSON that matches a schema: the first allowed names and values, one item per list, and `text` in every free string."""
+    matcher, spoken = byte_vocabulary().matcher(grammar_of(schema)), json.dumps(text, ensure_ascii=False)[1:-1].encode()
     names = b"".join(b"".join(found) for found in _NAMED.findall(schema.encode()))
     written, nested, last, begun = bytearray(), [""], "", 0
     rest: bytes | None = None  # remainder of the current string; None outside strings
@@ -258,12 +258,12 @@ def _as_json(schema: str, said: str) -> str:
             is_free = may[ord("a")] and may[ord("Z")] and may[ord(" ")]
             if is_free and nested[-1] == "{" and rest == _KEY:
                 nested[-1] = _MAP
-            wanted = rest[:1] + b'".' if is_free or is_escaped else _first_named(names, bytes(written[begun:]), may) + b'"'
+            preferred = rest[:1] + b'".' if is_free or is_escaped else _first_named(names, bytes(written[begun:]), may) + b'"'
         elif last in ("", "{", "[", ",", ":"):
-            wanted = b'"{[0123456789-tfn]}' if len(nested) < _MAX_NESTING else b']}"0123456789-tfn{['
+            preferred = b'"{[0123456789-tfn]}' if len(nested) < _MAX_NESTING else b']}"0123456789-tfn{['
         else:
-            wanted = b",}]" if nested[-1] == "{" else b"]},"
-        byte = next((each for each in wanted if may[each]), int(may.argmax()))
+            preferred = b",}]" if nested[-1] == "{" else b"]},"
+        byte = next((each for each in preferred if may[each]), int(may.argmax()))
         char = chr(byte)
         if rest is not None:
             ends = char == '"' and not is_escaped

@@ -13,13 +13,13 @@ from localrag.engine.radix_tree import RadixTree, common_length
 from localrag.engine.sequence import Sequence
 from localrag.errors import EngineError
 
-LEAST_BYTES = 256 << 20
+MIN_BYTES = 256 << 20
 """Minimum capacity of the host swap in bytes, as far as its share of the free memory allows."""
 SHARE_OF_FREE = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Shelved:
+class SwappedState:
     """The state after evaluating `token_ids`."""
 
     token_ids: list[int]
@@ -29,16 +29,16 @@ class Shelved:
 class HostSwap:
     """An LRU cache of sequence states in main memory, with at most `max_bytes` in all."""
 
-    def __init__(self, max_bytes: int = LEAST_BYTES) -> None:
+    def __init__(self, max_bytes: int = MIN_BYTES) -> None:
         self.max_bytes = max_bytes
-        self._states: list[Shelved] = []
+        self._states: list[SwappedState] = []
 
     def fit(self, context_bytes: int, free_bytes: int) -> bool:
-        """Set the capacity to the size of a context's cells, at least LEAST_BYTES, within a share of the free memory.
+        """Set the capacity to the size of a context's cells, at least MIN_BYTES, within a share of the free memory.
 
         Returns False if it is smaller than the cells. States swapped out could then be lost sooner than in the cells.
         """
-        self.max_bytes = min(max(LEAST_BYTES, context_bytes), (free_bytes + self.num_bytes) // SHARE_OF_FREE)
+        self.max_bytes = min(max(MIN_BYTES, context_bytes), (free_bytes + self.num_bytes) // SHARE_OF_FREE)
         return self.max_bytes >= context_bytes
 
     @property
@@ -50,18 +50,18 @@ class HostSwap:
         if len(data) > self.max_bytes:
             return
         self._states = [each for each in self._states if token_ids[: len(each.token_ids)] != each.token_ids]
-        self._states.append(Shelved(token_ids, data))
+        self._states.append(SwappedState(token_ids, data))
         while self.num_bytes > self.max_bytes:
             self._states.pop(0)
 
-    def longest(self, token_ids: Ids[int]) -> tuple[Shelved, int] | None:
+    def longest(self, token_ids: Ids[int]) -> tuple[SwappedState, int] | None:
         """The state with the longest common prefix with a prompt, and that length; the smallest among equals. None without a match."""
         ids = list(token_ids)
-        found = [(common_length(each.token_ids, ids), each) for each in self._states]
-        length, best = max(found, key=lambda pair: (pair[0], -len(pair[1].token_ids)), default=(0, None))
+        matches = [(common_length(each.token_ids, ids), each) for each in self._states]
+        length, best = max(matches, key=lambda pair: (pair[0], -len(pair[1].token_ids)), default=(0, None))
         return (best, length) if best is not None and length else None
 
-    def use(self, state: Shelved, num_tokens: int) -> None:
+    def use(self, state: SwappedState, num_tokens: int) -> None:
         """Record that a sequence resumed from a state. If it uses all of the tokens, the state is dropped, since the cells hold them."""
         self._states = [each for each in self._states if each is not state]
         if num_tokens < len(state.token_ids):
@@ -73,7 +73,7 @@ class HostSwap:
 
 MIN_SHARED_TOKENS = 16
 """Minimum length in tokens of a prefix to share. Evaluating a shorter one again is as fast as the bookkeeping."""
-MIN_SHELVED_TOKENS = 64
+MIN_SWAPPED_TOKENS = 64
 """Minimum length in tokens of a state to swap out. A shorter one is evaluated as fast as it is saved and restored."""
 
 
@@ -88,10 +88,10 @@ class SharedCells:
     """
 
     def __init__(
-        self, memory: Memory, *, num_sequences: int, shelf: HostSwap | None = None, most_kept: Callable[[], float] = lambda: math.inf
+        self, memory: Memory, *, num_sequences: int, host_swap: HostSwap | None = None, most_kept: Callable[[], float] = lambda: math.inf
     ) -> None:
         self._memory = memory
-        self._shelf = HostSwap() if shelf is None else shelf
+        self._host_swap = HostSwap() if host_swap is None else host_swap
         self._most_kept = most_kept
         self._ids = range(num_sequences)
         self._running: dict[int, Sequence] = {}
@@ -114,9 +114,9 @@ class SharedCells:
         source, shared = self._source(sequence)
         if self._may_share_more(sequence, shared):
             return False
-        if self._take_down(sequence, shared):
+        if self._swap_in(sequence, shared):
             source, shared = self._source(sequence)
-        self._shelve(source)
+        self._swap_out_idle(source)
         while True:
             seq_id = self._free_id()
             needed = sequence.num_reserved - shared
@@ -127,7 +127,7 @@ class SharedCells:
                 continue
             others = [each for each in self.kept if each != source]
             if others and (seq_id is None or self._could_fit(needed, source)):
-                self._put_away(self.cache.oldest(others) or others[0])
+                self._swap_out(self.cache.oldest(others) or others[0])
             elif source is not None and source not in self._running:
                 if self.num_free + self.cache.num_own_cells(source, shared) < needed and self._running:
                     return False
@@ -138,40 +138,40 @@ class SharedCells:
                 return False
 
     def _source(self, sequence: Sequence) -> tuple[int | None, int]:
-        found = self.cache.longest(sequence.prompt_ids[:-1])  # the last token must be evaluated for its logits
-        return found if found is not None and found[1] >= MIN_SHARED_TOKENS else (None, 0)
+        match = self.cache.longest(sequence.prompt_ids[:-1])  # the last token must be evaluated for its logits
+        return match if match is not None and match[1] >= MIN_SHARED_TOKENS else (None, 0)
 
-    def _take_down(self, sequence: Sequence, shared: int) -> bool:
+    def _swap_in(self, sequence: Sequence, shared: int) -> bool:
         """Restore a swapped-out state if it shares a much longer prefix with the prompt than the cells do."""
-        found = self._shelf.longest(sequence.prompt_ids[:-1])
-        if found is None or found[1] < shared + MIN_SHELVED_TOKENS:
+        match = self._host_swap.longest(sequence.prompt_ids[:-1])
+        if match is None or match[1] < shared + MIN_SWAPPED_TOKENS:
             return False
-        state, length = found
+        state, length = match
         if self.num_free + sum(self.cache.num_own_cells(seq_id) for seq_id in self.kept) < len(state.token_ids):
             return False
         if not self.restore(State(tuple(state.token_ids), (), state.data)):
             return False
-        self._shelf.use(state, length)
+        self._host_swap.use(state, length)
         return True
 
-    def _shelve(self, source: int | None) -> None:
+    def _swap_out_idle(self, source: int | None) -> None:
         """Swap out cached sequences in LRU order until the remaining ones hardly slow down running sequences."""
         used = [*self._running, *(() if source is None else (source,))]
-        kept = sorted((seq_id for seq_id in self.kept if seq_id != source), key=self.cache.last_used)
-        while kept and self.cache.num_cells - self.cache.num_cells_of(used) > self._most_kept():
-            self._put_away(kept.pop(0))
+        idle = sorted((seq_id for seq_id in self.kept if seq_id != source), key=self.cache.last_used)
+        while idle and self.cache.num_cells - self.cache.num_cells_of(used) > self._most_kept():
+            self._swap_out(idle.pop(0))
 
-    def _put_away(self, seq_id: int) -> None:
+    def _swap_out(self, seq_id: int) -> None:
         tokens = self.cache.tokens(seq_id)
-        if len(tokens) >= MIN_SHELVED_TOKENS:
+        if len(tokens) >= MIN_SWAPPED_TOKENS:
             with suppress(EngineError):  # a state that cannot be saved is evaluated again
-                self._shelf.put(tokens, self._memory.save(seq_id))
+                self._host_swap.put(tokens, self._memory.save(seq_id))
         self.forget(seq_id)
 
-    def put_away_all(self) -> None:
+    def swap_out_all(self) -> None:
         """Swap out all cached sequences, so that the next context can restore them. No sequence may be running."""
         for seq_id in sorted(self.kept, key=self.cache.last_used):
-            self._put_away(seq_id)
+            self._swap_out(seq_id)
 
     def _may_share_more(self, sequence: Sequence, shared: int) -> bool:
         """Whether a running prompt is about to evaluate a longer prefix of this one, which is worth waiting for."""
@@ -187,8 +187,8 @@ class SharedCells:
 
     def _could_fit(self, needed: int, source: int | None) -> bool:
         """Whether evicting all cached sequences would make enough room. Cells shared with `source` stay."""
-        kept = sum(self.cache.num_own_cells(seq_id) for seq_id in self.kept)
-        return not self._running or source is not None or self.num_free + kept >= needed
+        num_evictable = sum(self.cache.num_own_cells(seq_id) for seq_id in self.kept)
+        return not self._running or source is not None or self.num_free + num_evictable >= needed
 
     def _begin(self, sequence: Sequence, source: int | None, shared: int, seq_id: int) -> bool:
         """Give the shared prefix to `seq_id` by truncation or copying. If the memory cannot, returns False and leaves it empty."""
@@ -209,14 +209,14 @@ class SharedCells:
 
     def num_held(self, prefix: Ids[int]) -> int:
         """Number of tokens of a prefix that are cached."""
-        found = self.cache.longest(prefix)
-        return 0 if found is None else found[1]
+        longest = self.cache.longest(prefix)
+        return 0 if longest is None else longest[1]
 
     def state(self, prefix: Ids[int]) -> bytes | None:
         """The state after a prefix; None if it is not fully cached or no sequence id is free. No sequence may be running."""
-        found = self.cache.longest(prefix)
+        longest = self.cache.longest(prefix)
         seq_id = self._free_id()
-        if found is None or found[1] < len(prefix) or seq_id is None or not self._memory.copy(found[0], seq_id, len(prefix)):
+        if longest is None or longest[1] < len(prefix) or seq_id is None or not self._memory.copy(longest[0], seq_id, len(prefix)):
             return None
         try:
             return self._memory.save(seq_id)
@@ -227,7 +227,7 @@ class SharedCells:
         """Restore a state to the cells. If the memory refuses it or has no room, returns False and restores nothing."""
         num_tokens = len(state.token_ids)
         while self.kept and (self._free_id() is None or self.num_free < num_tokens):
-            self._put_away(self.cache.oldest(self.kept) or self.kept[0])
+            self._swap_out(self.cache.oldest(self.kept) or self.kept[0])
         seq_id = self._free_id()
         if seq_id is None or self.num_free < num_tokens or not self._memory.restore(seq_id, state.data, num_tokens):
             return False
@@ -236,9 +236,9 @@ class SharedCells:
 
     def touch(self, prefix: Ids[int]) -> None:
         """Mark the sequence with the longest part of a prefix as just used."""
-        found = self.cache.longest(prefix)
-        if found is not None:
-            self.cache.touch(found[0])
+        longest = self.cache.longest(prefix)
+        if longest is not None:
+            self.cache.touch(longest[0])
 
     def evaluated(self, sequence: Sequence, token_ids: Ids[int]) -> None:
         """Record that these tokens of a running sequence have been evaluated."""
@@ -263,8 +263,8 @@ class SharedCells:
         seq_id = sequence.slot
         if seq_id is None or self._holders.get(seq_id) is not sequence or seq_id in self._running:
             return False
-        held = self.cache.tokens(seq_id)
-        shared = max((common_length(held, prompt) for prompt in prompts), default=0)
+        tokens = self.cache.tokens(seq_id)
+        shared = max((common_length(tokens, prompt) for prompt in prompts), default=0)
         if shared < MIN_SHARED_TOKENS or not self._memory.cut(seq_id, shared):
             self.forget(seq_id)
             return False
@@ -273,7 +273,7 @@ class SharedCells:
 
     def clear(self) -> None:
         """Clear the cells and the host swap. No sequence may be running."""
-        self._shelf.clear()
+        self._host_swap.clear()
         for seq_id in self.kept:
             self.forget(seq_id)
 
@@ -285,21 +285,21 @@ class SharedCells:
 
 
 def common_breakpoint(
-    held: Ids[int], held_borders: Ids[int], prompt_ids: Ids[int], breakpoints: Ids[int], *, last_only: bool = False
+    cached: Ids[int], cached_breakpoints: Ids[int], prompt_ids: Ids[int], breakpoints: Ids[int], *, last_only: bool = False
 ) -> int:
     """The last breakpoint up to which a prompt can reuse the cached tokens; 0 if there is none.
 
     With `last_only`, it must be the last breakpoint of both.
     """
-    common = common_length(held, prompt_ids[:-1])  # the last token must be evaluated for its logits
-    found = 0
-    for ours, theirs in zip(held_borders, breakpoints, strict=False):
+    common = common_length(cached, prompt_ids[:-1])  # the last token must be evaluated for its logits
+    position = 0
+    for ours, theirs in zip(cached_breakpoints, breakpoints, strict=False):
         if ours != theirs or ours > common:
             break
-        found = ours
-    if last_only and found and (found != held_borders[-1] or found != breakpoints[-1]):
+        position = ours
+    if last_only and position and (position != cached_breakpoints[-1] or position != breakpoints[-1]):
         return 0
-    return found
+    return position
 
 
 class ExclusiveCells:
@@ -351,7 +351,7 @@ class ExclusiveCells:
     def cut(self, _sequence: Sequence, num_tokens: int) -> None:
         """Record that the running sequence was truncated."""
         del self.token_ids[num_tokens:]
-        self.breakpoints = tuple(border for border in self.breakpoints if border <= num_tokens)
+        self.breakpoints = tuple(position for position in self.breakpoints if position <= num_tokens)
 
     def end(self, sequence: Sequence) -> None:
         """Record that a sequence has finished. Its cells stay cached."""
@@ -382,4 +382,4 @@ class ExclusiveCells:
         if not self._memory.cut(0, num_tokens):
             num_tokens = 0
         del self.token_ids[num_tokens:]
-        self.breakpoints = tuple(border for border in self.breakpoints if border <= num_tokens)
+        self.breakpoints = tuple(position for position in self.breakpoints if position <= num_tokens)

@@ -122,8 +122,8 @@ class LlamaBackend:
         flash_attention = self.home is None or attention_kept(self.home)
         situation = memory.Situation(is_loaded=True)
         fitting = memory.nearest(self.info, flash_attention=flash_attention, gpu_layers=self.gpu_layers, situation=situation)
-        held = 0 if self.memory_plan is None else self.memory_plan.n_ctx
-        return memory.make_slot(self.info, self.n_ctx if n_ctx is None else n_ctx, fitting=max(fitting, held))
+        num_cells = 0 if self.memory_plan is None else self.memory_plan.n_ctx
+        return memory.make_slot(self.info, self.n_ctx if n_ctx is None else n_ctx, fitting=max(fitting, num_cells))
 
     def make_runner(self, num_cells: int, num_sequences: int, /, *, repeatable: bool = False) -> LlamaContext:
         """Create a context. A `repeatable` one uses plain attention: on a CPU, flash attention splits each token's sum among threads."""

@@ -75,9 +75,9 @@ class Job:
         """Logprobs not sent in an event yet, for tokens whose text is final. Tokens of a removed stop string have none."""
         if self.sequence is None or not self.sequence.logprobs:
             return ()
-        known, end = self.sequence.logprobs, len(self.sequence.text.encode())
-        starts = accumulate((len(each.piece) for each in known[:-1]), initial=0)
-        new = zip(known, starts, strict=True)
+        logprobs, end = self.sequence.logprobs, len(self.sequence.text.encode())
+        starts = accumulate((len(each.piece) for each in logprobs[:-1]), initial=0)
+        new = zip(logprobs, starts, strict=True)
         return tuple(each for at, (each, start) in enumerate(new) if at >= self.num_logprobs_told and start < end)
 
 

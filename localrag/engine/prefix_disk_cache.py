@@ -48,7 +48,7 @@ _PART = re.compile(rf"\.{_NAME.pattern}-\w+{re.escape(PART_SUFFIX)}")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StoredPrefix:
     """A stored prefix of `num_tokens` tokens."""
 
     path: Path
@@ -71,7 +71,7 @@ class _Entry:
 
     file: _File
     token_bytes: bytes
-    border_bytes: bytes = b""
+    breakpoint_bytes: bytes = b""
 
 
 class PrefixStore:
@@ -99,39 +99,39 @@ class PrefixStore:
             return self._first_fault
         return f"{self._first_fault} ({self._num_faults - 1} more like it)"
 
-    def longest(self, token_ids: Sequence[int], breakpoints: Sequence[int] = (), *, last_only: bool = False) -> Found | None:
+    def longest(self, token_ids: Sequence[int], breakpoints: Sequence[int] = (), *, last_only: bool = False) -> StoredPrefix | None:
         """The longest stored prefix of `token_ids` whose breakpoints match those in `breakpoints` up to its end.
 
         With `last_only`, it must have all of `breakpoints`. A list equal to `token_ids` counts; a caller that needs the last token's logits
         must leave that token out.
         """
-        wanted, wanted_borders = pack(token_ids), pack(breakpoints)
-        best: Found | None = None
+        prompt_bytes, prompt_ends = pack(token_ids), pack(breakpoints)
+        best: StoredPrefix | None = None
         for name, entry in sorted(self._refresh().items()):
-            stored, ends = entry.token_bytes, entry.border_bytes
-            if not stored or not wanted.startswith(stored) or not wanted_borders.startswith(ends) or (last_only and ends != wanted_borders):
+            stored, ends = entry.token_bytes, entry.breakpoint_bytes
+            if not stored or not prompt_bytes.startswith(stored) or not prompt_ends.startswith(ends) or (last_only and ends != prompt_ends):
                 continue
             num_tokens = len(stored) // 4
-            is_next_beyond = len(ends) == len(wanted_borders) or breakpoints[len(ends) // 4] > num_tokens
+            is_next_beyond = len(ends) == len(prompt_ends) or breakpoints[len(ends) // 4] > num_tokens
             if is_next_beyond and (best is None or num_tokens > best.num_tokens):
-                best = Found(self.folder / name, num_tokens)
+                best = StoredPrefix(self.folder / name, num_tokens)
         return best
 
-    def load(self, found: Found) -> tuple[tuple[int, ...], tuple[int, ...], bytearray] | None:
+    def load(self, prefix: StoredPrefix) -> tuple[tuple[int, ...], tuple[int, ...], bytearray] | None:
         """Read a prefix, verify it completely and mark it as just used. Returns token ids, breakpoints and payload, or None if the file is
         gone or invalid."""
         try:
-            token_ids, breakpoints, payload = read(found.path, self.identity, max_bytes=self.max_file_bytes)
-            self._check_name(found.path, pack(token_ids), pack(breakpoints))
+            token_ids, breakpoints, payload = read(prefix.path, self.identity, max_bytes=self.max_file_bytes)
+            self._check_name(prefix.path, pack(token_ids), pack(breakpoints))
         except PrefixFileError as error:
-            self._ignore(found.path, error)
+            self._ignore(prefix.path, error)
             return None
-        _touch(found.path)
+        _touch(prefix.path)
         return token_ids, breakpoints, payload
 
-    def discard(self, found: Found, reason: str) -> None:
+    def discard(self, prefix: StoredPrefix, reason: str) -> None:
         """Remove a file whose payload was intact but refused by llama.cpp, so that it is not tried again."""
-        self._ignore(found.path, PrefixFileError("damaged", reason))
+        self._ignore(prefix.path, PrefixFileError("damaged", reason))
 
     def save(self, token_ids: Sequence[int], breakpoints: Sequence[int], payload: bytes | bytearray | memoryview) -> bool:
         """Store a state, or mark it as used if it is already there. Returns False if it is too large or cannot be written."""
@@ -139,8 +139,8 @@ class PrefixStore:
         path = self.folder / self._name(tokens, ends)
         if file_bytes(self.identity, len(token_ids), len(breakpoints), len(memoryview(payload).cast("B"))) > self.max_file_bytes:
             return False
-        known = self._refresh().get(path.name)
-        if known is not None and known.token_bytes:
+        entry = self._refresh().get(path.name)
+        if entry is not None and entry.token_bytes:
             _touch(path)
             return True
         try:
@@ -153,8 +153,8 @@ class PrefixStore:
         return True
 
     def _name(self, tokens: bytes, breakpoints: bytes) -> str:
-        held = len(tokens).to_bytes(8, "little") + tokens + breakpoints
-        return f"{self._prefix}{hashlib.sha256(held).hexdigest()[:32]}{self._suffix}"
+        content = len(tokens).to_bytes(8, "little") + tokens + breakpoints
+        return f"{self._prefix}{hashlib.sha256(content).hexdigest()[:32]}{self._suffix}"
 
     def _check_name(self, path: Path, tokens: bytes, breakpoints: bytes) -> None:
         if path.name != self._name(tokens, breakpoints):
@@ -188,7 +188,7 @@ class PrefixStore:
             entry = self._index.get(file.name)
             if entry is None or entry.file != file:
                 entry = self._examine(file)
-            room -= len(entry.token_bytes) + len(entry.border_bytes)
+            room -= len(entry.token_bytes) + len(entry.breakpoint_bytes)
             if room < 0:
                 break
             fresh[file.name] = entry
@@ -199,11 +199,11 @@ class PrefixStore:
         path = self.folder / file.name
         try:
             head = read_head(path, self.identity, max_bytes=self.max_file_bytes)
-            self._check_name(path, head.token_bytes, head.border_bytes)
+            self._check_name(path, head.token_bytes, head.breakpoint_bytes)
         except PrefixFileError as error:
             self._ignore(path, error)
             return _Entry(file, b"")
-        return _Entry(file, head.token_bytes, head.border_bytes)
+        return _Entry(file, head.token_bytes, head.breakpoint_bytes)
 
     def _evict(self, *, keep: str) -> None:
         """Remove abandoned partial files, then prefixes in LRU order, until the rest is within `max_bytes`."""
@@ -303,12 +303,12 @@ class PrefixDiskCache:
         if not breakpoints or breakpoints[-1] < MIN_TOKENS:
             return
         store = self._store_of(cells)
-        found = store.longest(prompt_ids[:-1], breakpoints, last_only=cells.last_only)
-        if found is None or found.num_tokens < MIN_TOKENS + cells.common(prompt_ids, breakpoints):
+        prefix = store.longest(prompt_ids[:-1], breakpoints, last_only=cells.last_only)
+        if prefix is None or prefix.num_tokens < MIN_TOKENS + cells.common(prompt_ids, breakpoints):
             return
-        loaded = store.load(found)
+        loaded = store.load(prefix)
         if loaded is not None and not cells.restore(State(*loaded)):
-            store.discard(found, "llama.cpp refused its state")
+            store.discard(prefix, "llama.cpp refused its state")
 
     def remember(self, cells: ExclusiveCells, *, prefill_s: float) -> None:
         """Store the cells up to their last breakpoint, if evaluating them took long enough. No sequence may be running."""
@@ -320,12 +320,12 @@ class PrefixDiskCache:
 
     def recall_shared(self, cells: SharedCells, prefix: list[int]) -> None:
         """Restore the longest stored part of a prefix shared by several prompts, if it is much longer than the cached one."""
-        found = self.shared.longest(prefix) if len(prefix) >= MIN_TOKENS else None
-        if found is None or found.num_tokens < MIN_TOKENS + cells.num_held(prefix):
+        stored = self.shared.longest(prefix) if len(prefix) >= MIN_TOKENS else None
+        if stored is None or stored.num_tokens < MIN_TOKENS + cells.num_held(prefix):
             return
-        loaded = self.shared.load(found)
+        loaded = self.shared.load(stored)
         if loaded is not None and not cells.restore(State(*loaded)):
-            self.shared.discard(found, "llama.cpp refused its state")
+            self.shared.discard(stored, "llama.cpp refused its state")
 
     def remember_shared(self, cells: SharedCells, prefix: list[int], *, prefill_s: float) -> None:
         """Store a prefix shared by several prompts, if evaluating it took long enough. No sequence may be running."""

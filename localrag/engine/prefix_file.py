@@ -112,7 +112,7 @@ class Head:
 
     raw: bytes
     token_bytes: bytes
-    border_bytes: bytes
+    breakpoint_bytes: bytes
     payload_bytes: int
 
 
@@ -121,7 +121,7 @@ def pack(numbers: Sequence[int]) -> bytes:
     try:
         return struct.pack(f"<{len(numbers)}I", *numbers)
     except struct.error as error:
-        raise ValueError(f"not a list of token ids or borders: {error}") from None
+        raise ValueError(f"not a list of token ids or breakpoints: {error}") from None
 
 
 def unpack(packed: bytes) -> tuple[int, ...]:
@@ -140,7 +140,7 @@ def write(
     if not 0 < len(token_ids) <= MAX_TOKENS or not len(body):
         raise ValueError(f"a prefix has 1 to {MAX_TOKENS} tokens and a state, not {len(token_ids)} tokens and {len(body)} bytes")
     if len(breakpoints) > MAX_TOKENS:
-        raise ValueError(f"a prefix has no more than {MAX_TOKENS} borders, not {len(breakpoints)}")
+        raise ValueError(f"a prefix has no more than {MAX_TOKENS} breakpoints, not {len(breakpoints)}")
     about = {"created": int(time.time()), "num_tokens": len(token_ids), "num_borders": len(breakpoints), "payload_bytes": len(body)}
     header = _json({"identity": asdict(identity)} | about).encode("ascii")
     digest = hashlib.sha256()
@@ -172,7 +172,7 @@ def read(path: Path, identity: Identity, *, max_bytes: int = MAX_FILE_BYTES) -> 
     digest.update(payload)
     if digest.digest() != stored:
         raise PrefixFileError("damaged", "its bytes do not have the checksum that it holds")
-    return unpack(head.token_bytes), unpack(head.border_bytes), payload
+    return unpack(head.token_bytes), unpack(head.breakpoint_bytes), payload
 
 
 def read_head(path: Path, identity: Identity, *, max_bytes: int = MAX_FILE_BYTES) -> Head:
@@ -184,9 +184,9 @@ def read_head(path: Path, identity: Identity, *, max_bytes: int = MAX_FILE_BYTES
         raise _unreadable(error) from None
 
 
-def file_bytes(identity: Identity, num_tokens: int, num_borders: int, payload_bytes: int) -> int:
+def file_bytes(identity: Identity, num_tokens: int, num_breakpoints: int, payload_bytes: int) -> int:
     """Maximum size of a file. The actual one is smaller if its numbers have fewer digits."""
-    return _FIXED.size + len(identity.canonical) + 128 + 4 * (num_tokens + num_borders) + payload_bytes + _SHA256_BYTES
+    return _FIXED.size + len(identity.canonical) + 128 + 4 * (num_tokens + num_breakpoints) + payload_bytes + _SHA256_BYTES
 
 
 def _open(path: Path) -> BinaryIO:
@@ -215,32 +215,32 @@ def _read_head(file: BinaryIO, identity: Identity, max_bytes: int) -> Head:
     if version < VERSION or not 0 < header_bytes <= MAX_HEADER_BYTES:
         raise PrefixFileError("damaged", f"it claims version {version} and a header of {header_bytes} bytes")
     header = file.read(header_bytes)
-    num_tokens, num_borders, payload_bytes = _parse(header, identity)
-    claimed = _FIXED.size + header_bytes + 4 * (num_tokens + num_borders) + payload_bytes + _SHA256_BYTES
+    num_tokens, num_breakpoints, payload_bytes = _parse(header, identity)
+    claimed = _FIXED.size + header_bytes + 4 * (num_tokens + num_breakpoints) + payload_bytes + _SHA256_BYTES
     if claimed != size:
         raise PrefixFileError("damaged", f"it has {size} bytes and claims {claimed}")
-    token_bytes, border_bytes = file.read(4 * num_tokens), file.read(4 * num_borders)
-    if len(token_bytes) + len(border_bytes) != 4 * (num_tokens + num_borders):
+    token_bytes, breakpoint_bytes = file.read(4 * num_tokens), file.read(4 * num_breakpoints)
+    if len(token_bytes) + len(breakpoint_bytes) != 4 * (num_tokens + num_breakpoints):
         raise PrefixFileError("damaged", "it became shorter while it was read")
-    return Head(fixed + header + token_bytes + border_bytes, token_bytes, border_bytes, payload_bytes)
+    return Head(fixed + header + token_bytes + breakpoint_bytes, token_bytes, breakpoint_bytes, payload_bytes)
 
 
 def _parse(header: bytes, identity: Identity) -> tuple[int, int, int]:
     """Parse the header of this identity. Returns the number of tokens, of breakpoints, and of payload bytes."""
     try:
-        said = json.loads(str(header, "ascii"))
-        whose = _json(said["identity"])
-        numbers = said["num_tokens"], said["num_borders"], said["payload_bytes"]
+        fields = json.loads(str(header, "ascii"))
+        identity_json = _json(fields["identity"])
+        numbers = fields["num_tokens"], fields["num_borders"], fields["payload_bytes"]
     except (ValueError, TypeError, LookupError, RecursionError):
         raise PrefixFileError("damaged", "its header is not what one holds") from None
     if any(type(number) is not int for number in numbers):
         raise PrefixFileError("damaged", "its header claims impossible numbers")
-    num_tokens, num_borders, payload_bytes = numbers
-    if not (0 < num_tokens <= MAX_TOKENS and 0 <= num_borders <= MAX_TOKENS and 0 < payload_bytes < 1 << 63):
+    num_tokens, num_breakpoints, payload_bytes = numbers
+    if not (0 < num_tokens <= MAX_TOKENS and 0 <= num_breakpoints <= MAX_TOKENS and 0 < payload_bytes < 1 << 63):
         raise PrefixFileError("damaged", "its header claims impossible numbers")
-    if whose != identity.canonical:
+    if identity_json != identity.canonical:
         raise PrefixFileError("foreign", "it was made by another model, build or setting")
-    return num_tokens, num_borders, payload_bytes
+    return num_tokens, num_breakpoints, payload_bytes
 
 
 def _unreadable(error: OSError) -> PrefixFileError:

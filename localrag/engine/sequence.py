@@ -94,7 +94,7 @@ class Sequence:
         num_prompt = len(self.prompt_ids)
         if self.is_answering:
             return self.completion_ids[self.num_evaluated - num_prompt :][:most]
-        end = next((border for border in self.breakpoints if border > self.num_evaluated), num_prompt)
+        end = next((position for position in self.breakpoints if position > self.num_evaluated), num_prompt)
         return self.prompt_ids[self.num_evaluated : min(end, self.num_evaluated + most)]
 
     def append(self, token_id: int, piece: bytes, *, is_end: bool) -> str:
@@ -175,8 +175,8 @@ class Sequence:
         return text
 
     def _stop_at(self) -> int | None:
-        found = [at for stop in self.sampling.stop if (at := self._held.find(stop)) >= 0]
-        return min(found, default=None)
+        positions = [at for stop in self.sampling.stop if (at := self._held.find(stop)) >= 0]
+        return min(positions, default=None)
 
     def _may_begin_stop(self) -> int:
         """Length of the longest suffix of the held text that may begin a stop string."""

@@ -22,7 +22,7 @@ ROLES = ("system", "developer", "user", "assistant")
 """Message roles of a conversation that the retriever can search for."""
 
 
-class Said(Protocol):
+class MessageLike(Protocol):
     """A message of a conversation, either ours or as received by an API."""
 
     @property
@@ -43,10 +43,10 @@ class Bypass(Enum):
 
     def told(self, kbs: Sequence[str]) -> str:
         """Return a one-line notice for the user; empty if no knowledge base was named, since then no sources were expected."""
-        return f"{_TOLD[self].format(kbs=', '.join(kbs))}: answered without sources." if kbs else ""
+        return f"{_NOTICES[self].format(kbs=', '.join(kbs))}: answered without sources." if kbs else ""
 
 
-_TOLD = {
+_NOTICES = {
     Bypass.NO_KNOWLEDGE_BASE: "{kbs} cannot be searched here",
     Bypass.TOOLS: "{kbs} is not searched where the model has tools",
     Bypass.ROLE: "{kbs} is not searched for a conversation with other roles than " + ", ".join(ROLES),
@@ -56,7 +56,7 @@ _TOLD = {
 }
 
 
-def bypass(messages: Sequence[Said], *, has_kb: bool, has_tools: bool = False) -> Bypass | None:
+def bypass(messages: Sequence[MessageLike], *, has_kb: bool, has_tools: bool = False) -> Bypass | None:
     """Return why the search is skipped, or None if it runs. Set `has_tools` if the model may call tools or functions.
 
     A question given as a list of parts, as in OpenAI's API, can be searched for if every part is text. This function does not check

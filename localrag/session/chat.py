@@ -15,7 +15,16 @@ from localrag.errors import BudgetExceededError, InterruptedRunError, LocalragEr
 from localrag.question import Question, Thread
 from localrag.session import retrieval
 from localrag.session.answer import Answer, Prepared, outcome
-from localrag.session.history_window import Forgotten, Giving, HistoryWindow, Turn, let_go_of_strangers, restored, sent_message, to_keep
+from localrag.session.history_window import (
+    Forgotten,
+    HistoryFitter,
+    HistoryWindow,
+    Turn,
+    drop_stale_sources,
+    restored,
+    sent_message,
+    turn_record,
+)
 from localrag.session.memory import propose
 from localrag.session.query_rewrite import QueryRewrite, QueryRewriter
 from localrag.types import Hit, Message, comparable
@@ -60,9 +69,9 @@ class Chat:
         """Open the conversation with this name in the session's journal, or create it. Raises UsageError if the session has no journal."""
         if session.journal is None:
             raise UsageError("A conversation needs a journal, and this session has none.", hint="Open the session with keep=True.")
-        kept = session.journal.conversations
-        row = kept.named(name)
-        return cls(session, session.journal, kept.create(name, {}) if row is None else row.id, system=system)
+        conversations = session.journal.conversations
+        row = conversations.named(name)
+        return cls(session, session.journal, conversations.create(name, {}) if row is None else row.id, system=system)
 
     # --- asking ---
 
@@ -102,23 +111,23 @@ class Chat:
         self._last_ids = list(prepared.prompt.token_ids)
         turn.sent, turn.hits = sent_message(prepared) if answer.text.strip() else "", answer.hits
         state: Ending = "stopped" if answer.finish_reason in ("cancelled", "time") else "done"
-        self._end(turn, state, answer.text, about | to_keep(turn, answer) | {"standing": self._standing.to_keep()})
+        self._end(turn, state, answer.text, about | turn_record(turn, answer) | {"standing": self._standing.to_keep()})
         return answer
 
     def prepare(self, question: Question | str) -> Prepared:
         """Prepare the prompt of the next turn. Passages already in the prompt are pointed to, not sent again."""
         question = question if isinstance(question, Question) else Question.of(question)
-        said = self._messages(question)
-        whole = replace(question, messages=said)
-        before = next((turn.question for turn in reversed(self.turns) if turn.is_told), "")
+        messages = self._messages(question)
+        whole = replace(question, messages=messages)
+        before = next((turn.question for turn in reversed(self.turns) if turn.is_answered), "")
         unsearched = self.session.unsearched(whole)
         rewriting = None if unsearched or question.given.hits is not None else self._rewriting(question, before)
         rewritten = "" if rewriting is None else rewriting.text
         offered = self.session.retriever.offered(
-            question, search_query(said), before=before, rewritten=rewritten, searches=unsearched is None
+            question, search_query(messages), before=before, rewritten=rewritten, searches=unsearched is None
         )
         hits = retrieval.distinct(offered)
-        let_go_of_strangers(self.turns, hits, {kb.name for kb in self.session.knowledge_bases})
+        drop_stale_sources(self.turns, hits, {kb.name for kb in self.session.knowledge_bases})
         try:
             prepared, self._standing = self._fitting(question, hits)
         except BudgetExceededError as error:
@@ -128,26 +137,26 @@ class Chat:
 
     def _fitting(self, question: Question, hits: Sequence[Hit]) -> tuple[Prepared, HistoryWindow]:
         """Fit a question and its evidence into the window, and return the prompt with the history window that made it fit."""
-        giving, standing = self._giving(question), HistoryWindow.of(self.turns)
+        fitter, standing = self._fitter(question), HistoryWindow.of(self.turns)
         while True:
             above = self._above(hits, standing)
-            asked = self._asked(question, standing).but(
+            full_question = self._asked(question, standing).but(
                 hits=[hit for hit in hits if hit.label not in above],
                 left_out=_left_out(hits, above),
                 again=list(dict.fromkeys(above.values()))[:MAX_AGAIN],
             )
-            prepared = self.session.prepare(asked)
+            prepared = self.session.prepare(full_question)
             forgotten = self.forgotten(prepared.prompt.ledger)
             reached = max((*forgotten.summarised, *forgotten.left_out), default=0)
-            next_standing = giving.after(standing, prepared.prompt, reached=reached)
+            next_standing = fitter.after(standing, prepared.prompt, reached=reached)
             if next_standing == standing:
                 return prepared, standing
             standing = next_standing
 
-    def _giving(self, question: Question) -> Giving:
+    def _fitter(self, question: Question) -> HistoryFitter:
         session = self.session
         most = session.profile_of(question).max_messages
-        return Giving(turns=self.turns, count=session.engine.counter, n_ctx=session.slot.n_ctx, max_messages=most)
+        return HistoryFitter(turns=self.turns, count=session.engine.counter, n_ctx=session.slot.n_ctx, max_messages=most)
 
     def _above(self, hits: Iterable[Hit], standing: HistoryWindow) -> dict[str, str]:
         """Map the label of each hit whose text is in an earlier message to the label that it has there."""
@@ -160,11 +169,11 @@ class Chat:
 
     def _rewriting(self, question: Question, before: str) -> QueryRewrite | None:
         """Rewrite a follow-up as a standalone question, if rewriting is on."""
-        said = self._messages(question)
-        if not self.rewrites or not retrieval.is_follow_up(search_query(said), before):
+        messages = self._messages(question)
+        if not self.rewrites or not retrieval.is_follow_up(search_query(messages), before):
             return None
         coming = self.session.prepare(self._asked(question, HistoryWindow.of(self.turns))).prompt.token_ids
-        return QueryRewriter(self.session.engine, n_ctx=self.session.slot.n_ctx)(said, beside=coming)
+        return QueryRewriter(self.session.engine, n_ctx=self.session.slot.n_ctx)(messages, beside=coming)
 
     def _messages(self, question: Question, *, bare: int = 0) -> tuple[Message, ...]:
         """The conversation with a new question at its end. The first `bare` turns come without their sources."""
@@ -172,7 +181,7 @@ class Chat:
         messages = [Message("system", self.system)] if self.system.strip() else [] if system is None else [system]
         for at, turn in enumerate(self.turns):
             messages.append(Message("user", turn.question, sent=turn.sent if at >= bare else ""))
-            if turn.is_told:
+            if turn.is_answered:
                 messages.append(Message("assistant", turn.answer))
         return (*messages, question.messages[-1])
 
@@ -188,12 +197,12 @@ class Chat:
 
     def _question_numbers(self) -> list[int]:
         """The message number of each turn's question, and that of the next question."""
-        lengths = (1 + turn.is_told for turn in self.turns)
+        lengths = (1 + turn.is_answered for turn in self.turns)
         return list(accumulate(lengths, initial=1 + bool(self.system.strip())))
 
     def _with_way_out(self, error: BudgetExceededError) -> BudgetExceededError:
         """The same error, with a hint if an earlier unanswered question takes up part of the window."""
-        if not self.turns or self.turns[-1].is_told:
+        if not self.turns or self.turns[-1].is_answered:
             return error
         hint = "The previous question has no answer, so it is sent again with this one. Remove it first (/undo), or ask for less."
         return BudgetExceededError(error.numbers["window"], error.numbers["sections"], hint=hint)  # type: ignore[arg-type]  # as passed in
@@ -225,16 +234,16 @@ class Chat:
         """
         if not self.turns:
             return Forgotten()
-        asked = self._short(question)
+        short_question = self._short(question)
         try:
-            prepared, standing = self._fitting(asked, ())
+            prepared, standing = self._fitting(short_question, ())
         except BudgetExceededError:
             return Forgotten()
-        planned = self._giving(asked).planned(standing)
+        planned = self._fitter(short_question).planned(standing)
         if write and self.session.engine.can_generate:
             self.session.engine.reserve(min(self.session.slot.n_ctx, prepared.prompt.num_cells + WRITING_CELLS))
             for settled in dict.fromkeys((standing.settled, planned)):
-                self.session.prepare(self._asked(asked, replace(standing, settled=settled)), write=True)
+                self.session.prepare(self._asked(short_question, replace(standing, settled=settled)), write=True)
         coming = tuple(at + 1 for at in range(standing.settled, planned) if not self.turns[at].is_pinned)
         return replace(self.forgotten(prepared.prompt.ledger), coming=coming)
 
@@ -265,10 +274,10 @@ class Chat:
         """Remove the last turns and return them. Raises UsageError if there are not that many."""
         if not 0 < num <= len(self.turns):
             raise UsageError(f"Cannot undo {num}: the conversation has {counted(len(self.turns), 'turn')}.", hint="Undo fewer.")
-        taken = self.turns[-num:]
-        self._kept.undo([turn.id for turn in taken])
+        undone = self.turns[-num:]
+        self._kept.undo([turn.id for turn in undone])
         del self.turns[-num:]
-        return taken
+        return undone
 
     def pin(self, number: int, *, is_pinned: bool = True) -> Turn:
         """Pin or unpin a turn. A pinned turn is never summarised or left out; its sources are dropped like those of other turns."""
@@ -293,11 +302,11 @@ class Chat:
 
         `question` supplies the options of the next question.
         """
-        asked = self._short(question)
-        if not self.turns or asked.sampling.repeatable:  # repeatable prompts resume from the disk cache on their own
+        short_question = self._short(question)
+        if not self.turns or short_question.sampling.repeatable:  # repeatable prompts resume from the disk cache on their own
             return
         try:
-            prepared = self.session.prepare(self._asked(asked, HistoryWindow.of(self.turns)))
+            prepared = self.session.prepare(self._asked(short_question, HistoryWindow.of(self.turns)))
         except BudgetExceededError:
             return
         self.session.engine.recall(list(prepared.prompt.token_ids), prepared.prompt.num_cells)

@@ -200,11 +200,11 @@ class CouncilRun:
             raise reported from None
         finally:
             self._end(state)
-        shown = {hit.label: hit for _, answer in self._answers for hit in answer.hits}
+        hits_by_label = {hit.label: hit for _, answer in self._answers for hit in answer.hits}
         return CouncilResult(
             verdict=verdict,
             answers=tuple(self._answers),
-            hits=tuple(shown.values()),
+            hits=tuple(hits_by_label.values()),
             id=self._event_log.id,
             warnings=tuple(self._event_log.warnings),
         )

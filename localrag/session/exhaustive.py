@@ -77,10 +77,10 @@ def ask_all(
     hits = retrieval.distinct(retriever.offered(question, search_query(question.messages), reads_all=True))
     ends_at = None if limit is None else started + PASSES_SHARE * limit
     reading = _Reading(session, question, on_step, hits, ends_at)
-    shown = reading.shown()
+    evidence = reading.shown()
     if reading.cancelled is not None:
         return replace(reading.cancelled, passes=tuple(reading.passes))
-    ready = reading.prepared(shown, limit)
+    ready = reading.prepared(evidence, limit)
     if isinstance(retriever.reranker, TimedReranker) and retriever.reranker.is_skipped:
         ready = _without_rerank(ready)
     answer = session.answer(ready, on_text=on_text, on_thought=on_thought)
@@ -91,7 +91,7 @@ def ask_all(
         warnings.append(f"Too long for the window, and not read: {', '.join(reading.too_long)}.")
     if late := len(unread) - len(reading.too_long):
         warnings.append(f"{late} of {len(hits)} passages were not read: the time limit was reached.")
-    if hits and not shown:
+    if hits and not evidence:
         warnings.append(f"The {counted(num_read, 'passage')} read contain nothing relevant; the model answered from its own knowledge.")
     return replace(answer, passes=tuple(reading.passes), num_read=num_read, warnings=tuple(warnings))
 
@@ -131,19 +131,19 @@ class _Reading:
         """Labels of passages left unread because time ran out."""
         self.cancelled: Answer | None = None
 
-    def shown(self) -> Sequence[Hit]:
+    def hits(self) -> Sequence[Hit]:
         """The hits to answer from: all passages if they fit, else the facts noted from them."""
-        shown = self._hits
+        hits = self._hits
         while True:
-            if len(self.prepared(shown, None).prompt.hits) == len(shown):
-                return shown
-            facts = self.facts(shown)
+            if len(self.prepared(hits, None).prompt.hits) == len(hits):
+                return hits
+            facts = self.facts(hits)
             if self.late and not self.passes:
                 self.late.clear()
-                return shown  # no time for a single pass: answer from the best passages
-            if self.cancelled is not None or _size(facts) >= _size(shown):
-                return shown  # the ledger names those that do not fit
-            shown = facts
+                return hits  # no time for a single pass: answer from the best passages
+            if self.cancelled is not None or _size(facts) >= _size(hits):
+                return hits  # the ledger names those that do not fit
+            hits = facts
 
     def prepared(self, shown: Sequence[Hit], max_seconds: float | None) -> Prepared:
         """Prepare the answer's prompt."""
@@ -152,10 +152,10 @@ class _Reading:
 
     def _left_out(self, shown: Sequence[Hit]) -> dict[str, str]:
         """Map the label of each passage that is not shown, and of each of its copies, to the reason."""
-        kept = {hit.label for hit in shown}
+        labels = {hit.label for hit in shown}
         reasons = dict.fromkeys((hit.label for hit in self._hits), NOTHING_NOTED)
         reasons |= dict.fromkeys(self.too_long, TOO_LONG) | dict.fromkeys(self.late, NO_TIME)
-        left_out = {label: reason for label, reason in reasons.items() if label not in kept}
+        left_out = {label: reason for label, reason in reasons.items() if label not in labels}
         copies = {chunk.label: f"identical to {hit.label}" for hit in self._hits if hit.label in left_out for chunk in hit.copies}
         return left_out | copies
 
@@ -168,21 +168,21 @@ class _Reading:
     def facts(self, hits: Sequence[Hit]) -> list[Hit]:
         """Hits that contain relevant facts, each with those facts as its text."""
         waiting, most = list(hits), len(hits)
-        noted: dict[str, list[str]] = {}
+        noted_facts: dict[str, list[str]] = {}
         while waiting and self.cancelled is None and not self.late:
-            num_facts = sum(map(len, noted.values()))
+            num_facts = sum(map(len, noted_facts.values()))
             self._on_step(Step(len(hits) - len(waiting), len(hits), len(self.passes), num_facts))
-            read, found, is_whole = self._pass(waiting[:most])
-            if not is_whole and len(read) > 1:
-                most = len(read) // 2  # the notes did not fit: read fewer passages at once
+            labels, new_facts, is_whole = self._pass(waiting[:most])
+            if not is_whole and len(labels) > 1:
+                most = len(labels) // 2  # the notes did not fit: read fewer passages at once
                 continue
-            for label, fact in found:
-                if fact not in noted.setdefault(label, []):
-                    noted[label].append(fact)
-            waiting = [hit for hit in waiting if hit.label not in read]
+            for label, fact in new_facts:
+                if fact not in noted_facts.setdefault(label, []):
+                    noted_facts[label].append(fact)
+            waiting = [hit for hit in waiting if hit.label not in labels]
         if self.late:
             self.late = list(dict.fromkeys([*self.late, *(hit.label for hit in waiting)]))
-        return [replace(hit, chunk=replace(hit.chunk, text=" ".join(noted[hit.label]))) for hit in hits if noted.get(hit.label)]
+        return [replace(hit, chunk=replace(hit.chunk, text=" ".join(noted_facts[hit.label]))) for hit in hits if noted_facts.get(hit.label)]
 
     def _pass(self, hits: Sequence[Hit]) -> tuple[set[str], list[tuple[str, str]], bool]:
         """Read one batch. Returns the labels read, the facts as (label, fact) pairs, and whether the notes are complete."""
@@ -213,17 +213,17 @@ class _Reading:
         answer = self._session.answer(replace(prepared, question=question.but(json_schema=_schema(labels))))
         if answer.finish_reason in ("cancelled", "error"):
             self.cancelled = answer
-        found = _facts(answer.text, set(labels))
-        self.passes.append(Pass(len(labels), len(found), answer.prompt_tokens, answer.completion_tokens))
+        facts = _facts(answer.text, set(labels))
+        self.passes.append(Pass(len(labels), len(facts), answer.prompt_tokens, answer.completion_tokens))
         if answer.finish_reason == "time":
-            return self._out_of_time([hit for hit in hits if hit.label in labels], found)
-        return set(labels), found, answer.finish_reason == "stop"
+            return self._out_of_time([hit for hit in hits if hit.label in labels], facts)
+        return set(labels), facts, answer.finish_reason == "stop"
 
-    def _out_of_time(self, hits: Sequence[Hit], found: Sequence[tuple[str, str]]) -> tuple[set[str], list[tuple[str, str]], bool]:
+    def _out_of_time(self, hits: Sequence[Hit], facts: Sequence[tuple[str, str]]) -> tuple[set[str], list[tuple[str, str]], bool]:
         """The result of a pass that ran out of time. Passages without a noted fact count as unread."""
-        noted = {label for label, _ in found}
-        self.late += [hit.label for hit in hits if hit.label not in noted]
-        return {hit.label for hit in hits}, list(found), True
+        labels = {label for label, _ in facts}
+        self.late += [hit.label for hit in hits if hit.label not in labels]
+        return {hit.label for hit in hits}, list(facts), True
 
     def _no_room(self, composed: Prompt, hits: Sequence[Hit], notes_tokens: int) -> BudgetExceededError:
         """The error for a window too small for one passage. It counts the passage, the wording around it and the share for notes."""
@@ -250,7 +250,7 @@ def _schema(labels: Sequence[str]) -> dict[str, object]:
 
 def _facts(text: str, labels: set[str]) -> list[tuple[str, str]]:
     """Parse the noted facts. If the notes were cut off, every complete object still counts."""
-    decoder, found = json.JSONDecoder(), []
+    decoder, facts = json.JSONDecoder(), []
     at = text.find("[")
     while (at := text.find("{", at + 1)) > 0:
         try:
@@ -258,6 +258,6 @@ def _facts(text: str, labels: set[str]) -> list[tuple[str, str]]:
         except ValueError:
             break
         if isinstance(fact, dict) and fact.get("source") in labels and str(fact.get("fact", "")).strip():
-            found.append((fact["source"], str(fact["fact"]).strip()))
+            facts.append((fact["source"], str(fact["fact"]).strip()))
         at = end
-    return found
+    return facts

@@ -46,7 +46,7 @@ class Turn:
         return _POINTER in self.sent
 
     @property
-    def is_told(self) -> bool:
+    def is_answered(self) -> bool:
         """Whether there is an answer, even an incomplete one."""
         return bool(self.answer.strip())
 
@@ -75,12 +75,12 @@ class Forgotten:
 def sent_message(prepared: Prepared) -> str:
     """Return the last user message as it was sent if it contains sources, else an empty string."""
     contents = [list(parts) for is_markup, parts in groupby(prepared.prompt.parts, key=lambda each: each.part.is_markup) if not is_markup]
-    asked = next((parts for parts in reversed(contents) if any(each.part.section == "question" for each in parts)), [])
-    has_sources = any(each.part.section in _SOURCES for each in asked)
-    return "".join(each.part.text for each in asked) if has_sources else ""
+    question_parts = next((parts for parts in reversed(contents) if any(each.part.section == "question" for each in parts)), [])
+    has_sources = any(each.part.section in _SOURCES for each in question_parts)
+    return "".join(each.part.text for each in question_parts) if has_sources else ""
 
 
-def let_go_of_strangers(turns: Sequence[Turn], hits: Iterable[Hit], kb_names: Collection[str]) -> None:
+def drop_stale_sources(turns: Sequence[Turn], hits: Iterable[Hit], kb_names: Collection[str]) -> None:
     """Drop the sent sources of turns whose tags no longer identify the same text.
 
     This happens when a knowledge base is no longer searched, or was rebuilt. `hits` are the latest search results, `kb_names` the
@@ -96,7 +96,8 @@ def let_go_of_strangers(turns: Sequence[Turn], hits: Iterable[Hit], kb_names: Co
                 turn.sent = ""
 
 
-def to_keep(turn: Turn, answer: Answer) -> dict[str, Any]:
+def turn_record(turn: Turn, answer: Answer) -> dict[str, Any]:
+    """The data of a turn that the journal stores next to its texts."""
     cited = {each.label for each in answer.citations if each.supplied}
     return {
         "finish_reason": answer.finish_reason,
@@ -131,8 +132,8 @@ def restored(stored: StoredTurn) -> Turn:
     )
 
 
-def _hit(kept: Mapping[str, Any]) -> Hit:
-    fields = dict(kept)
+def _hit(stored: Mapping[str, Any]) -> Hit:
+    fields = dict(stored)
     score = float(fields.pop("score"))
     return Hit(Chunk(**fields), score)
 
@@ -163,13 +164,14 @@ class HistoryWindow:
     @classmethod
     def of(cls, turns: Sequence[Turn]) -> Self:
         """The window stored with the last answer. An invalid or missing value counts as an untouched history."""
-        kept = next((turn.about["standing"] for turn in reversed(turns) if "standing" in turn.about), None)
-        match kept:
+        stored = next((turn.about["standing"] for turn in reversed(turns) if "standing" in turn.about), None)
+        match stored:
             case [int(settled), int(bare), int(room)] if 0 <= settled <= len(turns) and 0 <= bare <= len(turns) and room >= 0:
                 return cls(settled, bare, room)
         return cls()
 
     def to_keep(self) -> list[int]:
+        """The window as stored with a turn."""
         return [self.settled, self.bare, self.room]
 
     def carrying(self, turns: Sequence[Turn]) -> list[int]:
@@ -178,7 +180,7 @@ class HistoryWindow:
 
 
 @dataclass(slots=True, kw_only=True)
-class Giving:
+class HistoryFitter:
     """Shrinks the history to fit one prompt. `count` counts tokens; `max_messages` limits the number of history messages."""
 
     turns: Sequence[Turn]
@@ -250,8 +252,8 @@ class Giving:
         turn = self.turns[at]
         if turn.is_pinned:
             return 0
-        asked = turn.sent if turn.sent and at >= bare else turn.question
-        return self.count(asked) + self.count(turn.answer) + 2 * _MARKUP_TOKENS
+        question = turn.sent if turn.sent and at >= bare else turn.question
+        return self.count(question) + self.count(turn.answer) + 2 * _MARKUP_TOKENS
 
 
 def _num_free(prompt: Prompt) -> int:

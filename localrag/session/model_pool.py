@@ -194,13 +194,13 @@ class ModelPool:
                     names.pop(0)
             names.append(name)
         seconds = [self._load_s(model) for model in loads]
-        known = [each for each in seconds if each is not None]
+        known_seconds = [each for each in seconds if each is not None]
         return PoolPlan(
             models=tuple(replace(model, load_s=self._load_s(model)) for model in self._models.values()),
             together=self._fits(list(self._models), free),
             loads=tuple(model.name for model in loads),
             load_bytes=sum(model.size_bytes for model in loads),
-            load_s=round(sum(known), 3) if len(known) == len(seconds) else None,
+            load_s=round(sum(known_seconds), 3) if len(known_seconds) == len(seconds) else None,
             needed_bytes=sum(plan.needed for plan in self._plans(self._models)),
             available_bytes=free.available,
             gpu_bytes=sum(plan.gpu_bytes for plan in self._plans(self._models)),
@@ -248,14 +248,14 @@ class ModelPool:
             key = "\n".join((str(path.resolve()), str(spec.chat_template or "")))  # a different template needs a separate engine
             name = spec.name
             window, trained = min(spec.n_ctx or info.n_ctx_train, info.n_ctx_train), info.n_ctx_train or memory.MAX_UNSAID_TOKENS
-        known = self._models.get(key)
+        earlier = self._models.get(key)
         num_cells, num_sequences = min(need.num_cells or window, trained * need.num_sequences), need.num_sequences
         model = PooledModel(
-            name=known.name if known else name,
-            roles=(*(known.roles if known else ()), role),
-            num_cells=max(num_cells, known.num_cells) if known else num_cells,
-            num_sequences=max(num_sequences, known.num_sequences) if known else num_sequences,
-            repeatable=need.repeatable and (known is None or known.repeatable),
+            name=earlier.name if earlier else name,
+            roles=(*(earlier.roles if earlier else ()), role),
+            num_cells=max(num_cells, earlier.num_cells) if earlier else num_cells,
+            num_sequences=max(num_sequences, earlier.num_sequences) if earlier else num_sequences,
+            repeatable=need.repeatable and (earlier is None or earlier.repeatable),
             load_s=None,
             info=info,
             plan=None,
@@ -348,8 +348,8 @@ class ModelPool:
         """Duration of the model's last load in seconds; None if unknown, 0 for the echo."""
         if model.info is None:
             return 0.0
-        kept = self._kept.read().get(_load_key(model.info))
-        return float(kept) if isinstance(kept, int | float) and not isinstance(kept, bool) and 0.0 <= kept < 1e6 else None
+        seconds = self._kept.read().get(_load_key(model.info))
+        return float(seconds) if isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0.0 <= seconds < 1e6 else None
 
 
 @dataclass(slots=True, eq=False)

@@ -95,12 +95,12 @@ def names_of(kbs: str | Sequence[str]) -> list[str]:
 
 def open_knowledge_bases(names: Sequence[str], *, settings: Settings, opened: ExitStack) -> list[KnowledgeBase]:
     """Open knowledge bases by name, each once; `opened` closes them. Raises UsageError if two would have the same labels."""
-    found = [opened.enter_context(open_knowledge_base(each, settings=settings)) for each in dict.fromkeys(names)]
-    if len({kb.name for kb in found}) < len(found):
+    knowledge_bases = [opened.enter_context(open_knowledge_base(each, settings=settings)) for each in dict.fromkeys(names)]
+    if len({kb.name for kb in knowledge_bases}) < len(knowledge_bases):
         raise UsageError(
             "Two of the knowledge bases have the same name, so their citations could not be told apart.", hint="Ask one at a time."
         )
-    return found
+    return knowledge_bases
 
 
 def folder_rules(settings: Settings) -> tuple[FolderRule, ...]:

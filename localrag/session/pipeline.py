@@ -110,7 +110,7 @@ class Pipeline:
                 yield from self._heard(jobs, deque())
 
     def _stream(self, questions: Iterable[Question | Prepared | None]) -> Iterator[Event]:
-        told: deque[Event] = deque()
+        pending_events: deque[Event] = deque()
         with ExitStack() as opened:
 
             def jobs() -> Iterator[Job | None]:
@@ -121,13 +121,13 @@ class Pipeline:
                     try:
                         flight = self._prepared(question, opened)
                     except LocalragError as error:
-                        told.append(Event(question=_question_of(question), error=error))
+                        pending_events.append(Event(question=_question_of(question), error=error))
                         yield None
                     else:
-                        told.append(_begun(flight))
+                        pending_events.append(_begun(flight))
                         yield flight.job
 
-            yield from self._heard(jobs(), told)
+            yield from self._heard(jobs(), pending_events)
 
     def _prepared(self, question: Question | Prepared, opened: ExitStack) -> InFlight:
         """Prepare a question to run. `opened` closes its resources at the latest."""
@@ -147,12 +147,12 @@ class Pipeline:
         job.tag = self._in_flight[prepared.question.id] = flight
         return flight
 
-    def _heard(self, jobs: Iterable[Job | None], told: deque[Event]) -> Iterator[Event]:
+    def _heard(self, jobs: Iterable[Job | None], pending_events: deque[Event]) -> Iterator[Event]:
         """Run jobs and yield the events of their questions, after those already in `told`."""
         with closing(self._session.engine.run(jobs, self._policy, window=self._session.slot.n_ctx)) as events:
             for event in events:
-                while told:
-                    yield told.popleft()
+                while pending_events:
+                    yield pending_events.popleft()
                 yield self._event(event)
 
     def _event(self, event: JobEvent) -> Event:

@@ -59,8 +59,8 @@ class Means:
     def about(self) -> dict[str, object]:
         """Everything that an answer depends on, as JSON data. A stored answer is reused only if this is equal."""
         names = ("n_ctx", "top_k", "max_tokens", "seed", "system")
-        known = {name: getattr(self, name) for name in names}
-        return {"model": _identity(self.model, self.settings, self.chat_template), "kbs": list(self.kbs)} | known
+        options = {name: getattr(self, name) for name in names}
+        return {"model": _identity(self.model, self.settings, self.chat_template), "kbs": list(self.kbs)} | options
 
 
 class Way(Protocol):
@@ -136,8 +136,8 @@ class CouncilWay:
     @property
     def about(self) -> Mapping[str, object]:
         models = {*(member.model for member in self.council.members), self.council.judge.model}
-        known = sorted((_identity(each, self.means.settings) for each in models), key=repr)
-        return {"council": self.council.digest, "models": known, "kbs": list(self.means.kbs)}
+        identities = sorted((_identity(each, self.means.settings) for each in models), key=repr)
+        return {"council": self.council.digest, "models": identities, "kbs": list(self.means.kbs)}
 
     @contextmanager
     def opened(self) -> Iterator[Answering]:
@@ -227,7 +227,7 @@ def _failed(error: LocalragError, seconds: float) -> Outcome:
 
 def _passages(answers: Iterable[Answer]) -> tuple[Passage, ...]:
     """The passages in the prompts of these answers, each once, as sent."""
-    found: dict[str, Passage] = {}
+    passages: dict[str, Passage] = {}
     for answer in answers:
         texts: dict[str, str] = {}
         for each in answer.prompt.parts:
@@ -235,5 +235,5 @@ def _passages(answers: Iterable[Answer]) -> tuple[Passage, ...]:
             if part.section in _EVIDENCE and part.item is not None:
                 texts[part.item] = texts.get(part.item, "") + part.text
         for hit in answer.hits:
-            found.setdefault(hit.label, Passage(hit.label, hit.chunk.source, texts.get(hit.label, "").strip()))
-    return tuple(found.values())
+            passages.setdefault(hit.label, Passage(hit.label, hit.chunk.source, texts.get(hit.label, "").strip()))
+    return tuple(passages.values())

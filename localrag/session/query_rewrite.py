@@ -41,9 +41,9 @@ class SideGeneration:
         its beginning. Empty if there is hardly any room."""
         if not history or limit < MIN_SAID_TOKENS:
             return ""
-        kept, _ = fit(history, limit, lambda each: self._count(_transcript(each)) + JOIN_TOKENS)
-        said = "\n".join(_transcript(each) for each in kept or history[-1:])
-        return truncate(said, limit, self._count)
+        exchanges, _ = fit(history, limit, lambda each: self._count(_transcript(each)) + JOIN_TOKENS)
+        transcript = "\n".join(_transcript(each) for each in exchanges or history[-1:])
+        return truncate(transcript, limit, self._count)
 
     def write(self, prompt_ids: list[int], sampling: SamplingParams, *, beside: Sequence[int]) -> Completion | None:
         """Generate, or return None if the window or memory has no room. Raises InterruptedRunError if the user stops it."""
@@ -99,7 +99,7 @@ class QueryRewriter:
     """Rewrites the last question of a conversation. The prompt is counted, and fits the window together with the longest answer."""
 
     def __init__(self, engine: Engine, *, n_ctx: int) -> None:
-        self._aside = SideGeneration(engine, n_ctx=n_ctx)
+        self._side = SideGeneration(engine, n_ctx=n_ctx)
 
     def __call__(self, messages: Sequence[Message], *, beside: Sequence[int] = ()) -> QueryRewrite | None:
         """Rewrite the question, or return None if there is no room. `beside` is the next prompt; its cached part stays in the KV cache.
@@ -107,28 +107,28 @@ class QueryRewriter:
         Raises InterruptedRunError if the user stops it, UsageError if the conversation does not end with a question.
         """
         question, history = search_query(messages), split(messages).history
-        room = self._aside.n_ctx - ANSWER_TOKENS - JOIN_TOKENS - len(self._prompt("", question))
-        said = self._aside.newest(history, min(SAID_TOKENS, room))
-        if not said:
+        room = self._side.n_ctx - ANSWER_TOKENS - JOIN_TOKENS - len(self._prompt("", question))
+        transcript = self._side.newest(history, min(SAID_TOKENS, room))
+        if not transcript:
             return None
         started = time.perf_counter()
-        completion = self._aside.write(self._prompt(said, question), SamplingParams(max_tokens=ANSWER_TOKENS), beside=beside)
+        completion = self._side.write(self._prompt(transcript, question), SamplingParams(max_tokens=ANSWER_TOKENS), beside=beside)
         if completion is None:
             return None
         is_whole = completion.finish_reason == "stop"
         return QueryRewrite(
-            text=usable(without_thoughts(completion.text), question, said) if is_whole else "",
+            text=usable(without_thoughts(completion.text), question, transcript) if is_whole else "",
             prompt_tokens=completion.prompt_tokens,
             cached_tokens=completion.cached_tokens,
             completion_tokens=completion.completion_tokens,
             seconds=time.perf_counter() - started,
         )
 
-    def _prompt(self, said: str, question: str) -> list[int]:
+    def _prompt(self, transcript: str, question: str) -> list[int]:
         messages = []
         for before, asked, alone in _EXAMPLES:
             messages += [Message("user", _ASK.format(said=before, question=asked)), Message("assistant", alone)]
-        return prompt_of(self._aside.engine, [*messages, Message("user", _ASK.format(said=said, question=question))])
+        return prompt_of(self._side.engine, [*messages, Message("user", _ASK.format(said=transcript, question=question))])
 
 
 def usable(written: str, question: str, said: str) -> str:
@@ -136,6 +136,8 @@ def usable(written: str, question: str, said: str) -> str:
     examples."""
     lines = written.strip().splitlines()
     line = one_line(lines[0]).strip("\"'“”") if lines else ""
-    found, asked, known = (set(terms(text)) - _LABELS for text in (line, question, said))
-    is_usable = len(line) <= MAX_CHARS and (found & known) - asked and not (found & _FOREIGN) - known - asked
+    line_terms, asked_terms, said_terms = (set(terms(text)) - _LABELS for text in (line, question, said))
+    is_usable = (
+        len(line) <= MAX_CHARS and (line_terms & said_terms) - asked_terms and not (line_terms & _FOREIGN) - said_terms - asked_terms
+    )
     return line if is_usable else ""

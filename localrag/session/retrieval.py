@@ -65,18 +65,18 @@ class Retriever:
         if self.embedder is None and mode != "keyword":
             return []
         reranker = self.reranker if rerank else None
-        found = self._search(query, top_k, mode, where, reranker)
+        hits = self._search(query, top_k, mode, where, reranker)
         if isinstance(reranker, TimedReranker) and reranker.is_skipped and len(self.knowledge_bases) > 1:
-            found = self._search(query, top_k, mode, where, None)  # reranked and plain scores are not comparable
-        return merged(sorted(found, key=lambda hit: (-hit.score, hit.label)))[:top_k]
+            hits = self._search(query, top_k, mode, where, None)  # reranked and plain scores are not comparable
+        return merged(sorted(hits, key=lambda hit: (-hit.score, hit.label)))[:top_k]
 
     def everything(self, query: str, *, where: Where | None = None) -> list[Hit]:
         """Every passage that matches `where`: first those relevant to the query, then the rest by document, with a score of 0."""
         num_chunks = max(1, sum(kb.num_chunks for kb in self.knowledge_bases))
-        found = self.search(query, top_k=num_chunks, where=where)
-        known = {chunk.label for hit in found for chunk in (hit.chunk, *hit.copies)}
+        hits = self.search(query, top_k=num_chunks, where=where)
+        labels = {chunk.label for hit in hits for chunk in (hit.chunk, *hit.copies)}
         rest = [self._scoped(chunk, kb) for kb in self.knowledge_bases for chunk in kb.chunks(where)]
-        return merged([*found, *(Hit(chunk, 0.0) for chunk in rest if chunk.label not in known)])
+        return merged([*hits, *(Hit(chunk, 0.0) for chunk in rest if chunk.label not in labels)])
 
     def offered(
         self, question: Question, query: str, *, before: str = "", rewritten: str = "", searches: bool = True, reads_all: bool = False
@@ -181,11 +181,11 @@ def retrieve_after(
 
 def _fused(retriever: Retriever, queries: Mapping[str, str], *, top_k: int, where: Where | None, rerank: bool) -> list[Hit]:
     depth = max(top_k, FOLLOW_UP_DEPTH)
-    found = {name: retriever.search(query, top_k=depth, where=where, rerank=rerank) for name, query in queries.items()}
-    hits = sorted((hit for each in found.values() for hit in each), key=lambda hit: -(hit.relevance or 0.0))
+    hits_by_query = {name: retriever.search(query, top_k=depth, where=where, rerank=rerank) for name, query in queries.items()}
+    hits = sorted((hit for each in hits_by_query.values() for hit in each), key=lambda hit: -(hit.relevance or 0.0))
     best = merged(hits)  # keeps the more relevant hit of each text
     numbers = {comparable(hit.chunk.text): number for number, hit in enumerate(best)}
-    scored = fuse({name: [numbers[comparable(hit.chunk.text)] for hit in each] for name, each in found.items()})
+    scored = fuse({name: [numbers[comparable(hit.chunk.text)] for hit in each] for name, each in hits_by_query.items()})
     return [replace(best[number], score=score, contributions=parts) for number, score, parts in scored[:top_k]]
 
 

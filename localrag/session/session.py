@@ -272,14 +272,14 @@ class Session:
     def finish(self, prepared: Prepared, completion: Completion) -> Answer:
         """Turn a completion into an answer: check its citations and record it in the journal."""
         question = prepared.question
-        asked = search_query(question.messages, needs_question=question.needs_question) or question.messages[-1].content
+        question_text = search_query(question.messages, needs_question=question.needs_question) or question.messages[-1].content
         answer = self.to_answer(prepared, completion)
         warnings = retrieval.none_passes(self.knowledge_bases, question.search.where, prepared.offered)
         if question.given.hits is None:
-            warnings += retrieval.left_unread(answer, asked)
+            warnings += retrieval.left_unread(answer, question_text)
         warnings += recorder.keep(
             answer,
-            question=asked,
+            question=question_text,
             session=self.name,
             journal=self.journal,
             knowledge_bases=self.knowledge_bases,
@@ -375,13 +375,13 @@ class Session:
         if composed.thinking is not None:
             ledger = ledger.with_used("thinking", completion.reasoning_tokens)
         load_s = self.engine.take_load_s()
-        spent = load_s + prepared.retrieve_s
+        overhead_s = load_s + prepared.retrieve_s
         timings = replace(
             completion.timings,
             load_s=load_s,
             retrieve_s=prepared.retrieve_s,
-            first_token_s=completion.timings.first_token_s + spent,
-            total_s=completion.timings.total_s + spent,
+            first_token_s=completion.timings.first_token_s + overhead_s,
+            total_s=completion.timings.total_s + overhead_s,
         )
         return Answer(
             text=completion.text,

@@ -77,7 +77,7 @@ class Toolbox:
             is_error, hits, result = True, (), self._first_that_fits(tool, [compact({"error": _told(error)})])
         self._end_call()
         is_exhausted = result.exhausted or not self._has_room()
-        told = {
+        data = {
             "tool": tool,
             "arguments": dict(arguments),
             "text": result.text,
@@ -88,7 +88,7 @@ class Toolbox:
             **({"omitted": list(result.omitted)} if result.omitted else {}),
             **({"truncated": True} if result.truncated else {}),
         }
-        return Used(text=result.text, hits=tuple(hits), is_exhausted=is_exhausted), told
+        return Used(text=result.text, hits=tuple(hits), is_exhausted=is_exhausted), data
 
     def _given(self, tool: str, arguments: Mapping[str, str]) -> _Given:
         if tool not in self._tools:
@@ -142,9 +142,9 @@ class Toolbox:
         if label is None:
             raise UsageError(_UNKNOWN)
         scope, number = label
-        known = self._hits.get(f"KB#{scope}/{number}" if scope else f"KB#{number}")
-        if known is not None and not known.chunk.kb:  # piped text is not in a knowledge base
-            return known.label, _beside(known.chunk, self._hits.values())
+        hit = self._hits.get(f"KB#{scope}/{number}" if scope else f"KB#{number}")
+        if hit is not None and not hit.chunk.kb:  # piped text is not in a knowledge base
+            return hit.label, _beside(hit.chunk, self._hits.values())
         kb = self._kb(scope)
         named = kb.name if len(self._session.knowledge_bases) > 1 else ""
         chunks = [replace(chunk, scope=named) for chunk in kb.around(number)]
