@@ -60,7 +60,7 @@ class Scheduler:
             raise EngineError(
                 f"A prompt of {len(sequence.prompt_ids)} tokens with an answer of up to {sequence.sampling.num_answer_tokens} "
                 f"needs {sequence.num_reserved} cells; the context has {self.num_cells}.",
-                hint="Use a larger window (--ctx) or a smaller answer (--max-tokens).",
+                hint="Use a larger window (--ctx) or a shorter answer (--max-tokens).",
                 needed=sequence.num_reserved,
                 num_cells=self.num_cells,
             )

@@ -116,7 +116,8 @@ class EngineCore:
         """
         if not self.can_generate:
             raise EngineError(
-                f"{self.info.path.name} holds a vocabulary and no weights; it cannot generate.", hint="Use --dry-run, or a whole model."
+                f"{self.info.path.name} has only a vocabulary and no weights, so it cannot generate.",
+                hint="Use --dry-run, or a full model.",
             )
         if repeatable:
             self._reserve_repeatable(num_cells)

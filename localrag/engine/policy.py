@@ -35,7 +35,7 @@ class Policy:
 
     def __post_init__(self) -> None:
         if self.num_sequences < 1:
-            raise UsageError(f"{self.num_sequences} answers at once are too few.", hint="Allow 1 or more.")
+            raise UsageError(f"{self.num_sequences} concurrent answers are too few.", hint="Allow 1 or more.")
 
 
 SINGLE = Policy(on_disk="breakpoint")

@@ -147,7 +147,7 @@ class PrefixStore:
             make_private_folder(self.folder)
             write(path, self.identity, token_ids, breakpoints, payload)
         except OSError as error:
-            self._warn(f"Prefixes cannot be kept in {self.folder}: {file_error(error, self.folder, hint='').reason}.")
+            self._warn(f"Prefixes cannot be stored in {self.folder}: {file_error(error, self.folder, hint='').reason}.")
             return False
         self._evict(keep=path.name)
         return True
@@ -158,7 +158,7 @@ class PrefixStore:
 
     def _check_name(self, path: Path, tokens: bytes, breakpoints: bytes) -> None:
         if path.name != self._name(tokens, breakpoints):
-            raise PrefixFileError("damaged", "it holds other tokens than its name says")
+            raise PrefixFileError("damaged", "its name does not match its tokens")
 
     def _is_own(self, name: str) -> bool:
         return name.startswith(self._prefix) and name.endswith(self._suffix)
@@ -176,7 +176,7 @@ class PrefixStore:
         except FileNotFoundError:
             pass
         except OSError as error:
-            self._warn(f"The prefixes kept in {self.folder} cannot be read: {error.strerror or error}.")
+            self._warn(f"The prefixes in {self.folder} cannot be read: {error.strerror or error}.")
         return sorted(files, key=lambda file: (file.mtime_ns, file.name))
 
     def _refresh(self) -> dict[str, _Entry]:
@@ -227,9 +227,9 @@ class PrefixStore:
         """Skip a file, and remove it if it is damaged. If it has just been replaced by a valid one, that prefix is evaluated again."""
         if error.fault == "damaged":
             removed = self._remove(path.name)
-            self._warn(f"A kept prefix is damaged and was {'removed' if removed else 'ignored'}: {path.name}: {error.reason}.")
+            self._warn(f"A stored prefix is damaged and was {'removed' if removed else 'ignored'}: {path.name}: {error.reason}.")
         elif error.fault == "unreadable":
-            self._warn(f"A kept prefix was ignored: {path.name}: {error.reason}.")
+            self._warn(f"A stored prefix was ignored: {path.name}: {error.reason}.")
 
     def _remove(self, name: str) -> bool:
         self._index.pop(name, None)

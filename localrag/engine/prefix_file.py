@@ -167,11 +167,11 @@ def read(path: Path, identity: Identity, *, max_bytes: int = MAX_FILE_BYTES) -> 
     except MemoryError:
         raise PrefixFileError("unreadable", "there is not enough memory to read it") from None
     if num_read != head.payload_bytes:
-        raise PrefixFileError("damaged", "it became shorter while it was read")
+        raise PrefixFileError("damaged", "it was truncated while it was read")
     digest = hashlib.sha256(head.raw)
     digest.update(payload)
     if digest.digest() != stored:
-        raise PrefixFileError("damaged", "its bytes do not have the checksum that it holds")
+        raise PrefixFileError("damaged", "its checksum does not match")
     return unpack(head.token_bytes), unpack(head.breakpoint_bytes), payload
 
 
@@ -203,7 +203,7 @@ def _read_head(file: BinaryIO, identity: Identity, max_bytes: int) -> Head:
     """Read the head. Every size is checked against the file's size before anything of that size is read."""
     size = os.fstat(file.fileno()).st_size
     if size > max_bytes:
-        raise PrefixFileError("foreign", f"its {size} bytes are more than {max_bytes}")
+        raise PrefixFileError("foreign", f"its {size} bytes exceed the limit of {max_bytes}")
     fixed = file.read(_FIXED.size)
     if len(fixed) < _FIXED.size:
         raise PrefixFileError("damaged", f"it ends after {len(fixed)} bytes")
@@ -211,7 +211,7 @@ def _read_head(file: BinaryIO, identity: Identity, max_bytes: int) -> Head:
     if magic != _MAGIC:
         raise PrefixFileError("damaged", "it does not begin like a prefix file")
     if version > VERSION:
-        raise PrefixFileError("newer", f"its format has version {version}, and this localrag knows {VERSION}")
+        raise PrefixFileError("newer", f"its format version is {version}; this localrag supports up to {VERSION}")
     if version < VERSION or not 0 < header_bytes <= MAX_HEADER_BYTES:
         raise PrefixFileError("damaged", f"it claims version {version} and a header of {header_bytes} bytes")
     header = file.read(header_bytes)
@@ -221,7 +221,7 @@ def _read_head(file: BinaryIO, identity: Identity, max_bytes: int) -> Head:
         raise PrefixFileError("damaged", f"it has {size} bytes and claims {claimed}")
     token_bytes, breakpoint_bytes = file.read(4 * num_tokens), file.read(4 * num_breakpoints)
     if len(token_bytes) + len(breakpoint_bytes) != 4 * (num_tokens + num_breakpoints):
-        raise PrefixFileError("damaged", "it became shorter while it was read")
+        raise PrefixFileError("damaged", "it was truncated while it was read")
     return Head(fixed + header + token_bytes + breakpoint_bytes, token_bytes, breakpoint_bytes, payload_bytes)
 
 
@@ -232,7 +232,7 @@ def _parse(header: bytes, identity: Identity) -> tuple[int, int, int]:
         identity_json = _json(fields["identity"])
         numbers = fields["num_tokens"], fields["num_borders"], fields["payload_bytes"]
     except (ValueError, TypeError, LookupError, RecursionError):
-        raise PrefixFileError("damaged", "its header is not what one holds") from None
+        raise PrefixFileError("damaged", "its header is invalid") from None
     if any(type(number) is not int for number in numbers):
         raise PrefixFileError("damaged", "its header claims impossible numbers")
     num_tokens, num_breakpoints, payload_bytes = numbers
@@ -245,7 +245,7 @@ def _parse(header: bytes, identity: Identity) -> tuple[int, int, int]:
 
 def _unreadable(error: OSError) -> PrefixFileError:
     if isinstance(error, FileNotFoundError):
-        return PrefixFileError("missing", "it is not there")
+        return PrefixFileError("missing", "it does not exist")
     if error.errno == errno.ELOOP:
         return PrefixFileError("damaged", "it is a link")
     return PrefixFileError("unreadable", f"it cannot be read ({error.strerror or error})")

@@ -247,7 +247,7 @@ class CouncilRun:
             reply = self._answered(step)
 
     def _answered(self, step: Step) -> Any:  # noqa: ANN401  # deliberation/flow.py documents the reply to each step
-        self._check_wanted()
+        self._check_cancelled()
         match step:
             case Ask(turns):
                 return self._ask(turns)
@@ -258,7 +258,7 @@ class CouncilRun:
             case Tell(event, data):
                 return self._event_log.record(event, data)
 
-    def _check_wanted(self) -> None:
+    def _check_cancelled(self) -> None:
         if self._is_cancelled:
             raise KeyboardInterrupt
 
@@ -284,7 +284,7 @@ class CouncilRun:
                     self._event_log.record("budget", {**about, "ledger": ledger, "allowances": dict(member_turn.allowances)})
                 self._writing = engine
                 try:
-                    self._check_wanted()
+                    self._check_cancelled()
                     at_once = self._needs[role].num_sequences
                     write(
                         engine,
@@ -449,8 +449,8 @@ class CouncilCall:
                 run = journal.councils.get(run_id)
         if run is None:
             raise UsageError(f"There is no council run {run_id} in the journal.", hint="See localrag report --councils.")
+        if not {"task", "council"} <= run.about.keys():
             raise UsageError(f"Run {run_id} did not use a council of models.toml.", hint="Give its task again.")
-            raise UsageError(f"Run {run_id} was not made from a council of models.toml.", hint="Give its task again.")
         values = {field.name: run.about[field.name] for field in fields(cls) if field.name in run.about}
         return cls(**values | {"kbs": tuple(values.get("kbs", ()))}), str(run.about.get("digest", ""))
 

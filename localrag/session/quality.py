@@ -141,7 +141,7 @@ class CouncilWay:
 
     @contextmanager
     def opened(self) -> Iterator[Answering]:
-        yield partial(_convene, self.council, self.means)
+        yield partial(_ask_council, self.council, self.means)
 
 
 def _identity(model: str | None, settings: Settings, chat_template: Path | None = None) -> list[object]:
@@ -187,7 +187,7 @@ def _ask(session: Session, question_of: Callable[[str], Question], text: str) ->
     )
 
 
-def _convene(council: Council, means: Means, question: str) -> Outcome:
+def _ask_council(council: Council, means: Means, question: str) -> Outcome:
     """Ask a council. Without a verdict, the outcome is an error, with the seconds and tokens used."""
     events: dict[str, dict[str, Any]] = {}
 

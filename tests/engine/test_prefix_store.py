@@ -354,7 +354,7 @@ def test_one_warning_for_any_number_of_damaged_files(folder, store):
         path.write_bytes(b"not a state")
     assert store.longest([3]) is None
     assert store.warning is not None
-    assert store.warning.startswith("A kept prefix is damaged and was removed: ")
+    assert store.warning.startswith("A stored prefix is damaged and was removed: ")
     assert store.warning.endswith(": it ends after 11 bytes. (4 more like it)")
     assert list(folder.iterdir()) == []
 
