@@ -400,7 +400,7 @@ def _run(call: CouncilCall, council: Council, settings: Settings, *, keep: bool,
         ) as run,
         first_interrupt(run.cancel),
     ):
-        run.hold()
+        run.decide()
 
 
 def _show_list(settings: Settings, *, as_json: bool) -> None:

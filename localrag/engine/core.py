@@ -116,7 +116,7 @@ class EngineCore:
         """
         if not self.can_generate:
             raise EngineError(
-                f"{self.info.path.name} has only a vocabulary and no weights, so it cannot generate.",
+                f"{self.info.path.name} has a vocabulary and no weights, so it cannot generate.",
                 hint="Use --dry-run, or a full model.",
             )
         if repeatable:

@@ -126,7 +126,7 @@ def run_council(
         on_event=on_event,
         on_text=on_text,
     ) as run:
-        return run.hold()
+        return run.decide()
 
 
 class CouncilRun:
@@ -181,7 +181,7 @@ class CouncilRun:
                 self._event_log.begin(self._settings.home, council.name, self._task, {"digest": council.digest, **kept})
             self._opened = opened.pop_all()
 
-    def hold(self) -> CouncilResult:
+    def decide(self) -> CouncilResult:
         """Run the council from the task to the verdict."""
         state = "failed"
         try:
@@ -481,7 +481,7 @@ def council(
     )
     resolved = settings or Settings.from_env()
     with open_run(call, call.open(resolved), settings=resolved, keep=keep, on_event=on_event or (lambda _: None)) as run:
-        return run.hold()
+        return run.decide()
 
 
 def open_run(
@@ -494,7 +494,7 @@ def open_run(
     on_event: Callable[[Event], None],
     on_text: Callable[[str, str], None] = lambda _role, _text: None,
 ) -> CouncilRun:
-    """Create the run for a call, to be used in a `with` block and started with `hold`. `council` is the result of `call.open`."""
+    """Create the run for a call, to be used in a `with` block and started with `decide`. `council` is the result of `call.open`."""
     return CouncilRun(
         council,
         call.task,

@@ -196,7 +196,7 @@ def _ask_council(council: Council, means: Means, question: str) -> Outcome:
 
     with CouncilRun(council, question, settings=means.settings, kbs=means.kbs, on_event=hear, on_text=lambda _role, _text: None) as run:
         try:
-            result = run.hold()
+            result = run.decide()
         except InterruptedRunError:
             raise
         except LocalragError as error:
