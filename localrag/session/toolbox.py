@@ -111,7 +111,7 @@ class Toolbox:
         return self._account.room >= self._count(_NO_ROOM)
 
     def _first_that_fits(self, tool: str, texts: Sequence[str]) -> ToolResult:
-        """The first of several forms of one result, the longest first, for which there is room: in part, none would be of use."""
+        """Charge the longest of several forms of a result that fits whole; a partial result would be useless."""
         for number, text in enumerate(texts):
             tried = ToolAccount(self._account.room, self._count).charge_text(tool, text)
             if not tried.truncated:
