@@ -77,7 +77,7 @@ def ask_all(
     hits = retrieval.distinct(retriever.offered(question, search_query(question.messages), reads_all=True))
     ends_at = None if limit is None else started + PASSES_SHARE * limit
     reading = _Reading(session, question, on_step, hits, ends_at)
-    evidence = reading.shown()
+    evidence = reading.evidence()
     if reading.cancelled is not None:
         return replace(reading.cancelled, passes=tuple(reading.passes))
     ready = reading.prepared(evidence, limit)
@@ -131,7 +131,7 @@ class _Reading:
         """Labels of passages left unread because time ran out."""
         self.cancelled: Answer | None = None
 
-    def hits(self) -> Sequence[Hit]:
+    def evidence(self) -> Sequence[Hit]:
         """The hits to answer from: all passages if they fit, else the facts noted from them."""
         hits = self._hits
         while True:
