@@ -72,7 +72,7 @@ def test_conversations_of_llama_cpp_take_turns_and_say_what_they_say_alone(tmp_p
         engine.reserve(2000, num_sequences=2)
         runner, swap = engine.context.runner, HostSwap()
         engine.context = Context.make(
-            lambda _cells, _ids: runner, 2000, 2, swap=swap, bytes_per_token=0, prompt_room=lambda _: 512, most_kept=lambda: 10
+            lambda _cells, _ids: runner, 2000, 2, host_swap=swap, bytes_per_token=0, prompt_room=lambda _: 512, most_kept=lambda: 10
         )
         for turn in range(rounds):
             for name, ids in said.items():
