@@ -275,7 +275,7 @@ def main() -> None:
 
 
 def epoch(model: str, settings: Settings, rng: random.Random, faults: Faults, done: Counter[str], until: float) -> dict[str, object]:
-    """A session from its opening to its end. Memory is in MiB; where the KV cache stands its bytes are taken off, and the shelf's."""
+    """A session from its opening to its end. Memory is in MiB; where the KV cache stands its bytes are taken off, and the host swap's."""
     process, open_bytes, num_asks, most = psutil.Process(), [], 0, Counter[str]()
     with Session.open(model, n_ctx=WINDOW, settings=settings) as session:
         asker = Asker(session, rng, faults, done)

@@ -12,7 +12,7 @@ from docgen.sources import GENERATED, attribute_docs
 from localrag.budget import SECTIONS, TIERS
 from localrag.catalog import budgets, councils, entries, schema
 from localrag.relevance.scoring import DEFAULT_FILE_TYPES, DEFAULT_WEIGHTS
-from localrag.session.memory import Recalling
+from localrag.session.memory import RecallRule
 from localrag.types import SamplingParams
 
 _INTRODUCTION = f"""\
@@ -83,7 +83,7 @@ def _defaults() -> dict[type[BaseModel], Mapping[str, object]]:
         budgets.ThresholdsTable: {tier.name: tier.threshold for tier in TIERS},
         budgets.RelevanceTable: {name: getattr(DEFAULT_WEIGHTS, name, None) for name in budgets.RelevanceTable.model_fields},
         budgets.FileTypesTable: DEFAULT_FILE_TYPES,
-        schema.MemoriesTable: asdict(Recalling()),
+        schema.MemoriesTable: asdict(RecallRule()),
         councils.SpecialistTable: {**sampling, "persona": None, "name": None, "max_tokens": "the council's, else 512"},
         councils.JudgeTable: {**sampling, "rounds": f"{councils.DEFAULT_ROUNDS} where there are tools"},
         councils.CouncilTable: {"system": "a text of its own"},

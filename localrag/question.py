@@ -1,4 +1,4 @@
-"""A question and everything that comes with it, as one frozen value: what every command, script and server asks with."""
+"""A question with all its options, as one frozen value. Every command, script and server request becomes one."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from localrag.kb.filters import Where
 
 TopK = int | Literal["fit"]
-"""A number of passages, or "fit" for as many as the window may hold."""
+"""A number of passages, or "fit" for as many as fit in the window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """Which evidence to look for.
+    """What evidence to search for.
 
-    `kbs` are names of knowledge bases to open for this question; None searches those of the session. `top_k` is the number of passages
-    (None: the default, 4). Only documents that match `where` are searched. With `weigh`, the relevance of the files weights the passages.
+    `kbs` names the knowledge bases to open for this question; None uses the session's. `top_k` is the number of passages (default: 4). Only
+    documents that match `where` are searched. With `weigh`, passages are weighted by the relevance of their files.
     """
 
     kbs: tuple[str, ...] | None = None
@@ -35,11 +35,11 @@ class Search:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What the caller hands in with a question.
+    """What the caller supplies with a question.
 
-    `hits` replace the search; None searches. `left_out` maps the label of each passage that was found but is not among `hits` to the
-    reason that the ledger gives; with it, `hits` are taken as they are, otherwise identical texts are merged. `piped` text is evidence.
-    The answer must call one of the tools named in `must_call`, if there are any.
+    `hits` replace the search; None searches. `left_out` maps the label of each retrieved passage missing from `hits` to the reason to show
+    in the ledger. With `left_out`, `hits` are used unchanged; without, identical texts are merged. `piped` is text to use as evidence. If
+    `must_call` names tools, the answer must call one of them.
     """
 
     hits: tuple[Hit, ...] | None = None
@@ -53,12 +53,12 @@ class Given:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetOptions:
-    """How the window and the time are shared.
+    """How to divide the window and the time.
 
-    `context_ratio` (0 to 1) is the most that evidence takes of the window after the sections that cannot be cut. `overflow` holds pairs of
-    a strategy and the section that it is for, None for all. `max_seconds` plans prompt and answer so that both finish in time, retrieval
-    and reranking included; it counts from `started_at` on the clock of time.perf_counter(), or from the call. `ends_after_s` plans
-    nothing: it ends the answer that many seconds after the question arrived.
+    `context_ratio` (0 to 1) limits the share of evidence in the window, after the sections that cannot be cut. `overflow` holds pairs of a
+    strategy and the section that it applies to, None for all. `max_seconds` plans prompt and answer to finish in time, retrieval and
+    reranking included. It counts from `started_at` on the clock of time.perf_counter(), or from the call. `ends_after_s` only ends the
+    answer that many seconds after the question arrived; the budget is not planned for it.
     """
 
     context_ratio: float | None = None
@@ -70,10 +70,10 @@ class BudgetOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thread:
-    """Where a question stands in a conversation whose earlier prompts are reused. Messages are numbered from 1, as ledgers number them.
+    """The state of a conversation whose earlier prompts are reused. Messages are numbered from 1, as in ledgers.
 
-    Exchanges with a `pinned` message are always sent whole. Up to message `settled`, history is left to the summary. `earlier` holds the
-    passages that were sent with earlier messages and can still be cited; `again` names those that this question is about.
+    Exchanges with a `pinned` message are always sent in full. History up to message `settled` is sent as a summary. `earlier` holds the
+    passages sent with earlier messages, which can still be cited; `again` names those that this question refers to.
     """
 
     pinned: frozenset[int] = frozenset()
@@ -84,21 +84,21 @@ class Thread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCalls:
-    """Which calls an answer may be: of the tools named in `choices`, whose parameters are enforced for those in `strict`."""
+    """The tool calls that an answer may contain: tools in `choices`, with parameters enforced by a schema for those in `strict`."""
 
     choices: tuple[str, ...]
     strict: tuple[str, ...] = ()
     or_text: bool = True
-    """Whether the answer may also be a text."""
+    """Whether the answer may also be plain text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """What to answer, and how. `messages` is a conversation that ends with the question.
 
-    Without `needs_question` a conversation may end with an answer, and is sent without evidence. One that `is_plain` has a single
-    message, which is sent as it stands, without the model's template. `cite` replaces the words that ask for citations. `calls` says
-    which calls of the given tools the answer may be. `id` tells questions apart.
+    Without `needs_question`, a conversation may end with an answer, and is sent without evidence. A question that `is_plain` has a single
+    message, which is sent unchanged, without the model's template. `cite` replaces the instruction to cite sources. `calls` restricts the
+    tool calls in the answer. `id` identifies the question.
 
     Use `Question.of` for the common case:
 
@@ -119,11 +119,11 @@ class Question:
 
     @classmethod
     def of(cls, asked: str | Sequence[Message], *, system: str | None = None, **options: Any) -> Self:  # noqa: ANN401  # fields of several types
-        """A question from a text, or from a conversation that ends with one.
+        """Create a question from a text, or from a conversation that ends with one.
 
         `system` is a system text. Every other option is a field of Question, SamplingParams, Search, Given, BudgetOptions or Thread.
-        `kbs` is one name or several, and a list is taken where a tuple is held. UsageError for an option that does not exist, and for a
-        single value where several belong.
+        `kbs` is one name or several. Lists are accepted for tuples. Raises UsageError for an unknown option, and for a single value where
+        a list is expected.
         """
         parts: dict[str, dict[str, object]] = {name: {} for name in _PARTS}
         own: dict[str, Any] = {}
@@ -138,7 +138,7 @@ class Question:
         return cls(messages=tuple(_conversation(asked, system)), **own, **changed)
 
     def but(self, **options: Any) -> Self:  # noqa: ANN401  # fields of several types
-        """The same question with other options, named as in `of`."""
+        """Return the same question with some options changed, named as in `of`."""
         fields: dict[str, Any] = {name: value for name, value in options.items() if name in _OWN}
         parts: dict[str, dict[str, object]] = {}
         for name, value in options.items():
@@ -151,21 +151,21 @@ class Question:
 _PARTS: dict[str, Any] = {"sampling": SamplingParams, "search": Search, "given": Given, "budget": BudgetOptions, "thread": Thread}
 _OWN = {each.name for each in dataclasses.fields(Question)} - {"messages"}
 _FIELDS = {each.name: part for part, cls in _PARTS.items() for each in dataclasses.fields(cls) if each.name != "top_k"}
-"""The part that holds each option. `top_k` is a field of two: of Search here."""
+"""The part that holds each option. `top_k` is left out, since two parts have it; here it means that of Search."""
 _SEVERAL = {"attachments", "memories", "tools", "hits", "overflow"}
 
 
 def _part_of(name: str) -> str:
     if name not in _FIELDS:
-        known = ["system", "top_k", *_FIELDS]
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(known)}."
+        names = ["system", "top_k", *_FIELDS]
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(names)}."
         raise UsageError(f"There is no option {name!r}.", hint=hint)
     return _FIELDS[name]
 
 
 def _checked(name: str, value: object) -> object:
-    """The value of an option, with tuples for lists. UsageError for a value of the wrong kind that a type checker would find."""
+    """The value of an option, with lists converted to tuples. Raises UsageError for a value of the wrong type."""
     if name in _SEVERAL and value is not None:
         if isinstance(value, str) or not isinstance(value, Sequence):
             raise UsageError(f"{name} is a list, not {type(value).__name__}.", hint=f"Give {name}=[…], even for one.")

@@ -84,7 +84,7 @@ def test_an_answer_comes_all_the_same_and_says_what_was_not_kept(disk, run):
     code, out, _ = run("ask", "hello", "--model", "echo", "--json")
     warnings = json.loads(out)["warnings"]
     assert code == 0
-    assert any("not kept in the journal" in each and "is full" in each for each in warnings)
+    assert any("not recorded in the journal" in each and "is full" in each for each in warnings)
 
 
 @pytest.mark.parametrize("num_free_bytes", [0, 60_000])

@@ -69,7 +69,7 @@ class Catalog:
     tags: Mapping[str, tuple[str, ...]]
     """Path patterns, with the tags of the documents that match."""
     memories: Mapping[str, float]
-    """The settings of [memories], by field name of session.memory.Recalling."""
+    """The settings of [memories], by field name of session.memory.RecallRule."""
     rejects_tools: bool
     """Whether the server rejects tools together with an index ([server] tools_with_index)."""
     committees: Mapping[str, Council]

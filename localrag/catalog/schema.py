@@ -104,7 +104,7 @@ class CatalogTable(BaseModel):
 class Tables:
     """The contents of the layered files, with absolute paths. `budgets` always has a "default"; `relevance` has only what is set.
 
-    `origins` maps each model, embedder and reranker to its file. `memories` has the settings of session.memory.Recalling.
+    `origins` maps each model, embedder and reranker to its file. `memories` has the settings of session.memory.RecallRule.
     `tags` maps path patterns to tags.
     """
 

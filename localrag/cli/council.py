@@ -21,8 +21,8 @@ from localrag.deliberation.roles import Judge, Member
 from localrag.deliberation.turns import PLAN_TOKENS
 from localrag.errors import BudgetExceededError, ModelNotFoundError, UsageError
 from localrag.prompt.measure import SUMMARY_TOKENS
+from localrag.session.member_turns import CouncilSetup
 from localrag.session.opening import open_engine
-from localrag.session.seats import Seating
 from localrag.settings import Settings
 from localrag.text.sanitize import safe
 from localrag.types import Message
@@ -250,14 +250,14 @@ def _counted(
 ) -> tuple[Counter[str], BudgetExceededError | None]:
     """What a task takes of the sections that are always sent whole, the most of all these roles; and the error if it does not fit."""
     counted, error = Counter[str](), None
-    seating = Seating(council=council, messages=[Message("user", task)], knowledge_bases=(), embedder=None, learning=settings.learn)
+    setup = CouncilSetup(council=council, messages=[Message("user", task)], knowledge_bases=(), embedder=None, learning=settings.learn)
     engine = open_engine(role.model, settings=settings, vocab_only=True)
     try:
         for turn in first_turns(council):
             if (JUDGE if turn.role == PLANNER else turn.role) not in names:
                 continue
-            session = seating.session(engine, turn.role)
-            wants = session.measure(seating.offer(session, turn))
+            session = setup.session(engine, turn.role)
+            wants = session.measure(setup.inputs(session, turn))
             counted |= wants.fixed
             try:
                 wants.share(window)
@@ -397,10 +397,10 @@ def _run(call: CouncilCall, council: Council, settings: Settings, *, keep: bool,
         view,
         open_run(
             call, council, settings=settings, keep=keep, started_at=options.started_at(), on_event=on_event, on_text=view.on_text
-        ) as sitting,
-        first_interrupt(sitting.cancel),
+        ) as run,
+        first_interrupt(run.cancel),
     ):
-        sitting.hold()
+        run.decide()
 
 
 def _show_list(settings: Settings, *, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""What an engine needs of whatever runs a model: llama.cpp, or the echo."""
+"""Protocols of whatever runs a model: llama.cpp or the echo."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What evaluating `token_ids` left behind. The last of its `breakpoints` is their end; a shared context has none."""
+    """The KV cache state after evaluating `token_ids`. Its last breakpoint is the end; a state of a shared context has no breakpoints."""
 
     token_ids: tuple[int, ...]
     breakpoints: tuple[int, ...]
@@ -24,51 +24,51 @@ class State:
 
 
 class Memory(Protocol):
-    """What sequences hold, checked by positions: a method that says False has left the sequence empty."""
+    """The KV cache of a context. Every method checks positions; one that returns False has emptied the sequence."""
 
     num_cells: int
     moves_cells: bool
-    """Whether a state that is restored lies in other cells than one that was evaluated, so that sums over it round otherwise, and
-    whether the end of what a sequence holds cannot always be removed: sliding windows and recurrent states."""
+    """True for models with sliding windows or recurrent states: a restored state occupies different cells, so its results may round
+    differently, and a sequence cannot always be truncated."""
 
     def copy(self, source: int, seq_id: int, num_tokens: int, /) -> bool:
-        """Have `seq_id` hold the first tokens of `source`, in the same cells."""
+        """Copy the first `num_tokens` tokens of `source` to `seq_id`, sharing the same cells."""
         ...
 
     def cut(self, seq_id: int, num_tokens: int, /) -> bool:
-        """Drop what a sequence holds from position `num_tokens` on."""
+        """Truncate a sequence to its first `num_tokens` tokens."""
         ...
 
     def save(self, seq_id: int, /) -> bytes:
-        """The state of a sequence."""
+        """Return the state of a sequence."""
         ...
 
     def restore(self, seq_id: int, state: bytes | bytearray, num_tokens: int, /) -> bool:
-        """Have a sequence hold a state that `save` gave."""
+        """Restore a state returned by `save`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """The logarithms of how likely tokens are in one place: `of` each by its id, and the ids of the likeliest, the first before all."""
+    """Log probabilities of the next token: `of` returns that of a token id; `likeliest` are the most probable ids, in order."""
 
     of: Callable[[int], float]
     likeliest: tuple[int, ...]
 
 
 class MakeRunner(Protocol):
-    """Makes what evaluates tokens."""
+    """Creates runners."""
 
     def __call__(self, num_cells: int, num_sequences: int, /, *, repeatable: bool = False) -> Runner:
-        """With `repeatable`, sums do not depend on how many threads add them up. EngineError if memory has no room for it."""
+        """Create a runner. With `repeatable`, results do not depend on the number of threads. Raises EngineError if memory is too small."""
         ...
 
 
 class Runner(Memory, Protocol):
-    """What evaluates tokens: llama.cpp's context, or the echo. Sequence ids count from 0 to the number of sequences."""
+    """Evaluates tokens: llama.cpp's context, or the echo. Sequence ids count from 0."""
 
     def check(self, sampling: SamplingParams, /) -> None:
-        """UsageError for what no answer of this one can keep to, before it gets into a step that others share."""
+        """Raise UsageError for options that this runner does not support, before they can affect a shared step."""
         ...
 
     def begin(self, seq_id: int, prompt_ids: list[int], sampling: SamplingParams, /) -> None: ...
@@ -78,60 +78,60 @@ class Runner(Memory, Protocol):
 
     def sample(self, seq_id: int, index: int, /) -> int: ...
     def logits(self, index: int, token_ids: tuple[int, ...], /) -> tuple[float, ...]:
-        """Of these tokens, behind the `index`-th entry of the last batch, which must have asked for logits."""
+        """Logits of these tokens after the `index`-th entry of the last batch. That entry must have requested logits."""
         ...
 
     def logprobs(self, index: int, num_top: int, /) -> Logprobs:
-        """Of the whole vocabulary, behind that entry; `num_top` of its likeliest tokens. To be read before the next batch."""
+        """Logprobs after that entry, with the `num_top` most probable tokens. Must be called before the next batch."""
         ...
 
     def num_tokens(self, seq_id: int, /) -> int: ...
     def end(self, seq_id: int, /) -> None: ...
     def prepare(self) -> None:
-        """An answer is about to begin, and none is running."""
+        """Called before an answer begins while none is running."""
         ...
 
     def cancel(self) -> None: ...
     def resume(self) -> None:
-        """A `cancel` from before this does not stop the next decode."""
+        """Discard earlier calls of `cancel`, so that they do not stop the next decode."""
         ...
 
     def close(self) -> None: ...
 
 
 class Backend(Protocol):
-    """A model that is open: its tokenizer, its template, its facts, and the contexts that evaluate its tokens."""
+    """An open model: its tokenizer, template, metadata and contexts."""
 
     name: str
     info: ModelInfo
     sha256: str | None
-    """Hash of the model's file, if the catalogue knows it."""
+    """Hash of the model's file, if the catalogue has one."""
     counts_are_exact: bool
-    """Whether the tokenizer counts exactly as many tokens as are evaluated."""
+    """Whether the tokenizer's counts equal the number of evaluated tokens."""
     load_s: float
-    """Seconds that loading the model took."""
+    """Seconds spent loading the model."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...
     @property
     def template(self) -> ChatTemplate | None:
-        """None for a model that has no chat template."""
+        """The model's chat template; None if it has none."""
         ...
 
     @property
     def can_generate(self) -> bool:
-        """Whether there are weights, and not just a vocabulary."""
+        """Whether the model has weights, not only a vocabulary."""
         ...
 
     @property
     def speed(self) -> Speed: ...
     def save_speed(self) -> None:
-        """Keep the speed for later runs."""
+        """Store the speed for later runs."""
         ...
 
     @property
     def memory_plan(self) -> MemoryPlan | None:
-        """Memory that the model takes with the context that was made last; None before there is one, and for the echo."""
+        """Memory needed by the model with its latest context; None before one exists, and for the echo."""
         ...
 
     def make_slot(self, n_ctx: int | None, /) -> Slot: ...

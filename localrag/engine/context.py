@@ -1,4 +1,4 @@
-"""Who goes into the next batch."""
+"""A context with its KV cache, and the scheduler that fills its batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from localrag.types import Piece, TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The next `token_ids` of one sequence; `samples` says whether the last of them gives a new token."""
+    """A sequence's part of a batch. With `samples`, a new token is sampled after its last token."""
 
     sequence: Sequence
     token_ids: list[int]
@@ -28,11 +28,11 @@ class Share:
 
 
 class Scheduler:
-    """First come, first served, within the cells of one KV cache.
+    """Schedules sequences within one KV cache, first come, first served.
 
-    `place` lets a sequence in, or says that it has to wait. In a batch the next tokens of running answers come first, then pieces
-    of prompts in order of arrival. Beside answers, all of these have at most as many tokens as `prompt_room` allows from the depth of
-    the first: a long prompt does not stall an answer.
+    `place` admits a sequence, or returns False if it has to wait. A batch begins with the next tokens of running answers, followed by
+    pieces of prompts in order of arrival. While answers run, these pieces have at most `prompt_room(depth)` tokens in all, where `depth`
+    is that of the first prompt, so that a long prompt does not stall an answer.
     """
 
     def __init__(
@@ -49,26 +49,26 @@ class Scheduler:
 
     @property
     def unfinished(self) -> list[Sequence]:
-        """Every sequence that runs or waits."""
+        """All running and waiting sequences."""
         return [*self.running, *self.waiting]
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence. EngineError if it could never run."""
+        """Queue a sequence. Raises EngineError if it can never run."""
         if not sequence.prompt_ids:
             raise EngineError("An empty prompt cannot be evaluated.")
         if sequence.num_reserved > self.num_cells:
             raise EngineError(
                 f"A prompt of {len(sequence.prompt_ids)} tokens with an answer of up to {sequence.sampling.num_answer_tokens} "
                 f"needs {sequence.num_reserved} cells; the context has {self.num_cells}.",
-                hint="Use a larger window (--ctx) or a smaller answer (--max-tokens).",
+                hint="Use a larger window (--ctx) or a shorter answer (--max-tokens).",
                 needed=sequence.num_reserved,
                 num_cells=self.num_cells,
             )
         self.waiting.append(sequence)
 
     def schedule(self) -> list[Share]:
-        """The next batch: at most `batch_tokens` tokens, a share a sequence."""
-        while self.waiting and len(self.running) < self.num_slots and self._lets_in():
+        """The next batch: at most `batch_tokens` tokens, one share for each sequence."""
+        while self.waiting and len(self.running) < self.num_slots and self._admits():
             self.running.append(self.waiting.popleft())
         answers = [sequence for sequence in self.running if sequence.is_answering]
         prompts = [sequence for sequence in self.running if not sequence.is_answering]
@@ -78,8 +78,8 @@ class Scheduler:
             room = min(room, self._prompt_room(prompts[0].num_evaluated))
         return shares + self._shares(prompts, room)
 
-    def _lets_in(self) -> bool:
-        """Whether the first that waits gets in. To ask takes as long as its prompt, and while answers alone run nothing changes."""
+    def _admits(self) -> bool:
+        """Admit the first waiting sequence if possible. After a refusal, `place` is called again only once something has changed."""
         only_answers = all(sequence.is_answering for sequence in self.running)
         if only_answers and self._is_refused:
             return False
@@ -89,17 +89,17 @@ class Scheduler:
 
     @staticmethod
     def _shares(sequences: list[Sequence], room: int) -> list[Share]:
-        """What comes next of each, in order, until so many tokens are taken. Only the last token of all gives a new one."""
+        """The pending tokens of each sequence, in order, up to `room` tokens. A new token is sampled only after the last pending one."""
         shares = []
         for sequence in sequences:
-            taken = sequence.pending(room)
-            if taken:
-                shares.append(Share(sequence, taken, samples=sequence.num_evaluated + len(taken) == sequence.num_tokens))
-                room -= len(taken)
+            token_ids = sequence.pending(room)
+            if token_ids:
+                shares.append(Share(sequence, token_ids, samples=sequence.num_evaluated + len(token_ids) == sequence.num_tokens))
+                room -= len(token_ids)
         return shares
 
     def release(self, sequence: Sequence) -> None:
-        """A sequence is finished, or will never run."""
+        """Remove a sequence that has finished or will never run."""
         self._is_refused = False
         if sequence in self.running:
             self.running.remove(sequence)
@@ -108,13 +108,13 @@ class Scheduler:
 
 
 BATCH_TOKENS = 512
-"""Tokens of one batch: larger ones are no faster (measured), and a cancelled one is lost."""
+"""Tokens per batch. Larger batches are not faster (measured), and more work is lost when one is cancelled."""
 KEPT_SEQUENCES = 8
-"""Finished sequences that a shared context keeps beside those that run, as far as there are cells."""
+"""Maximum number of finished sequences that a shared context keeps next to running ones, if there are enough cells."""
 
 
 class Context:
-    """One for a single sequence goes on from borders (ExclusiveCells); one for several shares every beginning (SharedCells)."""
+    """Evaluates sequences in one KV cache: a single one that resumes at breakpoints (ExclusiveCells), or several (SharedCells)."""
 
     def __init__(self, runner: Runner, cells: ExclusiveCells | SharedCells, *, num_slots: int, prompt_room: Callable[[int], int]) -> None:
         self.runner = runner
@@ -130,14 +130,15 @@ class Context:
         num_cells: int,
         num_slots: int,
         *,
-        shelf: HostSwap,
+        host_swap: HostSwap,
         bytes_per_token: int,
         prompt_room: Callable[[int], int],
         most_kept: Callable[[], float],
     ) -> Self:
-        """For up to `num_slots` sequences at once; see Scheduler for `prompt_room`, SharedCells for `shelf` and `most_kept`.
+        """Create a context for up to `num_slots` concurrent sequences. See Scheduler for `prompt_room`, SharedCells for the swap options.
 
-        A token takes `bytes_per_token` of a cell. Where memory has no room for a shelf as large as all cells, they keep what they hold.
+        A token needs `bytes_per_token` in the KV cache. If memory has no room for a host swap as large as the cells, nothing is swapped out
+        only for speed.
         """
         num_ids = num_sequence_ids(num_slots)
         runner = make_runner(num_cells, num_ids)
@@ -145,24 +146,24 @@ class Context:
             return cls(runner, ExclusiveCells(runner), num_slots=1, prompt_room=prompt_room)
         from localrag.engine.memory import available_memory  # noqa: PLC0415  # weight: one sequence alone needs none of it
 
-        is_large = shelf.fit(runner.num_cells * bytes_per_token, available_memory())
-        cells = SharedCells(runner, num_sequences=num_ids, shelf=shelf, most_kept=most_kept if is_large else lambda: math.inf)
+        is_large = host_swap.fit(runner.num_cells * bytes_per_token, available_memory())
+        cells = SharedCells(runner, num_sequences=num_ids, host_swap=host_swap, most_kept=most_kept if is_large else lambda: math.inf)
         return cls(runner, cells, num_slots=num_slots, prompt_room=prompt_room)
 
     @classmethod
     def make_repeatable(cls, make_runner: MakeRunner, num_cells: int) -> Self:
-        """For one sequence at a time, whose sums depend on its tokens and borders alone."""
+        """Create a context for one sequence at a time, whose results depend only on its tokens and breakpoints."""
         runner = make_runner(num_cells, 1, repeatable=True)
         return cls(runner, ExclusiveCells(runner, repeatable=True), num_slots=1, prompt_room=lambda _: BATCH_TOKENS)
 
     @property
     def single(self) -> ExclusiveCells | None:
-        """Its cells, if it is for one sequence."""
+        """The cells of a context for one sequence; None for several."""
         return self.cells if isinstance(self.cells, ExclusiveCells) else None
 
     @property
     def shared(self) -> SharedCells | None:
-        """Its cells, if it is for several."""
+        """The cells of a context for several sequences; None for one."""
         return self.cells if isinstance(self.cells, SharedCells) else None
 
     @property
@@ -170,29 +171,29 @@ class Context:
         return not self.scheduler.unfinished
 
     def serves(self, num_cells: int, num_slots: int) -> bool:
-        """Whether it is as large, and of the kind that was asked for."""
+        """Whether the context is large enough and of the required kind."""
         is_large_enough = num_cells <= self.runner.num_cells and num_slots <= self.scheduler.num_slots
         return is_large_enough and (num_slots == 1) == (self.single is not None)
 
     def leave_for(self, num_slots: int) -> State | None:
-        """Make way for another one, for so many sequences at once; gives what one of a single sequence takes over. Nothing may run."""
-        held = None
+        """Close this context to make way for another. Returns the state to restore there, if both are for one sequence. It must be idle."""
+        state = None
         if num_slots == 1 and self.single is not None:
-            held = self.single.latest()
+            state = self.single.latest()
         elif num_slots > 1 and self.shared is not None:
-            self.shared.put_away_all()
+            self.shared.swap_out_all()
         self.runner.close()
-        return held
+        return state
 
     def add(self, sequence: Sequence) -> None:
         if self.is_idle:
             self.runner.prepare()
         if self.single is None:
-            sequence.breakpoints = ()  # what is taken over does not depend on them, and whole batches are the faster ones
+            sequence.breakpoints = ()  # prefix sharing does not need them here, and full batches are faster
         self.scheduler.add(sequence)
 
     def decode(self, shares: list[Share]) -> bool:
-        """Evaluate a batch of these shares. False if it was cancelled: every sequence stands where it stood, or at its beginning."""
+        """Evaluate a batch. Returns False if it was cancelled: every sequence is then where it was, or at its beginning."""
         runner, entries = self.runner, []
         for share in shares:
             sequence, slot = share.sequence, slot_of(share.sequence)
@@ -214,23 +215,23 @@ class Context:
         return False
 
     def sample(self, sequence: Sequence, index: int, tokenizer: Tokenizer) -> Piece:
-        """Its next token, behind the token of the last batch with this index, with what it was asked to tell of it."""
+        """Sample a sequence's next token, after entry `index` of the last batch, and collect its logprobs if requested."""
         runner = self.runner
         if sequence.watched and not sequence.completion_ids:
             sequence.watched_logits = runner.logits(index, sequence.watched)
-        wanted = sequence.sampling.logprobs
-        known = None if wanted is None else runner.logprobs(index, wanted)
+        num_top = sequence.sampling.logprobs
+        logprobs = None if num_top is None else runner.logprobs(index, num_top)
         token = runner.sample(slot_of(sequence), index)
         is_end = tokenizer.is_end(token)
         piece = tokenizer.piece(token, special=sequence.thinking is not None and token in sequence.thinking.mark_ids)
-        if known is not None and not is_end:
-            top = tuple((tokenizer.piece(each), known.of(each)) for each in known.likeliest)
-            sequence.logprobs.append(TokenLogprob(piece, known.of(token), top))
+        if logprobs is not None and not is_end:
+            top = tuple((tokenizer.piece(each), logprobs.of(each)) for each in logprobs.likeliest)
+            sequence.logprobs.append(TokenLogprob(piece, logprobs.of(token), top))
         text = sequence.append(token, piece, is_end=is_end)
         return Piece(sequence.seq_id, token, text, sequence.finish_reason, sequence.take_thought())
 
     def release(self, sequence: Sequence) -> None:
-        """A sequence is finished, or will never run."""
+        """Release a sequence that has finished or will never run."""
         if sequence.started_at is not None:
             self.runner.end(slot_of(sequence))
         self.cells.end(sequence)
@@ -238,12 +239,12 @@ class Context:
 
 
 def num_sequence_ids(num_slots: int) -> int:
-    """The sequences of a context for so many at once: those that it keeps are among them."""
+    """Number of sequence ids in a context for `num_slots` concurrent sequences, cached ones included."""
     return 1 if num_slots == 1 else min(MAX_SEQUENCES, num_slots + KEPT_SEQUENCES)
 
 
 def slot_of(sequence: Sequence) -> int:
-    """Its id in the KV cache. EngineError for one that was not let in."""
+    """A sequence's id in the KV cache. Raises EngineError if it was not admitted."""
     if sequence.slot is None:
         raise EngineError("A sequence runs without a slot.")
     return sequence.slot

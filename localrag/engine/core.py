@@ -1,4 +1,4 @@
-"""One step of an engine: schedule, decode, collect; and the contexts in which it happens."""
+"""The engine core: contexts, and the steps that run in them: schedule, decode, collect."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
     from localrag.engine.prefix_disk_cache import PrefixDiskCache
 
 MAX_STALL_S = 0.25
-"""How long a piece of a prompt may take beside running answers: readers do not notice that one token comes later."""
+"""Maximum seconds for evaluating a piece of a prompt while answers are being read. Readers do not notice a token this late."""
 MAX_KEPT_SLOWDOWN = 1.2
-"""How many times as slow what is kept in the cells for later may make a token of those that run."""
+"""Maximum factor by which retained KV cells may slow down each token of running sequences."""
 _MIN_PIECE_TOKENS = 16
 _ROUND_CELLS = 512
 _FURTHER_CELLS = 2048
-"""Cells for each further request of a server after the first whole window: most requests are short."""
+"""KV cells for each further request of a server after the first full window. Most requests are short."""
 FIRST_COUNT_ERROR = 0.1
-"""What is taken to be the error of counts that are estimates, before more was seen."""
+"""Assumed relative error of estimated token counts until a larger one is observed."""
 
 
 class EngineCore:
-    """A model with its tokenizer and template, and the contexts in which its prompts run, step by step.
+    """A model with its tokenizer and template, and the contexts in which its prompts run step by step.
 
-    A context is made when the first prompt is there, and just as large as needed, because a KV cache is memory that is written at once.
-    Used by one thread; only `cancel` and `cancel_all` may come from another.
+    A context is created for the first prompt and only as large as needed, because its KV cache occupies memory at once. Use an engine from
+    one thread; only `cancel` and `cancel_all` may be called from another.
     """
 
     def __init__(self, backend: Backend, *, prefix_cache: PrefixDiskCache | None = None) -> None:
@@ -51,23 +51,23 @@ class EngineCore:
         self.tokenizer = backend.tokenizer
         self.counter = TokenCounter(backend.tokenizer)
         self.load_s = backend.load_s
-        """Seconds spent so far on loading the model and making its contexts."""
+        """Seconds spent so far on loading the model and creating contexts."""
         self.count_error = 0.0 if backend.counts_are_exact else FIRST_COUNT_ERROR
         """Largest relative error of the token counts seen so far; 0 where counts are exact."""
         self.prefix_cache = prefix_cache
-        """Keeps on disk what took long to evaluate; None keeps nothing."""
+        """Stores prefixes that took long to evaluate on disk; None stores nothing."""
         self.context: Context | None = None
-        """The context of `reserve`."""
+        """The context created by `reserve`."""
         self.repeatable: Context | None = None
-        """The context for answers that must repeat (SamplingParams.repeatable), one at a time; made when the first one is asked for."""
+        """The context for repeatable answers (SamplingParams.repeatable). It runs one at a time, and is created for the first one."""
         self._backend = backend
         self._told_load_s = 0.0
         self._has_learned = False
         self._min_sequences = 1
         self._waiting: deque[Sequence] = deque()
-        """Sequences for `repeatable`, which may have to grow before it can take one."""
+        """Sequences waiting for the `repeatable` context, which may have to grow first."""
         self._held: list[Sequence] = []
-        """Finished sequences that `keep_for` decides about."""
+        """Finished sequences whose cells `keep_for` may evict."""
         self._max_stall_s = MAX_STALL_S
         self._host_swap = HostSwap()
         self._seq_ids = count()
@@ -83,75 +83,77 @@ class EngineCore:
         return self._backend.template
 
     def make_slot(self, n_ctx: int | None) -> Slot:
-        """The window for a requested size in tokens: capped by the training context and by memory."""
+        """The window for a requested size in tokens, limited by the training context and by memory."""
         return self._backend.make_slot(n_ctx)
 
     @property
     def speed(self) -> Speed:
-        """The speed of this model on this machine, as far as it is known: kept from earlier runs, refreshed by every step."""
+        """Speed of this model on this machine, as far as known. It is stored between runs and updated by every step."""
         return self._backend.speed
 
     @property
     def memory_plan(self) -> MemoryPlan | None:
-        """What the model with its context takes of the machine, as it was planned; None before there is one, and for the echo."""
+        """Planned memory of the model with its context; None before a context exists, and for the echo."""
         return self._backend.memory_plan
 
     @property
     def num_swapped_bytes(self) -> int:
-        """Memory of the states that were swapped out of the KV cache."""
+        """Size in bytes of the states in the host swap."""
         return self._host_swap.num_bytes
 
     @property
     def can_generate(self) -> bool:
-        """Whether there are weights, and not a vocabulary alone."""
+        """Whether the model has weights, not only a vocabulary."""
         return self._backend.can_generate
 
     def reserve(self, num_cells: int, *, num_sequences: int = 1, repeatable: bool = False) -> None:
-        """Have a context of at least so many cells; a smaller one is replaced. With `repeatable`, that is the one for repeatable answers.
+        """Ensure that the context has at least `num_cells` cells; a smaller one is replaced. `repeatable` selects the
+        context for repeatable answers.
 
-        One for a single sequence resumes at a breakpoint that two prompts share, so the same seed gives the same text again
-        (ExclusiveCells); one for several resumes at the longest common prefix (SharedCells). A larger context of the same kind goes
-        on with what the smaller one held.
+        A context for one sequence resumes at a breakpoint shared by two prompts, so the same seed gives the same text (ExclusiveCells). A
+        context for several resumes at the end of the longest common prefix (SharedCells). A larger context of the same kind takes over the
+        cached text of the smaller one.
         """
         if not self.can_generate:
             raise EngineError(
-                f"{self.info.path.name} holds a vocabulary and no weights; it cannot generate.", hint="Use --dry-run, or a whole model."
+                f"{self.info.path.name} has a vocabulary and no weights, so it cannot generate.",
+                hint="Use --dry-run, or a full model.",
             )
         if repeatable:
             self._reserve_repeatable(num_cells)
             return
         num_sequences = max(num_sequences, self._min_sequences)
-        held = None
+        state = None
         if self.context is not None:
             if self.context.serves(num_cells, num_sequences):
                 return
             if not self.context.is_idle:
                 raise EngineError("The context cannot grow while answers are running.")
-            held = self.context.leave_for(num_sequences)
+            state = self.context.leave_for(num_sequences)
             self.context = None
         started = time.perf_counter()
         self.context = Context.make(
             self._backend.make_runner,
             num_cells,
             num_sequences,
-            shelf=self._host_swap,
+            host_swap=self._host_swap,
             bytes_per_token=self.info.kv_bytes_per_token,
             prompt_room=self._prompt_room,
             most_kept=lambda: self.speed.depth_of(MAX_KEPT_SLOWDOWN),
         )
-        if held is not None:
-            self.context.cells.restore(held)
+        if state is not None:
+            self.context.cells.restore(state)
         self.load_s += time.perf_counter() - started
 
     def _reserve_repeatable(self, num_cells: int) -> None:
-        """UsageError where memory has no room for it beside the other context."""
-        held = None
+        """Like `reserve`, for repeatable answers. Raises UsageError if memory has no room for it next to the other context."""
+        state = None
         if self.repeatable is not None:
             if self.repeatable.serves(num_cells, 1):
                 return
             if not self.repeatable.is_idle:
                 raise EngineError("The context cannot grow while an answer is running.")
-            held = self.repeatable.leave_for(1)
+            state = self.repeatable.leave_for(1)
             self.repeatable = None
         started = time.perf_counter()
         try:
@@ -160,17 +162,17 @@ class EngineCore:
             if self.context is None:
                 raise
             raise UsageError(
-                f"An answer with a seed is computed in {num_cells} KV cells of its own, and the free memory does not hold them.",
+                f"An answer with a seed needs {num_cells} KV cells of its own, and there is not enough free memory for them.",
                 hint="Leave the seed out, ask for a shorter answer (max_tokens), or use a smaller window (--ctx).",
                 **error.numbers,
             ) from error
-        if held is not None:
-            self.repeatable.cells.restore(held)
+        if state is not None:
+            self.repeatable.cells.restore(state)
         self.load_s += time.perf_counter() - started
 
     def reserve_for(self, num_cells: Iterable[int], policy: Policy) -> None:
-        """Have a context for prompts that need this many cells each, under a policy: for as many of the largest as run together and fit
-        into memory, and in any case for the largest one. Prompts of a council share what they begin with, so there the largest decides.
+        """Reserve a context for prompts that need these numbers of cells under a policy: for as many of the largest as may run together
+        and fit in memory, and at least for the largest one. The prompts of a council share a prefix, so there the largest one decides.
         """
         from localrag.engine.memory import Situation, plan  # noqa: PLC0415  # weight: a single prompt needs none of it
 
@@ -181,7 +183,7 @@ class EngineCore:
         self.reserve(max(has, sum(needs)), num_sequences=policy.num_sequences)
 
     def has_room_for(self, num_cells: int) -> bool:
-        """Whether a context of this many cells is there, or memory has room for one."""
+        """Whether a context with this many cells exists, or memory has room for one."""
         from localrag.engine.memory import Situation, plan  # noqa: PLC0415  # weight
 
         if self.context is not None and self.context.serves(num_cells, self._min_sequences):
@@ -189,12 +191,12 @@ class EngineCore:
         return plan(self.info, num_cells, self._min_sequences, situation=Situation(is_loaded=True)).fits
 
     def share_contexts(self) -> None:
-        """From now on, make every context for at least two sequences: a conversation's prompt then stays while side prompts run."""
+        """From now on, create every context for at least two sequences, so that side prompts do not evict a conversation's prompt."""
         self._min_sequences = CHAT.num_sequences
 
     def reserve_window(self, n_ctx: int, policy: Policy) -> None:
-        """Have a context for prompts that arrive later: a whole window of `n_ctx` cells, and some for each further prompt at once, as far
-        as memory holds them if another window stays free for repeatable answers.
+        """Reserve a context for prompts that arrive later: one full window of `n_ctx` cells, plus some cells for each further concurrent
+        prompt, as far as memory allows while a second window stays free for repeatable answers.
         """
         from localrag.engine.memory import Situation, plan  # noqa: PLC0415  # weight
 
@@ -204,15 +206,15 @@ class EngineCore:
         self.reserve(n_ctx + further, num_sequences=policy.num_sequences)
 
     def take_load_s(self) -> float:
-        """Seconds of loading that no answer was charged with yet; the one that asks is."""
+        """Loading seconds not yet charged to an answer. They are charged to the caller."""
         seconds, self._told_load_s = self.load_s - self._told_load_s, self.load_s
         return seconds
 
     @contextmanager
     def whole_prompts(self, *, whole: bool = True) -> Iterator[None]:
-        """Within the block, evaluate prompts as fast as possible while running answers wait.
+        """Within the block, evaluate prompts as fast as possible, while running answers wait.
 
-        Otherwise (not `whole`) a prompt is split next to running answers. That takes longer in all, but a reader does not notice it.
+        If not `whole`, prompts are split into pieces between the tokens of running answers. This takes longer, but readers see no pause.
         """
         before, self._max_stall_s = self._max_stall_s, math.inf if whole else MAX_STALL_S
         try:
@@ -222,9 +224,9 @@ class EngineCore:
 
     @contextmanager
     def sharing(self, prefix: list[int]) -> Iterator[None]:
-        """Within the block, prompts that begin with `prefix` run: it is read from disk if it is there, and kept if it took long.
+        """Run prompts that begin with `prefix` in the block. The prefix is read from the disk cache, and stored there if it took long.
 
-        Nothing may run before, and nothing is kept if something still runs after.
+        No sequence may be running at the start. If one is still running at the end, nothing is stored.
         """
         cells = None if self.context is None else self.context.shared
         if self.prefix_cache is None or cells is None:
@@ -238,9 +240,9 @@ class EngineCore:
 
     @contextmanager
     def resuming(self, job: Job) -> Iterator[None]:
-        """Within the block, one prompt runs: what it begins with is read from disk up to a breakpoint, and kept if it took long.
+        """Run one prompt in the block. Its prefix up to a breakpoint is read from the disk cache, and stored there if it took long.
 
-        Contexts for several sequences are left alone.
+        Does nothing in a context for several sequences.
         """
         context = self.repeatable if job.sampling.repeatable else self.context
         cells = context.single if context is not None and self.is_idle else None
@@ -253,7 +255,7 @@ class EngineCore:
             self.prefix_cache.remember(cells, prefill_s=job.sequence.completion().timings.prefill_s)
 
     def recall(self, prompt_ids: list[int], num_cells: int) -> None:
-        """Have a shared context of `num_cells` hold what an earlier process kept on disk of this prompt."""
+        """Restore the part of this prompt that an earlier process stored on disk, in a shared context of `num_cells` cells."""
         if self.prefix_cache is None or not self.can_generate:
             return
         self.reserve(num_cells)
@@ -261,13 +263,13 @@ class EngineCore:
             self.prefix_cache.recall_shared(self.context.shared, prompt_ids)
 
     def remember(self, prompt_ids: list[int]) -> None:
-        """Keep on disk what the shared context holds of this prompt, for `recall`. Nothing is kept while something runs."""
+        """Store the cached part of this prompt on disk, for `recall`. Does nothing while a sequence is running."""
         shared = None if self.context is None else self.context.shared
         if prompt_ids and self.prefix_cache is not None and shared is not None and self.is_idle:
             self.prefix_cache.remember_shared(shared, prompt_ids, prefill_s=self.speed.prefill_s(len(prompt_ids), 0))
 
     def prefer(self, prompt_ids: Iterable[int]) -> int:
-        """Mark what the shared context holds of a prompt as just used, so that it is evicted last. Returns the number of its tokens."""
+        """Mark the cached part of a prompt as just used, so that it is evicted last. Returns its number of tokens."""
         ids = list(prompt_ids)
         cells = None if self.context is None else self.context.shared
         if cells is None:
@@ -277,7 +279,7 @@ class EngineCore:
 
     @contextmanager
     def forgetting(self) -> Iterator[None]:
-        """Drop from the shared context what is evaluated within the block."""
+        """Drop from the shared context everything evaluated within the block."""
         before = self._latest()
         try:
             yield
@@ -287,14 +289,14 @@ class EngineCore:
                 self.context.shared.forget(latest[1])
 
     def _latest(self) -> tuple[int, int] | None:
-        """When the sequence that was used last was used, on the clock of the cache, and its id; None where nothing is shared."""
+        """The LRU time and id of the most recently used cached sequence; None if nothing is cached."""
         cells = None if self.context is None else self.context.shared
         if cells is None:
             return None
         return max(((cells.cache.last_used(each), each) for each in cells.kept), default=None)
 
     def _prompt_room(self, depth: int) -> int:
-        """Tokens of a prompt, behind `depth` others, for which running answers may wait."""
+        """Number of prompt tokens, after `depth` others, that may be evaluated while running answers wait."""
         room = BATCH_TOKENS
         while room > _MIN_PIECE_TOKENS and self.speed.prefill_s(room, depth) > self._max_stall_s:
             room //= 2
@@ -310,22 +312,25 @@ class EngineCore:
         watched: tuple[int, ...] = (),
         thinking: Thinking | None = None,
     ) -> Sequence:
-        """Queue a prompt. The context must have been reserved; EngineError if the prompt could never fit it.
+        """Queue a prompt in the reserved context.
 
-        In a context for one sequence, prompts that share a beginning share its evaluation up to their last common one of `breakpoints`:
-        positions within the prompt, in order. What is `repeatable` needs no context reserved: it is answered in one of its own, which is
-        as large as it has to be, one after another. It ends with an error where memory has no room for that.
-        `deadline` is on the clock of time.perf_counter, in seconds. An answer ends with `finish_reason` "time" when its next token
-        is expected after it. A prompt is evaluated whole and gives at least one token, unless it would take twice the time that
-        there was when it was added: then the sequence ends with no text. One whose deadline has passed is not begun.
-        `watched` are tokens whose logits behind the prompt the sequence keeps. `thinking` says how the model thinks before it answers,
-        and for how many tokens, which come on top of `max_tokens`; without it, all that it writes is the answer.
-        UsageError for a JSON schema that is not supported, or an engine that cannot keep to one.
+        `breakpoints` are ascending positions within the prompt. In a context for one sequence, two prompts with a common prefix share its
+        evaluation up to their last common breakpoint. A `repeatable` prompt needs no reserved context: such prompts run one at a time in a
+        context of their own that grows as needed; if memory has no room for it, the sequence ends with an error.
+
+        `deadline` is in seconds on the clock of time.perf_counter. An answer ends with `finish_reason` "time" when its next token is
+        expected after it. A prompt is evaluated whole and gives at least one token, unless that would take twice the time available when it
+        was added: then it ends without text. A prompt whose deadline has passed is not started.
+
+        The sequence stores the logits of the `watched` tokens after the prompt. `thinking` describes the model's reasoning before the
+        answer and its token limit, which is added to `max_tokens`; without it, all output is the answer.
+
+        Raises EngineError if the prompt cannot fit the context, UsageError if a JSON schema is not supported.
         """
         if not sampling.repeatable:
             self._running().runner.check(sampling)
-        if list(breakpoints) != sorted({border for border in breakpoints if 0 < border < len(prompt_ids)}):
-            raise EngineError(f"The borders of a prompt of {len(prompt_ids)} tokens are not positions within it, in order.")
+        if list(breakpoints) != sorted({position for position in breakpoints if 0 < position < len(prompt_ids)}):
+            raise EngineError(f"The breakpoints of a prompt of {len(prompt_ids)} tokens must be ascending positions within it.")
         sequence = Sequence(
             next(self._seq_ids), prompt_ids, sampling, deadline=deadline, breakpoints=breakpoints, watched=watched, thinking=thinking
         )
@@ -346,9 +351,9 @@ class EngineCore:
         return [context for context in (self.context, self.repeatable) if context is not None]
 
     def step(self) -> list[Piece]:
-        """Evaluate one batch of all running sequences, and one of the repeatable one; sample where a prompt or a token is complete."""
+        """Evaluate one batch in each context, and sample a token for each sequence whose pending tokens are complete."""
         for context in self._contexts:
-            context.runner.resume()  # before it is seen who was cancelled: who is cancelled after that stops the batch
+            context.runner.resume()  # before checking for cancelled sequences, so that a later cancel stops the batch
         pieces = self._drop_cancelled() + self._begin_repeatable()
         scheduled = [(context, context.scheduler.schedule()) for context in self._contexts]
         pieces += self._drop_late([share for _, shares in scheduled for share in shares])
@@ -357,7 +362,7 @@ class EngineCore:
         return pieces
 
     def _begin_repeatable(self) -> list[Piece]:
-        """Have the next one that waits begin, once the one before has ended. One for which there is no memory ends with the error."""
+        """Start the next waiting sequence once the previous one has ended. Without enough memory, it ends with the error."""
         pieces = []
         while self._waiting and (self.repeatable is None or self.repeatable.is_idle):
             sequence = self._waiting[0]
@@ -384,7 +389,7 @@ class EngineCore:
         return pieces
 
     def _collect(self, shares: list[Share], context: Context) -> list[Piece]:
-        """Sample for each share that ends its sequence's pending tokens."""
+        """Sample a token for each share that completes its sequence's pending tokens."""
         pieces, index = [], -1
         for share in shares:
             index += len(share.token_ids)
@@ -392,7 +397,7 @@ class EngineCore:
                 continue
             try:
                 piece = context.sample(share.sequence, index, self.tokenizer)
-            except EngineError as error:  # the others go on
+            except EngineError as error:  # the other sequences continue
                 share.sequence.error = error
                 piece = self.end(share.sequence, "error")
             else:
@@ -402,7 +407,7 @@ class EngineCore:
         return pieces
 
     def _learn(self, shares: list[Share], seconds: float) -> None:
-        """What the step took refreshes the speed, if a single sequence had it to itself."""
+        """Update the speed from the duration of a step, if it ran a single sequence."""
         if len(shares) == 1:
             sequence, num_tokens = shares[0].sequence, len(shares[0].token_ids)
             depth = sequence.num_evaluated - num_tokens
@@ -414,28 +419,28 @@ class EngineCore:
         self._keep_learned()
 
     def _keep_learned(self) -> None:
-        """Once nothing runs any more, what was learned is kept."""
+        """Save the measured speed once the engine is idle."""
         if self._has_learned and self.is_idle:
             self._has_learned = False
             self._backend.save_speed()
 
     def cancel(self, running: Sequence | Job) -> None:
-        """End a sequence, or the job that it belongs to, from any thread; what it had written stays in it."""
+        """Cancel a sequence, or the sequence of a job, from any thread. It keeps its text so far."""
         sequence = running.sequence if isinstance(running, Job) else running
         if sequence is None or sequence.is_finished:
             return
         self._cancelled.add(sequence.seq_id)
         context = self.repeatable if sequence.sampling.repeatable else self.context
-        if context is not None and sequence not in self._waiting:  # nothing is evaluated for one that waits
+        if context is not None and sequence not in self._waiting:  # a waiting sequence has no batch to stop
             context.runner.cancel()
 
     def cancel_all(self) -> None:
-        """End every sequence at once; fit for a signal handler."""
+        """Cancel every sequence. Safe to call from a signal handler."""
         for sequence in self._unfinished():
             self.cancel(sequence)
 
     def abandon(self, sequences: Iterable[Sequence]) -> None:
-        """End these at once, so that nothing of them goes on; an engine that broke was what ended them, and is not asked again."""
+        """Cancel these sequences and release their cells. Errors of a broken engine are ignored."""
         left = [sequence for sequence in sequences if not sequence.is_finished]
         for sequence in left:
             self.cancel(sequence)
@@ -444,21 +449,20 @@ class EngineCore:
                 self.step()
 
     def forget(self) -> None:
-        """Hold nothing of what was evaluated before. Nothing may run."""
+        """Clear the KV cache and the host swap. No sequence may be running."""
         if not self.is_idle:
-            raise EngineError("What answers are made from cannot be forgotten while they run.")
+            raise EngineError("The cache cannot be cleared while answers are running.")
         for context in self._contexts:
             context.cells.clear()
 
     def hold(self, finished: Iterable[Sequence]) -> None:
-        """Leave it to `keep_for` what stays of these finished sequences."""
+        """Let `keep_for` decide which cells of these finished sequences to keep."""
         self._held += finished
 
     def keep_for(self, prompts: Collection[list[int]]) -> list[Sequence]:
-        """Of what the sequences of `hold` left in the KV cache, keep only what one of these prompts begins with.
+        """Evict from the cells of held sequences everything except prefixes of these prompts.
 
-        The rest would slow every step of the others. Returns the sequences that still hold something; a context for one sequence is left
-        alone.
+        Other cells would slow down every step. Returns the sequences that still have cells. A context for one sequence is not changed.
         """
         cells = None if self.context is None else self.context.shared
         self._held = [] if cells is None else [sequence for sequence in self._held if cells.keep_for(prompts, sequence)]
@@ -466,11 +470,11 @@ class EngineCore:
 
     def _drop_cancelled(self) -> list[Piece]:
         pieces = [self.end(sequence, "cancelled") for sequence in self._unfinished() if sequence.seq_id in self._cancelled]
-        self._cancelled.difference_update([piece.seq_id for piece in pieces])  # another thread may be adding to it
+        self._cancelled.difference_update([piece.seq_id for piece in pieces])  # another thread may be adding ids
         return pieces
 
     def _drop_late(self, shares: list[Share]) -> list[Piece]:
-        """End the sequences that would be late after a batch of these shares, and those that have waited past their deadlines."""
+        """End sequences that would miss their deadlines in a batch of these shares, and waiting ones whose deadlines have passed."""
         timed = [sequence for sequence in self._unfinished() if sequence.deadline is not None]
         if not timed:
             return []
@@ -484,7 +488,7 @@ class EngineCore:
         return expect(num_tokens, sequence.num_evaluated)
 
     def end(self, sequence: Sequence, reason: FinishReason) -> Piece:
-        """End a sequence here and now, with what it has written."""
+        """End a sequence immediately, with the text that it has."""
         piece = Piece(sequence.seq_id, None, sequence.finish(reason), reason, sequence.take_thought())
         self._release(sequence)
         self._keep_learned()

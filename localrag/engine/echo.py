@@ -1,6 +1,6 @@
-"""The engine that needs no model: a byte is a token, and the answer repeats the question, as often as it is asked to.
+"""An engine that needs no model: each byte is a token, and the answer repeats the question.
 
-It ships, and most tests use it.
+It ships with localrag, and most tests use it.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from localrag.types import Message, ModelInfo, SamplingParams, Slot, ToolSpec
 
 N_CTX_TRAIN = 131_072
 PREFILL_TOKENS_PER_S, DECODE_TOKENS_PER_S = 1000.0, 100.0
-"""The speed that it states, so that plans in seconds are the same everywhere: a slow one, for which limits of time are long."""
+"""The stated speed, fixed so that time plans are the same on every machine. It is slow, so that time limits in tests can be long."""
 SPEEDUP = 100.0
-"""It is at least so many times as fast, also on a slow machine; what people ask it is planned with this."""
+"""The echo is at least this many times faster, even on a slow machine. Interactive use is planned with the product."""
 _START, _END = 256, 257
 _SURE = 10.0
-"""The logit of the token that it will say, where that of all others is 0."""
+"""Logit of the token that comes next; all others have 0."""
 _SPECIAL = (("<|im_start|>", _START), ("<|im_end|>", _END))
 _CALL = re.compile(r"\bcall\b", re.IGNORECASE)
-"""What it takes in a question to have a tool called where a text would do too."""
+"""If the question matches, the echo calls a tool even where text is allowed."""
 _TIMES = re.compile(r"\bSay it ([1-9][0-9]{0,5}) times\b")
-"""What makes an answer long where it stands behind the question, as a persona does."""
+"""Makes the answer long if it follows the question, as a persona does."""
 
 
 _NAMED = re.compile(rb'"const":("(?:[^"\\]|\\.)*")|"enum":(\[[^\]]*\])')
-"""The values that a schema lists."""
+"""Matches the values listed in a JSON schema."""
 _KEY, _MAP = b"text", "map"
-"""What it calls a property that no schema names, and the mark of an object that has such properties."""
+"""Name for a property that the schema does not name, and the mark of an object with such properties."""
 _MAX_NESTING, _MAX_JSON_BYTES = 8, 100_000
-"""Where a recursive schema would go on, it closes what it can."""
+"""Limits for recursive schemas. Beyond them, the echo closes what it can."""
 
 
 class EchoTokenizer:
@@ -77,7 +77,7 @@ class EchoTokenizer:
 
 
 class EchoTemplate:
-    """ChatML without Jinja. Tools come first, one line of JSON each."""
+    """ChatML without Jinja. Tools come first, as one line of JSON each."""
 
     thinking = None
 
@@ -95,17 +95,17 @@ class EchoTemplate:
 
 @dataclass(slots=True, eq=False)
 class _Cell:
-    """A token that was evaluated. Sequences that share a beginning hold the same cells."""
+    """An evaluated token. Sequences with a common prefix share its cells."""
 
     token: int
     num_holders: int = 1
 
 
 class EchoRunner:
-    """A Runner whose KV cache is a list of tokens. It checks what llama.cpp would abort on: positions, ids, sizes.
+    """A Runner whose KV cache is a list of tokens. It raises errors where llama.cpp would abort: invalid positions, ids and sizes.
 
-    With `uncounted_space` a space really takes two tokens, which its tokenizer does not know: then counts are estimates. With `thinking`
-    it thinks before it answers, between the marks of that form.
+    With `uncounted_space`, a space takes two cells, which the tokenizer does not know, so token counts are estimates. With `thinking`, it
+    reasons before it answers, between the marks of that form.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class EchoRunner:
         num_cells: int,
         num_sequences: int,
         *,
-        repeatable: bool = True,  # noqa: ARG002  # it always is
+        repeatable: bool = True,  # noqa: ARG002  # always true here
         uncounted_space: bool = False,
         thinking: ThinkingForm | None = None,
     ) -> None:
@@ -161,17 +161,17 @@ class EchoRunner:
         if self._outputs.get(index) != seq_id:
             raise EngineError(f"Entry {index} of the last batch has no logits for sequence {seq_id}.")
         reply = self._replies[seq_id]
-        if self._thinking is not None and self._ends(seq_id, self._thinking.end):  # it may not have ended them itself
+        if self._thinking is not None and self._ends(seq_id, self._thinking.end):  # the engine may have ended the reasoning
             self._replies[seq_id] = reply = deque(self._answers[seq_id])
         return reply.popleft()
 
     def _ends(self, seq_id: int, text: str) -> bool:
-        """Whether what a sequence holds ends so."""
-        wanted = text.encode()
-        return bytes(cell.token for cell in self._held[seq_id][-len(wanted) :] if cell.token < _START) == wanted
+        """Whether a sequence's tokens end with this text."""
+        ending = text.encode()
+        return bytes(cell.token for cell in self._held[seq_id][-len(ending) :] if cell.token < _START) == ending
 
     def logits(self, index: int, token_ids: tuple[int, ...]) -> tuple[float, ...]:
-        """The next token of its reply is all but certain."""
+        """Logits in which the next token of the reply is almost certain."""
         coming = self._replies[self._outputs[index]][0]
         return tuple(_SURE if token == coming else 0.0 for token in token_ids)
 
@@ -196,11 +196,11 @@ class EchoRunner:
         return True
 
     def cut(self, seq_id: int, num_tokens: int) -> bool:
-        held = self._held[seq_id]
-        for cell in held[num_tokens:]:
+        cells = self._held[seq_id]
+        for cell in cells[num_tokens:]:
             cell.num_holders -= 1
             self._num_used -= 0 if cell.num_holders else self._size(cell.token)
-        del held[num_tokens:]
+        del cells[num_tokens:]
         return True
 
     moves_cells = False
@@ -215,55 +215,55 @@ class EchoRunner:
         return len(self._held[seq_id]) == num_tokens
 
     def prepare(self) -> None:
-        """Nothing here depends on what other processes do."""
+        """Do nothing: other processes do not affect the echo."""
 
     def cancel(self) -> None:
-        """Nothing here takes long enough to be stopped."""
+        """Do nothing: no step takes long."""
 
     def resume(self) -> None:
-        """Nothing was stopped."""
+        """Do nothing: `cancel` has no effect."""
 
     def close(self) -> None:
         self._held = []
 
 
 def _reply(prompt_ids: Sequence[int], max_tokens: int) -> str:
-    """The last question of the last user message, and the first source that the prompt offers.
+    """Repeat the last question of the last user message, with the first source tag in the prompt.
 
-    Where it is asked for, the question comes again, each time on a line of its own and with the next source: as often as was asked for,
-    or until there is more than `max_tokens`.
+    If the prompt says "Say it N times", repeat the question N times, each on its own line with the next tag, or until there are more than
+    `max_tokens` tokens.
     """
     end = max((i for i, token in enumerate(prompt_ids) if token == _END), default=len(prompt_ids))
     start = max((i for i in range(end) if prompt_ids[i] == _START), default=-1) + 1
-    said = bytes(token for token in prompt_ids[start:end] if token < 256).decode("utf-8", "replace").removeprefix("user\n")
-    tags = [f" [{label}]" for label in dict.fromkeys(match[0] for match in TAG.finditer(said))] or [""]
-    _, found, rest = said.rpartition("\nQuestion: ")
-    asked = (rest if found else said).strip()
-    question = asked.partition("\n")[0][:400]
-    times = _TIMES.search(asked)
+    message = bytes(token for token in prompt_ids[start:end] if token < 256).decode("utf-8", "replace").removeprefix("user\n")
+    tags = [f" [{label}]" for label in dict.fromkeys(match[0] for match in TAG.finditer(message))] or [""]
+    _, separator, rest = message.rpartition("\nQuestion: ")
+    request = (rest if separator else message).strip()
+    question = request.partition("\n")[0][:400]
+    times = _TIMES.search(request)
     most = min(int(times[1]), 1 + max_tokens // len(f"2 times: {question}")) if times else 1
     more = (f"{number} times{tags[(number - 1) % len(tags)]}: {question}" for number in range(2, most + 1))
     return "\n".join((f"You asked: {question}{tags[0]}", *more))
 
 
-def _as_json(schema: str, said: str) -> str:
-    """JSON under a schema: the first of its names and values, one item in each list, and what is said in every free text."""
-    matcher, spoken = byte_vocabulary().matcher(grammar_of(schema)), json.dumps(said, ensure_ascii=False)[1:-1].encode()
+def _as_json(schema: str, text: str) -> str:
+    """Write JSON that matches a schema: the first allowed names and values, one item per list, and `text` in every free string."""
+    matcher, spoken = byte_vocabulary().matcher(grammar_of(schema)), json.dumps(text, ensure_ascii=False)[1:-1].encode()
     names = b"".join(b"".join(found) for found in _NAMED.findall(schema.encode()))
     written, nested, last, begun = bytearray(), [""], "", 0
-    rest: bytes | None = None  # of the text that is being written; None outside of texts
+    rest: bytes | None = None  # remainder of the current string; None outside strings
     is_escaped = False
     while not (may := matcher.allowed())[_END] and len(written) < _MAX_JSON_BYTES:
         if rest is not None:
             is_free = may[ord("a")] and may[ord("Z")] and may[ord(" ")]
             if is_free and nested[-1] == "{" and rest == _KEY:
                 nested[-1] = _MAP
-            wanted = rest[:1] + b'".' if is_free or is_escaped else _first_named(names, bytes(written[begun:]), may) + b'"'
+            preferred = rest[:1] + b'".' if is_free or is_escaped else _first_named(names, bytes(written[begun:]), may) + b'"'
         elif last in ("", "{", "[", ",", ":"):
-            wanted = b'"{[0123456789-tfn]}' if len(nested) < _MAX_NESTING else b']}"0123456789-tfn{['
+            preferred = b'"{[0123456789-tfn]}' if len(nested) < _MAX_NESTING else b']}"0123456789-tfn{['
         else:
-            wanted = b",}]" if nested[-1] == "{" else b"]},"
-        byte = next((each for each in wanted if may[each]), int(may.argmax()))
+            preferred = b",}]" if nested[-1] == "{" else b"]},"
+        byte = next((each for each in preferred if may[each]), int(may.argmax()))
         char = chr(byte)
         if rest is not None:
             ends = char == '"' and not is_escaped
@@ -283,13 +283,13 @@ def _as_json(schema: str, said: str) -> str:
 
 
 def _first_named(names: bytes, begun: bytes, may: Collection[bool]) -> bytes:
-    """The byte with which a text that has begun so goes on as the first of these names that does; none where no name does."""
+    """Byte that continues a partial text towards the first matching name in `names`; empty if no name matches."""
     places = {each: names.find(begun + bytes([each])) for each, is_allowed in enumerate(may) if is_allowed and each < _START}
     return bytes(sorted((each for each, place in places.items() if place >= 0), key=places.__getitem__)[:1])
 
 
 def _thought(prompt_ids: Sequence[int], form: ThinkingForm, answer: str) -> str:
-    """What it thinks before an answer, with the marks that the prompt leaves to it."""
+    """The reasoning before an answer, with the marks that the prompt leaves to the model."""
     start = max((i for i, token in enumerate(prompt_ids) if token == _START), default=-1) + 1
     tail = bytes(token for token in prompt_ids[start:] if token < _START).decode("utf-8", "replace")
     if not form.closes or form.has_ended(tail):
@@ -298,7 +298,7 @@ def _thought(prompt_ids: Sequence[int], form: ThinkingForm, answer: str) -> str:
 
 
 class EchoBackend:
-    """Runs the echo, which needs no model. Its tokens are bytes, so its counts are exact unless it is made to estimate."""
+    """Runs the echo, which needs no model. Its tokens are bytes, so its counts are exact unless estimates are requested."""
 
     can_generate = True
     memory_plan = None
@@ -336,7 +336,7 @@ class EchoBackend:
         )
 
     def save_speed(self) -> None:
-        """The speed is fixed."""
+        """Do nothing: the speed is fixed."""
 
     def make_slot(self, n_ctx: int | None, /) -> Slot:
         limit = self.info.n_ctx_train
@@ -350,14 +350,15 @@ class EchoBackend:
         )
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resources are open."""
 
 
 def open_echo(
     n_ctx_train: int = N_CTX_TRAIN, *, counts_are_exact: bool = True, template: ChatTemplate | None = None, speedup: float = 1.0
 ) -> Engine:
-    """An engine whose model repeats the question, with a training context of `n_ctx_train` tokens; its counts can be made estimates.
+    """Open an engine whose model repeats the question, with a training context of `n_ctx_train` tokens. Its counts can be made estimates.
 
-    With a `template` of ChatML it thinks as models of that template do.
+    With a ChatML `template` of a reasoning model, it reasons before it answers.
     """
+
     return Engine(EchoBackend(n_ctx_train, template or EchoTemplate(), counts_are_exact=counts_are_exact, speedup=speedup))

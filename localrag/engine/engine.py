@@ -1,4 +1,4 @@
-"""The engine: a model, and the one loop that runs prompts for every caller: admit, step, collect."""
+"""The engine: a model with the single loop that runs all prompts: admit, step, collect."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from localrag.text.thinking import Thinking
 from localrag.types import Completion, Piece, SamplingParams
 
 MAX_SLOWDOWN = 1.5
-"""Without a GPU, prompts of a batch run side by side only while that makes each token of an answer at most this much slower: attention
-scans the cells of all sequences. Beyond it, batching saves nothing (measured)."""
+"""Maximum slowdown per generated token, without a GPU, at which another prompt of a batch is admitted: attention scans the cells of all
+sequences. Beyond this factor, batching saves nothing (measured)."""
 MAX_PROMPT_SHARE = 2
-"""Nor does a prompt pay that has more tokens of its own than this many for each token that its answer may have (measured)."""
+"""Maximum number of unshared prompt tokens per answer token at which batching a prompt pays off (measured)."""
 _ROUND_CELLS = 1024
-"""Contexts for single prompts are made a little too large, so that they need not grow with every turn of a conversation."""
+"""Contexts for single prompts are rounded up to a multiple of this many cells, so that they need not grow with every turn of a chat."""
 _END = object()
 
 
 class Driver:
-    """Runs jobs under one policy. Used once; `events` is a generator, and closing it cancels what runs."""
+    """Runs jobs under one policy. Use it once; `events` is a generator, and closing it cancels running jobs."""
 
     def __init__(self, engine: EngineCore, policy: Policy, *, window: int | None = None, reserves: bool = True) -> None:
-        """Unless it `reserves`, it runs in the context that is there. See Engine.run for `window`."""
+        """Without `reserves`, use the existing context. See Engine.run for `window`."""
         self._engine = engine
         self._policy = policy
         self._window = window
@@ -44,7 +44,7 @@ class Driver:
         finally:
             engine.abandon(job.sequence for job in self._running if job.sequence is not None)
 
-    # --- jobs that are known ---
+    # --- known jobs ---
 
     def _finite(self, jobs: list[Job]) -> Iterator[JobEvent]:
         if self._policy.sorts:
@@ -61,7 +61,7 @@ class Driver:
                 yield from self._step(waiting)
 
     def _reserve(self, jobs: Sequence[Job]) -> None:
-        """A context for the jobs that may run together, and in any case for the largest one."""
+        """Reserve a context for the jobs that may run together, and at least for the largest one."""
         common = sorted((job.num_cells for job in jobs if not job.sampling.repeatable), reverse=True)
         if self._policy.is_interactive and jobs:
             repeatable = not common
@@ -76,7 +76,7 @@ class Driver:
             self._engine.reserve_for(common, self._policy)
 
     def _admit(self, waiting: deque[Job], started: float) -> Iterator[JobEvent]:
-        """Begin the next jobs, in order, while there is a place for each and every cell that it can need, and it makes none slower."""
+        """Start the next jobs, in order, as long as there is a free slot, enough cells, and no undue slowdown."""
         context = self._engine.context
         in_use = sum(job.num_cells for job in self._running if not job.sampling.repeatable)
         num_free = (0 if context is None else context.runner.num_cells) - in_use
@@ -88,7 +88,7 @@ class Driver:
                 yield JobEvent(job=job, error=error)
                 continue
             if self._policy.on_disk == "breakpoint" and job.sequence is not None:
-                job.sequence.added_at = started  # reading from disk is part of what it took
+                job.sequence.added_at = started  # include the time to read from disk
             num_free -= 0 if job.sampling.repeatable else job.num_cells
 
     def _begin(self, job: Job) -> None:
@@ -103,9 +103,9 @@ class Driver:
         self._running.append(job)
 
     def _has_place(self, job: Job, num_free: int) -> bool:
-        """Repeatable answers are written one after another. Others need cells, and in a batch to be worth it."""
+        """Whether a job can start. Repeatable answers run one at a time; other jobs need cells and, in a batch, must pay off."""
         if not self._policy.sorts:
-            return True  # the scheduler has them wait
+            return True  # the scheduler queues them
         if len(self._running) >= self._policy.num_sequences:
             return False
         if job.sampling.repeatable:
@@ -113,7 +113,7 @@ class Driver:
         return job.num_cells <= num_free and self._pays(job)
 
     def _pays(self, job: Job) -> bool:
-        """Whether a prompt is better answered next to those that run than after them."""
+        """Whether it is faster to run a prompt next to the running ones than after them."""
         engine = self._engine
         made = engine.memory_plan
         others = [each.prompt_ids for each in self._running if not each.sampling.repeatable]
@@ -125,7 +125,7 @@ class Driver:
 
     @contextmanager
     def _disk_cache(self, jobs: Sequence[Job]) -> Iterator[None]:
-        """Read from disk what the prompts begin with, and keep it there if it took long to evaluate."""
+        """Read the prompts' prefix from the disk cache, and store it there if it took long to evaluate."""
         if self._policy.on_disk == "breakpoint" and len(jobs) == 1:
             with self._engine.resuming(jobs[0]):
                 yield
@@ -137,15 +137,15 @@ class Driver:
         else:
             yield
 
-    # --- jobs that arrive ---
+    # --- arriving jobs ---
 
     def _stream(self, jobs: Iterable[Job | None]) -> Iterator[JobEvent]:
-        """Take jobs while there are some, and step while any runs. The iterator gives None for "none now", and waits if nothing runs."""
+        """Run jobs as they arrive. The iterator yields None if none is waiting, and blocks while nothing runs."""
         source, is_open = iter(jobs), True
         while is_open or self._running:
             job = next(source, _END) if is_open else None
             if isinstance(job, Job):
-                yield self._queued(job)  # the caller gets control before the next job is waited for
+                yield self._queued(job)  # give the caller control before waiting for the next job
                 continue
             is_open = is_open and job is None
             yield JobEvent(job=None)
@@ -174,7 +174,7 @@ class Driver:
             yield JobEvent(job=None)
 
     def _interrupted(self) -> Iterator[JobEvent]:
-        """End every job that runs with what it has written."""
+        """End every running job with the text that it has."""
         sequences = [job.sequence for job in self._running if job.sequence is not None and not job.sequence.is_finished]
         yield from self._collect([self._engine.end(sequence, "cancelled") for sequence in sequences], deque())
 
@@ -206,7 +206,7 @@ class Driver:
         )
 
     def _keep_next(self, finished: Iterable[Job], waiting: deque[Job]) -> None:
-        """Keep only what the next prompt begins with: the ones after it share no more, because they are in order."""
+        """Evict everything except the prefix of the next prompt. Prompts are sorted, so later ones share no longer prefix."""
         self._engine.hold(job.sequence for job in finished if job.sequence is not None)
         queued = [job.prompt_ids for job in self._running if job.sequence is not None and job.sequence.slot is None]
         self._engine.keep_for([*queued, *([waiting[0].prompt_ids] if waiting else [])])
@@ -219,7 +219,7 @@ def run_out(
     on_text: Callable[[str], None] | None = None,
     on_thought: Callable[[str], None] | None = None,
 ) -> Completion:
-    """The completion of a single job; its error is raised. Ctrl-C calls `cancel`, also while a callback runs, and the job ends early."""
+    """Return the completion of a single job, or raise its error. Ctrl-C, even during a callback, calls `cancel` and ends the job early."""
     completion: Completion | None = None
     while completion is None:
         try:
@@ -247,12 +247,11 @@ class Engine(EngineCore):
     """A model that runs prompts. `run` drives them under a policy, `generate` runs a single one to its end."""
 
     def run(self, jobs: Iterable[Job | None], policy: Policy = SINGLE, *, window: int | None = None) -> Generator[JobEvent]:
-        """Run prompts under a policy: admit them, step, and tell what happens to each, until all have ended.
+        """Run prompts under a policy: admit them, step, and yield events until all have ended.
 
-        The last event of a job has a completion or an error. In a stream, `jobs` gives None for "none now" and blocks while the engine is
-        idle. A context for one prompt is rounded up to at most `window`
-        cells. Closing the iterator cancels what runs. Ctrl-C ends interactive jobs as "cancelled"; otherwise their events follow and
-        KeyboardInterrupt is raised.
+        The last event of a job has a completion or an error. In a stream, `jobs` yields None if none is waiting, and blocks while the
+        engine is idle. The context of a single prompt is rounded up to at most `window` cells. Closing the iterator cancels running jobs.
+        Ctrl-C ends interactive jobs as "cancelled"; otherwise KeyboardInterrupt is raised after their events.
         """
         return Driver(self, policy, window=window).events(jobs)
 
@@ -267,9 +266,9 @@ class Engine(EngineCore):
         thinking: Thinking | None = None,
         on_thought: Callable[[str], None] | None = None,
     ) -> Completion:
-        """Run one prompt to its end in the context that is reserved. Ctrl-C ends it with what was written, as "cancelled".
+        """Run one prompt to its end in the reserved context. Ctrl-C ends it as "cancelled", with the text so far.
 
-        `on_text` is called with each piece of the answer and `on_thought` with what was thought before it; `deadline`, `breakpoints` and
+        `on_text` receives each piece of the answer, `on_thought` each piece of the reasoning before it. `deadline`, `breakpoints` and
         `thinking` are as in `add`.
         """
         job = Job(prompt_ids=prompt_ids, sampling=sampling, deadline=deadline, breakpoints=breakpoints, thinking=thinking)
@@ -277,12 +276,12 @@ class Engine(EngineCore):
         return run_out(events, self.cancel_all, on_text=on_text, on_thought=on_thought)
 
     def measure_speed(self) -> None:
-        """Have a speed to plan with: a short prompt and answer are timed, in about a second, if it is not known yet.
+        """Measure the speed for planning, if it is not known yet, by timing short prompts and answers. Takes about a second.
 
-        Nothing is done while answers run: they tell it. EngineError for a file without weights.
+        Does nothing while answers run, since they measure it. Raises EngineError for a file without weights.
         """
         ids = self.tokenizer.encode(_MEASURED_TEXT)
-        for num_tokens in _MEASURED_PROMPTS:  # the first one warms it up
+        for num_tokens in _MEASURED_PROMPTS:  # the first one warms up the model
             if self.speed.is_known or not self.is_idle:
                 return
             self.reserve(max(_MEASURED_PROMPTS) + _MEASURED_ANSWER)

@@ -1,4 +1,4 @@
-"""What sequences held that do not run, outside of the context, where it slows nobody."""
+"""Manage the cells of a KV cache: shared by several sequences, or exclusive to one. A host swap holds evicted states in main memory."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from localrag.engine.radix_tree import RadixTree, common_length
 from localrag.engine.sequence import Sequence
 from localrag.errors import EngineError
 
-LEAST_BYTES = 256 << 20
-"""What the shelf may take in any case, if that is no more than its share of the free memory."""
+MIN_BYTES = 256 << 20
+"""Minimum capacity of the host swap in bytes, as far as its share of the free memory allows."""
 SHARE_OF_FREE = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Shelved:
-    """The state that evaluating `token_ids` left behind."""
+class SwappedState:
+    """The state after evaluating `token_ids`."""
 
     token_ids: list[int]
     data: bytes
 
 
 class HostSwap:
-    """States in memory, at most `max_bytes` of them together, the one that was used longest ago out first."""
+    """An LRU cache of sequence states in main memory, with at most `max_bytes` in all."""
 
-    def __init__(self, max_bytes: int = LEAST_BYTES) -> None:
+    def __init__(self, max_bytes: int = MIN_BYTES) -> None:
         self.max_bytes = max_bytes
-        self._states: list[Shelved] = []
+        self._states: list[SwappedState] = []
 
     def fit(self, context_bytes: int, free_bytes: int) -> bool:
-        """Have room for as much as a context's cells, or LEAST_BYTES, within a share of the memory that is free.
+        """Set the capacity to the size of a context's cells, at least MIN_BYTES, within a share of the free memory.
 
-        False where that is less than the cells: what is moved here from them could be lost sooner than there.
+        Returns False if it is smaller than the cells. States swapped out could then be lost sooner than in the cells.
         """
-        self.max_bytes = min(max(LEAST_BYTES, context_bytes), (free_bytes + self.num_bytes) // SHARE_OF_FREE)
+        self.max_bytes = min(max(MIN_BYTES, context_bytes), (free_bytes + self.num_bytes) // SHARE_OF_FREE)
         return self.max_bytes >= context_bytes
 
     @property
@@ -46,23 +46,23 @@ class HostSwap:
         return sum(len(each.data) for each in self._states)
 
     def put(self, token_ids: list[int], data: bytes) -> None:
-        """Keep a state; those that it begins with are in it. One that is too large for the shelf is not kept."""
+        """Store a state and drop those of its prefixes. A state larger than the capacity is not stored."""
         if len(data) > self.max_bytes:
             return
         self._states = [each for each in self._states if token_ids[: len(each.token_ids)] != each.token_ids]
-        self._states.append(Shelved(token_ids, data))
+        self._states.append(SwappedState(token_ids, data))
         while self.num_bytes > self.max_bytes:
             self._states.pop(0)
 
-    def longest(self, token_ids: Ids[int]) -> tuple[Shelved, int] | None:
-        """The state with the longest beginning in common with a prompt, the smallest of equals, and that length; None without any."""
+    def longest(self, token_ids: Ids[int]) -> tuple[SwappedState, int] | None:
+        """The state with the longest common prefix with a prompt, and that length; the smallest among equals. None without a match."""
         ids = list(token_ids)
-        found = [(common_length(each.token_ids, ids), each) for each in self._states]
-        length, best = max(found, key=lambda pair: (pair[0], -len(pair[1].token_ids)), default=(0, None))
+        matches = [(common_length(each.token_ids, ids), each) for each in self._states]
+        length, best = max(matches, key=lambda pair: (pair[0], -len(pair[1].token_ids)), default=(0, None))
         return (best, length) if best is not None and length else None
 
-    def use(self, state: Shelved, num_tokens: int) -> None:
-        """A sequence went on from the first tokens of a state: with all of them it holds what the shelf need not."""
+    def use(self, state: SwappedState, num_tokens: int) -> None:
+        """Record that a sequence resumed from a state. If it uses all of the tokens, the state is dropped, since the cells hold them."""
         self._states = [each for each in self._states if each is not state]
         if num_tokens < len(state.token_ids):
             self._states.append(state)
@@ -72,27 +72,26 @@ class HostSwap:
 
 
 MIN_SHARED_TOKENS = 16
-"""A shorter beginning is evaluated again: that is as fast as bookkeeping."""
-MIN_SHELVED_TOKENS = 64
-"""Fewer are evaluated as fast as a state is saved and restored."""
+"""Minimum length in tokens of a prefix to share. Evaluating a shorter one again is as fast as the bookkeeping."""
+MIN_SWAPPED_TOKENS = 64
+"""Minimum length in tokens of a state to swap out. A shorter one is evaluated as fast as it is saved and restored."""
 
 
 class SharedCells:
-    """Places sequences in the cells of a context.
+    """Places several sequences in the cells of one context.
 
-    A prompt takes over the longest beginning that some sequence holds or held. What finished sequences hold stays in the cells until
-    they or its sequence id are needed, the one that was used longest ago first, or until it is more than `most_kept` while others run:
-    every token that is evaluated is weighed against all cells up to the last one in use, whoever holds them. Then it goes on the shelf,
-    from which it comes back in a fraction of the time that it took to evaluate. A sequence is let in only when every cell it can come
-    to need is free, so a running one never runs out. Sums are added in an order that depends on what else is there: near ties can fall
-    otherwise than in a sequence alone (see ExclusiveCells).
+    A prompt resumes after the longest prefix that is in the cells or in the host swap. Cells of finished sequences stay until they or their
+    sequence id are needed, in LRU order, or until there are more than `most_kept` of them while others run, since attention scans all cells
+    up to the last one in use. Then they are swapped out; restoring them takes a fraction of the time to evaluate them. A sequence is
+    admitted only if all cells that it may need are free, so a running sequence never runs out of cells. The order of sums depends on the
+    other sequences, so near-ties may be decided differently than in a sequence alone (see ExclusiveCells).
     """
 
     def __init__(
-        self, memory: Memory, *, num_sequences: int, shelf: HostSwap | None = None, most_kept: Callable[[], float] = lambda: math.inf
+        self, memory: Memory, *, num_sequences: int, host_swap: HostSwap | None = None, most_kept: Callable[[], float] = lambda: math.inf
     ) -> None:
         self._memory = memory
-        self._shelf = HostSwap() if shelf is None else shelf
+        self._host_swap = HostSwap() if host_swap is None else host_swap
         self._most_kept = most_kept
         self._ids = range(num_sequences)
         self._running: dict[int, Sequence] = {}
@@ -101,34 +100,34 @@ class SharedCells:
 
     @property
     def kept(self) -> list[int]:
-        """Ids of what is held and not running."""
+        """Ids of cached sequences that are not running."""
         return [seq_id for seq_id in self._ids if seq_id in self.cache and seq_id not in self._running]
 
     @property
     def num_free(self) -> int:
-        """Cells that are neither held nor promised to a running sequence."""
+        """Number of cells neither in use nor reserved for a running sequence."""
         promised = sum(sequence.num_reserved - sequence.num_evaluated for sequence in self._running.values())
         return self._memory.num_cells - self.cache.num_cells - promised
 
     def place(self, sequence: Sequence) -> bool:
-        """Give a sequence an id and the longest beginning that is held; False if it has to wait."""
+        """Admit a sequence: give it an id and the longest cached prefix. Returns False if it has to wait."""
         source, shared = self._source(sequence)
         if self._may_share_more(sequence, shared):
             return False
-        if self._take_down(sequence, shared):
+        if self._swap_in(sequence, shared):
             source, shared = self._source(sequence)
-        self._shelve(source)
+        self._swap_out_idle(source)
         while True:
             seq_id = self._free_id()
             needed = sequence.num_reserved - shared
             if seq_id is not None and self.num_free >= needed:
                 if self._begin(sequence, source, shared, seq_id):
                     return True
-                source, shared = None, 0  # the memory of this architecture cannot share that
+                source, shared = None, 0  # this architecture cannot share that prefix
                 continue
             others = [each for each in self.kept if each != source]
             if others and (seq_id is None or self._could_fit(needed, source)):
-                self._put_away(self.cache.oldest(others) or others[0])
+                self._swap_out(self.cache.oldest(others) or others[0])
             elif source is not None and source not in self._running:
                 if self.num_free + self.cache.num_own_cells(source, shared) < needed and self._running:
                     return False
@@ -139,43 +138,43 @@ class SharedCells:
                 return False
 
     def _source(self, sequence: Sequence) -> tuple[int | None, int]:
-        found = self.cache.longest(sequence.prompt_ids[:-1])  # the last token is evaluated in any case: it gives the logits
-        return found if found is not None and found[1] >= MIN_SHARED_TOKENS else (None, 0)
+        match = self.cache.longest(sequence.prompt_ids[:-1])  # the last token must be evaluated for its logits
+        return match if match is not None and match[1] >= MIN_SHARED_TOKENS else (None, 0)
 
-    def _take_down(self, sequence: Sequence, shared: int) -> bool:
-        """Have a sequence hold what is on the shelf, if a prompt shares much more with it than with what is held."""
-        found = self._shelf.longest(sequence.prompt_ids[:-1])
-        if found is None or found[1] < shared + MIN_SHELVED_TOKENS:
+    def _swap_in(self, sequence: Sequence, shared: int) -> bool:
+        """Restore a swapped-out state if it shares a much longer prefix with the prompt than the cells do."""
+        match = self._host_swap.longest(sequence.prompt_ids[:-1])
+        if match is None or match[1] < shared + MIN_SWAPPED_TOKENS:
             return False
-        state, length = found
+        state, length = match
         if self.num_free + sum(self.cache.num_own_cells(seq_id) for seq_id in self.kept) < len(state.token_ids):
             return False
         if not self.restore(State(tuple(state.token_ids), (), state.data)):
             return False
-        self._shelf.use(state, length)
+        self._host_swap.use(state, length)
         return True
 
-    def _shelve(self, source: int | None) -> None:
-        """Move what is held for later out of the context, the oldest first, until the rest slows those that run but little."""
+    def _swap_out_idle(self, source: int | None) -> None:
+        """Swap out cached sequences in LRU order until the remaining ones hardly slow down running sequences."""
         used = [*self._running, *(() if source is None else (source,))]
-        kept = sorted((seq_id for seq_id in self.kept if seq_id != source), key=self.cache.last_used)
-        while kept and self.cache.num_cells - self.cache.num_cells_of(used) > self._most_kept():
-            self._put_away(kept.pop(0))
+        idle = sorted((seq_id for seq_id in self.kept if seq_id != source), key=self.cache.last_used)
+        while idle and self.cache.num_cells - self.cache.num_cells_of(used) > self._most_kept():
+            self._swap_out(idle.pop(0))
 
-    def _put_away(self, seq_id: int) -> None:
+    def _swap_out(self, seq_id: int) -> None:
         tokens = self.cache.tokens(seq_id)
-        if len(tokens) >= MIN_SHELVED_TOKENS:
-            with suppress(EngineError):  # what cannot be saved is evaluated again
-                self._shelf.put(tokens, self._memory.save(seq_id))
+        if len(tokens) >= MIN_SWAPPED_TOKENS:
+            with suppress(EngineError):  # a state that cannot be saved is evaluated again
+                self._host_swap.put(tokens, self._memory.save(seq_id))
         self.forget(seq_id)
 
-    def put_away_all(self) -> None:
-        """What is held goes on the shelf, where the next context finds it. Nothing may run."""
+    def swap_out_all(self) -> None:
+        """Swap out all cached sequences, so that the next context can restore them. No sequence may be running."""
         for seq_id in sorted(self.kept, key=self.cache.last_used):
-            self._put_away(seq_id)
+            self._swap_out(seq_id)
 
     def _may_share_more(self, sequence: Sequence, shared: int) -> bool:
-        """Whether a running prompt is about to evaluate what this one begins with: then it is worth waiting for."""
+        """Whether a running prompt is about to evaluate a longer prefix of this one, which is worth waiting for."""
         for other in self._running.values():
             if other.num_evaluated < len(other.prompt_ids):
                 length = common_length(other.prompt_ids, sequence.prompt_ids[:-1])
@@ -187,12 +186,12 @@ class SharedCells:
         return next((seq_id for seq_id in self._ids if seq_id not in self.cache and seq_id not in self._running), None)
 
     def _could_fit(self, needed: int, source: int | None) -> bool:
-        """Whether forgetting everything that does not run would make room. What is shared with `source` stays."""
-        kept = sum(self.cache.num_own_cells(seq_id) for seq_id in self.kept)
-        return not self._running or source is not None or self.num_free + kept >= needed
+        """Whether evicting all cached sequences would make enough room. Cells shared with `source` stay."""
+        num_evictable = sum(self.cache.num_own_cells(seq_id) for seq_id in self.kept)
+        return not self._running or source is not None or self.num_free + num_evictable >= needed
 
     def _begin(self, sequence: Sequence, source: int | None, shared: int, seq_id: int) -> bool:
-        """Have `seq_id` hold what is shared, by cutting or copying; False, and it holds nothing, where the memory cannot."""
+        """Give the shared prefix to `seq_id` by truncation or copying. If the memory cannot, returns False and leaves it empty."""
         if source == seq_id:
             if not self._memory.cut(seq_id, shared):
                 self.forget(seq_id)
@@ -209,15 +208,15 @@ class SharedCells:
         return True
 
     def num_held(self, prefix: Ids[int]) -> int:
-        """How many tokens of a prefix some sequence holds."""
-        found = self.cache.longest(prefix)
-        return 0 if found is None else found[1]
+        """Number of tokens of a prefix that are cached."""
+        longest = self.cache.longest(prefix)
+        return 0 if longest is None else longest[1]
 
     def state(self, prefix: Ids[int]) -> bytes | None:
-        """The state behind a prefix, where a sequence holds all of it and there is an id to copy it to. Nothing may run."""
-        found = self.cache.longest(prefix)
+        """The state after a prefix; None if it is not fully cached or no sequence id is free. No sequence may be running."""
+        longest = self.cache.longest(prefix)
         seq_id = self._free_id()
-        if found is None or found[1] < len(prefix) or seq_id is None or not self._memory.copy(found[0], seq_id, len(prefix)):
+        if longest is None or longest[1] < len(prefix) or seq_id is None or not self._memory.copy(longest[0], seq_id, len(prefix)):
             return None
         try:
             return self._memory.save(seq_id)
@@ -225,10 +224,10 @@ class SharedCells:
             self._memory.cut(seq_id, 0)
 
     def restore(self, state: State) -> bool:
-        """Have a sequence hold what was kept; False, and it holds nothing, if the memory refuses it or there is no room beside others."""
+        """Restore a state to the cells. If the memory refuses it or has no room, returns False and restores nothing."""
         num_tokens = len(state.token_ids)
         while self.kept and (self._free_id() is None or self.num_free < num_tokens):
-            self._put_away(self.cache.oldest(self.kept) or self.kept[0])
+            self._swap_out(self.cache.oldest(self.kept) or self.kept[0])
         seq_id = self._free_id()
         if seq_id is None or self.num_free < num_tokens or not self._memory.restore(seq_id, state.data, num_tokens):
             return False
@@ -236,36 +235,36 @@ class SharedCells:
         return True
 
     def touch(self, prefix: Ids[int]) -> None:
-        """What holds the most of a prefix counts as used just now."""
-        found = self.cache.longest(prefix)
-        if found is not None:
-            self.cache.touch(found[0])
+        """Mark the sequence with the longest part of a prefix as just used."""
+        longest = self.cache.longest(prefix)
+        if longest is not None:
+            self.cache.touch(longest[0])
 
     def evaluated(self, sequence: Sequence, token_ids: Ids[int]) -> None:
-        """These tokens of a running sequence are in the cells now."""
+        """Record that these tokens of a running sequence have been evaluated."""
         if sequence.slot is not None:
             self.cache.extend(sequence.slot, token_ids)
 
     def cut(self, sequence: Sequence, num_tokens: int) -> None:
-        """A running sequence was cut back to so many tokens."""
+        """Record that a running sequence was truncated."""
         if sequence.slot is not None:
             self.cache.cut(sequence.slot, num_tokens)
 
     def end(self, sequence: Sequence) -> None:
-        """A sequence runs no more; what it holds is kept."""
+        """Record that a sequence has finished. Its cells stay cached."""
         if sequence.slot is not None:
             self._running.pop(sequence.slot, None)
 
     def keep_for(self, prompts: Iterable[list[int]], sequence: Sequence) -> bool:
-        """Of what a finished sequence still holds, keep only what some of these prompts begins with; False if that is nothing.
+        """Evict from a finished sequence everything except the longest prefix of these prompts. Returns False if nothing remains.
 
-        The rest is not put on the shelf: nobody is known to go on from it.
+        Evicted cells are not swapped out, because no prompt is known to need them.
         """
         seq_id = sequence.slot
         if seq_id is None or self._holders.get(seq_id) is not sequence or seq_id in self._running:
             return False
-        held = self.cache.tokens(seq_id)
-        shared = max((common_length(held, prompt) for prompt in prompts), default=0)
+        tokens = self.cache.tokens(seq_id)
+        shared = max((common_length(tokens, prompt) for prompt in prompts), default=0)
         if shared < MIN_SHARED_TOKENS or not self._memory.cut(seq_id, shared):
             self.forget(seq_id)
             return False
@@ -273,40 +272,40 @@ class SharedCells:
         return True
 
     def clear(self) -> None:
-        """Hold nothing, on the shelf neither. Nothing may run."""
-        self._shelf.clear()
+        """Clear the cells and the host swap. No sequence may be running."""
+        self._host_swap.clear()
         for seq_id in self.kept:
             self.forget(seq_id)
 
     def forget(self, seq_id: int) -> None:
-        """Free what a sequence that does not run holds."""
+        """Free the cells of a sequence that is not running."""
         self._memory.cut(seq_id, 0)
         self.cache.drop(seq_id)
         self._holders.pop(seq_id, None)
 
 
 def common_breakpoint(
-    held: Ids[int], held_borders: Ids[int], prompt_ids: Ids[int], breakpoints: Ids[int], *, last_only: bool = False
+    cached: Ids[int], cached_breakpoints: Ids[int], prompt_ids: Ids[int], breakpoints: Ids[int], *, last_only: bool = False
 ) -> int:
-    """The position up to which a prompt can take over what is held; 0 for nothing.
+    """The last breakpoint up to which a prompt can reuse the cached tokens; 0 if there is none.
 
-    With `last_only`, the last border of either alone will do.
+    With `last_only`, it must be the last breakpoint of both.
     """
-    common = common_length(held, prompt_ids[:-1])  # the last token is evaluated in any case: it gives the logits
-    found = 0
-    for ours, theirs in zip(held_borders, breakpoints, strict=False):
+    common = common_length(cached, prompt_ids[:-1])  # the last token must be evaluated for its logits
+    position = 0
+    for ours, theirs in zip(cached_breakpoints, breakpoints, strict=False):
         if ours != theirs or ours > common:
             break
-        found = ours
-    if last_only and found and (found != held_borders[-1] or found != breakpoints[-1]):
+        position = ours
+    if last_only and position and (position != cached_breakpoints[-1] or position != breakpoints[-1]):
         return 0
-    return found
+    return position
 
 
 class ExclusiveCells:
-    """What the one sequence of a context holds: `token_ids`, and the `breakpoints` at which their batches ended.
+    """The cells of a context for one sequence: `token_ids`, and the `breakpoints` at which batches ended.
 
-    `repeatable` says whether the sums are the same on any number of threads, too.
+    `repeatable` means that the results are the same with any number of threads.
     """
 
     def __init__(self, memory: Memory, *, repeatable: bool = False) -> None:
@@ -318,15 +317,15 @@ class ExclusiveCells:
 
     @property
     def last_only(self) -> bool:
-        """Whether only the last border of a prompt can be gone on from: its end cannot be removed again."""
+        """Whether a prompt can resume only at its last breakpoint, because the sequence cannot be truncated reliably."""
         return self._memory.moves_cells
 
     def common(self, prompt_ids: Ids[int], breakpoints: Ids[int]) -> int:
-        """How many tokens a prompt would take over."""
+        """Number of tokens that a prompt would reuse."""
         return common_breakpoint(self.token_ids, self.breakpoints, prompt_ids, breakpoints, last_only=self.last_only)
 
     def place(self, sequence: Sequence) -> bool:
-        """Have a sequence begin behind what it takes over; False while another one runs."""
+        """Admit a sequence after the prefix that it reuses. Returns False while another one is running."""
         if self._running is not None:
             return False
         self._keep(self.common(sequence.prompt_ids, sequence.breakpoints))
@@ -336,7 +335,7 @@ class ExclusiveCells:
         return True
 
     def evaluated(self, sequence: Sequence, token_ids: Ids[int]) -> None:
-        """These tokens are in the cells now, and counted in `sequence.num_evaluated`."""
+        """Record that these tokens, counted in `sequence.num_evaluated`, have been evaluated."""
         self.token_ids += token_ids
         if sequence.num_evaluated not in sequence.breakpoints:
             return
@@ -345,33 +344,33 @@ class ExclusiveCells:
             self._settle(sequence.num_evaluated)
 
     def _settle(self, num_tokens: int) -> None:
-        """Who goes on from a state that was kept does so in other cells than who evaluated it: so let the first one do it there too."""
+        """Restore the state just evaluated. Later prompts use restored cells, so the first must too, for the same results."""
         if not self._memory.restore(0, self._memory.save(0), num_tokens):
-            raise EngineError("llama.cpp does not take back a state that it gave.")
+            raise EngineError("llama.cpp does not accept a state that it saved.")
 
     def cut(self, _sequence: Sequence, num_tokens: int) -> None:
-        """The running sequence was cut back to so many tokens."""
+        """Record that the running sequence was truncated."""
         del self.token_ids[num_tokens:]
-        self.breakpoints = tuple(border for border in self.breakpoints if border <= num_tokens)
+        self.breakpoints = tuple(position for position in self.breakpoints if position <= num_tokens)
 
     def end(self, sequence: Sequence) -> None:
-        """A sequence runs no more; what it holds is kept."""
+        """Record that a sequence has finished. Its cells stay cached."""
         if sequence is self._running:
             self._running = None
 
     def clear(self) -> None:
-        """Hold nothing. Nothing may run."""
+        """Clear the cells. No sequence may be running."""
         self._keep(0)
 
     def latest(self) -> State | None:
-        """What can be gone on from, up to the last border; the rest is dropped. Nothing may run."""
+        """The state up to the last breakpoint; the rest is dropped. No sequence may be running."""
         if self._running is not None or not self.breakpoints:
             return None
         self._keep(self.breakpoints[-1])
         return State(tuple(self.token_ids), self.breakpoints, self._memory.save(0)) if self.token_ids else None
 
     def restore(self, state: State) -> bool:
-        """Hold what `state` gave; False, and nothing is held, if the memory refuses it. Nothing may run."""
+        """Restore a state. If the memory refuses it, returns False and leaves the cells empty. No sequence may be running."""
         self._keep(0)
         if len(state.token_ids) > self._memory.num_cells or not self._memory.restore(0, state.data, len(state.token_ids)):
             return False
@@ -379,8 +378,8 @@ class ExclusiveCells:
         return True
 
     def _keep(self, num_tokens: int) -> None:
-        """Only the first tokens stay, or nothing where the memory cannot have that."""
+        """Truncate to the first `num_tokens` tokens, or to nothing if the memory cannot do that."""
         if not self._memory.cut(0, num_tokens):
             num_tokens = 0
         del self.token_ids[num_tokens:]
-        self.breakpoints = tuple(border for border in self.breakpoints if border <= num_tokens)
+        self.breakpoints = tuple(position for position in self.breakpoints if position <= num_tokens)

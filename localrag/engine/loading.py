@@ -1,4 +1,4 @@
-"""From a GGUF file to an engine that runs it in llama.cpp."""
+"""Load a GGUF file into an engine that runs it with llama.cpp."""
 
 from __future__ import annotations
 
@@ -32,20 +32,21 @@ def open_model(
     sha256: str | None = None,
     prefix_bytes: int = 0,
 ) -> Engine:
-    """Load a GGUF file: the header first, checked in Python, then the vocabulary, and the weights unless `vocab_only`.
+    """Load a GGUF file: first the header, checked in Python, then the vocabulary and, unless `vocab_only`, the weights.
 
-    `n_ctx` is the window where a caller asks for none. `chat_template` is the source of a template that replaces the file's own. `home`
-    keeps measurements: which attention kernel is faster here (flash attention without a home), and the speed of the model. A file that is
-    not `is_trusted` is first loaded in a child process. Up to `prefix_bytes` of evaluated prompts are kept on disk in `home`.
-    ModelFileError for a file that is damaged or foreign; EngineError, before its weights are loaded, for one that does not fit into the
-    free memory even with the smallest window.
+    `n_ctx` is the default window in tokens. `chat_template` is the source of a template that replaces the file's own. `home` stores
+    measurements: the model's speed, and which attention kernel is faster on this machine (without a home, flash attention is used). Unless
+    `is_trusted`, the file is first loaded in a child process. Up to `prefix_bytes` of evaluated prefixes are stored on disk in `home`.
+
+    Raises ModelFileError for a damaged or unsupported file. Raises EngineError, before loading the weights, if the model does not fit in
+    the free memory even with the smallest window.
     """
     started = time.perf_counter()
     info = gguf.read_header(path)
     vocab_only = vocab_only or info.is_vocab_only
     if home is not None and not is_trusted:
         sandbox.ensure_safe(path, home=home, vocab_only=vocab_only)
-    governor = threads.ThreadGovernor()  # what other processes do while the model loads
+    governor = threads.ThreadGovernor()  # measures the load of other processes while the model loads
     gpu_layers = 0 if vocab_only else _fitting_gpu_layers(info)
     source = chat_template or info.chat_template
     template = None if source is None else JinjaChatTemplate(source, origin="the file given" if chat_template else path.name)
@@ -76,7 +77,7 @@ def open_model(
 
 @dataclass(kw_only=True)
 class LlamaBackend:
-    """A model in llama.cpp. What follows from it is computed when it is first needed."""
+    """A model in llama.cpp. Derived values are computed on first use."""
 
     name: str
     info: ModelInfo
@@ -90,13 +91,13 @@ class LlamaBackend:
     governor: threads.ThreadGovernor
     gpu_layers: int
     plans: dict[bool, memory.MemoryPlan] = field(default_factory=dict)
-    """Of the context that was made last, with the weights in it: the common one, and (True) the repeatable one."""
+    """Memory plans of the latest contexts, weights included: False for the common context, True for the repeatable one."""
 
     counts_are_exact = True
 
     @property
     def memory_plan(self) -> memory.MemoryPlan | None:
-        """The plan of the common context, or else of the repeatable one."""
+        """The plan of the common context if there is one, else of the repeatable one."""
         return self.plans.get(False) or self.plans.get(True)
 
     @property
@@ -117,16 +118,16 @@ class LlamaBackend:
         self.speed_file.save(self.speed)
 
     def make_slot(self, n_ctx: int | None, /) -> Slot:
-        """The cells of the context that is there take no more memory: a window may have them whatever else is free."""
+        """Choose the window. The existing context's cells need no further memory, so its size is always available."""
         flash_attention = self.home is None or attention_kept(self.home)
         situation = memory.Situation(is_loaded=True)
         fitting = memory.nearest(self.info, flash_attention=flash_attention, gpu_layers=self.gpu_layers, situation=situation)
-        held = 0 if self.memory_plan is None else self.memory_plan.n_ctx
-        return memory.make_slot(self.info, self.n_ctx if n_ctx is None else n_ctx, fitting=max(fitting, held))
+        num_cells = 0 if self.memory_plan is None else self.memory_plan.n_ctx
+        return memory.make_slot(self.info, self.n_ctx if n_ctx is None else n_ctx, fitting=max(fitting, num_cells))
 
     def make_runner(self, num_cells: int, num_sequences: int, /, *, repeatable: bool = False) -> LlamaContext:
-        """A `repeatable` one has plain attention: on a CPU, flash attention splits a token's sum among the threads."""
-        self.plans.pop(repeatable, None)  # the context before this one is closed
+        """Create a context. A `repeatable` one uses plain attention: on a CPU, flash attention splits each token's sum among threads."""
+        self.plans.pop(repeatable, None)  # the previous context is closed
         flash_attention = not repeatable and (self.home is None or attention.flash_attention(self.home, self.governor))
         situation = memory.Situation(is_loaded=True)
         made = memory.plan(
@@ -136,7 +137,7 @@ class LlamaBackend:
         started = time.perf_counter()
         context = LlamaContext(
             self.model,
-            num_cells=made.n_ctx,  # as llama.cpp rounds its cells; its largest batch, though, is what was asked for
+            num_cells=made.n_ctx,  # llama.cpp rounds up the number of cells, but not the batch size
             num_sequences=num_sequences,
             batch_tokens=BATCH_TOKENS,
             num_threads=self.governor.measure,
@@ -153,7 +154,7 @@ class LlamaBackend:
 
 
 def _load(path: Path, template: JinjaChatTemplate | None, *, vocab_only: bool) -> LlamaModel:
-    """The model, while the process of its template starts."""
+    """Load the model while its template's process starts."""
     if template is None:
         return LlamaModel(path, vocab_only=vocab_only)
     try:
@@ -165,34 +166,34 @@ def _load(path: Path, template: JinjaChatTemplate | None, *, vocab_only: bool) -
 
 
 def _speed_key(info: ModelInfo) -> str:
-    """File, machine and build. The file's place does not matter."""
+    """A key of file, machine and build. The file's folder does not matter."""
     file = f"{info.path.name} {info.file_size} {info.architecture} {info.quantization}"
     return f"{file}; {platform.node()} {platform.machine()} {library().llama_print_system_info().decode()} {threads.num_cores()}"
 
 
 def attention_kept(home: Path) -> bool:
-    """Whether flash attention was found the faster one here; no where that is not known yet: plans then reckon with what takes more."""
+    """Whether flash attention was measured to be faster here. False if that is unknown: plans then assume the larger memory."""
     with suppress(OSError, ValueError, AttributeError, RecursionError):
         return json.loads((home / "attention.json").read_text(encoding="utf-8")).get("flash_attention") is True
     return False
 
 
 def _fitting_gpu_layers(info: ModelInfo) -> int:
-    """Layers that llama.cpp puts on a GPU of its own accord: all of them, where the build finds one. EngineError if they do not fit."""
+    """Number of layers that llama.cpp puts on a GPU by default: all if there is one. Raises EngineError if they do not fit."""
     gpu_layers = info.num_layers + 1 if memory.gpu_devices() else 0
     memory.require(memory.plan(info, 1, flash_attention=True, gpu_layers=gpu_layers), info)
     return gpu_layers
 
 
 def _expected_speed(info: ModelInfo, model: LlamaModel) -> Speed:
-    """A speed of nothing observed, whose slopes follow from the model's shape.
+    """A speed without observations, with slopes derived from the model's shape.
 
-    For each token before it, a prompt token costs a multiplication and an addition with every key and value, beside those with
-    every weight; a decoded one reads a token's share of the KV cache, beside the file. Attention is the less efficient part:
-    half as much again fits what was measured.
+    For each token before it, a prompt token costs one multiply-add with every key and value, in addition to those with every weight. A
+    decoded token reads one token's share of the KV cache, in addition to the weights. Attention is less efficient: a factor of 1.5 fits the
+    measurements.
     """
     num_weights = int(model.lib.llama_model_n_params(model.handle)) - info.vocab_size * info.embedding_length
-    if num_weights <= 0:  # a vocabulary
+    if num_weights <= 0:  # a vocabulary without weights
         return Speed()
     num_products = info.num_layers * info.num_heads * (info.head_size_k + info.head_size_v)
     return Speed(prefill_slope=1.5 * num_products / num_weights, decode_slope=1.5 * info.kv_bytes_per_token / info.file_size)

@@ -1,8 +1,8 @@
-"""A folder of evaluated prefixes: finds the one that saves most evaluation, and keeps within its size.
+"""A folder of evaluated prefixes on disk. It finds the most useful one for a prompt and stays within its size limit.
 
-It is a cache, so nothing in it is worth an exception: what cannot be read, written or trusted is done without, and `warning` says so
-once. Files are put in place whole by rename and named by hashes of what they hold, so any number of processes may use one folder at
-once, and one that is killed leaves nothing that is taken for good. A store itself belongs to one thread.
+It is a cache, so failures raise no exceptions: files that cannot be read, written or trusted are skipped, and `warning` reports that once.
+Files are renamed into place when complete and named by hashes of their content. Any number of processes may therefore share a folder, and
+a killed process leaves no file that looks valid. A store object belongs to one thread.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from localrag.types import ModelInfo
 _MAX_INDEXED = 4096
 _MAX_INDEX_BYTES = 64 << 20
 _ABANDONED_S = 600
-"""A file that was being written this long ago has lost its writer."""
+"""Age in seconds at which a partly written file counts as abandoned."""
 _NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}\.v[0-9]{1,4}\.prefix")
 _PART = re.compile(rf"\.{_NAME.pattern}-\w+{re.escape(PART_SUFFIX)}")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StoredPrefix:
     """A stored prefix of `num_tokens` tokens."""
 
     path: Path
@@ -57,7 +57,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file of ours as the folder lists it. Its time of change is when it was last used."""
+    """A prefix file in the folder. Its modification time is that of its last use."""
 
     name: str
     size: int
@@ -67,18 +67,18 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A file whose head was read; no `token_bytes` for one that is no match, which is not read again until it changes."""
+    """A file whose head was read. `token_bytes` is empty for an unusable file, which is read again only after it changes."""
 
     file: _File
     token_bytes: bytes
-    border_bytes: bytes = b""
+    breakpoint_bytes: bytes = b""
 
 
 class PrefixStore:
-    """The prefixes of one identity in a folder that others may share; all of them together stay within `max_bytes`.
+    """The prefixes of one identity in a folder that others may share. All files together stay within `max_bytes`.
 
-    While a file is written, the folder holds that much more. No file is larger than `max_file_bytes` (default: half of `max_bytes`).
-    Its methods raise nothing but ValueError, for token ids that are none.
+    While a file is written, the folder exceeds the limit by its size. No file is larger than `max_file_bytes` (default: half of
+    `max_bytes`). Methods raise only ValueError, for invalid token ids.
     """
 
     def __init__(self, folder: Path, identity: Identity, *, max_bytes: int = PREFIX_BYTES, max_file_bytes: int | None = None) -> None:
@@ -94,93 +94,93 @@ class PrefixStore:
 
     @property
     def warning(self) -> str | None:
-        """One line about what went wrong since the store was made, if anything did: the first fault, and how many came after it."""
+        """One line about the first fault since the store was opened, with the number of later ones; None without faults."""
         if self._first_fault is None or self._num_faults == 1:
             return self._first_fault
         return f"{self._first_fault} ({self._num_faults - 1} more like it)"
 
-    def longest(self, token_ids: Sequence[int], breakpoints: Sequence[int] = (), *, last_only: bool = False) -> Found | None:
-        """The longest stored list that is a prefix of `token_ids` as a whole, and whose borders are those of `breakpoints` up to its end.
+    def longest(self, token_ids: Sequence[int], breakpoints: Sequence[int] = (), *, last_only: bool = False) -> StoredPrefix | None:
+        """The longest stored prefix of `token_ids` whose breakpoints match those in `breakpoints` up to its end.
 
-        With `last_only`, only one with all of `breakpoints`. A list equal to `token_ids` counts: a caller that needs the last token's
-        logits leaves that token out.
+        With `last_only`, it must have all of `breakpoints`. A list equal to `token_ids` counts; a caller that needs the last token's logits
+        must leave that token out.
         """
-        wanted, wanted_borders = pack(token_ids), pack(breakpoints)
-        best: Found | None = None
+        prompt_bytes, prompt_ends = pack(token_ids), pack(breakpoints)
+        best: StoredPrefix | None = None
         for name, entry in sorted(self._refresh().items()):
-            stored, ends = entry.token_bytes, entry.border_bytes
-            if not stored or not wanted.startswith(stored) or not wanted_borders.startswith(ends) or (last_only and ends != wanted_borders):
+            stored, ends = entry.token_bytes, entry.breakpoint_bytes
+            if not stored or not prompt_bytes.startswith(stored) or not prompt_ends.startswith(ends) or (last_only and ends != prompt_ends):
                 continue
             num_tokens = len(stored) // 4
-            is_next_beyond = len(ends) == len(wanted_borders) or breakpoints[len(ends) // 4] > num_tokens
+            is_next_beyond = len(ends) == len(prompt_ends) or breakpoints[len(ends) // 4] > num_tokens
             if is_next_beyond and (best is None or num_tokens > best.num_tokens):
-                best = Found(self.folder / name, num_tokens)
+                best = StoredPrefix(self.folder / name, num_tokens)
         return best
 
-    def load(self, found: Found) -> tuple[tuple[int, ...], tuple[int, ...], bytearray] | None:
-        """All of its token ids, its borders and its payload, checked to the last byte, and noted as used now; None where it is gone
-        or no good."""
+    def load(self, prefix: StoredPrefix) -> tuple[tuple[int, ...], tuple[int, ...], bytearray] | None:
+        """Read a prefix, verify it completely and mark it as just used. Returns token ids, breakpoints and payload, or None if the file is
+        gone or invalid."""
         try:
-            token_ids, breakpoints, payload = read(found.path, self.identity, max_bytes=self.max_file_bytes)
-            self._check_name(found.path, pack(token_ids), pack(breakpoints))
+            token_ids, breakpoints, payload = read(prefix.path, self.identity, max_bytes=self.max_file_bytes)
+            self._check_name(prefix.path, pack(token_ids), pack(breakpoints))
         except PrefixFileError as error:
-            self._ignore(found.path, error)
+            self._ignore(prefix.path, error)
             return None
-        _touch(found.path)
+        _touch(prefix.path)
         return token_ids, breakpoints, payload
 
-    def discard(self, found: Found, reason: str) -> None:
-        """Remove a file whose payload was whole and yet of no use, as llama.cpp's refusal shows, lest it be found again."""
-        self._ignore(found.path, PrefixFileError("damaged", reason))
+    def discard(self, prefix: StoredPrefix, reason: str) -> None:
+        """Remove a file whose payload was intact but refused by llama.cpp, so that it is not tried again."""
+        self._ignore(prefix.path, PrefixFileError("damaged", reason))
 
     def save(self, token_ids: Sequence[int], breakpoints: Sequence[int], payload: bytes | bytearray | memoryview) -> bool:
-        """Keep a state; one that is there is only noted as used. False if it is too large or cannot be written."""
+        """Store a state, or mark it as used if it is already there. Returns False if it is too large or cannot be written."""
         tokens, ends = pack(token_ids), pack(breakpoints)
         path = self.folder / self._name(tokens, ends)
         if file_bytes(self.identity, len(token_ids), len(breakpoints), len(memoryview(payload).cast("B"))) > self.max_file_bytes:
             return False
-        known = self._refresh().get(path.name)
-        if known is not None and known.token_bytes:
+        entry = self._refresh().get(path.name)
+        if entry is not None and entry.token_bytes:
             _touch(path)
             return True
         try:
             make_private_folder(self.folder)
             write(path, self.identity, token_ids, breakpoints, payload)
         except OSError as error:
-            self._warn(f"Prefixes cannot be kept in {self.folder}: {file_error(error, self.folder, hint='').reason}.")
+            self._warn(f"Prefixes cannot be stored in {self.folder}: {file_error(error, self.folder, hint='').reason}.")
             return False
         self._evict(keep=path.name)
         return True
 
     def _name(self, tokens: bytes, breakpoints: bytes) -> str:
-        held = len(tokens).to_bytes(8, "little") + tokens + breakpoints
-        return f"{self._prefix}{hashlib.sha256(held).hexdigest()[:32]}{self._suffix}"
+        content = len(tokens).to_bytes(8, "little") + tokens + breakpoints
+        return f"{self._prefix}{hashlib.sha256(content).hexdigest()[:32]}{self._suffix}"
 
     def _check_name(self, path: Path, tokens: bytes, breakpoints: bytes) -> None:
         if path.name != self._name(tokens, breakpoints):
-            raise PrefixFileError("damaged", "it holds other tokens than its name says")
+            raise PrefixFileError("damaged", "its name does not match its tokens")
 
     def _is_own(self, name: str) -> bool:
         return name.startswith(self._prefix) and name.endswith(self._suffix)
 
     def _files(self) -> list[_File]:
-        """Every file in the folder whose name is one of ours, of whatever identity, the one used longest ago first."""
+        """Every prefix file in the folder, of any identity, least recently used first."""
         files = []
         try:
             with os.scandir(self.folder) as listed:
                 for item in listed:
                     if _NAME.fullmatch(item.name) or _PART.fullmatch(item.name):
-                        with suppress(OSError):  # gone since it was listed
+                        with suppress(OSError):  # deleted since it was listed
                             status = item.stat(follow_symlinks=False)
                             files.append(_File(item.name, status.st_size, status.st_mtime_ns, status.st_ino))
         except FileNotFoundError:
             pass
         except OSError as error:
-            self._warn(f"The prefixes kept in {self.folder} cannot be read: {error.strerror or error}.")
+            self._warn(f"The prefixes in {self.folder} cannot be read: {error.strerror or error}.")
         return sorted(files, key=lambda file: (file.mtime_ns, file.name))
 
     def _refresh(self) -> dict[str, _Entry]:
-        """The index as the folder is now: the heads of new and changed files are read, the newest first, as many as the index holds."""
+        """Update the index: read the heads of new and changed files, newest first, up to the index limits."""
         fresh: dict[str, _Entry] = {}
         room = _MAX_INDEX_BYTES
         own = [file for file in reversed(self._files()) if self._is_own(file.name)]
@@ -188,7 +188,7 @@ class PrefixStore:
             entry = self._index.get(file.name)
             if entry is None or entry.file != file:
                 entry = self._examine(file)
-            room -= len(entry.token_bytes) + len(entry.border_bytes)
+            room -= len(entry.token_bytes) + len(entry.breakpoint_bytes)
             if room < 0:
                 break
             fresh[file.name] = entry
@@ -199,14 +199,14 @@ class PrefixStore:
         path = self.folder / file.name
         try:
             head = read_head(path, self.identity, max_bytes=self.max_file_bytes)
-            self._check_name(path, head.token_bytes, head.border_bytes)
+            self._check_name(path, head.token_bytes, head.breakpoint_bytes)
         except PrefixFileError as error:
             self._ignore(path, error)
             return _Entry(file, b"")
-        return _Entry(file, head.token_bytes, head.border_bytes)
+        return _Entry(file, head.token_bytes, head.breakpoint_bytes)
 
     def _evict(self, *, keep: str) -> None:
-        """Remove what killed writers left, then what was used longest ago, until the rest is within `max_bytes`."""
+        """Remove abandoned partial files, then prefixes in LRU order, until the rest is within `max_bytes`."""
         now_ns = time.time_ns()
         total, evictable = 0, []
         for file in self._files():
@@ -216,7 +216,7 @@ class PrefixStore:
             total += file.size
             if not is_part and file.name != keep:
                 evictable.append(file)
-        evictable.sort(key=lambda file: file.size <= self.max_bytes)  # first what cannot fit at all, lest all else go before it
+        evictable.sort(key=lambda file: file.size <= self.max_bytes)  # evict files above the limit first, lest all others go before them
         for file in evictable:
             if total <= self.max_bytes:
                 break
@@ -224,12 +224,12 @@ class PrefixStore:
                 total -= file.size
 
     def _ignore(self, path: Path, error: PrefixFileError) -> None:
-        """Go on without a file; a damaged one is removed. Were it replaced by a good one just now, that would be evaluated again."""
+        """Skip a file, and remove it if it is damaged. If it has just been replaced by a valid one, that prefix is evaluated again."""
         if error.fault == "damaged":
             removed = self._remove(path.name)
-            self._warn(f"A kept prefix is damaged and was {'removed' if removed else 'ignored'}: {path.name}: {error.reason}.")
+            self._warn(f"A stored prefix is damaged and was {'removed' if removed else 'ignored'}: {path.name}: {error.reason}.")
         elif error.fault == "unreadable":
-            self._warn(f"A kept prefix was ignored: {path.name}: {error.reason}.")
+            self._warn(f"A stored prefix was ignored: {path.name}: {error.reason}.")
 
     def _remove(self, name: str) -> bool:
         self._index.pop(name, None)
@@ -244,31 +244,31 @@ class PrefixStore:
 
 
 def _touch(path: Path) -> None:
-    """Note a file as used now; where that is not allowed, it is evicted the earlier."""
+    """Mark a file as just used. Without permission, it is evicted earlier."""
     with suppress(OSError):
         os.utime(path)
 
 
 FOLDER = "prefixes"
-"""In the home."""
+"""Name of the folder in the home."""
 Kind = Literal["single", "repeatable", "shared"]
-"""What contexts a store is of."""
+"""The kind of context that the states belong to."""
 MIN_TOKENS = 256
 MIN_PREFILL_S = 0.5
 READ_BYTES_PER_S = 250_000_000
-"""How fast a state comes back at least: read from a disk that has not cached it, checked, and set. Measured: about 350 MB/s."""
+"""Minimum restore speed: reading from a disk without a warm cache, verifying and loading. Measured: about 350 MB/s."""
 
 
 def worth_keeping(num_tokens: int, *, prefill_s: float, payload_bytes: int) -> bool:
-    """Whether a prefix whose evaluation took `prefill_s` should be kept: from MIN_TOKENS and MIN_PREFILL_S on.
+    """Whether to store a prefix whose evaluation took `prefill_s`. It needs at least MIN_TOKENS and MIN_PREFILL_S.
 
-    Nor is it worth it where reading it back, at READ_BYTES_PER_S, takes more than half as long: large states on a fast GPU.
+    Nor is it stored if reading it back, at READ_BYTES_PER_S, takes more than half that time, as for large states on a fast GPU.
     """
     return num_tokens >= MIN_TOKENS and prefill_s >= MIN_PREFILL_S and payload_bytes / READ_BYTES_PER_S <= prefill_s / 2
 
 
 class PrefixDiskCache:
-    """Moves states between the cells of a context and a store, which is opened when it is first needed."""
+    """Moves states between a context's cells and a store on disk. Stores are opened on first use."""
 
     def __init__(self, make_store: Callable[[Kind], PrefixStore], *, bytes_per_token: int) -> None:
         self._make_store = make_store
@@ -276,17 +276,17 @@ class PrefixDiskCache:
 
     @cached_property
     def store(self) -> PrefixStore:
-        """Of contexts for one sequence, which go on from borders."""
+        """Store for contexts of one sequence, which resume at breakpoints."""
         return self._make_store("single")
 
     @cached_property
     def repeatable(self) -> PrefixStore:
-        """Of contexts whose sums are the same on any number of threads (see SamplingParams.repeatable)."""
+        """Store for contexts whose results do not depend on the number of threads (see SamplingParams.repeatable)."""
         return self._make_store("repeatable")
 
     @cached_property
     def shared(self) -> PrefixStore:
-        """Of contexts for several, whose sums depend on what was evaluated beside: no context for one may go on from them."""
+        """Store for contexts of several sequences. Their results depend on each other, so contexts for one cannot use them."""
         return self._make_store("shared")
 
     def _store_of(self, cells: ExclusiveCells) -> PrefixStore:
@@ -294,24 +294,24 @@ class PrefixDiskCache:
 
     @property
     def warning(self) -> str | None:
-        """One line about what went wrong, if anything did."""
+        """One line about the first fault; None without faults."""
         opened = [getattr(self, name) for name in ("store", "repeatable", "shared") if name in self.__dict__]
         return next((each.warning for each in opened if each.warning), None)
 
     def recall(self, cells: ExclusiveCells, prompt_ids: list[int], breakpoints: tuple[int, ...]) -> None:
-        """Have the cells hold the longest kept beginning of a prompt, if it is much longer than what they hold of it."""
+        """Restore the longest stored prefix of a prompt, if it is much longer than the cached one."""
         if not breakpoints or breakpoints[-1] < MIN_TOKENS:
             return
         store = self._store_of(cells)
-        found = store.longest(prompt_ids[:-1], breakpoints, last_only=cells.last_only)
-        if found is None or found.num_tokens < MIN_TOKENS + cells.common(prompt_ids, breakpoints):
+        prefix = store.longest(prompt_ids[:-1], breakpoints, last_only=cells.last_only)
+        if prefix is None or prefix.num_tokens < MIN_TOKENS + cells.common(prompt_ids, breakpoints):
             return
-        loaded = store.load(found)
+        loaded = store.load(prefix)
         if loaded is not None and not cells.restore(State(*loaded)):
-            store.discard(found, "llama.cpp refused its state")
+            store.discard(prefix, "llama.cpp refused its state")
 
     def remember(self, cells: ExclusiveCells, *, prefill_s: float) -> None:
-        """Keep what the cells hold up to its last border, if it took long enough to evaluate. Nothing may run."""
+        """Store the cells up to their last breakpoint, if evaluating them took long enough. No sequence may be running."""
         num_tokens = cells.breakpoints[-1] if cells.breakpoints else 0
         if worth_keeping(num_tokens, prefill_s=prefill_s, payload_bytes=num_tokens * self._bytes_per_token):
             state = cells.latest()
@@ -319,16 +319,16 @@ class PrefixDiskCache:
                 self._store_of(cells).save(state.token_ids, state.breakpoints, state.data)
 
     def recall_shared(self, cells: SharedCells, prefix: list[int]) -> None:
-        """Have the cells hold the longest kept beginning of what several prompts share, if it is much longer than what they hold of it."""
-        found = self.shared.longest(prefix) if len(prefix) >= MIN_TOKENS else None
-        if found is None or found.num_tokens < MIN_TOKENS + cells.num_held(prefix):
+        """Restore the longest stored part of a prefix shared by several prompts, if it is much longer than the cached one."""
+        stored = self.shared.longest(prefix) if len(prefix) >= MIN_TOKENS else None
+        if stored is None or stored.num_tokens < MIN_TOKENS + cells.num_held(prefix):
             return
-        loaded = self.shared.load(found)
+        loaded = self.shared.load(stored)
         if loaded is not None and not cells.restore(State(*loaded)):
-            self.shared.discard(found, "llama.cpp refused its state")
+            self.shared.discard(stored, "llama.cpp refused its state")
 
     def remember_shared(self, cells: SharedCells, prefix: list[int], *, prefill_s: float) -> None:
-        """Keep what several prompts shared, if it took long enough to evaluate. Nothing may run."""
+        """Store a prefix shared by several prompts, if evaluating it took long enough. No sequence may be running."""
         if worth_keeping(len(prefix), prefill_s=prefill_s, payload_bytes=len(prefix) * self._bytes_per_token):
             data = cells.state(prefix)
             if data is not None:
@@ -336,9 +336,9 @@ class PrefixDiskCache:
 
 
 def make_prefix_cache(home: Path, info: ModelInfo, *, sha256: str | None, max_bytes: int) -> PrefixDiskCache:
-    """Keeps prefixes of this model file, evaluated by this build of llama.cpp with the kind of attention that is the faster one here.
+    """Create the disk cache for a model file, this build of llama.cpp, and the attention kernel that is faster on this machine.
 
-    `sha256` is the file's, where it was compared; else its size, its time of change and its first bytes tell it from others.
+    `sha256` is the verified hash of the file, if known; otherwise its size, modification time and first bytes identify it.
     """
 
     def make_store(kind: Kind) -> PrefixStore:

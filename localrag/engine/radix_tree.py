@@ -1,8 +1,8 @@
-"""What the KV cache holds, as a trie of tokens, so that a prompt takes over the longest beginning that was evaluated before.
+"""A radix tree of the tokens in the KV cache. It finds the longest cached prefix of a prompt.
 
-A node is a stretch of cells; a sequence is a path of nodes from the root. Sequences that were copied from each other share the nodes
-of what they have in common, as they share its cells, so the lengths of all nodes add up to the cells in use. Two sequences that were
-evaluated apart have nodes of their own, also where their tokens are the same.
+A node is a run of cells; a sequence is a path of nodes from the root. Sequences copied from each other share the nodes of their common
+prefix, as they share its cells, so the lengths of all nodes add up to the cells in use. Sequences evaluated separately have nodes of their
+own, even for the same tokens.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import count
 
 
 class _Node:
-    """Cells of consecutive tokens, held by the sequences `holders`. Children begin behind its last token."""
+    """Cells of consecutive tokens, shared by the sequences `holders`. Its children follow the last token."""
 
     __slots__ = ("children", "holders", "parent", "tokens")
 
@@ -26,7 +26,7 @@ class _Node:
 
 
 class RadixTree:
-    """The tokens of each sequence id in a KV cache, and which sequence has the longest beginning in common with a prompt."""
+    """The tokens of each sequence in a KV cache, searchable for the longest common prefix with a prompt."""
 
     def __init__(self) -> None:
         self._root = _Node([], None, set())
@@ -34,29 +34,29 @@ class RadixTree:
         self._used: dict[int, int] = {}
         self._clock = count()
         self.num_cells = 0
-        """Cells that all sequences together take."""
+        """Number of cells that all sequences use together."""
 
     def __contains__(self, seq_id: int) -> bool:
         return seq_id in self._leaves
 
     def touch(self, seq_id: int) -> None:
-        """This sequence was used just now."""
+        """Mark a sequence as just used."""
         self._used[seq_id] = next(self._clock)
 
     def last_used(self, seq_id: int) -> int:
-        """Grows with every use; -1 for one that was never used."""
+        """LRU time of a sequence, which grows with every use; -1 if it was never used."""
         return self._used.get(seq_id, -1)
 
     def oldest(self, seq_ids: Sequence[int]) -> int | None:
-        """Of these, the one that was used longest ago; None of none."""
+        """The least recently used of these sequences; None if there are none."""
         return min(seq_ids, key=self.last_used, default=None)
 
     def tokens(self, seq_id: int) -> list[int]:
-        """What a sequence holds, in order."""
+        """The tokens of a sequence, in order."""
         return [token for node in self._path(seq_id) for token in node.tokens]
 
     def longest(self, token_ids: Sequence[int]) -> tuple[int, int] | None:
-        """(sequence id, number of tokens) of the longest beginning of `token_ids` that some sequence holds; None if none holds any."""
+        """(sequence id, number of tokens) of the longest cached prefix of `token_ids`; None without a match."""
         ids = list(token_ids)
         best: tuple[int, int] | None = None
         stack = [(child, 0) for child in self._root.children]
@@ -70,7 +70,7 @@ class RadixTree:
         return best
 
     def share(self, source: int, seq_id: int, num_tokens: int) -> None:
-        """`seq_id`, which held nothing, now holds the first `num_tokens` tokens of `source` in the very same cells."""
+        """Let `seq_id`, which must be empty, share the first `num_tokens` tokens of `source`, in the same cells."""
         left = num_tokens
         node = self._root
         for each in self._path(source):
@@ -87,7 +87,7 @@ class RadixTree:
         self.touch(seq_id)
 
     def extend(self, seq_id: int, token_ids: Sequence[int]) -> None:
-        """A sequence holds more tokens, in new cells."""
+        """Append tokens in new cells to a sequence."""
         if not token_ids:
             return
         leaf = self._leaves.get(seq_id, self._root)
@@ -99,7 +99,7 @@ class RadixTree:
         self.touch(seq_id)
 
     def cut(self, seq_id: int, num_tokens: int) -> None:
-        """A sequence holds no more than its first `num_tokens` tokens."""
+        """Truncate a sequence to its first `num_tokens` tokens."""
         path = self._path(seq_id)
         excess = sum(len(node.tokens) for node in path) - num_tokens
         while excess > 0:
@@ -117,12 +117,12 @@ class RadixTree:
             self._leaves.pop(seq_id, None)
 
     def drop(self, seq_id: int) -> None:
-        """A sequence holds nothing any more."""
+        """Remove a sequence."""
         self.cut(seq_id, 0)
         self._used.pop(seq_id, None)
 
     def num_own_cells(self, seq_id: int, start: int = 0) -> int:
-        """Cells that only this sequence holds, from its `start`-th token on: what cutting it there would free."""
+        """Number of cells that only this sequence uses, from token `start` on. Truncating it there would free them."""
         own = position = 0
         for node in self._path(seq_id):
             position += len(node.tokens)
@@ -131,7 +131,7 @@ class RadixTree:
         return own
 
     def num_cells_of(self, seq_ids: Iterable[int]) -> int:
-        """Cells that these sequences take together."""
+        """Number of cells that these sequences use together."""
         nodes = {id(node): len(node.tokens) for seq_id in seq_ids for node in self._path(seq_id)}
         return sum(nodes.values())
 
@@ -152,7 +152,7 @@ class RadixTree:
 
 
 def _split(node: _Node, length: int) -> None:
-    """Cut a node in two; the second part becomes its only child and takes over its children."""
+    """Split a node in two. The second part becomes its only child and takes over its children."""
     children, node.children = node.children, []
     rest = _Node(node.tokens[length:], node, set(node.holders))
     rest.children = children
@@ -162,14 +162,14 @@ def _split(node: _Node, length: int) -> None:
 
 
 def _deepest(leaf: _Node, seq_id: int) -> _Node:
-    """The last node of a sequence, after nodes were split below what was its last."""
+    """The last node of a sequence, after its former leaf was split."""
     while (deeper := next((child for child in leaf.children if seq_id in child.holders), None)) is not None:
         leaf = deeper
     return leaf
 
 
 def common_length(tokens: Sequence[int], ids: Sequence[int], start: int = 0) -> int:
-    """How many of `tokens` are those of `ids` from `start` on, by bisection on slices, which compare fast. Both are lists."""
+    """Number of tokens that `tokens` and `ids[start:]` have in common at their beginning. Bisects list slices, which compare fast."""
     low, high = 0, min(len(tokens), len(ids) - start)
     if tokens[:high] == ids[start : start + high]:
         return high

@@ -1,4 +1,4 @@
-"""One prompt on its way through the engine."""
+"""A prompt being run by the engine, with the answer written so far."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from localrag.types import Completion, FinishReason, SamplingParams, Timings, To
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Prompt ids, what was sampled so far, and how much of both the KV cache holds. Everything else is derived.
+    """The ids of a prompt and its completion, and how many of them are in the KV cache. Everything else is derived.
 
-    Of a model that thinks, `text` is the answer and `reasoning` what was thought before it. Thoughts that have taken all their tokens, or
-    after which the model wrote no answer, are ended: the tokens for that follow as if they had been sampled.
+    For a reasoning model, `text` is the answer and `reasoning` the text before it. If the reasoning reaches its token limit, or ends
+    without an answer, its closing tokens are appended as if they had been sampled.
 
-    `breakpoints` are positions in the prompt, in order, at which a batch ends in any case (see ExclusiveCells). Of the `watched` tokens,
-    the logits behind the prompt are kept.
+    `breakpoints` are ascending positions in the prompt at which a batch must end (see ExclusiveCells). The logits of the `watched` tokens
+    after the prompt are stored.
     """
 
     seq_id: int
@@ -59,7 +59,7 @@ class Sequence:
 
     @property
     def num_reserved(self) -> int:
-        """Cells of the KV cache that it can come to need. The last sampled token is never evaluated."""
+        """Maximum number of KV cells needed. The last sampled token is never evaluated."""
         thoughts = self.thinking.max_tokens if self.thinking is not None else 0
         return len(self.prompt_ids) + thoughts + self.sampling.num_answer_tokens - 1
 
@@ -69,16 +69,16 @@ class Sequence:
 
     @property
     def latest_end(self) -> float | None:
-        """When, on the clock of time.perf_counter, it must have ended; None for any time.
+        """Latest end on the clock of time.perf_counter(); None without a deadline.
 
-        An answer ends at its deadline. A prompt is worth nothing in parts, so it may take as long again.
+        An answer ends at its deadline. A partial prompt is useless, so a prompt may take as long again.
         """
         if self.deadline is None or self.completion_ids:
             return self.deadline
         return self.deadline + max(0.0, self.deadline - self.added_at)
 
     def is_late(self, now: float, ends_at: float) -> bool:
-        """Whether a batch that ends at `ends_at` is too much for it; while it waits, whether its deadline has passed."""
+        """Whether a batch that ends at `ends_at` would be too late; for a waiting sequence, whether its deadline has passed."""
         if self.slot is None and self.deadline is not None and self.deadline < now:
             return True
         latest = self.latest_end
@@ -86,27 +86,27 @@ class Sequence:
 
     @property
     def is_answering(self) -> bool:
-        """Whether its prompt is evaluated."""
+        """Whether the whole prompt has been evaluated."""
         return self.num_evaluated >= len(self.prompt_ids)
 
     def pending(self, most: int) -> list[int]:
-        """The next tokens to evaluate, at most so many: of the prompt up to its next border, or what was sampled since."""
+        """The next tokens to evaluate, at most `most`: those of the prompt up to its next breakpoint, or the newly sampled ones."""
         num_prompt = len(self.prompt_ids)
         if self.is_answering:
             return self.completion_ids[self.num_evaluated - num_prompt :][:most]
-        end = next((border for border in self.breakpoints if border > self.num_evaluated), num_prompt)
+        end = next((position for position in self.breakpoints if position > self.num_evaluated), num_prompt)
         return self.prompt_ids[self.num_evaluated : min(end, self.num_evaluated + most)]
 
     def append(self, token_id: int, piece: bytes, *, is_end: bool) -> str:
-        """Take in a sampled token; returns the text that is now certain: whole characters, and nothing that may begin a stop string.
+        """Add a sampled token. Returns the text that has become final: whole characters that cannot begin a stop string.
 
-        What is certain of the thoughts is there for `take_thought`.
+        `take_thought` returns the final text of the reasoning.
         """
         now = time.perf_counter()
         self.first_token_at = self.first_token_at or now
         self.completion_ids.append(token_id)
         if is_end and self._splitter is not None and self._splitter.is_thinking:
-            self.completion_ids.pop()  # thoughts alone are no answer
+            self.completion_ids.pop()  # an answer must follow the reasoning
             self._end_thoughts()
             return ""
         if is_end:
@@ -117,7 +117,7 @@ class Sequence:
         if stop is not None:
             self._held = self._held[:stop]
             self._decoder.reset()
-            self._splitter = None  # nor is anything of what it holds back shown
+            self._splitter = None  # drop the text that it holds back
             return self.finish("stop")
         if self._splitter is not None and self._splitter.is_over:
             return self.finish("stop")
@@ -126,14 +126,14 @@ class Sequence:
         return self._release(len(self._held) - self._may_begin_stop())
 
     def _read(self, text: str) -> None:
-        """Take in text, told apart where the model thinks."""
+        """Add text. For a reasoning model, separate the reasoning from the answer."""
         if self._splitter is None:
             self._held += text
         else:
             self._hear(*self._splitter.feed(text))
 
     def _count_thought(self) -> None:
-        """The last token belongs to the thoughts until the answer begins; thoughts that have taken all their tokens are ended."""
+        """Count the last token as reasoning until the answer begins, and close the reasoning at its token limit."""
         if self.thinking is None or self._splitter is None or self._splitter.is_answering:
             return
         most = self.thinking.max_tokens - len(self.thinking.end_ids)
@@ -142,7 +142,7 @@ class Sequence:
             self._end_thoughts()
 
     def _end_thoughts(self) -> None:
-        """Have the tokens that end thoughts follow, and then the answer."""
+        """Append the tokens that close the reasoning. The answer follows."""
         if self.thinking is not None and self._splitter is not None:
             self.completion_ids += self.thinking.end_ids
             self.num_thought += len(self.thinking.end_ids)
@@ -155,12 +155,12 @@ class Sequence:
         self._held += answer
 
     def take_thought(self) -> str:
-        """What was thought since the last call."""
+        """The reasoning text added since the last call."""
         thought, self._thought = self._thought, ""
         return thought
 
     def finish(self, reason: FinishReason) -> str:
-        """End here; returns the text that was held back. Of a character that was cut off, nothing is shown."""
+        """End the sequence. Returns the text held back so far, without an incomplete last character."""
         self.finish_reason = reason
         self.finished_at = time.perf_counter()
         if reason == "stop":
@@ -175,11 +175,11 @@ class Sequence:
         return text
 
     def _stop_at(self) -> int | None:
-        found = [at for stop in self.sampling.stop if (at := self._held.find(stop)) >= 0]
-        return min(found, default=None)
+        positions = [at for stop in self.sampling.stop if (at := self._held.find(stop)) >= 0]
+        return min(positions, default=None)
 
     def _may_begin_stop(self) -> int:
-        """Length of the longest end of the held text that is the beginning of a stop string."""
+        """Length of the longest suffix of the held text that may begin a stop string."""
         longest = 0
         for stop in self.sampling.stop:
             for length in range(min(len(stop) - 1, len(self._held)), longest, -1):
@@ -189,7 +189,7 @@ class Sequence:
         return longest
 
     def completion(self) -> Completion:
-        """The finished sequence as a Completion; its times count from when it was added."""
+        """The finished sequence as a Completion. Its times count from when it was added."""
         started = self.started_at or self.added_at
         first = self.first_token_at or self.finished_at or started
         end = self.finished_at or first

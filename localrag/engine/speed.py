@@ -1,16 +1,16 @@
-"""How fast this model runs on this machine: learned from every step, kept between runs, and used to turn seconds into tokens.
+"""Measure how fast a model runs on this machine, and predict how long prompts and answers take. Speeds are stored between runs.
 
-A session that may take S seconds, from `started` on, uses it so:
+To plan for a limit of S seconds that begins at `started`:
 
-    engine.measure_speed()                     # about a second, once for a model on a machine; later runs find it kept
+    engine.measure_speed()                     # about a second, once per model and machine
     speed = engine.speed
     left_s = started + S - time.perf_counter()
-    # take the largest window whose prompt and answer keep to: speed.plan_s(num_prompt_tokens, num_answer_tokens) <= left_s
+    # take the largest window whose prompt and answer satisfy speed.plan_s(num_prompt_tokens, num_answer_tokens) <= left_s
     engine.generate(prompt_ids, sampling, deadline=started + S)
 
-The deadline is for the whole, so time that the prompt did not need goes to the answer: give `sampling.max_tokens` as many tokens as the
-window has left, not the number that was planned. Only a prompt that takes longer than S by itself can overshoot, which is why
-`plan_s` counts the prompt with a margin for what past predictions missed.
+The deadline covers both, so time saved on the prompt goes to the answer: set `sampling.max_tokens` to the tokens left in the window, not
+to the planned number. Only a prompt that takes longer than S on its own can exceed the limit. `plan_s` therefore adds a margin to the
+prompt, based on past prediction errors.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from typing import Self
 from localrag.files import JsonCache
 
 MAX_KEPT = 64
-"""Models and machines whose speed a home keeps; the one that was not used for longest goes first."""
+"""Maximum number of models and machines whose speed a home stores. The least recently used one is evicted."""
 MIN_PIECE_TOKENS = 16
-"""A shorter piece of a prompt says little: what a batch costs by itself outweighs its tokens."""
+"""Minimum size in tokens of a prompt piece to learn from. In shorter ones, the fixed cost of a batch outweighs that of the tokens."""
 
 _MAX_MARGIN, _FIRST_DEVIATION = 0.5, 0.1
 _SLOW, _FAST = 1.5, 0.5
@@ -36,7 +36,7 @@ _MAX_DEPTH, _MAX_S = 1e6, 1e6
 
 @dataclass(slots=True)
 class _Sums:
-    """Weighted sums of depth d and cost c (seconds a token): what a straight line is fitted from, in constant memory."""
+    """Weighted sums of depth d and cost c (seconds per token), for fitting a straight line in constant memory."""
 
     w: float = 0.0
     wd: float = 0.0
@@ -45,7 +45,7 @@ class _Sums:
     wdc: float = 0.0
 
     def add(self, weight: float, depth: float, cost: float, half_life: float) -> None:
-        """Take in `weight` tokens; `half_life` is how many tokens halve the weight of what came before."""
+        """Add `weight` tokens. Every `half_life` tokens halve the weight of earlier data."""
         keep = 0.5 ** (weight / half_life)
         self.w = self.w * keep + weight
         self.wd = self.wd * keep + weight * depth
@@ -56,10 +56,10 @@ class _Sums:
 
 @dataclass(slots=True)
 class Cost:
-    """Seconds a token at depth d: level · (1 + slope · d); d is how many tokens stand before it.
+    """Seconds per token at depth d, the number of preceding tokens: level · (1 + slope · d).
 
-    The slope is a property of model and machine, so it is fitted by least squares over a long memory; the level follows the load
-    of the machine within `half_life` tokens. `prior_slope` counts as one batch of data: where depths hardly differ, it decides.
+    The slope depends on model and machine, so it is fitted by least squares over a long history. The level follows the machine's load
+    within `half_life` tokens. `prior_slope` has the weight of one batch, so it decides while depths hardly differ.
     """
 
     prior_slope: float
@@ -69,13 +69,13 @@ class Cost:
     deviation: float = _FIRST_DEVIATION
 
     def observe(self, num_tokens: int, depth: float, seconds: float) -> None:
-        """Take in what `num_tokens` at a mean `depth` cost. A stall counts at most half as much again as was expected."""
+        """Learn from `num_tokens` tokens at a mean `depth`. A stall counts as at most 1.5 times the expected cost."""
         if num_tokens < 1 or not 0 <= depth <= _MAX_DEPTH or not 0.0 < seconds <= _MAX_S:
             return
         cost = seconds / num_tokens
         expected = self.at(depth)
         if expected > 0.0:
-            if cost < _FAST * expected:  # slow can be an accident, fast cannot: what was known before was one
+            if cost < _FAST * expected:  # slow can be an accident, fast cannot: discard the earlier data
                 self.recent, self.long, self.deviation = _Sums(), _Sums(), _FIRST_DEVIATION
             else:
                 cost = min(cost, _SLOW * expected)
@@ -86,7 +86,7 @@ class Cost:
 
     @property
     def slope(self) -> float:
-        """The fitted line's rise over its beginning, never below zero nor far from what such a model can have."""
+        """Relative slope of the fitted line, limited to 0 and a multiple of the prior."""
         sums, prior = self.long, self.prior_slope
         pull = _PRIOR_TOKENS * _PRIOR_DEPTH**2
         aa, ab, bb = sums.w + pull * prior * prior, sums.wd - pull * prior, sums.wdd + pull
@@ -97,20 +97,20 @@ class Cost:
         return min(max(0.0, b / a), _MAX_SLOPE * prior) if a > 0.0 else prior
 
     def at(self, depth: float) -> float:
-        """Seconds of one token at this depth; 0 if nothing was observed."""
+        """Seconds per token at this depth; 0 without observations."""
         slope, sums = self.slope, self.recent
         scale = sums.w + slope * sums.wd
         return sums.wc / scale * (1.0 + slope * depth) if scale > 0.0 else 0.0
 
     def of(self, num_tokens: int, depth: int) -> float:
-        """Seconds of `num_tokens` tokens in a row, the first of them at this depth."""
+        """Seconds for `num_tokens` consecutive tokens, the first at this depth."""
         return num_tokens * self.at(depth + num_tokens / 2) if num_tokens > 0 else 0.0
 
     def to_list(self) -> list[float]:
         return [self.deviation, *astuple(self.recent), *astuple(self.long)]
 
     def restore(self, numbers: object) -> None:
-        """Take over what `to_list` gave. ValueError if it is anything else."""
+        """Load the result of `to_list`. Raises ValueError for anything else."""
         if not isinstance(numbers, list) or len(numbers) != 11:
             raise ValueError("a list of 11 numbers is needed")
         if not all(type(each) in {int, float} and 0.0 <= each < 1e18 for each in numbers):
@@ -120,10 +120,10 @@ class Cost:
 
 
 class Speed:
-    """Seconds that prompts and answers take. Refreshed by each step of the engine; used by one thread.
+    """Predicted seconds for prompts and answers, updated by each engine step. Use it from one thread.
 
-    Slopes are the share by which a token's cost grows with every token before it, as far as the model's shape tells;
-    data replaces them. Predictions are 0 until something was observed: ask `is_known`.
+    A slope is the relative increase in a token's cost for each token before it. It starts from the model's shape and is replaced by data.
+    Predictions are 0 without observations; see `is_known`.
     """
 
     def __init__(self, *, prefill_slope: float = 5e-4, decode_slope: float = 3e-4) -> None:
@@ -134,7 +134,7 @@ class Speed:
 
     @classmethod
     def fixed(cls, *, prefill_tokens_per_s: float, decode_tokens_per_s: float) -> Self:
-        """A speed that never changes, the same at every depth: for an engine that must be deterministic."""
+        """A constant speed, the same at every depth, for a deterministic engine."""
         speed = cls(prefill_slope=0.0, decode_slope=0.0)
         speed._prefill.observe(1024, 0, 1024 / prefill_tokens_per_s)
         speed._decode.observe(128, 0, 128 / decode_tokens_per_s)
@@ -143,62 +143,62 @@ class Speed:
         return speed
 
     def observe_prefill(self, num_tokens: int, depth: int, seconds: float) -> None:
-        """A piece of one prompt took so long alone in its batch, with `depth` tokens in the cache before it."""
+        """Record a prompt piece that had a batch to itself: its tokens, the number of cached tokens before it, and its seconds."""
         if self._learns and num_tokens >= MIN_PIECE_TOKENS:
             self._prefill.observe(num_tokens, depth + num_tokens / 2, seconds)
 
     def observe_decode(self, depth: int, seconds: float) -> None:
-        """One token was evaluated alone and the next one sampled."""
+        """Record the evaluation of a single token and the sampling of the next."""
         if self._learns:
             self._decode.observe(1, depth, seconds)
 
     def observe_context(self, num_cells: int, seconds: float) -> None:
-        """A context of so many cells was made."""
+        """Record the creation of a context."""
         if self._learns:
             self._context.observe(num_cells, 0, seconds)
 
     @property
     def is_known(self) -> bool:
-        """Whether enough was observed to predict from."""
+        """Whether there are enough observations for predictions."""
         return self._prefill.recent.w >= 64 and self._decode.recent.w >= 4
 
     def overhead_s(self, num_cells: int) -> float:
-        """Expected seconds between a prompt that is ready and its first batch: the making of a context, whose cells are all written."""
+        """Expected seconds for creating a context, all of whose cells are written."""
         return self._context.of(num_cells, 0)
 
     def prefill_s(self, num_tokens: int, depth: int = 0) -> float:
-        """Expected seconds to evaluate `num_tokens` of a prompt behind `depth` cached ones."""
+        """Expected seconds to evaluate `num_tokens` of a prompt after `depth` cached tokens."""
         return self._prefill.of(num_tokens, depth)
 
     def decode_s(self, num_tokens: int, depth: int) -> float:
-        """Expected seconds to write `num_tokens` behind `depth` tokens of prompt and answer."""
+        """Expected seconds to write `num_tokens` after `depth` tokens of prompt and answer."""
         return self._decode.of(num_tokens, depth)
 
     def depth_of(self, factor: float) -> float:
-        """How many tokens before it make a token of an answer `factor` times as slow as the first: infinity where depth costs nothing."""
+        """Number of preceding tokens that slow down decoding by `factor`; infinity if depth has no effect."""
         slope = self._decode.slope
         return (factor - 1.0) / slope if slope > 0.0 else math.inf
 
     @property
     def margin(self) -> float:
-        """The share by which a prompt can take longer than expected: twice the mean miss of past predictions, at most a half."""
+        """Relative safety margin for prompts: twice the mean error of past predictions, at most 0.5."""
         return min(2.0 * self._prefill.deviation, _MAX_MARGIN)
 
     def plan_s(self, num_prompt_tokens: int, num_answer_tokens: int, *, depth: int = 0) -> float:
-        """Seconds to plan with: overhead, prompt with its margin, answer. `depth` of the window are cached tokens."""
+        """Seconds to plan for: overhead, prompt with its margin, and answer. `depth` is the number of cached tokens before them."""
         prompt_s = self.prefill_s(num_prompt_tokens, depth) * (1.0 + self.margin)
         answer_s = self.decode_s(num_answer_tokens, depth + num_prompt_tokens)
         return self.overhead_s(depth + num_prompt_tokens + num_answer_tokens) + prompt_s + answer_s
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        """At the beginning of a window, to be shown; 0 if unknown."""
+        """Prefill speed at the beginning of a window, for display; 0 if unknown."""
         cost = self._prefill.at(0)
         return 1.0 / cost if cost > 0.0 else 0.0
 
     @property
     def decode_tokens_per_s(self) -> float:
-        """At the beginning of a window, to be shown; 0 if unknown."""
+        """Decode speed at the beginning of a window, for display; 0 if unknown."""
         cost = self._decode.at(0)
         return 1.0 / cost if cost > 0.0 else 0.0
 
@@ -206,7 +206,7 @@ class Speed:
         return {name: cost.to_list() for name, cost in self._costs().items()}
 
     def restore(self, kept: object) -> None:
-        """Take over what `to_dict` gave. ValueError if it is anything else; then nothing was taken over."""
+        """Load the result of `to_dict`. Raises ValueError for anything else, without any change."""
         if not isinstance(kept, dict):
             raise ValueError("an object is needed")  # noqa: TRY004  # damaged data, not a wrong call
         spare = Speed()
@@ -219,16 +219,14 @@ class Speed:
 
 
 class SpeedFile:
-    """`speeds.json` in the home: the speeds of all models, each under a key that names file, machine and build. Without a home
-    nothing is kept.
-    """
+    """The file `speeds.json` in the home, with the speeds of all models by file, machine and build. Without a home, nothing is stored."""
 
     def __init__(self, home: Path | None, key: str) -> None:
         self._kept = JsonCache(None if home is None else home / "speeds.json", most=MAX_KEPT)
         self.key = key
 
     def load_into(self, speed: Speed) -> None:
-        """Take over what was kept under the key, if anything sound was."""
+        """Load the stored speed, if there is a valid one."""
         with suppress(ValueError):
             speed.restore(self._kept.read().get(self.key))
 

@@ -1,4 +1,4 @@
-"""The pipeline from a question to an answer (session.py), and what is built on it: conversations, councils, evaluation."""
+"""The pipeline from a question to an answer (session.py), and what is built on it: chats, councils and evaluation."""
 
 from localrag.session.answer import Answer, Prepared, evidence, supplied
 from localrag.session.opening import (

@@ -1,4 +1,4 @@
-"""What a session returns: a prompt ready to be sent, and an answer with its evidence, its ledger, or the reason why it has no sources."""
+"""What a session returns: a prompt ready to run, and an answer with its evidence, its ledger and the reason for missing sources."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 ROLES = ("system", "developer", "user", "assistant")
-"""Whose messages make a conversation that can be searched for."""
+"""Message roles of a conversation that the retriever can search for."""
 
 
-class Said(Protocol):
-    """A message of a conversation, ours or as an API gets it."""
+class MessageLike(Protocol):
+    """A message of a conversation, either ours or as received by an API."""
 
     @property
     def role(self) -> str: ...
@@ -42,25 +42,25 @@ class Bypass(Enum):
     NO_ROOM = "no_room"
 
     def told(self, kbs: Sequence[str]) -> str:
-        """What a person is told of it, in one line; empty where nobody named a knowledge base and so nobody expects sources."""
-        return f"{_TOLD[self].format(kbs=', '.join(kbs))}: answered without sources." if kbs else ""
+        """Return a one-line notice for the user; empty if no knowledge base was named, since then no sources were expected."""
+        return f"{_NOTICES[self].format(kbs=', '.join(kbs))}: answered without sources." if kbs else ""
 
 
-_TOLD = {
+_NOTICES = {
     Bypass.NO_KNOWLEDGE_BASE: "{kbs} cannot be searched here",
     Bypass.TOOLS: "{kbs} is not searched where the model has tools",
     Bypass.ROLE: "{kbs} is not searched for a conversation with other roles than " + ", ".join(ROLES),
     Bypass.CONTENT: "{kbs} is not searched for a question that is not all text",
     Bypass.NOTHING_FOUND: "Nothing relevant was found in {kbs}",
-    Bypass.NO_ROOM: "What was found in {kbs} has no room in the window",
+    Bypass.NO_ROOM: "The passages found in {kbs} do not fit in the window",
 }
 
 
-def bypass(messages: Sequence[Said], *, has_kb: bool, has_tools: bool = False) -> Bypass | None:
-    """Why nothing is searched for; None if it is. `has_tools` is for tools and functions that the model may call.
+def bypass(messages: Sequence[MessageLike], *, has_kb: bool, has_tools: bool = False) -> Bypass | None:
+    """Return why the search is skipped, or None if it runs. Set `has_tools` if the model may call tools or functions.
 
-    A question that is a list of parts, as in OpenAI's API, can be searched for if all of them are text. That there is a question
-    since the last answer is for `conversation.split` to tell.
+    A question given as a list of parts, as in OpenAI's API, can be searched for if every part is text. This function does not check
+    that the conversation ends with a question; `conversation.split` does.
     """
     if not has_kb:
         return Bypass.NO_KNOWLEDGE_BASE
@@ -74,7 +74,7 @@ def bypass(messages: Sequence[Said], *, has_kb: bool, has_tools: bool = False) -
 
 
 def outcome(reason: Bypass | None, offered: Sequence[Hit], supplied: Sequence[object]) -> Bypass | None:
-    """Why an answer has no sources, after the search if there was one; None if it has some: `supplied`, of those `offered`."""
+    """Return why an answer has no sources after the search, or None if it has some. `supplied` are the hits used from `offered`."""
     if supplied:
         return None
     return Bypass.NO_ROOM if offered else reason or Bypass.NOTHING_FOUND
@@ -86,36 +86,36 @@ def _is_text(content: object) -> bool:
     return isinstance(content, str)
 
 
-RERANK_SKIPPED = "The passages were not reranked: that could not finish within its share of the time limit."
+RERANK_SKIPPED = "The passages were not reranked: reranking could not finish within its share of the time limit."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """The prompt of a question: counted, fitted, and nothing evaluated yet."""
+    """A question's prompt, counted and fitted to the window. Nothing has been evaluated yet."""
 
     question: Question
     prompt: Prompt
     slot: Slot
     offered: tuple[Hit, ...]
-    """All that was found or handed in, identical texts too."""
+    """Every hit that was retrieved or passed in, including identical texts."""
     num_chunks: int
     retrieve_s: float
     deadline: float | None = None
-    """By time.perf_counter(); None where time is not limited."""
+    """When the answer must end, on the clock of time.perf_counter(); None without a time limit."""
     bypass: Bypass | None = None
-    """Why there are no sources; None where there are some."""
+    """Why there are no sources; None if there are some."""
     rewriting: QueryRewrite | None = None
-    """What was searched for in place of a follow-up; None where none was to be rewritten."""
+    """The query that replaced a follow-up question; None if none was rewritten."""
 
     @property
     def warnings(self) -> list[str]:
-        """Where the window or the answer has less than was asked for, and where passages were not reranked."""
+        """Warnings for a smaller window or a shorter answer than requested, and for skipped reranking."""
         return [*window_warnings(self.slot), *ledger_warnings(self.prompt.ledger)]
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One of the prompts in which passages were read before the answer (exhaustive.py), and how many facts were noted in it."""
+    """One prompt that read passages before the answer (see exhaustive.py), with the number of facts noted."""
 
     chunks_read: int
     num_facts: int
@@ -125,7 +125,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What came back, with what was sent and what was left out. `to_dict` is the answer object of the command line."""
+    """An answer, the prompt that produced it, and what was left out. `to_dict` gives the answer object of the command line."""
 
     text: str
     finish_reason: str
@@ -143,42 +143,42 @@ class Answer:
     warnings: tuple[str, ...] = ()
     passes: tuple[Pass, ...] = ()
     num_read: int | None = None
-    """Passages that were read before the answer was written; None where that is those in its prompt."""
+    """Number of passages read before the answer was written; None if only those in its prompt were."""
     memory: MemoryPlan | None = None
-    """Of the context in which it was written; None where nothing was planned, as for the echo."""
+    """Memory plan of the context that wrote the answer; None for the echo, which has none."""
     reasoning: str = ""
-    """What was thought before the answer; it is no part of the text."""
+    """The model's reasoning before the answer. It is not included in `text`."""
     reasoning_tokens: int = 0
-    """Of the completion's tokens, those that were thoughts."""
+    """How many of the completion tokens are reasoning."""
     logprobs: tuple[TokenLogprob, ...] = ()
-    """Of the answer's tokens, if they were asked for."""
+    """Log probabilities of the answer's tokens, if requested."""
     bypass: Bypass | None = None
     rewriting: QueryRewrite | None = None
-    """Both as in Prepared; what the rewriting took is not in the numbers of the answer."""
+    """`bypass` and `rewriting` are as in Prepared. The cost of rewriting is not included in the answer's counts."""
 
     @property
     def hits(self) -> tuple[Hit, ...]:
-        """The hits that are in the prompt, in its order."""
+        """Hits in the prompt, in prompt order."""
         return self.prompt.hits
 
     @property
     def coverage(self) -> dict[str, object]:
-        """How much of what there is was read, and in which passes if in several."""
+        """How many passages were read of those in the knowledge bases, with one entry per pass if there were several."""
         passes = {"passes": [asdict(each) for each in self.passes]} if self.passes else {}
         return {"chunks_read": len(self.hits) if self.num_read is None else self.num_read, "chunks_in_kb": self.chunks_in_kb, **passes}
 
     @property
     def ending(self) -> str:
-        """Why the answer ended before the model ended it, in one line; empty where the model did."""
+        """One line saying what cut the answer short; empty if the model ended it."""
         entry, time = self.ledger.entry("answer"), self.ledger.time
         tokens = counted(entry.allotted, "token")
         match self.finish_reason:
             case "cancelled":
                 return "Interrupted."
             case "time":
-                return "Stopped at the limit of time (--max-seconds)."
+                return "Stopped at the time limit (--max-seconds)."
             case "length" if entry.allotted < entry.wanted and time is not None and time.is_bound:
-                return f"Stopped at {tokens}, the most that the limit of time allows (--max-seconds)."
+                return f"Stopped at {tokens}, the most that the time limit allows (--max-seconds)."
             case "length" if self.ledger.spare == 0:
                 return f"Stopped at {tokens}: the window of {self.ledger.window:,} tokens is full."
             case "length":
@@ -190,7 +190,7 @@ class Answer:
         return [each.label for each in self.citations if not each.supplied]
 
     def to_dict(self) -> dict[str, object]:
-        bypass = None if self.bypass is Bypass.NO_KNOWLEDGE_BASE else self.bypass  # nobody wanted sources
+        bypass = None if self.bypass is Bypass.NO_KNOWLEDGE_BASE else self.bypass  # no sources were requested
         thoughts = {"reasoning_tokens": self.reasoning_tokens} if self.reasoning_tokens else {}
         return {
             "answer": self.text,
@@ -219,7 +219,7 @@ class Answer:
 
 
 def window_warnings(slot: Slot) -> list[str]:
-    """A warning where the window is smaller than was asked for."""
+    """Warn if the window is smaller than requested."""
     if slot.requested is None or slot.n_ctx >= slot.requested:
         return []
     reason = "the model was trained for no more" if slot.bound == "training" else "there is no memory for more"
@@ -227,7 +227,7 @@ def window_warnings(slot: Slot) -> list[str]:
 
 
 def ledger_warnings(ledger: Ledger) -> list[str]:
-    """A warning where the answer has less room than was asked for, and where there was no time to rerank."""
+    """Warn if the answer has fewer tokens than requested, or if there was no time to rerank."""
     skipped = [RERANK_SKIPPED] if ledger.time is not None and "rerank" in ledger.time.skipped else []
     entry = ledger.entry("answer")
     if entry.allotted >= entry.wanted:
@@ -238,7 +238,7 @@ def ledger_warnings(ledger: Ledger) -> list[str]:
 
 
 def evidence(hit: Hit, tokens: int | None = None) -> dict[str, object]:
-    """A hit as the answer object shows it; `tokens` is what it takes in the prompt, its tag line included, if it is in one."""
+    """Return a hit as the answer object shows it. `tokens` is its size in the prompt, tag line included; None if it is not in one."""
     chunk = hit.chunk
     counted = {} if tokens is None else {"tokens": tokens}
     known = {} if hit.relevance is None else {"relevance": round(hit.relevance, 4)}
@@ -257,7 +257,7 @@ def evidence(hit: Hit, tokens: int | None = None) -> dict[str, object]:
 
 
 def supplied(prompt: Prompt) -> list[dict[str, object]]:
-    """The evidence that is in a prompt, each piece with its tokens and, where it is not there in full, its level."""
+    """Return the evidence in a prompt. Each entry has its size in tokens and, if it was shortened, its level."""
     tokens = prompt.item_tokens
     levels = {label: {} if level == "full" else {"level": level} for label, level in prompt.levels.items()}
     return [evidence(hit, tokens[hit.label]) | levels[hit.label] for hit in prompt.hits]

@@ -1,4 +1,4 @@
-"""The minutes of a council's run: each event is told as it happens, and kept in the journal if it is to be."""
+"""One run of a council. Each event is reported as it happens and, if requested, recorded in the journal."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from localrag.journal import FILE_NAME, Journal
 from localrag.question import Question
 from localrag.session import retrieval
 from localrag.session.answer import Answer, evidence
+from localrag.session.member_turns import CouncilSetup, MemberTurn, model_role, needs, write
 from localrag.session.model_pool import ModelPool
 from localrag.session.opening import names_of, open_council, open_embedder, open_knowledge_bases
 from localrag.session.recorder import open_journal
-from localrag.session.seats import Seat, Seating, needs, seat_of, write
 from localrag.session.timing import check_seconds
 from localrag.session.toolbox import Toolbox
 from localrag.settings import Settings
@@ -33,31 +33,31 @@ if TYPE_CHECKING:
 
 
 Event = dict[str, Any]
-"""What happened, fit for JSON; "event" names it. docs/how-to/council.md lists them."""
+"""One event as JSON data; "event" holds its name. See docs/how-to/council.md for the list."""
 
 
-class Minutes:
-    """Tells `on_event`. A fault of the journal costs no verdict: it becomes a warning, and nothing more is kept."""
+class EventLog:
+    """Passes each event to `on_event` and records it. If the journal fails, it adds a warning and stops recording; the run continues."""
 
     def __init__(self, on_event: Callable[[Event], None]) -> None:
         self._on_event = on_event
         self._journal: Journal | None = None
         self.id: int | None = None
-        """Of the run in the journal; None where it is not kept."""
+        """Id of the run in the journal; None if it is not recorded."""
         self.warnings: list[str] = []
 
     def begin(self, home: Path, council: str, task: str, about: Mapping[str, Any]) -> None:
-        """Keep the run from now on."""
+        """Start recording the run."""
         self._journal, warnings = open_journal(home)
         self.warnings += warnings
         self.id = self._kept(lambda journal: journal.councils.begin(council, task, about))
 
-    def tell(self, event: str, data: Mapping[str, Any]) -> None:
-        told: Event = {"event": event, **data}
+    def record(self, event: str, data: Mapping[str, Any]) -> None:
+        entry: Event = {"event": event, **data}
         number = self.id
         if number is not None:
-            self._kept(lambda journal: journal.councils.add(number, told))
-        self._on_event(told)
+            self._kept(lambda journal: journal.councils.add(number, entry))
+        self._on_event(entry)
 
     def end(self, state: str) -> None:
         number = self.id
@@ -72,24 +72,24 @@ class Minutes:
         try:
             return None if self._journal is None else keep(self._journal)
         except (LocalragError, OSError) as error:
-            self.warnings.append(f"This is not kept in the journal: {error}")
+            self.warnings.append(f"This was not recorded in the journal: {error}")
             self.id = None
             return None
 
 
 TIME_SHARES = {"plan": 0.2, "proposal": 0.5, "review": 0.4, "call": 0.3}
-"""Of the time that is left in a run with a limit, for the turns of a kind; the verdict takes the rest."""
+"""Share of the remaining time that each kind of turn may use, in a run with a time limit. The verdict gets the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CouncilResult:
-    """The result of a council. `id` is that of the run in the journal, None if it was not recorded."""
+    """The result of a council. `id` is the run's id in the journal, None if it was not recorded."""
 
     verdict: Verdict
     answers: tuple[tuple[str, Answer], ...]
-    """Each with the role that wrote it, in order."""
+    """Pairs of a role and one of its answers, in order."""
     hits: tuple[Hit, ...]
-    """All that any of them was shown."""
+    """All hits shown to any role."""
     id: int | None = None
     warnings: tuple[str, ...] = ()
 
@@ -107,12 +107,12 @@ def run_council(
     on_event: Callable[[Event], None] = lambda _: None,
     on_text: Callable[[str, str], None] = lambda _role, _text: None,
 ) -> CouncilResult:
-    """Have a council decide a task: a text, or a conversation that ends with one.
+    """Let a council decide a task: a text, or a conversation that ends with one.
 
-    `on_event` hears what happens, `on_text` each piece of text with the role that writes it. With `keep` the run is kept in the journal,
-    with what is `about` it. Before anything is evaluated, every role's least prompt has to fit: else BudgetExceededError names the role.
-    EngineError if the judge gives no verdict, TimeLimitError if it has no time for one in `max_seconds`, which bound the whole run.
-    InterruptedRunError if a person stops it; what was said until then is kept.
+    `on_event` receives each event, `on_text` each piece of text with the role that writes it. With `keep`, the run is recorded in the
+    journal together with `about`. Before any evaluation, the smallest prompt of every role must fit; otherwise BudgetExceededError names
+    the role. `max_seconds` limits the whole run. Raises EngineError if the judge gives no verdict, TimeLimitError if there is no time for
+    one, and InterruptedRunError if the user stops the run; the events so far stay in the journal.
     """
     kept = (about or {}) if keep else None
     with CouncilRun(
@@ -125,12 +125,12 @@ def run_council(
         max_seconds=max_seconds,
         on_event=on_event,
         on_text=on_text,
-    ) as sitting:
-        return sitting.hold()
+    ) as run:
+        return run.decide()
 
 
 class CouncilRun:
-    """One run of a council; see `run_council`. It is kept with what is `kept` beside it, and so are prefixes; None keeps nothing."""
+    """One run of a council; see `run_council`. `kept` is stored with the run in the journal; with None, nothing is stored on disk."""
 
     def __init__(
         self,
@@ -153,9 +153,9 @@ class CouncilRun:
         self._piped = piped
         self._on_text = on_text
         self._answers: list[tuple[str, Answer]] = []
-        self._written: list[Seat] = []
+        self._written: list[MemberTurn] = []
         self._hits: dict[str, Hit] = {}
-        self._minutes = Minutes(on_event)
+        self._event_log = EventLog(on_event)
         self._toolbox: Toolbox | None = None
         self._judged: RoleTurn | None = None
         self._writing: Engine | None = None
@@ -164,53 +164,53 @@ class CouncilRun:
         check_seconds(max_seconds)
         self._max_seconds = max_seconds
         self._late: dict[str, None] = {}
-        """Roles that the limit of time ended."""
+        """Roles whose answers were ended by the time limit, in order."""
         with ExitStack() as opened:
-            opened.callback(self._minutes.close)
-            found = open_knowledge_bases(kbs, settings=self._settings, opened=opened)
-            self._seating = Seating(
+            opened.callback(self._event_log.close)
+            opened_kbs = open_knowledge_bases(kbs, settings=self._settings, opened=opened)
+            self._setup = CouncilSetup(
                 council=council,
                 messages=messages,
-                knowledge_bases=found,
-                embedder=open_embedder(self._settings, for_queries=True) if found else None,
+                knowledge_bases=opened_kbs,
+                embedder=open_embedder(self._settings, for_queries=True) if opened_kbs else None,
                 learning=self._settings.learn,
             )
             self._needs = needs(council)
             self._models = opened.enter_context(ModelPool(self._needs, settings=self._settings, keep=kept is not None))
             if kept is not None:
-                self._minutes.begin(self._settings.home, council.name, self._task, {"digest": council.digest, **kept})
+                self._event_log.begin(self._settings.home, council.name, self._task, {"digest": council.digest, **kept})
             self._opened = opened.pop_all()
 
-    def hold(self) -> CouncilResult:
-        """All of it, from the task to the verdict."""
+    def decide(self) -> CouncilResult:
+        """Run the council from the task to the verdict."""
         state = "failed"
         try:
             self._begin()
             verdict = self._drive()
             state = "decided"
             if self._late:
-                self._minutes.warnings.append(f"Ended by the limit of time: {', '.join(self._late)}.")
+                self._event_log.warnings.append(f"Ended by the time limit: {', '.join(self._late)}.")
         except (KeyboardInterrupt, InterruptedRunError):
             state = "cancelled"
-            hint = None if self._minutes.id is None else f"What was said until then: localrag report --council {self._minutes.id}"
+            hint = None if self._event_log.id is None else f"To see the turns so far: localrag report --council {self._event_log.id}"
             raise InterruptedRunError("Interrupted.", hint=hint) from None
         except LocalragError as error:
-            told = self._timed_out(error)
-            self._minutes.tell("error", told.to_dict())
-            raise told from None
+            reported = self._timed_out(error)
+            self._event_log.record("error", reported.to_dict())
+            raise reported from None
         finally:
             self._end(state)
-        shown = {hit.label: hit for _, answer in self._answers for hit in answer.hits}
+        hits_by_label = {hit.label: hit for _, answer in self._answers for hit in answer.hits}
         return CouncilResult(
             verdict=verdict,
             answers=tuple(self._answers),
-            hits=tuple(shown.values()),
-            id=self._minutes.id,
-            warnings=tuple(self._minutes.warnings),
+            hits=tuple(hits_by_label.values()),
+            id=self._event_log.id,
+            warnings=tuple(self._event_log.warnings),
         )
 
     def cancel(self) -> None:
-        """Have `hold` end at once, with what was said; fit for a signal handler."""
+        """End the run as soon as possible, keeping the events so far. Safe to call from a signal handler."""
         self._is_cancelled = True
         if self._writing is not None:
             self._writing.cancel_all()
@@ -225,15 +225,15 @@ class CouncilRun:
         self.close()
 
     def _begin(self) -> None:
-        """Every role's least prompt fits its window, before anything is evaluated."""
+        """Check that every role's smallest prompt fits its window, before anything is evaluated."""
         roles: dict[str, dict[str, object]] = {}
         for turn in first_turns(self._council):
-            with self._models.use(seat_of(turn.role)) as engine:
-                session = self._seating.check(engine, turn)
+            with self._models.use(model_role(turn.role)) as engine:
+                session = self._setup.check(engine, turn)
                 roles[turn.role] = {"role": turn.role, "model": engine.name, "slot": session.slot.to_dict()}
         residence = self._models.plan().to_dict()
-        about = {"id": self._minutes.id, "council": self._council.name, "task": self._task}
-        self._minutes.tell("start", {**about, "roles": list(roles.values()), "models": residence})
+        about = {"id": self._event_log.id, "council": self._council.name, "task": self._task}
+        self._event_log.record("start", {**about, "roles": list(roles.values()), "models": residence})
 
     def _drive(self) -> Verdict:
         flow, reply = deliberate(self._council, self._task), None
@@ -242,12 +242,12 @@ class CouncilRun:
                 step: Step = flow.send(reply)
             except StopIteration as end:
                 verdict: Verdict = end.value
-                self._minutes.tell("verdict", verdict.to_dict() | {"sources": self._sources(verdict)})
+                self._event_log.record("verdict", verdict.to_dict() | {"sources": self._sources(verdict)})
                 return verdict
             reply = self._answered(step)
 
-    def _answered(self, step: Step) -> Any:  # noqa: ANN401  # what each step is answered by is documented in deliberation/flow.py
-        self._check_wanted()
+    def _answered(self, step: Step) -> Any:  # noqa: ANN401  # deliberation/flow.py documents the reply to each step
+        self._check_cancelled()
         match step:
             case Ask(turns):
                 return self._ask(turns)
@@ -256,68 +256,68 @@ class CouncilRun:
             case Use():
                 return self._use(step)
             case Tell(event, data):
-                return self._minutes.tell(event, data)
+                return self._event_log.record(event, data)
 
-    def _check_wanted(self) -> None:
+    def _check_cancelled(self) -> None:
         if self._is_cancelled:
             raise KeyboardInterrupt
 
     def _ask(self, turns: Sequence[RoleTurn]) -> tuple[Reply, ...]:
-        """Answer turns, those of one model at once."""
+        """Answer the turns. Turns of the same model run at the same time."""
         self._judged = turns[-1]
         groups: dict[str | None, list[RoleTurn]] = {}
         for turn in turns:
             groups.setdefault(self._council.role(turn.role).model, []).append(turn)
         replies: dict[str, Reply] = {}
 
-        def ended(seat: Seat) -> None:
-            replies[seat.turn.role] = self._said(seat)
+        def on_end(member_turn: MemberTurn) -> None:
+            replies[member_turn.turn.role] = self._reply(member_turn)
 
         ends_at = self._ends_at(turns[0].kind)
         for number, group in enumerate(groups.values()):
-            role = seat_of(group[0].role)
+            role = model_role(group[0].role)
             with self._models.use(role) as engine:
-                seats = self._seating.seats(engine, group)
-                for seat in seats:
-                    about = {"role": seat.turn.role, "kind": seat.turn.kind}
-                    ledger = seat.prepared.prompt.ledger.to_dict()
-                    self._minutes.tell("budget", {**about, "ledger": ledger, "allowances": dict(seat.allowances)})
+                member_turns = self._setup.prepare(engine, group)
+                for member_turn in member_turns:
+                    about = {"role": member_turn.turn.role, "kind": member_turn.turn.kind}
+                    ledger = member_turn.prepared.prompt.ledger.to_dict()
+                    self._event_log.record("budget", {**about, "ledger": ledger, "allowances": dict(member_turn.allowances)})
                 self._writing = engine
                 try:
-                    self._check_wanted()
+                    self._check_cancelled()
                     at_once = self._needs[role].num_sequences
                     write(
                         engine,
-                        seats,
+                        member_turns,
                         num_sequences=at_once,
                         deadline=None if ends_at is None else _part_of(ends_at, len(groups) - number),
                         on_text=self._on_text,
-                        on_end=ended,
+                        on_end=on_end,
                     )
                 finally:
                     self._writing = None
-                    self._written += seats
+                    self._written += member_turns
         return tuple(replies[turn.role] for turn in turns)
 
-    def _said(self, seat: Seat) -> Reply:
-        """What a seat's turn is answered by; it is told, also where it was stopped half-way."""
-        answer, about = seat.answer, {"role": seat.turn.role, "kind": seat.turn.kind}
+    def _reply(self, member_turn: MemberTurn) -> Reply:
+        """Record a finished turn, even an incomplete one, and return the reply for the deliberation."""
+        answer, about = member_turn.answer, {"role": member_turn.turn.role, "kind": member_turn.turn.kind}
         if not isinstance(answer, Answer):
             assert answer is not None, "it has ended"
-            self._minutes.tell("said", {**about, "error": answer.to_dict()})
+            self._event_log.record("said", {**about, "error": answer.to_dict()})
             return Reply(text="", finish_reason="error")
         if answer.finish_reason == "time":
-            self._late[seat.turn.role] = None
-        self._answers.append((seat.turn.role, answer))
-        self._minutes.tell("said", {**about, **answer.to_dict()})
+            self._late[member_turn.turn.role] = None
+        self._answers.append((member_turn.turn.role, answer))
+        self._event_log.record("said", {**about, **answer.to_dict()})
         for each in answer.warnings:
-            warning = each if each in seat.session.warnings else f"{seat.turn.role}: {each}"
-            if warning not in self._minutes.warnings:
-                self._minutes.warnings.append(warning)
+            warning = each if each in member_turn.session.warnings else f"{member_turn.turn.role}: {each}"
+            if warning not in self._event_log.warnings:
+                self._event_log.warnings.append(warning)
         return Reply(text=answer.text, finish_reason=answer.finish_reason, hits=answer.hits)
 
     def _ends_at(self, kind: str) -> float | None:
-        """When turns of this kind end: each takes a share of the time that is left, and the verdict all of it."""
+        """When turns of this kind must end: each kind gets a share of the time left, the verdict all of it."""
         if self._max_seconds is None:
             return None
         now = time.perf_counter()
@@ -325,67 +325,67 @@ class CouncilRun:
         return now + TIME_SHARES.get(kind, 1.0) * left_s
 
     def _timed_out(self, error: LocalragError) -> LocalragError:
-        """The error of a run that ended without a verdict: where its judge had no time, that is what is said."""
+        """The error to report for a run without a verdict: TimeLimitError if the judge ran out of time, else `error`."""
         if self._max_seconds is None or JUDGE not in self._late or not isinstance(error, EngineError):
             return error
-        judged = [seat for seat in self._written if seat.turn.role == JUDGE]
+        judged = [member_turn for member_turn in self._written if member_turn.turn.role == JUDGE]
         speed, prompt = judged[-1].session.engine.speed, judged[-1].prepared.prompt
         spent_s = time.perf_counter() - self._started
         return TimeLimitError(self._max_seconds, spent_s + speed.plan_s(len(prompt.token_ids), prompt.max_tokens))
 
     def _search(self, queries: Sequence[str]) -> dict[str, tuple[Hit, ...]]:
-        """One search for all; where tags bound what members may see, one for each set of tags."""
+        """Search once for all roles; if member tags restrict the sources, once for each set of tags."""
         tags = {member.name: member.tags for member in self._council.members} | {JUDGE: ()}
         with self._models.use(JUDGE) as engine:
-            session = self._seating.session(engine, JUDGE)
-            by_tags = {each: self._found(session, queries, each) for each in dict.fromkeys(tags.values())}
+            session = self._setup.session(engine, JUDGE)
+            by_tags = {each: self._best(session, queries, each) for each in dict.fromkeys(tags.values())}
         self._hits = {hit.label: hit for hits in by_tags.values() for hit in hits}
-        found = {role: by_tags[each] for role, each in tags.items()} | {JUDGE: _ranked(self._hits.values())}
-        numbers = {role: len(hits) for role, hits in found.items()}
-        self._minutes.tell("search", {"queries": list(queries), "found": len(self._hits), "roles": numbers})
-        return found
+        by_role = {role: by_tags[each] for role, each in tags.items()} | {JUDGE: _ranked(self._hits.values())}
+        numbers = {role: len(hits) for role, hits in by_role.items()}
+        self._event_log.record("search", {"queries": list(queries), "found": len(self._hits), "roles": numbers})
+        return by_role
 
-    def _found(self, session: Session, queries: Sequence[str], tags: Sequence[str]) -> tuple[Hit, ...]:
-        """The best of all questions, each passage once."""
+    def _best(self, session: Session, queries: Sequence[str], tags: Sequence[str]) -> tuple[Hit, ...]:
+        """The best hits of all queries together, each passage once."""
         from localrag.kb.filters import Where  # noqa: PLC0415  # weight
 
-        where, found = Where.parse([f"tag={tag}" for tag in tags]), list[Hit]()
+        where, hits = Where.parse([f"tag={tag}" for tag in tags]), list[Hit]()
         for number, query in enumerate(queries):
             piped = "" if number else self._piped
             question = Question.of(query, top_k=self._council.top_k, where=where, piped=piped)
-            found += session.retriever.offered(question, query)
-        return tuple(retrieval.distinct(_ranked(found)))
+            hits += session.retriever.offered(question, query)
+        return tuple(retrieval.distinct(_ranked(hits)))
 
     def _use(self, call: Use) -> Used:
-        """What a tool gives; nothing, where the judge's prompt would not hold another round."""
+        """Run a tool. The result is empty if the judge's prompt has no room for another round."""
         assert self._judged is not None, "a call is a reply to a turn"
         with self._models.use(JUDGE) as engine:
-            session = self._seating.session(engine, JUDGE)
+            session = self._setup.session(engine, JUDGE)
             if self._toolbox is None:
                 room, num_calls = self._room_for_tools(session, self._judged), self._council.judge.max_calls
                 self._toolbox = Toolbox(session, room, ledgers=self._ledgers, hits=self._hits, num_calls=num_calls)
-            used, told = self._toolbox.use(call.tool, call.arguments)
+            used, data = self._toolbox.use(call.tool, call.arguments)
             more = (*self._judged.rounds, *call.messages(used.text))
             try:
-                self._seating.check(engine, replace(self._judged, rounds=more))
+                self._setup.check(engine, replace(self._judged, rounds=more))
             except BudgetExceededError:
-                used, told = Used(text="", is_exhausted=True), told | {"text": "", "num_tokens": 0, "is_exhausted": True}
+                used, data = Used(text="", is_exhausted=True), data | {"text": "", "num_tokens": 0, "is_exhausted": True}
         self._hits |= {hit.label: hit for hit in used.hits}
-        self._minutes.tell("tool", told)
+        self._event_log.record("tool", data)
         return used
 
     def _ledgers(self) -> dict[str, Ledger]:
-        """The last ledger of each role."""
+        """The latest ledger of each role."""
         return {role: answer.ledger for role, answer in self._answers}
 
     def _room_for_tools(self, session: Session, turn: RoleTurn) -> int:
-        """Tokens of all results together: what the tools' section may have at most, less the tools themselves and the calls."""
-        wants = session.measure(self._seating.offer(session, turn))
+        """Token limit for all tool results together: the maximum of the tools section, less the tool definitions and the calls."""
+        wants = session.measure(self._setup.inputs(session, turn))
         most = session.profile.allowance("tools", session.slot.n_ctx, sum(wants.fixed.values()))
         return max(0, most - wants.wanted("tools") - self._council.judge.rounds * turn.sampling.num_answer_tokens)
 
     def _sources(self, verdict: Verdict) -> list[dict[str, object]]:
-        """Where the passages stand that a verdict cites."""
+        """The passages that a verdict cites, as evidence entries."""
         return [evidence(self._hits[each.label]) for each in verdict.citations if each.label in self._hits]
 
     def _end(self, state: str) -> None:
@@ -398,10 +398,10 @@ class CouncilRun:
             "completion_tokens": sum(answer.completion_tokens for answer in answers),
         }
         loads = [{"model": each.model, "load_s": each.load_s, "closed": list(each.closed)} for each in self._models.loads]
-        warnings = {"warnings": list(self._minutes.warnings)} if self._minutes.warnings else {}
+        warnings = {"warnings": list(self._event_log.warnings)} if self._event_log.warnings else {}
         total_s = round(time.perf_counter() - self._started, 4)
-        self._minutes.tell("end", {"state": state, "usage": usage, "loads": loads, "total_s": total_s, **warnings})
-        self._minutes.end(state)
+        self._event_log.record("end", {"state": state, "usage": usage, "loads": loads, "total_s": total_s, **warnings})
+        self._event_log.end(state)
 
 
 def _ranked(hits: Iterable[Hit]) -> tuple[Hit, ...]:
@@ -409,14 +409,14 @@ def _ranked(hits: Iterable[Hit]) -> tuple[Hit, ...]:
 
 
 def _part_of(ends_at: float, num_groups: int) -> float:
-    """When the first of several groups that are written one after the other ends."""
+    """When the first of several groups must end, if all of them run in turn and take equal time."""
     now = time.perf_counter()
     return now + max(0.0, ends_at - now) / num_groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CouncilCall:
-    """What a council is called with; docs/how-to/council.md says what each means. None leaves it to the council."""
+    """The arguments of a council run; see docs/how-to/council.md. With None, the council's own setting applies."""
 
     task: str
     council: str = "default"
@@ -429,20 +429,20 @@ class CouncilCall:
     max_seconds: float | None = None
 
     def open(self, settings: Settings) -> Council:
-        """The council, with what this call changes of it. ConfigError for one that is not there."""
+        """Open the council and apply this call's settings. Raises ConfigError if it does not exist."""
         council = open_council(self.council, settings=settings)
         return council.changed(model=self.model, n_ctx=self.n_ctx, seed=self.seed, max_tokens=self.max_tokens)
 
     @property
     def about(self) -> dict[str, Any]:
-        """What the journal keeps of it, so that it can be made again."""
-        given = asdict(self) | {"kbs": list(self.kbs)}
-        unset = {name for name in ("piped", "max_seconds") if not given[name]}
-        return {name: value for name, value in given.items() if name not in unset}
+        """The fields that the journal stores, so that the run can be repeated."""
+        values = asdict(self) | {"kbs": list(self.kbs)}
+        unset = {name for name in ("piped", "max_seconds") if not values[name]}
+        return {name: value for name, value in values.items() if name not in unset}
 
     @classmethod
     def kept(cls, run_id: int, *, settings: Settings) -> tuple[Self, str]:
-        """The call of a run in the journal, and the digest that its council had. UsageError for a run that cannot be made again."""
+        """Restore the call of a run in the journal, with the digest of its council. Raises UsageError if the run cannot be repeated."""
         run = None
         if (settings.home / FILE_NAME).exists():
             with Journal.open(settings.home) as journal:
@@ -450,9 +450,9 @@ class CouncilCall:
         if run is None:
             raise UsageError(f"There is no council run {run_id} in the journal.", hint="See localrag report --councils.")
         if not {"task", "council"} <= run.about.keys():
-            raise UsageError(f"Run {run_id} was not made from a council of models.toml.", hint="Give its task again.")
-        given = {field.name: run.about[field.name] for field in fields(cls) if field.name in run.about}
-        return cls(**given | {"kbs": tuple(given.get("kbs", ()))}), str(run.about.get("digest", ""))
+            raise UsageError(f"Run {run_id} did not use a council of models.toml.", hint="Give its task again.")
+        values = {field.name: run.about[field.name] for field in fields(cls) if field.name in run.about}
+        return cls(**values | {"kbs": tuple(values.get("kbs", ()))}), str(run.about.get("digest", ""))
 
 
 def council(
@@ -469,19 +469,19 @@ def council(
     on_event: Callable[[Event], None] | None = None,
     settings: Settings | None = None,
 ) -> CouncilResult:
-    """Have a council of models.toml decide a task, from these knowledge bases; this is `localrag.council`.
+    """Let a council of models.toml decide a task, using these knowledge bases. Exported as `localrag.council`.
 
-    `model`, `n_ctx` (tokens) and `max_tokens` are those of all its roles where given. A `seed` is added to theirs, and all that they write
-    is repeatable then (see SamplingParams). `max_seconds` bounds the whole run. `on_event` hears what happens (docs/how-to/council.md),
-    and `keep` leaves it in the journal too. Raises ConfigError for a council that is not there, and what `sit` does.
+    `model`, `n_ctx` (tokens) and `max_tokens` override those of every role. A `seed` is added to the roles' seeds and makes the whole run
+    repeatable (see SamplingParams). `max_seconds` limits the whole run. `on_event` receives each event (docs/how-to/council.md), and `keep`
+    records them in the journal too. Raises ConfigError if the council does not exist, and whatever `run_council` raises.
     """
     names = tuple(names_of(kbs))
     call = CouncilCall(
         task=task, council=council, kbs=names, model=model, n_ctx=n_ctx, max_tokens=max_tokens, seed=seed, max_seconds=max_seconds
     )
-    found = settings or Settings.from_env()
-    with open_run(call, call.open(found), settings=found, keep=keep, on_event=on_event or (lambda _: None)) as sitting:
-        return sitting.hold()
+    resolved = settings or Settings.from_env()
+    with open_run(call, call.open(resolved), settings=resolved, keep=keep, on_event=on_event or (lambda _: None)) as run:
+        return run.decide()
 
 
 def open_run(
@@ -494,7 +494,7 @@ def open_run(
     on_event: Callable[[Event], None],
     on_text: Callable[[str, str], None] = lambda _role, _text: None,
 ) -> CouncilRun:
-    """The sitting that a call asks for, before it is held, to be used in a `with` block; `council` is what the call opens."""
+    """Create the run for a call, to be used in a `with` block and started with `decide`. `council` is the result of `call.open`."""
     return CouncilRun(
         council,
         call.task,

@@ -1,9 +1,8 @@
-"""A question for which every passage that passes the conditions is read, in as many prompts as the window needs.
+"""Answer a question from every passage that matches its filters, in as many prompts as the window needs.
 
-How near a passage is to the question decides only how early it is read. Each pass shows the model as many passages as fit and has it
-note the facts in them, as JSON under a schema in which a fact can only come from a passage of that pass. The answer is then written from
-the facts, each under the tag of its passage; where even they are too many, they are read like passages again. Every prompt keeps within
-the same exact budget as any other.
+Similarity only decides the reading order. Each pass shows the model as many passages as fit and asks it to note the facts in them, as
+JSON under a schema that allows only passages of that pass as sources. The answer is then written from these facts, each under the tag of
+its passage. If the facts do not fit either, they are read in passes again. Every prompt keeps to the same exact budget as any other.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ if TYPE_CHECKING:
     from localrag.session.session import Session
 
 NOTES_SHARE = 0.3
-"""Of the window, for the notes of one pass; passages have the rest. Where they come to no end in it, the pass is read again in halves."""
+"""Share of the window reserved for the notes of one pass. If the notes are cut off, the pass is repeated with half the passages."""
 MIN_NOTES_TOKENS = 96
 _LEAST_S = 0.001
-"""A limit of time is above 0, also when it is over."""
+"""Minimum time limit in seconds for a pass, used once the time has run out. A limit must be above 0."""
 MAX_FACT_CHARS = 240
-"""About 60 tokens of English, to 200 or more of the passage: all passages of a pass can have their fact."""
+"""Maximum length of a fact: about 60 tokens of English, against 200 or more for a passage. This leaves room for one fact per passage."""
 PASSES_SHARE = 0.7
-"""Of a limit of time, for the passes; the answer has the rest."""
+"""Share of the time limit for the passes. The rest is for the answer."""
 NOTHING_NOTED, TOO_LONG, NO_TIME = "read, and nothing was noted", "too long for the window", "not read for lack of time"
-"""Why a passage is not in the prompt of the answer."""
+"""Reasons why a passage is not in the answer's prompt."""
 NOTE = (
     "\n\nDo not answer yet. Go through all sources above and note each fact that the answer needs, in a few words, with the tag of its "
     "source, like {label}. Leave out what does not help; if nothing does, note nothing."
@@ -47,7 +46,7 @@ NOTE = (
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`num_read` of `num_matching` texts have been read in `num_passes` passes so far; `num_facts` were found."""
+    """Progress: `num_read` of `num_matching` texts have been read in `num_passes` passes, and `num_facts` facts noted."""
 
     num_read: int
     num_matching: int
@@ -63,25 +62,25 @@ def ask_all(
     on_thought: Callable[[str], None] | None = None,
     on_step: Callable[[Step], None] = lambda _: None,
 ) -> Answer:
-    """Answer from every passage that matches the conditions, not only the best. `on_text` hears the answer, `on_step` each pass before it.
+    """Answer from every passage that matches the filters, not only from the best. `on_text` receives the answer, `on_step` each pass.
 
-    The answer's `coverage` counts the passages that were read, and its passes say what each took; its ledger names each passage that is
-    not in the last prompt, with the reason. A text that occurs in several places is read once. BudgetExceededError if the window has no
-    room for a single passage; if it lacks room for some, `warnings` name them. With `max_seconds`, passages for which there is no time
-    are left unread, and named too. Ctrl-C ends it with the notes of the pass that ran, as `finish_reason` "cancelled".
+    The answer's `coverage` counts the passages read, and its `passes` give the tokens of each pass. Its ledger names each passage missing
+    from the last prompt, with the reason. A text that occurs in several places is read once. Raises BudgetExceededError if the window
+    cannot hold a single passage; passages that are too long are named in `warnings`, and so are those left unread by `max_seconds`.
+    Ctrl-C ends it with the notes of the current pass and the `finish_reason` "cancelled".
     """
     question = question if isinstance(question, Question) else Question.of(question)
     limit, started = question.budget.max_seconds, question.budget.started_at or time.perf_counter()
-    overflow = (*question.budget.overflow, ("prioritize", "evidence"))  # what a pass has no room for, the next one reads
+    overflow = (*question.budget.overflow, ("prioritize", "evidence"))  # passages that do not fit are left to the next pass
     question = question.but(overflow=overflow, started_at=started)
     retriever = session.retriever_until(limit, started)
     hits = retrieval.distinct(retriever.offered(question, search_query(question.messages), reads_all=True))
     ends_at = None if limit is None else started + PASSES_SHARE * limit
     reading = _Reading(session, question, on_step, hits, ends_at)
-    shown = reading.shown()
+    evidence = reading.evidence()
     if reading.cancelled is not None:
         return replace(reading.cancelled, passes=tuple(reading.passes))
-    ready = reading.prepared(shown, limit)
+    ready = reading.prepared(evidence, limit)
     if isinstance(retriever.reranker, TimedReranker) and retriever.reranker.is_skipped:
         ready = _without_rerank(ready)
     answer = session.answer(ready, on_text=on_text, on_thought=on_thought)
@@ -91,14 +90,14 @@ def ask_all(
     if reading.too_long:
         warnings.append(f"Too long for the window, and not read: {', '.join(reading.too_long)}.")
     if late := len(unread) - len(reading.too_long):
-        warnings.append(f"{late} of {len(hits)} passages were not read for lack of time.")
-    if hits and not shown:
-        warnings.append(f"Nothing about it was found in the {counted(num_read, 'passage')} read; the answer is the model's own.")
+        warnings.append(f"{late} of {len(hits)} passages were not read: the time limit was reached.")
+    if hits and not evidence:
+        warnings.append(f"The {counted(num_read, 'passage')} read contain nothing relevant; the model answered from its own knowledge.")
     return replace(answer, passes=tuple(reading.passes), num_read=num_read, warnings=tuple(warnings))
 
 
 def _without_rerank(ready: Prepared) -> Prepared:
-    """The same, with a ledger that says that the search before it was not reranked for lack of time."""
+    """The same prompt, with a ledger that records that reranking was skipped for lack of time."""
     ledger = ready.prompt.ledger
     assert ledger.time is not None, "only a limit of time skips a reranker"
     return replace(ready, prompt=replace(ready.prompt, ledger=replace(ledger, time=replace(ledger.time, skipped=("rerank",)))))
@@ -109,7 +108,7 @@ def _size(hits: Sequence[Hit]) -> int:
 
 
 class _Reading:
-    """The passes of one question."""
+    """The reading passes of one question."""
 
     def __init__(
         self,
@@ -124,69 +123,69 @@ class _Reading:
         self._on_step = on_step
         self._hits = hits
         self._ends_at = ends_at
-        """When the passes end, by time.perf_counter(); None without a limit of time."""
+        """When the passes must end, on the clock of time.perf_counter(); None without a time limit."""
         self.passes: list[Pass] = []
         self.too_long: list[str] = []
-        """Labels of passages that are too long for any pass."""
+        """Labels of passages that do not fit in any pass."""
         self.late: list[str] = []
-        """Of passages for which there was no time."""
+        """Labels of passages left unread because time ran out."""
         self.cancelled: Answer | None = None
 
-    def shown(self) -> Sequence[Hit]:
-        """What the answer is written from: all passages where the window holds them, else what was noted in them."""
-        shown = self._hits
+    def evidence(self) -> Sequence[Hit]:
+        """The hits to answer from: all passages if they fit, else the facts noted from them."""
+        hits = self._hits
         while True:
-            if len(self.prepared(shown, None).prompt.hits) == len(shown):
-                return shown
-            facts = self.facts(shown)
+            if len(self.prepared(hits, None).prompt.hits) == len(hits):
+                return hits
+            facts = self.facts(hits)
             if self.late and not self.passes:
                 self.late.clear()
-                return shown  # no time for a single pass: the best passages are read with the question
-            if self.cancelled is not None or _size(facts) >= _size(shown):
-                return shown  # what there is no room for is named in the ledger
-            shown = facts
+                return hits  # no time for a single pass: answer from the best passages
+            if self.cancelled is not None or _size(facts) >= _size(hits):
+                return hits  # the ledger names those that do not fit
+            hits = facts
 
     def prepared(self, shown: Sequence[Hit], max_seconds: float | None) -> Prepared:
-        """The prompt of the answer."""
+        """Prepare the answer's prompt."""
         question = self._question.but(hits=shown, left_out=self._left_out(shown), max_seconds=max_seconds)
         return self._session.prepare(question, write=self._ends_at is None)
 
     def _left_out(self, shown: Sequence[Hit]) -> dict[str, str]:
-        """Why each of the passages that are not shown is left out, and each of their copies."""
-        kept = {hit.label for hit in shown}
+        """Map the label of each passage that is not shown, and of each of its copies, to the reason."""
+        labels = {hit.label for hit in shown}
         reasons = dict.fromkeys((hit.label for hit in self._hits), NOTHING_NOTED)
         reasons |= dict.fromkeys(self.too_long, TOO_LONG) | dict.fromkeys(self.late, NO_TIME)
-        left_out = {label: reason for label, reason in reasons.items() if label not in kept}
+        left_out = {label: reason for label, reason in reasons.items() if label not in labels}
         copies = {chunk.label: f"identical to {hit.label}" for hit in self._hits if hit.label in left_out for chunk in hit.copies}
         return left_out | copies
 
     def unread_by(self, answer: Answer) -> set[str]:
-        """Labels of the passages that were read neither in a pass nor with the question."""
+        """Labels of the passages read neither in a pass nor in the answer's prompt."""
         if self.passes:
             return {*self.too_long, *self.late}
         return {hit.label for hit in self._hits} - {hit.label for hit in answer.hits}
 
     def facts(self, hits: Sequence[Hit]) -> list[Hit]:
-        """The hits in which something was found, each with the facts in place of its text."""
+        """Hits that contain relevant facts, each with those facts as its text."""
         waiting, most = list(hits), len(hits)
-        noted: dict[str, list[str]] = {}
+        noted_facts: dict[str, list[str]] = {}
         while waiting and self.cancelled is None and not self.late:
-            num_facts = sum(map(len, noted.values()))
+            num_facts = sum(map(len, noted_facts.values()))
             self._on_step(Step(len(hits) - len(waiting), len(hits), len(self.passes), num_facts))
-            read, found, is_whole = self._pass(waiting[:most])
-            if not is_whole and len(read) > 1:
-                most = len(read) // 2  # its notes had no room: fewer passages, and so fewer facts
+            labels, new_facts, is_whole = self._pass(waiting[:most])
+            if not is_whole and len(labels) > 1:
+                most = len(labels) // 2  # the notes did not fit: read fewer passages at once
                 continue
-            for label, fact in found:
-                if fact not in noted.setdefault(label, []):
-                    noted[label].append(fact)
-            waiting = [hit for hit in waiting if hit.label not in read]
+            for label, fact in new_facts:
+                if fact not in noted_facts.setdefault(label, []):
+                    noted_facts[label].append(fact)
+            waiting = [hit for hit in waiting if hit.label not in labels]
         if self.late:
             self.late = list(dict.fromkeys([*self.late, *(hit.label for hit in waiting)]))
-        return [replace(hit, chunk=replace(hit.chunk, text=" ".join(noted[hit.label]))) for hit in hits if noted.get(hit.label)]
+        return [replace(hit, chunk=replace(hit.chunk, text=" ".join(noted_facts[hit.label]))) for hit in hits if noted_facts.get(hit.label)]
 
     def _pass(self, hits: Sequence[Hit]) -> tuple[set[str], list[tuple[str, str]], bool]:
-        """The labels of what was read, (label, fact) of what was found, and whether the notes came to their end."""
+        """Read one batch. Returns the labels read, the facts as (label, fact) pairs, and whether the notes are complete."""
         notes_tokens = max(MIN_NOTES_TOKENS, int(NOTES_SHARE * self._session.slot.n_ctx))
         question = self._question.but(
             hits=hits,
@@ -214,20 +213,20 @@ class _Reading:
         answer = self._session.answer(replace(prepared, question=question.but(json_schema=_schema(labels))))
         if answer.finish_reason in ("cancelled", "error"):
             self.cancelled = answer
-        found = _facts(answer.text, set(labels))
-        self.passes.append(Pass(len(labels), len(found), answer.prompt_tokens, answer.completion_tokens))
+        facts = _facts(answer.text, set(labels))
+        self.passes.append(Pass(len(labels), len(facts), answer.prompt_tokens, answer.completion_tokens))
         if answer.finish_reason == "time":
-            return self._out_of_time([hit for hit in hits if hit.label in labels], found)
-        return set(labels), found, answer.finish_reason == "stop"
+            return self._out_of_time([hit for hit in hits if hit.label in labels], facts)
+        return set(labels), facts, answer.finish_reason == "stop"
 
-    def _out_of_time(self, hits: Sequence[Hit], found: Sequence[tuple[str, str]]) -> tuple[set[str], list[tuple[str, str]], bool]:
-        """What a pass comes to that the limit of time ended: the passages of which it noted nothing count as not read."""
-        noted = {label for label, _ in found}
-        self.late += [hit.label for hit in hits if hit.label not in noted]
-        return {hit.label for hit in hits}, list(found), True
+    def _out_of_time(self, hits: Sequence[Hit], facts: Sequence[tuple[str, str]]) -> tuple[set[str], list[tuple[str, str]], bool]:
+        """The result of a pass that ran out of time. Passages without a noted fact count as unread."""
+        labels = {label for label, _ in facts}
+        self.late += [hit.label for hit in hits if hit.label not in labels]
+        return {hit.label for hit in hits}, list(facts), True
 
     def _no_room(self, composed: Prompt, hits: Sequence[Hit], notes_tokens: int) -> BudgetExceededError:
-        """What one passage needs: itself with the wording around it, and as much for notes as a window has that holds both."""
+        """The error for a window too small for one passage. It counts the passage, the wording around it and the share for notes."""
         wording = (SOURCES_INTRO, QUESTION_INTRO, NOTE.replace("{label}", hits[0].label))
         passage = sum(map(self._session.engine.counter, wording)) + min(composed.omitted_costs[hit.label] for hit in hits)
         beside = len(composed.token_ids), composed.budget.allocations.get("gap", 0)
@@ -250,8 +249,8 @@ def _schema(labels: Sequence[str]) -> dict[str, object]:
 
 
 def _facts(text: str, labels: set[str]) -> list[tuple[str, str]]:
-    """What was noted, also where the notes were cut off: each whole object counts."""
-    decoder, found = json.JSONDecoder(), []
+    """Parse the noted facts. If the notes were cut off, every complete object still counts."""
+    decoder, facts = json.JSONDecoder(), []
     at = text.find("[")
     while (at := text.find("{", at + 1)) > 0:
         try:
@@ -259,6 +258,6 @@ def _facts(text: str, labels: set[str]) -> list[tuple[str, str]]:
         except ValueError:
             break
         if isinstance(fact, dict) and fact.get("source") in labels and str(fact.get("fact", "")).strip():
-            found.append((fact["source"], str(fact["fact"]).strip()))
+            facts.append((fact["source"], str(fact["fact"]).strip()))
         at = end
-    return found
+    return facts

@@ -1,4 +1,4 @@
-"""A turn of a conversation: a question, its answer, and the sources that came with it."""
+"""The part of a conversation that a prompt contains: which turns are sent in full, without sources, or only as a summary."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ _SOURCES = ("attachments", "cited", "evidence", "pointers")
 
 @dataclass(slots=True, kw_only=True)
 class Turn:
-    """A question with its answer. `sent` is the whole message that the model was sent for it, if sources came with it: `hits`.
+    """A question with its answer. `sent` is the full user message as sent, sources included; `hits` are those sources.
 
-    Without an answer it is empty: such a question is asked again with the next one, and then as it stands, without its sources.
+    `sent` is empty if no sources were sent or if there is no answer. An unanswered question is sent again with the next one, as plain
+    text without its sources.
     """
 
     id: int
@@ -41,19 +42,20 @@ class Turn:
 
     @property
     def points(self) -> bool:
-        """Whether the message names passages that stand above it."""
+        """Whether the message refers to passages in earlier messages."""
         return _POINTER in self.sent
 
     @property
-    def is_told(self) -> bool:
-        """Whether there is an answer, if only its beginning."""
+    def is_answered(self) -> bool:
+        """Whether there is an answer, even an incomplete one."""
         return bool(self.answer.strip())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgotten:
-    """What the model will see less of: turns, by their numbers from 1, of which it is sent a summary, and those of which it is sent
-    nothing. `coming` are those that are summarised next, as soon as there is no more room for them."""
+    """Turns that the model does not see in full, by number from 1: sent as a summary (`summarised`) or not at all (`left_out`).
+
+    `coming` are the turns to be summarised next, once the window runs out of room."""
 
     summarised: tuple[int, ...] = ()
     left_out: tuple[int, ...] = ()
@@ -63,7 +65,7 @@ class Forgotten:
         return bool(self.summarised or self.left_out)
 
     def beyond(self, before: Forgotten) -> Forgotten:
-        """What was not so before."""
+        """The turns that are in this value but not in `before`."""
         return Forgotten(
             summarised=tuple(each for each in self.summarised if each not in before.summarised),
             left_out=tuple(each for each in self.left_out if each not in before.left_out),
@@ -71,17 +73,18 @@ class Forgotten:
 
 
 def sent_message(prepared: Prepared) -> str:
-    """The last message as it was sent, if sources came with it."""
+    """Return the last user message as it was sent if it contains sources, else an empty string."""
     contents = [list(parts) for is_markup, parts in groupby(prepared.prompt.parts, key=lambda each: each.part.is_markup) if not is_markup]
-    asked = next((parts for parts in reversed(contents) if any(each.part.section == "question" for each in parts)), [])
-    has_sources = any(each.part.section in _SOURCES for each in asked)
-    return "".join(each.part.text for each in asked) if has_sources else ""
+    question_parts = next((parts for parts in reversed(contents) if any(each.part.section == "question" for each in parts)), [])
+    has_sources = any(each.part.section in _SOURCES for each in question_parts)
+    return "".join(each.part.text for each in question_parts) if has_sources else ""
 
 
-def let_go_of_strangers(turns: Sequence[Turn], hits: Iterable[Hit], kb_names: Collection[str]) -> None:
-    """Sources whose tags mean something else now leave the prompt: of knowledge bases that are not asked any more, or made anew.
+def drop_stale_sources(turns: Sequence[Turn], hits: Iterable[Hit], kb_names: Collection[str]) -> None:
+    """Drop the sent sources of turns whose tags no longer identify the same text.
 
-    `hits` is what was found now, `kb_names` are the knowledge bases that are asked.
+    This happens when a knowledge base is no longer searched, or was rebuilt. `hits` are the latest search results, `kb_names` the
+    knowledge bases in use.
     """
     texts = {hit.label: hit.chunk.text for hit in hits}
     for turn in turns:
@@ -93,7 +96,8 @@ def let_go_of_strangers(turns: Sequence[Turn], hits: Iterable[Hit], kb_names: Co
                 turn.sent = ""
 
 
-def to_keep(turn: Turn, answer: Answer) -> dict[str, Any]:
+def turn_record(turn: Turn, answer: Answer) -> dict[str, Any]:
+    """The data of a turn that the journal stores next to its texts."""
     cited = {each.label for each in answer.citations if each.supplied}
     return {
         "finish_reason": answer.finish_reason,
@@ -109,7 +113,7 @@ def to_keep(turn: Turn, answer: Answer) -> dict[str, Any]:
 
 
 def restored(stored: StoredTurn) -> Turn:
-    """A turn as it was kept. What cannot be read of its sources is left out: its question and answer stand."""
+    """Restore a stored turn. If its sources cannot be read, they are dropped; the question and answer stay."""
     try:
         hits = tuple(_hit(each) for each in stored.about.get("hits", ()))
         sent = str(stored.about.get("sent", "")) if stored.answer.strip() else ""
@@ -128,30 +132,30 @@ def restored(stored: StoredTurn) -> Turn:
     )
 
 
-def _hit(kept: Mapping[str, Any]) -> Hit:
-    fields = dict(kept)
+def _hit(stored: Mapping[str, Any]) -> Hit:
+    fields = dict(stored)
     score = float(fields.pop("score"))
     return Hit(Chunk(**fields), score)
 
 
 CARRIED_SHARE = 0.5
-"""Sources of earlier turns stay in the prompt where they were given until they take this share of the window."""
+"""Sources of earlier turns stay in their messages until together they take this share of the window."""
 STEP_SHARE = 0.375
-"""A step takes the oldest turns that have this share of the window together. Which they are is known long before, so that their summary
-can be written in time. Measured: smaller steps cost more evaluations, larger ones leave less of what was said."""
+"""Share of the window that is summarised in one step, oldest turns first. A step this large is predictable, so its summary can be written
+in advance. Measured: smaller steps cost more evaluation, larger ones keep less of the conversation."""
 LEAST_SHARE, MOST_SHARE = 0.25, 0.75
-"""Of its room, history has between these shares after such a step. Where it would not, the newest turns stay that fill half of it."""
+"""After a step, history must fill between these shares of its room. If it would not, only the newest turns that fill half of it stay."""
 GROWN = 2.0
-"""Where history has more than so many times the room that it had when it gave way, turns that were summarised come back: a large file has
-left the prompt, or the window is another one."""
+"""Bring summarised turns back once the room for history grows beyond this factor, e.g. after a large file left the prompt or the window
+changed."""
 _MARKUP_TOKENS = 5
-"""What a template puts around a message, about."""
+"""Approximate number of tokens that a chat template adds to a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryWindow:
-    """Of the turns of a conversation, the first `settled` are sent as a summary, save those that are pinned, and the first `bare` without
-    the sources that came with them. `room` is what history had, in tokens, when turns were last summarised."""
+    """How much of the history a prompt contains. The first `settled` turns are sent as a summary, except pinned ones; the first `bare`
+    turns are sent without their sources. `room` is the space for history, in tokens, when turns were last summarised."""
 
     settled: int = 0
     bare: int = 0
@@ -159,24 +163,25 @@ class HistoryWindow:
 
     @classmethod
     def of(cls, turns: Sequence[Turn]) -> Self:
-        """Where the last answer left it. What was kept and cannot be true is as if nothing had given way."""
-        kept = next((turn.about["standing"] for turn in reversed(turns) if "standing" in turn.about), None)
-        match kept:
+        """The window stored with the last answer. An invalid or missing value counts as an untouched history."""
+        stored = next((turn.about["standing"] for turn in reversed(turns) if "standing" in turn.about), None)
+        match stored:
             case [int(settled), int(bare), int(room)] if 0 <= settled <= len(turns) and 0 <= bare <= len(turns) and room >= 0:
                 return cls(settled, bare, room)
         return cls()
 
     def to_keep(self) -> list[int]:
+        """The window as stored with a turn."""
         return [self.settled, self.bare, self.room]
 
     def carrying(self, turns: Sequence[Turn]) -> list[int]:
-        """Which turns' sources are sent, counted from 0."""
+        """Indexes (from 0) of the turns whose sources are sent."""
         return [at for at, turn in enumerate(turns) if turn.sent and at >= self.bare and (at >= self.settled or turn.is_pinned)]
 
 
 @dataclass(slots=True, kw_only=True)
-class Giving:
-    """What gives way of these turns for one prompt. `count` is tokens, `max_messages` the most that history may have."""
+class HistoryFitter:
+    """Shrinks the history to fit one prompt. `count` counts tokens; `max_messages` limits the number of history messages."""
 
     turns: Sequence[Turn]
     count: Callable[[str], int]
@@ -185,9 +190,9 @@ class Giving:
     _has_returned: bool = False
 
     def after(self, standing: HistoryWindow, prompt: Prompt, *, reached: int) -> HistoryWindow:
-        """The same if the prompt that was made with it can be sent; else what to make the next one with.
+        """Return the same window if its prompt can be sent, else the window to try next.
 
-        `reached` is up to which turn that prompt leaves something out. Sources go before turns: all but the last turn's at once.
+        The prompt leaves out parts of the first `reached` turns. Sources are dropped before turns, all but the last turn's at once.
         """
         history = next((entry for entry in prompt.ledger.entries if entry.name == "history"), None)
         room = (0 if history is None else history.used) + _num_free(prompt)
@@ -202,7 +207,7 @@ class Giving:
         return replace(standing, settled=max(reached, self._step(standing, room)), room=room)
 
     def planned(self, standing: HistoryWindow) -> int:
-        """Up to which turn the next step goes; no further than now while that is not known."""
+        """Number of turns that will be summarised after the next step; unchanged while that cannot be predicted."""
         tokens = 0
         for at in range(standing.settled, len(self.turns) - 1):
             tokens += self._size(at, len(self.turns))
@@ -211,7 +216,7 @@ class Giving:
         return standing.settled
 
     def _with_more(self, standing: HistoryWindow, room: int) -> HistoryWindow:
-        """With turns that come back, if there is much more room than when they went; once for a prompt, so that this ends."""
+        """Bring turns back if there is much more room than when they were summarised. Happens once per prompt, so that fitting ends."""
         newest = self._newest(standing, room)
         if self._has_returned or room <= GROWN * standing.room or newest >= standing.settled:
             return standing
@@ -219,19 +224,19 @@ class Giving:
         return replace(standing, settled=newest, room=room)
 
     def _bare(self, carrying: Sequence[int]) -> int:
-        """The last turn's sources stay, unless they are all there are or name others that go."""
+        """Keep the last turn's sources, unless they are the only ones or refer to sources that are dropped."""
         last = carrying[-1]
         return last if len(carrying) > 1 and not self.turns[last].points else len(self.turns)
 
     def _step(self, standing: HistoryWindow, room: int) -> int:
-        """Up to which turn all is summarised now."""
+        """Number of turns to summarise now."""
         planned = self.planned(standing)
         left = sum(self._size(at, standing.bare) for at in range(planned, len(self.turns)))
         is_good = planned > standing.settled and LEAST_SHARE * room <= left <= MOST_SHARE * room
         return planned if is_good else max(standing.settled, self._newest(standing, room))
 
     def _newest(self, standing: HistoryWindow, room: int) -> int:
-        """How many turns are before the newest that take half of the room. The last one stays if it can."""
+        """Number of turns before the newest ones that fill half of the room. Keeps the last turn if possible."""
         most = math.inf if self.max_messages is None else max(2, self.max_messages // 2)
         first, tokens, num_messages = len(self.turns), 0, 0
         while first:
@@ -243,16 +248,16 @@ class Giving:
         return max(0, min(first, len(self.turns) - 1))
 
     def _size(self, at: int, bare: int) -> int:
-        """About the tokens of a turn in history, without its sources if it is one of the first `bare`."""
+        """Approximate size of a turn in tokens, without its sources if it is among the first `bare`."""
         turn = self.turns[at]
         if turn.is_pinned:
             return 0
-        asked = turn.sent if turn.sent and at >= bare else turn.question
-        return self.count(asked) + self.count(turn.answer) + 2 * _MARKUP_TOKENS
+        question = turn.sent if turn.sent and at >= bare else turn.question
+        return self.count(question) + self.count(turn.answer) + 2 * _MARKUP_TOKENS
 
 
 def _num_free(prompt: Prompt) -> int:
-    """Tokens that history could have taken beside what it took: those that nothing else in the prompt, and no answer, was to have."""
+    """Unused tokens that history could have taken: those not reserved for the rest of the prompt or the answer."""
     ledger = prompt.ledger
     written = sum(entry.allotted for entry in ledger.entries if entry.name in ("gap", *WRITTEN))
     return max(0, prompt.budget.window - ledger.prompt_tokens - written)

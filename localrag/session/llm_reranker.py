@@ -1,7 +1,7 @@
-"""The loaded model as a reranker: asked of each passage whether it answers the question, it is never let to answer.
+"""Rerank passages with the loaded model: compare how likely it is to answer "yes" or "no" when asked if a passage answers the question.
 
-What counts is how likely "yes" is against "no" as its first token. The question stands before the passage, so that all prompts begin
-alike and that beginning is evaluated once; the passages are evaluated side by side.
+Only the logits of the first answer token are read; nothing is generated. The question precedes the passage, so that all prompts share a
+prefix, which is evaluated once. The passages are evaluated in one batch.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ class Judge:
     """Implements `localrag.kb.protocols.Reranker` with an open engine, which the caller closes."""
 
     def __init__(self, engine: Engine) -> None:
-        """EngineError for a model whose tokens do not tell yes from no; TemplateError for one without a chat template."""
+        """Raises EngineError if the first tokens of "yes" and "no" are the same, TemplateError if the model has no chat template."""
         self._engine = engine
         yes, no = (_first_tokens(engine, texts) for texts in (_YES, _NO))
         self._yes, self._no = sorted(yes - no), sorted(no - yes)
         if not self._yes or not self._no:
-            raise EngineError(f"The tokens of {engine.name} do not tell yes from no.", hint="Use another reranker, or none.")
+            raise EngineError(f"The tokens of {engine.name} do not distinguish yes from no.", hint="Use another reranker, or none.")
 
     def scores(self, query: str, texts: Sequence[str]) -> list[float]:
-        """log p(yes) − log p(no) of each text, over the ways in which both are written. InterruptedRunError if a person stopped it."""
+        """log p(yes) − log p(no) for each text, over all spellings of both words. Raises InterruptedRunError if the user stops it."""
         found = self.scores_until(query, texts, math.inf)
-        assert found is not None, "there is no end to it"
+        assert found is not None, "it has no deadline"
         return found
 
     def scores_until(self, query: str, texts: Sequence[str], ends_at: float) -> list[float] | None:
-        """The same, or None if it is not expected to finish by `ends_at` (time.perf_counter()), or does not."""
+        """Like `scores`, but None if it cannot finish by `ends_at` (time.perf_counter())."""
         prompts = [self._prompt(query, text) for text in texts]
         if not prompts:
             return []
@@ -70,7 +70,7 @@ class Judge:
         return [self._score(job) for job in jobs]
 
     def _expected_s(self, prompts: Sequence[list[int]]) -> float:
-        """Seconds to evaluate them all; 0 where the speed is not known. What all begin with is evaluated once."""
+        """Expected seconds to evaluate all prompts, their shared prefix once; 0 if the speed is unknown."""
         speed = self._engine.speed
         shared = min((common_length(prompts[0], each) for each in prompts[1:]), default=0)
         num_tokens = sum(map(len, prompts)) - shared * (len(prompts) - 1)
@@ -90,7 +90,7 @@ class Judge:
         return prompt_of(self._engine, [Message("user", content)])
 
     def _count(self, text: str) -> int:
-        """Tokens as they are sent."""
+        """Number of tokens as sent."""
         return count_content(text, self._engine.counter)
 
 
@@ -99,6 +99,6 @@ def _first_tokens(engine: Engine, texts: Iterable[str]) -> set[int]:
 
 
 def _total(logits: Sequence[float]) -> float:
-    """The logarithm of the sum of what these logits stand for."""
+    """The log of the sum of the exponentials of these logits."""
     top = max(logits)
     return top + math.log(sum(math.exp(logit - top) for logit in logits))

@@ -1,4 +1,4 @@
-"""Which of the facts that a person keeps are told to the model: those that matter and are new, and those that a question is about."""
+"""Choose the stored facts to show to the model: important recent ones, and those related to the question. Propose new facts to store."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ _DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recalling:
-    """Above which importance, and for how long, a fact is told whatever is asked."""
+class RecallRule:
+    """Minimum importance, and maximum age in days, of a fact that is shown regardless of the question."""
 
     min_importance: float = 0.6
     max_age_days: float = 7.0
 
 
 class Recall:
-    """The memories of one conversation: what was told once stays told, since each that comes later has the prompt evaluated anew."""
+    """The memories shown in one conversation. A memory stays once it is shown, since any change makes the prompt be evaluated again."""
 
-    def __init__(self, rule: Recalling) -> None:
+    def __init__(self, rule: RecallRule) -> None:
         self._rule = rule
         self._told: set[int] = set()
 
     def memories(self, kept: Iterable[StoredMemory], question: str, *, now: float | None = None) -> list[Memory]:
-        """Those to be told, the most important first. One that is older or less important is told if it shares a word with the question."""
+        """The memories to show, most important first. Old or less important ones are shown only if they share a word with the question."""
         now = time.time() if now is None else now
-        asked = set(terms(question))
+        question_terms = set(terms(question))
         kept = list(kept)
         for memory in kept:
             is_new = now - memory.updated_at <= self._rule.max_age_days * _DAY_S
-            if (is_new and memory.importance > self._rule.min_importance) or not asked.isdisjoint(terms(memory.text)):
+            if (is_new and memory.importance > self._rule.min_importance) or not question_terms.isdisjoint(terms(memory.text)):
                 self._told.add(memory.id)
         told = [memory for memory in kept if memory.id in self._told]
         return [
@@ -57,7 +57,7 @@ MAX_FACTS = 3
 MAX_CHARS = 120
 ANSWER_TOKENS = 160
 SAID_TOKENS = 512
-"""The most that is read of what was said, newest first."""
+"""Maximum number of tokens of the conversation to read, newest first."""
 
 _ASK = "{said}\n\nWhat did the user say above about themselves or their wishes? Write short facts, or none."
 _SCHEMA = {
@@ -71,23 +71,23 @@ _SCHEMA = {
 
 
 def propose(engine: Engine, messages: Sequence[Message], *, n_ctx: int, beside: Sequence[int] = ()) -> list[str]:
-    """At most MAX_FACTS facts from the newest of a conversation; none of which the person said no word.
+    """Propose up to MAX_FACTS facts from the latest messages, each sharing at least one word with a message of the user.
 
-    What the engine holds of the prompt `beside` stays there. InterruptedRunError if a person stopped it.
+    The cached part of the prompt `beside` stays in the KV cache. Raises InterruptedRunError if the user stops it.
     """
-    aside = SideGeneration(engine, n_ctx=n_ctx)
+    side = SideGeneration(engine, n_ctx=n_ctx)
     history = split([*messages, Message("user", "?")]).history
     room = n_ctx - ANSWER_TOKENS - JOIN_TOKENS - len(_prompt(engine, ""))
-    said = aside.newest(history, min(SAID_TOKENS, room))
-    if not said:
+    transcript = side.newest(history, min(SAID_TOKENS, room))
+    if not transcript:
         return []
-    completion = aside.write(_prompt(engine, said), SamplingParams(max_tokens=ANSWER_TOKENS, json_schema=_SCHEMA), beside=beside)
+    completion = side.write(_prompt(engine, transcript), SamplingParams(max_tokens=ANSWER_TOKENS, json_schema=_SCHEMA), beside=beside)
     if completion is None or completion.finish_reason != "stop":
         return []
-    told = {term for message in messages if message.role == "user" for term in terms(message.content)}
+    user_terms = {term for message in messages if message.role == "user" for term in terms(message.content)}
     facts = (" ".join(str(each).split()) for each in json.loads(completion.text)["facts"])
-    return [fact for fact in dict.fromkeys(facts) if fact and told.intersection(terms(fact))]
+    return [fact for fact in dict.fromkeys(facts) if fact and user_terms.intersection(terms(fact))]
 
 
-def _prompt(engine: Engine, said: str) -> list[int]:
-    return prompt_of(engine, [Message("user", _ASK.format(said=said))])
+def _prompt(engine: Engine, transcript: str) -> list[int]:
+    return prompt_of(engine, [Message("user", _ASK.format(said=transcript))])

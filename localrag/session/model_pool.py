@@ -1,4 +1,4 @@
-"""What the models of one run need, whether they fit at once, and what it costs to have them in turn."""
+"""Plan which models of a run fit in memory together, and open, share and close them as they are used."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from localrag.types import ModelInfo
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Bytes that models may take of the machine's memory and of the GPU's."""
+    """Memory available to models, in bytes: main memory and GPU memory."""
 
     available: int
     gpu_available: int
@@ -33,23 +33,23 @@ class Free:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What a role needs: a model by name or path (None is the default, `echo` needs no file), and a context.
+    """What a role needs: a model by name or path (None for the default, "echo" for no file), and a context.
 
-    `num_cells` tokens of KV cache are for all of `num_sequences` together; None is the window that models.toml asks for, or else the
-    training context, which is also the most that each sequence gets. Roles that use one model share its context, which is as large as
-    the largest of them needs.
+    `num_cells` is the size of the KV cache in tokens, shared by all `num_sequences`. With None, it is the model's window in models.toml or,
+    failing that, its training context. No sequence gets more than the training context. Roles with the same model share one context, as
+    large as the largest of them needs.
     """
 
     model: str | None = None
     num_cells: int | None = None
     num_sequences: int = 1
     repeatable: bool = False
-    """Whether all that it writes is (see SamplingParams): then its context is for one sequence at a time."""
+    """Whether all of the role's answers are repeatable (see SamplingParams). Its context then runs one sequence at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PooledModel:
-    """One model file of a run, the roles that use it, and what it takes; `load_s` is what its last load took, if that is known."""
+    """A model file used in a run, with its roles and its needs. `load_s` is the duration of its last load in seconds, if known."""
 
     name: str
     roles: tuple[str, ...]
@@ -59,14 +59,14 @@ class PooledModel:
     load_s: float | None
     info: ModelInfo | None
     plan: MemoryPlan | None
-    """None, like `info`, for the echo, which takes nothing."""
+    """None, like `info`, for the echo, which uses no memory."""
 
     @property
     def plans(self) -> list[MemoryPlan]:
         return [] if self.plan is None else [self.plan]
 
     def require(self, free: Free) -> None:
-        """EngineError with the numbers and the nearest window that fits, unless the model fits alone."""
+        """Raise EngineError, with the numbers and the nearest window that fits, if the model does not fit even alone."""
         if self.plan is not None and self.info is not None:
             made = replace(self.plan, available=max(0, free.available), gpu_available=max(0, free.gpu_available))
             memory.require(made, self.info)
@@ -89,10 +89,10 @@ class PooledModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolPlan:
-    """Which models of a run are open at once, and what an order of use costs.
+    """Which models are open at the same time, and the cost of using them in a given order.
 
-    `loads` are the models in the order in which they are loaded; one that is there twice was closed for another in between.
-    `needed_bytes` is of all models together, `available_bytes` what they may share; `gpu_…` is that of the GPU.
+    `loads` lists the models in loading order. A name that appears twice was evicted in between. `needed_bytes` is for all models together,
+    `available_bytes` is the limit that they share; the `gpu_…` fields are the same for the GPU.
     """
 
     models: tuple[PooledModel, ...]
@@ -100,7 +100,7 @@ class PoolPlan:
     loads: tuple[str, ...]
     load_bytes: int
     load_s: float | None
-    """Seconds of all loads; None where that of a model is not known yet."""
+    """Total load time in seconds; None if it is unknown for any of the models."""
     needed_bytes: int
     available_bytes: int
     gpu_bytes: int
@@ -108,7 +108,7 @@ class PoolPlan:
 
     @property
     def num_reloads(self) -> int:
-        """Loads of a model that was open before."""
+        """Number of loads of a model that was open before."""
         return len(self.loads) - len(set(self.loads))
 
     def to_dict(self) -> dict[str, object]:
@@ -128,7 +128,7 @@ class PoolPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """A load as it was: the model, its seconds, and which models were closed to make room."""
+    """A finished load: the model, its duration in seconds, and the models closed to make room."""
 
     model: str
     load_s: float
@@ -136,22 +136,22 @@ class Load:
 
 
 MAX_KEPT = 200
-"""Models whose load times are kept."""
+"""Maximum number of models whose load times are stored."""
 
 
 class ModelPool:
-    """Opens the models of a run's roles when they are used, and keeps as many open as fit together.
+    """Opens the models of a run's roles on first use, and keeps open as many as fit together.
 
-        with Residents({"members": Need(num_cells=8192, num_sequences=3), "judge": Need(model="qwen3-4b")}) as models:
+        with ModelPool({"members": Need(num_cells=8192, num_sequences=3), "judge": Need(model="qwen3-4b")}) as models:
             print(models.plan(["members", "judge"]).to_dict())
             with models.use("members") as engine: ...
 
-    One that does not fit beside the others takes the place of the one used longest ago, which is opened again when it is needed.
-    A model in use is never closed. The same file under two names is one engine, named as the first of them. `keep` is as in
-    open_engine: then a model that comes back finds on disk what took long to evaluate. `situation` replaces what is free now (as it
-    is with none of these models open); its `embedder_bytes` are left to an embedder that comes later. Used by one thread.
+    If a model does not fit next to the open ones, the least recently used are closed, and reopened when needed. A model in use is never
+    closed. Two names of the same file share one engine, which has the first name. `keep` is as in open_engine: a reopened model then finds
+    its evaluated prefixes on disk. `situation` overrides the free memory, as it is with none of these models open; its `embedder_bytes` are
+    reserved for an embedder that is opened later. Use a pool from one thread.
 
-    Raises ModelNotFoundError, ModelFileError or ConfigError for a model that is not to be had; no weights are loaded before `use`.
+    Raises ModelNotFoundError, ModelFileError or ConfigError for an unavailable model. No weights are loaded before `use`.
     """
 
     def __init__(
@@ -170,14 +170,14 @@ class ModelPool:
         self._knows_attention = False
         self._most_free: int | None = None
         self.loads: list[Load] = []
-        """Every load so far."""
+        """All loads so far."""
         for role, need in needs.items():
             self._add(role, need)
 
     def plan(self, order: Sequence[str] | None = None) -> PoolPlan:
-        """Which models are open at once, and what using these roles in this order costs (without one: each once), from now on.
+        """Plan which models will be open, and what it costs to use the roles in this order (default: each once), from the current state on.
 
-        Raises an EngineError with the numbers and the nearest window that fits for a model that does not fit even alone.
+        Raises EngineError, with the numbers and the nearest window that fits, if a model does not fit even alone.
         """
         free = self._free()
         for model in self._models.values():
@@ -194,13 +194,13 @@ class ModelPool:
                     names.pop(0)
             names.append(name)
         seconds = [self._load_s(model) for model in loads]
-        known = [each for each in seconds if each is not None]
+        known_seconds = [each for each in seconds if each is not None]
         return PoolPlan(
             models=tuple(replace(model, load_s=self._load_s(model)) for model in self._models.values()),
             together=self._fits(list(self._models), free),
             loads=tuple(model.name for model in loads),
             load_bytes=sum(model.size_bytes for model in loads),
-            load_s=round(sum(known), 3) if len(known) == len(seconds) else None,
+            load_s=round(sum(known_seconds), 3) if len(known_seconds) == len(seconds) else None,
             needed_bytes=sum(plan.needed for plan in self._plans(self._models)),
             available_bytes=free.available,
             gpu_bytes=sum(plan.gpu_bytes for plan in self._plans(self._models)),
@@ -209,9 +209,9 @@ class ModelPool:
 
     @contextmanager
     def use(self, role: str) -> Iterator[Engine]:
-        """The engine of a role, open at least until the block is left; its context is reserved, and is the one that the plan counts.
+        """Open the model of a role for the duration of the block. The engine's context is reserved as planned.
 
-        EngineError for a model that does not fit, alone or beside those in use: nothing is closed or loaded for it then.
+        Raises EngineError if the model does not fit, alone or next to the models in use. In that case, nothing is closed or loaded.
         """
         opened = self._opened(self._roles[role])
         opened.num_users += 1
@@ -222,7 +222,7 @@ class ModelPool:
 
     @property
     def open_models(self) -> list[str]:
-        """The names of the models that are open, the one used longest ago first."""
+        """Names of the open models, least recently used first."""
         return [self._models[key].name for key in self._open]
 
     def close(self) -> None:
@@ -236,7 +236,7 @@ class ModelPool:
         self.close()
 
     def _add(self, role: str, need: Need) -> None:
-        """Have the model of a role among those of the run, with the most that its roles need of a context."""
+        """Add the model of a role, sized for the largest need of its roles."""
         info: ModelInfo | None = None
         if need.model == "echo":
             key, name, window, trained = "echo", "echo", ECHO_CELLS, ECHO_CELLS
@@ -245,17 +245,17 @@ class ModelPool:
             spec = catalog.model(need.model)
             path = catalog.locate(spec)
             info = read_header(path)
-            key = "\n".join((str(path.resolve()), str(spec.chat_template or "")))  # another template makes another engine
+            key = "\n".join((str(path.resolve()), str(spec.chat_template or "")))  # a different template needs a separate engine
             name = spec.name
             window, trained = min(spec.n_ctx or info.n_ctx_train, info.n_ctx_train), info.n_ctx_train or memory.MAX_UNSAID_TOKENS
-        known = self._models.get(key)
+        earlier = self._models.get(key)
         num_cells, num_sequences = min(need.num_cells or window, trained * need.num_sequences), need.num_sequences
         model = PooledModel(
-            name=known.name if known else name,
-            roles=(*(known.roles if known else ()), role),
-            num_cells=max(num_cells, known.num_cells) if known else num_cells,
-            num_sequences=max(num_sequences, known.num_sequences) if known else num_sequences,
-            repeatable=need.repeatable and (known is None or known.repeatable),
+            name=earlier.name if earlier else name,
+            roles=(*(earlier.roles if earlier else ()), role),
+            num_cells=max(num_cells, earlier.num_cells) if earlier else num_cells,
+            num_sequences=max(num_sequences, earlier.num_sequences) if earlier else num_sequences,
+            repeatable=need.repeatable and (earlier is None or earlier.repeatable),
             load_s=None,
             info=info,
             plan=None,
@@ -265,7 +265,7 @@ class ModelPool:
         self._models[key] = replace(model, plan=self._planned(model))
 
     def _planned(self, model: PooledModel) -> MemoryPlan | None:
-        """What a model takes when nothing of it is loaded."""
+        """The memory that a model needs when no part of it is loaded."""
         if model.info is None:
             return None
         return memory.plan(
@@ -281,12 +281,12 @@ class ModelPool:
         return [plan for key in keys for plan in self._models[key].plans]
 
     def _free(self) -> Free:
-        """What would be free if none of these models were open."""
+        """The memory that would be free if none of these models were open."""
         given, opened = self._situation, self._plans(self._open)
         free, on_gpu = given.available_bytes, given.gpu_available_bytes
         if free is None:
             free = memory.available_memory() + sum(plan.committed for plan in opened)
-            # compute buffers take no memory before they are written: what was free without any model is the most that can be
+            # compute buffers occupy no memory until written, so never exceed what was free with no model open
             free = self._most_free = free if self._most_free is None or not opened else min(free, self._most_free)
         if on_gpu is None:
             on_gpu = gpu_bytes_free() + sum(plan.gpu_bytes for plan in opened) if self._has_gpu else 0
@@ -297,7 +297,7 @@ class ModelPool:
         return not plans or memory.fit_together(plans, available_bytes=free.available, gpu_available_bytes=free.gpu_available)
 
     def _opened(self, key: str) -> _Opened:
-        """The model, open, and the one used last of all."""
+        """The open model, marked as the most recently used."""
         if key in self._open:
             opened = self._open.pop(key)
         else:
@@ -307,14 +307,14 @@ class ModelPool:
         return opened
 
     def _choose_attention(self, key: str) -> None:
-        """Know which attention kernel contexts will have, as plans and load times depend on it: measured once on a machine."""
+        """Choose the attention kernel before planning, since it affects memory and load times. It is measured once per machine."""
         if self._models[key].info is not None and not self._knows_attention:
             self._flash_attention = attention.flash_attention(self._settings.home, threads.ThreadGovernor())
             self._knows_attention = True
             self._models = {each: replace(model, plan=self._planned(model)) for each, model in self._models.items()}
 
     def _make_room(self, key: str) -> tuple[str, ...]:
-        """Close what is open and not in use, the one used longest ago first, until the model fits; their names."""
+        """Close idle models, least recently used first, until this one fits. Returns their names."""
         free = self._free()
         busy = self._plans([each for each, opened in self._open.items() if opened.is_busy])
         left = Free(free.available - sum(plan.needed for plan in busy), free.gpu_available - sum(plan.gpu_bytes for plan in busy))
@@ -337,7 +337,7 @@ class ModelPool:
             engine.close()
             raise
         if model.info is not None:
-            self._kept.put(_load_key(model.info), round(engine.load_s, 3))  # without what the catalogue does once
+            self._kept.put(_load_key(model.info), round(engine.load_s, 3))  # without the catalogue's one-time checks
         self.loads.append(Load(model=model.name, load_s=round(time.perf_counter() - started, 3), closed=closed))
         return _Opened(engine)
 
@@ -345,11 +345,11 @@ class ModelPool:
         self._open.pop(key).engine.close()
 
     def _load_s(self, model: PooledModel) -> float | None:
-        """What the model's last load took; the echo takes no time."""
+        """Duration of the model's last load in seconds; None if unknown, 0 for the echo."""
         if model.info is None:
             return 0.0
-        kept = self._kept.read().get(_load_key(model.info))
-        return float(kept) if isinstance(kept, int | float) and not isinstance(kept, bool) and 0.0 <= kept < 1e6 else None
+        seconds = self._kept.read().get(_load_key(model.info))
+        return float(seconds) if isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0.0 <= seconds < 1e6 else None
 
 
 @dataclass(slots=True, eq=False)
@@ -363,5 +363,5 @@ class _Opened:
 
 
 def _load_key(info: ModelInfo) -> str:
-    """File and machine. The file's place does not matter."""
+    """Key of a model file on this machine, independent of its folder."""
     return f"{info.path.name} {info.file_size}; {platform.node()}"

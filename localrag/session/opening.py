@@ -1,4 +1,4 @@
-"""Models, knowledge bases and embedders by their names."""
+"""Open models, knowledge bases, embedders and rerankers by name."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 def open_engine(
     model: str | None, *, settings: Settings, chat_template: Path | None = None, vocab_only: bool = False, keep: bool = False
 ) -> Engine:
-    """A model by its name in models.toml or by the path of its file; `echo` needs neither.
+    """Open a model by its name in models.toml or by the path of its file. "echo" needs neither.
 
-    With `keep`, what took long to evaluate is kept in the home, for the next process whose prompt begins with it.
+    With `keep`, prefixes that took long to evaluate are stored on disk in the home, for later processes.
     """
     if model == "echo":
         from localrag.engine.echo import SPEEDUP, EchoTokenizer, open_echo  # noqa: PLC0415  # weight
@@ -51,16 +51,16 @@ def open_engine(
         vocab_only=vocab_only,
         chat_template=source,
         home=settings.home,
-        is_trusted=spec.sha256 is not None,  # the catalogue has compared it
+        is_trusted=spec.sha256 is not None,  # the catalogue has verified the hash
         sha256=spec.sha256,
         prefix_bytes=settings.prefix_bytes if keep else 0,
     )
 
 
 def open_profile(name: str | None, *, settings: Settings) -> tuple[Profile, Mapping[str, object]]:
-    """A budget by its name in models.toml, and what is set there of how the relevance of files is weighed, as fields of Weights.
+    """Return a budget by its name in models.toml, and the relevance settings there as fields of Weights.
 
-    Without a name it is the table [budgets.default] if there is one, else what is built in.
+    Without a name, it is the table [budgets.default] if it exists, else the built-in budget.
     """
     if name is None and not settings.models_files():
         return Profile(), {}
@@ -71,40 +71,40 @@ def open_profile(name: str | None, *, settings: Settings) -> tuple[Profile, Mapp
 
 
 def open_council(name: str, *, settings: Settings) -> Council:
-    """A council by its name in models.toml. ConfigError for one that is not there."""
+    """Return a council by its name in models.toml. Raises ConfigError if it does not exist."""
     from localrag.catalog import Catalog  # noqa: PLC0415  # weight
 
     return Catalog.load(settings).council(name)
 
 
 def open_knowledge_base(name: str, *, settings: Settings, create: bool = False) -> KnowledgeBase:
-    """A knowledge base of this home by its name. KnowledgeBaseNotFoundError unless it is there or `create` is given."""
+    """Open a knowledge base of this home by name. Raises KnowledgeBaseNotFoundError if it does not exist and `create` is not set."""
     from localrag.kb import KnowledgeBase  # noqa: PLC0415  # weight: an ask without a knowledge base needs none of it
 
     return KnowledgeBase.open(settings.kb_dir, name, create=create)
 
 
 def names_of(kbs: str | Sequence[str]) -> list[str]:
-    """The names of knowledge bases: one, or several. UsageError for anything else."""
+    """Return the names of one or several knowledge bases as a list. Raises UsageError for anything other than strings."""
     names = [kbs] if isinstance(kbs, str) else list(kbs) if isinstance(kbs, Sequence) else [kbs]
     for name in names:
         if not isinstance(name, str):
-            raise UsageError(f"A knowledge base is given by its name, not by {type(name).__name__}.", hint='Give kbs="handbook" or a list.')
+            raise UsageError(f"Name a knowledge base with a text, not {type(name).__name__}.", hint='Give kbs="handbook" or a list.')
     return names
 
 
 def open_knowledge_bases(names: Sequence[str], *, settings: Settings, opened: ExitStack) -> list[KnowledgeBase]:
-    """Those of these names, each once, left to `opened` to close. UsageError for two whose labels would be the same."""
-    found = [opened.enter_context(open_knowledge_base(each, settings=settings)) for each in dict.fromkeys(names)]
-    if len({kb.name for kb in found}) < len(found):
+    """Open knowledge bases by name, each once; `opened` closes them. Raises UsageError if two would have the same labels."""
+    knowledge_bases = [opened.enter_context(open_knowledge_base(each, settings=settings)) for each in dict.fromkeys(names)]
+    if len({kb.name for kb in knowledge_bases}) < len(knowledge_bases):
         raise UsageError(
-            "Two of the knowledge bases have the same name, so citations would not tell them apart.", hint="Ask one at a time."
+            "Two of the knowledge bases have the same name, so their citations could not be told apart.", hint="Ask one at a time."
         )
-    return found
+    return knowledge_bases
 
 
 def folder_rules(settings: Settings) -> tuple[FolderRule, ...]:
-    """The rules of [tags] in models.toml. ConfigError for an invalid pattern."""
+    """Return the rules of [tags] in models.toml. Raises ConfigError for an invalid pattern."""
     if not settings.models_files():
         return ()
     from localrag.catalog import Catalog  # noqa: PLC0415  # weight
@@ -117,9 +117,9 @@ def folder_rules(settings: Settings) -> tuple[FolderRule, ...]:
 
 
 def open_embedder(settings: Settings, name: str | None = None, *, for_queries: bool = False) -> Embedder:
-    """An embedder by its name in models.toml or by the path of its folder or .gguf file.
+    """Open an embedder by its name in models.toml, or by the path of its folder or .gguf file.
 
-    `for_queries` gives the copy of a folder that llama.cpp runs, which needs no torch, where indexing made one (`prepare_queries`).
+    With `for_queries`, use the folder's llama.cpp copy if indexing has made one (see `prepare_queries`). It does not need torch.
     """
     from localrag.catalog import Catalog  # noqa: PLC0415  # weight
 
@@ -144,7 +144,7 @@ def open_embedder(settings: Settings, name: str | None = None, *, for_queries: b
 def opened_reranker(
     name: str | None, *, settings: Settings, model: str | None = None, chat_template: Path | None = None
 ) -> Iterator[Reranker | None]:
-    """`open_reranker` where no model is open yet: for "llm" one is opened, and closed in the end. None for no name."""
+    """Like `open_reranker` when no model is open yet: "llm" opens one for the duration of the block. Yields None without a name."""
     if name == "llm":
         with open_engine(model, settings=settings, chat_template=chat_template) as engine:
             yield open_reranker(settings, name, engine)
@@ -153,7 +153,7 @@ def opened_reranker(
 
 
 def open_reranker(settings: Settings, name: str, engine: Engine | None = None) -> Reranker:
-    """What reads the best passages again: "llm", which is the open `engine`, or a CrossEncoder by its name in models.toml or its folder."""
+    """Open a reranker: "llm" uses the open `engine`; any other name is a CrossEncoder in models.toml or its folder."""
     if name == "llm" and engine is not None:
         from localrag.session.llm_reranker import Judge  # noqa: PLC0415  # weight
 
@@ -166,20 +166,20 @@ def open_reranker(settings: Settings, name: str, engine: Engine | None = None) -
 
 
 def prepare_queries(embedder: Embedder, settings: Settings, *, on_start: Callable[[], None]) -> None:
-    """Have questions embedded without torch from now on, where llama.cpp gives the same vectors; `on_start` is called if it takes long."""
+    """Prepare to embed questions without torch, if llama.cpp gives the same vectors. `on_start` is called before a long conversion."""
     from localrag.engine.query_embedder import convert_for_queries  # noqa: PLC0415  # weight
 
     convert_for_queries(embedder, settings, on_start=on_start)
 
 
 def read_template(path: Path) -> str:
-    """The source of a chat template from a file. ModelNotFoundError if there is none, UsageError if it is no text."""
+    """Read the source of a chat template. Raises ModelNotFoundError if the file cannot be read, UsageError if it is not a text file."""
     try:
         raw = expanded(path).read_bytes()
     except OSError as error:
         raise ModelNotFoundError(f"The chat template {path} cannot be read: {error.strerror}.", hint="Check the path.") from None
     if len(raw) > MAX_TEXT_BYTES:
-        raise UsageError(f"The chat template {path} has {len(raw)} bytes; no template is so long.", hint="Give the template's own file.")
+        raise UsageError(f"The chat template {path} is too large: {len(raw)} bytes.", hint="Give the template's own file.")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Questions on their way through a session: prepared, run by the engine, answered. What happens to each is told by events."""
+"""Prepare questions, run them on the engine, and turn the completions into answers. Events report each step."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ if TYPE_CHECKING:
     from localrag.engine.engine import Engine
 
 WINDOW_QUESTIONS = 256
-"""Questions that are prepared and put in order together, and so are in memory at once."""
+"""Number of questions that are prepared and sorted together, and so are in memory at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """What happened to a question: its prompt is ready, a piece was written, or it ended with an answer or an error.
+    """An event of a question: its prompt is ready, a piece of its answer was written, or it ended with an answer or an error.
 
-    `num_tokens` counts what was written so far. In a stream, the first and the last event of a question have `documents`: by the label of
-    each source in the prompt, the id and the metadata of its document. An event without a question gives the caller control between steps.
+    `num_tokens` counts the tokens written so far. In a stream, the first and the last event of a question have `documents`, which maps the
+    label of each source in the prompt to the id and metadata of its document. An event without a question gives control to the caller
+    between steps.
     """
 
     question: Question | None = None
@@ -44,7 +45,7 @@ class Event:
 
 
 class Answerer(Protocol):
-    """A session, as the pipeline uses it."""
+    """The part of a session that the pipeline uses."""
 
     slot: Slot
 
@@ -58,7 +59,7 @@ class Answerer(Protocol):
 
 @dataclass(slots=True, eq=False)
 class InFlight:
-    """A question whose prompt runs, with the session that answers it. One that `is_dropped` has no more events."""
+    """A running question, with the session that answers it. If `is_dropped`, no more events are sent for it."""
 
     question: Question
     session: Answerer
@@ -69,7 +70,7 @@ class InFlight:
 
 
 class Pipeline:
-    """Answers questions under one policy. `in_flight` holds those that run, by their ids; see Session.run."""
+    """Answers questions under one policy. `in_flight` holds the running ones by id; see Session.run."""
 
     def __init__(self, session: Answerer, policy: Policy, in_flight: MutableMapping[str | int, InFlight]) -> None:
         self._session = session
@@ -82,7 +83,7 @@ class Pipeline:
         return self._in_windows(each for each in questions if each is not None)
 
     def _in_windows(self, questions: Iterator[Question | Prepared]) -> Iterator[Event]:
-        """Prepare the questions of a window, then answer them; those with a time limit one after another, as it counts from their turn."""
+        """Prepare and answer questions in windows. Those with a time limit run one at a time afterwards; it counts from their turn."""
         if not self._policy.sorts:
             for question in questions:
                 yield from self._answered([question])
@@ -110,7 +111,7 @@ class Pipeline:
                 yield from self._heard(jobs, deque())
 
     def _stream(self, questions: Iterable[Question | Prepared | None]) -> Iterator[Event]:
-        told: deque[Event] = deque()
+        pending_events: deque[Event] = deque()
         with ExitStack() as opened:
 
             def jobs() -> Iterator[Job | None]:
@@ -121,16 +122,16 @@ class Pipeline:
                     try:
                         flight = self._prepared(question, opened)
                     except LocalragError as error:
-                        told.append(Event(question=_question_of(question), error=error))
+                        pending_events.append(Event(question=_question_of(question), error=error))
                         yield None
                     else:
-                        told.append(_begun(flight))
+                        pending_events.append(_begun(flight))
                         yield flight.job
 
-            yield from self._heard(jobs(), told)
+            yield from self._heard(jobs(), pending_events)
 
     def _prepared(self, question: Question | Prepared, opened: ExitStack) -> InFlight:
-        """A question with its prompt, ready to run; `opened` closes what it opens at the latest."""
+        """Prepare a question to run. `opened` closes its resources at the latest."""
         own = opened.enter_context(ExitStack())
         session, arrived = own.enter_context(self._session.scoped(_question_of(question))), time.perf_counter()
         prepared = question if isinstance(question, Prepared) else session.prepare(question, write=not self._policy.is_stream)
@@ -147,12 +148,12 @@ class Pipeline:
         job.tag = self._in_flight[prepared.question.id] = flight
         return flight
 
-    def _heard(self, jobs: Iterable[Job | None], told: deque[Event]) -> Iterator[Event]:
-        """Run jobs, and tell what happens to their questions. Events in `told` come first."""
+    def _heard(self, jobs: Iterable[Job | None], pending_events: deque[Event]) -> Iterator[Event]:
+        """Run jobs and yield the events of their questions, after those already in `told`."""
         with closing(self._session.engine.run(jobs, self._policy, window=self._session.slot.n_ctx)) as events:
             for event in events:
-                while told:
-                    yield told.popleft()
+                while pending_events:
+                    yield pending_events.popleft()
                 yield self._event(event)
 
     def _event(self, event: JobEvent) -> Event:
@@ -173,7 +174,7 @@ class Pipeline:
         )
 
     def _end(self, flight: InFlight, event: JobEvent) -> Event:
-        """The answer to a question, or what went wrong. A knowledge base that broke meanwhile does not stop the other questions."""
+        """The last event of a question. If its knowledge base fails, only this question gets the error."""
         question = flight.question
         if self._in_flight.get(question.id) is flight:
             del self._in_flight[question.id]
@@ -199,7 +200,7 @@ def answer_of(
     on_text: Callable[[str], None] | None = None,
     on_thought: Callable[[str], None] | None = None,
 ) -> Answer:
-    """The answer to a single question; its error is raised. Ctrl-C calls `cancel`, and the answer ends early."""
+    """Return the answer to a single question, or raise its error. Ctrl-C calls `cancel`, which ends the answer early."""
     answer, is_interrupted = None, False
     while True:
         try:
@@ -236,7 +237,7 @@ def _is_timed(question: Question | Prepared) -> bool:
 
 
 def _sampling_of(prepared: Prepared) -> SamplingParams:
-    """How the answer is sampled: no longer than there is room for, and without calls of tools that were left out of the prompt."""
+    """The sampling of the answer, limited to the available room and without calls to tools that were left out of the prompt."""
     question, composed = prepared.question, prepared.prompt
     sampling, calls = question.sampling.with_max_tokens(composed.max_tokens), question.calls
     omitted = {name for entry in composed.ledger.entries if entry.name == "tools" for name in entry.omitted}

@@ -1,7 +1,7 @@
-"""Questions with known answers, asked in several ways: a single ask, or a council. What came of each is for localrag/grading to judge.
+"""Ask questions with known answers in several ways, by a single ask or a council. localrag/grading judges the outcomes.
 
-No answer gains from the question before it: what was evaluated is forgotten between two. So the seconds and tokens of a question are those
-that it takes alone, its model loaded.
+The engine's caches are cleared between questions, so that no answer benefits from an earlier one. The seconds and tokens of a question
+are therefore what it takes alone, with its model loaded.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from localrag.settings import Settings
 from localrag.types import Citation
 
 _EVIDENCE = ("evidence", "cited")
-"""The sections of a prompt that hold passages."""
+"""Prompt sections that hold passages."""
 _DIGEST_BYTES = 8
 
 Answering = Callable[[str], Outcome]
-"""A question to what came of it. InterruptedRunError where a person stopped it; what else fails is in the outcome."""
+"""Answers a question text. Raises InterruptedRunError if the user stops it; the outcome reports all other errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Means:
-    """What all ways are asked with. None leaves it to each: its own window, passages and longest answer."""
+    """The settings that all ways share. With None, each way uses its own window, number of passages or answer limit."""
 
     settings: Settings
     model: str | None = None
@@ -53,18 +53,18 @@ class Means:
 
     @property
     def model_name(self) -> str:
-        """That of the model that asks are answered by; ModelNotFoundError for one that is not on this machine."""
+        """Name of the model for single asks. Raises ModelNotFoundError if it is not on this machine."""
         return str(_identity(self.model, self.settings)[0])
 
     def about(self) -> dict[str, object]:
-        """What an answer depends on, fit for JSON: it tells whether an answer that was kept is one to what is asked now."""
+        """Everything that an answer depends on, as JSON data. A stored answer is reused only if this is equal."""
         names = ("n_ctx", "top_k", "max_tokens", "seed", "system")
-        known = {name: getattr(self, name) for name in names}
-        return {"model": _identity(self.model, self.settings, self.chat_template), "kbs": list(self.kbs)} | known
+        options = {name: getattr(self, name) for name in names}
+        return {"model": _identity(self.model, self.settings, self.chat_template), "kbs": list(self.kbs)} | options
 
 
 class Way(Protocol):
-    """A way of answering. `about` is what its answers depend on, fit for JSON."""
+    """A way of answering. `about` holds everything that its answers depend on, as JSON data."""
 
     @property
     def name(self) -> str: ...
@@ -73,13 +73,13 @@ class Way(Protocol):
     def about(self) -> Mapping[str, object]: ...
 
     def opened(self) -> AbstractContextManager[Answering]:
-        """Ready to answer. Raises what opening a model and knowledge bases does."""
+        """Open what is needed to answer. Raises the errors of opening a model and knowledge bases."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class AskWay:
-    """A single ask. `context_ratio` is the most that evidence takes of the window, None for that of the budget in force."""
+    """A single ask. `context_ratio` is the maximum share of evidence in the window; None uses that of the current budget."""
 
     means: Means
     context_ratio: float | None = None
@@ -112,9 +112,9 @@ class AskWay:
 
 @dataclass(frozen=True, slots=True)
 class CouncilWay:
-    """A council of models.toml, with the model, window, longest answer and passages of `means` where those are given.
+    """A council of models.toml. The model, window, answer limit and number of passages in `means` override its own where set.
 
-    Its models are loaded for each question, which is left out of the seconds.
+    Its models are loaded for each question; the load time is not counted.
     """
 
     means: Means
@@ -122,7 +122,7 @@ class CouncilWay:
 
     @classmethod
     def of(cls, name: str, means: Means) -> CouncilWay:
-        """ConfigError for a council that is not there."""
+        """Raises ConfigError if the council does not exist."""
         council = open_council(name, settings=means.settings)
         council = council.changed(
             model=means.model, n_ctx=means.n_ctx, seed=means.seed if means.repeatable else None, max_tokens=means.max_tokens
@@ -136,16 +136,16 @@ class CouncilWay:
     @property
     def about(self) -> Mapping[str, object]:
         models = {*(member.model for member in self.council.members), self.council.judge.model}
-        known = sorted((_identity(each, self.means.settings) for each in models), key=repr)
-        return {"council": self.council.digest, "models": known, "kbs": list(self.means.kbs)}
+        identities = sorted((_identity(each, self.means.settings) for each in models), key=repr)
+        return {"council": self.council.digest, "models": identities, "kbs": list(self.means.kbs)}
 
     @contextmanager
     def opened(self) -> Iterator[Answering]:
-        yield partial(_convene, self.council, self.means)
+        yield partial(_ask_council, self.council, self.means)
 
 
 def _identity(model: str | None, settings: Settings, chat_template: Path | None = None) -> list[object]:
-    """A model's name, and what tells its file and its chat template from others. ModelNotFoundError for what is not on this machine."""
+    """A model's name, and what identifies its file and chat template. Raises ModelNotFoundError if it is not on this machine."""
     name, file, template = "echo", "", chat_template
     if model != "echo":
         from localrag.catalog import Catalog  # noqa: PLC0415  # weight
@@ -171,7 +171,7 @@ def _ask(session: Session, question_of: Callable[[str], Question], text: str) ->
         raise
     except LocalragError as error:
         return _failed(error, time.perf_counter() - started)
-    seconds = time.perf_counter() - started - (engine.load_s - loaded_s)  # a context is made by then
+    seconds = time.perf_counter() - started - (engine.load_s - loaded_s)  # not counting the creation of a context
     if answer.finish_reason == "cancelled":
         raise InterruptedRunError("Interrupted.")
     return Outcome(
@@ -187,35 +187,35 @@ def _ask(session: Session, question_of: Callable[[str], Question], text: str) ->
     )
 
 
-def _convene(council: Council, means: Means, question: str) -> Outcome:
-    """A council that comes to no verdict has said nothing; its seconds and tokens count."""
-    told: dict[str, dict[str, Any]] = {}
+def _ask_council(council: Council, means: Means, question: str) -> Outcome:
+    """Ask a council. Without a verdict, the outcome is an error, with the seconds and tokens used."""
+    events: dict[str, dict[str, Any]] = {}
 
     def hear(event: dict[str, Any]) -> None:
-        told[event["event"]] = event
+        events[event["event"]] = event
 
-    with CouncilRun(council, question, settings=means.settings, kbs=means.kbs, on_event=hear, on_text=lambda _role, _text: None) as sitting:
+    with CouncilRun(council, question, settings=means.settings, kbs=means.kbs, on_event=hear, on_text=lambda _role, _text: None) as run:
         try:
-            sat = sitting.hold()
+            result = run.decide()
         except InterruptedRunError:
             raise
         except LocalragError as error:
             failed: LocalragError | None = error
         else:
             failed = None
-    end = told["end"]
+    end = events["end"]
     seconds = end["total_s"] - sum(each["load_s"] for each in end["loads"])
     usage = {name: end["usage"][name] for name in ("prompt_tokens", "evaluated_tokens", "completion_tokens")}
     if failed is not None:
         return replace(_failed(failed, seconds), **usage)
-    passages = {each.label: each for each in _passages(answer for _, answer in sat.answers)}
-    for each in told["verdict"]["sources"]:  # what a tool of the judge found stands in no prompt's evidence
+    passages = {each.label: each for each in _passages(answer for _, answer in result.answers)}
+    for each in events["verdict"]["sources"]:  # passages that the judge's tools found are not in any prompt's evidence
         passages.setdefault(each["id"], Passage(each["id"], each["source"], ""))
     return Outcome(
-        text=f"{sat.verdict.text} {sat.verdict.decision}".strip(),
-        citations=tuple(Citation(each.label, each.supplied) for each in sat.verdict.citations),
+        text=f"{result.verdict.text} {result.verdict.decision}".strip(),
+        citations=tuple(Citation(each.label, each.supplied) for each in result.verdict.citations),
         passages=tuple(passages.values()),
-        finish_reason="stop" if sat.verdict.is_whole else "length",
+        finish_reason="stop" if result.verdict.is_whole else "length",
         seconds=round(seconds, 4),
         **usage,
     )
@@ -226,8 +226,8 @@ def _failed(error: LocalragError, seconds: float) -> Outcome:
 
 
 def _passages(answers: Iterable[Answer]) -> tuple[Passage, ...]:
-    """Those of their prompts, each once, as they were sent."""
-    found: dict[str, Passage] = {}
+    """The passages in the prompts of these answers, each once, as sent."""
+    passages: dict[str, Passage] = {}
     for answer in answers:
         texts: dict[str, str] = {}
         for each in answer.prompt.parts:
@@ -235,5 +235,5 @@ def _passages(answers: Iterable[Answer]) -> tuple[Passage, ...]:
             if part.section in _EVIDENCE and part.item is not None:
                 texts[part.item] = texts.get(part.item, "") + part.text
         for hit in answer.hits:
-            found.setdefault(hit.label, Passage(hit.label, hit.chunk.source, texts.get(hit.label, "").strip()))
-    return tuple(found.values())
+            passages.setdefault(hit.label, Passage(hit.label, hit.chunk.source, texts.get(hit.label, "").strip()))
+    return tuple(passages.values())

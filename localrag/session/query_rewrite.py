@@ -1,4 +1,4 @@
-"""Something short that a conversation's model writes beside it: what is held of the conversation stays there."""
+"""Short generations next to a conversation whose KV cache stays in place, and the rewriting of follow-up questions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MIN_SAID_TOKENS = 32
 
 
 class SideGeneration:
-    """Prompts of their own in the window of a conversation, whose prompt, `beside`, stays evaluated as far as it was."""
+    """Runs separate prompts in the window of a conversation. The cached part of the conversation's prompt, `beside`, is not evicted."""
 
     def __init__(self, engine: Engine, *, n_ctx: int) -> None:
         self.engine = engine
@@ -37,16 +37,16 @@ class SideGeneration:
         self._count = partial(count_content, counter=engine.counter)
 
     def newest(self, history: Sequence[Exchange], limit: int) -> str:
-        """The newest exchanges that take at most `limit` tokens, without the tags of sources, which mean nothing here; of the last one
-        alone its beginning, if even that takes more. Empty where there is hardly any room."""
+        """The newest exchanges that fit in `limit` tokens, without source tags, which mean nothing here. If not even the last one fits,
+        its beginning. Empty if there is hardly any room."""
         if not history or limit < MIN_SAID_TOKENS:
             return ""
-        kept, _ = fit(history, limit, lambda each: self._count(_transcript(each)) + JOIN_TOKENS)
-        said = "\n".join(_transcript(each) for each in kept or history[-1:])
-        return truncate(said, limit, self._count)
+        exchanges, _ = fit(history, limit, lambda each: self._count(_transcript(each)) + JOIN_TOKENS)
+        transcript = "\n".join(_transcript(each) for each in exchanges or history[-1:])
+        return truncate(transcript, limit, self._count)
 
     def write(self, prompt_ids: list[int], sampling: SamplingParams, *, beside: Sequence[int]) -> Completion | None:
-        """None where window or memory have no room for it. InterruptedRunError if a person stopped it."""
+        """Generate, or return None if the window or memory has no room. Raises InterruptedRunError if the user stops it."""
         num_cells = len(prompt_ids) + sampling.num_answer_tokens
         if num_cells > self.n_ctx:
             return None
@@ -67,9 +67,9 @@ def _transcript(exchange: Exchange) -> str:
 
 ANSWER_TOKENS = 64
 SAID_TOKENS = 256
-"""The most that is read of what was said before, newest first; small models lose the thread in more."""
+"""Maximum number of tokens of the conversation to read, newest first. Small models lose track in more."""
 MAX_CHARS = 400
-_LABELS = frozenset({"user", "assistant", "tool"})  # of a transcript's lines
+_LABELS = frozenset({"user", "assistant", "tool"})  # line labels in a transcript
 
 _ASK = "{said}\n\nRewrite this question so that it can be understood without the above: {question}"
 _EXAMPLES = (  # without them, small models answer the question
@@ -78,12 +78,12 @@ _EXAMPLES = (  # without them, small models answer the question
     ("User: Can I wash wool at 60 °C?\nAssistant: No, it shrinks.", "What about cotton?", "Can I wash cotton at 60 °C?"),
 )
 _FOREIGN = frozenset(term for said, _, _ in _EXAMPLES for term in terms(said)) - _LABELS
-"""What small models carry over from the examples."""
+"""Words of the examples, which small models sometimes copy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryRewrite:
-    """What a model made of a follow-up, and what that took. `text` is empty where it was of no use."""
+    """A rewritten follow-up question and its cost. `text` is empty if the result was unusable."""
 
     text: str
     prompt_tokens: int
@@ -96,46 +96,48 @@ class QueryRewrite:
 
 
 class QueryRewriter:
-    """Rewrites the last question of a conversation. Its prompt is counted and fits the window beside the longest answer."""
+    """Rewrites the last question of a conversation. The prompt is counted, and fits the window together with the longest answer."""
 
     def __init__(self, engine: Engine, *, n_ctx: int) -> None:
-        self._aside = SideGeneration(engine, n_ctx=n_ctx)
+        self._side = SideGeneration(engine, n_ctx=n_ctx)
 
     def __call__(self, messages: Sequence[Message], *, beside: Sequence[int] = ()) -> QueryRewrite | None:
-        """None where there is no room for it. What the engine holds of the prompt `beside`, which comes next, stays there.
+        """Rewrite the question, or return None if there is no room. `beside` is the next prompt; its cached part stays in the KV cache.
 
-        InterruptedRunError if a person stopped it, UsageError for a conversation that does not end with a question.
+        Raises InterruptedRunError if the user stops it, UsageError if the conversation does not end with a question.
         """
         question, history = search_query(messages), split(messages).history
-        room = self._aside.n_ctx - ANSWER_TOKENS - JOIN_TOKENS - len(self._prompt("", question))
-        said = self._aside.newest(history, min(SAID_TOKENS, room))
-        if not said:
+        room = self._side.n_ctx - ANSWER_TOKENS - JOIN_TOKENS - len(self._prompt("", question))
+        transcript = self._side.newest(history, min(SAID_TOKENS, room))
+        if not transcript:
             return None
         started = time.perf_counter()
-        completion = self._aside.write(self._prompt(said, question), SamplingParams(max_tokens=ANSWER_TOKENS), beside=beside)
+        completion = self._side.write(self._prompt(transcript, question), SamplingParams(max_tokens=ANSWER_TOKENS), beside=beside)
         if completion is None:
             return None
         is_whole = completion.finish_reason == "stop"
         return QueryRewrite(
-            text=usable(without_thoughts(completion.text), question, said) if is_whole else "",
+            text=usable(without_thoughts(completion.text), question, transcript) if is_whole else "",
             prompt_tokens=completion.prompt_tokens,
             cached_tokens=completion.cached_tokens,
             completion_tokens=completion.completion_tokens,
             seconds=time.perf_counter() - started,
         )
 
-    def _prompt(self, said: str, question: str) -> list[int]:
+    def _prompt(self, transcript: str, question: str) -> list[int]:
         messages = []
         for before, asked, alone in _EXAMPLES:
             messages += [Message("user", _ASK.format(said=before, question=asked)), Message("assistant", alone)]
-        return prompt_of(self._aside.engine, [*messages, Message("user", _ASK.format(said=said, question=question))])
+        return prompt_of(self._side.engine, [*messages, Message("user", _ASK.format(said=transcript, question=question))])
 
 
 def usable(written: str, question: str, said: str) -> str:
-    """What a model wrote, as one line to search for; empty unless it adds something to the question that was said before, and nothing
-    of the examples."""
+    """Turn a model's output into a one-line query. Empty unless it adds words of the conversation to the question and none of the
+    examples."""
     lines = written.strip().splitlines()
     line = one_line(lines[0]).strip("\"'“”") if lines else ""
-    found, asked, known = (set(terms(text)) - _LABELS for text in (line, question, said))
-    is_usable = len(line) <= MAX_CHARS and (found & known) - asked and not (found & _FOREIGN) - known - asked
+    line_terms, asked_terms, said_terms = (set(terms(text)) - _LABELS for text in (line, question, said))
+    is_usable = (
+        len(line) <= MAX_CHARS and (line_terms & said_terms) - asked_terms and not (line_terms & _FOREIGN) - said_terms - asked_terms
+    )
     return line if is_usable else ""

@@ -1,4 +1,4 @@
-"""An answer as the journal keeps it."""
+"""Record answers in the journal, and count in the knowledge bases which chunks were used."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 def open_journal(home: Path) -> tuple[Journal | None, list[str]]:
-    """The journal of a home, and a warning where it cannot be used."""
+    """Open the journal of a home. If it cannot be used, return None and a warning."""
     try:
         return Journal.open(home), []
     except (LocalragError, OSError) as error:
-        return None, [f"This is not kept in the journal: {error}"]
+        return None, [f"This was not recorded in the journal: {error}"]
 
 
 def keep(
@@ -36,7 +36,7 @@ def keep(
     profile: Profile,
     engine: Engine,
 ) -> list[str]:
-    """Has the journal and the knowledge bases remember an answer. What could not be kept is a warning, no error."""
+    """Record an answer in the journal and the knowledge bases. Failures are returned as warnings, not raised."""
     warnings = []
     cache = engine.prefix_cache
     if cache is not None and cache.warning is not None:
@@ -46,17 +46,17 @@ def keep(
     try:
         remember(answer, knowledge_bases)
     except LocalragError as error:
-        warnings.append(f"What was cited is not remembered: {error}")
+        warnings.append(f"The cited passages were not recorded: {error}")
     strategy = ", ".join(f"{name} {flex.cut}" for name, flex in profile.sections.items() if name in ("history", "evidence"))
     try:
         journal.record(record_of(answer, question=question, session=session, command="ask", strategy=strategy, model_sha256=engine.sha256))
     except (LocalragError, OSError) as error:
-        warnings.append(f"This is not kept in the journal: {error}")
+        warnings.append(f"This was not recorded in the journal: {error}")
     return warnings
 
 
 def record_of(answer: Answer, *, question: str, session: str, command: str, strategy: str, model_sha256: str | None = None) -> AskRecord:
-    """What an answer leaves behind: the numbers, and of each piece of evidence what became of it."""
+    """Build the journal record of an answer: its numbers, and the outcome of each piece of evidence."""
     slot, limit = answer.slot, answer.ledger.time
     return AskRecord(
         session=session,
@@ -90,7 +90,7 @@ def _evidence(answer: Answer) -> list[EvidenceRecord]:
             source=hit.chunk.source,
             kb=hit.chunk.kb,
             chunk_id=hit.chunk.id,
-            tokens=tokens[hit.label] if level else answer.prompt.omitted_costs.get(hit.label, 0),  # one with a better hit's text takes none
+            tokens=tokens[hit.label] if level else answer.prompt.omitted_costs.get(hit.label, 0),  # a copy of a better hit takes none
             relevance=hit.relevance,
             tier=answer.prompt.tiers.get(hit.label) or "",
             level=level,
@@ -102,7 +102,7 @@ def _evidence(answer: Answer) -> list[EvidenceRecord]:
 
 
 def remember(answer: Answer, knowledge_bases: Sequence[KnowledgeBase]) -> None:
-    """Counts in each knowledge base which of its chunks were found, supplied and cited."""
+    """Count in each knowledge base which of its chunks were retrieved, supplied and cited."""
     if not knowledge_bases:
         return
     from localrag.kb.protocols import Feedback  # noqa: PLC0415  # weight

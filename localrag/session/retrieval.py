@@ -1,4 +1,4 @@
-"""What is offered to a prompt as evidence: passages from every knowledge base of the session, and what was piped in."""
+"""Find the evidence to offer to a prompt: passages from all knowledge bases of the session, and piped text."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 
 DEFAULT_TOP_K = 4
 MIN_DEPTH = 100
-"""The fewest passages that are looked for where as many shall be offered as the window may hold."""
+"""Minimum number of passages to search for with `top_k` "fit"."""
 MAX_DEPTH = 1000
 
 MAX_FILE_BYTES = 2 * 1024 * 1024
-"""Larger files are weighed by the chunks that were found."""
+"""Size limit in bytes. The relevance of a larger file is computed from its retrieved chunks."""
 
 MAX_FOLLOW_UP_TERMS = 4
-"""Words that a question may have, stop words aside, to be taken for one that needs the one before it. Measured on 26 follow-ups and 50
-questions of their own behind another one (benchmarks/chat_retrieval.py)."""
+"""Maximum number of words, without stop words, of a question that counts as a follow-up. Measured on 26 follow-ups and 50 standalone
+questions asked after another one (benchmarks/chat_retrieval.py)."""
 FOLLOW_UP_DEPTH = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retriever:
-    """One search over one or several knowledge bases: every command that finds passages uses it, so all find the same ones.
+    """Searches one or several knowledge bases. Every command uses it, so all of them find the same passages.
 
-    `learning` says which votes and counts move a passage, `reranker` reads the best of them again.
+    `learning` says which votes and counts affect the ranking. `reranker` reorders the best passages.
     """
 
     knowledge_bases: Sequence[KnowledgeBase]
@@ -51,41 +51,41 @@ class Retriever:
     learning: Learning
     reranker: Reranker | None = None
     counter: Callable[[str], int] | None = None
-    """Counts in tokens of the model that will read the hits; needed for piped text and `top_k` "fit"."""
+    """Counts tokens of the model that will read the hits. Needed for piped text and for `top_k` "fit"."""
     n_ctx: int = 0
-    """Its window, for `top_k` "fit"."""
+    """The model's window in tokens, for `top_k` "fit"."""
     weights: Mapping[str, object] = field(default_factory=dict)
     """Fields of relevance.Weights, for `weigh`."""
 
     def search(self, query: str, *, top_k: int, mode: Mode = "hybrid", where: Where | None = None, rerank: bool = True) -> list[Hit]:
-        """The `top_k` best texts of all knowledge bases together, best first, each once: further passages with its text are its `copies`.
+        """The `top_k` best texts of all knowledge bases, best first, each once: `copies` holds further passages with the same text.
 
-        Labels name the knowledge base where there are several. Without an embedder, only keyword mode finds anything.
+        With several knowledge bases, labels include the name. Without an embedder, only keyword mode finds anything.
         """
         if self.embedder is None and mode != "keyword":
             return []
         reranker = self.reranker if rerank else None
-        found = self._search(query, top_k, mode, where, reranker)
+        hits = self._search(query, top_k, mode, where, reranker)
         if isinstance(reranker, TimedReranker) and reranker.is_skipped and len(self.knowledge_bases) > 1:
-            found = self._search(query, top_k, mode, where, None)  # scores with a reranker's part and without cannot be compared
-        return merged(sorted(found, key=lambda hit: (-hit.score, hit.label)))[:top_k]
+            hits = self._search(query, top_k, mode, where, None)  # reranked and plain scores are not comparable
+        return merged(sorted(hits, key=lambda hit: (-hit.score, hit.label)))[:top_k]
 
     def everything(self, query: str, *, where: Where | None = None) -> list[Hit]:
-        """Every passage that passes `where`: those relevant to the query first, then all others with a score of 0, by document."""
+        """Every passage that matches `where`: first those relevant to the query, then the rest by document, with a score of 0."""
         num_chunks = max(1, sum(kb.num_chunks for kb in self.knowledge_bases))
-        found = self.search(query, top_k=num_chunks, where=where)
-        known = {chunk.label for hit in found for chunk in (hit.chunk, *hit.copies)}
+        hits = self.search(query, top_k=num_chunks, where=where)
+        labels = {chunk.label for hit in hits for chunk in (hit.chunk, *hit.copies)}
         rest = [self._scoped(chunk, kb) for kb in self.knowledge_bases for chunk in kb.chunks(where)]
-        return merged([*found, *(Hit(chunk, 0.0) for chunk in rest if chunk.label not in known)])
+        return merged([*hits, *(Hit(chunk, 0.0) for chunk in rest if chunk.label not in labels)])
 
     def offered(
         self, question: Question, query: str, *, before: str = "", rewritten: str = "", searches: bool = True, reads_all: bool = False
     ) -> list[Hit]:
-        """All evidence for a question: its piped text, then the hits for `query`, none unless it `searches`. Identical texts are all in it;
-        the prompt merges them.
+        """All evidence for a question: its piped text, then the hits for `query` if it `searches`. Identical texts are included; the prompt
+        merges them.
 
-        Hits that the question brings replace the search. `before` and `rewritten` are as in `retrieve_after`. With `reads_all`, every
-        passage that matches the question's conditions is in it.
+        Hits given with the question replace the search. `before` and `rewritten` are as in `retrieve_after`. With `reads_all`, every
+        passage that matches the question's filters is included.
         """
         if question.given.hits is not None:
             return list(question.given.hits)
@@ -109,7 +109,7 @@ class Retriever:
         return retrieve_after(self, before, query, top_k=top_k, where=where, rewritten=rewritten)
 
     def _as_fit(self, before: str, question: str, *, where: Where | None, rewritten: str) -> list[Hit]:
-        """As many hits as the window holds chunks of their mean size."""
+        """As many hits as chunks of average size fit in the window."""
 
         def search(top_k: int, *, rerank: bool) -> list[Hit]:
             return retrieve_after(self, before, question, top_k=top_k, where=where, rewritten=rewritten, rerank=rerank)
@@ -123,7 +123,7 @@ class Retriever:
 
     def _count(self, text: str) -> int:
         if self.counter is None:
-            raise UsageError("This retriever counts no tokens.", hint="Give it the counter of a model, or a number of passages.")
+            raise UsageError("This retriever cannot count tokens.", hint="Give it the counter of a model, or a number of passages.")
         return self.counter(text)
 
     def _search(self, query: str, top_k: int, mode: Mode, where: Where | None, reranker: Reranker | None) -> list[Hit]:
@@ -138,7 +138,7 @@ class Retriever:
 
 
 def distinct(hits: Sequence[Hit], *, kept: Collection[str] = ()) -> list[Hit]:
-    """Each text once, as `merged` does it; a text that was piped in stays whole, also where it repeats itself."""
+    """Keep each text once, as `merged` does. Piped text stays complete, even where it repeats itself."""
     from localrag.kb.retrieve import PIPED_SCOPE  # noqa: PLC0415  # weight
 
     piped = {hit.label for hit in hits if hit.chunk.scope == PIPED_SCOPE and not hit.chunk.kb}
@@ -146,14 +146,14 @@ def distinct(hits: Sequence[Hit], *, kept: Collection[str] = ()) -> list[Hit]:
 
 
 def asked_before(messages: Sequence[Message]) -> str:
-    """What was asked before the question that a conversation ends with, and has an answer; empty for a first question."""
+    """The previous answered question of a conversation; empty for a first question."""
     parts = split(messages)
     over = max((*parts.history, *parts.pinned), key=lambda exchange: exchange.messages[0].number, default=None)
     return "" if over is None else "\n\n".join(message.content for _, message in over.messages if message.role == "user")
 
 
 def is_follow_up(question: str, before: str) -> bool:
-    """Whether a question is taken for one that needs `before`, the one that it follows if there is one."""
+    """Whether a question is short enough to need `before`, the question preceding it."""
     return bool(before) and len(terms(question)) <= MAX_FOLLOW_UP_TERMS
 
 
@@ -167,9 +167,9 @@ def retrieve_after(
     rewritten: str = "",
     rerank: bool = True,
 ) -> list[Hit]:
-    """The best texts for a question that follows another one ("and its price?"); with an empty `before`, as `Retriever.search`.
+    """The best texts for a question that follows another one ("and its price?"). With an empty `before`, same as `Retriever.search`.
 
-    A short question is looked for by itself and together with the one before it, or as it was `rewritten`, and the two orders are fused.
+    A short question is searched for by itself and again joined with the previous one, or as `rewritten`; the two rankings are fused.
     """
     if not is_follow_up(question, before):
         return retriever.search(question, top_k=top_k, where=where, rerank=rerank)
@@ -181,23 +181,23 @@ def retrieve_after(
 
 def _fused(retriever: Retriever, queries: Mapping[str, str], *, top_k: int, where: Where | None, rerank: bool) -> list[Hit]:
     depth = max(top_k, FOLLOW_UP_DEPTH)
-    found = {name: retriever.search(query, top_k=depth, where=where, rerank=rerank) for name, query in queries.items()}
-    hits = sorted((hit for each in found.values() for hit in each), key=lambda hit: -(hit.relevance or 0.0))
-    best = merged(hits)  # of a text that both found, the more relevant hit
+    hits_by_query = {name: retriever.search(query, top_k=depth, where=where, rerank=rerank) for name, query in queries.items()}
+    hits = sorted((hit for each in hits_by_query.values() for hit in each), key=lambda hit: -(hit.relevance or 0.0))
+    best = merged(hits)  # keeps the more relevant hit of each text
     numbers = {comparable(hit.chunk.text): number for number, hit in enumerate(best)}
-    scored = fuse({name: [numbers[comparable(hit.chunk.text)] for hit in each] for name, each in found.items()})
+    scored = fuse({name: [numbers[comparable(hit.chunk.text)] for hit in each] for name, each in hits_by_query.items()})
     return [replace(best[number], score=score, contributions=parts) for number, score, parts in scored[:top_k]]
 
 
 def none_passes(knowledge_bases: Sequence[KnowledgeBase], where: Where | None, hits: Sequence[Hit]) -> list[str]:
-    """A warning where no document passes the conditions; `hits` is what was found."""
+    """Warn if no document matches the filters. `hits` are the search results."""
     if not where or any(hit.chunk.kb for hit in hits) or any(kb.sources(where) for kb in knowledge_bases):
         return []
-    return [f"No document passes {where}. To see what they are: localrag kb show NAME"]
+    return [f"No document passes {where}. To see the documents' fields: localrag kb show NAME"]
 
 
 def left_unread(answer: Answer, question: str) -> list[str]:
-    """A warning where some of many passages were read for a question that needs all."""
+    """Warn if the answer uses only some passages while the question seems to need all."""
     if not 0 < len(answer.hits) < answer.chunks_in_kb:
         return []
     from localrag.kb.query import needs_all  # noqa: PLC0415  # weight
@@ -205,13 +205,13 @@ def left_unread(answer: Answer, question: str) -> list[str]:
     if not needs_all(question):
         return []
     read = f"{len(answer.hits)} of {answer.chunks_in_kb} passages"
-    return [f"The answer rests on {read}, and the question seems to need all that match. To have them all read: --exhaustive."]
+    return [f"The answer uses {read}, but the question seems to need all that match. To read all of them: --exhaustive."]
 
 
 def weighed(hits: Sequence[Hit], task: str, knowledge_bases: Sequence[KnowledgeBase], weights: Mapping[str, object]) -> list[Hit]:
-    """Reorder hits by the relevance of their files. A file that is gone, or is not text, is scored by its chunks among the hits.
+    """Reorder hits by the relevance of their files. A missing or non-text file is scored by its chunks among the hits.
 
-    Files are compared with the task by words, because the hits are already ranked by meaning. Documents with the same path (such as
+    Files are compared with the task by keywords, because the hits are already ranked by meaning. Documents with the same path (such as
     https://x.org/a and https://x.org/a/) share a score.
     """
     from localrag.relevance import Weights, score, weigh  # noqa: PLC0415  # weight: few asks read files

@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """An open model, the knowledge bases to answer from, and the window that prompts and answers share.
+    """An open model, the knowledge bases to answer from, and the window shared by prompt and answer.
 
-    `profile` shares the window among the sections of a prompt, `weights` are fields of relevance.Weights, `learning` says which votes move
-    passages, and `reranker` reorders the best ones. With a `journal`, each answer leaves its ledger there under `name`, and summaries are
-    cached in it; a journal that fails becomes a warning. `policy` says how single questions use the KV cache. `settings` open the
-    knowledge bases that a question names (Search.kbs).
+    `profile` divides the window among the sections of a prompt; `weights` are fields of relevance.Weights; `learning` says which votes
+    affect the ranking; `reranker` reorders the best passages. With a `journal`, each answer's ledger is recorded there under `name`, and
+    summaries are cached in it; if the journal fails, a warning is added. `policy` says how single questions use the KV cache. `settings`
+    are used to open the knowledge bases that a question names (Search.kbs).
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Session:
         self.warnings = window_warnings(self.slot)
         self._shorteners: dict[bool, Shortener] = {}
         self._scope: tuple[str, ...] | None = None
-        """The names of the knowledge bases that this copy of a session is over; see `scoped`."""
+        """Knowledge base names of this session if it is a copy made by `scoped`."""
         self._in_flight: dict[str | int, InFlight] = {}
 
     @classmethod
@@ -101,11 +101,11 @@ class Session:
         rerank: str | None = None,
         settings: Settings | None = None,
     ) -> Self:
-        """Open a model by name or path (None for the default, `echo` for the engine that needs none) and knowledge bases by name.
+        """Open a model by name or path (None for the default, "echo" for no file) and knowledge bases by name.
 
-        `kbs` is one name or several; UsageError for an argument of another type.
-        `budget` names a [budgets.NAME] table of models.toml; without `keep`, nothing is written to the journal. `rerank` is "llm", or a
-        CrossEncoder by its name or folder (see open_reranker).
+        `kbs` is one name or several. `budget` names a [budgets.NAME] table of models.toml. Without `keep`, nothing is written to the
+        journal. `rerank` is "llm", or the name or folder of a CrossEncoder (see open_reranker). Raises UsageError for an argument of the
+        wrong type.
         """
         settings = settings or Settings.from_env()
         secured = secure_home(settings.home, default_home())
@@ -140,16 +140,16 @@ class Session:
 
     @property
     def num_chunks(self) -> int:
-        """In all knowledge bases together."""
+        """Number of chunks in all knowledge bases."""
         return sum(kb.num_chunks for kb in self.knowledge_bases)
 
     # --- the pipeline ---
 
     def prepare(self, question: Question | str, *, write: bool = False) -> Prepared:
-        """Retrieve, measure, negotiate, compose: the prompt of a question, counted and fitted. Nothing is evaluated, except that with
-        `write` the model may write summaries.
+        """Retrieve evidence, measure, share the window and compose: returns a question's prompt, counted and fitted. Nothing is evaluated,
+        except that with `write` the model may write summaries.
 
-        BudgetExceededError if the sections that cannot be cut do not fit, TimeLimitError if the question's time limit is too short.
+        Raises BudgetExceededError if the sections that cannot be cut do not fit, TimeLimitError if the time limit is too short.
         """
         question = _question(question)
         if question.search.kbs not in (None, self._scope):
@@ -174,11 +174,12 @@ class Session:
         )
 
     def run(self, questions: Iterable[Question | Prepared | None], *, policy: Policy | None = None) -> Iterator[Event]:
-        """Answer questions under a policy; the only driver of questions, for every caller.
+        """Answer questions under a policy. Every caller runs its questions through this method.
 
-        Of each, events tell its prompt, the pieces of its answer, and at last the answer or the error. One that fails does not stop the
-        others. Under a policy for a stream (SERVE), `questions` gives None for "none now" and blocks while nothing runs; under the others,
-        those with `max_seconds` are answered alone, after the rest of their window of 256. Closing the iterator cancels what runs.
+        Each question yields events: its prompt, the pieces of its answer, and finally the answer or an error. One that fails does not stop
+        the others. Under a streaming policy (SERVE), `questions` yields None if none is waiting, and blocks while nothing runs. Under the
+        others, questions with `max_seconds` are answered one at a time after the rest of their window of 256. Closing the iterator cancels
+        running questions.
         """
         return Pipeline(self, policy or self.policy, self._in_flight).events(questions)
 
@@ -189,10 +190,10 @@ class Session:
         on_text: Callable[[str], None] | None = None,
         on_thought: Callable[[str], None] | None = None,
     ) -> Answer:
-        """Answer a question. `on_text` is called with each piece of the answer, `on_thought` with each piece of the thoughts before it.
+        """Answer a question. `on_text` receives each piece of the answer, `on_thought` each piece of the reasoning before it.
 
-        Errors are those of `prepare`, and EngineError. Ctrl-C ends the answer with `finish_reason` "cancelled", the time limit ends it
-        with "time".
+        Raises the errors of `prepare`, and EngineError. Ctrl-C ends the answer with `finish_reason` "cancelled", the time limit with
+        "time".
         """
         return answer_of(self.run([_question(question)]), self.engine.cancel_all, on_text=on_text, on_thought=on_thought)
 
@@ -203,11 +204,11 @@ class Session:
         on_text: Callable[[str], None] | None = None,
         on_thought: Callable[[str], None] | None = None,
     ) -> Answer:
-        """Answer a prompt that `prepare` made; see `ask`."""
+        """Answer a prompt made by `prepare`; see `ask`."""
         return answer_of(self.run([prepared]), self.engine.cancel_all, on_text=on_text, on_thought=on_thought)
 
     def cancel(self, question_id: str | int) -> None:
-        """End a question that runs; no more events tell of it, and nothing of it is kept. Called by the thread that runs it."""
+        """Cancel a running question. No more events are sent for it, and nothing is recorded. Call it from the thread that runs it."""
         flight = self._in_flight.pop(question_id, None)
         if flight is not None:
             flight.is_dropped = True
@@ -216,12 +217,12 @@ class Session:
     # --- its steps ---
 
     def _evidence(self, question: Question, query: str, retriever: Retriever, *, searches: bool) -> tuple[list[Hit], float]:
-        """The evidence for a question, and the seconds that finding it took."""
+        """The evidence for a question, and the seconds spent on retrieval."""
         started, loaded_s = time.perf_counter(), self.engine.load_s
         searches = searches and bool(query)
         before = retrieval.asked_before(question.messages) if searches else ""
         hits = retriever.offered(question, query, before=before, searches=searches)
-        return hits, time.perf_counter() - started - (self.engine.load_s - loaded_s)  # a reranker may have a context made
+        return hits, time.perf_counter() - started - (self.engine.load_s - loaded_s)  # not counting a context made for reranking
 
     def _inputs(self, question: Question, hits: Sequence[Hit]) -> PromptInputs:
         given, thread, is_timed = question.given, question.thread, question.budget.max_seconds is not None
@@ -240,23 +241,23 @@ class Session:
             memories=given.memories,
             attachments=given.attachments,
             max_tokens=prompt.ANSWER_BASIS if max_tokens is None and is_timed else max_tokens,
-            think_tokens=0 if is_timed else question.sampling.room_to_think,  # thoughts alone answer nothing
+            think_tokens=0 if is_timed else question.sampling.room_to_think,  # reasoning without an answer is useless
             profile=self.profile_of(question),
             cite=CITE if question.cite is None else question.cite,
         )
 
     def measure(self, inputs: PromptInputs, *, is_plain: bool = False) -> Demand:
-        """What each section wants, in tokens of this model; `is_plain` goes without the model's template."""
+        """Measure the demand of each section in tokens of this model. `is_plain` skips the model's template."""
         return prompt.measure(inputs, counter=self.engine.counter, template=PLAIN if is_plain else self.engine.template)
 
     def compose(self, demand: Demand) -> prompt.Prompt:
-        """The prompt that this window allows, without a time limit; no model writes for it."""
+        """Compose the prompt for this window, without a time limit. No summaries are written for it."""
         return prompt.compose(demand, demand.share(self.slot.n_ctx), self._shortening(write=False))
 
     def _composed(
         self, demand: Demand, question: Question, retriever: Retriever, begun: float, *, write: bool
     ) -> tuple[prompt.Prompt, float | None]:
-        """The prompt, and when its answer must have ended, on the clock of time.perf_counter()."""
+        """The prompt, and when its answer must end on the clock of time.perf_counter()."""
         max_seconds = question.budget.max_seconds
         shortening = self._shortening(write=write and max_seconds is None)
         if max_seconds is None:
@@ -269,16 +270,16 @@ class Session:
         return composed, begun + planned.time.max_seconds
 
     def finish(self, prepared: Prepared, completion: Completion) -> Answer:
-        """The answer that a completion is, with its citations checked and its ledger kept in the journal."""
+        """Turn a completion into an answer: check its citations and record it in the journal."""
         question = prepared.question
-        asked = search_query(question.messages, needs_question=question.needs_question) or question.messages[-1].content
+        question_text = search_query(question.messages, needs_question=question.needs_question) or question.messages[-1].content
         answer = self.to_answer(prepared, completion)
         warnings = retrieval.none_passes(self.knowledge_bases, question.search.where, prepared.offered)
         if question.given.hits is None:
-            warnings += retrieval.left_unread(answer, asked)
+            warnings += retrieval.left_unread(answer, question_text)
         warnings += recorder.keep(
             answer,
-            question=asked,
+            question=question_text,
             session=self.name,
             journal=self.journal,
             knowledge_bases=self.knowledge_bases,
@@ -288,12 +289,12 @@ class Session:
         return replace(answer, warnings=(*answer.warnings, *warnings))
 
     def retrieve(self, question: str, *, top_k: int = DEFAULT_TOP_K, where: Where | None = None) -> list[Hit]:
-        """The best passages of all knowledge bases together, best first. See Retriever.search."""
+        """The best passages of all knowledge bases, best first. See Retriever.search."""
         return self.retriever.search(question, top_k=top_k, where=where)
 
     @property
     def retriever(self) -> Retriever:
-        """The search over its knowledge bases."""
+        """The search over this session's knowledge bases."""
         return Retriever(
             knowledge_bases=self.knowledge_bases,
             embedder=self.embedder,
@@ -306,7 +307,7 @@ class Session:
 
     @contextmanager
     def scoped(self, question: Question) -> Iterator[Session]:
-        """This session, over the knowledge bases that a question names if it names some; they are open within the block."""
+        """This session, or a copy with the knowledge bases that the question names. They stay open within the block."""
         names = question.search.kbs
         if names is None or names == self._scope:
             yield self
@@ -321,7 +322,7 @@ class Session:
             yield session
 
     def documents_of(self, hits: Sequence[Hit]) -> dict[str, tuple[str, Mapping[str, Any]]]:
-        """By the label of each hit, the id and the metadata of its document. Documents that were deleted since are left out."""
+        """Map each hit's label to the id and metadata of its document. Documents deleted since are left out."""
         documents: dict[str, tuple[str, Mapping[str, Any]]] = {}
         for kb in self.knowledge_bases:
             own = [hit for hit in hits if hit.chunk.kb == kb.name]
@@ -330,11 +331,11 @@ class Session:
         return documents
 
     def unsearched(self, question: Question) -> Bypass | None:
-        """Why nothing is searched for a question; None if it is."""
+        """Why a question skips the search; None if it does not."""
         return bypass(question.messages, has_kb=bool(self.knowledge_bases), has_tools=bool(question.given.tools))
 
     def profile_of(self, question: Question) -> Profile:
-        """How the window is shared for a question."""
+        """The budget profile for a question."""
         profile, budget = self.profile, question.budget
         if budget.context_ratio is not None:
             profile = profile.with_context_ratio(budget.context_ratio)
@@ -343,7 +344,7 @@ class Session:
         for overflow, section in budget.overflow:
             profile = profile.with_overflow(overflow, section)
         error = self.engine.count_error
-        if error and isinstance(profile.gap, int):  # counts are estimates: leave what they may be wrong by
+        if error and isinstance(profile.gap, int):  # counts are estimates: reserve their possible error
             profile = replace(profile, gap=max(profile.gap, math.ceil(self.slot.n_ctx * error / (1 + error))))
         return profile
 
@@ -353,14 +354,14 @@ class Session:
         return self._shorteners[write].for_prompt()
 
     def retriever_until(self, max_seconds: float | None, begun: float) -> Retriever:
-        """The retriever, its reranker bound by the time limit if there is one. UsageError for an invalid limit."""
+        """The retriever, with its reranker bound to the time limit, if any. Raises UsageError for an invalid limit."""
         retriever = self.retriever
         if max_seconds is None:
             return retriever
         check_seconds(max_seconds)
         if retriever.reranker is None:
             return retriever
-        self.engine.measure_speed()  # a model that reranks tells by it whether it can finish
+        self.engine.measure_speed()  # a model that reranks needs it to predict whether it can finish
         return replace(retriever, reranker=TimedReranker(retriever.reranker, begun + max_seconds))
 
     def _plan(self, demand: Demand, max_seconds: float, begun: float, *, skipped: tuple[str, ...]) -> Plan:
@@ -370,19 +371,19 @@ class Session:
         return replace(planned, time=replace(planned.time, skipped=skipped))
 
     def to_answer(self, prepared: Prepared, completion: Completion) -> Answer:
-        """What a completion of a prepared prompt says, its citations checked; nothing is kept of it."""
+        """Turn a completion into an answer with its citations checked. Nothing is recorded."""
         composed = prepared.prompt
         ledger = composed.ledger.with_used("answer", completion.completion_tokens - completion.reasoning_tokens)
         if composed.thinking is not None:
             ledger = ledger.with_used("thinking", completion.reasoning_tokens)
         load_s = self.engine.take_load_s()
-        spent = load_s + prepared.retrieve_s
+        overhead_s = load_s + prepared.retrieve_s
         timings = replace(
             completion.timings,
             load_s=load_s,
             retrieve_s=prepared.retrieve_s,
-            first_token_s=completion.timings.first_token_s + spent,
-            total_s=completion.timings.total_s + spent,
+            first_token_s=completion.timings.first_token_s + overhead_s,
+            total_s=completion.timings.total_s + overhead_s,
         )
         return Answer(
             text=completion.text,
@@ -434,5 +435,5 @@ def _question(question: Question | str) -> Question:
 def _name_of(model: object) -> str | None:
     if model is None or isinstance(model, str | Path):
         return None if model is None else str(model)
-    message = f"A model is the name or the path of one, not {type(model).__name__}."
+    message = f"A model is given by its name or path, not by {type(model).__name__}."
     raise UsageError(message, hint='Session.open("echo") needs no model.')

@@ -1,4 +1,4 @@
-"""How texts are made shorter in a session: by its model where it may write, else by picking sentences."""
+"""Shorten texts in a session: the model writes summaries if it may, otherwise sentences are extracted."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ if TYPE_CHECKING:
     from localrag.journal import Journal
 
 MAX_WRITES = 2
-"""Texts that a model writes before one answer, of files and of the conversation each: on a CPU each takes some ten seconds. For the
-rest sentences are picked; of a conversation, a later turn goes on."""
+"""Maximum number of texts that the model writes before one answer, for files and for the conversation each. On a CPU, each takes about ten
+seconds. The rest is shortened by extracting sentences; for a conversation, a later turn continues the writing."""
 PART_TOKENS = 1024
-"""What of a conversation is summarised at once: long enough to be about something, short enough to be waited for."""
+"""Size in tokens of a part of the conversation to summarise at once: long enough to have a topic, short enough to wait for."""
 MIN_PART_TOKENS = 128
 
 
 class Shortener:
-    """Makes a Shortening for each prompt, and remembers what it has shortened.
+    """Makes a Shortening for each prompt, and caches the shortened texts.
 
-    With `write`, the model writes; without, a conversation has the summaries that it wrote before, and sentences of its own for the rest.
+    With `write`, the model writes summaries. Without it, a conversation uses the summaries written earlier, and extracted sentences for
+    the rest.
     """
 
     def __init__(self, engine: Engine, journal: Journal | None, *, window: int, write: bool) -> None:
@@ -50,13 +51,13 @@ class Shortener:
         return Writer(self._engine, n_ctx=self._window)
 
     def for_prompt(self) -> Shortening:
-        """For one prompt: it may have MAX_WRITES texts written."""
+        """A Shortening for one prompt, which may write MAX_WRITES texts."""
         limited = cache(lambda: _Limited(self._writer, MAX_WRITES))
 
         @cache
         def to_level(item: Item, level: Level, limit: int) -> str:
             source = Source(label=item.label, text=item.body, modified=item.modified)
-            if not self._writes or item.section != "attachments":  # passages are short: sentences are picked of them
+            if not self._writes or item.section != "attachments":  # passages are short: extract sentences
                 return self._summary(source, level, limit, None).text
             try:
                 return self._summary(source, level, limit, limited().for_parts(item.cost)).text
@@ -66,23 +67,23 @@ class Shortener:
         return Shortening(to_level=to_level, to_summary=self._covered)
 
     def _covered(self, exchanges: Sequence[Exchange], limit: int) -> Covered:
-        """The rolling summary. Without a writer it stays as it is until the model has written all of it: each change of it is a prompt
-        that is evaluated anew."""
+        """The rolling summary. Without a writer, it stays unchanged until the model has written all of it, since each change makes the
+        prompt be evaluated again."""
         key = self._rolling.sizes(limit), tuple(message for exchange in exchanges for message in exchange.messages)
         is_new = self._last[0] != key
-        if is_new or self._last[1].method != "model":  # somebody may have written it since
+        if is_new or self._last[1].method != "model":  # it may have been written since
             covered = self._rolling.cover(exchanges, limit)
             if is_new or covered.method == "model" or self._writes:
                 self._last = key, covered
         return self._last[1]
 
     def _write_beside(self, text: str, limit: int) -> str:
-        """Write a summary, and drop what the model read for it from the KV cache: its cells are wanted for the conversation."""
+        """Write a summary, then drop its prompt from the KV cache, to leave the cells to the conversation."""
         with self._engine.forgetting():
             return self._writer(text, limit)
 
     def _count(self, text: str) -> int:
-        """Tokens as they are sent."""
+        """Number of tokens as sent."""
         return count_content(text, self._counter)
 
     def _summary(self, source: Source, level: Level, limit: int, write: _Limited | None) -> Summary:
@@ -99,11 +100,11 @@ class Shortener:
 
 
 class _SpentError(LocalragError):
-    """No more texts may be written for this prompt."""
+    """The limit of texts for this prompt is reached."""
 
 
 class _Limited:
-    """A writer that writes so many texts, and then raises."""
+    """A writer that writes a limited number of texts, then raises."""
 
     def __init__(self, writer: Writer, most: int) -> None:
         self._writer = writer
@@ -112,7 +113,7 @@ class _Limited:
         self.max_text_tokens = writer.max_text_tokens
 
     def for_parts(self, num_tokens: int) -> _Limited:
-        """Itself, if a text of so many tokens can be written about to its end; else it only lets through what was written before."""
+        """Prepare for a text of this many tokens. If its parts exceed the remaining limit, only cached summaries are used."""
         num_parts = -(-num_tokens // max(1, self.max_text_tokens))
         self._may_begin = num_parts + (num_parts > 1) <= self._left
         return self

@@ -1,4 +1,4 @@
-"""How much fits into a limit of time: the speed that was measured on this machine, turned into a budget of tokens."""
+"""Turn a time limit into a budget of tokens, using the measured speed of the model on this machine."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ if TYPE_CHECKING:
     from localrag.kb.protocols import Reranker
 
 RERANK_SHARE = 0.5
-"""Of the time that is left when the first passages were found, reranking may take this share; the answer has the rest."""
+"""Share of the time left after the first search that reranking may take. The rest is for the answer."""
 
 ANSWER_HEADROOM = 1.5
-"""An answer may be so much longer than the plan has it: the clock ends it, and the machine may be faster than it was."""
+"""Factor by which an answer may exceed its planned length. The clock ends it, and the machine may be faster than measured."""
 
 
 def check_seconds(max_seconds: float | None) -> None:
-    """UsageError for a limit of time that cannot be one."""
+    """Raise UsageError for an invalid time limit."""
     if max_seconds is not None and not 0 < max_seconds < math.inf:
-        raise UsageError(f"max_seconds is a number of seconds above 0, not {max_seconds!r}.", hint="Allow some seconds.")
+        raise UsageError(f"max_seconds is a number of seconds above 0, not {max_seconds!r}.", hint="Give a positive number.")
 
 
 class TimedReranker:
-    """A reranker that gives no scores, and is skipped from then on, where it cannot finish within its share of a limit of time.
+    """A reranker with a deadline. Once it cannot finish within its share of the time limit, it returns None and is skipped from then on.
 
-    One that cannot be stopped (see kb.protocols.TimedScores) is skipped at once. `ends_at` is by time.perf_counter().
+    A reranker without TimedScores (see kb.protocols) cannot be stopped, so it is always skipped. `ends_at` is on the clock of
+    time.perf_counter().
     """
 
     def __init__(self, reranker: Reranker, ends_at: float) -> None:
@@ -54,20 +55,20 @@ class TimedReranker:
 
 
 class Speed(Protocol):
-    """Seconds that the engine expects to take."""
+    """The engine's expected speed."""
 
     @property
     def prefill_tokens_per_s(self) -> float: ...
     @property
     def decode_tokens_per_s(self) -> float: ...
     def plan_s(self, num_prompt_tokens: int, num_answer_tokens: int) -> float:
-        """Seconds to allow for both, a margin included."""
+        """Seconds to allow for prompt and answer together, with a safety margin."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A budget that fits a window and a limit of time, what the ledger says of it, and the longest answer after so many tokens."""
+    """A budget that fits the window and the time limit, the ledger's entry for it, and the answer limit for a given prompt length."""
 
     budget: Budget
     time: TimeLimit
@@ -75,10 +76,10 @@ class Plan:
 
 
 def plan(wants: Demand, window: int, speed: Speed, *, max_seconds: float, left_s: float) -> Plan:
-    """The largest budget, up to `window`, whose prompt is evaluated and whose answer is written in `left_s` seconds.
+    """The largest budget, up to `window`, whose prompt and answer take at most `left_s` seconds.
 
-    Both shrink as they do in a smaller window, so what matters in the one matters in the other. TimeLimitError, with the seconds
-    that would do, if even the shortest answer to the question alone takes longer.
+    Both shrink as they do in a smaller window, so the same priorities apply. Raises TimeLimitError, with the seconds needed, if even the
+    question alone with the shortest answer takes longer.
     """
 
     def seconds(budget: Budget) -> float:
@@ -109,7 +110,7 @@ def plan(wants: Demand, window: int, speed: Speed, *, max_seconds: float, left_s
 def _largest(
     wants: Demand, window: int, fits: Callable[[Budget], bool], seconds: Callable[[Budget], float], *, max_seconds: float, left_s: float
 ) -> Budget:
-    """The budget of the largest window that is fast enough, by bisection: seconds grow with the window."""
+    """The budget of the largest window that is fast enough, found by bisection, since time grows with the window."""
     least = _smallest(wants, window)
     if not fits(least):
         needed = max_seconds - left_s + seconds(least)
@@ -126,7 +127,7 @@ def _largest(
 
 
 def _smallest(wants: Demand, window: int) -> Budget:
-    """The budget of the smallest window that holds what cannot be cut, by bisection: a least size can be a share of the window."""
+    """The budget of the smallest window that holds all uncuttable sections, found by bisection, since minimums can depend on the window."""
     low, high, best = -1, window, wants.share(window)
     while high - low > 1:
         middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""The judge's tools: what each of them gives, in the room that all their results share."""
+"""The judge's tools, and the token limit that all of their results share."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     from localrag.session.session import Session
 
 TOP_K = 8
-"""Passages that one search offers."""
+"""Number of passages that one search offers."""
 CALL_SHARE = 0.5
-"""What one call may take at most of the room that is left, unless it is the last."""
+"""Maximum share of the remaining room for one call, unless it is the last."""
 NUM_NAMES = 3
-"""So many of what a section left out are named in a ledger that is read."""
+"""Maximum number of omitted items that `read_ledger` names for each section."""
 _MAX_ERROR_CHARS = 240
 _NO_ROOM = compact({"note": "no room left"})
-_UNKNOWN = "There is no passage of that id. Use the tag of a source."
+_UNKNOWN = "There is no passage with that id. Use the tag of a source."
 
 _Given = tuple[ToolResult, Sequence[Hit]]
 
 
 class Toolbox:
-    """Tools that a model calls by name with texts that are not to be trusted.
+    """Runs the tools that a model calls by name, with untrusted arguments.
 
-    `room_tokens` is for the contents of all tool messages together, as they are sent to the session's model. `ledgers` gives the last
-    ledger of each role, `hits` are those that are known by their labels. The call number `num_calls` is the last and may take all that
-    is left; without it, none is.
+    `room_tokens` limits the contents of all tool messages together, as sent to the session's model. `ledgers` returns the last ledger of
+    each role; `hits` are the known hits by label. The last of `num_calls` calls may use all remaining room; with None, no call counts
+    as the last.
     """
 
     def __init__(
@@ -64,20 +64,20 @@ class Toolbox:
         }
 
     def use(self, tool: str, arguments: Mapping[str, str]) -> tuple[Used, dict[str, Any]]:
-        """What a tool gives, and the data of the event that tells of it.
+        """Run a tool. Returns its result and the data of the event that reports it.
 
-        A tool that fails gives a message about that instead. Only KeyboardInterrupt and InterruptedRunError are raised.
+        If the tool fails, the result is an error message. Only KeyboardInterrupt and InterruptedRunError are raised.
         """
         is_error = False
         try:
             result, hits = self._given(tool, arguments)
         except InterruptedRunError:
             raise
-        except Exception as error:  # noqa: BLE001  # whatever a tool meets, the judge goes on without it
+        except Exception as error:  # noqa: BLE001  # a failing tool must not end the run
             is_error, hits, result = True, (), self._first_that_fits(tool, [compact({"error": _told(error)})])
         self._end_call()
         is_exhausted = result.exhausted or not self._has_room()
-        told = {
+        data = {
             "tool": tool,
             "arguments": dict(arguments),
             "text": result.text,
@@ -88,15 +88,15 @@ class Toolbox:
             **({"omitted": list(result.omitted)} if result.omitted else {}),
             **({"truncated": True} if result.truncated else {}),
         }
-        return Used(text=result.text, hits=tuple(hits), is_exhausted=is_exhausted), told
+        return Used(text=result.text, hits=tuple(hits), is_exhausted=is_exhausted), data
 
     def _given(self, tool: str, arguments: Mapping[str, str]) -> _Given:
         if tool not in self._tools:
-            raise UsageError("There is no tool of that name.")
+            raise UsageError("There is no tool with that name.")
         name, use = self._tools[tool]
         text = arguments.get(name, "").strip()
         if not text and tool != "read_ledger":
-            raise UsageError(f"{tool} needs {name}, a text that is not empty.")
+            raise UsageError(f"{tool} needs {name}, a non-empty text.")
         return use(text)
 
     # --- the room ---
@@ -107,11 +107,11 @@ class Toolbox:
             self._account.max_share = 1.0 if self._calls_left <= 1 else CALL_SHARE
 
     def _has_room(self) -> bool:
-        """Whether a call could be told at least that there is no room for what it gives."""
+        """Whether there is at least room for the message that no room is left."""
         return self._account.room >= self._count(_NO_ROOM)
 
     def _first_that_fits(self, tool: str, texts: Sequence[str]) -> ToolResult:
-        """The first of several forms of one result, the longest first, for which there is room: in part, none would be of use."""
+        """Charge the longest of several forms of a result that fits whole; a partial result would be useless."""
         for number, text in enumerate(texts):
             tried = ToolAccount(self._account.room, self._count).charge_text(tool, text)
             if not tried.truncated:
@@ -129,7 +129,7 @@ class Toolbox:
         return self._charged_hits("kb_search", self._session.retrieve(query, top_k=TOP_K))
 
     def _read(self, text: str) -> _Given:
-        """In the order of the document, or where not all fit, with the one that was asked for first."""
+        """A passage with its neighbours, in document order; if not all fit, the requested one comes first."""
         wanted, chunks = self._around(text)
         hits = [self._hits.get(chunk.label) or Hit(chunk, 0.0) for chunk in chunks]
         if ToolAccount(self._account.room, self._count).charge_hits("kb_read", hits).omitted:
@@ -137,14 +137,14 @@ class Toolbox:
         return self._charged_hits("kb_read", hits)
 
     def _around(self, text: str) -> tuple[str, list[Chunk]]:
-        """The label of a passage, and the chunks from the one before it to the one behind it."""
-        label = parse_label(text.replace("\u200b", ""))  # tags are broken so in a ledger that was read
+        """Return the label of a passage, with the chunks from the one before it to the one after it."""
+        label = parse_label(text.replace("\u200b", ""))  # ledgers show tags with zero-width spaces
         if label is None:
             raise UsageError(_UNKNOWN)
         scope, number = label
-        known = self._hits.get(f"KB#{scope}/{number}" if scope else f"KB#{number}")
-        if known is not None and not known.chunk.kb:  # what was piped in is in no knowledge base
-            return known.label, _beside(known.chunk, self._hits.values())
+        hit = self._hits.get(f"KB#{scope}/{number}" if scope else f"KB#{number}")
+        if hit is not None and not hit.chunk.kb:  # piped text is not in a knowledge base
+            return hit.label, _beside(hit.chunk, self._hits.values())
         kb = self._kb(scope)
         named = kb.name if len(self._session.knowledge_bases) > 1 else ""
         chunks = [replace(chunk, scope=named) for chunk in kb.around(number)]
@@ -175,13 +175,13 @@ class Toolbox:
 
 
 def _told(error: Exception) -> str:
-    """What the judge is told of an error: what localrag says itself; of others, which hold no text for it, only that there was one."""
+    """The error message for the judge. Messages of other libraries are not written for models, so only their type is named."""
     text = error.message if isinstance(error, LocalragError) else f"The tool failed ({type(error).__name__})."
     return text if len(text) <= _MAX_ERROR_CHARS else f"{text[:_MAX_ERROR_CHARS]}…"
 
 
 def _beside(chunk: Chunk, hits: Iterable[Hit]) -> list[Chunk]:
-    """A chunk of piped text with those before and behind it."""
+    """A chunk of piped text, with its neighbours before and after."""
     same = [each.chunk for each in hits if (each.chunk.kb, each.chunk.scope) == (chunk.kb, chunk.scope)]
     return sorted((each for each in same if abs(each.ordinal - chunk.ordinal) <= 1), key=lambda each: each.ordinal)
 
@@ -195,7 +195,7 @@ def _briefly(ledger: Ledger) -> dict[str, int]:
 
 
 def _ledger(ledger: Ledger, num_names: int) -> dict[str, Any]:
-    """Each section that has or wanted something, with the first names of what was left out."""
+    """Each section in use, with the first names of its omitted items."""
     sections = {}
     for entry in ledger.entries:
         if entry.wanted or entry.allotted or entry.omitted:

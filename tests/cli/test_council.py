@@ -197,7 +197,7 @@ def test_a_limit_of_time_that_ends_members_leaves_the_verdict_its_time(council, 
     reasons = {event["role"]: event["finish_reason"] for event in told(found, "said")}
     assert (code, reasons) == (0, dict.fromkeys(PERSONAS, "time") | {"judge": "stop"})
     assert told(found, "verdict")
-    assert (found[-1]["state"], found[-1]["warnings"]) == ("decided", ["Ended by the limit of time: chemist, buyer, clerk."])
+    assert (found[-1]["state"], found[-1]["warnings"]) == ("decided", ["Ended by the time limit: chemist, buyer, clerk."])
 
 
 def test_a_council_that_has_no_time_for_a_verdict_says_how_much_would_do(council):

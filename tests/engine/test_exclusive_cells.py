@@ -126,7 +126,7 @@ def test_a_single_answer_after_many_at_once_is_alone_again(echo):
 @pytest.mark.parametrize("breakpoints", [(0,), (4,), (2, 2), (3, 1), (-1,)])
 def test_borders_are_positions_in_order(echo, breakpoints):
     echo.reserve(500)
-    with pytest.raises(EngineError, match="not positions within it"):
+    with pytest.raises(EngineError, match="ascending positions within it"):
         echo.add([1, 2, 3, 4], FEW, breakpoints=breakpoints)
     assert echo.is_idle
 

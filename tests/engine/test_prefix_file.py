@@ -106,7 +106,7 @@ def test_round_trip(tmp_path_factory, identity, token_ids, breakpoints, payload,
     assert read(path, identity) == (tuple(token_ids), tuple(breakpoints), payload)
     head = read_head(path, identity)
     assert head.token_bytes == struct.pack(f"<{len(token_ids)}I", *token_ids)
-    assert head.border_bytes == struct.pack(f"<{len(breakpoints)}I", *breakpoints)
+    assert head.breakpoint_bytes == struct.pack(f"<{len(breakpoints)}I", *breakpoints)
     assert path.stat().st_size <= file_bytes(identity, len(token_ids), len(breakpoints), len(payload))
     assert list(path.parent.glob(".*.part")) == []
 

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localrag.engine.prefix_disk_cache import Found, PrefixStore, worth_keeping
+from localrag.engine.prefix_disk_cache import PrefixStore, StoredPrefix, worth_keeping
 from localrag.engine.prefix_file import Identity, PrefixFileError, file_bytes, read, write
 
 IDENTITY = Identity(model="m", llama_build="b", architecture="llama", type_k="f16", type_v="f16", flash_attention=True, n_ctx_train=8192)
@@ -90,7 +90,7 @@ def test_borders_are_part_of_what_is_found(store):
     assert store.load(store.longest([1, 2, 3], (1, 3))) == ((1, 2, 3), (1, 3), state([1, 2, 3]))
 
 
-def num_found(found: Found | None):
+def num_found(found: StoredPrefix | None):
     return None if found is None else found.num_tokens
 
 
@@ -354,7 +354,7 @@ def test_one_warning_for_any_number_of_damaged_files(folder, store):
         path.write_bytes(b"not a state")
     assert store.longest([3]) is None
     assert store.warning is not None
-    assert store.warning.startswith("A kept prefix is damaged and was removed: ")
+    assert store.warning.startswith("A stored prefix is damaged and was removed: ")
     assert store.warning.endswith(": it ends after 11 bytes. (4 more like it)")
     assert list(folder.iterdir()) == []
 

@@ -91,11 +91,11 @@ def test_a_council_evaluates_what_it_shares_once():
 
 def context_of(num_cells, *, num_slots, most_kept):
     return Context.make(
-        EchoRunner, num_cells, num_slots, shelf=HostSwap(), bytes_per_token=0, prompt_room=lambda _: 512, most_kept=lambda: most_kept
+        EchoRunner, num_cells, num_slots, host_swap=HostSwap(), bytes_per_token=0, prompt_room=lambda _: 512, most_kept=lambda: most_kept
     )
 
 
-def test_what_has_no_cells_left_comes_back_from_the_shelf():
+def test_what_has_no_cells_left_comes_back_from_the_host_swap():
     texts = [letter * 200 for letter in "abc"]
     with open_echo() as engine:
         engine.reserve(520, num_sequences=2)  # two of them and an answer

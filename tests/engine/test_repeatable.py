@@ -14,7 +14,7 @@ from localrag.engine.prefix_disk_cache import PrefixDiskCache, PrefixStore
 from localrag.errors import EngineError, UsageError
 from localrag.question import Question
 from localrag.session import Session
-from localrag.session.seats import needs
+from localrag.session.member_turns import needs
 from localrag.settings import Settings
 from localrag.types import SamplingParams
 from tests.engine.test_prefix_store import IDENTITY

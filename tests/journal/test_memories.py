@@ -4,7 +4,7 @@ import pytest
 
 from localrag.errors import UsageError
 from localrag.journal import Journal, StoredMemory
-from localrag.session.memory import Recall, Recalling
+from localrag.session.memory import Recall, RecallRule
 
 DAY_S = 86_400.0
 
@@ -53,7 +53,7 @@ def test_the_important_new_ones_are_told_and_those_that_share_a_word():
         stored(3, "Too old.", 1.0, age_days=7.1),
         stored(4, "Old, about nozzles and PETG.", 0.1, age_days=400),
     ]
-    recall = Recall(Recalling())
+    recall = Recall(RecallRule())
     assert told(recall, kept, "Which oven?") == ["memory 1"]
     assert told(recall, kept, "What about petg?") == ["memory 1", "memory 4"]
     assert told(recall, kept, "Which oven?") == ["memory 1", "memory 4"]  # what was told stays told
@@ -62,5 +62,5 @@ def test_the_important_new_ones_are_told_and_those_that_share_a_word():
 
 def test_the_most_important_comes_first_and_both_bounds_can_be_set():
     kept = [stored(1, "a fact", 0.3), stored(2, "another fact", 0.5, age_days=20)]
-    assert told(Recall(Recalling(min_importance=0.2, max_age_days=30)), kept, "") == ["memory 2", "memory 1"]
-    assert told(Recall(Recalling(min_importance=0.2)), kept, "") == ["memory 1"]
+    assert told(Recall(RecallRule(min_importance=0.2, max_age_days=30)), kept, "") == ["memory 2", "memory 1"]
+    assert told(Recall(RecallRule(min_importance=0.2)), kept, "") == ["memory 1"]

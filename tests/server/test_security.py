@@ -143,7 +143,7 @@ def test_an_answer_that_cannot_be_kept_names_no_path(tmp_path):
     with served(tmp_path, "--ctx", "4096") as running:
         answer = httpx.post(f"{running.url}/v1/chat/completions", json={"messages": QUESTION})
     (warning,) = answer.json()["localrag"]["warnings"]
-    assert warning.startswith("This is not kept in the journal: ")
+    assert warning.startswith("This was not recorded in the journal: ")
     assert str(tmp_path) not in answer.text
 
 

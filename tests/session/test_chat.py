@@ -218,7 +218,7 @@ def test_undo_fork_and_turns_that_are_not_there(journal):
     for wrong in (0, 2, -2, 9):
         with pytest.raises(UsageError, match="no turn"):
             chat.turn(wrong)
-    with pytest.raises(UsageError, match="taken back"):
+    with pytest.raises(UsageError, match="Cannot undo"):
         chat.undo(2)
 
 
@@ -347,7 +347,7 @@ def test_whatever_is_done_every_prompt_fits(tmp_path_factory, data):
                 try:
                     check(chat.say(Question.of(question, sampling=SHORT, hits=hits)), n_ctx)
                 except BudgetExceededError:
-                    assert any(turn.is_pinned or not turn.is_told for turn in chat.turns)
+                    assert any(turn.is_pinned or not turn.is_answered for turn in chat.turns)
             elif action == "stop":
                 with pytest.raises((InterruptedRunError, BudgetExceededError)):
                     chat.say(Question.of("Stop?", sampling=SHORT), on_prepared=interrupted)

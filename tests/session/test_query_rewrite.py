@@ -87,7 +87,7 @@ def test_its_prompt_fits_and_holds_the_newest_exchanges_in_so_many_tokens_at_mos
             assert rewriting.completion_tokens <= ANSWER_TOKENS
             assert "\n" not in rewriting.text
         history = split(messages).history
-        newest = rewriter._aside.newest(history, SAID_TOKENS)
+        newest = rewriter._side.newest(history, SAID_TOKENS)
         assert engine.counter(newest) <= SAID_TOKENS
         assert "\n".join(each.transcript for each in history).endswith(newest) or newest.endswith("[…]")
         assert newest or not history

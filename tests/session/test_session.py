@@ -193,7 +193,7 @@ def test_conditions_that_no_document_passes_are_said(knowledge_bases):
         session = Session(engine, knowledge_bases=knowledge_bases[:1], embedder=HashEmbedder())
         none = session.ask(Question.of("qqq zzz?", where=Where.parse(["tag=none"])))
         some = session.ask(Question.of("qqq zzz?", where=Where.parse(["format=md"])))
-    assert none.warnings == ("No document passes tag=none. To see what they are: localrag kb show NAME",)
+    assert none.warnings == ("No document passes tag=none. To see the documents' fields: localrag kb show NAME",)
     assert some.warnings == ()
 
 
@@ -310,11 +310,11 @@ def test_an_answer_that_ran_out_of_time_is_not_said_to_end_at_max_tokens():
         answer = session.ask(Question.of("Why?", sampling=SamplingParams(max_tokens=40)))
     assert answer.ending == ""
     assert replace(answer, finish_reason="cancelled").ending == "Interrupted."
-    assert replace(answer, finish_reason="time").ending == "Stopped at the limit of time (--max-seconds)."
+    assert replace(answer, finish_reason="time").ending == "Stopped at the time limit (--max-seconds)."
     limit = TimeLimit(max_seconds=1, is_bound=True, planned_s=1, prefill_tokens_per_s=1, decode_tokens_per_s=1)
     short = Ledger(900, (Entry("question", 10, 10, 10), Entry("answer", 40, 20, 20)), limit)
     ended = replace(answer, finish_reason="length", ledger=short).ending
-    assert ended == "Stopped at 20 tokens, the most that the limit of time allows (--max-seconds)."
+    assert ended == "Stopped at 20 tokens, the most that the time limit allows (--max-seconds)."
     assert ledger_warnings(short) == [
         "The answer can have 20 of the 40 tokens asked for (max_tokens): there is no time for more (--max-seconds)."
     ]

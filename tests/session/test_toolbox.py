@@ -160,7 +160,7 @@ def test_of_several_knowledge_bases_one_is_named(both, steps):
     ],
 )
 def test_an_id_that_is_not_there_is_told_without_repeating_it(session, one):
-    assert failed(box(session), "kb_read", id=one) == "There is no passage of that id. Use the tag of a source."
+    assert failed(box(session), "kb_read", id=one) == "There is no passage with that id. Use the tag of a source."
 
 
 def test_piped_text_is_read_too(session):

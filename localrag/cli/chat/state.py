@@ -18,7 +18,7 @@ from localrag.question import Question
 from localrag.session import Answer, Prepared, Session
 from localrag.session.chat import Chat
 from localrag.session.history_window import Forgotten
-from localrag.session.memory import Recall, Recalling
+from localrag.session.memory import Recall, RecallRule
 from localrag.session.opening import open_embedder, open_knowledge_bases
 from localrag.types import SamplingParams
 
@@ -101,7 +101,7 @@ class Room:
         """Go on with that conversation."""
         self._begin_chat(chat_id)
         self.session.name = self.status.name = name
-        self._recall = Recall(Recalling(**self._recalling()))
+        self._recall = Recall(RecallRule(**self._recalling()))
         self.last = None
         self.status.forgotten = Forgotten()
         self.chat.recall(self.question(""))

@@ -1,4 +1,4 @@
-"""The turns of a council that one model answers at once: each with its prompt, all of them side by side."""
+"""The turns of council members that share a model: each has its own prompt, and all run at the same time."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 
 
 _MORE_CELLS = 256
-"""Cells for what a further member's prompt has behind the beginning that all share."""
+"""KV cells for the part of a further member's prompt that comes after the prefix shared by all members."""
 
 
 @dataclass(slots=True)
-class Seat:
-    """A turn with its prompt, and what is written for it."""
+class MemberTurn:
+    """A council member's turn with its prompt and, once finished, its answer."""
 
     turn: RoleTurn
     session: Session
     prepared: Prepared
     allowances: Mapping[str, int]
-    """The most tokens that sections may have in this window, of those that have a limit."""
+    """Maximum number of tokens of each section that has a limit, in this window."""
     answer: Answer | LocalragError | None = None
-    """What was written, or why it could not go on; None until it has ended."""
+    """The answer, or the error that ended it; None while it is unfinished."""
 
     @property
     def sampling(self) -> SamplingParams:
-        """As the turn asks, in the room that is left, and in a form that names what stands in the prompt."""
+        """The turn's sampling, limited to the room that is left, with a schema that allows only labels in the prompt."""
         composed = self.prepared.prompt
         sampling = self.turn.sampling.with_max_tokens(composed.max_tokens)
         if self.turn.make_schema is None:
@@ -53,8 +53,8 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seating:
-    """What all roles of a council share: its task and what can be searched."""
+class CouncilSetup:
+    """What all roles of a council share: the task, the knowledge bases and the embedder."""
 
     council: Council
     messages: Sequence[Message]
@@ -63,22 +63,22 @@ class Seating:
     learning: Learning
 
     def session(self, engine: Engine, role: str) -> Session:
-        """The window and the budget that a role has with this engine."""
-        who = self.council.role(role)
+        """A session with the window and budget of a role on this engine."""
+        spec = self.council.role(role)
         return Session(
             engine,
             knowledge_bases=self.knowledge_bases,
             embedder=self.embedder,
-            n_ctx=who.n_ctx,
-            profile=who.profile,
+            n_ctx=spec.n_ctx,
+            profile=spec.profile,
             learning=self.learning,
         )
 
     def _question(self, turn: RoleTurn) -> Question:
-        """A turn as a question to its model."""
+        """The turn as a question to its model."""
         return Question(messages=tuple(self.messages), sampling=turn.sampling, search=Search(top_k=self.council.top_k), id=turn.role)
 
-    def offer(self, session: Session, turn: RoleTurn) -> PromptInputs:
+    def inputs(self, session: Session, turn: RoleTurn) -> PromptInputs:
         system = self.council.system.strip()
         return PromptInputs(
             messages=[*([Message("system", system)] if system else []), *self.messages, *turn.rounds],
@@ -96,22 +96,22 @@ class Seating:
         )
 
     def check(self, engine: Engine, turn: RoleTurn) -> Session:
-        """The session of a turn's role; BudgetExceededError, naming it, if what cannot be cut of the turn does not fit there."""
+        """Return the session of a turn's role. Raises BudgetExceededError, naming the role, if the uncuttable sections do not fit."""
         session = self.session(engine, turn.role)
         try:
-            session.measure(self.offer(session, turn)).share(session.slot.n_ctx)
+            session.measure(self.inputs(session, turn)).share(session.slot.n_ctx)
         except BudgetExceededError as error:
             raise error.of(turn.role) from None
         return session
 
-    def seats(self, engine: Engine, turns: Sequence[RoleTurn]) -> list[Seat]:
-        """Each turn with its prompt. Room for the longest instructions is set aside in all, so that all hold the same evidence.
+    def prepare(self, engine: Engine, turns: Sequence[RoleTurn]) -> list[MemberTurn]:
+        """Prepare the prompts of these turns. Each one reserves room for the longest instructions, so that all hold the same evidence.
 
-        BudgetExceededError, naming the role, where its budget has what was found sent whole, and there is no room for it.
+        Raises BudgetExceededError, naming the role, if its budget demands all evidence whole and there is no room for it.
         """
         sessions = [self.session(engine, turn.role) for turn in turns]
-        measured = [session.measure(self.offer(session, turn)) for session, turn in zip(sessions, turns, strict=True)]
-        found = []
+        measured = [session.measure(self.inputs(session, turn)) for session, turn in zip(sessions, turns, strict=True)]
+        prepared_turns = []
         for turn, session, wants, padded in zip(turns, sessions, measured, prompt.alike(measured), strict=True):
             try:
                 composed = _composed(session, padded, wants)
@@ -125,12 +125,12 @@ class Seating:
                 num_chunks=session.num_chunks,
                 retrieve_s=0.0,
             )
-            found.append(Seat(turn, session, prepared, _allowances(session, wants)))
-        return found
+            prepared_turns.append(MemberTurn(turn, session, prepared, _allowances(session, wants)))
+        return prepared_turns
 
 
 def _composed(session: Session, padded: Demand, wants: Demand) -> Prompt:
-    """With the room that is set aside, or without it where only the turn's own instructions fit."""
+    """Compose with the reserved room, or without it if only the turn's own instructions fit."""
     try:
         return session.compose(padded)
     except BudgetExceededError:
@@ -145,20 +145,20 @@ def _allowances(session: Session, wants: Demand) -> dict[str, int]:
 
 def write(
     engine: Engine,
-    seats: Sequence[Seat],
+    member_turns: Sequence[MemberTurn],
     *,
     num_sequences: int,
     deadline: float | None = None,
     on_text: Callable[[str, str], None],
-    on_end: Callable[[Seat], None],
+    on_end: Callable[[MemberTurn], None],
 ) -> None:
-    """Have all seats of one model written at once; what their prompts share is evaluated once.
+    """Answer all turns of one model at the same time. The prefix that their prompts share is evaluated once.
 
-    Answers end at the `deadline` (time.perf_counter()). `on_text` gets each piece with its role, `on_end` each seat when its answer has
-    ended, also if it failed. KeyboardInterrupt ends all of them, with what they had written.
+    Answers end at the `deadline` (time.perf_counter()). `on_text` receives each piece with its role, `on_end` each turn when it ends, with
+    an answer or an error. KeyboardInterrupt ends all turns with the text that they have.
     """
     policy, is_interrupted = replace(COUNCIL, num_sequences=num_sequences), False
-    with closing(engine.run([_job(seat, deadline) for seat in seats], policy)) as events:
+    with closing(engine.run([_job(member_turn, deadline) for member_turn in member_turns], policy)) as events:
         while True:
             try:
                 for event in events:
@@ -167,54 +167,54 @@ def write(
             except KeyboardInterrupt:
                 is_interrupted = True
                 engine.cancel_all()
-    if is_interrupted or any(isinstance(seat.answer, Answer) and seat.answer.finish_reason == "cancelled" for seat in seats):
+    if is_interrupted or any(isinstance(each.answer, Answer) and each.answer.finish_reason == "cancelled" for each in member_turns):
         raise KeyboardInterrupt
 
 
-def _hear(event: JobEvent, on_text: Callable[[str, str], None], on_end: Callable[[Seat], None]) -> None:
+def _hear(event: JobEvent, on_text: Callable[[str, str], None], on_end: Callable[[MemberTurn], None]) -> None:
     if event.job is None:
         return
-    seat: Seat = event.job.tag
+    member_turn: MemberTurn = event.job.tag
     if event.text:
-        on_text(seat.turn.role, event.text)
+        on_text(member_turn.turn.role, event.text)
     if event.error is not None:
-        seat.answer = event.error
+        member_turn.answer = event.error
     elif event.completion is not None:
-        seat.answer = seat.session.to_answer(seat.prepared, event.completion)
-    if seat.answer is not None:
-        on_end(seat)
+        member_turn.answer = member_turn.session.to_answer(member_turn.prepared, event.completion)
+    if member_turn.answer is not None:
+        on_end(member_turn)
 
 
-def _job(seat: Seat, deadline: float | None) -> Job:
-    composed = seat.prepared.prompt
+def _job(member_turn: MemberTurn, deadline: float | None) -> Job:
+    composed = member_turn.prepared.prompt
     return Job(
         prompt_ids=list(composed.token_ids),
-        sampling=seat.sampling,
+        sampling=member_turn.sampling,
         deadline=deadline,
         breakpoints=composed.breakpoints,
         thinking=composed.thinking,
         num_cells=composed.num_cells,
-        tag=seat,
+        tag=member_turn,
     )
 
 
 def needs(council: Council) -> dict[str, Need]:
-    """What each role needs of its model: a context for all members of the model at once."""
-    found = {}
+    """What each role needs of its model: a context large enough for all members that use the model."""
+    role_needs = {}
     for role in [*(member.name for member in council.members), JUDGE]:
-        who = council.role(role)
-        same = [each for each in council.members if each.model == who.model]
-        num_cells = who.n_ctx
+        spec = council.role(role)
+        same = [each for each in council.members if each.model == spec.model]
+        num_cells = spec.n_ctx
         if num_cells is not None:
             sees_other = len({each.tags for each in same}) > 1
             num_cells += sum(num_cells if sees_other else each.sampling.num_answer_tokens + _MORE_CELLS for each in same[1:])
-        if all(each.sampling.repeatable for each in [who, *same]):  # one after another
-            found[role] = Need(model=who.model, num_cells=who.n_ctx, repeatable=True)
+        if all(each.sampling.repeatable for each in [spec, *same]):  # repeatable answers run one at a time
+            role_needs[role] = Need(model=spec.model, num_cells=spec.n_ctx, repeatable=True)
         else:
-            found[role] = Need(model=who.model, num_cells=num_cells, num_sequences=max(1, len(same)))
-    return found
+            role_needs[role] = Need(model=spec.model, num_cells=num_cells, num_sequences=max(1, len(same)))
+    return role_needs
 
 
-def seat_of(role: str) -> str:
-    """Whose model a role has: the planner is the judge."""
+def model_role(role: str) -> str:
+    """The role whose model this role uses: the planner uses the judge's."""
     return JUDGE if role == PLANNER else role
