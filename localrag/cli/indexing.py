@@ -133,7 +133,7 @@ def indexed(name: str, result: IngestResult, *, as_json: bool, verbose: bool, be
     _partial(partial)
     words = ["added", "updated", "unchanged", *(["renamed"] if result.renamed else []), "removed"]
     changes = ", ".join(f"{getattr(result, word)} {word}" for word in words)
-    chunks = f"{counted(result.num_chunks, 'chunk')}, {result.num_embedded} of them new"
+    chunks = f"{counted(result.num_chunks, 'chunk')}, {result.num_embedded} new"
     click.echo(f"{name}: {changes}, {_left_out(result)}; {chunks}")
 
 

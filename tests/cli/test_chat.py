@@ -386,7 +386,7 @@ def test_conversations_are_listed_found_renamed_exported_and_deleted(home, manag
     assert json.loads((tmp_path / "kept.json").read_text())["turns"][0]["answer"] == "You asked: Which soil?"
     assert "# allotment" in (tmp_path / "kept.md").read_text()
     code, _, err = manage("chat", "--session", "allotment", "--export", tmp_path / "kept.md")
-    assert (code, "there already" in err) == (2, True)
+    assert (code, "already exists" in err) == (2, True)
     code, out, _ = manage("chat", "--session", "allotment", "--delete", "--yes", "--json")
     assert (code, json.loads(out)) == (0, {"name": "allotment", "deleted": True})
     assert manage("chat", "--session", "allotment", "--export", tmp_path / "x.md")[0] == 2

@@ -37,7 +37,7 @@ def documents(localrag, *args):
 
 def test_what_was_done_is_one_line_and_what_was_skipped_is_named(localrag, notes):
     code, out, err = localrag("index", "notes", "--kb", "notes")
-    assert (code, out) == (0, "notes: 2 added, 0 updated, 0 unchanged, 0 removed, 3 skipped; 4 chunks, 3 of them new\n")
+    assert (code, out) == (0, "notes: 2 added, 0 updated, 0 unchanged, 0 removed, 3 skipped; 4 chunks, 3 new\n")
     assert err.splitlines() == [
         "Indexing notes: reading and embedding",
         "skipped notes/.draft.md: hidden",

@@ -167,7 +167,7 @@ def test_then_a_message_without_role_or_content():
 
 
 def test_an_unknown_role_is_refused():
-    assert "known are system" in refused(messages=[{"role": "wizard", "content": "x"}])[1]
+    assert "Roles: system" in refused(messages=[{"role": "wizard", "content": "x"}])[1]
 
 
 # --- what shapes the answer ---
