@@ -1,4 +1,4 @@
-"""The command line: a command parses, calls once and prints. Nothing heavy is imported to print help."""
+"""The command line. Each command parses its options, calls the library and prints the result. Printing help imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from localrag.errors import ConfigError, InterruptedRunError, LocalragError, Usa
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-# name → (module, one line of help); a command's module is imported when it runs or prints its own help
+# name → (module, one-line help). A command's module is imported only to run it or to print its help.
 COMMANDS: dict[str, tuple[str, str]] = {
     "index": ("kb", "Add or update documents in a knowledge base."),
     "kb": ("kb", "List, show, verify, export, import and remove knowledge bases."),
-    "search": ("kb", "Find passages, and show how each was scored."),
-    "ask": ("ask", "Answer a question, from your documents if --kb is given."),
-    "chat": ("chat", "Talk with a model, in a saved conversation."),
+    "search": ("kb", "Find passages and show how each one scored."),
+    "ask": ("ask", "Answer a question; with --kb, from your documents."),
+    "chat": ("chat", "Chat with a model in a saved conversation."),
     "council": ("council", "Have specialists propose answers and a judge decide."),
-    "budget": ("ask", "Show the token budget of an ask, without generating."),
-    "score": ("score", "Score the relevance of files for a task, factor by factor."),
+    "budget": ("ask", "Show the token budget of a question without answering it."),
+    "score": ("score", "Score how relevant files are to a task, factor by factor."),
     "summarize": ("summarize", "Summarize a file: detailed, summary or stub."),
-    "report": ("report", "Show recorded ledgers, and what is cut most often."),
-    "tokens": ("models", "Count tokens exactly, with the model's own tokenizer."),
+    "report": ("report", "Show recorded token budgets and what is cut most often."),
+    "tokens": ("models", "Count tokens with the model's own tokenizer."),
     "models": ("models", "List, show, fetch, verify and optimize models."),
-    "memory": ("memory", "Add, list and delete facts that chats are told."),
-    "serve": ("serve", "Serve the HTTP API to your programs on this machine."),
+    "memory": ("memory", "Manage facts that chats remember."),
+    "serve": ("serve", "Serve the HTTP API to programs on this machine."),
     "mcp": ("serve", "Serve MCP tools over standard input and output."),
     "eval": ("evaluate", "Measure retrieval, or answers to questions with known answers."),
     "bundle": ("bundle", "Pack models and knowledge bases for an offline machine."),
     "unbundle": ("bundle", "Unpack models and knowledge bases from a bundle."),
     "completion": ("completion", "Print a shell completion script."),
-    "doctor": ("doctor", "Show what this machine can run, and localrag's files."),
+    "doctor": ("doctor", "Show what this machine can run, and where localrag keeps files."),
 }
 
 
 class _Commands(click.Group):
-    """Commands by name, each imported when it is wanted."""
+    """A group that imports each command on first use."""
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -58,10 +58,10 @@ class _Commands(click.Group):
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        if ctx.resilient_parsing and args:  # the shell completes
-            from localrag.cli.completion import stand_in  # noqa: PLC0415  # only there
+        if ctx.resilient_parsing and args:  # shell completion
+            from localrag.cli.completion import name_completer  # noqa: PLC0415  # only there
 
-            if (command := stand_in(args)) is not None:
+            if (command := name_completer(args)) is not None:
                 return args[0], command, args[1:]
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             import difflib  # noqa: PLC0415  # only for a typing error
@@ -72,7 +72,7 @@ class _Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
-        """A reader that went away, as `head` does, is no error; click would end the process with code 1."""
+        """Exit with code 0 when the reader closes the pipe, as `head` does. click would exit with code 1."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -80,7 +80,7 @@ class _Commands(click.Group):
             return 0
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-        """Commands with their line of help, none of them imported; then the options."""
+        """Complete command names, with their one-line help and without importing them; then options."""
         from click.shell_completion import CompletionItem  # noqa: PLC0415  # only for a shell
 
         found = [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
@@ -95,13 +95,13 @@ class _Commands(click.Group):
 @click.version_option(package_name="localrag", message="localrag %(version)s")
 @click.option("--debug", is_flag=True, help="Show a traceback when something fails.")
 def cli(debug: bool) -> None:
-    """Answers from your own documents, with local models: every token counted, fitted and accounted for."""
+    """Answer questions from your own documents with local models, and see where every token goes."""
 
 
 def main(args: Sequence[str] | None = None, *, is_process: bool = False) -> int:
-    """Run a command line and return its exit code. Every error becomes one line on stderr, or one object on stdout with --json.
+    """Run a command line and return its exit code. An error prints one line on stderr, or one object on stdout with --json.
 
-    A limit of time counts from here, or, where the command line is a process of its own (`is_process`), from when that was started.
+    Time limits count from this call, or with `is_process` from the start of the process.
     """
     started_at = None if is_process else time.perf_counter()
     args = list(sys.argv[1:] if args is None else args)
@@ -121,7 +121,7 @@ def main(args: Sequence[str] | None = None, *, is_process: bool = False) -> int:
         if debug:
             raise
         return _report(raised, as_json=as_json)
-    except SystemExit:  # click's own, where a reader of the help went away
+    except SystemExit:  # click exits if the reader of its help closes the pipe
         if not isinstance(stdout_error(), BrokenPipeError):
             raise
         drop_output()
@@ -129,9 +129,9 @@ def main(args: Sequence[str] | None = None, *, is_process: bool = False) -> int:
 
 
 def _report(raised: BaseException, *, as_json: bool) -> int:
-    """Tell what ended a command, where that can still be told, and return its exit code.
+    """Print the error that ended a command, if it can still be printed, and return the exit code.
 
-    Where standard output cannot be written, that is the cause, whatever a command made of it.
+    If standard output cannot be written, report that as the cause, whatever error it led to.
     """
     unwritten = stdout_error()
     if isinstance(unwritten, BrokenPipeError):
@@ -142,7 +142,7 @@ def _report(raised: BaseException, *, as_json: bool) -> int:
         fault(error, as_json=as_json and unwritten is None)
     except BrokenPipeError:
         pass
-    except OSError:  # of standard output with --json, else of standard error
+    except OSError:  # from standard output with --json, otherwise from standard error
         with suppress(OSError):
             fault(error, as_json=False)
     drop_output()
@@ -152,7 +152,7 @@ def _report(raised: BaseException, *, as_json: bool) -> int:
 def _unwritable(error: OSError) -> LocalragError:
     from localrag.files import file_error  # noqa: PLC0415  # only for an error
 
-    known = file_error(error, None, hint="Send it to a file or a pipe that can be written.")
+    known = file_error(error, None, hint="Redirect it to a writable file or pipe.")
     reason = "it is closed" if error.errno == errno.EBADF else known.reason
     return ConfigError(f"Standard output cannot be written: {reason}.", hint=known.hint, **known.numbers)
 
@@ -167,7 +167,7 @@ def _as_error(raised: BaseException) -> LocalragError:
         from localrag.files import file_error  # noqa: PLC0415  # only for an error
 
         place = os.fsdecode(raised.filename) if isinstance(raised.filename, str | bytes) else None
-        known = file_error(raised, place, hint="Check the path and its permissions (LOCALRAG_HOME moves the home).")
+        known = file_error(raised, place, hint="Check the path and its permissions (LOCALRAG_HOME sets localrag's home).")
         reason = f"{place}: {known.reason}." if place else f"{known.reason[:1].upper()}{known.reason[1:]}."
         return ConfigError(reason, hint=known.hint, **known.numbers)
     return InterruptedRunError("Interrupted.")

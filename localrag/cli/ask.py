@@ -1,4 +1,4 @@
-"""ask and budget: one prepared prompt, with or without an answer, or a file of questions."""
+"""The commands ask and budget: answer a question or a file of questions, or show the budget of a prompt."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class _AskCommand(click.Command):
-    """`--explain` is a flag that may have a value: click would take the question for it."""
+    """Accepts `--explain` and `--explain=full`. As an optional value in click, `--explain` would consume the question."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, ["--explain-full" if arg == "--explain=full" else arg for arg in args])
@@ -45,15 +45,15 @@ class _AskCommand(click.Command):
     metavar="OUT.jsonl",
     help="File for the answers of --batch (- for stdout); questions already answered there are skipped.",
 )
-@click.option("--force", is_flag=True, help="With --batch: keep answers to other questions in OUT, and ask changed questions again.")
-@click.option("--exhaustive", is_flag=True, help="Read every matching passage, in as many passes as needed, then answer.")
+@click.option("--force", is_flag=True, help="With --batch: keep answers to other questions in OUT and re-ask changed questions.")
+@click.option("--exhaustive", is_flag=True, help="Read every matching passage, in several passes if needed, then answer.")
 @options.seed
 @options.temperature
-@click.option("--session", "name", default="ask", show_default=True, metavar="NAME", help="Session under which the ledger is recorded.")
+@click.option("--session", "name", default="ask", show_default=True, metavar="NAME", help="Session name for the record in the journal.")
 @click.option("--no-keep", is_flag=True, help="Do not record this in the journal.")
-@click.option("--explain", is_flag=True, help="Show how the window was shared; --explain=full also shows the exact prompt.")
+@click.option("--explain", is_flag=True, help="Show how the window was divided. --explain=full also shows the exact prompt.")
 @click.option("--explain-full", is_flag=True, hidden=True)
-@click.option("--dry-run", is_flag=True, help="Stop before the first token is evaluated; with --json, show the exact prompt.")
+@click.option("--dry-run", is_flag=True, help="Build the prompt but do not run the model. With --json, show the exact prompt.")
 @options.as_json
 def ask_command(
     question: str | None,
@@ -72,7 +72,7 @@ def ask_command(
     as_json: bool,
     **asking: Unpack[options.Asking],
 ) -> int:
-    """Answer QUESTION. Text from a pipe is evidence; - after the question makes any standard input evidence.
+    """Answer QUESTION. Piped text is used as evidence. To use a file on standard input too, add - after the question.
 
     \b
       localrag ask "At what temperature is PLA annealed?" --kb handbook
@@ -120,23 +120,23 @@ def ask_command(
 
 
 def _checked(question: str | None, source: Path | None, out: Path | None, *, force: bool, others: list[str]) -> str:
-    """The question, empty for a batch; UsageError for what does not go together. `others` are the options that no batch takes."""
+    """Return the question, or "" for a batch. UsageError for options that conflict. `others` are options that --batch rejects."""
     if source is None:
         if out is not None or force:
             raise UsageError(
-                f"{'--out' if out is not None else '--force'} goes with --batch.", hint="Give the questions with --batch IN.jsonl."
+                f"{'--out' if out is not None else '--force'} needs --batch.", hint="Add a file of questions: --batch IN.jsonl"
             )
         if question is None:
-            raise UsageError("There is no QUESTION.", hint="Give one, or a file of them with --batch IN.jsonl --out OUT.jsonl.")
+            raise UsageError("QUESTION is missing.", hint="Give a question, or a file of questions: --batch IN.jsonl --out OUT.jsonl")
         return question
     if question is not None:
-        raise UsageError("A QUESTION and --batch exclude each other.", hint="Put the question into the file, or ask it alone.")
+        raise UsageError("QUESTION and --batch exclude each other.", hint="Put the question into the file, or leave out --batch.")
     if out is None:
-        raise UsageError("--batch needs a file for the answers.", hint="Give it with --out OUT.jsonl, or --out - for standard output.")
+        raise UsageError("--batch needs a file for the answers.", hint="Add --out OUT.jsonl, or --out - for standard output.")
     if force and out == STANDARD_OUTPUT:
-        raise UsageError("--force is about answers in a file, and --out - writes to standard output.", hint="Leave --force out.")
+        raise UsageError("--force needs an answer file, but --out - writes to standard output.", hint="Leave out --force.")
     if others:
-        raise UsageError(f"{others[0]} has no meaning with --batch.", hint="Leave it out; every answer in OUT is a whole answer object.")
+        raise UsageError(f"{others[0]} does not work with --batch.", hint="Leave it out. Every line of OUT is a complete answer object.")
     return ""
 
 
@@ -144,13 +144,13 @@ def _check_exhaustive(asking: options.Asking, *, exhaustive: bool, dry_run: bool
     if not exhaustive:
         return
     if not asking["kbs"]:
-        raise UsageError("--exhaustive reads a knowledge base, and none is named.", hint="Name one with --kb.")
+        raise UsageError("--exhaustive needs a knowledge base.", hint="Name one with --kb.")
     if dry_run:
-        raise UsageError("--exhaustive and --dry-run exclude each other: what is read depends on what is found.", hint="Leave one out.")
+        raise UsageError("--exhaustive and --dry-run exclude each other.", hint="Leave one out.")
 
 
 def _answered(session: Session, question: Question, *, as_json: bool, exhaustive: bool) -> Answer:
-    """The answer, written as it comes unless it is wanted as JSON."""
+    """Answer a question. Unless the output is JSON, print the text as it is generated."""
     stream = None if as_json else render.AnswerStream()
     with first_interrupt(lambda: end_answer(session.engine)):
         if exhaustive:
@@ -165,10 +165,10 @@ def _answered(session: Session, question: Question, *, as_json: bool, exhaustive
 def _answered_from_all(session: Session, question: Question, stream: render.AnswerStream | None) -> Answer:
     from localrag.session.exhaustive import ask_all  # noqa: PLC0415  # weight: few asks read everything
 
-    with render.Progress("Reading all that matches") as progress:
+    with render.Progress("Reading all matching passages") as progress:
 
         def on_text(text: str) -> None:
-            progress.stop()  # the answer begins where the bar was
+            progress.stop()  # the answer replaces the bar
             if stream is not None:
                 stream(text)
 
@@ -184,12 +184,12 @@ def _answered_from_all(session: Session, question: Question, stream: render.Answ
 
 
 def _ask_all(source: Path, out: Path, opened: Callable[[], Session], template: Question, *, force: bool) -> int:
-    """Answer the questions of a file; `template` holds the options of those that name none."""
+    """Answer the questions of a file. `template` holds the default options."""
     from localrag.cli.batch import BatchRun  # noqa: PLC0415  # weight: most asks are single
 
     with BatchRun(source, out, template, force=force) as run:
         if run.is_done:
-            note(f"Nothing is left to ask: {safe(str(out))} holds every answer.")
+            note(f"Nothing to do: {safe(str(out))} already has every answer.")
             return 0
         with opened() as session, first_interrupt(lambda: run.stop(session.engine)):
             return run.run(session)
@@ -199,10 +199,10 @@ def _ask_all(source: Path, out: Path, opened: Callable[[], Session], template: Q
 @click.argument("task", type=options.Text(), required=False)
 @options.asking
 @click.option("--council", metavar="NAME", help="Show the budget of every role of a council in models.toml; TASK is optional.")
-@click.option("--show-allocation", is_flag=True, help="List the items of each tier and section, their tokens, and the items left out.")
+@click.option("--show-allocation", is_flag=True, help="List the items of each tier and section, their tokens and the items left out.")
 @options.as_json
 def budget_command(task: str | None, council: str | None, show_allocation: bool, as_json: bool, **asking: Unpack[options.Asking]) -> None:
-    """Show the budget that asking TASK would have. No weights are loaded and nothing is generated."""
+    """Show the token budget of TASK. Loads only the tokenizer, and generates nothing."""
     if council is not None:
         from localrag.cli.council import show  # noqa: PLC0415  # weight
 
@@ -210,7 +210,7 @@ def budget_command(task: str | None, council: str | None, show_allocation: bool,
         show(council, task, settings=settings, model=model, n_ctx=n_ctx, max_tokens=max_tokens, as_json=as_json)
         return
     if task is None:
-        raise UsageError("There is no TASK.", hint="Give one, or a council with --council NAME.")
+        raise UsageError("TASK is missing.", hint="Give a task, or a council with --council NAME.")
     question = options.question(asking, task)
     with options.opener(asking, vocab_only=True, keep=False)() as session:
         ready = session.prepare(question)

@@ -1,4 +1,4 @@
-"""ask --batch: the questions, one JSON object a line, each checked by itself; the answers; and the run that goes from one to the other."""
+"""ask --batch: read questions from a JSON Lines file, check each line on its own, and write the answers."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ _SAMPLING = {"max_tokens": (int,), "seed": (int,), "temperature": (int, float)}
 _OPTIONS = {"system": (str,), "top_k": (int, str), "context_ratio": (int, float)}
 _KINDS: dict[str, tuple[type, ...]] = {"id": (str, int), "question": (str,), **_SAMPLING, **_OPTIONS}
 _OPTIONAL = (*_SAMPLING, *_OPTIONS)
-_SAID = {
-    (str,): "a text",
-    (int,): "a whole number",
+_KIND_NAMES = {
+    (str,): "a string",
+    (int,): "an integer",
     (int, float): "a number",
-    (str, int): "a text or a whole number",
-    (int, str): "a whole number or fit",
+    (str, int): "a string or an integer",
+    (int, str): "an integer or fit",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """One line of IN: its number from 1, its id if it has a legible one, and its question or else what is wrong. `mark` tells whether
-    the line still says what it said.
+class BatchLine:
+    """One line of IN: its number from 1, its id if it has a valid one, and its question or the error in it. `mark` is a hash of the
+    line's content, to detect changes.
     """
 
     line: int
@@ -54,19 +54,21 @@ class Asked:
     mark: str
     question: Question | UsageError
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Unknown keys of the line; they are copied to the answer."""
+    """Unknown keys of the line, copied to the answer."""
 
 
-def read_questions(path: Path, template: Question) -> Iterator[Asked]:
-    """Every line of IN that is not blank; `template` holds the options of lines that name none."""
+def read_questions(path: Path, template: Question) -> Iterator[BatchLine]:
+    """Yield every non-blank line of IN. `template` holds the default options."""
     for number, raw in read_lines(path, MAX_TEXT_BYTES):
         if raw is None:
-            yield Asked(number, None, "", UsageError(f"Line {number} is longer than {MAX_TEXT_BYTES // 1024 // 1024} MiB.", line=number))
+            yield BatchLine(
+                number, None, "", UsageError(f"Line {number} is longer than {MAX_TEXT_BYTES // 1024 // 1024} MiB.", line=number)
+            )
         else:
-            yield _asked(number, raw, template)
+            yield _parse_line(number, raw, template)
 
 
-def _asked(number: int, raw: bytes, template: Question) -> Asked:
+def _parse_line(number: int, raw: bytes, template: Question) -> BatchLine:
     known: Id | None = None
     row: dict[str, Any] = {}
     try:
@@ -74,9 +76,9 @@ def _asked(number: int, raw: bytes, template: Question) -> Asked:
         known = _id(row)
         question = _question(known, row, template)
     except UsageError as error:
-        return Asked(number, known, "", UsageError(f"Line {number}: {error.message}", hint=error.hint, line=number), _extra(row))
-    said = json.dumps({key: row[key] for key in sorted(row)}, separators=(",", ":"))
-    return Asked(number, known, blake2b(said.encode(), digest_size=8).hexdigest(), question, _extra(row))
+        return BatchLine(number, known, "", UsageError(f"Line {number}: {error.message}", hint=error.hint, line=number), _extra(row))
+    content = json.dumps({key: row[key] for key in sorted(row)}, separators=(",", ":"))
+    return BatchLine(number, known, blake2b(content.encode(), digest_size=8).hexdigest(), question, _extra(row))
 
 
 def _extra(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,11 +88,11 @@ def _extra(row: Mapping[str, Any]) -> dict[str, Any]:
 def _id(row: Mapping[str, Any]) -> Id:
     found = row.get("id")
     if isinstance(found, bool) or not isinstance(found, str | int):
-        raise UsageError("it has no id that is a text or a whole number." if "id" in row else "it has no id.")
+        raise UsageError("the id must be a string or an integer." if "id" in row else "the id is missing.")
     if isinstance(found, str) and not 0 < len(found) <= MAX_ID_CHARS:
-        raise UsageError(f"an id has 1 to {MAX_ID_CHARS} characters, not {len(found)}.")
+        raise UsageError(f"the id has {len(found)} characters, but must have 1 to {MAX_ID_CHARS}.")
     if isinstance(found, int) and abs(found) >= 2**63:
-        raise UsageError("an id that is a number has at most 63 bits.")
+        raise UsageError("a numeric id must fit in 63 bits.")
     return found
 
 
@@ -100,9 +102,9 @@ def _question(known: Id, row: Mapping[str, Any], template: Question) -> Question
         if kinds is None:
             continue
         if isinstance(value, bool) or not isinstance(value, kinds):
-            raise UsageError(f"{key} is {_SAID[kinds]}, not {json.dumps(value)[:80]}.")
+            raise UsageError(f"{key} must be {_KIND_NAMES[kinds]}, not {json.dumps(value)[:80]}.")
     if "question" not in row:
-        raise UsageError("it has no question.")
+        raise UsageError("the question is missing.")
     top_k = row.get("top_k", "fit")
     if top_k != "fit" and not (isinstance(top_k, int) and 1 <= top_k <= MAX_DEPTH):
         raise UsageError(f"top_k is {json.dumps(top_k)[:80]}, but must be 1 to {MAX_DEPTH}, or fit.")
@@ -116,26 +118,26 @@ def _question(known: Id, row: Mapping[str, Any], template: Question) -> Question
 
 @lru_cache(maxsize=1000)
 def _resembling(key: str) -> list[str]:
-    """The option that a key may be a slip of the pen for; at most one."""
-    import difflib  # noqa: PLC0415  # only where a line has a key of its own
+    """Return the option that an unknown key probably misspells, if any."""
+    import difflib  # noqa: PLC0415  # only for lines with unknown keys
 
     return difflib.get_close_matches(key[:80], _OPTIONAL, n=1, cutoff=0.8)
 
 
 @dataclass(slots=True)
 class Questions:
-    """What IN holds: how many lines, the mark of each good line by its id, and the lines whose id an earlier one has."""
+    """A summary of IN: the number of lines, the mark of each valid line by id, and the lines that repeat an earlier id."""
 
     num_lines: int = 0
     marks: dict[Id, str] = field(default_factory=dict)
     repeated: set[int] = field(default_factory=set)
     unused: dict[str, str] = field(default_factory=dict)
-    """Unknown keys that resemble an option, each with that option."""
+    """Unknown keys that resemble an option, mapped to that option."""
 
     @classmethod
     def scan(cls, path: Path, template: Question) -> Self:
-        """Read IN once; only ids and marks stay in memory. UsageError unless IN is a readable file."""
-        check_regular(path, "A batch is read from a file, so that it can go on when it was interrupted.")
+        """Scan IN, keeping only ids and marks in memory. UsageError unless IN is a readable regular file."""
+        check_regular(path, "A batch needs a regular file, so that it can resume after an interruption.")
         found = cls()
         for asked in read_questions(path, template):
             found.num_lines += 1
@@ -149,25 +151,25 @@ class Questions:
 
 
 RESERVED_KEYS = frozenset({"answer", "request", "line", "error", "reasoning", "memory", "bypass", "rewriting", "input"})
-"""Keys that some lines of OUT have: a key of a question of that name is not taken for them in the others."""
+"""Keys that only some lines of OUT have. A question's own key of the same name goes below "input" in every line."""
 
 
 class Answers(ResultFile):
-    """OUT of a batch. `done` are the ids whose answers it holds; lines that say what went wrong make way for another try."""
+    """The OUT file of a batch. `done` holds the ids with answers. Error lines are dropped, so that their questions are retried."""
 
     run: ClassVar[str] = "batch"
 
     def __init__(self, path: Path, questions: Questions, *, force: bool) -> None:
-        """UsageError where another batch writes to it, where it holds anything but answers, or answers to other questions.
+        """UsageError if another batch is writing to the file, or if it holds other lines or answers to other questions.
 
-        With `force`, answers to questions that IN has no more stay, and questions that were changed are asked again.
+        With `force`, answers to questions missing from IN are kept, and changed questions are asked again.
         """
         self.done: set[Id] = set()
         self._questions = questions
         self._force = force
         super().__init__(path)
 
-    def write(self, asked: Asked, outcome: Answer | LocalragError) -> None:
+    def write(self, asked: BatchLine, outcome: Answer | LocalragError) -> None:
         self.append(answer_line(asked, outcome))
 
     def is_line(self, row: object) -> bool:
@@ -180,44 +182,44 @@ class Answers(ResultFile):
         if mark == row["request"]:
             self.done.add(row["id"])
         elif not self._force:
-            said = "is not asked" if mark is None else "asks something else"
+            difference = "is not in this batch" if mark is None else "has changed"
             raise UsageError(
-                f"Line {number} of {self.path} answers {json.dumps(row['id'])[:80]}, which {said} in this batch.",
-                hint="Give another --out, or --force to keep answers to other questions and to ask changed ones again.",
+                f"Line {number} of {self.path} answers question {json.dumps(row['id'])[:80]}, which {difference}.",
+                hint="Use another --out, or --force to keep answers to other questions and re-ask changed ones.",
                 line=number,
             )
         return mark is None or mark == row["request"]
 
 
 class PrintedAnswers:
-    """The answers of a batch on standard output, each as soon as it is there; nothing is there from an earlier run."""
+    """Prints the answers of a batch on standard output as they finish. There are no answers from an earlier run."""
 
     def __init__(self) -> None:
         self.done: set[Id] = set()
 
-    def write(self, asked: Asked, outcome: Answer | LocalragError) -> None:
+    def write(self, asked: BatchLine, outcome: Answer | LocalragError) -> None:
         emit(answer_line(asked, outcome))
 
     def close(self) -> None:
-        """Standard output belongs to the process."""
+        """Do nothing: standard output belongs to the process."""
 
 
-def answer_line(asked: Asked, outcome: Answer | LocalragError) -> dict[str, object]:
-    """The answer object or the error, with the keys of the question's line that are not ours.
+def answer_line(line: BatchLine, outcome: Answer | LocalragError) -> dict[str, object]:
+    """Return a line of OUT: the answer object or the error, plus the unknown keys of the question's line.
 
-    Where an answer has a key of that name, the line's own value is below "input", and neither takes the other's place.
+    Keys that the answer uses itself are copied below "input" instead, so that neither value is lost.
     """
     if isinstance(outcome, Answer):
-        said: dict[str, object] = {"id": asked.id, "request": asked.mark, **outcome.to_dict()}
+        row: dict[str, object] = {"id": line.id, "request": line.mark, **outcome.to_dict()}
     else:
-        said = {"id": asked.id, "line": asked.line, "error": outcome.to_dict()}
-    taken = {key: value for key, value in asked.extra.items() if key in RESERVED_KEYS or key in said}
-    copied = {key: value for key, value in asked.extra.items() if key not in taken}
-    return said | copied | ({"input": taken} if taken else {})
+        row = {"id": line.id, "line": line.line, "error": outcome.to_dict()}
+    conflicts = {key: value for key, value in line.extra.items() if key in RESERVED_KEYS or key in row}
+    copied = {key: value for key, value in line.extra.items() if key not in conflicts}
+    return row | copied | ({"input": conflicts} if conflicts else {})
 
 
 def _kind(row: object) -> str:
-    """Of a line of OUT: answer, error, or other for what no batch wrote."""
+    """Classify a line of OUT: "answer", "error", or "other" for a line that no batch wrote."""
     if not isinstance(row, dict) or "id" not in row or isinstance(row["id"], bool):
         return "other"
     if isinstance(row.get("error"), dict) and isinstance(row.get("line"), int) and isinstance(row["id"], str | int | None):
@@ -226,22 +228,22 @@ def _kind(row: object) -> str:
 
 
 _NUM_REPORTS = 10
-"""Lines that tell how far it is, where there is no terminal to draw on."""
+"""Number of progress lines in a run without a terminal."""
 
 
 class BatchRun:
-    """One run over the questions of `source`, those left out that `out` holds answers to. UsageError if the files cannot serve."""
+    """A run over the questions of `source`, skipping those with answers in `out`. UsageError if the files are unsuitable."""
 
     def __init__(self, source: Path, out: Path, template: Question, *, force: bool) -> None:
         if out.exists() and source.exists() and out.samefile(source):
-            raise UsageError("--batch and --out are the same file.", hint="Give --out a file of its own.")
+            raise UsageError("--batch and --out are the same file.", hint="Use another file for --out.")
         self._source = source
         self._template = template
         self._questions = Questions.scan(source, template)
         for key, near in self._questions.unused.items():
-            note(f"Warning: {safe(key)!r} is not an option of a line, so it is only copied to the answer; did you mean {near}?")
+            note(f"Warning: {safe(key)!r} is not a known key, so it is only copied to the answer. Did you mean {near!r}?")
         self._answers = PrintedAnswers() if out == STANDARD_OUTPUT else Answers(out, self._questions, force=force)
-        self._asked: dict[Id, Asked] = {}
+        self._asked: dict[Id, BatchLine] = {}
         self._num_errors = 0
         self._first_error: LocalragError | None = None
         self._is_stopped = False
@@ -252,9 +254,9 @@ class BatchRun:
         return self._progress.num_done == self._questions.num_lines
 
     def run(self, session: Session) -> int:
-        """Answer what is left; the exit code."""
+        """Answer the remaining questions and return the exit code."""
         if self._progress.num_done:
-            note(f"{self._progress.num_done} of {self._questions.num_lines} are answered already.")
+            note(f"{self._progress.num_done} of {self._questions.num_lines} questions are already answered.")
         try:
             with self._progress:
                 for event in session.run(self._left(), policy=BATCH):
@@ -263,36 +265,36 @@ class BatchRun:
             self._is_stopped = True
         if self._is_stopped:
             num_left = self._questions.num_lines - self._progress.num_done
-            goes_on = "" if isinstance(self._answers, PrintedAnswers) else "; the same command goes on with them"
-            note(f"Interrupted: {num_left} of {self._questions.num_lines} are left{goes_on}.")
+            how = "" if isinstance(self._answers, PrintedAnswers) else " Run the same command to continue."
+            note(f"Interrupted: {num_left} of {self._questions.num_lines} questions are left.{how}")
             return InterruptedRunError.exit_code
         num_answered = self._progress.num_done - self._num_errors
-        note(f"{num_answered} of {self._questions.num_lines} {'is' if num_answered == 1 else 'are'} answered; {self._progress.speed}.")
+        note(f"Answered {num_answered} of {self._questions.num_lines} questions at {self._progress.speed}.")
         if self._first_error is not None:
-            note(f"{self._num_errors} could not be answered; the first: {safe(self._first_error.message)}")
+            note(f"{self._num_errors} failed. First error: {safe(self._first_error.message)}")
             return self._first_error.exit_code
         return 0
 
     def stop(self, engine: Engine) -> None:
-        """End at the next step; what runs now is given up. Fit for a signal handler."""
+        """Stop at the next step and discard unfinished answers. Safe to call from a signal handler."""
         self._is_stopped = True
         engine.cancel_all()
 
     def _left(self) -> Iterator[Question]:
-        """The questions that are left; lines that cannot be asked are answered with what is wrong."""
+        """Yield the unanswered questions. Invalid lines get an error as their answer."""
         for asked in read_questions(self._source, self._template):
             question = asked.question
             if isinstance(question, UsageError):
                 self._take(asked, question)
             elif asked.line in self._questions.repeated:
-                self._take(asked, UsageError(f"Line {asked.line}: an earlier line has its id.", line=asked.line))
+                self._take(asked, UsageError(f"Line {asked.line}: an earlier line has the same id.", line=asked.line))
             elif self._questions.marks.get(question.id) != asked.mark:
-                raise UsageError(f"{self._source} was changed while it was read.", hint="Run the same command again.")
+                raise UsageError(f"{self._source} changed while it was read.", hint="Run the same command again.")
             elif question.id not in self._answers.done:
                 self._asked[question.id] = asked
                 yield question
 
-    def _take(self, asked: Asked, outcome: Answer | LocalragError) -> None:
+    def _take(self, asked: BatchLine, outcome: Answer | LocalragError) -> None:
         self._answers.write(asked, outcome)
         if isinstance(outcome, LocalragError):
             self._num_errors += 1
@@ -319,7 +321,7 @@ class BatchRun:
 
 
 class Progress:
-    """Done of all, tokens a second and the time left, on stderr: a bar on a terminal, a line for each tenth elsewhere."""
+    """Progress on stderr: questions done, tokens per second and time left. A bar on a terminal, otherwise one line per 10 %."""
 
     def __init__(self, total: int, num_done: int) -> None:
         self.num_done = num_done

@@ -1,4 +1,4 @@
-"""bundle and unbundle: carry localrag to a machine without a network."""
+"""The commands bundle and unbundle: move localrag to a machine without a network."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _LABELS = {
     metavar="DIR",
     help="Include the wheels in DIR instead of fetching them. Needs no network.",
 )
-@click.option("--no-wheelhouse", is_flag=True, help="Include no wheels, for a machine that already has localrag. Needs no network.")
+@click.option("--no-wheelhouse", is_flag=True, help="Include no wheels. For a machine that already has localrag. Needs no network.")
 @options.models_file
 @options.as_json
 def bundle_command(
@@ -78,7 +78,7 @@ def bundle_command(
     if out == STANDARD_OUTPUT:
         check_free_stdout("OUT", as_json=as_json)
     elif not out.absolute().parent.is_dir():
-        raise UsageError(f"There is no folder {out.absolute().parent}.", hint="Make it, or name another OUT.")
+        raise UsageError(f"There is no folder {out.absolute().parent}.", hint="Create it, or name another OUT.")
     from localrag.bundle.pack import bundle  # noqa: PLC0415  # weight
     from localrag.bundle.select import select  # noqa: PLC0415
 

@@ -1,7 +1,7 @@
-"""completion: the script for a shell, and the names it completes: models, embedders, budgets, councils and knowledge bases.
+"""The command completion: print a shell's completion script, and complete names of models, embedders, budgets, councils and indexes.
 
-A command's own module takes a third of a second to import, too long after a press of a key. So where a name is completed, a stand-in
-with that one parameter takes the command's place; names are read without checking the file that they are in.
+Importing a command's module takes a third of a second, too long for a key press. To complete a name, a small substitute command with
+just that parameter is used instead. Names are read without validating their file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_BYTES = 1 << 20
 
 
 def _tables(ctx: click.Context, *keys: str) -> list[str]:
-    """The names of these tables in the models.toml files in force, that of --models among them."""
+    """Return the table names under these keys in all models.toml files in use, including the one of --models."""
     given = ctx.params.get("models_file")
     try:
         files = Settings.from_env(models_file=Path(given) if given else None).layered_models_files()
@@ -33,7 +33,7 @@ def _tables(ctx: click.Context, *keys: str) -> list[str]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """The tables of a file, none where it is broken: a person who presses a key wants the other names."""
+    """Return the tables of a file; {} if it cannot be read, so that names from other files still complete."""
     try:
         with file.open("rb") as data:
             return tomllib.loads(data.read(_MAX_BYTES).decode("utf-8"))
@@ -91,15 +91,15 @@ _ARGUMENTS: dict[tuple[str, str], Complete] = {
 }
 
 
-def stand_in(args: Sequence[str]) -> click.Command | None:
-    """What completes the word after these, where that is a name; None where the command itself has to say."""
-    if args[-1] in _OPTIONS and (args[0], args[-1]) != ("report", "--council"):  # there it is the number of a run
-        wanted: click.Parameter = click.Option([args[-1], "wanted"], multiple=True, shell_complete=_OPTIONS[args[-1]])
+def name_completer(args: Sequence[str]) -> click.Command | None:
+    """Return a substitute command that completes the name after these words; None if the real command must complete it."""
+    if args[-1] in _OPTIONS and (args[0], args[-1]) != ("report", "--council"):  # report --council takes a run ID
+        parameter: click.Parameter = click.Option([args[-1], "wanted"], multiple=True, shell_complete=_OPTIONS[args[-1]])
     elif tuple(args[:2]) in _ARGUMENTS and not any(word.startswith("-") for word in args[2:]):
-        wanted = click.Argument(["wanted"], nargs=-1, shell_complete=_ARGUMENTS[args[0], args[1]])
+        parameter = click.Argument(["wanted"], nargs=-1, shell_complete=_ARGUMENTS[args[0], args[1]])
     else:
         return None
-    return click.Command(args[0], params=[wanted, click.Option(["--models", "models_file"])], add_help_option=False)
+    return click.Command(args[0], params=[parameter, click.Option(["--models", "models_file"])], add_help_option=False)
 
 
 _SHELLS = ("bash", "zsh", "fish")
@@ -109,7 +109,7 @@ _SHELLS = ("bash", "zsh", "fish")
 @click.argument("shell", type=click.Choice(_SHELLS))
 @click.pass_context
 def completion_command(ctx: click.Context, shell: str) -> None:
-    """Print a script for SHELL; with it, Tab completes commands, options, and the names of models, knowledge bases and councils.
+    """Print a completion script for SHELL. It completes commands, options and the names of models, knowledge bases and councils.
 
     \b
       localrag completion bash >> ~/.bashrc
@@ -121,4 +121,4 @@ def completion_command(ctx: click.Context, shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None, "one of click's own"
     script = kind(ctx.find_root().command, {}, "localrag", "_LOCALRAG_COMPLETE")
-    click.echo(script.source_template % script.source_vars())  # its own `source` starts a bash to ask for the version
+    click.echo(script.source_template % script.source_vars())  # click's `source` would start bash to check its version

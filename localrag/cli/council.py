@@ -1,4 +1,4 @@
-"""budget --council: the table of every role of a council, added up against its window before any model is loaded."""
+"""The command council, and budget --council: the token budget of each role, computed before any model is loaded."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
     "task": ("question", "plan", "instructions"),
     "margin": ("gap",),
 }
-"""The lines of a table, and the sections of a prompt in each."""
+"""The lines of a budget table, each with the prompt sections that it sums up."""
 _TAKEN = ("--council", "--models", "--model", "--ctx", "--max-tokens", "--json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleTable:
-    """How the window of some roles is shared where there is as much of everything as there can be.
+    """The division of a window, in tokens, when every section has its maximum content. Shared by the roles in `roles`.
 
-    `tokens` has the sections of the prompt and the answer; `counted` what a task takes of those that are always sent whole, None
-    without a task. `error` says why the table does not add up, or why the task does not fit.
+    `tokens` maps the prompt sections and the answer to their allotments. `counted` holds the measured size of the sections that are
+    always sent whole, or None without a task. `error` says why the table exceeds the window, or why the task does not fit.
     """
 
     roles: tuple[str, ...]
@@ -77,7 +77,7 @@ class RoleTable:
 
     @property
     def lines(self) -> Iterator[tuple[str, dict[str, int]]]:
-        """Each line with its sections and their tokens."""
+        """Yield each line of the table with its sections and their tokens."""
         for line, names in _PARTS.items():
             if parts := {name: self.tokens[name] for name in names if name in self.tokens}:
                 yield line, parts
@@ -107,10 +107,10 @@ class RoleTable:
 
 
 def show(name: str, task: str | None, *, settings: Settings, model: str | None, n_ctx: int | None, max_tokens: int, as_json: bool) -> None:
-    """Print the tables of a council. BudgetExceededError, after they are printed, names a role whose table does not add up."""
+    """Print the budget tables of a council, then raise BudgetExceededError for the first role that exceeds its window."""
     given = _given_options()
     if other := [option for option in given if option not in _TAKEN]:
-        raise UsageError(f"{other[0]} has no meaning with --council.", hint=f"These go with it: {', '.join(_TAKEN[1:])}.")
+        raise UsageError(f"{other[0]} does not work with --council.", hint=f"These options do: {', '.join(_TAKEN[1:])}.")
     catalog = Catalog.load(settings)
     council = catalog.council(name).changed(model=model, n_ctx=n_ctx, max_tokens=max_tokens if "--max-tokens" in given else None)
     tables = role_tables(council, catalog, task=task, settings=settings)
@@ -124,7 +124,7 @@ def show(name: str, task: str | None, *, settings: Settings, model: str | None, 
     for table in tables:
         _print(table)
     if unbounded := dict.fromkeys(name for table in tables for name in table.unbounded):
-        note(f"Not in a table, as its budget has no limit for it: {', '.join(unbounded)}. With a TASK they are counted.")
+        note(f"Not shown, because the budget sets no limit: {', '.join(unbounded)}. Give a TASK to count them.")
     if error is not None:
         raise error
 
@@ -137,7 +137,7 @@ def _given_options() -> list[str]:
 
 
 def role_tables(council: Council, catalog: Catalog, *, task: str | None, settings: Settings) -> list[RoleTable]:
-    """One table for all roles that have the same one, the judge's last. ModelNotFoundError where no window is known."""
+    """Build the tables, one for all roles with equal budgets; the judge's is last. ModelNotFoundError if a window is unknown."""
     groups: list[tuple[Member | Judge, list[str]]] = []
     for name in (*(member.name for member in council.members), JUDGE):
         role = council.role(name)
@@ -166,7 +166,7 @@ def _role_table(
     shown_tokens: int,
     settings: Settings,
 ) -> RoleTable:
-    """`shown_tokens` is the most evidence that a specialist sees: of it, all may be cited."""
+    """Build one table. `shown_tokens` is the largest evidence allotment of a specialist, all of which may be cited."""
     model, window = _window(catalog, role)
     counted, error = (None, None) if task is None else _counted(council, role, names, task, window, settings)
     sections = _sections(council, role, window, counted or {}, shown_tokens)
@@ -196,7 +196,7 @@ def _least_answer(role: Member | Judge, most: int) -> int:
 
 
 def _window(catalog: Catalog, role: Member | Judge) -> tuple[str, int]:
-    """The name of a role's model and the window it asks for, capped by the training context where its file is on this machine."""
+    """Return a role's model name and window, capped by the training context if the model's file is on this machine."""
     from localrag.engine.echo import N_CTX_TRAIN  # noqa: PLC0415  # weight
     from localrag.engine.gguf import read_header  # noqa: PLC0415  # weight
 
@@ -214,7 +214,7 @@ def _window(catalog: Catalog, role: Member | Judge) -> tuple[str, int]:
 
 
 def _sections(council: Council, role: Member | Judge, window: int, counted: Mapping[str, int], shown_tokens: int) -> list[Section]:
-    """What a role's prompt may hold, as much of each as there can be. All of a maximum in tokens is set aside: it is a line of a table."""
+    """Return the sections of a role's prompt with their maximum content. A maximum given in tokens is reserved in full."""
     profile = role.profile
     sections = [Section.fixed(name, profile.limits.get(name, counted.get(name, 0))) for name in PROTECTED]
     sections = [section for section in sections if section.basis or section.name in profile.limits]
@@ -238,7 +238,7 @@ def _sections(council: Council, role: Member | Judge, window: int, counted: Mapp
 
 
 def _had(council: Council, role: Member | Judge) -> set[str]:
-    """The sections that prompts of a role can have. What its budget sets aside in tokens beside them is in its table all the same."""
+    """Return the sections that a role's prompts can have, besides those for which its budget reserves tokens."""
     had = {"history", "evidence", ANSWER} | ({"summary"} if role.profile.sections["history"].cut == "summarize" else set())
     if isinstance(role, Judge):
         return had | {"cited", "proposals", "plan"} | ({"tools"} if role.max_calls else set())
@@ -248,7 +248,7 @@ def _had(council: Council, role: Member | Judge) -> set[str]:
 def _counted(
     council: Council, role: Member | Judge, names: tuple[str, ...], task: str, window: int, settings: Settings
 ) -> tuple[Counter[str], BudgetExceededError | None]:
-    """What a task takes of the sections that are always sent whole, the most of all these roles; and the error if it does not fit."""
+    """Measure the sections of a task that are always sent whole, with the maximum over these roles; and return the error if any."""
     counted, error = Counter[str](), None
     setup = CouncilSetup(council=council, messages=[Message("user", task)], knowledge_bases=(), embedder=None, learning=settings.learn)
     engine = open_engine(role.model, settings=settings, vocab_only=True)
@@ -269,11 +269,9 @@ def _counted(
 
 
 def _of(error: BudgetExceededError, role: str, budget: str) -> BudgetExceededError:
-    """The same with the way out of a table."""
+    """Return the error with a hint for a budget table."""
     needed = error.numbers["needed"]
-    return error.of(
-        role, hint=f"Lower the maximums of [budgets.{budget}] in models.toml, or use a window of {needed} tokens or more (--ctx)."
-    )
+    return error.of(role, hint=f"Lower the maximums of [budgets.{budget}] in models.toml, or use --ctx {needed} or more.")
 
 
 def _print(table: RoleTable) -> None:
@@ -303,14 +301,14 @@ def _rows(table: RoleTable) -> Iterator[tuple[str, ...]]:
 @click.argument("task", type=options.Text(), required=False)
 @options.evidence_argument
 @click.option("--council", "name", metavar="NAME", help="A [councils.NAME] table of models.toml.  [default: default]")
-@click.option("--kb", "kbs", multiple=True, metavar="NAME", help="A knowledge base to decide from. Repeatable.")
+@click.option("--kb", "kbs", multiple=True, metavar="NAME", help="Knowledge base with evidence for the decision. Repeatable.")
 @click.option("--model", metavar="NAME|FILE", help="Model for all roles: a name in models.toml, a .gguf file, or echo.")
 @options.window
 @click.option(
     "--max-tokens", type=click.IntRange(min=1), metavar="N", help="Maximum length of each proposal and of the verdict, in tokens."
 )
 @options.max_seconds
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Number added to the seed of each role.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Number to add to the seed of each role.")
 @click.option("--no-keep", is_flag=True, help="Do not record this in the journal.")
 @click.option("--replay", "run_id", type=click.IntRange(min=1), metavar="ID", help="Repeat council run ID from the journal.")
 @click.option("--list", "lists", is_flag=True, help="List the available councils.")
@@ -334,7 +332,7 @@ def council_command(
 ) -> None:
     """Have specialists propose answers to TASK and a judge decide.
 
-    Text from a pipe is evidence; - after TASK makes any standard input evidence.
+    Piped text is used as evidence. To use a file on standard input too, add - after TASK.
 
     \b
       localrag council "Which plastic lasts outdoors?" --kb handbook
@@ -363,7 +361,7 @@ def council_command(
         _run(call, call.open(settings), settings, keep=not no_keep, as_json=as_json, digest=digest)
         return
     if task is None:
-        raise UsageError("There is no TASK.", hint="Give one, or a run to repeat with --replay ID.")
+        raise UsageError("TASK is missing.", hint="Give a task, or repeat an earlier run with --replay ID.")
     evidence, _ = options.piped_evidence(piped)
     call = CouncilCall(
         task=task,
@@ -385,12 +383,12 @@ def _check_alone(option: str, others: list[str]) -> None:
 
 
 def _run(call: CouncilCall, council: Council, settings: Settings, *, keep: bool, as_json: bool, digest: str | None = None) -> None:
-    """Have the council sit and show it. `digest` is what it had when it sat before."""
+    """Run a council and show its progress. For a replay, `digest` is the council's digest in the earlier run."""
     from localrag.cli.council_render import CouncilView  # noqa: PLC0415  # weight
     from localrag.session.council_run import open_run  # noqa: PLC0415  # weight
 
     if digest is not None and digest != council.digest:
-        note(f"Warning: the council {council.name} was changed since: the verdict can be another one.")
+        note(f"Warning: the council {council.name} has changed since that run, so the verdict may differ.")
     view = CouncilView(council.name)
     on_event = emit if as_json else view.on_event
     with (

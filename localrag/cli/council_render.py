@@ -1,4 +1,4 @@
-"""A council's events as lines of text, and the live view of its members at work."""
+"""Print a council's events as text, and draw a live view of its members."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
-Told = Mapping[str, Any]
-"""An event, or a part of one. What an event lacks is not shown."""
+Event = Mapping[str, Any]
+"""An event, or a part of one. Missing fields are not shown."""
 
 _MARKS = {"✓": "+", "–": "-", "…": "...", "→": "->"}
 _MAX_NAMED = 8
@@ -34,7 +34,7 @@ _MAX_RESULT_CHARS = 200
 
 
 def printable(text: str, encoding: str | None = None) -> str:
-    """Text as an encoding (by default that of stdout) can write it; our own marks become ASCII, the rest a question mark."""
+    """Make text encodable (by default for stdout): replace our own marks by ASCII, and other characters by question marks."""
     encoding = encoding or getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
         text.encode(encoding)
@@ -48,34 +48,34 @@ def printable(text: str, encoding: str | None = None) -> str:
 
 
 def paragraphs(text: object) -> list[str]:
-    """The lines of a text, each safe for a terminal."""
+    """Split a text into lines that are safe to print on a terminal."""
     return visible(str(text).strip()).expandtabs(4).split("\n")
 
 
-def start_lines(event: Told) -> list[str]:
-    """Each role's model and window."""
+def start_lines(event: Event) -> list[str]:
+    """Return a line with each role's model and window."""
     lines = []
     for each in _parts(event, "roles"):
         slot = _part(each, "slot")
-        bound = f", bound by {one_line(slot['bound'])}" if slot.get("bound") else ""
+        bound = f", limited by {one_line(slot['bound'])}" if slot.get("bound") else ""
         role, model = one_line(each.get("role", "?")), one_line(each.get("model", "?"))
         lines.append(f"  {role}: {model}, window {_count(slot, 'n_ctx')} tokens{bound}")
     return _written(lines)
 
 
-def planned_lines(event: Told) -> list[str]:
+def planned_lines(event: Event) -> list[str]:
     lines = ["=== plan ===", *_indented(event.get("strategy") or "no strategy")]
     return _written([*lines, *(f"  search: {one_line(each)}" for each in _texts(event, "searches"))])
 
 
-def search_lines(event: Told) -> list[str]:
+def search_lines(event: Event) -> list[str]:
     shown = ", ".join(f"{one_line(role)} {_count({'num': num}, 'num')}" for role, num in _part(event, "roles").items())
     lines = [f"=== search: {counted(_num(event, 'found'), 'passage')}{f' ({shown})' if shown else ''} ==="]
     return _written([*lines, *(f"  {one_line(each, 200)}" for each in _texts(event, "queries"))])
 
 
-def budget_lines(event: Told, width: int = 100) -> list[str]:
-    """A prompt's budget: for each section the tokens used of those it may have, and what is not there whole; then the total."""
+def budget_lines(event: Event, width: int = 100) -> list[str]:
+    """Return a prompt's budget: for each section the tokens used and allotted, and the items cut; then the total."""
     ledger = _part(event, "ledger")
     entries = _parts(ledger, "entries")
     used = sum(_num(each, "used") for each in entries if each.get("name") not in WRITTEN)
@@ -87,15 +87,15 @@ def budget_lines(event: Told, width: int = 100) -> list[str]:
     return _written([*lines, f"  Total: {used:,} tokens in, {thoughts}{rooms['answer']:,} for the answer, {_count(ledger, 'spare')} spare"])
 
 
-def budget_again(event: Told, before: Told | None) -> list[str]:
-    """One line in place of the table of a budget that was shown just before; nothing where it is another budget."""
+def budget_again(event: Event, before: Event | None) -> list[str]:
+    """Return one line that replaces a table identical to the previous one, or no line if the budgets differ."""
     keys = ("role", "kind", "ledger", "allowances")
     is_same = before is not None and all(event.get(key) == before.get(key) for key in keys)
-    return _written([f"=== {_who(event)} again, in the same budget ==="]) if is_same else []
+    return _written([f"=== {_who(event)} again, with the same budget ==="]) if is_same else []
 
 
-def _section(entry: Told, allotted: int, width: int) -> str:
-    """A section's line; `allotted` is what it may have in this window."""
+def _section(entry: Event, allotted: int, width: int) -> str:
+    """Return a section's line. `allotted` is the most tokens that it may use in this window."""
     name, used, wanted = one_line(entry.get("name", "?")), _num(entry, "used"), _num(entry, "wanted")
     if name == "gap":
         return f"    gap: {allotted:,} kept free"
@@ -116,7 +116,7 @@ def _section(entry: Told, allotted: int, width: int) -> str:
 
 
 def _names(names: Sequence[str], room: int) -> str:
-    """The first names, as many as fit `room` characters, one at least."""
+    """Join as many names as fit in `room` characters, but at least one."""
     shown = ""
     for number, name in enumerate(names):
         more = f"{', ' if number else ''}{one_line(name, _MAX_NAME_CHARS)}"
@@ -126,32 +126,32 @@ def _names(names: Sequence[str], room: int) -> str:
     return shown
 
 
-def proposal_lines(checked: Told, said: Told | None) -> list[str]:
-    """What a member proposes, with where its sources stand (from the answer object `said`, if it is there), and what was struck out."""
+def proposal_lines(checked: Event, said: Event | None) -> list[str]:
+    """Return a member's proposal, its sources with their places (from the answer object `said`, if any), and the removed parts."""
     said = said or {}
     text = str(checked.get("text") or "")
     lines = [f"=== {one_line(checked.get('member', '?'))} proposes ===", *_indented(text or "Said nothing.")]
     if said.get("error"):
-        lines.append(f"  The model broke: {_message(said['error'])}")
+        lines.append(f"  The model failed: {_message(said['error'])}")
     if said.get("finish_reason") == "length":
-        lines.append("  Stopped at its limit of tokens (max_tokens).")
+        lines.append("  Stopped at its token limit (max_tokens).")
     places = {each.get("id"): _place(each) for each in _parts(said, "evidence")}
     lines += [f"  [{one_line(label)}] {places.get(label) or ''}".rstrip() for label in _texts(checked, "cited")]
     if invented := _texts(checked, "invented"):
-        lines.append(f"  Invented, struck out: {_names(invented, 1000)}")
+        lines.append(f"  Invented sources removed: {_names(invented, 1000)}")
     if repeated := _num(checked, "num_repeated"):
-        lines.append(f"  Said before, struck out: {repeated:,} {'sentence' if repeated == 1 else 'sentences'}")
+        lines.append(f"  Repetitions removed: {repeated:,} {'sentence' if repeated == 1 else 'sentences'}")
     return _written(lines)
 
 
-def said_lines(event: Told) -> list[str]:
-    """An answer as it was written, for where nothing was made of it: the model broke, or the run was ended."""
-    text = f"The model broke: {_message(event['error'])}" if event.get("error") else event.get("answer") or "Nothing."
-    return _written([f"=== {_who(event)}, as far as it came ===", *_indented(text)])
+def said_lines(event: Event) -> list[str]:
+    """Return an answer that was never processed, because the model failed or the run ended."""
+    text = f"The model failed: {_message(event['error'])}" if event.get("error") else event.get("answer") or "Nothing."
+    return _written([f"=== {_who(event)}, unfinished ===", *_indented(text)])
 
 
-def ranking_lines(event: Told) -> list[str]:
-    """How the members rank each other: the points of each, the best first, then who said what."""
+def ranking_lines(event: Event) -> list[str]:
+    """Return how the members rank each other: points, best first, then each member's ranking."""
     lines = ["=== ranking ==="]
     points = sorted(_part(event, "points").items(), key=lambda each: -_real(each[1]))
     lines += [f"  {place}. {one_line(name)}: {_real(value):.2f}" for place, (name, value) in enumerate(points, 1)]
@@ -161,8 +161,8 @@ def ranking_lines(event: Told) -> list[str]:
     return _written(lines if len(lines) > 1 else [*lines, "  No ranking could be read."])
 
 
-def tool_lines(event: Told) -> list[str]:
-    """A call of a tool, what it gave, and what room is left for more."""
+def tool_lines(event: Event) -> list[str]:
+    """Return a tool call, its result, and the tokens left for further results."""
     arguments = ", ".join(f"{one_line(name)}: {one_line(value, _MAX_RESULT_CHARS)}" for name, value in _part(event, "arguments").items())
     lines = [f"=== judge uses {one_line(event.get('tool', '?'))} ({arguments}) ==="]
     if event.get("is_error"):
@@ -171,14 +171,14 @@ def tool_lines(event: Told) -> list[str]:
     lines += [f"  {one_line(line, _MAX_RESULT_CHARS)}" for line in result[:_MAX_RESULT_LINES]]
     if len(result) > _MAX_RESULT_LINES:
         lines.append(f"  … {counted(len(result) - _MAX_RESULT_LINES, 'line')} more")
-    left = "no room for more" if event.get("is_exhausted") else f"room for {_count(event, 'room_left')} more"
+    left = "none left" if event.get("is_exhausted") else f"{_count(event, 'room_left')} left"
     return _written([*lines, f"  {_count(event, 'num_tokens')} tokens, {left}"])
 
 
-def verdict_markdown(event: Told) -> str:
-    """The verdict as Markdown: the decision first, then how sure, the text, who disagrees, and the sources with file and place.
+def verdict_markdown(event: Event) -> str:
+    """Return the verdict as Markdown: the decision, confidence, text, dissent, and the sources with file and place.
 
-    Whatever the model, a document or a file's name says, there is no link, image, HTML or heading but those written here.
+    Text from the model, documents or file names cannot add links, images, HTML or headings.
     """
     decision = one_line(event.get("decision") or "")
     blocks = [f"**{inline(decision)}**"] if decision else []
@@ -187,14 +187,14 @@ def verdict_markdown(event: Told) -> str:
     if event.get("text"):
         blocks.append(prose("\n".join(paragraphs(event["text"]))))
     if event.get("is_whole") is False:
-        blocks.append("The judge's room ended before its verdict did.")
+        blocks.append("The verdict was cut off at the judge's token limit.")
     if dissent := [_item(f"**{_inline(each, 'member')}**", _inline(each, "view")) for each in _parts(event, "dissent")]:
         blocks += ["## Dissent", "\n".join(dissent)]
     if sources := [_item(_inline(each, "id"), inline(_place(each))) for each in _parts(event, "sources")]:
         blocks += ["## Sources", "\n".join(sources)]
     unsupported = [one_line(each.get("id", "?")) for each in _parts(event, "citations") if not each.get("supplied")]
     if unsupported:
-        blocks.append(f"Not among its sources, so unsupported: {inline(', '.join(unsupported))}")
+        blocks.append(f"Cited but not among the sources: {inline(', '.join(unsupported))}")
     return "\n\n".join(blocks) + "\n"
 
 
@@ -202,22 +202,22 @@ def _item(name: str, text: str) -> str:
     return f"- {name}: {text}" if text else f"- {name}"
 
 
-def _inline(part: Told, key: str) -> str:
+def _inline(part: Event, key: str) -> str:
     return inline(one_line(part.get(key, "?")))
 
 
-def verdict_lines(event: Told) -> list[str]:
-    """The verdict's Markdown under a title."""
+def verdict_lines(event: Event) -> list[str]:
+    """Return the verdict's Markdown under a title."""
     return _written(["=== verdict ===", "", *verdict_markdown(event).splitlines()])
 
 
-def error_lines(event: Told) -> list[str]:
+def error_lines(event: Event) -> list[str]:
     lines = [f"Error: {_message(event)}"]
     return _written([*lines, f"  {one_line(event['hint'])}"] if event.get("hint") else lines)
 
 
-def end_lines(event: Told) -> list[str]:
-    """How it ended, and what it took: tokens evaluated, shared and written, and seconds."""
+def end_lines(event: Event) -> list[str]:
+    """Return how the run ended, its tokens (evaluated, shared, written) and its time in seconds."""
     usage = _part(event, "usage")
     prompt, cached = _num(usage, "prompt_tokens"), _num(usage, "cached_tokens")
     saved = f" ({100 * cached / prompt:.1f} % saved)" if prompt else ""
@@ -228,19 +228,19 @@ def end_lines(event: Told) -> list[str]:
     ]
     for each in _parts(event, "loads"):
         closed = _texts(each, "closed")
-        gone = f", in place of {', '.join(map(one_line, closed))}" if closed else ""
+        gone = f", replacing {', '.join(map(one_line, closed))}" if closed else ""
         lines.append(f"  {one_line(each.get('model', '?'))} loaded in {_real(each.get('load_s')):.1f} s{gone}")
     return _written([*lines, *(f"  Warning: {one_line(each)}" for each in _texts(event, "warnings"))])
 
 
-def _place(source: Told) -> str:
-    """File, headings and place of a piece of evidence."""
+def _place(source: Event) -> str:
+    """Return the file, heading and place of a piece of evidence."""
     where = " > ".join(one_line(source[key]) for key in ("source", "heading") if source.get(key))
     found = source.get("place") or (f"characters {source['start']} to {source['end']}" if "start" in source and "end" in source else "")
     return f"{where} ({one_line(found)})" if found else where
 
 
-def _who(event: Told) -> str:
+def _who(event: Event) -> str:
     return f"{one_line(event.get('role', '?'))}: {one_line(event.get('kind', '?'))}"
 
 
@@ -256,7 +256,7 @@ def _written(lines: Sequence[str]) -> list[str]:
     return [printable(line) for line in lines]
 
 
-def _num(event: Told, key: str) -> int:
+def _num(event: Event, key: str) -> int:
     return int(_real(event.get(key)))
 
 
@@ -264,39 +264,37 @@ def _real(value: object) -> float:
     return float(value) if isinstance(value, int | float) and abs(value) < 1e15 else 0.0  # so is NaN
 
 
-def _count(event: Told, key: str) -> str:
+def _count(event: Event, key: str) -> str:
     return f"{_num(event, key):,}"
 
 
-def _part(event: Told, key: str) -> Told:
+def _part(event: Event, key: str) -> Event:
     value = event.get(key)
     return value if isinstance(value, Mapping) else {}
 
 
-def _parts(event: Told, key: str) -> list[Told]:
+def _parts(event: Event, key: str) -> list[Event]:
     value = event.get(key)
     return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list | tuple) else []
 
 
-def _texts(event: Told, key: str) -> list[str]:
+def _texts(event: Event, key: str) -> list[str]:
     value = event.get(key)
     return [str(each) for each in value] if isinstance(value, list | tuple) else []
 
 
-Event = Mapping[str, Any]
-
 _MIN_COLUMN_CELLS = 28
 _MAX_LINES = 8
 _BLOCK_CHARS = 1024
-"""What is shown of a text begins at a multiple of this, so that its lines break where they did before."""
+"""A shown text starts at a multiple of this many characters, so that its line breaks stay stable as it grows."""
 _BY_ALL = ("proposal", "review")
-"""What every member is asked for; all else is asked of one role."""
+"""The steps in which all members write; in other steps a single role writes."""
 _TEXT_IN_JSON = re.compile(r'"\w+"\s*:\s*"((?:[^"\\]|\\.)*)')
 
 
 @dataclass(slots=True)
 class _Column:
-    """One role at work. `num_pieces` are those of its text so far: a token each, but where it takes several to make a character."""
+    """One role in the live view. `num_pieces` counts the pieces of its text: usually one token each, more for some characters."""
 
     role: str
     state: str = "waiting"
@@ -305,7 +303,7 @@ class _Column:
     num_pieces: int = 0
 
     def read(self) -> None:
-        """A prompt is given to it, perhaps not the first one."""
+        """Start reading a new prompt."""
         self.state, self.since, self.text, self.num_pieces = "reading", time.monotonic(), "", 0
 
     def write(self, text: str) -> None:
@@ -320,7 +318,7 @@ class _Column:
 
     @property
     def tail(self) -> str:
-        """The end of the text, fit for a terminal; of a form in JSON, the end of the texts in it."""
+        """The end of the text, safe for a terminal. For JSON, the end of its string values."""
         text = self.text
         if text.lstrip().startswith("{"):
             found = _TEXT_IN_JSON.findall(text)
@@ -330,7 +328,7 @@ class _Column:
 
 
 class _Board:
-    """Who reads and writes just now, each with the end of its text."""
+    """Draws the roles at work, each with the end of its text."""
 
     def __init__(self, out: Console) -> None:
         self._out = out
@@ -338,20 +336,20 @@ class _Board:
         self._columns: dict[str, _Column] = {}
 
     def open(self, roles: Sequence[str]) -> None:
-        """Draw these roles, all of them waiting."""
+        """Start drawing these roles, all waiting."""
         self.close()
         self._columns = {role: _Column(role) for role in roles}
         self._area.open()
 
     def column(self, role: str) -> _Column:
-        """That of a role; one that is not drawn is drawn nowhere."""
+        """Return a role's column, or an undrawn one for a role that is not shown."""
         return self._columns.get(role) or _Column(role)
 
     def close(self) -> None:
         self._area.close()
 
     def _draw(self) -> RenderableType:
-        """Side by side where the terminal is wide enough for all, else one below the other."""
+        """Draw the columns side by side if the terminal is wide enough, otherwise one below the other."""
         from rich.table import Table  # noqa: PLC0415  # weight
 
         columns = list(self._columns.values())
@@ -369,7 +367,7 @@ class _Board:
         return grid
 
     def _cell(self, column: _Column, width: int, num_lines: int) -> Text:
-        """A role's heading, and the last lines of its text."""
+        """Draw a role's heading and the last lines of its text."""
         from rich.text import Text  # noqa: PLC0415  # weight
 
         cell = Text(column.heading, style="bold", no_wrap=True)
@@ -383,7 +381,7 @@ class _Board:
 
 
 class CouncilView:
-    """Shows what happens as it does: talk on stderr, the verdict on stdout. On a terminal whoever is at work is shown at work."""
+    """Shows a council run live: progress on stderr, the verdict on stdout. On a terminal, also draws the roles at work."""
 
     def __init__(self, council: str) -> None:
         out = console(err=True)
@@ -392,10 +390,10 @@ class CouncilView:
         self._members: list[str] = []
         self._kind = ""
         self._budgets: dict[str, Event] = {}
-        """Those that are still to be shown, by role: a board that is drawn has no place for them."""
+        """Budgets still to be printed, by role. They wait while the board is drawn."""
         self._last_budget: Event | None = None
         self._said: dict[str, Event] = {}
-        """What was said and not made anything of yet, by role."""
+        """Answers not processed yet, by role."""
 
     def __enter__(self) -> Self:
         return self
@@ -442,7 +440,7 @@ class CouncilView:
             self._board.column(role).state = "failed" if "error" in event else f"done, {written} tokens"
 
     def _show(self, name: str, event: Event) -> None:
-        """What is not drawn but stays."""
+        """Print the lasting lines of an event."""
         if name == "checked":
             self._show_budgets(event["member"])
             _note(proposal_lines(event, self._said.pop(event["member"], None)))
@@ -470,7 +468,7 @@ class CouncilView:
         self._said.clear()
 
     def _show_budgets(self, *roles: str) -> None:
-        """Of these roles, or of all."""
+        """Print the waiting budgets of these roles, or of all."""
         for role in roles or tuple(self._budgets):
             if role in self._budgets:
                 _note(budget_lines(self._budgets.pop(role), console(err=True).width))
@@ -482,7 +480,7 @@ def _note(lines: Sequence[str]) -> None:
 
 
 def _verdict(event: Event) -> None:
-    """On stdout: drawn on a terminal, as Markdown elsewhere."""
+    """Print the verdict on stdout: rendered on a terminal, otherwise as Markdown."""
     text = verdict_markdown(event)
     out = console()
     if not sys.stdout.isatty() or out.is_dumb_terminal:

@@ -1,4 +1,4 @@
-"""doctor: what this machine can run, and what localrag keeps."""
+"""The command doctor: show what this machine can run, and what localrag stores."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _GPUS = {
     "0x1002": ("AMD", "-DGGML_HIP=on"),
     "0x8086": ("Intel", "-DGGML_VULKAN=on"),
 }
-"""By the PCI vendor's number: whose it is, and what llama.cpp is built with for it."""
+"""PCI vendor ID → (vendor, CMake option of llama.cpp for its GPUs)."""
 _FEATURES = (
     "AVX",
     "AVX2",
@@ -47,8 +47,8 @@ _FEATURES = (
 )
 
 
-def told(find: Callable[..., dict[str, object]], *args: object, **kwargs: object) -> dict[str, object]:
-    """What `find` returns, or {"error": one line} with why it could not be found out."""
+def collect(find: Callable[..., dict[str, object]], *args: object, **kwargs: object) -> dict[str, object]:
+    """Return the result of `find`, or {"error": one line} if it fails."""
     try:
         return find(*args, **kwargs)
     except LocalragError as error:
@@ -58,7 +58,7 @@ def told(find: Callable[..., dict[str, object]], *args: object, **kwargs: object
 
 
 def machine_facts(governor: ThreadGovernor) -> dict[str, object]:
-    """Processor, cores and memory; `busy_cores` is what other processes kept busy while the doctor looked."""
+    """Return the processor, cores and memory. `busy_cores` is the load of other processes during the check."""
     import psutil  # noqa: PLC0415  # weight
 
     from localrag.engine import memory, threads  # noqa: PLC0415  # weight
@@ -85,7 +85,7 @@ def _cpu_name() -> str:
 
 
 def llama_facts() -> dict[str, object]:
-    """llama-cpp-python's build: version, what its kernels use, GPUs that it finds."""
+    """Return llama-cpp-python's version, its CPU features and the GPUs that it finds."""
     from localrag.engine.llama_lib import library  # noqa: PLC0415  # weight
     from localrag.engine.memory import gpu_devices  # noqa: PLC0415  # weight
 
@@ -102,7 +102,7 @@ def llama_facts() -> dict[str, object]:
 
 
 def gpu_hints(root: Path = Path("/")) -> dict[str, object]:
-    """GPUs that the system shows in its files, and how llama-cpp-python is built for each."""
+    """Return the vendors of GPUs that the system's files show, each with the command that builds llama-cpp-python for it."""
     found: dict[str, str] = {}
     if (root / "proc/driver/nvidia/version").exists() or (root / "dev/nvidia0").exists():
         found["NVIDIA"] = _BUILD.format(_GPUS["0x10de"][1])
@@ -116,7 +116,7 @@ def gpu_hints(root: Path = Path("/")) -> dict[str, object]:
 
 
 def attention_facts(home: Path) -> dict[str, object]:
-    """Which attention kernel was measured to be the faster one; nothing where none was yet."""
+    """Return the faster attention kernel and both times in seconds; {} if not measured yet."""
     file = home / "attention.json"
     if not file.exists():
         return {}
@@ -125,7 +125,7 @@ def attention_facts(home: Path) -> dict[str, object]:
 
 
 def speed_facts(home: Path) -> dict[str, object]:
-    """Tokens a second at the beginning of a window, by model file, as they were learned."""
+    """Return the measured prefill and decode speed of each model file, in tokens per second at the start of a window."""
     from localrag.engine.speed import Speed  # noqa: PLC0415  # weight
 
     file = home / "speeds.json"
@@ -141,19 +141,19 @@ def speed_facts(home: Path) -> dict[str, object]:
 
 
 def home_facts(settings: Settings) -> dict[str, object]:
-    """The home and what its parts take on the disk."""
+    """Return localrag's home and the disk usage of its parts, in bytes."""
     home = settings.home
     if home.exists():
-        next(home.iterdir(), None)  # a home that is a file, or that cannot be read, is one line and not one for each part
+        next(home.iterdir(), None)  # fail once if the home is a file or unreadable, not once for each part
     parts = {"models": settings.models_dir, "kb": settings.kb_dir, "embedders": settings.embedders_dir}
     parts |= {name: home / name for name in ("eval", "prefixes", "journal.sqlite", "speeds.json", "attention.json", "verified.json")}
-    sizes = {name: told(_size, path) for name, path in parts.items()}
+    sizes = {name: collect(_size, path) for name, path in parts.items()}
     sizes["prefixes"]["max_bytes"] = settings.prefix_bytes
     return {"path": str(home), "exists": home.exists(), "parts": sizes}
 
 
 def _size(path: Path) -> dict[str, object]:
-    """Bytes of a file, of a folder with all in it, or 0 of what is not there."""
+    """Return the size of a file or of a folder's contents in bytes; 0 if the path does not exist."""
     if path.is_file():
         return {"bytes": path.stat().st_size}
 
@@ -167,23 +167,25 @@ def _size(path: Path) -> dict[str, object]:
 
 
 def catalogue_facts(settings: Settings, *, gpu: bool) -> dict[str, object]:
-    """Each model, embedder and reranker of models.toml: whether it is here, what it would take; and whether two models fit at once."""
+    """Return whether each model, embedder and reranker of models.toml is present and how much memory it needs; and whether two models
+    fit at once.
+    """
     catalog = Catalog.load(settings)
-    flash = told(attention_facts, settings.home).get("kernel") == "flash"
+    flash = collect(attention_facts, settings.home).get("kernel") == "flash"
     plans: dict[str, MemoryPlan] = {}
-    models = {spec.name: told(_model_facts, catalog, spec, plans, flash=flash, gpu=gpu) for spec in catalog.models.values()}
+    models = {spec.name: collect(_model_facts, catalog, spec, plans, flash=flash, gpu=gpu) for spec in catalog.models.values()}
     return {
         "file": str(catalog.file.absolute()),
         "files": [str(file.absolute()) for file in catalog.files],
         "models": models,
-        "two_models": told(_two_models, plans, catalog.default_model),
-        "embedders": {spec.name: told(_embedder_facts, catalog, spec, settings) for spec in catalog.embedders.values()},
-        "rerankers": {spec.name: told(_reranker_facts, catalog, spec) for spec in catalog.rerankers.values()},
+        "two_models": collect(_two_models, plans, catalog.default_model),
+        "embedders": {spec.name: collect(_embedder_facts, catalog, spec, settings) for spec in catalog.embedders.values()},
+        "rerankers": {spec.name: collect(_reranker_facts, catalog, spec) for spec in catalog.rerankers.values()},
     }
 
 
 def _two_models(plans: dict[str, MemoryPlan], default: str | None) -> dict[str, object]:
-    """Whether the default model and the largest other one that is here fit at once, each with the window shown; nothing for fewer."""
+    """Return whether the default model and the largest other present model fit at once with the windows shown; {} for fewer models."""
     from localrag.engine.memory import fit_together  # noqa: PLC0415  # weight
 
     largest_first = sorted(plans, key=lambda name: -plans[name].weights_bytes)
@@ -203,7 +205,7 @@ def _two_models(plans: dict[str, MemoryPlan], default: str | None) -> dict[str, 
 
 
 def _model_facts(catalog: Catalog, spec: ModelSpec, plans: dict[str, MemoryPlan], *, flash: bool, gpu: bool) -> dict[str, object]:
-    """What the file says and takes; its plan is added to `plans`, with the window that fits."""
+    """Return facts from a model's file and its memory plan. Adds the plan, for the window that fits, to `plans`."""
     from localrag.engine.gguf import read_header  # noqa: PLC0415  # weight
     from localrag.engine.memory import nearest, plan  # noqa: PLC0415  # weight
 
@@ -227,17 +229,17 @@ def _model_facts(catalog: Catalog, spec: ModelSpec, plans: dict[str, MemoryPlan]
 
 
 def _embedder_facts(catalog: Catalog, spec: ModelSpec, settings: Settings) -> dict[str, object]:
-    """Where it is, and what embeds a question in its place."""
+    """Return an embedder's path and size, and which backend embeds questions."""
     from localrag.engine.query_embedder import OF_GGUF, query_path  # noqa: PLC0415  # weight
     from localrag.session import open_embedder  # noqa: PLC0415  # weight
 
     path = catalog.locate(spec)
-    questions = OF_GGUF if path.is_file() else query_path(open_embedder(settings, spec.name), settings)  # a file would be loaded
+    questions = OF_GGUF if path.is_file() else query_path(open_embedder(settings, spec.name), settings)  # opening a file would load it
     return {"path": str(path), "size_bytes": _size(path)["bytes"], "questions": questions}
 
 
 def _reranker_facts(catalog: Catalog, spec: ModelSpec) -> dict[str, object]:
-    """Where it is, with all of its files."""
+    """Return a reranker's folder and the size of its files."""
     from localrag.kb.embedder import CrossEncoderReranker  # noqa: PLC0415  # weight
 
     folder = CrossEncoderReranker(catalog.locate(spec)).folder
@@ -248,32 +250,32 @@ def _reranker_facts(catalog: Catalog, spec: ModelSpec) -> dict[str, object]:
 @options.models_file
 @options.as_json
 def doctor_command(settings: Settings, as_json: bool) -> None:
-    """Say what this machine can run: memory, threads, GPU, llama.cpp's build, models and whether they fit. No weights are loaded."""
+    """Show memory, threads, GPUs, llama.cpp's build, and which models fit on this machine. Loads no weights."""
     from localrag.engine.threads import ThreadGovernor  # noqa: PLC0415  # weight
 
-    governor = ThreadGovernor()  # what others do meanwhile
-    llama = told(llama_facts)
+    governor = ThreadGovernor()  # starts measuring the load of other processes
+    llama = collect(llama_facts)
     facts: dict[str, object] = {
         "llama_cpp": llama,
-        "gpus": told(gpu_hints),
-        "attention": told(attention_facts, settings.home),
-        "speeds": told(speed_facts, settings.home),
-        "home": told(home_facts, settings),
-        "catalogue": told(catalogue_facts, settings, gpu="error" not in llama and bool(llama["gpu_devices"])),
+        "gpus": collect(gpu_hints),
+        "attention": collect(attention_facts, settings.home),
+        "speeds": collect(speed_facts, settings.home),
+        "home": collect(home_facts, settings),
+        "catalogue": collect(catalogue_facts, settings, gpu="error" not in llama and bool(llama["gpu_devices"])),
     }
-    facts = {"machine": told(machine_facts, governor), **facts}
+    facts = {"machine": collect(machine_facts, governor), **facts}
     if as_json:
         emit(facts)
     else:
         _show(facts)
     if "error" in llama:
         if not as_json:
-            note("llama.cpp cannot be loaded here: no model can run until it is.")
+            note("llama.cpp cannot be loaded, so no model can run.")
         raise click.exceptions.Exit(EngineError.exit_code)
 
 
 def _show(facts: Mapping[str, object]) -> None:
-    """Two tables: the machine and what is installed, then the catalogue."""
+    """Print two tables: the machine and its software, then the models."""
     sections = {name: _mapping(value) for name, value in facts.items()}
     rows: list[tuple[str, str]] = []
     for name, lines in (
@@ -303,13 +305,13 @@ def _show(facts: Mapping[str, object]) -> None:
     render.table(columns, [*models, *others], right=columns[1:-1])
     for name, found in _mapping(catalogue["embedders"]).items():
         if questions := _mapping(found).get("questions"):
-            click.echo(f"\n{name} embeds questions by {questions}")
+            click.echo(f"\n{name} embeds questions with {questions}")
 
 
 def _machine_lines(found: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     yield "processor", str(found["cpu"])
     yield "cores", f"{found['physical_cores']} physical, {found['allowed_cpus']} logical allowed, {found['usable_cores']} used"
-    yield "busy now", f"{found['busy_cores']} cores by other programs: {found['num_threads']} threads"
+    yield "busy now", f"{found['busy_cores']} cores in use by other programs; localrag uses {found['num_threads']} threads"
     yield "memory", f"{_size_of(found['available_bytes'])} free of {_size_of(found['memory_bytes'])}"
 
 
@@ -321,31 +323,31 @@ def _llama_lines(found: Mapping[str, object]) -> Iterator[tuple[str, str]]:
         for device in devices:
             yield "GPU", f"{device['description']}: {_size_of(device['free_bytes'])} free of {_size_of(device['total_bytes'])}"
     else:
-        yield "GPU", "none is found by this build" if found["supports_gpu"] else "this build has no GPU support"
+        yield "GPU", "none found" if found["supports_gpu"] else "this build has no GPU support"
 
 
 def _gpu_lines(found: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     for vendor, command in found.items():
-        yield f"{vendor} GPU here", f"a build for it: {command}"
+        yield f"{vendor} GPU found", f"to build for it: {command}"
 
 
 def _attention_lines(found: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     if found:
         yield "attention", f"{found['kernel']} (flash {found['flash_s']} s, plain {found['plain_s']} s)"
     else:
-        yield "attention", "not measured yet: the first answer does it"
+        yield "attention", "not measured yet; the first answer measures it"
 
 
 def _speed_lines(found: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     for name, each in found.items():
         speed = _mapping(each)
-        yield "speed", f"{name}: {speed['prefill_tokens_per_s']} tokens/s in, {speed['decode_tokens_per_s']} out"
+        yield "speed", f"{name}: prefill {speed['prefill_tokens_per_s']} tokens/s, decode {speed['decode_tokens_per_s']} tokens/s"
     if not found:
-        yield "speed", "not measured yet: the first answer does it"
+        yield "speed", "not measured yet; the first answer measures it"
 
 
 def _home_lines(found: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    yield "home", f"{found['path']}{'' if found['exists'] else ' (not there yet)'}"
+    yield "home", f"{found['path']}{'' if found['exists'] else ' (not created yet)'}"
     for name, each in _mapping(found["parts"]).items():
         size = _mapping(each)
         limit = f", at most {_size_of(size['max_bytes'])}" if "max_bytes" in size else ""
@@ -353,7 +355,7 @@ def _home_lines(found: Mapping[str, object]) -> Iterator[tuple[str, str]]:
 
 
 def _file_lines(files: object) -> Iterator[tuple[str, str]]:
-    """The models.toml files in force; entries of one win over those of the next."""
+    """Yield the models.toml files in use, highest priority first."""
     assert isinstance(files, list)
     for index, file in enumerate(files):
         yield ("  over" if index else "models.toml"), str(file)
@@ -363,7 +365,7 @@ def _two_model_lines(found: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     if "error" in found:
         yield "two models", _unknown(found)
     elif found:
-        names, how = found["models"], "fit at once" if found["together"] else "take turns, and each turn loads one"
+        names, how = found["models"], "fit at once" if found["together"] else "do not fit at once; they are loaded in turn"
         needs = f"{_size_of(found['needed_bytes'])} of {_size_of(found['available_bytes'])} free"
         on_gpu = f"; on the GPU {_size_of(found['gpu_bytes'])} of {_size_of(found['gpu_available_bytes'])}" if found["gpu_bytes"] else ""
         yield "two models", f"{' and '.join(names) if isinstance(names, list) else ''} {how} ({needs}{on_gpu})"
@@ -375,11 +377,11 @@ def _model_row(name: str, found: Mapping[str, object]) -> tuple[str, ...]:
     plan = _mapping(found["plan"])
     state = "fits" if plan["fits"] else "does not fit"
     if not plan["fits"] and found["nearest_n_ctx"]:
-        state += f"; a window of {found['nearest_n_ctx']} tokens does"
+        state += f"; a window of {found['nearest_n_ctx']} tokens fits"
     if found["sliding_window"]:
-        state += f"; layers slide over {found['sliding_window']} tokens, kept in full"
+        state += f"; attention slides over {found['sliding_window']} tokens, KV cache kept in full"
     if found["prompts_go_on_from"] != "any border":
-        state += "; a prompt goes on from another's last border only"
+        state += "; prompts resume only from the last cache breakpoint"
     numbers = (_size_of(found["size_bytes"]), str(found["n_ctx_train"]), _size_of(found["kv_bytes_per_token"]), str(found["n_ctx"]))
     return (name, *numbers, _size_of(plan["needed"]), _size_of(plan["available"]), state)
 
@@ -387,7 +389,7 @@ def _model_row(name: str, found: Mapping[str, object]) -> tuple[str, ...]:
 def _other_row(name: str, found: Mapping[str, object], thing: str) -> tuple[str, ...]:
     if "error" in found:
         return (name, *[""] * 6, _unknown(found))
-    return (name, _size_of(found["size_bytes"]), *[""] * 5, f"{thing}, here")
+    return (name, _size_of(found["size_bytes"]), *[""] * 5, f"{thing}, present")
 
 
 def _unknown(found: Mapping[str, object]) -> str:

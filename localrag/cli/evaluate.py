@@ -1,4 +1,4 @@
-"""eval: measures retrieval on a judged collection, or answers to questions whose answers are known."""
+"""The command eval: measure retrieval on a judged collection, or answers to questions with known answers."""
 
 from __future__ import annotations
 
@@ -46,29 +46,29 @@ if TYPE_CHECKING:
 
 
 Key = tuple[str, str]
-"""The id of a question, and the name of a way."""
+"""The id of a question, and the name of the way it was asked."""
 
 
 def mark(question: Question, way: Way) -> str:
-    """A key that changes with the question or the way it is asked. The known answers are not part of it, so they can be corrected."""
-    said = json.dumps([question.question, dict(way.about)], sort_keys=True)
-    return blake2b(said.encode(), digest_size=8).hexdigest()
+    """Hash the question and the way it is asked. The known answers are not included, so they can be corrected later."""
+    content = json.dumps([question.question, dict(way.about)], sort_keys=True)
+    return blake2b(content.encode(), digest_size=8).hexdigest()
 
 
 class Lines(ResultFile):
-    """OUT of an evaluation. `outcomes` are those that it holds; questions that failed are asked again."""
+    """The OUT file of an evaluation. `outcomes` holds the recorded answers. Questions that failed are asked again."""
 
     run: ClassVar[str] = "evaluation"
 
     def __init__(self, path: Path, questions: Iterable[Question], ways: Iterable[Way]) -> None:
-        """UsageError where it holds answers to anything else than these questions, asked in these ways."""
+        """UsageError if the file holds answers to other questions, or to these questions asked in other ways."""
         ways = list(ways)
         self._marks: dict[Key, str] = {(question.id, way.name): mark(question, way) for question in questions for way in ways}
         self.outcomes: dict[Key, Outcome] = {}
         super().__init__(path)
 
     def write(self, question: Question, way: Way, outcome: Outcome, grade: Grade) -> None:
-        """The grade is for who reads the file; it is made anew from the rest when the evaluation goes on."""
+        """Append an answer. The grade is for readers of the file; a resumed evaluation computes it again."""
         key = question.id, way.name
         known = {"id": question.id, "way": way.name, "request": self._marks[key], "question": question.question}
         self.append(known | outcome.to_dict() | {"grade": grade.to_dict()})
@@ -86,10 +86,10 @@ class Lines(ResultFile):
         key = row["id"], row["way"]
         known = self._marks.get(key)
         if known != row["request"]:
-            said = "is not asked" if known is None else "asks something else, or is asked by other means"
+            difference = "this run does not ask" if known is None else "has changed, or is asked with other options"
             raise UsageError(
-                f"Line {number} of {self.path} is of {json.dumps(row['id'])[:80]} by {json.dumps(row['way'])[:80]}, which {said} now.",
-                hint="Give another --out.",
+                f"Line {number} of {self.path} answers {json.dumps(row['id'])[:80]} by {json.dumps(row['way'])[:80]}, which {difference}.",
+                hint="Use another --out.",
                 line=number,
             )
         outcome = Outcome.from_dict(row)
@@ -101,7 +101,7 @@ class Lines(ResultFile):
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """One row of a measurement: its shares from 0 to 1, a bar each, and where each of them lies for sure, if that is known."""
+    """One row of a chart: a bar for each share (0 to 1), and the confidence interval of each share if known."""
 
     name: str
     shares: Sequence[float]
@@ -109,7 +109,7 @@ class Bars:
 
 
 def draw_bars(rows: Sequence[Bars], measures: Sequence[str], file: Path, *, title: str) -> None:
-    """The bars of all rows beside each other, measure by measure, as a PNG."""
+    """Draw a grouped bar chart as a PNG: one group per measure, one bar per row."""
     import matplotlib as mpl  # noqa: PLC0415  # weight
 
     mpl.use("Agg")
@@ -144,7 +144,7 @@ COLUMNS = {
     "is_refused": "Refused",
     "is_refused_wrongly": "Refused wrongly",
 }
-"""The shares of a Tally as a person reads them."""
+"""Column titles for the shares of a Tally."""
 
 
 def ask_all(
@@ -158,11 +158,11 @@ def ask_all(
     plot_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Ask all of it, and show what came of it. InterruptedRunError where a person stopped it."""
+    """Ask all questions in all ways and print the measures. InterruptedRunError after Ctrl-C."""
     if not means.kbs:
-        raise UsageError("--qa asks a knowledge base, and none is named.", hint="Name one with --kb.")
+        raise UsageError("--qa needs a knowledge base.", hint="Name one with --kb.")
     if out is not None and out.exists() and file.exists() and out.samefile(file):
-        raise UsageError("--qa and --out are the same file.", hint="Give --out a file of its own.")
+        raise UsageError("--qa and --out are the same file.", hint="Use another file for --out.")
     read = read_questions(file)
     questions = spread(read.questions, max_queries)
     num_astray = _num_astray(questions, means)
@@ -177,7 +177,7 @@ def ask_all(
 
 
 class _Job:
-    """Questions by ways, and what came of each so far."""
+    """Questions to ask in each way, and the outcomes so far."""
 
     def __init__(self, questions: Sequence[Question], ways: Sequence[Way], refusals: Sequence[str]) -> None:
         self._questions = questions
@@ -186,20 +186,20 @@ class _Job:
         self._outcomes: dict[Key, Outcome] = {}
 
     def answer(self, out: Path | None) -> None:
-        """Ask what is not in OUT."""
+        """Ask the questions that OUT does not answer yet."""
         total = len(self._questions) * len(self._ways)
         try:
             with ExitStack() as opened:
                 lines = None if out is None else opened.enter_context(Lines(out, self._questions, self._ways))
                 if lines is not None and lines.outcomes:
                     self._outcomes |= lines.outcomes
-                    note(f"{len(self._outcomes)} of {total} are answered already.")
+                    note(f"{len(self._outcomes)} of {total} answers exist already.")
                 progress = opened.enter_context(Progress(total, len(self._outcomes)))
                 for way in self._ways:
                     self._ask(way, lines, progress)
         except (InterruptedRunError, KeyboardInterrupt):
-            hint = "The same command goes on with them." if out is not None else "With --out FILE it could go on with them."
-            raise InterruptedRunError(f"Interrupted: {total - len(self._outcomes)} of {total} are left.", hint=hint) from None
+            hint = "Run the same command to continue." if out is not None else "Use --out FILE to be able to continue."
+            raise InterruptedRunError(f"Interrupted: {total - len(self._outcomes)} of {total} answers are left.", hint=hint) from None
 
     def _ask(self, way: Way, lines: Lines | None, progress: Progress) -> None:
         left = [question for question in self._questions if (question.id, way.name) not in self._outcomes]
@@ -222,13 +222,13 @@ class _Job:
 def _ways(means: Means, ratios: Sequence[float], council: str | None) -> list[Way]:
     if council is not None and (means.chat_template is not None or means.system is not None):
         option = "--system" if means.chat_template is None else "--chat-template"
-        raise UsageError(f"{option} is for asks, and a council has its own.", hint="Set it in models.toml, or leave --council out.")
+        raise UsageError(f"{option} does not apply to councils.", hint="Set it in models.toml, or leave out --council.")
     asks = [AskWay(means, ratio) for ratio in ratios or (None,)]
     return [*asks, *([] if council is None else [CouncilWay.of(council, means)])]
 
 
 def _num_astray(questions: Sequence[Question], means: Means) -> int:
-    """Questions that name a page that no knowledge base has."""
+    """Count the questions that name a page missing from every knowledge base."""
     found: set[str] = set()
     for name in means.kbs:
         with open_knowledge_base(name, settings=means.settings) as kb:
@@ -256,15 +256,15 @@ def _show(
     render.table(columns, [_row(each) for each in tallies], right=columns[1:-1])
     for each in compared:
         note(
-            f"Right with {each.way} alone {each.num_only_way}, with {each.other} alone {each.num_only_other} "
+            f"Right only with {each.way}: {each.num_only_way}; right only with {each.other}: {each.num_only_other} "
             f"(sign test, p = {each.p_value:.3f})."
         )
     if failed:
-        note(f"{len(failed)} could not be answered; the first: {safe(failed[0].error_text)}")
+        note(f"{len(failed)} failed. First error: {safe(failed[0].error_text)}")
     for one, other in alike:
-        note(f"Warning: {one} and {other} sent the very same prompts: the ratio bound nothing. Try --top-k fit, or a smaller --ctx.")
+        note(f"Warning: {one} and {other} sent identical prompts, so the ratio had no effect. Try --top-k fit, or a smaller --ctx.")
     if num_astray:
-        note(f"Warning: {counted(num_astray, 'question')} with sources that the knowledge base does not have; check --kb.")
+        note(f"Warning: {counted(num_astray, 'question')} with sources missing from the knowledge base. Check --kb.")
 
 
 def _row(row: Tally) -> tuple[str, ...]:
@@ -282,7 +282,7 @@ def _cell(share: Share, *, is_right: bool) -> str:
 
 
 def _alike(graded: Mapping[str, Sequence[Graded]]) -> list[tuple[str, str]]:
-    """Pairs of ways that sent the same prompts for all questions."""
+    """Return the pairs of ways that sent the same prompts for all questions."""
     prompts = {way: [outcome.prompt for _, outcome, _ in each] for way, each in graded.items()}
     asked = [way for way, each in prompts.items() if any(each)]
     return [(one, other) for at, one in enumerate(asked) for other in asked[at + 1 :] if prompts[one] == prompts[other]]
@@ -296,16 +296,16 @@ def _plot_answers(tallies: Sequence[Tally], file: Path, title: str) -> None:
         shares = [each.shares[name] for name in known]
         rows.append(Bars(each.way, [share.value for share in shares], [share.interval for share in shares]))
     draw_bars(rows, [COLUMNS[name] for name in known], file, title=title)
-    note(f"Drew the measures into {safe(str(file))}.")
+    note(f"Plotted the measures to {safe(str(file))}.")
 
 
 @click.command("eval")
 @click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path, exists=True, file_okay=False), required=False)
 @click.option(
-    "--qa", "qa_file", type=InputFile(), metavar="FILE.jsonl", help="Measure answers to these questions with known answers, instead of DIR."
+    "--qa", "qa_file", type=InputFile(), metavar="FILE.jsonl", help="Measure answers to the questions in this file, instead of DIR."
 )
-@click.option("--mode", "modes", type=click.Choice(MODES), multiple=True, help="DIR: a search mode to measure. Repeatable.  [default: all]")
-@click.option("--rerank", metavar="llm|NAME", help="DIR: also measure hybrid search with a reranker: llm (--model), or a CrossEncoder.")
+@click.option("--mode", "modes", type=click.Choice(MODES), multiple=True, help="DIR: search mode to measure. Repeatable.  [default: all]")
+@click.option("--rerank", metavar="llm|NAME", help="DIR: also measure hybrid search with a reranker: llm (uses --model) or a CrossEncoder.")
 @click.option("--kb", "kbs", multiple=True, metavar="NAME", help="--qa: a knowledge base to answer from. Repeatable.")
 @click.option(
     "--context-ratio",
@@ -313,7 +313,7 @@ def _plot_answers(tallies: Sequence[Tally], file: Path, title: str) -> None:
     type=options.Number(0, 1),
     multiple=True,
     metavar="R",
-    help="--qa: maximum share of the window for evidence. Repeatable, one row each.  [default: the budget's, 0.5]",
+    help="--qa: maximum share of the window for evidence. Repeatable; each value adds a row.  [default: the budget's value, 0.5]",
 )
 @click.option("--council", metavar="NAME", help="--qa: also measure this council of models.toml.")
 @click.option(
@@ -334,7 +334,9 @@ def _plot_answers(tallies: Sequence[Tally], file: Path, title: str) -> None:
     help="--qa: file for the answers; questions already answered there are skipped.",
 )
 @click.option("--queries", "max_queries", type=click.IntRange(min=1), metavar="N", help="Ask only N of the questions.")
-@click.option("--plot", "plot_file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.png", help="Plot the measures.")
+@click.option(
+    "--plot", "plot_file", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.png", help="Plot the measures to a PNG file."
+)
 @options.window
 @options.model
 @options.models_file
@@ -360,11 +362,11 @@ def eval_command(
     settings: Settings,
     as_json: bool,
 ) -> None:
-    """Measure retrieval on a collection with relevance judgments, or with --qa the answers to questions whose answers are known.
+    """Measure retrieval on a collection with relevance judgments or, with --qa, the answers to questions with known answers.
 
-    DIR holds corpus.jsonl, queries.jsonl and qrels.tsv, as BEIR has them. It is indexed once for each embedder, and its index kept in the
-    home, below "eval". A line of FILE.jsonl is {"id", "question", "answers": [["spelling", …], …], "sources": ["page", …]}, and
-    "answers": [] says that no page answers it (docs/how-to/quality.md).
+    DIR holds corpus.jsonl, queries.jsonl and qrels.tsv in BEIR's format. It is indexed once per embedder; the index is kept in localrag's
+    home, under "eval". Each line of FILE.jsonl is {"id", "question", "answers": [["spelling", …], …], "sources": ["page", …]}. An empty
+    "answers" list means that no page answers the question (docs/how-to/quality.md).
 
     \b
       localrag eval cranfield
@@ -384,7 +386,7 @@ def eval_command(
     }
     _check_one(folder, qa_file, {name: bool(value) or value == 0 for name, value in (of_folder if qa_file else of_qa).items()})
     if out == STANDARD_OUTPUT:
-        raise UsageError("The measures go to standard output, so --out needs a file.", hint="Give it one: --out OUT.jsonl")
+        raise UsageError("The measures go to standard output, so --out needs a file.", hint="Use --out OUT.jsonl.")
     _check_plot(plot_file)
     _check_installed(*(["ir_measures"] if folder is not None else []), *(["matplotlib"] if plot_file is not None else []))
     if folder is not None:
@@ -401,7 +403,7 @@ def eval_command(
             as_json=as_json,
         )
         return
-    assert qa_file is not None, "one of both is there"
+    assert qa_file is not None, "_check_one allows no other case"
     from localrag.session.quality import Means  # noqa: PLC0415  # weight
 
     means = Means(
@@ -420,25 +422,25 @@ def eval_command(
 
 
 def _check_one(folder: Path | None, qa_file: Path | None, others: dict[str, bool]) -> None:
-    """UsageError unless one of both is given, and none of the options that only the other one takes."""
+    """UsageError unless exactly one of DIR and --qa is given, without the options that apply only to the other."""
     if (folder is None) == (qa_file is None):
-        said = "DIR and --qa exclude each other." if folder else "There is neither DIR nor --qa."
-        raise UsageError(said, hint="Give a collection to search, or a file of questions to answer with --qa FILE.jsonl.")
+        message = "DIR and --qa exclude each other." if folder else "DIR or --qa is missing."
+        raise UsageError(message, hint="Give a collection to search, or a file of questions: --qa FILE.jsonl")
     if named := [name for name, given in others.items() if given]:
         here, there = ("--qa", "DIR") if qa_file else ("DIR", "--qa")
-        raise UsageError(f"{named[0]} has no meaning with {here}.", hint=f"Leave it out; it goes with {there}.")
+        raise UsageError(f"{named[0]} does not work with {here}.", hint=f"Leave it out. It works only with {there}.")
 
 
 def _check_plot(plot_file: Path | None) -> None:
-    """UsageError for what would only show after minutes of work."""
+    """UsageError for a plot file that could not be written after the measurement, which may take minutes."""
     if plot_file is not None and plot_file.suffix.lower() != ".png":
-        raise UsageError(f"The plot {plot_file.name} is no .png file.", hint="Name it FILE.png.")
+        raise UsageError(f"The plot {plot_file.name} is not a .png file.", hint="Name it FILE.png.")
     if plot_file is not None and not plot_file.parent.is_dir():
-        raise UsageError(f"There is no folder {plot_file.parent}.", hint="Make it, or name another FILE.png.")
+        raise UsageError(f"There is no folder {plot_file.parent}.", hint="Create it, or name another FILE.png.")
 
 
 def _check_installed(*packages: str) -> None:
-    """UsageError for a package of the extra that is not here; it is first imported when the work is done."""
+    """UsageError for a missing package of the extra `eval`. The packages are imported only after the measurement."""
     for package in packages:
         if importlib.util.find_spec(package) is None:
             raise UsageError(f"The evaluation needs the package {package}.", hint="pip install 'localrag[eval]'")
@@ -446,7 +448,7 @@ def _check_installed(*packages: str) -> None:
 
 def _check_model(model: str | None, rerank: str | None) -> None:
     if model is not None and rerank != "llm":
-        raise UsageError("--model is what reads again, and nothing is to be read again.", hint="Give it with --rerank llm.")
+        raise UsageError("With DIR, --model needs --rerank llm.", hint="Add --rerank llm, or leave out --model.")
 
 
 def _measure(
@@ -461,7 +463,7 @@ def _measure(
     chat_template: Path | None,
     as_json: bool,
 ) -> None:
-    """The retrieval measures of a collection."""
+    """Measure retrieval on a collection and print the results."""
     from localrag.kb import evaluate as measuring  # noqa: PLC0415  # weight
 
     collection = measuring.read_collection(folder, max_queries=max_queries)
@@ -473,7 +475,7 @@ def _measure(
         store = measuring.open_index(collection, embedder, settings.home, lambda done, total: progress("indexing", done, total))
         try:
             if not store.num_documents:
-                raise UsageError(f"{folder / 'corpus.jsonl'} holds no document with text.", hint="Check that it is the whole file.")
+                raise UsageError(f"{folder / 'corpus.jsonl'} has no document with text.", hint="Check that the file is complete.")
             num_missing = _num_missing(collection, store)
             results = measuring.evaluate(collection, store, embedder, modes=modes or MODES, reranker=reranker, progress=progress)
             sizes = {"num_documents": store.num_documents, "num_chunks": store.num_chunks, "num_queries": len(collection.queries)}
@@ -486,7 +488,7 @@ def _measure(
     else:
         _table(results, gain)
         if num_missing:
-            note(f"Warning: {counted(num_missing, 'relevant document')} missing from corpus.jsonl; a missing document counts as not found.")
+            note(f"Warning: {counted(num_missing, 'relevant document')} missing from corpus.jsonl. They count as not found.")
     if plot_file is not None:
         _plot_retrieval(
             results, plot_file, f"{name}: {counted(sizes['num_documents'], 'document')}, {counted(sizes['num_queries'], 'question')}"
@@ -494,7 +496,7 @@ def _measure(
 
 
 def _num_missing(collection: Collection, store: Store) -> int:
-    """Documents that are judged relevant and are not there."""
+    """Count the documents that are judged relevant but missing from the collection."""
     relevant = {document for grades in collection.qrels.values() for document, grade in grades.items() if grade > 0}
     return len(relevant.difference(store.documents()))
 
@@ -502,11 +504,11 @@ def _num_missing(collection: Collection, store: Store) -> int:
 def _table(results: Sequence[Result], gain: float | None) -> None:
     from localrag.kb.evaluate import MEASURES  # noqa: PLC0415  # weight
 
-    columns = ("Mode", *MEASURES.values(), "ms a query")
+    columns = ("Mode", *MEASURES.values(), "ms/query")
     rows = [(one.name, *(f"{one.measures[name]:.4f}" for name in MEASURES), f"{one.p50_ms:.1f}") for one in results]
     render.table(columns, rows, right=columns[1:])
     if gain is not None:
-        note(f"Hybrid reaches {gain:.3f} times the nDCG@10 of the better of keyword and semantic.")
+        note(f"Hybrid reaches {gain:.3f} times the nDCG@10 of the better single mode, keyword or semantic.")
 
 
 def _plot_retrieval(results: Sequence[Result], file: Path, title: str) -> None:
@@ -514,4 +516,4 @@ def _plot_retrieval(results: Sequence[Result], file: Path, title: str) -> None:
 
     rows = [Bars(f"{one.name} ({one.p50_ms:.0f} ms)", [one.measures[name] for name in MEASURES]) for one in results]
     draw_bars(rows, list(MEASURES.values()), file, title=title)
-    note(f"Drew the measures into {safe(str(file))}.")
+    note(f"Plotted the measures to {safe(str(file))}.")

@@ -1,4 +1,4 @@
-"""Files that commands read and write: inputs, standard input as a file, output written whole, and results kept line by line."""
+"""Read and write the files of commands: inputs, standard input as a file, atomic output, and result files written line by line."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _CLAIMED = "localrag.stdin"
 
 
 class InputFile(click.Path):
-    """A file to read. `-` copies standard input into a file that is gone when the command ends, for readers that need one."""
+    """A path to a file to read. For `-`, standard input is copied into a temporary file, deleted when the command ends."""
 
     def __init__(self, *, exists: bool = False) -> None:
         super().__init__(path_type=Path, dir_okay=not exists, exists=exists, allow_dash=True)
@@ -50,35 +50,35 @@ class InputFile(click.Path):
 
 
 def claimed_stdin() -> BinaryIO:
-    """Standard input, for the one that reads it. UsageError where another argument of the command has claimed it."""
+    """Claim standard input for one argument and return it. UsageError if another argument has claimed it."""
     context = click.get_current_context(silent=True)
     if context is not None:
         claims = context.find_root().meta
         if claims.get(_CLAIMED):
-            raise UsageError("Two arguments are -, and standard input can be read only once.", hint="Give a file for one of them.")
+            raise UsageError("Two arguments are -, but standard input can be read only once.", hint="Use a file for one of them.")
         claims[_CLAIMED] = True
     if sys.stdin is None or sys.stdin.closed:
-        raise UsageError("Standard input is closed.", hint="Give a file in place of -.")
+        raise UsageError("Standard input is closed.", hint="Use a file instead of -.")
     return sys.stdin.buffer
 
 
 def is_stdin_claimed() -> bool:
-    """Whether an argument of the command was `-`."""
+    """Return whether an argument of the command was `-`."""
     context = click.get_current_context(silent=True)
     return context is not None and bool(context.find_root().meta.get(_CLAIMED))
 
 
 def check_free_stdout(option: str, *, as_json: bool) -> None:
-    """UsageError where --json writes to standard output too, which `option` was told to use."""
+    """UsageError if both `option` and --json would write to standard output."""
     if as_json:
-        raise UsageError(f"{option} - and --json both write to standard output.", hint=f"Give {option} a file, or leave --json out.")
+        raise UsageError(f"{option} - and --json both write to standard output.", hint=f"Use a file for {option}, or leave out --json.")
 
 
 @contextmanager
 def binary_stdout(option: str) -> Iterator[Path]:
-    """The path of a file to be written, which then goes to standard output. UsageError where that is a terminal."""
+    """Yield the path of a temporary file, then copy the file to standard output. UsageError if that is a terminal."""
     if sys.stdout.isatty():
-        raise UsageError("What is written is not text, and standard output is a terminal.", hint=f"Give {option} a file, or redirect it.")
+        raise UsageError("Binary data cannot be written to a terminal.", hint=f"Use a file for {option}, or redirect standard output.")
     with tempfile.TemporaryDirectory(prefix="localrag-") as folder:
         made = Path(folder) / "standard-output"
         yield made
@@ -88,14 +88,14 @@ def binary_stdout(option: str) -> Iterator[Path]:
 
 
 def label_of(path: Path) -> str:
-    """A path fit to print: bytes that are not UTF-8 become `\\xNN`."""
+    """Return a printable path, with bytes that are not UTF-8 as `\\xNN`."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def read_source(path: Path, verb: str) -> Source:
-    """A text file, or a document of a format that is read (localrag/kb/readers), that is to be, say, "summarized".
+    """Read a text file or a supported document (localrag/kb/readers); `-` is standard input. `verb`, e.g. "summarized", is for errors.
 
-    `-` is standard input. UsageError for one that is not there, cannot be read, is not text or too long, or changes while it is read.
+    UsageError if the file is missing, unreadable, not text or too long, or if it changes while it is read.
     """
     from localrag.kb.readers import UnreadableError  # noqa: PLC0415  # weight: none of it is needed to print help
     from localrag.kb.reading import Readers  # noqa: PLC0415
@@ -112,8 +112,9 @@ def read_source(path: Path, verb: str) -> Source:
 
 
 def text_of(name: str, data: bytes, readers: Readers) -> str:
-    """A file's text as it stands, or that of a document that is none (PDF, DOCX, EPUB …), which `readers` read. UnreadableError says why
-    there is none. What a document shows beside its text, such as scanned pages, is named on stderr.
+    """Return the text of a text file or, using `readers`, of a document (PDF, DOCX, EPUB …). UnreadableError if there is no text.
+
+    Parts that have no text, such as scanned pages, are reported on stderr.
     """
     from localrag.kb.readers import is_document, is_text  # noqa: PLC0415  # weight
     from localrag.kb.readers.text import decode  # noqa: PLC0415
@@ -127,7 +128,7 @@ def text_of(name: str, data: bytes, readers: Readers) -> str:
 
 
 def write_whole(path: Path, text: str, *, replace: bool) -> None:
-    """Write a file whole or not at all, for the eyes of its owner. FileExistsError if it exists and is not to be replaced."""
+    """Write a file atomically, readable only by its owner. FileExistsError if it exists and `replace` is false."""
     with atomic_write(path, replace=replace) as out, naming(path):
         out.write(text.encode("utf-8", "replace"))
         out.flush()
@@ -135,7 +136,7 @@ def write_whole(path: Path, text: str, *, replace: bool) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Have an OSError inside name this file: one of a file descriptor names none."""
+    """Add this file's name to an OSError raised inside. Errors on file descriptors carry no name."""
     try:
         yield
     except OSError as error:
@@ -143,7 +144,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def _stdin_bytes() -> tuple[bytes, float]:
-    """All of standard input, as of now."""
+    """Return all of standard input and the current time."""
     from localrag.kb.readers.base import UnreadableError  # noqa: PLC0415  # weight
 
     data = claimed_stdin().read(MAX_TEXT_BYTES + 1)
@@ -153,7 +154,7 @@ def _stdin_bytes() -> tuple[bytes, float]:
 
 
 def _unchanged(path: Path) -> tuple[bytes, float]:
-    """A file's bytes and date, which were the same before and after it was read; it is read twice at most."""
+    """Return a file's bytes and modification time, checked to be unchanged during the read. Tries twice."""
     from localrag.kb.readers.base import UnreadableError  # noqa: PLC0415  # weight
     from localrag.kb.walk import read_file  # noqa: PLC0415
 
@@ -167,7 +168,7 @@ def _unchanged(path: Path) -> tuple[bytes, float]:
         after = path.stat()
         if len(data) == after.st_size and _state(before) == _state(after):
             return data, after.st_mtime
-    raise UnreadableError("it changes while it is read")
+    raise UnreadableError("it changed while it was read")
 
 
 def _state(status: os.stat_result) -> tuple[int, int, int]:
@@ -177,19 +178,18 @@ def _state(status: os.stat_result) -> tuple[int, int, int]:
 _MAX_LINE_BYTES = 64 * 1024 * 1024
 _PIECE_BYTES = 1024 * 1024
 _OPENING = b'{"id":'
-"""What every line begins with."""
+"""The first bytes of every line."""
 
 
 class ResultFile(ABC):
-    """OUT, opened for one run at a time.
+    """An OUT file of JSON lines, locked by one run at a time.
 
-    A line is there whole and flushed to the disk when `append` returns. What a killed run left half written is cut off when the file is
-    opened again, and lines that need not stay are dropped. UsageError where another run writes to it, or where it holds anything else
-    than such lines.
+    When `append` returns, the line is complete and flushed to disk. Opening the file again cuts off a line that a killed run left
+    unfinished, and drops lines that are not kept. UsageError if another run is writing to it, or if it holds other content.
     """
 
     run: ClassVar[str]
-    """What a run is called."""
+    """The word for a run in messages."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(os.path.realpath(path))
@@ -202,17 +202,17 @@ class ResultFile(ABC):
 
     @abstractmethod
     def is_line(self, row: object) -> bool:
-        """Whether a run of this kind can have written it."""
+        """Return whether a run of this kind can have written this row."""
 
     @abstractmethod
     def is_kept(self, number: int, row: dict[str, object]) -> bool:
-        """Whether such a line stays, which makes it part of this run. UsageError where it belongs to another one."""
+        """Return whether to keep a line as part of this run. UsageError if it belongs to another run."""
 
     def append(self, row: Mapping[str, object]) -> None:
-        """`row` begins with its id."""
+        """Append a row, whose first key must be its id, and flush it to disk."""
         data = memoryview(_json(row) + b"\n")
         with naming(self.path):
-            while data:  # once, unless the disk is full, and then the next says so
+            while data:  # a short write means a full disk; the next write then raises the error
                 data = data[os.write(self._handle, data) :]
             os.fsync(self._handle)
 
@@ -226,7 +226,7 @@ class ResultFile(ABC):
         self.close()
 
     def _open(self) -> int:
-        """The file, locked: another may replace it between its opening and its locking."""
+        """Open and lock the file. Try again if it was replaced between opening and locking."""
         while True:
             try:
                 handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NONBLOCK", 0), 0o666)
@@ -237,23 +237,23 @@ class ResultFile(ABC):
             if not stat.S_ISREG(status.st_mode):
                 os.close(handle)
                 raise UsageError(
-                    f"{self.path} is not a file.", hint=f"Give --out a file, so that the {self.run} can go on when interrupted."
+                    f"{self.path} is not a regular file.", hint=f"Use a regular file for --out, so that the {self.run} can be resumed."
                 )
             try:
                 is_free = lock_open_file(handle)
             except OSError as error:
                 os.close(handle)
-                raise UsageError(f"{self.path} cannot be locked: {error.strerror or error}.", hint="Give --out on another disk.") from None
+                raise UsageError(f"{self.path} cannot be locked: {error.strerror or error}.", hint="Use another disk for --out.") from None
             if not is_free:
                 os.close(handle)
-                raise UsageError(f"Another {self.run} is writing to {self.path}.", hint="Wait for it, or give another --out.")
+                raise UsageError(f"Another {self.run} is writing to {self.path}.", hint="Wait for it, or use another --out.")
             with suppress(FileNotFoundError):
                 if os.path.samestat(status, self.path.stat()):
                     return handle
             os.close(handle)
 
     def _take_up(self) -> None:
-        """Cut off a torn end; drop the lines that do not stay."""
+        """Cut off an unfinished last line, and drop the lines that are not kept."""
         kept: list[tuple[int, int]] = []
         end = num_dropped = 0
         with self.path.open("rb") as file:
@@ -276,7 +276,7 @@ class ResultFile(ABC):
             os.ftruncate(self._handle, end)
 
     def _check_torn(self, number: int, raw: bytes) -> None:
-        """Only the beginning of a line of ours is cut off, and none is as long as the longest that is read."""
+        """UsageError unless the unfinished line can be the start of one of our lines."""
         if len(raw) == _MAX_LINE_BYTES or not raw.startswith(_OPENING[: len(raw)]):
             raise self._foreign(number)
         with suppress(ValueError, RecursionError):
@@ -294,12 +294,12 @@ class ResultFile(ABC):
 
     def _foreign(self, number: int) -> UsageError:
         article = "an" if self.run[0] in "aeiou" else "a"
-        return UsageError(f"Line {number} of {self.path} is no line of {article} {self.run}.", hint="Give another --out.", line=number)
+        return UsageError(f"Line {number} of {self.path} was not written by {article} {self.run}.", hint="Use another --out.", line=number)
 
     def _rewrite(self, kept: list[tuple[int, int]]) -> None:
-        """The file anew with these stretches of bytes, put in the place of the old one at once, and locked before it is there."""
+        """Atomically replace the file by a locked copy with only these byte ranges."""
         fresh = self.path.with_name(f"{self.path.name}.new")
-        fresh.unlink(missing_ok=True)  # of a run that was killed here
+        fresh.unlink(missing_ok=True)  # left by a run that was killed here
         handle = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         try:
             lock_open_file(handle)
@@ -328,5 +328,5 @@ def _copy(source: IO[bytes], handle: int, num_bytes: int) -> None:
 def _json(row: Mapping[str, object]) -> bytes:
     try:
         return json.dumps(row, ensure_ascii=False, separators=(",", ":"), default=str).encode()
-    except UnicodeEncodeError:  # half a character, from a file's name or an id
+    except UnicodeEncodeError:  # a lone surrogate, from a file name or an id
         return json.dumps(row, separators=(",", ":"), default=str).encode()

@@ -1,4 +1,4 @@
-"""What `index` and the commands of `kb` print: how far it is, what was done, what was left out. And how a folder is followed."""
+"""Print progress and results of `index` and `kb`, and watch folders for changes."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from localrag.types import Chunk
 
     Index = Callable[[IngestResult | None], IngestResult]
-    """One run, which is told the result of the run before, if any."""
+    """Runs the indexing once. Its argument is the result of the previous run, or None."""
 
 _NUM_NAMED = 3
-"""Skipped files that are named for each reason, unless all are asked for. Those that may hold secrets are all named."""
+"""Number of skipped files to name for each reason without --verbose. Files that may hold secrets are always named."""
 _MAX_VALUE_CHARS = 60
-"""Of what a file says of itself, for each value in a table."""
+"""Maximum length of a metadata value in a table."""
 
 
 def check_paths(paths: Sequence[Path]) -> None:
-    """KnowledgeBaseError for one that is not there: said before anything heavy is loaded."""
+    """KnowledgeBaseError for a missing path. Call this before loading anything heavy."""
     for path in paths:
         if not os.path.lexists(os.path.realpath(path)):
             raise KnowledgeBaseError(f"There is no file or folder {path}.", hint="Check the path.", path=str(path))
 
 
 def first(index: Index) -> IngestResult | None:
-    """The first run before a folder is followed; None where there is nothing to index yet."""
+    """Run the indexing before watching starts. Returns None if there is nothing to index yet."""
     try:
         return index(None)
     except KnowledgeBaseError as error:
@@ -51,29 +51,29 @@ def first(index: Index) -> IngestResult | None:
 
 
 def follow(paths: Sequence[Path], kb_dir: Path, index: Index, last: IngestResult | None, *, as_json: bool) -> int:
-    """Indexes again after every change, until Ctrl-C. What goes wrong then is said, and the next change is another try.
+    """Index again after every change, until Ctrl-C. Errors are printed, and the next change tries again.
 
-    KnowledgeBaseError where one of the paths is gone: nothing more would be heard of it, also if it came back.
+    KnowledgeBaseError if one of the paths disappears, because its changes can no longer be watched, even if it returns.
     """
     from localrag.kb.walk import changes  # noqa: PLC0415  # weight
 
-    note("Watching for changes; Ctrl-C ends it.")
+    note("Watching for changes. Press Ctrl-C to stop.")
     try:
         for num_changed in changes(paths, but=kb_dir):
             try:
                 last = index(last)
             except LocalragError as error:
                 if not num_changed and last is None and "reasons" in error.numbers:
-                    continue  # what there was to say was said a moment ago
+                    continue  # this error has just been printed
                 check_paths(paths)
                 fault(error, as_json=as_json)
     except KeyboardInterrupt:
-        note("\nNo longer watching.")
+        note("\nStopped watching.")
     return InterruptedRunError.exit_code
 
 
 class IndexingBar:
-    """Files, chunks, chunks a second and time left, on stderr: a bar on a terminal, elsewhere one line at the start, and none `again`."""
+    """Progress on stderr: files, chunks, chunks per second and time left. A bar on a terminal; otherwise one line, unless `again`."""
 
     def __init__(self, kb: str, *, title: str = "Indexing", again: bool = False) -> None:
         self._title = f"{title} {kb}"
@@ -120,10 +120,10 @@ class IndexingBar:
 
 
 def indexed(name: str, result: IngestResult, *, as_json: bool, verbose: bool, before: IngestResult | None = None) -> None:
-    """What indexing did, and the files that were skipped. What was told of the run `before` is not told again."""
-    told = {*before.skipped, *before.partial} if before is not None else set()
-    skipped = [skip for skip in result.skipped if skip not in told]
-    partial = [skip for skip in result.partial if skip not in told]
+    """Print what a run indexed and skipped. Skipped files that the run `before` reported are not repeated."""
+    known = {*before.skipped, *before.partial} if before is not None else set()
+    skipped = [skip for skip in result.skipped if skip not in known]
+    partial = [skip for skip in result.partial if skip not in known]
     if before is not None and not (skipped or partial or result.added or result.updated or result.renamed or result.removed):
         return
     if as_json:
@@ -133,12 +133,12 @@ def indexed(name: str, result: IngestResult, *, as_json: bool, verbose: bool, be
     _partial(partial)
     words = ["added", "updated", "unchanged", *(["renamed"] if result.renamed else []), "removed"]
     changes = ", ".join(f"{getattr(result, word)} {word}" for word in words)
-    chunks = f"{counted(result.num_chunks, 'chunk')}, {result.num_embedded} of them new"
+    chunks = f"{counted(result.num_chunks, 'chunk')}, {result.num_embedded} new"
     click.echo(f"{name}: {changes}, {_left_out(result)}; {chunks}")
 
 
 def planned(name: str, plan: Plan, *, as_json: bool, verbose: bool) -> None:
-    """What indexing would do; data are the files that would be added or updated."""
+    """Print what a run would do: the files to add or update on stdout, everything else on stderr."""
     if as_json:
         emit({"kb": name, "dry_run": True, **plan.to_dict()})
         return
@@ -154,23 +154,23 @@ def planned(name: str, plan: Plan, *, as_json: bool, verbose: bool) -> None:
     numbers = ", ".join(f"{len(getattr(plan, word))} {word}" for word in words)
     note(f"{name}: {numbers}, {_left_out(plan)}; nothing was embedded or written")
     if not (plan.new or plan.changed or plan.unchanged or plan.renamed):
-        note("There is nothing to index: the run would fail, and remove nothing.")
+        note("There is nothing to index. A run would fail and remove nothing.")
 
 
 def documents(sources: Sequence[tuple[str, int]], fields: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
-    """A table of documents: (source, number of chunks) and, where any has some, tags and what the files say of themselves."""
+    """Print a table of documents given as (source, number of chunks), with columns for tags and metadata if any has some."""
     rows = []
     for source, num_chunks in sources:
-        said = {key: ", ".join(value[:_MAX_VALUE_CHARS] for value in values) for key, values in fields.get(source, {}).items()}
-        tags = said.pop("tag", "")
-        rows.append((source, num_chunks, tags, "; ".join(f"{key}={value}" for key, value in said.items())))
+        metadata = {key: ", ".join(value[:_MAX_VALUE_CHARS] for value in values) for key, values in fields.get(source, {}).items()}
+        tags = metadata.pop("tag", "")
+        rows.append((source, num_chunks, tags, "; ".join(f"{key}={value}" for key, value in metadata.items())))
     columns = ("Document", "Chunks", "Tags", "Fields")
     kept = [at for at, column in enumerate(columns) if column in columns[:2] or any(row[at] for row in rows)]
     render.table([columns[at] for at in kept], [[row[at] for at in kept] for row in rows], right=("Chunks",))
 
 
 def verified(name: str, found: VerifyResult, *, as_json: bool) -> None:
-    """What is wrong, what was repaired, and which documents are not up to date."""
+    """Print the result of a check: problems, repairs, and outdated documents."""
     if as_json:
         emit({"kb": name, **found.to_dict()})
         return
@@ -178,21 +178,21 @@ def verified(name: str, found: VerifyResult, *, as_json: bool) -> None:
         note(f"repaired: {safe(line)}")
     for problem in found.problems:
         note(f"problem: {safe(problem)}")
-    for what, sources in (("changed since it was indexed", found.changed), ("not on disk any more", found.missing)):
+    for reason, sources in (("changed since it was indexed", found.changed), ("no longer on disk", found.missing)):
         for source in sources:
-            note(f"{safe(source)}: {what}")
+            note(f"{safe(source)}: {reason}")
     for line in found.not_compared:
         note(f"not compared with files: {safe(line)}")
     if found.changed or found.missing:
-        note(f"To bring it up to date: localrag index PATH --kb {name}")
+        note(f"To update it: localrag index PATH --kb {name}")
     if found.problems:
-        note(f"It cannot be repaired: remove it (localrag kb remove {name}) and index the documents again.")
+        note(f"It cannot be repaired. Remove it (localrag kb remove {name}) and index the documents again.")
     if found.is_sound:
         click.echo(f"{name} is sound: {counted(found.num_documents, 'document')}, {counted(found.num_chunks, 'chunk')}")
 
 
 def feedback(known: Sequence[tuple[Chunk, Feedback]], *, learning: Learning, as_json: bool) -> None:
-    """What is known of the use of passages, and what it adds to their scores."""
+    """Print the feedback on passages, and its effect on their scores."""
     if as_json:
         rows = [
             {"id": chunk.label, "source": chunk.source, **counts._asdict(), "weight": feedback_boost(counts, learning)}
@@ -204,7 +204,7 @@ def feedback(known: Sequence[tuple[Chunk, Feedback]], *, learning: Learning, as_
         names = ("Found", "Supplied", "Cited", "Useful", "Useless", "Weight")
         render.table(("Passage", "Document", *names), table, right=names)
     else:
-        note("Nothing is known yet: ask something, and mark what helped.")
+        note("There is no feedback yet. Ask a question, then mark the passages that helped.")
 
 
 def _left_out(result: IngestResult | Plan) -> str:
@@ -212,13 +212,13 @@ def _left_out(result: IngestResult | Plan) -> str:
 
 
 def _partial(partial: Sequence[SkippedFile]) -> None:
-    """Each by name: a document that is there in part looks like one that is there."""
+    """Name every incomplete document, because it looks complete otherwise."""
     for source, reason in partial:
         note(f"incomplete {safe(source)}: {safe(reason)}")
 
 
 def _skipped(skipped: Sequence[SkippedFile], *, verbose: bool) -> None:
-    """By reason, the most frequent last, next to the summary."""
+    """Print skipped files by reason. The most frequent reason comes last, next to the summary."""
     from localrag.kb.walk import MAY_BE_READ  # noqa: PLC0415  # weight
 
     by_reason: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""index, search and kb: what is in a knowledge base, and how it gets there."""
+"""The commands index, search and kb: fill, search and manage knowledge bases."""
 
 from __future__ import annotations
 
@@ -29,13 +29,15 @@ _kb_option = click.option("--kb", "kb", required=True, metavar="NAME", help="The
     "tags",
     multiple=True,
     metavar="TAG",
-    help='A tag for these documents; replaces earlier tags, and "" clears them. Repeatable.',
+    help='Tag for these documents. Replaces earlier tags; "" removes them. Repeatable.',
 )
 @click.option(
-    "--hidden", is_flag=True, help="Also index hidden files and files with keys or passwords. A later run without this option removes them."
+    "--hidden",
+    is_flag=True,
+    help="Also index hidden files and files that may hold keys or passwords. A later run without this option removes them.",
 )
-@click.option("--watch", is_flag=True, help="Keep running, and index again whenever a file changes. Stop with Ctrl-C.")
-@click.option("--dry-run", is_flag=True, help="Read the files and list what would be done with each. Write nothing.")
+@click.option("--watch", is_flag=True, help="Keep running and index again whenever a file changes. Stop with Ctrl-C.")
+@click.option("--dry-run", is_flag=True, help="List what would be done with each file. Write nothing.")
 @click.option("--verbose", is_flag=True, help="Name every skipped file.")
 @options.models_file
 @options.as_json
@@ -50,7 +52,7 @@ def index_command(
     settings: Settings,
     as_json: bool,
 ) -> int:
-    """Add or update the documents under PATHS. Only what changed is read and embedded again; what vanished is removed.
+    """Add or update the documents under PATHS. Only changed files are read and embedded again. Deleted files are removed.
 
     \b
       localrag index notes --kb notes --dry-run
@@ -76,24 +78,24 @@ def index_command(
                     bar,
                     tagging=Tagging(tags or None, folder_rules(settings)),
                     hidden=hidden,
-                    on_wait=lambda: note(f"Another localrag is indexing into {knowledge_base.address}: waiting for it."),
+                    on_wait=lambda: note(f"Waiting: another localrag is indexing into {knowledge_base.address}."),
                 )
             indexing.indexed(knowledge_base.address, result, as_json=as_json, verbose=verbose, before=before)
             return result
 
         try:
             first = indexing.first(index) if watch else index(None)
-            prepare_queries(embedder, settings, on_start=lambda: note("Making a copy of the embedder that starts faster, once."))
+            prepare_queries(embedder, settings, on_start=lambda: note("Converting the embedder to a faster format. This is done once."))
         except KeyboardInterrupt:
-            raise InterruptedRunError("Interrupted.", hint="What was indexed is kept; the same command goes on from there.") from None
+            raise InterruptedRunError("Interrupted.", hint="Indexed documents are kept. Run the same command to continue.") from None
         return indexing.follow(paths, settings.kb_dir, index, first, as_json=as_json) if watch else 0
 
 
 @click.command("search")
 @click.argument("query", type=options.Text())
 @click.option("--kb", "kbs", multiple=True, required=True, metavar="NAME", help="A knowledge base to search. Repeatable.")
-@click.option("-k", "k", type=click.IntRange(1, 1000), default=8, show_default=True, metavar="N", help="Passages to show.")
-@click.option("--mode", type=click.Choice(MODES), default="hybrid", show_default=True)
+@click.option("-k", "k", type=click.IntRange(1, 1000), default=8, show_default=True, metavar="N", help="Number of passages to show.")
+@click.option("--mode", type=click.Choice(MODES), default="hybrid", show_default=True, help="Search mode.")
 @options.where_option
 @options.rerank_option
 @options.models_file
@@ -101,14 +103,14 @@ def index_command(
 def search_command(
     query: str, kbs: tuple[str, ...], k: int, mode: Mode, where: Where, rerank: str | None, settings: Settings, as_json: bool
 ) -> None:
-    """Find the passages that match QUERY best, each with what its score is made of. They are those that ask would find.
+    """Find the passages that best match QUERY, with a breakdown of each score. ask retrieves the same passages.
 
     \b
       localrag search "annealing temperature" --kb handbook --where source=materials/*
       localrag search "annealing temperature" --kb handbook --kb notes
     """
     if not query.strip():
-        raise UsageError("The query is empty.", hint="Give some words to look for.")
+        raise UsageError("The query is empty.", hint="Give some words to search for.")
     with ExitStack() as opened:
         found = open_knowledge_bases(kbs, settings=settings, opened=opened)
         reranker = opened.enter_context(opened_reranker(rerank, settings=settings))
@@ -124,26 +126,26 @@ def search_command(
 
 
 def _note_none_passes(kb: str, where: Where) -> None:
-    note(f"No document of {shown(kb)} passes {safe(str(where))}. To see what they are: localrag kb show {shown(kb)}")
+    note(f"No document of {shown(kb)} matches {safe(str(where))}. To list its documents and tags: localrag kb show {shown(kb)}")
 
 
 @click.group("kb")
 def kb_command() -> None:
-    """List, show, verify, remove, export and import knowledge bases."""
+    """List, show, verify, export, import and remove knowledge bases."""
 
 
 @kb_command.command("list")
 @options.models_file
 @options.as_json
 def list_command(settings: Settings, as_json: bool) -> None:
-    """List the knowledge bases of this home."""
+    """List the knowledge bases in localrag's home."""
     rows: list[dict[str, object]] = []
     for name in list_kbs(settings.kb_dir):
         try:
             with KnowledgeBase.open(settings.kb_dir, name) as knowledge_base:
                 numbers = (knowledge_base.num_documents, knowledge_base.num_chunks)
                 rows.append({"name": name, "num_documents": numbers[0], "num_chunks": numbers[1]})
-        except KnowledgeBaseError as error:  # one that is damaged hides no other
+        except KnowledgeBaseError as error:  # still list the others if one is damaged
             rows.append({"name": name, "num_documents": None, "num_chunks": None, "error": error.to_dict()})
             if not as_json:
                 note(f"{safe(error.message)}\n  {error.hint}")
@@ -153,7 +155,7 @@ def list_command(settings: Settings, as_json: bool) -> None:
         columns = ("name", "num_documents", "num_chunks")
         render.table(("Name", "Documents", "Chunks"), [[row[name] for name in columns] for row in rows], right=("Documents", "Chunks"))
     else:
-        note("There are none yet. Make one with: localrag index FOLDER --kb NAME")
+        note("There are no knowledge bases yet. To create one: localrag index FOLDER --kb NAME")
 
 
 @kb_command.command("show", short_help="Show the documents of a knowledge base, with their tags.")
@@ -162,7 +164,7 @@ def list_command(settings: Settings, as_json: bool) -> None:
 @options.models_file
 @options.as_json
 def show_command(name: str, where: Where, settings: Settings, as_json: bool) -> None:
-    """Show the documents of a knowledge base, each with its number of chunks, its tags and what its file says of itself."""
+    """Show the documents of a knowledge base, each with its number of chunks, its tags and its file's metadata."""
     with KnowledgeBase.open(settings.kb_dir, name) as knowledge_base:
         sources, fields = knowledge_base.sources(where), knowledge_base.fields(where)
     num_chunks = sum(chunks for _, chunks in sources)
@@ -181,9 +183,9 @@ def show_command(name: str, where: Where, settings: Settings, as_json: bool) -> 
 @options.models_file
 @options.as_json
 def verify_command(name: str, settings: Settings, as_json: bool) -> int:
-    """Check a knowledge base against itself and against the documents on disk; what is derived is repaired."""
+    """Check a knowledge base for damage and compare it with the files on disk. Derived data is repaired."""
     with KnowledgeBase.open(settings.kb_dir, name) as knowledge_base:
-        found = knowledge_base.verify(on_wait=lambda: note(f"Another localrag is indexing into {shown(name)}: waiting for it."))
+        found = knowledge_base.verify(on_wait=lambda: note(f"Waiting: another localrag is indexing into {shown(name)}."))
     indexing.verified(shown(name), found, as_json=as_json)
     return 0 if found.is_sound else KnowledgeBaseError.exit_code
 
@@ -194,7 +196,7 @@ def verify_command(name: str, settings: Settings, as_json: bool) -> int:
 @options.models_file
 @options.as_json
 def export_command(name: str, file: Path, settings: Settings, as_json: bool) -> None:
-    """Write a knowledge base into one FILE, to keep or to take along. A FILE that exists is replaced; - is standard output.
+    """Write a knowledge base to a single FILE, for a backup or another machine. An existing FILE is replaced; - is standard output.
 
     \b
       localrag kb export notes notes.kb
@@ -206,7 +208,7 @@ def export_command(name: str, file: Path, settings: Settings, as_json: bool) -> 
             knowledge_base.export(made)
         return
     if not file.parent.is_dir():
-        raise UsageError(f"There is no folder {file.parent}.", hint="Make it, or name another FILE.")
+        raise UsageError(f"There is no folder {file.parent}.", hint="Create it, or name another FILE.")
     with KnowledgeBase.open(settings.kb_dir, name) as knowledge_base:
         knowledge_base.export(file)
         numbers = {"num_documents": knowledge_base.num_documents, "num_chunks": knowledge_base.num_chunks}
@@ -223,10 +225,7 @@ def export_command(name: str, file: Path, settings: Settings, as_json: bool) -> 
 @options.models_file
 @options.as_json
 def import_command(file: Path, name: str | None, settings: Settings, as_json: bool) -> None:
-    """Make a knowledge base of a FILE that was exported.
-
-    It is checked first. A FILE of - is standard input.
-    """
+    """Import a knowledge base from an exported FILE, or from standard input if FILE is -. The file is checked first."""
     name = import_kb(settings.kb_dir, file, name)
     with KnowledgeBase.open(settings.kb_dir, name) as knowledge_base:
         numbers = {"num_documents": knowledge_base.num_documents, "num_chunks": knowledge_base.num_chunks}
@@ -244,28 +243,26 @@ def import_command(file: Path, name: str | None, settings: Settings, as_json: bo
 @options.models_file
 @options.as_json
 def feedback_command(name: str, ids: tuple[str, ...], helped: bool | None, reset: bool, settings: Settings, as_json: bool) -> None:
-    """Show which passages helped, mark some by their ID (12 or KB#12), or forget what is known.
+    """Show which passages helped, mark passages by ID (12 or KB#12), or delete all feedback.
 
-    What people mark moves a passage up or down by a tenth of its score at most. How often it was found, supplied and cited is only
-    shown, unless LOCALRAG_LEARN is "all"; "off" uses nothing of it.
+    Marks change a passage's score by at most 10 %. Counts of how often a passage was found, supplied and cited are shown, but affect the
+    score only if LOCALRAG_LEARN is "all". With "off", no feedback is used.
 
     \b
       localrag kb feedback notes 12 KB#31 --useful
     """
     if reset and (ids or helped is not None):
-        raise UsageError(
-            "--reset forgets all of it, and takes no ID, --useful or --useless.", hint=f"localrag kb feedback {shown(name)} --reset"
-        )
+        raise UsageError("--reset does not work with an ID, --useful or --useless.", hint=f"localrag kb feedback {shown(name)} --reset")
     if ids and helped is None:
-        raise UsageError("Were they of use or not?", hint="Say --useful or --useless.")
+        raise UsageError("An ID needs --useful or --useless.", hint="Add one of them.")
     if helped is not None and not ids:
         raise UsageError(
-            "Which passages? There is no ID.", hint=f"Give them as in a citation: localrag kb feedback {shown(name)} 12 --useful"
+            "The ID of a passage is missing.", hint=f"Give it as in a citation: localrag kb feedback {shown(name)} 12 --useful"
         )
     with KnowledgeBase.open(settings.kb_dir, name) as knowledge_base:
         if reset:
             knowledge_base.reset_feedback()
-            note(f"Forgot what was known of the passages of {shown(name)}.")
+            note(f"Deleted all feedback on {shown(name)}.")
         if ids:
             knowledge_base.mark([_chunk_id(each, knowledge_base.name) for each in ids], useful=bool(helped))
         known = knowledge_base.feedback()
@@ -274,13 +271,13 @@ def feedback_command(name: str, ids: tuple[str, ...], helped: bool | None, reset
 
 
 def _chunk_id(text: str, kb: str) -> int:
-    """The number of a passage of `kb`, from a label as answers show it; the label may name the knowledge base."""
+    """Parse a passage's number from a label as in answers, with or without the name of the knowledge base `kb`."""
     label = parse_label(text)
     if label is None:
         raise UsageError(f"{text[:40]!r} is not the id of a passage.", hint="Give it as in a citation: KB#12 or 12.")
     scope, number = label
     if scope not in ("", kb):
-        raise UsageError(f"{text[:80]!r} is no passage of {kb}.", hint=f"Name that knowledge base in place of {kb}.")
+        raise UsageError(f"{text[:80]!r} is not a passage of {kb}.", hint=f"Name that knowledge base instead of {kb}.")
     return number
 
 
@@ -290,7 +287,7 @@ def _chunk_id(text: str, kb: str) -> int:
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @options.as_json
 def remove_command(name: str, settings: Settings, yes: bool, as_json: bool) -> None:
-    """Delete a knowledge base, also a damaged one. The documents themselves are not touched."""
+    """Delete a knowledge base, even if it is damaged. The original documents are not touched."""
     is_here = name in list_kbs(settings.kb_dir)
     try:
         with KnowledgeBase.open(settings.kb_dir, name) as knowledge_base:
@@ -313,11 +310,11 @@ def remove_command(name: str, settings: Settings, yes: bool, as_json: bool) -> N
 
 
 def _confirm(question: str) -> None:
-    """InterruptedRunError unless a person says yes."""
+    """Ask for confirmation. InterruptedRunError unless the answer is yes."""
     try:
         is_agreed = click.confirm(question, err=True)
-    except click.Abort:  # Ctrl-C, or nobody to ask
+    except click.Abort:  # Ctrl-C, or standard input has ended
         note("")
         is_agreed = False
     if not is_agreed:
-        raise InterruptedRunError("Nothing was removed.", hint="--yes removes without asking.")
+        raise InterruptedRunError("Nothing was removed.", hint="Use --yes to remove without confirmation.")

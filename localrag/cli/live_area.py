@@ -1,4 +1,4 @@
-"""A terminal while a model works: an area that is redrawn, and Ctrl-C, which ends an answer and keeps what was written."""
+"""The terminal during generation: an area that is redrawn, and Ctrl-C, which stops an answer and keeps its text."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ REFRESHES_PER_S = 8
 
 
 def silence_keys() -> Callable[[], None]:
-    """Have the terminal no longer show what is typed; what this returns undoes it.
+    """Turn off the terminal's echo and return a function that restores it.
 
-    A terminal writes ^C, and every other key, where its cursor stands. In an area that is drawn anew, that begins a line of which the
-    area does not know, and a line of the area stays behind above it.
+    A terminal echoes keys, and ^C, at the cursor. In a live area that would start a line which the area does not know about, so a stale
+    line would remain above it.
     """
     try:
         import termios  # noqa: PLC0415
@@ -45,7 +45,7 @@ def silence_keys() -> Callable[[], None]:
 
 
 class Area:
-    """Shows what `draw` gives, again and again, from `open` to `close`. It leaves nothing behind."""
+    """A live area that redraws the result of `draw` from `open` until `close`, which erases it."""
 
     def __init__(self, out: Console, draw: Callable[[], RenderableType]) -> None:
         self._out = out
@@ -54,7 +54,7 @@ class Area:
         self._restore: Callable[[], None] = lambda: None
 
     def open(self) -> None:
-        """Nothing changes where it is open already."""
+        """Start drawing. Does nothing if the area is already open."""
         from rich.live import Live  # noqa: PLC0415  # weight
 
         if self._live is None:
@@ -77,7 +77,7 @@ class Area:
 
 
 def end_answer(engine: Engine) -> None:
-    """Ends what an engine writes. KeyboardInterrupt while it writes nothing, for nothing else would end a search."""
+    """Cancel an engine's generation. KeyboardInterrupt if the engine is idle, to end a search, for example."""
     if engine.is_idle:
         raise KeyboardInterrupt
     engine.cancel_all()
@@ -85,9 +85,9 @@ def end_answer(engine: Engine) -> None:
 
 @contextmanager
 def first_interrupt(stop: Callable[[], None]) -> Iterator[None]:
-    """The first Ctrl-C calls `stop`, which keeps what was written; the second is a KeyboardInterrupt, wherever the program is.
+    """Call `stop` on the first Ctrl-C, to keep the text so far. The second Ctrl-C raises KeyboardInterrupt.
 
-    Where Ctrl-C is ignored, as in a shell's background jobs, it stays so.
+    If Ctrl-C is ignored, as in a shell's background jobs, it remains ignored.
     """
 
     def handle(_signal: int, _frame: object) -> None:

@@ -1,4 +1,4 @@
-"""memory: facts that are kept across conversations."""
+"""The command memory: facts that are kept across conversations."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ importance_option = click.option("--importance", type=options.Number(0, 1), meta
 
 @click.group("memory")
 def memory_command() -> None:
-    """Facts that chats are told: the important ones for a week, and those that a question shares a word with.
+    """Manage facts that chats remember.
 
-    [memories] of models.toml changes above which importance (min_importance, 0.6) and for how long (max_age_days, 7).
+    A chat includes facts that share a word with the question, and important facts from the last week. To change what counts as important
+    (min_importance, 0.6) and how long it counts (max_age_days, 7), edit [memories] in models.toml.
     """
 
 
@@ -26,7 +27,7 @@ def memory_command() -> None:
 @options.models_file
 @options.as_json
 def list_command(settings: Settings, as_json: bool) -> None:
-    """List all facts, the oldest first."""
+    """List all facts, oldest first."""
     with Journal.open(settings.home) as journal:
         kept = journal.memories.all()
     if as_json:
@@ -42,10 +43,10 @@ def list_command(settings: Settings, as_json: bool) -> None:
 @options.models_file
 @options.as_json
 def add_command(text: str, importance: float | None, settings: Settings, as_json: bool) -> None:
-    """Keep a fact."""
+    """Add a fact."""
     with Journal.open(settings.home) as journal:
         memory_id = journal.memories.add(text, DEFAULT_IMPORTANCE if importance is None else importance)
-    _told({"id": memory_id}, f"Remembered as {memory_id}.", as_json=as_json)
+    _report({"id": memory_id}, f"Remembered as {memory_id}.", as_json=as_json)
 
 
 @memory_command.command("edit")
@@ -55,12 +56,12 @@ def add_command(text: str, importance: float | None, settings: Settings, as_json
 @options.models_file
 @options.as_json
 def edit_command(memory_id: int, text: str | None, importance: float | None, settings: Settings, as_json: bool) -> None:
-    """Change a fact, or how much it matters."""
+    """Change the text or the importance of a fact."""
     if text is None and importance is None:
-        raise UsageError("There is nothing to change.", hint="Give a TEXT, or --importance.")
+        raise UsageError("There is nothing to change.", hint="Give TEXT or --importance.")
     with Journal.open(settings.home) as journal:
         journal.memories.edit(memory_id, text=text, importance=importance)
-    _told({"id": memory_id}, f"Changed {memory_id}.", as_json=as_json)
+    _report({"id": memory_id}, f"Changed {memory_id}.", as_json=as_json)
 
 
 @memory_command.command("forget")
@@ -68,13 +69,13 @@ def edit_command(memory_id: int, text: str | None, importance: float | None, set
 @options.models_file
 @options.as_json
 def forget_command(memory_id: int, settings: Settings, as_json: bool) -> None:
-    """Forget a fact for good."""
+    """Delete a fact."""
     with Journal.open(settings.home) as journal:
         journal.memories.forget(memory_id)
-    _told({"id": memory_id, "forgotten": True}, f"Forgot {memory_id}.", as_json=as_json)
+    _report({"id": memory_id, "forgotten": True}, f"Forgot {memory_id}.", as_json=as_json)
 
 
-def _told(data: dict[str, object], text: str, *, as_json: bool) -> None:
+def _report(data: dict[str, object], text: str, *, as_json: bool) -> None:
     if as_json:
         emit(data)
     else:

@@ -1,4 +1,4 @@
-"""models and tokens: the catalogue's models listed, fetched, verified and optimized; and tokens counted with one of them."""
+"""The commands models and tokens: list, fetch, verify and optimize the models of models.toml, and count tokens with one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @click.option("--show", is_flag=True, help="Show the text of each token.")
 @options.as_json
 def tokens_command(text: str, settings: Settings, model: str | None, chat_template: Path | None, show: bool, as_json: bool) -> None:
-    """Count the tokens of TEXT with the model's own tokenizer: plain text, special strings not parsed, no BOS."""
+    """Count the tokens of TEXT with the model's own tokenizer. Special tokens are not parsed, and no BOS token is added."""
     with open_engine(model, settings=settings, chat_template=chat_template, vocab_only=True) as engine:
         token_ids = engine.tokenizer.encode(text)
         pieces = [engine.tokenizer.piece(token_id) for token_id in token_ids] if show else []
@@ -53,7 +53,7 @@ def optimize(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """The body of the command: make and measure, _show_comparison, ask, keep."""
+    """Make and measure the candidates, show the comparison, and keep the best one if confirmed."""
     from localrag.engine.optimize import Bench, Limits, check_type, keep, sha256_of, workshop  # noqa: PLC0415  # weight  # noqa: PLC0415  # weight
     from localrag.engine.sandbox import ensure_safe  # noqa: PLC0415  # weight
 
@@ -71,7 +71,7 @@ def optimize(
             compared = bench.compare(wanted, limits)
         if not as_json:
             _show_comparison(compared, limits)
-        chosen = compared.best if yes or (not as_json and _asked(compared.best)) else None
+        chosen = compared.best if yes or (not as_json and _confirm(compared.best)) else None
         kept = None
         if chosen is not None and chosen.measured is not None:
             kept = keep(chosen.measured, folder, source=source, source_sha256=spec.sha256 or sha256_of(source))
@@ -81,18 +81,18 @@ def optimize(
     elif kept is not None and chosen is not None:
         _show_kept(spec, chosen, kept)
     elif compared.best is not None:
-        note("Nothing was kept; --yes keeps the fastest within the limits.")
+        note("Nothing was kept. Use --yes to keep the fastest candidate within the limits.")
 
 
-def _asked(best: Candidate | None) -> bool:
-    """What the person at the terminal says; no where there is none."""
+def _confirm(best: Candidate | None) -> bool:
+    """Ask at the terminal whether to keep the candidate. Returns False without a terminal."""
     if best is None or not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
-    return click.confirm(f"Keep {best.file_type}? The original stays as it is.", default=False, err=True)
+    return click.confirm(f"Keep {best.file_type}? The original is not changed.", default=False, err=True)
 
 
 def _show_comparison(compared: Comparison, limits: Limits) -> None:
-    """The original and every candidate in a table, and what follows."""
+    """Print a table of the original and the candidates, and notes about the result."""
     from localrag.engine.attention import ANSWER_TOKENS, PROMPT_TOKENS  # noqa: PLC0415  # weight
 
     original = compared.original
@@ -104,16 +104,14 @@ def _show_comparison(compared: Comparison, limits: Limits) -> None:
         rows.append((each.file_type, *figures, each.problem or best))
     render.table(columns, rows, right=columns[1:8])
     note(
-        f"Speed is that of a question and its sources ({PROMPT_TOKENS} tokens) and an answer ({ANSWER_TOKENS}), against the original's. "
-        f"KL in nats and the same likeliest token: over {original.quality.num_tokens} tokens of a text that ships. "
+        f"Speed is relative to the original, for a prompt of {PROMPT_TOKENS} tokens and an answer of {ANSWER_TOKENS}. "
+        f"KL (in nats) and same top 1 are measured over {original.quality.num_tokens} tokens of a built-in text. "
         f"Limits: KL at most {limits.max_kl:g} (--max-kl), speed at least {limits.min_speedup:g} times (--min-speedup)."
     )
     if compared.best is None:
-        note("Nothing is better here within these limits: the original stays, and nothing was kept.")
+        note("No candidate is better within these limits. Nothing was kept, and the original is unchanged.")
     if original.file_type not in MANY_BITS:
-        note(
-            f"The original is {original.file_type}: what is made of it is quantised twice. From the model's 16-bit file it would lose less."
-        )
+        note(f"The original is already quantised ({original.file_type}). Starting from the model's 16-bit file would lose less quality.")
 
 
 def _figures(measured: Measured, speedup: float) -> tuple[str, ...]:
@@ -131,12 +129,12 @@ def _figures(measured: Measured, speedup: float) -> tuple[str, ...]:
 
 def _show_kept(spec: ModelSpec, chosen: Candidate, kept: Kept) -> None:
     click.echo(str(kept.path))
-    note("Use it by its path wherever a model's name is taken (--model), or by a name with these lines in models.toml:")
+    note("To use it, give its path as --model, or add these lines to models.toml to give it a name:")
     note(safe("\n" + toml_lines(spec, chosen, kept)))
 
 
 def toml_lines(spec: ModelSpec, chosen: Candidate, kept: Kept) -> str:
-    """The table of models.toml that names a kept file; what the original's table asks for is asked for again."""
+    """Return a models.toml table for a kept file, with the settings of the original's table."""
     stem = Path(spec.source).stem if spec.kind == "path" and spec.name.endswith(".gguf") else spec.name
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", f"{stem}-{chosen.file_type}".lower()).strip("-")
     values: list[tuple[str, object]] = [("path", str(kept.path)), ("sha256", kept.sha256)]
@@ -168,7 +166,7 @@ def models_command() -> None:
 @options.models_file
 @options.as_json
 def list_command(settings: Settings, as_json: bool) -> None:
-    """List the models, embedders and rerankers of the models.toml files in force, and name these files."""
+    """List the models, embedders and rerankers in models.toml, and name the models.toml files in use."""
     catalog = Catalog.load(settings)
     rows, files = catalog.rows(), [str(file.absolute()) for file in catalog.files]
     if as_json:
@@ -197,7 +195,7 @@ def list_command(settings: Settings, as_json: bool) -> None:
 @options.window
 @options.as_json
 def show_command(name: str | None, settings: Settings, n_ctx: int | None, as_json: bool) -> None:
-    """Show what a model's file says of itself, and the window it would get here. NAME can be a .gguf file."""
+    """Show the metadata of a model's file and its window on this machine. NAME can be a .gguf file."""
     catalog = Catalog.load(settings)
     if name in catalog.embedders or name in catalog.rerankers:
         data = next(row for row in catalog.rows() if row.name == name).to_dict()
@@ -212,7 +210,7 @@ def show_command(name: str | None, settings: Settings, n_ctx: int | None, as_jso
 
 
 def _readable(value: object) -> str:
-    """A value of a JSON object as a person reads it, without the marks of Python."""
+    """Format a JSON value for people: "yes" for true, commas between items."""
     if value is None or isinstance(value, bool):
         return {None: "", True: "yes", False: "no"}[value]
     if isinstance(value, Mapping):
@@ -237,7 +235,7 @@ def _model_facts(catalog: Catalog, name: str | None, n_ctx: int | None) -> dict[
 @click.argument("names", nargs=-1)
 @options.models_file
 def pull_command(names: tuple[str, ...], settings: Settings) -> None:
-    """Fetch models, embedders and rerankers by NAME; without one, the defaults. Interrupt it and pull again as you like."""
+    """Fetch models, embedders and rerankers by NAME, by default the default model and embedder. An interrupted pull can be resumed."""
     catalog = Catalog.load(settings)
     specs = [catalog.entry(name) for name in names] or [catalog.model(), catalog.embedder()]
     for spec in specs:
@@ -251,14 +249,14 @@ def pull_command(names: tuple[str, ...], settings: Settings) -> None:
 @options.models_file
 @options.as_json
 def verify_command(names: tuple[str, ...], settings: Settings, as_json: bool) -> None:
-    """Hash the files of NAMEs, or of everything that is here, and compare with models.toml."""
+    """Hash the files of NAMES, by default of everything on this machine, and compare the hashes with models.toml."""
     catalog = Catalog.load(settings)
     chosen = [catalog.entry(name) for name in names] or [catalog.entry(row.name) for row in catalog.rows() if row.present]
     results: list[VerifyResult] = [catalog.verify(spec) for spec in chosen]
     if as_json:
         emit({"results": [result.to_dict() for result in results]})
     else:
-        words = {True: "ok", False: "DIFFERS", None: "no sha256 in models.toml"}
+        words = {True: "ok", False: "DIFFERS", None: "models.toml has no sha256"}
         render.table(("Name", "sha256", "Check"), [(result.name, result.actual, words[result.ok]) for result in results])
     wrong = [result.name for result in results if result.ok is False]
     if wrong and not as_json:
@@ -269,7 +267,7 @@ def verify_command(names: tuple[str, ...], settings: Settings, as_json: bool) ->
 
 @models_command.command("optimize")
 @click.argument("name", required=False)
-@click.option("--type", "types", multiple=True, metavar="TYPE", help="A weight type to try, such as Q8_0. Repeatable.")
+@click.option("--type", "types", multiple=True, metavar="TYPE", help="Weight type to try, such as Q8_0. Repeatable.")
 @click.option(
     "--max-kl",
     type=options.Number(min=0.0),
@@ -284,7 +282,7 @@ def verify_command(names: tuple[str, ...], settings: Settings, as_json: bool) ->
     default=1.1,
     show_default=True,
     metavar="TIMES",
-    help="Minimum speedup; below 1.1 it is noise on most machines.",
+    help="Minimum speedup. Below 1.1, differences are noise on most machines.",
 )
 @click.option("--yes", is_flag=True, help="Keep the fastest file within the limits without confirmation.")
 @options.models_file
@@ -292,9 +290,9 @@ def verify_command(names: tuple[str, ...], settings: Settings, as_json: bool) ->
 def optimize_command(
     name: str | None, types: tuple[str, ...], max_kl: float, min_speedup: float, yes: bool, settings: Settings, as_json: bool
 ) -> None:
-    """Make NAME anew in weight types that suit this processor, and measure them beside it: speed, and how close they are.
+    """Convert NAME to weight types that suit this processor, and compare their speed and quality with the original.
 
-    Nothing is kept unless you say so, and the original is never changed. A KL divergence of 0.05 is about what 4-bit weights cost
-    against 16-bit ones; Q8_0 and BF16 stay far below it. A file that is quantised already loses more with few bits.
+    Nothing is kept unless you confirm it, and the original is never changed. A KL divergence of 0.05 is about the cost of 4-bit weights
+    compared with 16-bit weights; Q8_0 and BF16 are far below it. Files that are already quantised lose more with few bits.
     """
     optimize(name, settings, types=types, max_kl=max_kl, min_speedup=min_speedup, yes=yes, as_json=as_json)

@@ -1,4 +1,4 @@
-"""Options that mean the same in every command."""
+"""Options and argument types that several commands share."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Text(click.ParamType[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ANN401  # click's signature
         if ctx is not None and ctx.resilient_parsing:
-            return str(value)  # a shell completes the line: nothing is waited for
+            return str(value)  # shell completion must not wait for input
         if value == "-":
             return read_stdin()
         if isinstance(value, str) and value.startswith("@"):
@@ -53,30 +53,30 @@ class Text(click.ParamType[str]):
 
 
 class Evidence(click.ParamType[bytes]):
-    """`-`: all of standard input, in bytes."""
+    """The argument `-`: all of standard input, as bytes."""
 
     name = "evidence"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bytes:  # noqa: ANN401  # click's signature
         if value == "-":
             return b"" if ctx is not None and ctx.resilient_parsing else claimed_stdin().read(MAX_TEXT_BYTES + 1)
-        return self.fail(f"{value!r} comes after the question.", param, ctx)
+        return self.fail(f"Unexpected argument {value!r} after the question.", param, ctx)
 
 
 def read_stdin() -> str:
-    """All of standard input as text; UsageError if it is too long or not UTF-8, or another argument has claimed it."""
+    """Read all of standard input as text. UsageError if it is too long, is not UTF-8, or belongs to another argument."""
     return _decode(claimed_stdin().read(MAX_TEXT_BYTES + 1), STANDARD_INPUT)
 
 
 evidence_argument = click.argument("piped", metavar="[-]", type=Evidence(), required=False)
-"""`-` after the question: standard input is evidence, whatever it is."""
+"""`-` after the question: use standard input as evidence, whether it is a pipe, a file or a terminal."""
 
 
 def piped_evidence(piped: bytes | None) -> tuple[str, int]:
-    """The text that comes with a question, and its number of bytes: standard input where the command line asks for it or it is a pipe.
+    """Return the evidence on standard input and its size in bytes. Standard input is read if it is a pipe or the command line has `-`.
 
-    A file, a terminal, a socket or a device is left alone: in `while read q; do localrag ask "$q"; done < questions.txt`, the file belongs
-    to the loop. A remark says what was read, and that a file was not.
+    Files, terminals, sockets and devices are not read: in `while read q; do localrag ask "$q"; done < questions.txt`, the file belongs to
+    the loop. A note on stderr reports the number of bytes read, or a file that was not read.
     """
     if piped is None:
         if is_stdin_claimed() or sys.stdin is None or sys.stdin.closed:
@@ -84,17 +84,17 @@ def piped_evidence(piped: bytes | None) -> tuple[str, int]:
         kind = _kind_of_stdin()
         if kind != stat.S_IFIFO:
             if kind == stat.S_IFREG and _has_more():
-                note("Standard input is a file, and was not read: put - after the question to make it evidence.")
+                note("Standard input is a file and was not read. Add - after the question to use it as evidence.")
             return "", 0
         piped = claimed_stdin().read(MAX_TEXT_BYTES + 1)
     text = _decode(piped, STANDARD_INPUT)
     if piped:
-        note(f"Read {counted(len(piped), 'byte')} of standard input as evidence; </dev/null leaves it alone.")
+        note(f"Read {counted(len(piped), 'byte')} from standard input as evidence. To prevent this, add </dev/null.")
     return text, len(piped)
 
 
 def _kind_of_stdin() -> int:
-    """Of what kind the file is that standard input reads; 0 where nobody can tell."""
+    """Return the file type of standard input (a stat.S_IF… constant), or 0 if it is unknown."""
     try:
         return stat.S_IFMT(os.fstat(sys.stdin.fileno()).st_mode)
     except (OSError, ValueError):
@@ -102,7 +102,7 @@ def _kind_of_stdin() -> int:
 
 
 def _has_more() -> bool:
-    """Whether the file that standard input reads goes on after what was read of it."""
+    """Return whether the file on standard input has unread bytes."""
     with suppress(OSError, ValueError):
         number = sys.stdin.fileno()
         return os.lseek(number, 0, os.SEEK_CUR) < os.fstat(number).st_size
@@ -132,7 +132,7 @@ def models_file(command: Command) -> Command:
         type=click.Path(path_type=Path),
         callback=_settings,
         metavar="FILE",
-        help="A models.toml that overrides those of the project, the home and localrag.",
+        help="A models.toml file with the highest priority: it overrides the project's, the home's and the built-in one.",
     )(command)
 
 
@@ -154,7 +154,7 @@ def as_json(command: Command) -> Command:
 
 
 class Asking(TypedDict):
-    """The options of `asking`, as click hands them over."""
+    """The values that click passes for the options of `asking`."""
 
     settings: Settings
     model: str | None
@@ -176,7 +176,7 @@ class Asking(TypedDict):
 
 
 class Number(click.FloatRange):
-    """A number in a range; nan, which is in none and compares as if it were in all, is refused."""
+    """A number in a range. Rejects nan, which click's range check would accept."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401  # click's signature
         number: float = super().convert(value, param, ctx)
@@ -194,24 +194,24 @@ class Depth(click.ParamType[TopK]):
         if value == "fit":
             return "fit"
         if not str(value).removeprefix("-").isdecimal():
-            self.fail(f"{value!r} is neither a number of passages nor fit.", param, ctx)
+            self.fail(f"{value!r} is neither a number nor fit.", param, ctx)
         return click.IntRange(1, MAX_DEPTH).convert(value, param, ctx)
 
 
 class ThinkTokens(click.ParamType[int]):
-    """A number of tokens for thoughts, or 0."""
+    """A token limit for reasoning: 0, or at least MIN_THINK_TOKENS."""
 
     name = "tokens"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401  # click's signature
         number = click.INT.convert(value, param, ctx)
         if number != 0 and not MIN_THINK_TOKENS <= number < 2**31:
-            self.fail(f"{number} is neither 0 nor {MIN_THINK_TOKENS} or more.", param, ctx)
+            self.fail(f"{number} is neither 0 nor at least {MIN_THINK_TOKENS}.", param, ctx)
         return number
 
 
 class Strategy(click.ParamType[tuple[Overflow, str | None]]):
-    """An overflow strategy, for all sections or for one: `truncate`, `history=truncate`."""
+    """An overflow strategy for all sections or for one, e.g. `truncate` or `history=truncate`."""
 
     name = "strategy"
 
@@ -220,16 +220,16 @@ class Strategy(click.ParamType[tuple[Overflow, str | None]]):
         for overflow in OVERFLOWS:
             if strategy == overflow:
                 return overflow, section if found else None
-        return self.fail(f"{value!r} is none of {', '.join(OVERFLOWS)}, with or without SECTION= before it.", param, ctx)
+        return self.fail(f"{value!r} is not STRATEGY or SECTION=STRATEGY. Strategies: {', '.join(OVERFLOWS)}.", param, ctx)
 
 
 def opener(asking: Asking, *, vocab_only: bool, keep: bool, name: str = "ask") -> Callable[[], Session]:
-    """What opens the session that the options ask for. UsageError for options that need a knowledge base where none is named."""
+    """Return a function that opens a session with these options. UsageError for an option that needs --kb without it."""
     for option, given in (("--where", bool(asking["where"])), ("--rerank", asking["rerank"] is not None)):
         if given and not asking["kbs"]:
-            raise UsageError(f"{option} is about the passages of a knowledge base, and none is named.", hint="Name one with --kb.")
+            raise UsageError(f"{option} needs a knowledge base.", hint="Name one with --kb.")
     if vocab_only and asking["rerank"] == "llm":
-        raise UsageError("--rerank llm has the model read, and nothing is evaluated here.", hint="Leave it out, or name a CrossEncoder.")
+        raise UsageError("--rerank llm needs the model, which this command does not run.", hint="Leave it out, or name a CrossEncoder.")
     return partial(
         Session.open,
         asking["model"],
@@ -245,14 +245,14 @@ def opener(asking: Asking, *, vocab_only: bool, keep: bool, name: str = "ask") -
     )
 
 
-seed = click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Random seed; the same seed gives the same text.  [default: 0]")
+seed = click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Random seed. The same seed gives the same text.  [default: 0]")
 temperature = click.option(
-    "--temperature", type=Number(0, 100), default=0.0, show_default=True, help="Sampling temperature; 0 always takes the likeliest token."
+    "--temperature", type=Number(0, 100), default=0.0, show_default=True, help="Sampling temperature. 0 always picks the most likely token."
 )
 
 
 def sampling(asking: Asking, *, seed: int | None, temperature: float) -> SamplingParams:
-    """How to sample; a seed that is named makes the answer repeatable."""
+    """Return the sampling parameters. An explicit seed makes the answer repeatable."""
     return SamplingParams(
         seed=seed or 0,
         repeatable=seed is not None,
@@ -263,7 +263,7 @@ def sampling(asking: Asking, *, seed: int | None, temperature: float) -> Samplin
 
 
 def question(asking: Asking, text: str, sampling: SamplingParams | None = None) -> Question:
-    """The question that the options shape; files that come with it are read. `sampling` as of the function of that name."""
+    """Build a question from the options and read its attached files. Without `sampling`, only the token limits are set."""
     max_seconds = asking["max_seconds"]
     return Question.of(
         text,
@@ -281,13 +281,13 @@ def question(asking: Asking, text: str, sampling: SamplingParams | None = None) 
 
 
 def attachment(path: Path) -> Attachment:
-    """A file that a person names. UsageError as for files.read_source."""
+    """Read a file to attach to a question. UsageError as in files.read_source."""
     source = read_source(path, "attached")
     return Attachment(label=source.label, text=source.text, modified=source.modified)
 
 
 def started_at() -> float:
-    """When a person began to wait, on the clock of time.perf_counter(): see `main`."""
+    """Return when the command was started, on the clock of time.perf_counter(); see `main`."""
     started_at: float | None = click.get_current_context().obj
     if started_at is not None:
         return started_at
@@ -314,7 +314,7 @@ max_seconds = click.option(
     "--max-seconds",
     type=Number(0, 86_400, min_open=True),
     metavar="S",
-    help="Finish within S seconds, retrieval and reranking included, at the speed measured on this machine.",
+    help="Finish within S seconds, retrieval and reranking included. Uses the speed measured on this machine.",
 )
 _ASKING = (
     click.option(
@@ -331,14 +331,14 @@ _ASKING = (
         default=DEFAULT_THINK_TOKENS,
         show_default=True,
         metavar="N",
-        help="Maximum length of a reasoning model's thoughts, in tokens; 0 disables them.",
+        help="Maximum length of a model's reasoning, in tokens. 0 disables reasoning.",
     ),
     click.option(
         "--top-k",
         type=Depth(),
         metavar="N",
-        help="Passages to retrieve; fit: as many as the window may hold. They also take what would stay spare of the window, unless "
-        f"--context-ratio is given. [default: {DEFAULT_TOP_K}]",
+        help="Number of passages to retrieve, or fit for as many as the window can hold. Unless --context-ratio is set, passages also "
+        f"use the window's spare tokens.  [default: {DEFAULT_TOP_K}]",
     ),
     rerank_option,
     where_option,
@@ -354,7 +354,7 @@ _ASKING = (
         "--context-ratio",
         type=Number(0, 1),
         metavar="R",
-        help="Maximum share of the window for evidence, after the sections that cannot be cut.  [default: the budget's, 0.5]",
+        help="Maximum share of the window for evidence, after sections that cannot be cut.  [default: the budget's value, 0.5]",
     ),
     click.option("--budget", metavar="NAME", help="A [budgets.NAME] table of models.toml."),
     click.option("--weigh", is_flag=True, help="Weight passages by the relevance of their files (see localrag score)."),
@@ -372,7 +372,7 @@ _ASKING = (
 
 
 def asking(command: Command) -> Command:
-    """The options that shape a prompt, shared by ask and budget: those of `Asking`."""
+    """Add the options of `Asking`, which shape a prompt, to a command."""
     for option in _ASKING:
         command = option(command)
     return window(model(models_file(command)))

@@ -1,4 +1,4 @@
-"""What commands print. Data goes to stdout, messages to stderr; text from a model or a document never controls a terminal."""
+"""Print results: data to stdout, messages to stderr. Text from models and documents cannot control the terminal."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 _WIDE_CELLS = 72
-"""From this width on, a ledger has room for a column of words."""
+"""Minimum terminal width for a ledger with a column for omissions."""
 BREAK = "\u200b"
 SHOWN_BREAK = "‹zwsp›"
 
 
 def place(hit: Hit) -> str:
-    """Where a hit stands: its tag, file and headings, and its page or lines, or else its characters."""
+    """Return a hit's tag, file, heading, and its page or lines, or otherwise its character range."""
     chunk = hit.chunk
     where = safe(" > ".join(filter(None, (chunk.source, chunk.heading))).replace("\n", " "))
     found = safe(chunk.place) or f"characters {chunk.start} to {chunk.end}"
@@ -40,7 +40,7 @@ def place(hit: Hit) -> str:
 
 
 def ledger(accounts: Ledger, *, err: bool = False) -> None:
-    """Who got what, as a table and as a bar of the window."""
+    """Print the tokens of each section, as a table and as a bar of the window."""
     out = console(err=err)
     is_wide = out.width >= _WIDE_CELLS
     table = _table("Section", "Wanted", "Allotted", "Used", *(["Left out or shortened"] if is_wide else []), numbers=3)
@@ -57,14 +57,14 @@ def ledger(accounts: Ledger, *, err: bool = False) -> None:
     out.print(_bar(accounts, min(out.width, 100) - 2))
     if accounts.time is not None:
         limit = accounts.time
-        bound = "which bound the budget" if limit.is_bound else "which did not bind"
-        speeds = f"{limit.prefill_tokens_per_s:g} tokens/s in, {limit.decode_tokens_per_s:g} out"
-        skipped = f"; no time for: {', '.join(limit.skipped)}" if limit.skipped else ""
+        bound = "which limited the budget" if limit.is_bound else "which did not limit the budget"
+        speeds = f"prefill {limit.prefill_tokens_per_s:g} tokens/s, decode {limit.decode_tokens_per_s:g} tokens/s"
+        skipped = f"; skipped for lack of time: {', '.join(limit.skipped)}" if limit.skipped else ""
         out.print(f"time: at most {limit.max_seconds:g} s, {bound}; planned {limit.planned_s:.1f} s at {speeds}{skipped}")
 
 
 def _table(first: str, *columns: str, numbers: int | None = None) -> Table:
-    """Numbers to the right, words to the left. Of the columns after the first, `numbers` hold numbers: by default all but the last."""
+    """Make a table. After the first column come `numbers` right-aligned columns (default: all but the last), then text columns."""
     from rich.table import Table  # noqa: PLC0415  # weight
 
     drawn = Table(box=None, pad_edge=False, header_style="bold")
@@ -78,15 +78,15 @@ def _table(first: str, *columns: str, numbers: int | None = None) -> Table:
 
 
 def _changes(entry: Entry) -> str:
-    """What was left out, what is shorter, and which messages a summary stands for; long lists by their ends."""
+    """List the items left out, shortened, and replaced by a summary. Long lists are abbreviated in the middle."""
     shorter = [f"{each.id} {each.level} {each.tokens}/{each.of}" for each in entry.shortened]
     omitted = [_named(names) + (f" ({reason})" if reason else "") for reason, names in _reasons(entry)]
-    said = (*omitted, _named(shorter), f"stands for {_named(entry.covered)}" if entry.covered else "")
-    return safe("; ".join(filter(None, said)))
+    changes = (*omitted, _named(shorter), f"summarizes {_named(entry.covered)}" if entry.covered else "")
+    return safe("; ".join(filter(None, changes)))
 
 
 def _reasons(entry: Entry, most: int = 6) -> list[tuple[str, Sequence[str]]]:
-    """(reason, names) of what was left out; of many reasons, the rest is told as one."""
+    """Return (reason, names) of the omitted items. Beyond `most` reasons, the rest are merged into one."""
     found = list(entry.omitted_by_reason.items())
     if len(found) <= most:
         return list(found)
@@ -120,13 +120,13 @@ def _bar(accounts: Ledger, width: int) -> Any:  # noqa: ANN401  # rich's Text, i
 
 
 def allocation(ready: Prepared, task: str, model: str) -> None:
-    """The budget of a task as a table: what is reserved, then each tier and section with its items, subtotals, and the whole."""
+    """Print the budget of a task: reserved tokens, then each tier and section with its items and subtotal, and the total."""
     accounts, out = ready.prompt.ledger, console()
     reserved = [entry for entry in accounts.entries if entry.name in RESERVED]
     available = accounts.window - sum(entry.allotted for entry in reserved)
     shown = " ".join(safe(task).split())
     out.print(f"Task    {shown if len(shown) <= 100 else shown[:99] + '…'}")
-    out.print(f"Model   {model}, window {accounts.window:,} tokens, bound by {ready.slot.bound}")
+    out.print(f"Model   {model}, window {accounts.window:,} tokens, limited by {ready.slot.bound}")
     out.print(f"Reserved  {', '.join(f'{entry.name} {entry.allotted:,}' for entry in reserved)}; available {available:,}\n")
     table = _table("", "Level", "Tokens", "Relevance", "")
     for name, row in _allocation(ready):
@@ -142,7 +142,7 @@ def allocation(ready: Prepared, task: str, model: str) -> None:
 
 
 def _allocation(ready: Prepared) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """(style, cells) of each row."""
+    """Yield (style, cells) of each row."""
     composed = ready.prompt
     for entry in composed.ledger.entries:
         for reason, names in entry.omitted_by_reason.items():
@@ -182,7 +182,7 @@ def _relevance(label: str, hits: dict[str, Hit]) -> str:
 
 
 def prompt(parts: Sequence[EncodedPart], tokenizer: Tokenizer, *, err: bool = False) -> None:
-    """The exact prompt, section by section with its tokens; control tokens stand in ⟦ ⟧, a break inside a special string as ‹zwsp›."""
+    """Print the exact prompt by section, with token counts. Control tokens are shown as ⟦…⟧, zero-width spaces as ‹zwsp›."""
     from rich.text import Text  # noqa: PLC0415  # weight
 
     out = console(err=err)
@@ -205,7 +205,7 @@ def prompt(parts: Sequence[EncodedPart], tokenizer: Tokenizer, *, err: bool = Fa
 
 
 def passages(found: Sequence[Hit]) -> None:
-    """Search results: what was found where, and why."""
+    """Print search results with their places and score breakdowns."""
     for hit in found:
         parts = " + ".join(f"{name} {value:.4f}" for name, value in hit.contributions.items())
         click.echo(f"{place(hit)}\n    score {hit.score:.4f} = {parts}")
@@ -215,13 +215,13 @@ def passages(found: Sequence[Hit]) -> None:
 
 
 Explain = Literal["", "ledger", "full"]
-"""How much is explained of an answer."""
+"""How much to explain: nothing, the ledger, or the ledger and the exact prompt."""
 
 
 class AnswerStream:
-    """Prints an answer as it comes: on a terminal without control characters, into a pipe as it is.
+    """Prints an answer as it is generated. On a terminal, control characters are removed; a pipe gets the raw text.
 
-    Thoughts before it go to stderr, dimmed, if both streams are terminals; otherwise they are left out.
+    Reasoning is printed dimmed on stderr if both streams are terminals, and otherwise left out.
     """
 
     def __init__(self, out: IO[str] | None = None) -> None:
@@ -238,7 +238,7 @@ class AnswerStream:
             self._has_thought = True
 
     def _end_thoughts(self) -> None:
-        """What comes now stands apart from them."""
+        """Separate the answer from the reasoning by a blank line."""
         if self._has_thought:
             click.echo("\n", err=True)
             self._has_thought = False
@@ -271,7 +271,7 @@ def answer(
     stdin_bytes: int = 0,
     asked_kbs: Sequence[str] = (),
 ) -> None:
-    """What goes with an answer that was streamed, or the whole answer object."""
+    """Print the notes about a streamed answer, or the complete answer object with `as_json`."""
     if as_json:
         emit({**done.to_dict(), "stdin_bytes": stdin_bytes, "models_files": _models_files(settings)})
     else:
@@ -292,9 +292,9 @@ def remarks(done: Answer, asked_kbs: Sequence[str], *, tells_history: bool = Tru
     if done.hits:
         _sources(done)
     if done.unsupported_citations and (done.hits or asked_kbs):
-        note(f"Not among its sources, so unsupported: {', '.join(map(safe, done.unsupported_citations))}")
-    if done.bypass is not None and (told := done.bypass.told(asked_kbs)):
-        note(f"\n{told}")
+        note(f"Cited but not among the sources: {', '.join(map(safe, done.unsupported_citations))}")
+    if done.bypass is not None and (reason := done.bypass.told(asked_kbs)):
+        note(f"\n{reason}")
     if done.ending:
         note(done.ending)
     for warning in done.warnings:
@@ -304,14 +304,14 @@ def remarks(done: Answer, asked_kbs: Sequence[str], *, tells_history: bool = Tru
 
 
 def _left_out(accounts: Ledger, sections: Sequence[str]) -> None:
-    """What a person gave and the model did not get whole. What a search found in too large numbers is in the ledger."""
+    """Print the user's items that the prompt omits or shortens. Omitted search results are shown only in the ledger."""
     for entry in accounts.entries:
         if entry.name in sections:
             if entry.omitted:
                 named = [*map(safe, entry.omitted[:10]), *(["…"] if len(entry.omitted) > 10 else [])]
-                note(f"Left out of {entry.name} for lack of room: {', '.join(named)}")
+                note(f"Left out of {entry.name} because it does not fit: {', '.join(named)}")
             for each in entry.shortened:
-                note(f"{safe(each.id)} is there {each.level}: {each.tokens} of {each.of} tokens.")
+                note(f"{safe(each.id)} was shortened ({each.level}): {each.tokens} of {each.of} tokens.")
 
 
 def _sources(done: Answer) -> None:
@@ -330,9 +330,9 @@ def _usage(done: Answer) -> None:
     speed = timings.tokens_per_s(done.completion_tokens) or 0.0
     prefill = (done.prompt_tokens - done.cached_tokens) / timings.prefill_s if timings.prefill_s > 0 else 0.0
     note(
-        f"{done.model}: window {slot.n_ctx} of {slot.n_ctx_train} trained, bound by {slot.bound}; "
+        f"{done.model}: window {slot.n_ctx} of {slot.n_ctx_train} trained, limited by {slot.bound}; "
         f"{done.prompt_tokens} tokens in ({prefill:.0f}/s), {done.completion_tokens} out ({speed:.0f}/s), "
-        f"first after {timings.first_token_s:.2f} s, {timings.total_s:.2f} s in all"
+        f"first token after {timings.first_token_s:.2f} s, {timings.total_s:.2f} s in total"
     )
 
 
@@ -348,7 +348,7 @@ def prepared(
     explain: Explain = "",
     with_allocation: bool = False,
 ) -> None:
-    """A prompt that was not sent: its ledger, and if wanted the prompt itself or the allocation item by item."""
+    """Print the ledger of a prompt that was not sent and, if requested, the exact prompt or the allocation of each item."""
     composed = ready.prompt
     if as_json:
         data: dict[str, object] = {
@@ -375,13 +375,13 @@ def prepared(
         allocation(ready, task, model)
         return
     ledger(composed.ledger)
-    click.echo(f"{model}: window {ready.slot.n_ctx} of {ready.slot.n_ctx_train} trained, bound by {ready.slot.bound}")
+    click.echo(f"{model}: window {ready.slot.n_ctx} of {ready.slot.n_ctx_train} trained, limited by {ready.slot.bound}")
     if explain:
         models_files(settings)
 
 
 def models_files(settings: Settings) -> None:
-    """Name the models.toml files in force on stderr, the one that wins first."""
+    """Name the models.toml files in use on stderr, highest priority first."""
     note(f"models.toml: {', over '.join(map(safe, _models_files(settings)))}")
 
 
@@ -402,7 +402,7 @@ def tokens(token_ids: Sequence[int], pieces: Sequence[bytes], *, as_json: bool, 
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[str] = ()) -> None:
-    """A plain table on stdout."""
+    """Print a plain table on stdout. `right` names the right-aligned columns."""
     from rich.table import Table  # noqa: PLC0415  # weight
 
     drawn = Table(box=None, pad_edge=False, header_style="bold")
@@ -414,7 +414,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Se
 
 
 def size(num_bytes: int | None) -> str:
-    """Bytes as a person reads them, in decimal units."""
+    """Format a number of bytes in decimal units, e.g. "1.5 GB"; "" for None."""
     if num_bytes is None:
         return ""
     scale, unit = next(((scale, unit) for scale, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if num_bytes >= scale), (1.0, "B"))
@@ -422,7 +422,7 @@ def size(num_bytes: int | None) -> str:
 
 
 class Progress:
-    """How far something is, on stderr: a bar on a terminal, a line at each new stage elsewhere."""
+    """Progress on stderr: a bar on a terminal, otherwise one line per stage."""
 
     def __init__(self, title: str) -> None:
         self._title = title
@@ -441,7 +441,7 @@ class Progress:
         return self
 
     def __call__(self, stage: str, done: int, total: int | None, detail: str = "") -> None:
-        """`done` of `total` units of `stage`, None where the end is not known; `detail` is what is at hand just now."""
+        """Show that `done` of `total` units of a stage are done (None: unknown). `detail` names the current item."""
         if self._bar is not None:
             shown = " ".join(filter(None, (stage, detail)))
             self._bar.update(self._task, description=f"{self._title}: {safe(shown)}", completed=done, total=total)
@@ -450,7 +450,7 @@ class Progress:
         self._stage = stage
 
     def stop(self) -> None:
-        """Away with the bar."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar.stop()
 
@@ -459,7 +459,7 @@ class Progress:
 
 
 def hits(found: Sequence[Hit], *, as_json: bool) -> None:
-    """Search results: what was found where, and why."""
+    """Print search results with their places and score breakdowns, or one object with `as_json`."""
     if as_json:
         emit({"hits": [{**evidence(hit), "text": hit.chunk.text, **_copies(hit)} for hit in found]})
         return
@@ -469,7 +469,7 @@ def hits(found: Sequence[Hit], *, as_json: bool) -> None:
 
 
 def _copies(hit: Hit) -> dict[str, object]:
-    """The passages with the text of a hit, if there are any, each with its place."""
+    """Return the passages with the same text as a hit, each with its place, under "identical"; {} if there are none."""
     copies = [
         {"id": each.label, "source": each.source, "heading": each.heading, "start": each.start, "end": each.end} for each in hit.copies
     ]

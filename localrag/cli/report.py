@@ -1,4 +1,4 @@
-"""report: the ledgers in the journal, summed up, and its council runs."""
+"""The command report: summarize the ledgers in the journal, and show its council runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NEWEST = "last"
 _MAX_ID = 2**63 - 1
 _MOST_NAMED = 5
 _MOST_TASK_CHARS = 60
-_EMPTY = "No council has been held yet: localrag council holds one."
+_EMPTY = "No council has run yet. To run one: localrag council TASK"
 _LINES = {
     "planned": council_render.planned_lines,
     "search": council_render.search_lines,
@@ -36,11 +36,11 @@ _LINES = {
     "end": council_render.end_lines,
 }
 _MADE_OF = {"planned": ("plan",), "ranking": ("review",), "tool": ("call",), "verdict": ("call", "verdict")}
-"""Of which answers an event was made."""
+"""The kinds of answers that an event was made from."""
 
 
 class RunId(click.ParamType[int | str]):
-    """The id of a run, or `last`."""
+    """The ID of a run, or `last`."""
 
     name = "run"
 
@@ -48,12 +48,12 @@ class RunId(click.ParamType[int | str]):
         if value == NEWEST:
             return NEWEST
         if not (str(value).isascii() and str(value).isdecimal() and len(str(value)) <= len(str(_MAX_ID))):
-            self.fail(f"{value!r} is neither the number of a run nor {NEWEST}.", param, ctx)
+            self.fail(f"{value!r} is neither the ID of a run nor {NEWEST}.", param, ctx)
         return min(int(value), _MAX_ID)
 
 
 def show_run(home: Path, run: int | str, *, as_json: bool) -> None:
-    """One run, whole. UsageError if there is none of that id."""
+    """Print a complete council run. UsageError if the ID is unknown."""
     with _journal(home) as journal:
         found = _run_of(journal, run)
     if as_json:
@@ -64,7 +64,7 @@ def show_run(home: Path, run: int | str, *, as_json: bool) -> None:
 
 
 def list_runs(home: Path, last: int, *, as_json: bool) -> None:
-    """The newest runs as a list, the newest last."""
+    """List the newest council runs, newest last."""
     rows = []
     if _journal_file(home).exists():
         with _journal(home) as journal:
@@ -91,22 +91,22 @@ def _journal(home: Path) -> Journal:
     from localrag.journal import Journal  # noqa: PLC0415  # weight
 
     if not _journal_file(home).exists():
-        raise UsageError("There is no run of a council in the journal.", hint=_EMPTY)
+        raise UsageError("The journal has no council runs.", hint=_EMPTY)
     return Journal.open(home)
 
 
 def _run_of(journal: Journal, run: int | str) -> StoredCouncil:
     newest = [row.id for row in reversed(journal.councils.last(_MOST_NAMED))]
     if not newest:
-        raise UsageError("There is no run of a council in the journal.", hint=_EMPTY)
+        raise UsageError("The journal has no council runs.", hint=_EMPTY)
     found = journal.councils.get(newest[0] if isinstance(run, str) else run)
     if found is None:
-        raise UsageError(f"There is no run {run} of a council in the journal.", hint=f"The newest: {', '.join(map(str, newest))}.")
+        raise UsageError(f"The journal has no council run {run}.", hint=f"Newest runs: {', '.join(map(str, newest))}.")
     return found
 
 
 def _transcript(run: StoredCouncil) -> Iterator[str]:
-    """A run as it was told, a blank line before each step."""
+    """Yield the lines of a run, with a blank line before each step."""
     from localrag.report.page import when  # noqa: PLC0415  # weight
 
     yield f"Council {one_line(run.name)}, run {run.id}: {run.state}"
@@ -120,14 +120,14 @@ def _transcript(run: StoredCouncil) -> Iterator[str]:
         yield from lines
     if run.state == "interrupted":
         yield ""
-        yield "Interrupted: its process ended before the verdict. All that was told until then stands above."
+        yield "Interrupted: the process ended before the verdict."
     elif run.state == "running":
         yield ""
-        yield "It still runs."
+        yield "Still running."
 
 
 def _steps(events: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
-    """The lines of each event that shows something. An answer shows as what was made of it, and by itself where nothing was."""
+    """Yield the lines of each event. An answer is shown in the event made from it, or by itself if there is none."""
     waiting: dict[str, Mapping[str, Any]] = {}
     last_budget: Mapping[str, Any] | None = None
     for event in events:
@@ -153,12 +153,12 @@ def _steps(events: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
 
 
 _MOST = 10
-"""How many lines each list shows in a terminal; the JSON and the page have more."""
+"""Maximum rows of each list in a terminal. The JSON and the HTML page show more."""
 _BARS = "▁▂▃▄▅▆▇█"
 
 
 @click.command("report")
-@click.option("--session", metavar="NAME", help="Only this session.")
+@click.option("--session", metavar="NAME", help="Show only this session.")
 @click.option(
     "--last",
     type=click.IntRange(1, 1_000_000),
@@ -167,9 +167,11 @@ _BARS = "▁▂▃▄▅▆▇█"
     metavar="N",
     help="Number of asks, or council runs, to show, newest first.",
 )
-@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write an HTML page that draws every window (- for stdout).")
+@click.option(
+    "--html", type=click.Path(path_type=Path), metavar="FILE", help="Write an HTML page with a chart of every window (- for stdout)."
+)
 @click.option("--force", is_flag=True, help="Overwrite FILE even if it is not a localrag report.")
-@click.option("--council", type=RunId(), metavar="ID|last", help="Show a council run again, by its ID, or the latest.")
+@click.option("--council", type=RunId(), metavar="ID|last", help="Show the council run with this ID, or the last one.")
 @click.option("--councils", is_flag=True, help="List council runs.")
 @options.models_file
 @options.as_json
@@ -183,13 +185,13 @@ def report_command(
     settings: Settings,
     as_json: bool,
 ) -> None:
-    """Show what became of the budgets of past asks: what was used, what was cut, what was supplied and never cited.
+    """Show how past questions used their token budgets: tokens used, content cut, and passages supplied but never cited.
 
-    With --council, a run of a council is shown again, budget by budget up to its verdict.
+    With --council, show the budgets, proposals and verdict of a council run.
     """
     if council is not None or councils:
-        beside = {"--html": html is not None, "--session": session is not None, "--councils": councils and council is not None}
-        _refuse("--councils" if council is None else "--council", beside)
+        others = {"--html": html is not None, "--session": session is not None, "--councils": councils and council is not None}
+        _refuse("--councils" if council is None else "--council", others)
         if council is None:
             list_runs(settings.home, last, as_json=as_json)
         else:
@@ -212,23 +214,23 @@ def report_command(
     if as_json:
         text.emit(found.to_dict())
     if not asks:
-        text.note("The journal is empty: each ask leaves its budget there.")
+        text.note("The journal is empty. Each question that you ask is recorded there.")
     elif html is not None:
         _write(html, page(found))
     elif not as_json:
         _show(found)
 
 
-def _refuse(asked: str, beside: Mapping[str, bool]) -> None:
-    """UsageError for the first option that is given beside one it does not go with."""
-    for option, is_given in beside.items():
+def _refuse(option: str, others: Mapping[str, bool]) -> None:
+    """UsageError for the first given option that does not work with `option`."""
+    for other, is_given in others.items():
         if is_given:
-            raise UsageError(f"{option} does not go with {asked}.", hint="Leave one of them out.")
+            raise UsageError(f"{other} does not work with {option}.", hint="Leave one out.")
 
 
 def _unknown(session: str, sessions: Sequence[str]) -> UsageError:
     near = difflib.get_close_matches(session, sessions, n=3) or sessions[-3:]
-    hint = f"Is it one of these? {', '.join(near)}" if near else "The journal is empty: each ask leaves its budget there."
+    hint = f"Did you mean {' or '.join(near)}?" if near else "The journal is empty. Each question that you ask is recorded there."
     return UsageError(f"There is no session {session!r} in the journal.", hint=hint)
 
 
@@ -241,7 +243,7 @@ def _write(html: Path, made: str) -> None:
 
 
 def _checked(path: Path, *, force: bool, as_json: bool) -> Path:
-    """The file that may be written, links followed. UsageError for one that should not be."""
+    """Resolve links and return the file to write. UsageError if it must not be overwritten."""
     from localrag.report.page import MARK  # noqa: PLC0415  # weight
 
     if path == STANDARD_OUTPUT:
@@ -250,24 +252,24 @@ def _checked(path: Path, *, force: bool, as_json: bool) -> Path:
     given = path
     try:
         path = path.expanduser().resolve()
-        leads_nowhere = path.is_symlink()  # of a circle of links, Python 3.13 gives the path, and those before it an error
+        is_broken = path.is_symlink()  # for a link cycle, Python 3.13 returns the path; earlier versions raise an error
     except (RuntimeError, OSError):
-        leads_nowhere = True
-    if leads_nowhere:
-        raise UsageError(f"{given} leads nowhere.", hint="Give --html the name of a file.")
+        is_broken = True
+    if is_broken:
+        raise UsageError(f"{given} is a broken link.", hint="Use another file for --html.")
     if not path.parent.is_dir():
-        raise UsageError(f"The folder {path.parent} does not exist.", hint="Make it, or write the page to another folder.")
+        raise UsageError(f"There is no folder {path.parent}.", hint="Create it, or use another file for --html.")
     if path.exists() and not path.is_file():
-        raise UsageError(f"{path} is no file.", hint="Give --html the name of a file.")
+        raise UsageError(f"{path} is not a file.", hint="Use another file for --html.")
     if path.exists() and not force:
         with path.open("rb") as file:
             if MARK.encode() not in file.read(500):
-                raise UsageError(f"{path} exists and is no report of localrag.", hint="Give another name, or --force to overwrite it.")
+                raise UsageError(f"{path} exists and is not a localrag report.", hint="Use another file, or --force to overwrite it.")
     return path
 
 
 def _show(found: Report) -> None:
-    """The report as tables."""
+    """Print the report as tables."""
     columns = ("Session", "Asks", "In", "Out", "Utilization", "Lowest", "Highest", "Efficiency", "Trend")
     render.table(columns, [_session(each) for each in found.sessions], right=columns[1:8])
     _list(
@@ -313,7 +315,7 @@ def _percent(value: float | None) -> str:
 
 
 def _list(title: str, columns: Mapping[str, str], lines: Sequence[object]) -> None:
-    """A table under its title; `columns` maps a heading to the field that it shows."""
+    """Print a table with a title. `columns` maps each heading to a field."""
     click.echo(f"\n{title}")
     if not lines:
         click.echo("  nothing")

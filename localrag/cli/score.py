@@ -1,4 +1,4 @@
-"""score: how relevant files are for a task, factor by factor."""
+"""The command score: score how relevant files are to a task, factor by factor."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ COLUMNS = dict(zip(FACTORS, ("Alignment", "Recency", "Mentions", "Depth", "Type"
 
 
 class Weight(click.ParamType[tuple[str, float]]):
-    """A factor and its weight, as `recency=0.5`."""
+    """A factor and its weight, e.g. `recency=0.5`."""
 
     name = "weight"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:  # noqa: ANN401  # click's
         name, _, number = str(value).partition("=")
         if name not in FACTORS:
-            self.fail(f"{name[:80]!r} is no factor; there are {', '.join(FACTORS)}.", param, ctx)
+            self.fail(f"{name[:80]!r} is not a factor. Factors: {', '.join(FACTORS)}.", param, ctx)
         try:
             return name, float(number)
         except ValueError:
-            self.fail(f"{name} needs a number, as {name}=0.5.", param, ctx)
+            self.fail(f"{name} needs a number, e.g. {name}=0.5.", param, ctx)
 
 
 @dataclass(slots=True)
 class Gathered:
-    """The files that could be read, and what could not be, each with the reason."""
+    """The files that were read, and those that were skipped, as (label, reason)."""
 
     files: list[File] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Gathered:
 
 def _thresholds(command: options.Command) -> options.Command:
     for tier in reversed(TIERS):
-        text = f"The least score of the tier {tier.name}.  [default: {tier.threshold}]"
+        text = f"Minimum score of the tier {tier.name}.  [default: {tier.threshold}]"
         command = click.option(f"--{tier.name}", type=options.Number(0, 1), metavar="SCORE", help=text)(command)
     return command
 
@@ -58,18 +58,22 @@ def _thresholds(command: options.Command) -> options.Command:
 @click.command("score")
 @click.argument("paths", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
 @click.option(
-    "--task", required=True, type=options.Text(), metavar="TEXT", help="The task to score the files for (- for stdin, @file for a file)."
+    "--task", required=True, type=options.Text(), metavar="TEXT", help="Task to score the files for (- for stdin, @file for a file)."
 )
-@click.option("--method", type=click.Choice(METHODS), help="How to measure alignment.  [default: hybrid if an embedder is on this machine]")
+@click.option(
+    "--method",
+    type=click.Choice(METHODS),
+    help="How to measure alignment with the task.  [default: hybrid if an embedder is on this machine, otherwise keyword]",
+)
 @click.option(
     "--weight",
     "weights",
     multiple=True,
     type=Weight(),
     metavar="NAME=VALUE",
-    help=f"The weight of a factor: {', '.join(FACTORS)}. Repeatable.",
+    help=f"Weight of a factor: {', '.join(FACTORS)}. Repeatable.",
 )
-@click.option("--half-life", type=float, metavar="DAYS", help="The age at which recency is halved.  [default: 7]")
+@click.option("--half-life", type=float, metavar="DAYS", help="Age at which the recency score has halved.  [default: 7]")
 @_thresholds
 @options.models_file
 @options.as_json
@@ -85,22 +89,22 @@ def score_command(
     settings: Settings,
     as_json: bool,
 ) -> None:
-    """Score how relevant each FILE is for a task, best first. Of a folder, all files are scored that index would read.
+    """Score how relevant each FILE is to a task, best first. For a folder, score all files that index would read.
 
     \b
       localrag score src docs --task "Update authentication to use JWT"
       git diff | localrag score src --task - --method keyword
     """
     if not task.strip():
-        raise UsageError("The task is empty.", hint="Say with --task what is to be done.")
+        raise UsageError("The task is empty.", hint="Describe it with --task.")
     if len(task) > MAX_TASK_CHARS:
-        raise UsageError(f"The task has {counted(len(task), 'character')}, and {MAX_TASK_CHARS} are the most.", num_chars=len(task))
+        raise UsageError(f"The task has {counted(len(task), 'character')}; the limit is {MAX_TASK_CHARS}.", num_chars=len(task))
     profile, kept = open_profile(None, settings=settings)
     chosen = Weights(**kept)  # type: ignore[arg-type]  # checked by the catalogue
     try:
         profile = _with_thresholds(profile, {"primary": primary, "supporting": supporting, "reference": reference})
         chosen = _with_weights(chosen, weights, half_life, method)
-    except ConfigError as error:  # here the wrong value comes from the command line
+    except ConfigError as error:  # here the invalid value comes from the command line
         raise UsageError(error.message) from None
     gathered = _gather(paths)
     if not gathered.files and len(gathered.skipped) == 1:
@@ -108,7 +112,7 @@ def score_command(
     for source, reason in gathered.skipped:
         note(f"skipped {safe(source)}: {reason}")
     if not gathered.files:
-        raise UsageError("None of the files can be read.", hint="Each is named above with the reason.", num_skipped=len(gathered.skipped))
+        raise UsageError("None of the files can be read.", hint="See the reasons above.", num_skipped=len(gathered.skipped))
     embedder = _embedder(chosen.method, settings, is_asked_for=method is not None)
     if embedder is None:
         chosen = replace(chosen, method="keyword")
@@ -144,7 +148,7 @@ def _with_weights(weights: Weights, given: Sequence[tuple[str, float]], half_lif
 
 
 def _embedder(method: Method, settings: Settings, *, is_asked_for: bool) -> Embedder | None:
-    """The default embedder, if meaning counts. One that was not asked for may be missing: then words decide, which is said."""
+    """Open the default embedder unless the method is keyword. If it is missing and `is_asked_for` is false, print a note, return None."""
     if method == "keyword":
         return None
     try:
@@ -152,7 +156,7 @@ def _embedder(method: Method, settings: Settings, *, is_asked_for: bool) -> Embe
     except ModelNotFoundError as error:
         if is_asked_for:
             raise
-        note(f"Scored by words alone: {error.message} {error.hint or ''}".rstrip())
+        note(f"Scoring by keywords only: {error.message} {error.hint or ''}".rstrip())
         return None
 
 
@@ -171,7 +175,7 @@ def _score(files: Sequence[File], task: str, weights: Weights, embedder: Embedde
 
 
 def _gather(paths: Sequence[Path]) -> Gathered:
-    """Each file once, by the path that was given to it or to its folder."""
+    """Read each file once. Paths in the result start as given on the command line."""
     from localrag.kb.readers import UnreadableError  # noqa: PLC0415  # weight: none of it is needed to print help
     from localrag.kb.reading import Readers  # noqa: PLC0415
     from localrag.kb.walk import read_file  # noqa: PLC0415
@@ -199,7 +203,7 @@ def _gather(paths: Sequence[Path]) -> Gathered:
 
 
 def _files(given: Path, gathered: Gathered) -> Iterator[Path]:
-    """The file itself, or the files of a folder."""
+    """Yield the file itself, or the files of a folder."""
     if not given.is_dir():
         yield given
         return
@@ -212,7 +216,7 @@ def _files(given: Path, gathered: Gathered) -> Iterator[Path]:
         return
     gathered.skipped += found.skipped
     if not found.files:
-        gathered.skipped.append((label_of(given), "no file in this folder is read"))
+        gathered.skipped.append((label_of(given), "the folder has no readable files"))
     for file in found.files:
         yield given / os.path.relpath(file.path, found.roots[0])
 
@@ -229,4 +233,4 @@ def _table(scores: Sequence[Score], tiers: Sequence[str], weights: Weights) -> N
     ]
     render.table(("File", *numbers, "Tier"), rows, right=numbers)
     shares = ", ".join(f"{COLUMNS[name]} {share:.2f}" for name, share in weights.shares.items())
-    note(f"A score is the sum of its columns, which reach up to {shares}.")
+    note(f"A score is the sum of its columns. Their maximums: {shares}.")

@@ -1,4 +1,4 @@
-"""serve and mcp: localrag for other programs, over HTTP, or over standard input and output."""
+"""The commands serve and mcp: serve localrag to other programs, over HTTP or over standard input and output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @options.models_file
 @options.model
 @options.window
-@click.option("--kb", "kbs", multiple=True, metavar="NAME", help="A knowledge base that clients may use. Repeatable.  [default: all]")
+@click.option("--kb", "kbs", multiple=True, metavar="NAME", help="Knowledge base that clients may use. Repeatable.  [default: all]")
 @click.option("--budget", metavar="NAME", help="A [budgets.NAME] table of models.toml.")
 @click.option("--no-keep", is_flag=True, help="Do not record answers in the journal.")
 def mcp_command(
@@ -33,9 +33,9 @@ def mcp_command(
     budget: str | None,
     no_keep: bool,
 ) -> None:
-    """Serve ask, search, read_chunk and budget as tools of the Model Context Protocol, on standard input and output.
+    """Serve the tools ask, search, read_chunk and budget over the Model Context Protocol, on standard input and output.
 
-    A program that has MCP servers starts this itself:
+    MCP clients start this command themselves. An example configuration:
 
     \b
       {"mcpServers": {"localrag": {"command": "localrag", "args": ["mcp", "--kb", "handbook"]}}}
@@ -60,25 +60,31 @@ DEFAULT_PORT = 8642
 @options.window
 @click.option("--budget", metavar="NAME", help="A [budgets.NAME] table of models.toml.")
 @click.option(
-    "--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen on; any other than loopback needs a token."
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    metavar="ADDRESS",
+    help="Address to listen on. Addresses other than loopback require a token.",
 )
-@click.option("--port", type=click.IntRange(1, 65535), default=DEFAULT_PORT, show_default=True)
-@click.option("--api-key", metavar="KEY", help=f"Bearer token that clients must send; prefer the variable {KEY_VARIABLE}.")
+@click.option("--port", type=click.IntRange(1, 65535), default=DEFAULT_PORT, show_default=True, help="Port to listen on.")
+@click.option("--api-key", metavar="KEY", help=f"Bearer token that clients must send. The environment variable {KEY_VARIABLE} is safer.")
 @click.option(
     "--allow-origin",
     "origins",
     multiple=True,
     metavar="ORIGIN",
-    help="Origin of a web page that may call the API, such as http://localhost:3000. Repeatable.",
+    help="Origin of web pages that may call the API (CORS), e.g. http://localhost:3000. Repeatable.",
 )
-@click.option("--allow-host", "hosts", multiple=True, metavar="NAME", help="Host name that clients may use for this server. Repeatable.")
-@click.option("--any-local-user", is_flag=True, help="Serve every user of this machine, not only the one who runs the server.")
+@click.option(
+    "--allow-host", "hosts", multiple=True, metavar="NAME", help="Host name under which clients may reach this server. Repeatable."
+)
+@click.option("--any-local-user", is_flag=True, help="Serve every user of this machine, not only the user who runs the server.")
 @click.option(
     "--max-seconds",
     type=options.Number(1, 86_400),
     default=600,
     show_default=True,
-    help="Maximum duration of a request, waiting included; then the answer ends with what was written.",
+    help="Maximum duration of a request in seconds, waiting included. An answer that takes longer is cut off.",
 )
 @click.option("--no-keep", is_flag=True, help="Do not record answers in the journal.")
 def serve_command(
@@ -96,7 +102,7 @@ def serve_command(
     max_seconds: float,
     no_keep: bool,
 ) -> None:
-    """Serve the API of OpenAI, with indexes, to your programs on this machine.
+    """Serve an OpenAI-compatible API, with indexes, to programs on this machine.
 
     \b
       localrag serve
@@ -106,7 +112,7 @@ def serve_command(
     try:
         from localrag.catalog import Catalog  # noqa: PLC0415  # weight
         from localrag.server.app import make_app  # noqa: PLC0415  # an extra
-        from localrag.server.engine_process import EngineProcess, Wanted  # noqa: PLC0415  # an extra
+        from localrag.server.engine_process import EngineOptions, EngineProcess  # noqa: PLC0415  # an extra
         from localrag.server.routing import ServerState  # noqa: PLC0415  # an extra
         from localrag.server.security import LOOPBACK, TOKEN_FILE, Guard, can_tell_users, home_token, listener, make_server  # noqa: PLC0415  # an extra  # noqa: PLC0415  # an extra
     except ModuleNotFoundError as error:
@@ -115,9 +121,9 @@ def serve_command(
         raise UsageError(f"The server needs the package {error.name}.", hint="pip install 'localrag[server]'") from None
     catalog = Catalog.load(settings)
     if model != "echo":
-        catalog.open(catalog.model(model))  # what is not there is said now, and not by each answer
+        catalog.open(catalog.model(model))  # report a missing model now, not in every answer
     is_local = host in ("127.0.0.1", "::1", "localhost")
-    key = api_key or os.environ.get(KEY_VARIABLE) or None  # an empty one is none: anybody would have it
+    key = api_key or os.environ.get(KEY_VARIABLE) or None  # an empty key would protect nothing
     if key is None and not is_local:
         key = secrets.token_urlsafe(32)
         note(f"Requests need this token: {key}")
@@ -125,17 +131,19 @@ def serve_command(
     if key is None and not any_local_user:
         try:
             key, where = home_token(settings.home), f"the token in {settings.home / TOKEN_FILE}"
-        except OSError:  # a home that cannot be written to
+        except OSError:  # the home is not writable
             key = secrets.token_urlsafe(32)
             where = f"this token: {key}"
         users = frozenset({os.geteuid(), 0}) if can_tell_users() else frozenset()
         if not users:
-            note(f"This system does not tell which user sends a request. Every request needs {where}.")
+            note(f"This system cannot identify the user who sends a request, so every request needs {where}.")
     known = None if not is_local and not hosts else LOOPBACK | {each.lower() for each in hosts}
-    wanted = Wanted(settings=settings, model=model, n_ctx=n_ctx, chat_template=chat_template, budget=budget, keep=not no_keep)
+    engine_options = EngineOptions(
+        settings=settings, model=model, n_ctx=n_ctx, chat_template=chat_template, budget=budget, keep=not no_keep
+    )
     guard = Guard(hosts=known, origins=frozenset(origins), api_key=key, users=users)
-    engine = EngineProcess(wanted, max_seconds=max_seconds)
+    engine = EngineProcess(engine_options, max_seconds=max_seconds)
     app = make_app(ServerState(settings=settings, engine=engine, guard=guard, rejects_tools=catalog.rejects_tools))
     opened = listener(host, port)
-    note(f"Serving on http://{f'[{host}]' if ':' in host else host}:{port} (Ctrl-C ends it)")
+    note(f"Serving on http://{f'[{host}]' if ':' in host else host}:{port} (Ctrl-C stops it)")
     make_server(app, host=host, port=port).run([opened])

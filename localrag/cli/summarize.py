@@ -1,4 +1,4 @@
-"""summarize: a file at one of four levels of detail."""
+"""The command summarize: shorten a file to one of four levels of detail."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 @click.command("summarize")
 @click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
-@click.option("--level", type=click.Choice(LEVELS), default="summary", show_default=True, help="Amount of detail to keep.")
+@click.option("--level", type=click.Choice(LEVELS), default="summary", show_default=True, help="Level of detail.")
 @click.option(
     "--max-tokens",
     type=click.IntRange(min=1),
     metavar="N",
     help="Maximum length, in tokens.  [default: 2000 detailed, 500 summary, 100 stub]",
 )
-@click.option("--no-model", is_flag=True, help="Select sentences of the file; use the model only to count tokens.")
+@click.option("--no-model", is_flag=True, help="Select sentences from the file. The model is used only to count tokens.")
 @click.option("--max-age", type=options.Number(min=0), metavar="HOURS", help="Regenerate cached summaries older than this.")
 @click.option("--no-cache", is_flag=True, help="Do not read or write the summary cache.")
 @options.models_file
@@ -52,9 +52,9 @@ def summarize_command(
     chat_template: Path | None,
     as_json: bool,
 ) -> None:
-    """Make FILE shorter: its outline (detailed), a paragraph that the model writes (summary), or two or three lines about it (stub).
+    """Summarize FILE: an outline (detailed), a paragraph written by the model (summary), or two or three lines (stub).
 
-    A summary is kept until the file changes.
+    Summaries are cached until the file changes.
 
     \b
       localrag summarize src/app.py --level detailed
@@ -82,25 +82,25 @@ def summarize_command(
 
 
 def _counter(engine: Engine) -> Callable[[str], int]:
-    """Tokens of a text as it would be sent."""
+    """Return a function that counts the tokens of a text in a prompt."""
     from localrag.text.markup import count_content  # noqa: PLC0415  # weight
 
     return lambda text: count_content(text, engine.counter)
 
 
 def _writer(engine: Engine) -> Writer | None:
-    """None, which is said, for a file that holds a vocabulary alone."""
+    """Return a writer, or None, with a note, for a model file that has only a vocabulary."""
     from localrag.summary.writer import Writer  # noqa: PLC0415  # weight
 
     if engine.can_generate:
         return Writer(engine)
-    note(f"{safe(engine.name)} has no weights: sentences of the file are picked instead.")
+    note(f"{safe(engine.name)} has no weights, so sentences are selected from the file instead.")
     return None
 
 
 @contextmanager
 def _cache(home: Path, *, wanted: bool) -> Iterator[SummaryCache | None]:
-    """The summaries that the journal keeps. A journal that cannot be used costs no summary; it is said."""
+    """Open the summary cache in the journal. If the journal cannot be used, print a note and yield None."""
     if not wanted:
         yield None
         return
@@ -109,7 +109,7 @@ def _cache(home: Path, *, wanted: bool) -> Iterator[SummaryCache | None]:
     try:
         journal = Journal.open(home)
     except LocalragError as error:
-        note(f"Nothing is kept: {error.message}")
+        note(f"Not cached: {error.message}")
         yield None
         return
     with journal:
@@ -124,5 +124,5 @@ def _print(label: str, summary: Summary, *, as_json: bool) -> None:
         return
     click.echo(safe(summary.text) if sys.stdout.isatty() else summary.text)
     of = "" if summary.limit is None else f", at most {summary.limit:,}"
-    kept = ", kept from before" if summary.cached else ""
+    kept = ", cached" if summary.cached else ""
     note(f"{safe(label)}: {summary.num_tokens:,} of {summary.num_source_tokens:,} tokens{of} ({summary.method}{kept})")

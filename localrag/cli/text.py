@@ -1,4 +1,4 @@
-"""Text for people: where data and messages go, text that cannot control a terminal or Markdown, and streams that cannot be written."""
+"""Print data and messages, make text safe for terminals and Markdown, and handle standard streams that cannot be written."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _IN_JSON = re.compile(f"[{CONTROL}{HIDDEN}]")
 
 
 def emit(data: object) -> None:
-    """Print one JSON object on stdout; in ASCII where an old encoding allows no more."""
+    """Print one JSON object on stdout, in ASCII if stdout's encoding requires it."""
     text = terminal_json(data)
     try:
         text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
@@ -35,18 +35,18 @@ def emit(data: object) -> None:
 
 
 def terminal_json(data: object) -> str:
-    """JSON on one line that cannot control a terminal: such characters are escaped, so a parser reads the same values."""
+    """Return JSON on one line with control characters escaped, so that it cannot control a terminal but parses to the same values."""
     return _IN_JSON.sub(_escape, json.dumps(data, ensure_ascii=False, default=str))
 
 
 def _escape(match: re.Match[str]) -> str:
-    """The escape of one character in JSON: of one above U+FFFF, that of both halves."""
+    """Escape one character for JSON; above U+FFFF, as a surrogate pair."""
     units = match[0].encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
 
 
 class _Output(io.FileIO):
-    """Standard output that remembers why it could not be written, for a command may have made another error of that."""
+    """Standard output that remembers its last write error, because a command may turn that into another error."""
 
     error: OSError | None = None
 
@@ -59,11 +59,10 @@ class _Output(io.FileIO):
 
 
 def open_streams() -> None:
-    """Prepare the standard streams of a process: `stdout_error` knows its output from now on.
+    """Prepare the standard streams of a process, so that `stdout_error` can report write errors.
 
-    Where a process was started without some (`>&-`), it gets streams that behave as closed ones. Otherwise the first file that is opened,
-    say the journal, would become standard output. Reading finds nothing, and writing to standard output fails, so that no answer is lost
-    in silence.
+    A stream that was closed at the start (`>&-`) is replaced by a null device. Otherwise the next opened file, such as the journal, would
+    become standard output. Reading returns nothing, and writing to standard output fails, so that an answer is not lost silently.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
@@ -71,9 +70,9 @@ def open_streams() -> None:
             if opened != number:
                 os.dup2(opened, number)
                 os.close(opened)
-            setattr(sys, name, open(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False))  # noqa: SIM115  # for good
+            setattr(sys, name, open(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False))  # noqa: SIM115  # stays open until the process ends
     out = sys.stdout
-    if isinstance(out, io.TextIOWrapper) and type(getattr(out.buffer, "raw", out.buffer)) is io.FileIO:  # else a console of Windows
+    if isinstance(out, io.TextIOWrapper) and type(getattr(out.buffer, "raw", out.buffer)) is io.FileIO:  # otherwise a Windows console
         sys.stdout = io.TextIOWrapper(
             io.BufferedWriter(_Output(out.fileno(), "w", closefd=False)),
             encoding=out.encoding,
@@ -84,20 +83,20 @@ def open_streams() -> None:
 
 
 def stdout_error() -> OSError | None:
-    """Why standard output could not be written, or cannot: what it still holds is written first."""
+    """Flush standard output and return its write error, earlier or now; None if there is none."""
     raised = None
     try:
         sys.stdout.flush()
     except OSError as error:
         raised = error
-    except ValueError:  # closed by whoever called from Python
+    except ValueError:  # closed by a Python caller
         return None
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     return raw.error if isinstance(raw, _Output) and raw.error is not None else raised
 
 
 def drop_output() -> None:
-    """Forget what standard output and standard error still hold; Python would try to write it at the end, and fail again."""
+    """Discard unwritten output of both streams if they fail. Python would try again at exit and fail again."""
     for stream, error in ((sys.stdout, stdout_error()), (sys.stderr, None)):
         try:
             if error is not None:
@@ -112,24 +111,24 @@ def drop_output() -> None:
 
 
 def forgive_encoding() -> None:
-    """Where stdout is not UTF-8, what it cannot write becomes a question mark, and not the end of an answer."""
+    """If stdout is not UTF-8, print characters outside its encoding as question marks instead of failing."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower().replace("-", "") != "utf8":
         sys.stdout.reconfigure(errors="replace")
 
 
 def note(text: str, *, hang: int = 0) -> None:
-    """A line of talk, safe for a terminal, on which it breaks between words; the next lines are indented as the first is, and by `hang`.
+    """Print a message on stderr, wrapped on a terminal. Continuation lines get the first line's indent plus `hang` spaces.
 
-    Where nobody can be told, the command goes on.
+    Errors of stderr are ignored.
     """
     with suppress(OSError):
         click.echo(wrapped(safe(text), hang=hang) if sys.stderr.isatty() else safe(text), err=True)
 
 
 def wrapped(text: str, *, hang: int = 0) -> str:
-    """Text broken between words to the width of the terminal; a word that is longer than that, such as a path, stays in one piece."""
+    """Wrap text between words to the terminal's width. Longer words, such as paths, are not broken."""
     columns = shutil.get_terminal_size().columns
-    if all(len(line) <= columns // 2 for line in text.split("\n")):  # whatever the characters: none takes more than two cells
+    if all(len(line) <= columns // 2 for line in text.split("\n")):  # fits in any case, as a character takes at most two cells
         return text
     from rich.cells import cell_len  # noqa: PLC0415  # weight
 
@@ -149,7 +148,7 @@ def wrapped(text: str, *, hang: int = 0) -> str:
 
 
 def fault(error: LocalragError, *, as_json: bool) -> None:
-    """An error: an object on stdout with --json, else a line and its way out, whatever file name or argument they repeat."""
+    """Print an error: an object on stdout with `as_json`, otherwise a line and its hint on stderr, safe for a terminal."""
     if as_json:
         emit({"error": error.to_dict()})
         return
@@ -159,19 +158,19 @@ def fault(error: LocalragError, *, as_json: bool) -> None:
 
 
 def dim(text: str) -> None:
-    """A line of talk that a person may pass over."""
+    """Print a dimmed message on stderr."""
     console(err=True).print(safe(text), style="dim", soft_wrap=True)
 
 
 def console(*, err: bool = False) -> Console:
-    """A rich console that marks up nothing on its own."""
+    """Return a rich console without markup or highlighting."""
     from rich.console import Console  # noqa: PLC0415  # weight
 
     class _Console(Console):
         def on_broken_pipe(self) -> None:
-            raise BrokenPipeError  # rich would end the process with code 1
+            raise BrokenPipeError  # rich would exit with code 1
 
-    width = None if (sys.stderr if err else sys.stdout).isatty() else 1000  # a table in a pipe is not folded
+    width = None if (sys.stderr if err else sys.stdout).isatty() else 1000  # do not fold tables in a pipe
     return _Console(stderr=err, markup=False, highlight=False, emoji=False, width=width)
 
 
@@ -184,12 +183,12 @@ _HEADING = re.compile(rf"{_PREFIX}(?=#{{1,6}}(?:[ \t]|$)|(?:=+|-+)[ \t]*$)", re.
 
 
 def prose(text: str) -> str:
-    """A text of several paragraphs: its lists, code and emphasis stay."""
+    """Escape links, HTML, fences and headings in a text of several paragraphs. Lists, code and emphasis stay."""
     text = _LINK.sub(lambda _: "\\", _HTML.sub("&lt;", text))
     text = _FENCE.sub(lambda match: "".join(f"\\{char}" for char in match[0]), text)
     return _HEADING.sub(r"\1\\", text)
 
 
 def inline(text: str) -> str:
-    """A line that stands inside another: nothing of it is markup."""
+    """Escape all markup in a text for use within a line."""
     return _LINK.sub(lambda _: "\\", _HTML.sub("&lt;", _SPECIAL.sub(r"\\\g<0>", text)))

@@ -1,9 +1,9 @@
-"""Read and write the file of a cached prefix: its identity, token ids, breakpoints, and llama.cpp's opaque state.
+"""The file format of one evaluated prefix: its identity, its token ids and breakpoints, and the state as opaque bytes.
 
-    magic 8 | version 4 | header length 4 | header, ASCII JSON | token ids, 4 each | breakpoints, 4 each | payload | sha256 of the above, 32
+    magic 8 | version 4 | header length 4 | header, ASCII JSON | token ids, 4 each | breakpoints, 4 each | payload | sha256 of the rest, 32
 
-Numbers are sizes in bytes. Integers are little-endian and unsigned. llama.cpp silently accepts the state of other weights, and a truncated
-state can crash the process, since its reader asserts. Therefore the whole file is verified before any byte of the payload is returned.
+Integers are little-endian and unsigned. llama.cpp silently accepts states of other weights, and a truncated state can end the process
+(its reader asserts). So no byte of a payload is returned before the whole file has been verified.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ Fault = Literal["missing", "unreadable", "foreign", "newer", "damaged"]
 
 
 class PrefixFileError(Exception):
-    """The reason why a file cannot be used. The cache turns it into a warning.
+    """Why a file is not used. The store turns it into a warning.
 
-    `fault` is "missing" (another process evicted the file), "unreadable" (it may still be good), "foreign" (it belongs to another model or
-    size limit), "newer" (a newer localrag wrote it) or "damaged". Only a damaged file is safe to delete.
+    `fault` says what to do: a `missing` file was evicted by another process; an `unreadable` one may be valid; a `foreign` one belongs to
+    another model or exceeds the size limit; a `newer` one belongs to a later version of localrag. Only a `damaged` file may be removed.
     """
 
     def __init__(self, fault: Fault, reason: str) -> None:
@@ -54,10 +54,10 @@ class PrefixFileError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """The model, build and settings for which a state is valid. A state with any other value is invalid.
+    """Everything that determines the meaning of a state. If any field differs, the state is not valid.
 
-    `model` is the sha256 of the model file, or its `model_fingerprint`. `llama_build` is the package version with llama.cpp's system info,
-    or a hash of both. `n_swa` is 0 without a sliding window. ValueError if the canonical form is longer than 15 KiB.
+    `model` is the SHA-256 of the model's file, or its `model_fingerprint`. `llama_build` is the package version with llama.cpp's system
+    info, or a hash of both. `n_swa` is 0 without a sliding window. Raises ValueError if the fields take more than 15 KiB.
     """
 
     model: str
@@ -78,24 +78,24 @@ class Identity:
 
     @property
     def canonical(self) -> str:
-        """The identity as JSON; equal identities have equal text."""
+        """The identity as text, the same for equal identities."""
         return _canonical(self)
 
     @property
     def digest(self) -> str:
-        """The sha256 of the canonical form, in lower-case hexadecimal."""
+        """SHA-256 of the canonical text, in lower-case hexadecimal."""
         return hashlib.sha256(self.canonical.encode("ascii")).hexdigest()
 
 
-@lru_cache(maxsize=16)  # needed for each file of a folder
+@lru_cache(maxsize=16)  # compared with every file of a folder
 def _canonical(identity: Identity) -> str:
     return _json(asdict(identity))
 
 
 def model_fingerprint(path: Path) -> str:
-    """Identify a model file without hashing gigabytes: by name, size, modification time, and the blake2b hash of its first MiB.
+    """Identify a model file without hashing all of it: by name, size, modification time, and blake2b of its first MiB.
 
-    Raises ModelFileError if the file cannot be read.
+    Raises ModelFileError if it cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -108,16 +108,16 @@ def model_fingerprint(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The part of a file before its payload. Its sizes agree with the file's size; only `read` verifies the checksum."""
+    """The part of a file before the payload. Its sizes match the file's size, but only `read` verifies the checksum."""
 
     raw: bytes
     token_bytes: bytes
-    border_bytes: bytes
+    breakpoint_bytes: bytes
     payload_bytes: int
 
 
 def pack(numbers: Sequence[int]) -> bytes:
-    """Encode token ids or breakpoints, 4 bytes each. ValueError for a number outside 0..2**32-1."""
+    """Encode token ids or breakpoints as in a file, 4 bytes each. Raises ValueError for a number outside 0..2**32-1."""
     try:
         return struct.pack(f"<{len(numbers)}I", *numbers)
     except struct.error as error:
@@ -131,20 +131,20 @@ def unpack(packed: bytes) -> tuple[int, ...]:
 def write(
     path: Path, identity: Identity, token_ids: Sequence[int], breakpoints: Sequence[int], payload: bytes | bytearray | memoryview
 ) -> None:
-    """Write a file atomically. Only its owner can read it, since a state contains the user's text.
+    """Write a file atomically: afterwards, `path` is either complete or unchanged.
 
-    A killed process leaves a hidden file that ends in `.part`. Raises OSError after removing that file, and ValueError for an empty list or
-    payload, or for invalid ids.
+    Only the owner can read it, since a state contains the user's text. A killed process leaves a hidden file that ends in `.part`. Raises
+    OSError after removing partial data, and ValueError for an empty list or payload, or for invalid ids.
     """
     tokens, ends, body = pack(token_ids), pack(breakpoints), memoryview(payload).cast("B")
     if not 0 < len(token_ids) <= MAX_TOKENS or not len(body):
         raise ValueError(f"a prefix has 1 to {MAX_TOKENS} tokens and a state, not {len(token_ids)} tokens and {len(body)} bytes")
     if len(breakpoints) > MAX_TOKENS:
-        raise ValueError(f"a prefix has at most {MAX_TOKENS} breakpoints, not {len(breakpoints)}")
+        raise ValueError(f"a prefix has no more than {MAX_TOKENS} breakpoints, not {len(breakpoints)}")
     about = {"created": int(time.time()), "num_tokens": len(token_ids), "num_borders": len(breakpoints), "payload_bytes": len(body)}
     header = _json({"identity": asdict(identity)} | about).encode("ascii")
     digest = hashlib.sha256()
-    with atomic_write(path, suffix=PART_SUFFIX) as out:  # the folder is not flushed: at worst a power cut loses the new name
+    with atomic_write(path, suffix=PART_SUFFIX) as out:  # not flushed: a power cut loses at most the new name
         for part in (_FIXED.pack(_MAGIC, VERSION, len(header)), header, tokens, ends, body):
             digest.update(part)
             out.write(part)
@@ -152,9 +152,9 @@ def write(
 
 
 def read(path: Path, identity: Identity, *, max_bytes: int = MAX_FILE_BYTES) -> tuple[tuple[int, ...], tuple[int, ...], bytearray]:
-    """Verify a file and return its token ids, breakpoints and payload. It must have this identity and at most `max_bytes`.
+    """Read and verify a file of this identity. Returns its token ids, breakpoints and payload.
 
-    Needs no more memory than the size of the file. Raises PrefixFileError.
+    Uses no more memory than the size of the file, which is at most `max_bytes`. Raises PrefixFileError.
     """
     try:
         with _open(path) as file:
@@ -167,12 +167,12 @@ def read(path: Path, identity: Identity, *, max_bytes: int = MAX_FILE_BYTES) -> 
     except MemoryError:
         raise PrefixFileError("unreadable", "there is not enough memory to read it") from None
     if num_read != head.payload_bytes:
-        raise PrefixFileError("damaged", "it became shorter while it was read")
+        raise PrefixFileError("damaged", "it was truncated while it was read")
     digest = hashlib.sha256(head.raw)
     digest.update(payload)
     if digest.digest() != stored:
-        raise PrefixFileError("damaged", "its checksum is wrong")
-    return unpack(head.token_bytes), unpack(head.border_bytes), payload
+        raise PrefixFileError("damaged", "its checksum does not match")
+    return unpack(head.token_bytes), unpack(head.breakpoint_bytes), payload
 
 
 def read_head(path: Path, identity: Identity, *, max_bytes: int = MAX_FILE_BYTES) -> Head:
@@ -184,72 +184,72 @@ def read_head(path: Path, identity: Identity, *, max_bytes: int = MAX_FILE_BYTES
         raise _unreadable(error) from None
 
 
-def file_bytes(identity: Identity, num_tokens: int, num_borders: int, payload_bytes: int) -> int:
-    """Return an upper bound of a file's size in bytes."""
-    return _FIXED.size + len(identity.canonical) + 128 + 4 * (num_tokens + num_borders) + payload_bytes + _SHA256_BYTES
+def file_bytes(identity: Identity, num_tokens: int, num_breakpoints: int, payload_bytes: int) -> int:
+    """Maximum size of a file. The actual one is smaller if its numbers have fewer digits."""
+    return _FIXED.size + len(identity.canonical) + 128 + 4 * (num_tokens + num_breakpoints) + payload_bytes + _SHA256_BYTES
 
 
 def _open(path: Path) -> BinaryIO:
-    """Open a regular file, without following a link or blocking on a pipe."""
+    """Open a regular file, without following links or waiting for pipes."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     handle = os.open(path, flags)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise PrefixFileError("damaged", "it is not a regular file")
+        raise PrefixFileError("damaged", "it is not a plain file")
     return os.fdopen(handle, "rb")
 
 
 def _read_head(file: BinaryIO, identity: Identity, max_bytes: int) -> Head:
-    """Read the part before the payload. Check each size against the file's before reading that many bytes."""
+    """Read the head. Every size is checked against the file's size before anything of that size is read."""
     size = os.fstat(file.fileno()).st_size
     if size > max_bytes:
-        raise PrefixFileError("foreign", f"its {size} bytes are more than {max_bytes}")
+        raise PrefixFileError("foreign", f"its {size} bytes exceed the limit of {max_bytes}")
     fixed = file.read(_FIXED.size)
     if len(fixed) < _FIXED.size:
         raise PrefixFileError("damaged", f"it ends after {len(fixed)} bytes")
     magic, version, header_bytes = _FIXED.unpack(fixed)
     if magic != _MAGIC:
-        raise PrefixFileError("damaged", "it is not a prefix file")
+        raise PrefixFileError("damaged", "it does not begin like a prefix file")
     if version > VERSION:
-        raise PrefixFileError("newer", f"its format has version {version}, but this localrag supports only {VERSION}")
+        raise PrefixFileError("newer", f"its format version is {version}; this localrag supports up to {VERSION}")
     if version < VERSION or not 0 < header_bytes <= MAX_HEADER_BYTES:
         raise PrefixFileError("damaged", f"it claims version {version} and a header of {header_bytes} bytes")
     header = file.read(header_bytes)
-    num_tokens, num_borders, payload_bytes = _parse(header, identity)
-    claimed = _FIXED.size + header_bytes + 4 * (num_tokens + num_borders) + payload_bytes + _SHA256_BYTES
+    num_tokens, num_breakpoints, payload_bytes = _parse(header, identity)
+    claimed = _FIXED.size + header_bytes + 4 * (num_tokens + num_breakpoints) + payload_bytes + _SHA256_BYTES
     if claimed != size:
         raise PrefixFileError("damaged", f"it has {size} bytes and claims {claimed}")
-    token_bytes, border_bytes = file.read(4 * num_tokens), file.read(4 * num_borders)
-    if len(token_bytes) + len(border_bytes) != 4 * (num_tokens + num_borders):
-        raise PrefixFileError("damaged", "it became shorter while it was read")
-    return Head(fixed + header + token_bytes + border_bytes, token_bytes, border_bytes, payload_bytes)
+    token_bytes, breakpoint_bytes = file.read(4 * num_tokens), file.read(4 * num_breakpoints)
+    if len(token_bytes) + len(breakpoint_bytes) != 4 * (num_tokens + num_breakpoints):
+        raise PrefixFileError("damaged", "it was truncated while it was read")
+    return Head(fixed + header + token_bytes + breakpoint_bytes, token_bytes, breakpoint_bytes, payload_bytes)
 
 
 def _parse(header: bytes, identity: Identity) -> tuple[int, int, int]:
-    """Return the number of tokens, the number of breakpoints and the size of the payload that a header claims."""
+    """Parse the header of this identity. Returns the number of tokens, of breakpoints, and of payload bytes."""
     try:
         fields = json.loads(str(header, "ascii"))
-        owner = _json(fields["identity"])
+        identity_json = _json(fields["identity"])
         numbers = fields["num_tokens"], fields["num_borders"], fields["payload_bytes"]
     except (ValueError, TypeError, LookupError, RecursionError):
         raise PrefixFileError("damaged", "its header is invalid") from None
     if any(type(number) is not int for number in numbers):
         raise PrefixFileError("damaged", "its header claims impossible numbers")
-    num_tokens, num_borders, payload_bytes = numbers
-    if not (0 < num_tokens <= MAX_TOKENS and 0 <= num_borders <= MAX_TOKENS and 0 < payload_bytes < 1 << 63):
+    num_tokens, num_breakpoints, payload_bytes = numbers
+    if not (0 < num_tokens <= MAX_TOKENS and 0 <= num_breakpoints <= MAX_TOKENS and 0 < payload_bytes < 1 << 63):
         raise PrefixFileError("damaged", "its header claims impossible numbers")
-    if owner != identity.canonical:
-        raise PrefixFileError("foreign", "it belongs to another model, build or setting")
-    return num_tokens, num_borders, payload_bytes
+    if identity_json != identity.canonical:
+        raise PrefixFileError("foreign", "it was made by another model, build or setting")
+    return num_tokens, num_breakpoints, payload_bytes
 
 
 def _unreadable(error: OSError) -> PrefixFileError:
     if isinstance(error, FileNotFoundError):
-        return PrefixFileError("missing", "it is not there")
+        return PrefixFileError("missing", "it does not exist")
     if error.errno == errno.ELOOP:
         return PrefixFileError("damaged", "it is a link")
     return PrefixFileError("unreadable", f"it cannot be read ({error.strerror or error})")
 
 
 def _json(value: object) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))  # ASCII, since a file name may not be valid UTF-8
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))  # ASCII: a file's name may hold what UTF-8 cannot

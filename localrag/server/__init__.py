@@ -1,1 +1,1 @@
-"""The HTTP API: the walk of `ask` for other programs, and the routes of a RAG engine. Needs the extra `server`."""
+"""The HTTP API: OpenAI-compatible answers from indexes, and routes to manage the indexes. Needs the extra `server`."""

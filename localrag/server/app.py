@@ -1,4 +1,4 @@
-"""The application: its routes behind their gate, and its answers to errors."""
+"""Build the FastAPI application: routes, middleware and error handlers."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from starlette.exceptions import HTTPException
 from localrag.errors import LocalragError
 from localrag.server import chat_request, completions, embeddings, indexes, openai_responses, schemas, status
 from localrag.server.errors import LOG, Problem, failure, problem_of
-from localrag.server.metrics import Counting
+from localrag.server.metrics import CountingMiddleware
 from localrag.server.openapi import DocumentedApi, forms_of
 from localrag.server.routing import CompactResponse, ServerState
 from localrag.server.security import Gate
 
 _DESCRIPTION = (
-    "Answers from your own documents, by a model of this machine: OpenAI's API, and the routes of the KAITO RAG engine for indexes. "
-    'Every answer that is not a success is `{"detail": …, "error": {"message", "type", "param", "code"}}`.'
+    "Answers from your own documents with a local model: an OpenAI-compatible API, and the index routes of the KAITO RAG engine. "
+    'Every error response has the body `{"detail": …, "error": {"message", "type", "param", "code"}}`.'
 )
 _TAGS = [
-    {"name": "completions", "description": "Conversations are answered, from an index or by the model alone."},
-    {"name": "Index", "description": "Knowledge bases that other programs fill with texts, and search."},
-    {"name": "state", "description": "How the server is, and what a prompt would take."},
+    {"name": "completions", "description": "Answer conversations, with or without an index."},
+    {"name": "Index", "description": "Create, fill and search indexes (knowledge bases)."},
+    {"name": "state", "description": "Health, models, metrics and prompt budgets."},
 ]
 
 
 def make_app(state: ServerState) -> FastAPI:
-    """The whole API behind its gate."""
+    """Build the application for a server's state."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -50,9 +50,9 @@ def make_app(state: ServerState) -> FastAPI:
         openapi_tags=_TAGS,
         default_response_class=CompactResponse,
         lifespan=lifespan,
-        docs_url=None,  # FastAPI's pages load scripts from other servers
+        docs_url=None,  # FastAPI's documentation pages load scripts from other servers
         redoc_url=None,
-        redirect_slashes=False,  # an address is right or it is none
+        redirect_slashes=False,  # a path with a stray slash is a 404, not a redirect
     )
     app.state.server = state
     for router in (status.page_router, *(module.router for module in routes)):
@@ -62,7 +62,7 @@ def make_app(state: ServerState) -> FastAPI:
     app.add_exception_handler(LocalragError, _error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(Exception, _bug)
-    app.add_middleware(Counting, counts=state.metrics)
+    app.add_middleware(CountingMiddleware, metrics=state.metrics)
     app.add_middleware(Gate, guard=state.guard)
     return app
 
@@ -79,14 +79,14 @@ def _no_route(_request: Request, error: Exception) -> CompactResponse:
 
 
 def _invalid(_request: Request, error: Exception) -> CompactResponse:
-    """What was sent is not repeated: it may be long, and no JSON."""
+    """Answer an invalid body with 422. The body is not repeated: it may be long, or not valid JSON."""
     assert isinstance(error, RequestValidationError)
     return CompactResponse(failure(422, [{key: each[key] for key in ("type", "loc", "msg")} for each in error.errors()]), 422)
 
 
 def _bug(_request: Request, _error: Exception) -> CompactResponse:
-    """Our own mistake. It is raised again behind this, so that the log has it."""
-    return CompactResponse(failure(500, "The server failed; its log has more."), 500)
+    """Answer an unexpected exception with 500. Starlette raises it again afterwards, so it is logged."""
+    return CompactResponse(failure(500, "Internal server error. See the server's log."), 500)
 
 
 def _error(request: Request, error: Exception) -> CompactResponse:

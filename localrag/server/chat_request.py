@@ -1,6 +1,6 @@
-"""Tools that a chat completion offers: how its answer is held to a call of one, and how calls and results stand in a conversation.
+"""Validate the body of a chat completion and convert it to a question for the engine, tools included.
 
-A call is written as `{"name": …, "arguments": {…}}`, in the answer as in earlier messages, whatever a model's own form is.
+In prompts and answers, a tool call is written as `{"name": …, "arguments": {…}}`, whatever the model's native format is.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pydantic import BaseModel, Field, SkipValidation, ValidationError, Validato
 
 from localrag.engine.grammar import CALL_CLOSES, CALL_OPENS, schema_of_calls
 from localrag.server.errors import Problem
-from localrag.server.schemas import example, fault, parse, worded
+from localrag.server.schemas import example, fault, parse, with_message
 from localrag.session.answer import Bypass, bypass
 from localrag.types import Message, Role, ToolSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`arguments` is the JSON text of an object."""
+    """A tool call. `arguments` is the JSON text of an object."""
 
     name: str
     arguments: str
@@ -29,10 +29,10 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
-    """Tools that are shown, and the names of those that may be called: `choices`.
+    """The tools in a prompt, and the names of those that may be called: `choices`.
 
-    `strict` names those whose parameters must be kept to, `schema` is the JSON schema of a call. `or_text`: an answer may also be a
-    text. `is_legacy`: they were given as "functions".
+    `strict` names the tools whose arguments must match their schema. `schema` is the JSON schema of a call. With `or_text`, the answer may
+    also be text. `is_legacy` means that the client sent them as "functions".
     """
 
     specs: tuple[ToolSpec, ...]
@@ -44,11 +44,11 @@ class Tools:
 
     @property
     def calls(self) -> dict[str, Any]:
-        """What calls may be, for the engine's process."""
+        """The permitted calls, in the format of the engine's process."""
         return {"choices": list(self.choices), "strict": sorted(self.strict), "or_text": self.or_text}
 
     def call(self, answer: str) -> Call | None:
-        """The call that an answer is; None for a text, and for what was cut off within a call."""
+        """Parse the call in an answer. Returns None for text, and for a call that was cut off."""
         text = answer.strip()
         if text.startswith(CALL_OPENS):
             text = text.removeprefix(CALL_OPENS).removesuffix(CALL_CLOSES).strip()
@@ -63,95 +63,95 @@ class Tools:
 
 
 def may_be_call(text: str) -> bool:
-    """Whether an answer that begins so can still come to be a call."""
+    """Return whether an answer that starts with this text can still become a call."""
     begun = text.lstrip()
     return not begun or begun[0] == "{" or CALL_OPENS.startswith(begun) or begun.startswith(CALL_OPENS)
 
 
 def compact(value: object) -> str:
-    """JSON as calls are written."""
+    """Encode JSON without white space, as in calls."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 MIN_RATIO, MAX_RATIO, DEFAULT_RATIO = 0.2, 0.8, 0.5
-WITHOUT_RATIO = f"Without it, {DEFAULT_RATIO}, and with max_tokens also what would stay unused of the window."
+WITHOUT_RATIO = f"The default is {DEFAULT_RATIO}. If max_tokens is set, sources by default also use the spare tokens of the window."
 MAX_MESSAGES = 2048
 NO_QUESTION = "There must be a user prompt since the latest assistant message."
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _OURS: Mapping[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-"""The roles that a model's template knows. Each other one is a tool's."""
+"""Maps API roles to the roles in chat templates. All other roles become "tool"."""
 _THINK_TOKENS = {"none": 0, "minimal": 128, "low": 512, "medium": 1024, "high": 4096}
-"""What `reasoning_effort` comes to."""
+"""The token limit for each `reasoning_effort`."""
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {"logit_bias": ({},), "modalities": (["text"],)}
-"""Values that ask for nothing, of parameters that cannot be honoured."""
+"""Values without effect, accepted for parameters that are not supported."""
 _NO_ARGUMENTS = {"type": "object", "properties": {}}
 
 
-# --- the form ---
+# --- the request body ---
 
 
 Ratio = Annotated[
     float,
-    Field(ge=MIN_RATIO, le=MAX_RATIO, description="The most that sources take of the window beside what cannot be cut."),
-    worded(f"context_token_ratio must be between {MIN_RATIO} and {MAX_RATIO}."),
+    Field(ge=MIN_RATIO, le=MAX_RATIO, description="Maximum share of the window for sources, after sections that cannot be cut."),
+    with_message(f"context_token_ratio must be between {MIN_RATIO} and {MAX_RATIO}."),
 ]
-Temperature = Annotated[float, Field(ge=0, le=100, description="0, the default, takes the likeliest token.")]
+Temperature = Annotated[float, Field(ge=0, le=100, description="The default, 0, always picks the most likely token.")]
 TopP = Annotated[float, Field(gt=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 NumTokens = Annotated[int, Field(ge=1, lt=2**31)]
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 Stop = Annotated[
     StopText | Annotated[list[StopText], Field(max_length=64)],
-    worded("stop is a text or a list of up to 64, each of 1 to 1024 characters."),
+    with_message("stop must be a string or a list of up to 64 strings of 1 to 1024 characters."),
 ]
-"""Texts at which an answer ends; they are no part of it."""
+"""Texts that end the answer. They are not part of it."""
 Effort = Literal["none", "minimal", "low", "medium", "high"]
 
 
 class Unused(BaseModel):
-    """Fields that OpenAI's clients send, taken as they are: they change nothing of an answer."""
+    """Fields that OpenAI's clients send. They are accepted without validation and ignored."""
 
-    model: SkipValidation[str | None] = Field(default=None, description="Taken as it is: this server has one model.")
-    user: SkipValidation[str | None] = Field(default=None, description="Without effect, as are the six that follow.")
+    model: SkipValidation[str | None] = Field(default=None, description="Ignored: this server has one model.")
+    user: SkipValidation[str | None] = Field(default=None, description="Ignored, like the next six fields.")
     metadata: SkipValidation[dict[str, Any] | None] = None
     store: SkipValidation[bool | None] = None
     service_tier: SkipValidation[str | None] = None
     safety_identifier: SkipValidation[str | None] = None
     prompt_cache_key: SkipValidation[str | None] = None
-    parallel_tool_calls: SkipValidation[bool | None] = Field(default=None, description="An answer has one call at most.")
+    parallel_tool_calls: SkipValidation[bool | None] = Field(default=None, description="Ignored: an answer has at most one call.")
 
 
 class TextPart(BaseModel):
-    """A part of a content. The model reads text alone."""
+    """A part of a message's content. Only text is supported."""
 
     type: Literal["text"]
     text: str
 
 
 class EarlierFunction(BaseModel):
-    """A function and what it was called with."""
+    """A function and its arguments."""
 
     name: str
-    arguments: str = Field(default="{}", description="JSON.")
+    arguments: str = Field(default="{}", description="A JSON object, as text.")
 
 
 class EarlierCall(BaseModel):
-    """A call of a tool in an earlier answer."""
+    """A tool call in an earlier answer."""
 
     id: SkipValidation[str | None] = None
     type: SkipValidation[Literal["function"] | None] = None
     function: EarlierFunction
 
 
-_CALLS = worded("A call has a function with a name and arguments, both texts.")
+_CALLS = with_message("A call must have a function with a name and arguments, both strings.")
 
 
 class ChatMessage(BaseModel):
-    """One message. That of an assistant needs no content if it calls tools; that of a tool says which call it answers."""
+    """One message. An assistant message with tool calls needs no content. A tool message names the call that it answers."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Annotated[str | list[TextPart] | None, worded("This model reads text alone.")] = None
+    content: Annotated[str | list[TextPart] | None, with_message("Only text content is supported.")] = None
     name: SkipValidation[str | None] = None
     tool_calls: Annotated[list[EarlierCall] | None, _CALLS] = None
     function_call: Annotated[EarlierFunction | None, _CALLS] = Field(default=None, description="The older form of `tool_calls`.")
@@ -165,22 +165,22 @@ class ChatMessage(BaseModel):
 
     @property
     def calls(self) -> list[EarlierFunction]:
-        """What an answer called."""
+        """The functions that the message calls."""
         if self.role != "assistant":
             return []
         return [*(call.function for call in self.tool_calls or ()), *([self.function_call] if self.function_call else [])]
 
     def to_message(self) -> Message:
-        """The message as the engine takes it: its parts joined, and its calls as text, a line for each."""
+        """Convert the message for the engine: join its parts, and write its calls as text, one per line."""
         parts = [part.text for part in self.content] if isinstance(self.content, list) else [self.content or ""]
         text = "\n\n".join(parts)
         if self.calls:
-            text = "\n".join(filter(None, (text, *map(_called, self.calls))))
+            text = "\n".join(filter(None, (text, *map(_call_text, self.calls))))
         return Message(_OURS.get(self.role, "tool"), text)
 
 
-def _worded_messages(value: object, handler: ValidatorFunctionWrapHandler) -> object:
-    """The faults of messages in the words that clients know, with the number of the message."""
+def _validate_messages(value: object, handler: ValidatorFunctionWrapHandler) -> object:
+    """Report invalid messages with error texts that clients know, and with the number of the message."""
     try:
         return handler(value)
     except ValidationError as error:
@@ -188,18 +188,18 @@ def _worded_messages(value: object, handler: ValidatorFunctionWrapHandler) -> ob
     at = first["loc"]
     if not at:
         if first["type"] == "too_long" and isinstance(value, list):
-            raise fault(f"{len(value)} messages are too many; the limit is {MAX_MESSAGES}.")
+            raise fault(f"{len(value)} messages are too many. The limit is {MAX_MESSAGES}.")
         raise fault("Invalid request format: messages must be a list of at least one message.")
     number = int(at[0]) + 1
     if at[1:] == ("role",):
         if first["type"] == "missing" or not first["input"]:
             raise fault(f"Message {number} has no role: messages must contain 'role'.")
-        raise fault(f"Message {number} has the role {str(first['input'])[:80]!r}; known are {', '.join(_ROLES)}.")
+        raise fault(f"Message {number} has the unknown role {str(first['input'])[:80]!r}. Roles: {', '.join(_ROLES)}.")
     raise fault(first["msg"] if at[1:] else f"Message {number}: {first['msg']}")
 
 
 class FunctionSpec(BaseModel):
-    """A function that the model may call; `parameters` is a JSON schema."""
+    """A function that the model may call. `parameters` is a JSON schema."""
 
     name: str = Field(min_length=1)
     description: str | None = None
@@ -208,14 +208,14 @@ class FunctionSpec(BaseModel):
 
 
 class Tool(BaseModel):
-    """A tool that the model may call. Where there is one, no index is searched."""
+    """A tool that the model may call. With tools, no index is searched."""
 
     type: Literal["function"] = "function"
     function: FunctionSpec
 
 
 class FunctionName(BaseModel):
-    """A function by its name."""
+    """A function, by name."""
 
     name: str
 
@@ -228,7 +228,7 @@ class ToolChoice(BaseModel):
 
 
 class JsonSchemaForm(BaseModel):
-    """A JSON schema that the answer keeps to."""
+    """A JSON schema for the answer."""
 
     name: SkipValidation[str | None] = None
     description: SkipValidation[str | None] = None
@@ -237,28 +237,28 @@ class JsonSchemaForm(BaseModel):
 
 
 class FreeForm(BaseModel):
-    """Text as it comes, or any JSON object."""
+    """Free text, or any JSON object."""
 
     type: Literal["text", "json_object"]
 
 
 class SchemaForm(BaseModel):
-    """JSON that is valid under a schema."""
+    """JSON that matches a schema."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchemaForm
 
 
 class StreamOptions(BaseModel):
-    """What a stream has beside the text."""
+    """Additional content of a stream."""
 
     include_usage: bool | None = Field(
-        default=None, description="Whether the first chunk has the ledger of the prompt, and the last one usage, sources and ledger."
+        default=None, description="If true, the first chunk has the prompt's ledger, and the last chunk has usage, sources and ledger."
     )
 
 
 class ChatRequest(Unused):
-    """A conversation to be answered; any parameter that is not named here is refused. Its fields are checked in their order."""
+    """A conversation to answer. Unknown parameters are refused. Fields are checked in this order."""
 
     model_config = example(
         {
@@ -271,41 +271,43 @@ class ChatRequest(Unused):
     )
 
     n: Literal[1] | None = None
-    index_name: str | None = Field(default=None, description="The index to answer from; without one the model answers alone.")
+    index_name: str | None = Field(
+        default=None, description="The index to answer from. Without it, the model answers from its own knowledge."
+    )
     context_token_ratio: Ratio | None = Field(default=None, description=WITHOUT_RATIO)
     messages: Annotated[
         list[ChatMessage],
-        Field(min_length=1, max_length=MAX_MESSAGES, description="With a question since the last answer."),
-        WrapValidator(_worded_messages),
+        Field(min_length=1, max_length=MAX_MESSAGES, description="Must have a question after the last answer."),
+        WrapValidator(_validate_messages),
     ]
     max_tokens: NumTokens | None = Field(
         default=None,
-        description="The longest answer, lowered where the window has less room. Without it, what history and evidence leave.",
+        description="Maximum tokens of the answer, lowered if the window has less room. By default, all that the prompt leaves.",
     )
-    max_completion_tokens: NumTokens | None = Field(default=None, description="The same, and stronger.")
+    max_completion_tokens: NumTokens | None = Field(default=None, description="Same as max_tokens, and overrides it.")
     temperature: Temperature | None = None
     top_p: TopP | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    seed: int | None = Field(default=None, description="The same one gives the same text again.")
+    seed: int | None = Field(default=None, description="The same seed gives the same text.")
     stop: Stop | None = None
-    stream: bool | None = Field(default=None, description="Whether the answer comes as server-sent events.")
+    stream: bool | None = Field(default=None, description="Whether to send the answer as server-sent events.")
     stream_options: StreamOptions | None = None
     response_format: (
-        Annotated[FreeForm | SchemaForm, worded("response_format is text, json_object, or json_schema with a schema.")] | None
+        Annotated[FreeForm | SchemaForm, with_message("response_format must be text, json_object, or json_schema with a schema.")] | None
     ) = None
     reasoning_effort: Effort | None = None
     tools: list[Tool] | None = None
     tool_choice: (
         Annotated[
             Literal["none", "auto", "required"] | ToolChoice,
-            worded("tool_choice is none, auto, required, or a function by its name."),
+            with_message("tool_choice must be none, auto, required, or a function by name."),
         ]
         | None
     ) = None
-    functions: list[FunctionSpec] | None = Field(default=None, description="The older form of tools, with `function_call` for the choice.")
+    functions: list[FunctionSpec] | None = Field(default=None, description="The older form of `tools`; the choice is `function_call`.")
     function_call: (
-        Annotated[Literal["none", "auto"] | FunctionName, worded("function_call is none, auto, or a function by its name.")] | None
+        Annotated[Literal["none", "auto"] | FunctionName, with_message("function_call must be none, auto, or a function by name.")] | None
     ) = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -315,8 +317,8 @@ class ChatRequest(Unused):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """A chat completion that can be answered. `bypass` says why the index is not searched."""
+class ChatQuestion:
+    """A validated chat completion. `bypass` says why the index is not searched, if so."""
 
     messages: list[Message]
     index: str | None
@@ -327,19 +329,19 @@ class Asked:
     includes_usage: bool
     tools: Tools | None = None
     is_plain: bool = False
-    """Whether there is one message, which is sent as it stands, without the model's template."""
+    """Whether the only message is sent as plain text, without the model's chat template."""
     has_question: bool = True
-    """Whether something was asked since the last answer. A conversation without a question is passed on to the model as it stands."""
+    """Whether a user message follows the last answer. Otherwise the conversation is sent to the model unchanged."""
 
     @property
     def searches(self) -> bool:
         return self.index is not None and self.bypass is None
 
     def to_message(self) -> dict[str, Any]:
-        """For the engine's process. Without a limit of its own an answer has what the prompt leaves of the window.
+        """Return the message for the engine's process.
 
-        Sources then take DEFAULT_RATIO of the window at most: nothing would stay spare for them. With a limit, and without a ratio that
-        the client gives, they also take what would stay spare.
+        Without `max_tokens`, the answer gets all tokens that the prompt leaves, and sources get at most DEFAULT_RATIO of the window. With
+        `max_tokens` but without a ratio from the client, sources also use the spare tokens.
         """
         ratio = DEFAULT_RATIO if self.ratio is None and self.sampling.get("max_tokens") is None else self.ratio
         options = {"context_ratio": ratio, "top_k": "fit"} if self.searches else {}
@@ -356,9 +358,10 @@ class Asked:
         }
 
 
-def read(body: object, *, has_index: Callable[[str], bool], rejects_tools: bool = False, is_plain: bool = False) -> Asked:
-    """Problem, in the order of the checks: more than one answer, an unknown index, whatever is not of the form, tools with an index where
-    that is refused, a conversation without a question where the index is searched. UsageError for tools as of `read_tools`."""
+def read(body: object, *, has_index: Callable[[str], bool], rejects_tools: bool = False, is_plain: bool = False) -> ChatQuestion:
+    """Validate a body. Raises Problem, checked in this order: n > 1, an unknown index, an invalid field, tools with an index if
+    `rejects_tools`, and no question although the index is to be searched. UsageError for tools as in `read_tools`.
+    """
     if not isinstance(body, dict):
         raise Problem(400, "The body is not a JSON object.")
     _check_one_answer(body.get("n"))
@@ -375,8 +378,8 @@ def read(body: object, *, has_index: Callable[[str], bool], rejects_tools: bool 
         raise Problem(400, NO_QUESTION, param="messages")
     sampling = _sampling(request)
     if tools is not None and "json_schema" in sampling:
-        raise Problem(400, "An answer that may be a call has no other form: leave response_format out, or the tools.")
-    return Asked(
+        raise Problem(400, "response_format and tools exclude each other. Leave one out.")
+    return ChatQuestion(
         messages=messages,
         index=index,
         bypass=reason,
@@ -404,7 +407,7 @@ def _index(name: object, has_index: Callable[[str], bool]) -> str | None:
 
 
 def _has_question(messages: Sequence[Message]) -> bool:
-    """Whether there is one since the last answer, or what a tool gave for it."""
+    """Return whether a user message, or a tool's result for one, follows the last answer."""
     if messages[-1].role == "tool" and any(each.role == "user" and each.content.strip() for each in messages):
         return True
     answered = max((at for at, each in enumerate(messages) if each.role == "assistant"), default=-1)
@@ -412,7 +415,7 @@ def _has_question(messages: Sequence[Message]) -> bool:
 
 
 def _sampling(request: ChatRequest) -> dict[str, Any]:
-    """The fields of SamplingParams that the body names."""
+    """Return the fields of SamplingParams that the body sets."""
     found = request.model_dump(include={"temperature", "top_p", "presence_penalty", "frequency_penalty"}, exclude_none=True)
     if request.seed is not None:
         found |= {"seed": request.seed % 2**32, "repeatable": True}
@@ -421,7 +424,7 @@ def _sampling(request: ChatRequest) -> dict[str, Any]:
     if request.stop:
         found["stop"] = [request.stop] if isinstance(request.stop, str) else request.stop
     if request.presence_penalty or request.frequency_penalty:
-        found["repeat_last_n"] = 1_000_000  # all that was written
+        found["repeat_last_n"] = 1_000_000  # the whole answer
     if request.reasoning_effort is not None:
         found["think_tokens"] = _THINK_TOKENS[request.reasoning_effort]
     if request.logprobs:
@@ -440,11 +443,10 @@ def _sampling(request: ChatRequest) -> dict[str, Any]:
 
 
 def read_tools(request: ChatRequest) -> Tools | None:
-    """The tools that may be called; None if there are none, or the choice is "none".
+    """Return the tools that may be called, or None if there are none or the choice is "none".
 
-    Problem for a choice that is not among them. UsageError for an invalid name, and for parameters of a "strict" tool that are no
-    schema of the supported kind. An object with any properties stands in for such parameters of others, as OpenAI's API promises nothing
-    for them either.
+    Problem for a choice that is not among the tools. UsageError for an invalid name, and for a "strict" tool with an unsupported schema.
+    Other tools with an unsupported schema accept any object: OpenAI's API gives no guarantee for them either.
     """
     if request.tools and request.functions:
         raise Problem(400, "Give tools or functions, not both.", param="tools")
@@ -453,7 +455,7 @@ def read_tools(request: ChatRequest) -> Tools | None:
     specs = tuple(ToolSpec(each.name, each.description or "", each.parameters or _NO_ARGUMENTS) for each in functions)
     choice = request.function_call if is_legacy else request.tool_choice
     if choice not in (None, "none") and not specs:
-        raise Problem(400, "There is no tool to choose.", param="tool_choice")
+        raise Problem(400, "tool_choice is set, but there are no tools.", param="tool_choice")
     if len({spec.name for spec in specs}) < len(specs):
         raise Problem(400, "Two tools have the same name.", param="tools")
     named = choice.function.name if isinstance(choice, ToolChoice) else choice.name if isinstance(choice, FunctionName) else None
@@ -474,9 +476,9 @@ def read_tools(request: ChatRequest) -> Tools | None:
     )
 
 
-def _called(function: EarlierFunction) -> str:
+def _call_text(function: EarlierFunction) -> str:
     try:
         arguments = json.loads(function.arguments or "{}")
     except (ValueError, RecursionError):
-        arguments = function.arguments  # what a model was cut off in stays what it is
+        arguments = function.arguments  # keep the text of a call that was cut off
     return compact({"name": function.name, "arguments": arguments})

@@ -1,5 +1,4 @@
-"""/v1/chat/completions and /v1/completions: a conversation is answered, from an index if it names one, and a text is gone on with as it
-stands, without a chat template."""
+"""/v1/chat/completions answers a conversation, from an index if given. /v1/completions continues a plain text, without a chat template."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from localrag.server.chat_request import (
-    Asked,
     Call,
+    ChatQuestion,
     ChatRequest,
     NumTokens,
     Penalty,
@@ -28,8 +27,8 @@ from localrag.server.chat_request import (
     read,
 )
 from localrag.server.errors import Problem
-from localrag.server.openapi import ENGINE_FAILS, described
-from localrag.server.routing import FINISHES, Engine, State, accounts, answered, body_of, data_of, usage, warned
+from localrag.server.openapi import ENGINE_FAILS, route_docs
+from localrag.server.routing import FINISHES, Engine, State, answer_details, body_of, data_of, send_answer, usage, warnings_of
 from localrag.server.schemas import (
     ACCOUNT,
     USAGE,
@@ -42,7 +41,7 @@ from localrag.server.schemas import (
     SlotInfo,
     example,
     parse,
-    worded,
+    with_message,
 )
 
 router = APIRouter(tags=["completions"])
@@ -54,11 +53,11 @@ DEFAULT_MAX_TOKENS = 16
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "suffix": ("",), "echo": (False,), "best_of": (1,), "logit_bias": ({},), "modalities": (["text"],)
 }  # fmt: skip
-"""Values that ask for nothing, of parameters of /v1/completions that cannot be honoured."""
-_ONE_PROMPT = "prompt is one text that is not empty."
+"""Values without effect, accepted for parameters of /v1/completions that are not supported."""
+_ONE_PROMPT = "prompt must be one non-empty string."
 
 
-# --- a conversation ---
+# --- chat completions ---
 
 
 class LikelyToken(BaseModel):
@@ -70,7 +69,7 @@ class LikelyToken(BaseModel):
 
 
 class TokenLogprob(LikelyToken):
-    """A token of the answer, and those that might have stood there."""
+    """A token of the answer, and its most likely alternatives."""
 
     top_logprobs: list[LikelyToken]
 
@@ -83,14 +82,14 @@ class Logprobs(BaseModel):
 
 
 class FunctionCall(BaseModel):
-    """A function and what it is called with."""
+    """A function and its arguments."""
 
     name: str
-    arguments: str = Field(description="JSON.")
+    arguments: str = Field(description="A JSON object, as text.")
 
 
 class ToolCall(BaseModel):
-    """A call of a tool that the model wrote."""
+    """A tool call by the model."""
 
     id: str
     type: Literal["function"]
@@ -98,7 +97,7 @@ class ToolCall(BaseModel):
 
 
 class ChatAnswer(BaseModel):
-    """What the model said, and what it thought before, under both names that are known for it."""
+    """The model's answer, and its reasoning under both names that clients use."""
 
     role: Literal["assistant"]
     content: str | None
@@ -112,7 +111,7 @@ FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
 
 
 class ChatChoice(BaseModel):
-    """The one answer."""
+    """The answer. There is always exactly one."""
 
     index: int
     message: ChatAnswer
@@ -121,7 +120,7 @@ class ChatChoice(BaseModel):
 
 
 class ChatCompletion(BaseModel):
-    """An answer with its sources and its account."""
+    """An answer with its sources and its token ledger."""
 
     model_config = example(
         {
@@ -140,12 +139,12 @@ class ChatCompletion(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: ChatUsage
-    source_nodes: list[NodeWithScore] | None = Field(description="The passages in the prompt; null where nothing was searched.")
+    source_nodes: list[NodeWithScore] | None = Field(description="The passages in the prompt; null if no index was searched.")
     localrag: LocalAccount
 
 
 class ToolCallDelta(BaseModel):
-    """A piece of a call of a tool."""
+    """A piece of a tool call."""
 
     index: int
     id: str | None = None
@@ -172,18 +171,18 @@ class ChunkChoice(BaseModel):
 
 
 class LiveAccount(BaseModel):
-    """The account of an answer that is being written: of its prompt in the first chunk, of all in the last. The chunk with the
-    `finish_reason` has the warnings, in every stream."""
+    """Details of a streamed answer: about the prompt in the first chunk, and complete in the last chunk. In every stream, the chunk with
+    the `finish_reason` has the warnings."""
 
     finish_reason: str | None = None
     prompt_tokens: int | None = None
     slot: SlotInfo | None = None
     sections: list[dict[str, Any]] | None = Field(
-        default=None, description="Each section of the ledger as a flex item; its `allotted` is the ledger's."
+        default=None, description="Each section of the ledger as a CSS flex item. `allotted` is the same as in the ledger."
     )
     ledger: LedgerInfo | None = None
     evidence: list[Evidence] | None = None
-    completion_tokens: int | None = Field(default=None, description="How many were written so far.")
+    completion_tokens: int | None = Field(default=None, description="Number of tokens generated so far.")
     citations: list[CitationInfo] | None = None
     unsupported_citations: list[str] | None = None
     coverage: dict[str, Any] | None = None
@@ -194,8 +193,8 @@ class LiveAccount(BaseModel):
 
 
 class ChatChunk(BaseModel):
-    """A piece of a stream. If `include_usage` asked for them, the first one has the account of the prompt, and the last one, without a
-    choice, usage, sources and the whole account."""
+    """A chunk of a stream. With `include_usage`, the first chunk has the details of the prompt, and the last chunk, which has no choices,
+    has usage, sources and all details."""
 
     model_config = example(
         {
@@ -218,48 +217,54 @@ class ChatChunk(BaseModel):
 @router.post(
     "/v1/chat/completions",
     operation_id="create_chat_completion",
-    **described(ChatCompletion, body=ChatRequest, stream=ChatChunk, fails=(*ENGINE_FAILS, 404, 409)),
+    **route_docs(ChatCompletion, body=ChatRequest, stream=ChatChunk, fails=(*ENGINE_FAILS, 404, 409)),
 )
 async def complete_chat(request: Request, state: State, engine: Engine) -> Response:
-    """Answer a conversation; with `index_name` from what is found there. See docs/how-to/server.md for the order of the checks."""
-    asked = read(await body_of(request), has_index=state.has_index, rejects_tools=state.rejects_tools)
-    return await answered(request, engine, asked, _ChatForm(asked, engine.about["model"], state.metrics.answered))
+    """Answer a conversation, with `index_name` from that index. See docs/how-to/server.md for the order of the checks."""
+    question = read(await body_of(request), has_index=state.has_index, rejects_tools=state.rejects_tools)
+    return await send_answer(request, engine, question, _ChatForm(question, engine.about["model"], state.metrics.record_answer))
 
 
 class _ChatForm:
-    """One completion in OpenAI's form, whole or in chunks."""
+    """Writes a chat completion in OpenAI's format, as one object or in chunks."""
 
-    def __init__(self, asked: Asked, model: str, on_done: Callable[[Mapping[str, Any]], None]) -> None:
-        self._asked = asked
+    def __init__(self, question: ChatQuestion, model: str, on_done: Callable[[Mapping[str, Any]], None]) -> None:
+        self._question = question
         self._on_done = on_done
         self._head = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": model}
         self._held = ""
-        """Text that may come to be a call, with its logprobs."""
+        """Held-back text that may become a call, with its logprobs."""
         self._held_logprobs: list[Any] = []
 
     def whole(self, done: Mapping[str, Any]) -> dict[str, Any]:
         self._on_done(done)
         call = self._call(done["answer"])
-        said = {"content": done["answer"]} if call is None else {"content": None, **self._called(call)}
+        content = {"content": done["answer"]} if call is None else {"content": None, **self._call_fields(call)}
         choice = {
             "index": 0,
-            "message": {"role": "assistant", **said, **_reasoning(done.get("reasoning", ""))},
+            "message": {"role": "assistant", **content, **_reasoning(done.get("reasoning", ""))},
             "finish_reason": self._finish(done, call),
             "logprobs": self._logprobs(done["logprobs"]),
         }
-        return {**self._head, "object": "chat.completion", "choices": [choice], "usage": usage(done), **accounts(self._asked, done)}
+        return {
+            **self._head,
+            "object": "chat.completion",
+            "choices": [choice],
+            "usage": usage(done),
+            **answer_details(self._question, done),
+        }
 
     async def chunks(self, first: dict[str, Any], replies: AsyncGenerator[dict[str, Any], None]) -> AsyncIterator[dict[str, str]]:
-        """Server-sent events. If the usage was asked for, the last one but the end carries it, and the first one the prompt's ledger.
+        """Yield server-sent events. With `include_usage`, the first has the prompt's ledger, and the last before [DONE] the usage.
 
-        The one with the finish_reason carries the warnings, so that no stream goes without.
+        The event with the finish_reason has the warnings, so that every stream includes them.
         """
         yield self._event({"choices": [_choice({"role": "assistant", "content": ""})], **self._begun(first["begun"])})
         async with aclosing(replies):
             try:
                 reply = await anext(replies)
                 while "done" not in reply:
-                    for chunk in self._heard(reply):
+                    for chunk in self._chunks_of(reply):
                         yield chunk
                     reply = await anext(replies)
             except Problem as problem:
@@ -269,43 +274,43 @@ class _ChatForm:
         self._on_done(done)
         call = self._call(done["answer"])
         if call is not None:
-            yield self._event({"choices": [_choice(self._called(call, index=0))]})
+            yield self._event({"choices": [_choice(self._call_fields(call, index=0))]})
         elif self._held:
             yield self._event({"choices": [_choice({"content": self._held}, logprobs=self._logprobs(self._held_logprobs))]})
-        yield self._event({"choices": [_choice({}, self._finish(done, call))], **warned(done)})
-        if self._asked.includes_usage:
-            yield self._event({"choices": [], "usage": usage(done), **accounts(self._asked, done)})
+        yield self._event({"choices": [_choice({}, self._finish(done, call))], **warnings_of(done)})
+        if self._question.includes_usage:
+            yield self._event({"choices": [], "usage": usage(done), **answer_details(self._question, done)})
         yield {"data": "[DONE]"}
 
-    def _heard(self, reply: Mapping[str, Any]) -> list[dict[str, str]]:
-        """The chunk for a piece of an answer; none for one that may come to be a call."""
-        text, tools = self._held + reply["text"], self._asked.tools
+    def _chunks_of(self, reply: Mapping[str, Any]) -> list[dict[str, str]]:
+        """Return the chunk for a piece of an answer, or none while the text may become a call."""
+        text, tools = self._held + reply["text"], self._question.tools
         logprobs = [*self._held_logprobs, *reply["logprobs"]]
         if tools is not None and (not tools.or_text or may_be_call(text)):
             self._held, self._held_logprobs, text, logprobs = text, logprobs, "", []
         else:
             self._held, self._held_logprobs = "", []
         delta = {**({"content": text} if text else {}), **_reasoning(reply["thought"])}
-        counted = {"localrag": {"completion_tokens": reply["num_tokens"]}} if self._asked.includes_usage else {}
+        counted = {"localrag": {"completion_tokens": reply["num_tokens"]}} if self._question.includes_usage else {}
         choice = _choice(delta, logprobs=self._logprobs(logprobs) if logprobs else None)
         return [self._event({"choices": [choice], **counted})] if delta or logprobs or counted else []
 
     def _call(self, answer: str) -> Call | None:
-        return None if self._asked.tools is None else self._asked.tools.call(answer)
+        return None if self._question.tools is None else self._question.tools.call(answer)
 
-    def _called(self, call: Call, **more: int) -> dict[str, Any]:
+    def _call_fields(self, call: Call, **more: int) -> dict[str, Any]:
         function = {"name": call.name, "arguments": call.arguments}
-        if self._asked.tools is not None and self._asked.tools.is_legacy:
+        if self._question.tools is not None and self._question.tools.is_legacy:
             return {"function_call": function}
         return {"tool_calls": [{**more, "id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}]}
 
     def _finish(self, done: Mapping[str, Any], call: Call | None) -> str:
-        if call is None or self._asked.tools is None:
+        if call is None or self._question.tools is None:
             return FINISHES[done["finish_reason"]]
-        return "function_call" if self._asked.tools.is_legacy else "tool_calls"
+        return "function_call" if self._question.tools.is_legacy else "tool_calls"
 
     def _logprobs(self, found: Sequence[Any]) -> dict[str, Any] | None:
-        if "logprobs" not in self._asked.sampling:
+        if "logprobs" not in self._question.sampling:
             return None
         content = [{**_token(piece, value), "top_logprobs": [_token(*each) for each in top]} for piece, value, top in found]
         return {"content": content, "refusal": None}
@@ -314,11 +319,11 @@ class _ChatForm:
         return {"data": data_of({**self._head, "object": "chat.completion.chunk", **more})}
 
     def _begun(self, begun: Mapping[str, Any]) -> dict[str, Any]:
-        """The prompt before it is evaluated."""
-        if not self._asked.includes_usage:
+        """Return the details of the prompt, before it is evaluated."""
+        if not self._question.includes_usage:
             return {}
         local = {name: begun[name] for name in ("prompt_tokens", "slot", "sections", "ledger", "evidence")}
-        return {"source_nodes": begun["nodes"] if self._asked.searches else None, "localrag": local}
+        return {"source_nodes": begun["nodes"] if self._question.searches else None, "localrag": local}
 
 
 def _choice(delta: Mapping[str, Any], finish: str | None = None, *, logprobs: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -330,19 +335,19 @@ def _token(piece: Sequence[int], logprob: float) -> dict[str, Any]:
 
 
 def _reasoning(thought: str) -> dict[str, str]:
-    """Under the name that this project uses and the one that most clients know."""
+    """Return the reasoning under localrag's field name and under the name that most clients use."""
     return {"reasoning": thought, "reasoning_content": thought} if thought else {}
 
 
-# --- a text ---
+# --- text completions ---
 
 
 class CompletionRequest(Unused):
-    """A text to be gone on with."""
+    """A text to continue."""
 
     model_config = example({"model": "echo", "prompt": "PLA is annealed at", "max_tokens": 16, "temperature": 0}, extra="forbid")
 
-    prompt: Annotated[str | Annotated[list[str], Field(min_length=1, max_length=1)], worded(_ONE_PROMPT)]
+    prompt: Annotated[str | Annotated[list[str], Field(min_length=1, max_length=1)], with_message(_ONE_PROMPT)]
     max_tokens: NumTokens | None = Field(default=None, description=f"The default is {DEFAULT_MAX_TOKENS}.")
     n: Literal[1] | None = None
     temperature: Temperature | None = None
@@ -357,7 +362,7 @@ class CompletionRequest(Unused):
 
 
 class CompletionLogprobs(BaseModel):
-    """One item for each token."""
+    """Lists with one item per token."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -366,7 +371,7 @@ class CompletionLogprobs(BaseModel):
 
 
 class CompletionChoice(BaseModel):
-    """The one text, or a piece of it in a stream."""
+    """The text, or a piece of it in a stream."""
 
     index: int
     text: str
@@ -375,7 +380,7 @@ class CompletionChoice(BaseModel):
 
 
 class TextCompletion(BaseModel):
-    """What the model wrote."""
+    """The text that the model generated."""
 
     model_config = example(
         {
@@ -393,12 +398,12 @@ class TextCompletion(BaseModel):
     model: str
     choices: list[CompletionChoice]
     usage: ChatUsage
-    source_nodes: None = Field(description="Nothing is searched.")
+    source_nodes: None = Field(description="Always null: no index is searched.")
     localrag: LocalAccount
 
 
 class TextChunk(BaseModel):
-    """A piece of a stream. If `include_usage` asked for them, the last one, without a choice, has usage and account."""
+    """A chunk of a stream. With `include_usage`, the last chunk, which has no choices, has usage and details."""
 
     model_config = example(
         {
@@ -420,16 +425,16 @@ class TextChunk(BaseModel):
 @router.post(
     "/v1/completions",
     operation_id="create_completion",
-    **described(TextCompletion, body=CompletionRequest, stream=TextChunk, fails=ENGINE_FAILS),
+    **route_docs(TextCompletion, body=CompletionRequest, stream=TextChunk, fails=ENGINE_FAILS),
 )
 async def complete_text(request: Request, state: State, engine: Engine) -> Response:
-    """Go on with a text. Special strings in it are text."""
-    asked = read_text(await body_of(request))
-    return await answered(request, engine, asked, _TextForm(asked, engine.about["model"], state.metrics.answered))
+    """Continue a plain text. Special tokens in it are treated as text."""
+    question = read_text(await body_of(request))
+    return await send_answer(request, engine, question, _TextForm(question, engine.about["model"], state.metrics.record_answer))
 
 
-def read_text(body: object) -> Asked:
-    """The body as a conversation of one message. Problem for what it cannot be."""
+def read_text(body: object) -> ChatQuestion:
+    """Convert a body to a conversation with one message. Problem for an invalid body."""
     request = parse(CompletionRequest, body, _NEUTRAL)
     prompt = request.prompt if isinstance(request.prompt, str) else request.prompt[0]
     if not prompt.strip():
@@ -442,21 +447,21 @@ def read_text(body: object) -> Asked:
 
 
 class _TextForm:
-    """One completion in OpenAI's older form, whole or in chunks."""
+    """Writes a text completion in OpenAI's older format, as one object or in chunks."""
 
-    def __init__(self, asked: Asked, model: str, on_done: Callable[[Mapping[str, Any]], None]) -> None:
-        self._asked = asked
+    def __init__(self, question: ChatQuestion, model: str, on_done: Callable[[Mapping[str, Any]], None]) -> None:
+        self._question = question
         self._on_done = on_done
         self._head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time()), "model": model}
-        self._offset = len(asked.messages[0].content)
+        self._offset = len(question.messages[0].content)
 
     def whole(self, done: Mapping[str, Any]) -> dict[str, Any]:
         self._on_done(done)
         choice = self._choice(done["answer"], done["logprobs"], FINISHES[done["finish_reason"]])
-        return {**self._head, "choices": [choice], "usage": usage(done), **accounts(self._asked, done)}
+        return {**self._head, "choices": [choice], "usage": usage(done), **answer_details(self._question, done)}
 
     async def chunks(self, _first: dict[str, Any], replies: AsyncGenerator[dict[str, Any], None]) -> AsyncIterator[dict[str, str]]:
-        """Server-sent events; the last one but the end carries the usage, if it was asked for. Warnings as of a chat."""
+        """Yield server-sent events. With `include_usage`, the last before [DONE] has the usage. Warnings as in a chat."""
         async with aclosing(replies):
             try:
                 reply = await anext(replies)
@@ -468,20 +473,20 @@ class _TextForm:
                 return
         done = reply["done"]
         self._on_done(done)
-        yield self._event([self._choice("", [], FINISHES[done["finish_reason"]])], warned(done))
-        if self._asked.includes_usage:
-            yield self._event([], {"usage": usage(done), **accounts(self._asked, done)})
+        yield self._event([self._choice("", [], FINISHES[done["finish_reason"]])], warnings_of(done))
+        if self._question.includes_usage:
+            yield self._event([], {"usage": usage(done), **answer_details(self._question, done)})
         yield {"data": "[DONE]"}
 
     def _event(self, choices: list[Any], more: Mapping[str, Any] | None = None) -> dict[str, str]:
         return {"data": data_of({**self._head, "choices": choices, **(more or {})})}
 
     def _choice(self, text: str, logprobs: Sequence[Any], finish: str | None = None) -> dict[str, Any]:
-        told = self._logprobs(logprobs) if "logprobs" in self._asked.sampling else None
-        return {"index": 0, "text": text, "logprobs": told, "finish_reason": finish}
+        shown = self._logprobs(logprobs) if "logprobs" in self._question.sampling else None
+        return {"index": 0, "text": text, "logprobs": shown, "finish_reason": finish}
 
     def _logprobs(self, found: Sequence[Any]) -> dict[str, Any]:
-        """Offsets are in characters, from the beginning of the prompt on."""
+        """Return logprobs in the older format. Offsets are in characters from the start of the prompt."""
         texts, offsets = [bytes(piece).decode("utf-8", "replace") for piece, _, _ in found], []
         for text in texts:
             offsets.append(self._offset)

@@ -1,8 +1,8 @@
-"""/v1/embeddings: vectors of texts, of the embedder that indexes are made with.
+"""/v1/embeddings: embed texts with the embedder that indexes use.
 
-Some of OpenAI's clients send token ids in place of a text. Its embedding models all have the vocabulary cl100k_base, so that is what such
-ids mean. localrag does not come with it and fetches nothing: the file is there where tiktoken has used it on this machine, or where a
-person has put it into the home. Ids read with any other vocabulary would make a vector of another text, and nobody would notice.
+Some OpenAI clients send token ids instead of text. All of OpenAI's embedding models use the vocabulary cl100k_base, so the ids are decoded
+with it. localrag neither ships nor downloads this vocabulary. It uses the file that tiktoken has cached on this machine, or a copy in
+localrag's home. Decoding with another vocabulary would silently embed another text.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from localrag.server.schemas import example
 router = APIRouter(tags=["completions"])
 
 FILE_NAME = "cl100k_base.tiktoken"
-"""In the home."""
+"""The file's name in localrag's home."""
 SHA256 = "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7"
 _CACHED = "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"
-"""What tiktoken calls the file in its cache."""
+"""The file's name in tiktoken's cache."""
 _MAX_BYTES = 4 << 20
 
 
@@ -42,7 +42,7 @@ _MAX_BYTES = 4 << 20
 
 
 class TokenIds:
-    """Reads token ids of cl100k_base. `sha256` is that of its file: others may write to where tiktoken keeps it."""
+    """Decodes token ids of cl100k_base. The file must match `sha256`, because other users may be able to write to tiktoken's cache."""
 
     def __init__(self, home: Path, *, env: Mapping[str, str] | None = None, sha256: str = SHA256) -> None:
         self._paths = list(_places(home, os.environ if env is None else env))
@@ -51,15 +51,15 @@ class TokenIds:
         self._pieces: dict[int, bytes] | None = None
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """The text that the ids are of. Problem 400 without the vocabulary, for ids that it lacks, and for ids of no text."""
+        """Decode ids to text. Problem 400 without the vocabulary, for unknown ids, and for ids that are not valid UTF-8."""
         pieces = self._vocabulary()
         unknown = next((each for each in token_ids if each not in pieces), None)
         if unknown is not None:
-            raise Problem(400, f"The token id {unknown} is not in cl100k_base; send the text itself.", "invalid_token_ids", "input")
+            raise Problem(400, f"The token id {unknown} is not in cl100k_base. Send text instead.", "invalid_token_ids", "input")
         try:
             return b"".join(pieces[each] for each in token_ids).decode()
         except UnicodeDecodeError:
-            raise Problem(400, "The token ids end within a character; send the text itself.", "invalid_token_ids", "input") from None
+            raise Problem(400, "The token ids end within a character. Send text instead.", "invalid_token_ids", "input") from None
 
     def _vocabulary(self) -> dict[int, bytes]:
         with self._lock:
@@ -71,8 +71,8 @@ class TokenIds:
             if self._pieces is None:
                 raise Problem(
                     400,
-                    "Token ids can be read only with the vocabulary cl100k_base, and this machine has none. Send the text itself "
-                    f"(in LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False)), or put {FILE_NAME} into the home of localrag.",
+                    "Decoding token ids needs the vocabulary cl100k_base, which this machine does not have. Send text instead "
+                    f"(in LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False)), or put {FILE_NAME} into localrag's home.",
                     "token_ids_unreadable",
                     "input",
                 )
@@ -80,18 +80,18 @@ class TokenIds:
 
 
 def _places(home: Path, env: Mapping[str, str]) -> Iterator[Path]:
-    """Where the file may be: the home, and the caches of old and new versions of tiktoken."""
+    """Yield the possible paths of the file: localrag's home, and the caches of old and new versions of tiktoken."""
     yield Path(home) / FILE_NAME
     for name in ("TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR"):
         if env.get(name):
             yield Path(env[name]) / _CACHED
-    with suppress(RuntimeError):  # nobody's home is known
+    with suppress(RuntimeError):  # the user's home directory is unknown
         yield (Path(env["XDG_CACHE_HOME"]) if env.get("XDG_CACHE_HOME") else Path.home() / ".cache") / "tiktoken" / _CACHED
     yield Path(tempfile.gettempdir()) / "data-gym-cache" / _CACHED
 
 
 def _read(path: Path) -> bytes | None:
-    """A regular file that is not too large; None for anything else. A pipe that someone put there is not waited for."""
+    """Read a regular file of at most _MAX_BYTES. Returns None for anything else; does not block on a pipe."""
     try:
         opened = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except OSError:
@@ -102,7 +102,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def _parsed(data: bytes) -> dict[int, bytes]:
-    """Lines of a token's bytes in base64 and its id."""
+    """Parse lines of a token's bytes in base64 and its id."""
     found = {}
     for line in data.splitlines():
         piece, _, number = line.partition(b" ")
@@ -112,7 +112,7 @@ def _parsed(data: bytes) -> dict[int, bytes]:
 
 
 async def token_ids(state: State) -> TokenIds:
-    """The dependency of a route that reads token ids."""
+    """FastAPI dependency: the decoder of token ids."""
     return _token_ids_of(state.settings.home)
 
 
@@ -121,7 +121,7 @@ def _token_ids_of(home: Path) -> TokenIds:
     return TokenIds(home)
 
 
-# --- the forms ---
+# --- request and response ---
 
 
 InputText = Annotated[str, Field(min_length=1, max_length=1_000_000)]
@@ -130,17 +130,17 @@ TokenIdList = Annotated[list[TokenId], Field(min_length=1, max_length=8192)]
 
 
 class EmbeddingRequest(BaseModel):
-    """Texts whose vectors are wanted."""
+    """Texts to embed."""
 
     model_config = example({"model": "minilm", "input": ["What is PLA?", "A plastic."], "encoding_format": "float"}, extra="forbid")
 
     input: InputText | Annotated[list[InputText] | TokenIdList | list[TokenIdList], Field(min_length=1, max_length=2048)] = Field(
-        description="A text or several, or the token ids of one or several in OpenAI's cl100k_base."
+        description="One or more texts, or their token ids in OpenAI's cl100k_base."
     )
-    model: str | None = Field(default=None, description="Taken as it is: this server has one embedder.")
-    encoding_format: Literal["float", "base64"] | None = Field(default=None, description="base64 is of little-endian float32.")
-    dimensions: Annotated[int, Field(ge=1)] | None = Field(default=None, description="As many as the embedder gives, or left out.")
-    user: str | None = Field(default=None, description="Without effect.")
+    model: str | None = Field(default=None, description="Ignored: this server has one embedder.")
+    encoding_format: Literal["float", "base64"] | None = Field(default=None, description="base64 encodes little-endian float32.")
+    dimensions: Annotated[int, Field(ge=1)] | None = Field(default=None, description="If set, must be the embedder's dimension.")
+    user: str | None = Field(default=None, description="Ignored.")
 
 
 class EmbeddingVector(BaseModel):
@@ -157,7 +157,7 @@ class EmbeddingUsage(BaseModel):
 
 
 class EmbeddingList(BaseModel):
-    """Vectors in the order of the texts."""
+    """The vectors, in the order of the texts."""
 
     model_config = example(
         {
@@ -179,19 +179,19 @@ class EmbeddingList(BaseModel):
 
 @router.post("/v1/embeddings", operation_id="create_embeddings", responses=failures(400, 422, 503))
 def create_embeddings(body: EmbeddingRequest, state: State, token_ids: Annotated[TokenIds, Depends(token_ids)]) -> EmbeddingList:
-    """The vectors of one text or several. A text that is longer than the embedder reads is refused with the numbers, never cut.
+    """Embed one or more texts. A text that exceeds the embedder's limit is refused, never truncated.
 
-    Token ids are those of OpenAI's embedding models (cl100k_base), and are refused where this machine does not have that vocabulary.
+    Token ids must be those of OpenAI's embedding models (cl100k_base). They are refused if this machine does not have that vocabulary.
     """
     embedder = state.embedders.for_queries()
     texts = _texts(body.input, token_ids)
     if body.dimensions not in (None, embedder.dim):
-        raise Problem(400, f"The embedder gives vectors of {embedder.dim} dimensions, and no others.", param="dimensions")
+        raise Problem(400, f"The embedder's vectors have {embedder.dim} dimensions. No other number is supported.", param="dimensions")
     counts = [embedder.count(text) for text in texts]
     for number, count in enumerate(counts, 1):
         if count > embedder.max_tokens:
-            said = f"Text {number} has {count} tokens, but the embedder reads {embedder.max_tokens} at most."
-            raise Problem(400, said, "context_length_exceeded", "input")
+            message = f"Text {number} has {count} tokens. The embedder's limit is {embedder.max_tokens}."
+            raise Problem(400, message, "context_length_exceeded", "input")
     vectors = embedder.embed(texts).astype("<f4")
     data = [
         EmbeddingVector(object="embedding", index=at, embedding=_encoded(vector, body.encoding_format)) for at, vector in enumerate(vectors)

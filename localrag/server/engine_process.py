@@ -1,4 +1,4 @@
-"""The process that holds the engine, seen from the server: started, fed in fair order, heard, and started again when it dies."""
+"""Supervise the engine's process: start it, send it requests in fair order, pass on its replies, and restart it when it dies."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from localrag.settings import Settings
 
 MAX_WAITING = 32
 MAX_WAITING_OF_ONE = 8
-"""Requests that wait for a place, in all and of one client. More are told to come again."""
+"""Rate limit: maximum number of waiting requests in total and per client. Further requests get status 429."""
 RETRY_AFTER_S = 5
 MAX_SECONDS = 600.0
-"""What a request may take, waiting included."""
+"""Maximum duration of a request in seconds, waiting included."""
 STOP_S = 10.0
-"""How long running answers may go on when the server ends."""
+"""Seconds that running answers have to finish when the server stops."""
 PAUSE_S, MAX_PAUSE_S = 0.5, 10.0
-"""Between starts of a process that does not come up."""
-_ENDED = "The engine ended while it answered this request; it is started again."
+"""Seconds between start attempts: the first step and the maximum."""
+_ENDED = "The engine process ended during this request. It is being restarted."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What the engine's process opens: see Session.open."""
+class EngineOptions:
+    """The arguments of Session.open for the engine's process."""
 
     settings: Settings
     model: str | None = None
@@ -60,7 +60,7 @@ class Wanted:
 
 @dataclass(slots=True, eq=False)
 class _Task:
-    """A request and what came back of it so far."""
+    """A request and its replies so far."""
 
     id: int
     client: str
@@ -71,19 +71,19 @@ class _Task:
 
 
 class EngineProcess:
-    """Runs questions in the engine's process. Belongs to one event loop.
+    """Runs requests in the engine's process. Belongs to one event loop.
 
-    At most SERVE.num_sequences are there at once; others wait here, and clients take turns. When the process dies, those that it held are
-    answered by a Problem, those that wait are not touched, and another one is started.
+    At most SERVE.num_sequences requests run at once. The others wait here, and clients take turns. If the process dies, its running
+    requests fail with a Problem, waiting requests are kept, and a new process is started.
     """
 
-    def __init__(self, wanted: Wanted, *, max_seconds: float = MAX_SECONDS) -> None:
+    def __init__(self, options: EngineOptions, *, max_seconds: float = MAX_SECONDS) -> None:
         self.about: dict[str, Any] = {}
-        """Of the model, once it is open."""
+        """Facts about the model, once it is loaded."""
         self.failure: dict[str, Any] | None = None
-        """Why it cannot be opened."""
+        """The error if the model cannot be loaded."""
         self.num_starts = 0
-        self._wanted = wanted
+        self._options = options
         self._max_seconds = max_seconds
         self._ids = count(1)
         self._running: dict[int, _Task] = {}
@@ -93,17 +93,17 @@ class EngineProcess:
         self._ready = asyncio.Event()
         self._has_changed = asyncio.Event()
         self._is_up = False
-        """Whether it can be asked at this instant."""
+        """Whether the process accepts requests now."""
         self._ends = False
 
-    # --- its life ---
+    # --- lifecycle ---
 
     def start(self) -> None:
-        """Begin to open the model, without waiting for it."""
+        """Start the process, without waiting until the model is loaded."""
         self._supervisor = asyncio.get_running_loop().create_task(self._supervise())
 
     async def opened(self) -> None:
-        """Wait until the model is open, or cannot be. Problem 503 if that takes longer than a request may."""
+        """Wait until the model is loaded or has failed to load. Problem 503 if that takes longer than the limit for a request."""
         try:
             async with asyncio.timeout(self._max_seconds):
                 await self._ready.wait()
@@ -119,7 +119,7 @@ class EngineProcess:
         return sum(map(len, self._waiting.values()))
 
     async def close(self) -> None:
-        """Let what runs come to its end for STOP_S, and end the process."""
+        """Give running requests STOP_S seconds to finish, then end the process."""
         with suppress(TimeoutError):
             async with asyncio.timeout(STOP_S):
                 while self._running or self._waiting:
@@ -141,18 +141,18 @@ class EngineProcess:
                 await self._supervisor
 
     async def _supervise(self) -> None:
-        """Start it, and start it again when it dies: at once if it had come up, else a little later each time."""
+        """Start the process, and restart it when it dies: at once if it was up, otherwise after increasing pauses."""
         num_failed = 0
         while not self._ends and self.failure is None:
             try:
                 self._process = process = await _started()
-            except OSError as error:  # no memory or no file descriptor is left, for now
-                LOG.error("The engine's process cannot be started (%s); it is tried again.", error.strerror)
+            except OSError as error:  # temporarily out of memory or file descriptors
+                LOG.error("The engine process cannot be started (%s). Trying again.", error.strerror)
                 num_failed += 1
                 await asyncio.sleep(_pause_s(num_failed))
                 continue
             self.num_starts += 1
-            self._tell(self._wanted.to_dict())
+            self._send(self._options.to_dict())
             try:
                 await self._hear(process)
             finally:
@@ -163,7 +163,7 @@ class EngineProcess:
             self._is_up = False
             self._drop_running()
             if not self._ends and self.failure is None:
-                LOG.error("The engine's process ended (%s); it is started again.", code)
+                LOG.error("The engine process ended (%s). Restarting it.", code)
                 await asyncio.sleep(_pause_s(num_failed))
 
     async def _hear(self, process: asyncio.subprocess.Process) -> None:
@@ -179,7 +179,7 @@ class EngineProcess:
                 self._feed()
             elif "failed" in message:
                 self.failure = message["failed"]
-                LOG.error("The model cannot be opened: %s", self.failure.get("message"))
+                LOG.error("The model cannot be loaded: %s", self.failure.get("message"))
                 self._ready.set()
             else:
                 self._hand_on(message)
@@ -195,7 +195,7 @@ class EngineProcess:
             self._has_changed.set()
 
     def _drop_running(self) -> None:
-        """The process died: nobody can say what of those it held did it, so none is asked again."""
+        """Fail all running requests after the process died. None is retried, because any of them may have killed it."""
         running, self._running = self._running, {}
         for task in running.values():
             task.replies.put_nowait({"id": task.id, "problem": [503, _ENDED]})
@@ -204,17 +204,17 @@ class EngineProcess:
             for task in (each for tasks in waiting.values() for each in tasks):
                 task.replies.put_nowait({"id": task.id, "problem": [503, "There is no model."]})
 
-    def _tell(self, message: Mapping[str, Any]) -> None:
+    def _send(self, message: Mapping[str, Any]) -> None:
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.write(line_of(message))
 
     # --- requests ---
 
     async def run(self, client: str, message: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """The replies to one message, the last of which holds "done". What has no place yet waits.
+        """Send a message to the engine, after waiting for a place, and yield the replies. The last one has "done".
 
-        An answer ends with `finish_reason` "time" where its time is over. Problem for one that the engine refuses, 429 where too many
-        wait, 503 where there is no model or no place in time. Leaving it cancels what runs.
+        An answer that reaches its time limit ends with `finish_reason` "time". Problem if the engine refuses the request; 429 if too many
+        requests wait; 503 if there is no model, or no place in time. Closing the generator cancels the request.
         """
         task = self._queued(client, message)
         try:
@@ -229,7 +229,7 @@ class EngineProcess:
             self._leave(task)
 
     async def _reply(self, task: _Task) -> dict[str, Any]:
-        """The next one. One that waits for a place waits no longer than it may; the engine ends what runs."""
+        """Return the next reply. The time limit is checked here while the request waits, and by the engine while it runs."""
         while task.id not in self._running and task.replies.empty():
             left = task.ends_at - time.monotonic()
             if left <= 0:
@@ -243,7 +243,7 @@ class EngineProcess:
             raise Problem(503, "There is no model.")
         mine = self._waiting.get(client, ())
         if self.num_waiting >= MAX_WAITING or len(mine) >= MAX_WAITING_OF_ONE:
-            raise Problem(429, "Too many requests wait.", headers={"Retry-After": str(RETRY_AFTER_S)})
+            raise Problem(429, "Too many requests are waiting.", headers={"Retry-After": str(RETRY_AFTER_S)})
         number = next(self._ids)
         task = _Task(number, client, {**message, "id": number}, time.monotonic() + self._max_seconds)
         self._waiting.setdefault(client, deque()).append(task)
@@ -251,21 +251,21 @@ class EngineProcess:
         return task
 
     def _feed(self) -> None:
-        """Hand on what waits, clients in turn, while there is a place."""
+        """Send waiting requests to the engine, taking turns between clients, while there are free places."""
         while self._is_up and self._waiting and len(self._running) < SERVE.num_sequences:
             client, tasks = self._waiting.popitem(last=False)
             task = tasks.popleft()
             if tasks:
                 self._waiting[client] = tasks
             self._running[task.id] = task
-            self._tell({**task.message, "max_seconds": max(0.1, task.ends_at - time.monotonic())})
+            self._send({**task.message, "max_seconds": max(0.1, task.ends_at - time.monotonic())})
 
     def _leave(self, task: _Task) -> None:
-        """Nobody hears a request any more."""
+        """Cancel a request whose replies are no longer read."""
         self._has_changed.set()
         if task.id in self._running:
             del self._running[task.id]
-            self._tell({"op": "cancel", "id": task.id})
+            self._send({"op": "cancel", "id": task.id})
             self._feed()
             return
         mine = self._waiting.get(task.client)
@@ -284,7 +284,7 @@ async def _started() -> asyncio.subprocess.Process:
         stdout=asyncio.subprocess.PIPE,
         limit=MAX_LINE_BYTES,
         env={**os.environ, "GGML_NO_BACKTRACE": "1"},
-        start_new_session=True,  # Ctrl-C is for the server, which lets answers come to their end
+        start_new_session=True,  # Ctrl-C goes only to the server, which lets running answers finish
     )
 
 
@@ -293,4 +293,4 @@ def _pause_s(num_failed: int) -> float:
 
 
 def _no_time() -> Problem:
-    return Problem(503, "The model had no time for this request.", headers={"Retry-After": str(RETRY_AFTER_S)})
+    return Problem(503, "The request timed out while waiting for the model.", headers={"Retry-After": str(RETRY_AFTER_S)})

@@ -1,15 +1,15 @@
-"""The process that holds the engine, so that what ends llama.cpp does not end the server. engine_process.py starts it.
+"""The engine's process, separate so that a crash of llama.cpp does not end the server. engine_process.py starts it.
 
-They speak in lines of JSON. To the engine, after a first line with what to open:
+The protocol is JSON lines. The first line to the engine has the options of the session to open. Then come requests:
 
     {"op": "ask" | "budget", "id", "messages": [{"role", "content"}], "kbs", "tools", "is_plain", "sampling", "options",
      "max_seconds"}
     {"op": "tokenize", "id", "text"}
     {"op": "cancel", "id"}
 
-From it: `{"ready": {…}}` once, or `{"failed": {…}}` if it cannot open. Then for an id `{"id", "begun": {…}}` with the prompt, any number of
-`{"id", "text", "thought", "num_tokens", "logprobs"}`, and one of `{"id", "done": {…}}` and `{"id", "problem": [status, detail]}`. Lines on
-standard error are messages for people.
+The engine first replies `{"ready": {…}}`, or `{"failed": {…}}` if the session cannot be opened. The replies to a request are
+`{"id", "begun": {…}}` with the prompt, any number of `{"id", "text", "thought", "num_tokens", "logprobs"}`, and finally either
+`{"id", "done": {…}}` or `{"id", "problem": [status, detail]}`. Standard error has log messages for people.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ MAX_LINE_BYTES = 256 << 20
 
 
 def line_of(message: Mapping[str, Any]) -> bytes:
-    """A message as it goes over the pipe."""
+    """Encode a message as one line of JSON."""
     return json.dumps(message, ensure_ascii=True, separators=(",", ":")).encode("ascii") + b"\n"
 
 
 def main() -> None:
-    """Open what the first line asks for, and answer until standard input ends."""
-    for signum in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group by a terminal, timeout and systemd: the server ends this one
+    """Open the session that the first line describes, and answer requests until standard input ends."""
+    for signum in (signal.SIGINT, signal.SIGTERM):  # terminals, timeout and systemd signal the whole group; the server ends this process
         signal.signal(signum, signal.SIG_IGN)
     out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody else writes to the pipe
-    wanted = json.loads(sys.stdin.buffer.readline())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # other output must not reach the pipe
+    options = json.loads(sys.stdin.buffer.readline())
     try:
-        worker = _Worker(wanted, lambda message: _send(out, message))
+        worker = _Worker(options, lambda message: _send(out, message))
     except LocalragError as error:
         _send(out, {"failed": error.to_dict()})
         return
@@ -65,41 +65,41 @@ def _send(out: BinaryIO, message: Mapping[str, Any]) -> None:
 
 
 class _Worker:
-    """Hears in one thread and works in another; `send` takes what the server is told."""
+    """Reads requests in one thread and runs them in another. `send` sends a reply to the server."""
 
-    def __init__(self, wanted: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None]) -> None:
-        settings = settings_of(wanted)
+    def __init__(self, options: Mapping[str, Any], send: Callable[[Mapping[str, Any]], None]) -> None:
+        settings = settings_of(options)
         session = Session.open(
-            wanted["model"],
-            n_ctx=wanted["n_ctx"],
-            chat_template=Path(wanted["chat_template"]) if wanted["chat_template"] else None,
-            budget=wanted["budget"],
+            options["model"],
+            n_ctx=options["n_ctx"],
+            chat_template=Path(options["chat_template"]) if options["chat_template"] else None,
+            budget=options["budget"],
             name="serve",
-            keep=wanted["keep"],
+            keep=options["keep"],
             settings=settings,
         )
         self._session = session
-        self._hush = Redactor([settings.home])
+        self._redact = Redactor([settings.home])
         self._send = send
         self._heard: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         engine = session.engine
         engine.reserve_window(session.slot.n_ctx, SERVE)
         about = {
-            "model": Path(engine.name).name,  # of one that is named by its path, no more than its file
+            "model": Path(engine.name).name,  # for a model named by its path, only the file name
             "slot": session.slot.to_dict(),
             "num_cells": engine.context.runner.num_cells if engine.context else 0,
         }
-        send({"ready": about, "warnings": [self._hush(each) for each in session.warnings]})
+        send({"ready": about, "warnings": [self._redact(each) for each in session.warnings]})
 
     def run(self, source: BinaryIO) -> None:
         threading.Thread(target=self._hear, args=(source,), daemon=True).start()
         for event in self._session.run(self._arrivals(), policy=SERVE):
             if event.question is not None:
-                self._tell(event.question.id, event)
+                self._reply(event.question.id, event)
         self._session.close()
 
     def _arrivals(self) -> Iterator[Question | None]:
-        """Questions as they come; None where none waits while others run. It ends when the server has closed the pipe."""
+        """Yield questions as they arrive, or None if none is waiting while others run. Ends when the server closes the pipe."""
         while True:
             try:
                 message = self._heard.get(block=self._session.engine.is_idle)
@@ -109,7 +109,7 @@ class _Worker:
             if message is None:
                 self._session.engine.cancel_all()
                 return
-            if (question := self._taken(message)) is not None:
+            if (question := self._handle(message)) is not None:
                 yield question
 
     def _hear(self, source: BinaryIO) -> None:
@@ -117,8 +117,8 @@ class _Worker:
             self._heard.put(json.loads(line))
         self._heard.put(None)
 
-    def _taken(self, message: dict[str, Any]) -> Question | None:
-        """The question that a message asks; every other message is answered here."""
+    def _handle(self, message: dict[str, Any]) -> Question | None:
+        """Return the question of an "ask" message. Handle every other message and return None."""
         number = message["id"]
         try:
             if message["op"] == "ask":
@@ -135,11 +135,11 @@ class _Worker:
 
     def _budget(self, question: Question) -> dict[str, Any]:
         prepared = self._session.prepare(question)
-        return composed(prepared) | ({"warnings": prepared.warnings} if prepared.warnings else {})
+        return prompt_facts(prepared) | ({"warnings": prepared.warnings} if prepared.warnings else {})
 
-    def _tell(self, number: int | str, event: Event) -> None:
+    def _reply(self, number: int | str, event: Event) -> None:
         if event.prepared is not None:
-            begun = {**composed(event.prepared), "nodes": nodes(event, event.prepared.prompt.hits)}
+            begun = {**prompt_facts(event.prepared), "nodes": nodes(event, event.prepared.prompt.hits)}
             self._send({"id": number, "begun": begun})
         elif event.error is not None:
             self._refuse(number, event.error)
@@ -147,7 +147,7 @@ class _Worker:
             if event.text or event.thought or event.logprobs:
                 self._send_piece(number, event)
             if event.answer is not None:
-                self._send({"id": number, "done": told(event, event.answer, self._hush)})
+                self._send({"id": number, "done": answer_facts(event, event.answer, self._redact)})
 
     def _send_piece(self, number: int | str, event: Event) -> None:
         logprobs = [[list(each.piece), each.logprob, [[list(piece), value] for piece, value in each.top]] for each in event.logprobs]
@@ -158,19 +158,19 @@ class _Worker:
         self._send({"id": number, "problem": problem_of(error).parts})
 
 
-def settings_of(wanted: Mapping[str, Any]) -> Settings:
-    """Those of the server that wants it."""
-    models_file = wanted["models_file"]
+def settings_of(options: Mapping[str, Any]) -> Settings:
+    """Return the server's settings from the options on the first line."""
+    models_file = options["models_file"]
     return Settings(
-        home=Path(wanted["home"]),
+        home=Path(options["home"]),
         models_file=Path(models_file) if models_file else None,
-        prefix_bytes=wanted["prefix_bytes"],
-        learn=wanted["learn"],
+        prefix_bytes=options["prefix_bytes"],
+        learn=options["learn"],
     )
 
 
 def question_of(message: Mapping[str, Any]) -> Question:
-    """UsageError for impossible numbers."""
+    """Build the question of an "ask" or "budget" message. UsageError for numbers out of range."""
     given, calls = message["options"], message["calls"]
     tools = tuple(ToolSpec(**each) for each in message["tools"])
     return Question(
@@ -186,8 +186,8 @@ def question_of(message: Mapping[str, Any]) -> Question:
     )
 
 
-def composed(prepared: Prepared) -> dict[str, Any]:
-    """A prompt before it is evaluated: its ledger, and each section of it as a CSS flex item that takes as many pixels as it has tokens."""
+def prompt_facts(prepared: Prepared) -> dict[str, Any]:
+    """Describe a prompt before it is evaluated: its ledger, and each section as a CSS flex item with one pixel per token."""
     budget = prepared.prompt.settled
     sections = allotments(budget)
     multiple = shrink_multiple(budget.window, sections)
@@ -200,15 +200,15 @@ def composed(prepared: Prepared) -> dict[str, Any]:
     }
 
 
-def told(event: Event, answer: Answer, hush: Callable[[str], str]) -> dict[str, Any]:
-    """The answer object, and its sources as nodes. `hush` takes paths of this machine out of warnings."""
-    warnings = {"warnings": [hush(each) for each in answer.warnings]} if answer.warnings else {}
+def answer_facts(event: Event, answer: Answer, redact: Callable[[str], str]) -> dict[str, Any]:
+    """Return the answer object with its sources as nodes. `redact` removes paths of this machine from warnings."""
+    warnings = {"warnings": [redact(each) for each in answer.warnings]} if answer.warnings else {}
     speed = answer.timings.tokens_per_s(answer.completion_tokens)
     return {**answer.to_dict(), **warnings, "tokens_per_s": speed, "nodes": nodes(event, answer.hits)}
 
 
 def nodes(event: Event, hits: Sequence[Hit]) -> list[dict[str, Any]]:
-    """Sources as OpenAI's clients of the KAITO RAG engine know them."""
+    """Return sources in the format of the KAITO RAG engine's `source_nodes`."""
     return [
         {
             "doc_id": event.documents[hit.label][0],

@@ -1,6 +1,7 @@
-"""What goes wrong, as HTTP says it: one table from errors to statuses. Every answer that is not a success is what `failure` makes.
+"""Map errors to HTTP statuses and bodies. `failure` makes the body of every error response.
 
-No answer names a path of this machine: of errors that may, only the kind is told, and the rest goes to the log.
+Responses never contain paths of this machine. If an error message may contain one, the response has a generic message, and the log has
+the full one.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ _STATUSES: tuple[tuple[type[LocalragError], int, str, str | None], ...] = (
     (KnowledgeBaseError, 409, "The index cannot be used.", "index_unusable"),
     (ModelError, 503, "The model cannot be used.", "model_unavailable"),
     (EngineError, 503, "The model could not answer.", "model_unavailable"),
-    (LocalragError, 500, "The server is not set up rightly.", None),
+    (LocalragError, 500, "The server's configuration is invalid.", None),
 )
-"""(error, status, what is said in place of its message, which may name a path, `code` if the status does not say it)"""
+"""(error class, status, generic message if the error's own may contain a path, `code` unless the status implies it)"""
 
 _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-"""OpenAI's `type` of an error, by status; of others below 500 it is `invalid_request_error`, of the rest `server_error`."""
+"""OpenAI's error `type` by status. Other statuses below 500 are `invalid_request_error`, the rest `server_error`."""
 _CODES = {
     400: "invalid_request",
     401: "invalid_api_key",
@@ -56,14 +57,11 @@ _CODES = {
     503: "service_unavailable",
 }
 _SAMPLED = re.compile(r"(temperature|top_p|presence_penalty|frequency_penalty|seed|max_tokens|logprobs|stop) is ")
-"""How a message begins that blames one field of a body."""
+"""The start of an error message that names the invalid field of the body."""
 
 
 class Problem(Exception):  # noqa: N818  # what HTTP calls it (RFC 9457)
-    """An answer that is not a success.
-
-    `code` tells programs what went wrong, by default what the status says, and `param` names the field of the body that is to blame.
-    """
+    """An error response. `code` is for programs and defaults to one for the status; `param` names the invalid field of the body."""
 
     def __init__(
         self, status: int, detail: str, code: str | None = None, param: str | None = None, *, headers: Mapping[str, str] | None = None
@@ -77,39 +75,39 @@ class Problem(Exception):  # noqa: N818  # what HTTP calls it (RFC 9457)
 
     @property
     def body(self) -> dict[str, Any]:
-        """As `failure`."""
+        """The response body; see `failure`."""
         return failure(self.status, self.detail, self.code, self.param)
 
     @property
     def event(self) -> dict[str, Any]:
-        """The data of the event that ends a stream which went wrong: the error, with the status that the answer would have had."""
+        """The data of the server-sent event that ends a failed stream: the error, with the status of an unstreamed response."""
         body = self.body
         return {"error": {**body["error"], "status": self.status}}
 
     @property
     def parts(self) -> list[Any]:
-        """What makes it again, fit for JSON."""
+        """The positional arguments that recreate this problem, as JSON values."""
         return [self.status, self.detail, self.code, self.param]
 
 
 def failure(status: int, detail: str | Sequence[Mapping[str, Any]], code: str | None = None, param: str | None = None) -> dict[str, Any]:
-    """The body of an answer that is not a success: `detail`, a text or the faults of a form, as FastAPI and the KAITO RAG engine have it,
-    and the same as an `error`, as OpenAI has it: `message`, `type`, `param` and `code`.
+    """Return the body of an error response. `detail` is a message or FastAPI's list of validation errors, as in the KAITO RAG engine;
+    `error` has the same in OpenAI's format: `message`, `type`, `param` and `code`.
     """
     if isinstance(detail, str):
         message = detail
     else:
         message = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in detail)
         param = param or next((each["loc"][1] for each in detail if len(each["loc"]) > 1 and isinstance(each["loc"][1], str)), None)
-    kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")  # HTTP's
+    kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
     found = code or _CODES.get(status, "internal_error" if status >= 500 else "invalid_request")
     return {"detail": detail, "error": {"message": message, "type": kind, "param": param, "code": found}}
 
 
 def problem_of(error: LocalragError) -> Problem:
-    """The answer to a request that ended in this error."""
-    status, said, code = next((status, said, code) for kind, status, said, code in _STATUSES if isinstance(error, kind))
-    if said:
+    """Convert an error to an error response. If its message may contain a path, the message is logged and replaced."""
+    status, generic, code = next((status, generic, code) for kind, status, generic, code in _STATUSES if isinstance(error, kind))
+    if generic:
         LOG.warning("%s: %s", type(error).__name__, error.message)
-    blamed = _SAMPLED.match(error.message) if isinstance(error, UsageError) else None
-    return Problem(status, said or error.message, code, blamed[1] if blamed else None)
+    field = _SAMPLED.match(error.message) if isinstance(error, UsageError) else None
+    return Problem(status, generic or error.message, code, field[1] if field else None)

@@ -1,7 +1,7 @@
-"""Indexes: knowledge bases that other programs fill with texts, and search.
+"""The routes for indexes, which other programs fill with texts and search.
 
-An index is a knowledge base of the home, so that `localrag ask --kb` answers from it too. The files that `localrag index` read into it are
-listed and deleted like texts, by their sources; only their text comes from the files alone.
+An index is a knowledge base in localrag's home, so `localrag ask --kb` can use it too. Files added by `localrag index` are listed and
+deleted like texts, by their source; their text can be changed only in the files.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ _NAME = f"^{NAME.pattern}$"
 MAX_NODES = 300
 MAX_OFFSET = 2**53
 DEFAULT_PATH = "storage"
-"""Where an index is kept whose place is not named: there, under its name."""
+"""The default path, which stands for a separate file for each index, below a folder of this name."""
 
 
 class Document(BaseModel):
-    """A text with what is said of it. What is given needs no more than `text`; to be updated, it needs its `doc_id`."""
+    """A text with metadata. Only `text` is required to store it; an update also needs the `doc_id`."""
 
     model_config = example(DOCUMENT)
 
-    doc_id: str = Field(default="", description="The sha256 of the text, unless it was given another one.")
+    doc_id: str = Field(default="", description="The document's id, by default the SHA-256 of the text.")
     text: str
     metadata: dict[str, Any] | None = Field(default_factory=dict)
-    hash_value: str | None = Field(default=None, description="Of text and metadata.")
-    is_truncated: bool = Field(default=False, description="Whether `text` is only the beginning, as a listing was asked to give it.")
+    hash_value: str | None = Field(default=None, description="A hash of text and metadata.")
+    is_truncated: bool = Field(default=False, description="Whether `text` was truncated to the requested length.")
 
 
 class IndexRequest(BaseModel):
-    """Documents for an index."""
+    """Documents to store in an index."""
 
     model_config = example({"index_name": "example_index", "documents": [{"text": TEXT, "metadata": METADATA}]})
 
@@ -68,7 +68,7 @@ class IndexRequest(BaseModel):
 
 
 class UpdateDocumentRequest(BaseModel):
-    """Documents in place of those with their ids."""
+    """Documents that replace those with the same ids."""
 
     model_config = example({"documents": [DOCUMENT]})
 
@@ -76,7 +76,7 @@ class UpdateDocumentRequest(BaseModel):
 
 
 class DeleteDocumentRequest(BaseModel):
-    """The ids of documents that are to go."""
+    """The ids of documents to delete."""
 
     model_config = example({"doc_ids": [DOCUMENT["doc_id"]]})
 
@@ -84,7 +84,7 @@ class DeleteDocumentRequest(BaseModel):
 
 
 class ListDocumentsResponse(BaseModel):
-    """One page: `count` documents of the `total_items` that pass."""
+    """One page of `count` documents, out of `total_items` that match the filter."""
 
     model_config = example({"documents": [DOCUMENT], "count": 1, "total_items": 1})
 
@@ -94,7 +94,7 @@ class ListDocumentsResponse(BaseModel):
 
 
 class UpdateDocumentResponse(BaseModel):
-    """What became of each document."""
+    """The documents by outcome: updated, unchanged or not found."""
 
     model_config = example({"updated_documents": [DOCUMENT], "unchanged_documents": [], "not_found_documents": []})
 
@@ -104,7 +104,7 @@ class UpdateDocumentResponse(BaseModel):
 
 
 class DeleteDocumentResponse(BaseModel):
-    """What became of each id."""
+    """The ids by outcome: deleted or not found."""
 
     model_config = example({"deleted_doc_ids": [DOCUMENT["doc_id"]], "not_found_doc_ids": []})
 
@@ -120,17 +120,17 @@ class RetrieveRequest(BaseModel):
     index_name: str = Field(examples=["example_index"])
     query: str = Field(examples=["What is KAITO?"])
     max_node_count: int = Field(default=5, ge=1, le=MAX_NODES)
-    metadata_filter: dict[str, Any] | None = Field(default=None, description="Keys and values that the metadata must have.")
+    metadata_filter: dict[str, Any] | None = Field(default=None, description="Keys and values that the metadata must contain.")
 
 
 class FoundNode(NodeWithScore):
-    """A passage that was found; `identical` is there where other passages have its text."""
+    """A search result. `identical` is present only if other passages have the same text."""
 
-    identical: list[str] = Field(default_factory=list, description="Other passages with the same text, by their `node_id`.")
+    identical: list[str] = Field(default_factory=list, description="The `node_id`s of other passages with the same text.")
 
 
 class RetrieveResponse(BaseModel):
-    """The passages that fit best, the best first."""
+    """The most relevant passages, best first."""
 
     model_config = example({"query": "annealing PLA", "results": [NODE], "count": 1})
 
@@ -140,7 +140,7 @@ class RetrieveResponse(BaseModel):
 
 
 class Message(BaseModel):
-    """What was done."""
+    """A confirmation."""
 
     model_config = example({"message": "Successfully deleted index example_index."})
 
@@ -148,17 +148,17 @@ class Message(BaseModel):
 
 
 IndexName = Annotated[str, PathParam(description="The name of an index.", examples=["example_index"])]
-NewIndexName = Annotated[str, PathParam(pattern=_NAME, description="The name that the index gets.", examples=["example_index"])]
-_PLACE = "Names with / between them, in the server's own folder; the name of the index is its own place."
-KeptAt = Annotated[str, Query(description=f"Where it is kept. {_PLACE}", examples=["backups/monday"])]
-LoadedFrom = Annotated[str | None, Query(description=f"Where it was kept. {_PLACE}", examples=["backups/monday"])]
-Limit = Annotated[int, Query(ge=1, le=100, description="The most documents to return.")]
-Offset = Annotated[int, Query(ge=0, le=MAX_OFFSET, description="How many documents to pass over.")]
-MaxTextLength = Annotated[int | None, Query(ge=1, description="The most characters of each text.")]
+NewIndexName = Annotated[str, PathParam(pattern=_NAME, description="The name for the index.", examples=["example_index"])]
+_PLACE = "Names separated by /, within the server's own storage. By default, each index has its own path."
+KeptAt = Annotated[str, Query(description=f"The path to write to. {_PLACE}", examples=["backups/monday"])]
+LoadedFrom = Annotated[str | None, Query(description=f"The path to read from. {_PLACE}", examples=["backups/monday"])]
+Limit = Annotated[int, Query(ge=1, le=100, description="Maximum number of documents to return.")]
+Offset = Annotated[int, Query(ge=0, le=MAX_OFFSET, description="Number of documents to skip.")]
+MaxTextLength = Annotated[int | None, Query(ge=1, description="Maximum number of characters of each text.")]
 MetadataFilter = Annotated[
-    str | None, Query(description="A JSON object: the keys and values that the metadata must have.", examples=['{"branch": "main"}'])
+    str | None, Query(description="A JSON object with keys and values that the metadata must contain.", examples=['{"branch": "main"}'])
 ]
-Overwrite = Annotated[bool, Query(description="Whether an index of that name is replaced.")]
+Overwrite = Annotated[bool, Query(description="Whether to replace an existing index of that name.")]
 
 
 # --- the routes ---
@@ -167,10 +167,10 @@ Overwrite = Annotated[bool, Query(description="Whether an index of that name is 
 @router.post(
     "/index",
     operation_id="create_index",
-    responses={**shown([DOCUMENT], "The documents as they are stored."), **failures(400, 409, 422, 503)},
+    responses={**shown([DOCUMENT], "The stored documents."), **failures(400, 409, 422, 503)},
 )
 def create_index(body: IndexRequest, state: State) -> list[Document]:
-    """Store documents in an index, each in place of the one with its id; an index that is not there is made."""
+    """Store documents in an index. Documents with existing ids are replaced. A missing index is created."""
     texts = _texts(body.documents)
     if texts:
         embedder = state.embedders.for_texts()
@@ -179,9 +179,9 @@ def create_index(body: IndexRequest, state: State) -> list[Document]:
     return [_document(text) for text in texts]
 
 
-@router.get("/indexes", operation_id="list_indexes", responses=shown(["example_index"], "Names, sorted."))
+@router.get("/indexes", operation_id="list_indexes", responses=shown(["example_index"], "The names, sorted."))
 def list_indexes(state: State) -> list[str]:
-    """The names of all indexes."""
+    """List the names of all indexes."""
     return list_kbs(state.settings.kb_dir)
 
 
@@ -194,7 +194,7 @@ def list_documents(
     max_text_length: MaxTextLength = 1000,
     metadata_filter: MetadataFilter = None,
 ) -> ListDocumentsResponse:
-    """Some of the documents of an index, the first stored first. The `doc_id` of a file that `localrag index` read is its source."""
+    """List documents of an index, oldest first. For a file added by `localrag index`, the `doc_id` is the file's source."""
     with _opened(state.settings, index_name) as kb:
         where = _filter(metadata_filter)
         found, total = kb.texts.page(offset=offset, limit=limit, max_chars=max_text_length or MAX_TEXT_CHARS, where=where)
@@ -203,13 +203,13 @@ def list_documents(
 
 @router.post("/indexes/{index_name}/documents", operation_id="update_documents_in_index", responses=failures(400, *INDEX_FAILS))
 def update_documents(index_name: IndexName, body: UpdateDocumentRequest, state: State) -> UpdateDocumentResponse:
-    """Store documents in place of those with their ids."""
+    """Replace documents by id."""
     found = UpdateDocumentResponse(updated_documents=[], unchanged_documents=[], not_found_documents=[])
     kinds = {"updated": found.updated_documents, "unchanged": found.unchanged_documents, "not_found": found.not_found_documents}
     with _opened(state.settings, index_name) as kb:
         named = [document for document in body.documents if document.doc_id]
         if files := kb.texts.files([document.doc_id for document in named]):
-            raise Problem(400, f"{min(files)[:200]!r} is a file: change it, and run localrag index again.")
+            raise Problem(400, f"{min(files)[:200]!r} is a file. To update it, change the file and run localrag index again.")
         texts = _texts(named)
         outcomes = iter(kb.texts.update(texts, state.embedders.for_texts()) if texts else ())
     for document in body.documents:
@@ -219,7 +219,7 @@ def update_documents(index_name: IndexName, body: UpdateDocumentRequest, state: 
 
 @router.post("/indexes/{index_name}/documents/delete", operation_id="delete_documents_in_index", responses=failures(*INDEX_FAILS))
 def delete_documents(index_name: IndexName, body: DeleteDocumentRequest, state: State) -> DeleteDocumentResponse:
-    """Delete documents by their ids. A file that `localrag index` read is stored again by its next run over that file."""
+    """Delete documents by id. A file added by `localrag index` is added again by the next run."""
     with _opened(state.settings, index_name) as kb:
         removed = kb.texts.remove(body.doc_ids)
     return DeleteDocumentResponse(
@@ -230,7 +230,7 @@ def delete_documents(index_name: IndexName, body: DeleteDocumentRequest, state: 
 
 @router.delete("/indexes/{index_name}", operation_id="delete_index", responses=failures(*INDEX_FAILS))
 def delete_index(index_name: IndexName, state: State) -> Message:
-    """Delete an index with all that is in it, also one that is damaged."""
+    """Delete an index and all its documents, even if it is damaged."""
     settings = state.settings
     if index_name not in list_kbs(settings.kb_dir):
         raise _no_index(index_name)
@@ -240,18 +240,18 @@ def delete_index(index_name: IndexName, state: State) -> Message:
 
 @router.post("/persist/{index_name}", operation_id="persist_index", responses=failures(400, *INDEX_FAILS))
 def persist_index(index_name: IndexName, state: State, path: KeptAt = DEFAULT_PATH) -> Message:
-    """Write an index into a file of the server's own folder, from which it can be loaded."""
+    """Save an index to a file in the server's own storage. `/load` restores it."""
     with _opened(state.settings, index_name) as kb:
         shown, file = _place(state.settings, index_name, path)
         make_folder(file.parent)
         kb.export(file)
-        file.chmod(FILE_MODE)  # its folder is private from the beginning
+        file.chmod(FILE_MODE)  # its folder is already private
     return Message(message=f"Successfully persisted index {index_name} to {shown}.")
 
 
 @router.post("/load/{index_name}", operation_id="load_index", responses=failures(400, *INDEX_FAILS))
-def load_index(index_name: NewIndexName, state: State, path: LoadedFrom = None, overwrite: Overwrite = False) -> Message:  # noqa: FBT002  # by name in the address
-    """Make an index of a file that was written by `/persist`."""
+def load_index(index_name: NewIndexName, state: State, path: LoadedFrom = None, overwrite: Overwrite = False) -> Message:  # noqa: FBT002  # a query parameter
+    """Load an index from a file written by `/persist`."""
     kb_dir = state.settings.kb_dir
     shown, file = _place(state.settings, index_name, DEFAULT_PATH if path is None else path)
     if not file.is_file():
@@ -264,7 +264,7 @@ def load_index(index_name: NewIndexName, state: State, path: LoadedFrom = None, 
 
 @router.post("/retrieve", operation_id="retrieve_index", response_model_exclude_unset=True, responses=failures(400, *INDEX_FAILS))
 def retrieve(body: RetrieveRequest, state: State) -> RetrieveResponse:
-    """The passages of an index that fit a query best, by meaning and by words. Fewer, or none, if no more are relevant."""
+    """Find the most relevant passages of an index by semantic and keyword search. Returns fewer than requested if no more are relevant."""
     with _opened(state.settings, body.index_name) as kb:
         if not body.query.strip():
             raise Problem(400, "Query string cannot be empty.")
@@ -277,7 +277,7 @@ def retrieve(body: RetrieveRequest, state: State) -> RetrieveResponse:
 
 
 def nodes(kb: KnowledgeBase, hits: Sequence[Hit]) -> Iterator[FoundNode]:
-    """Passages as they are shown; what was deleted since they were found is left out."""
+    """Yield search results for the response, without passages that were deleted since the search."""
     names = kb.texts.names([hit.chunk.document_id for hit in hits])
     for hit in hits:
         if hit.chunk.document_id in names:
@@ -298,8 +298,8 @@ def nodes(kb: KnowledgeBase, hits: Sequence[Hit]) -> Iterator[FoundNode]:
 
 @contextmanager
 def _opened(settings: Settings, index_name: str) -> Iterator[KnowledgeBase]:
-    """An index, opened for one request: it belongs to the thread that opened it."""
-    if not NAME.fullmatch(index_name):  # the address of a server would be opened, too
+    """Open an index for one request. It may be used only in the thread that opened it."""
+    if not NAME.fullmatch(index_name):  # a database URL would be opened as well
         raise _no_index(index_name)
     try:
         with open_knowledge_base(index_name, settings=settings) as kb:
@@ -343,9 +343,9 @@ def _filter(text: str | None) -> Where:
 
 
 def _place(settings: Settings, index_name: str, path: str) -> tuple[str, Path]:
-    """Where an index is kept: as it is shown, and the file. Nothing outside the folder of exports can be named."""
+    """Return the path to show to clients, and the file. Problem 400 for a path that could lead out of the exports folder."""
     shown = f"{DEFAULT_PATH}/{index_name}" if path == DEFAULT_PATH else path
     parts = shown.removeprefix("./").rstrip("/").split("/")
     if len(parts) > _MAX_PARTS or not all(_PART.fullmatch(part) for part in parts):
-        raise Problem(400, f"The path must be 1 to {_MAX_PARTS} names of letters, digits, '-' and '_', with / between them.")
+        raise Problem(400, f"The path must be 1 to {_MAX_PARTS} names separated by /, each of letters, digits, '-' and '_'.")
     return shown, (settings.home / "exports").joinpath(*parts[:-1], f"{parts[-1]}.kb")

@@ -1,4 +1,4 @@
-"""What Prometheus reads of a server: counters of its requests and tokens, in a registry of its own."""
+"""Prometheus metrics of a server: requests, tokens and times. Each server has its own registry."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _ROUTES = {
     ("POST", "/retrieve"): "indexes_retrieve",
     ("POST", "/v1/chat/completions"): "chat",
 }
-"""The names by which KAITO's RAG engine counts its routes."""
+"""The names that KAITO's RAG engine uses for its route metrics."""
 _COUNTED = ("/index", "/persist/", "/load/", "/retrieve", "/v1/chat/completions")
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _SHARES = (0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
 class Metrics:
-    """Counts what was asked and what it took."""
+    """Prometheus metrics of requests, tokens and times."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -42,24 +42,24 @@ class Metrics:
             route: Histogram(f"rag_{name}_latency_seconds", " ".join(route), ["status"], buckets=_SECONDS, registry=self.registry)
             for route, name in _ROUTES.items()
         }
-        self._all = Counter("e2e_request", "Requests of all these routes.", ["status"], registry=self.registry)
+        self._all = Counter("e2e_request", "Requests to all these routes.", ["status"], registry=self.registry)
         self._all_latency = Histogram(
-            "e2e_request_latency_seconds", "Requests of all these routes.", ["status"], buckets=_SECONDS, registry=self.registry
+            "e2e_request_latency_seconds", "Latency of requests to all these routes.", ["status"], buckets=_SECONDS, registry=self.registry
         )
-        self._num_running = Gauge("num_requests_running", "Requests of all these routes that are being answered.", registry=self.registry)
+        self._num_running = Gauge("num_requests_running", "Requests to all these routes in progress.", registry=self.registry)
         counter, gauge = self._counter, self._gauge
-        self._evaluated = counter("tokens_evaluated", "Prompt tokens that were evaluated.")
-        self._cached = counter("tokens_cached", "Prompt tokens that were held already.")
-        self._decoded = counter("tokens_decoded", "Tokens that were written.")
-        self._starts = gauge("engine_starts", "How often the engine's process was started.")
-        self._running = gauge("requests_running", "Requests that the engine works on.")
-        self._waiting = gauge("requests_waiting", "Requests that wait for a place.")
-        self._cells = gauge("engine_cells", "Cells of the engine's context, in tokens.")
+        self._evaluated = counter("tokens_evaluated", "Prompt tokens evaluated.")
+        self._cached = counter("tokens_cached", "Prompt tokens reused from the KV cache.")
+        self._decoded = counter("tokens_decoded", "Tokens generated.")
+        self._starts = gauge("engine_starts", "Number of starts of the engine process.")
+        self._running = gauge("requests_running", "Requests running in the engine.")
+        self._waiting = gauge("requests_waiting", "Requests waiting for the engine.")
+        self._cells = gauge("engine_cells", "Size of the engine's KV cache, in tokens.")
         self._utilization = Histogram(
-            "localrag_ledger_utilization", "Tokens of a window that a prompt with its answer used.", buckets=_SHARES, registry=self.registry
+            "localrag_ledger_utilization", "Share of the window used by a prompt and its answer.", buckets=_SHARES, registry=self.registry
         )
         self._first = Histogram(
-            "localrag_first_token_seconds", "From the call to the first token.", buckets=_SECONDS, registry=self.registry
+            "localrag_first_token_seconds", "Time from the call to the first token.", buckets=_SECONDS, registry=self.registry
         )
 
     def _counter(self, name: str, text: str) -> Counter:
@@ -69,25 +69,25 @@ class Metrics:
         return Gauge(f"localrag_{name}", text, registry=self.registry)
 
     def begun(self, *, ended: bool = False) -> None:
-        """A request was let in, or has `ended`."""
+        """Record that a request was admitted, or has `ended`."""
         self._num_running.inc(-1 if ended else 1)
 
     def requested(self, method: str, path: str, status: int) -> None:
-        """A request to a route, by the pattern of its path, is being answered."""
+        """Record that a response has started. `path` is the route's path pattern."""
         if (method, path) in self._requests:
-            told = _status(status)
-            self._requests[method, path].labels(status=told).inc()
-            self._all.labels(status=told).inc()
+            label = _status(status)
+            self._requests[method, path].labels(status=label).inc()
+            self._all.labels(status=label).inc()
 
     def took(self, method: str, path: str, status: int, seconds: float) -> None:
-        """It was answered to the end of its last event."""
+        """Record the duration of a complete response, streaming included."""
         if (method, path) in self._latency:
-            told = _status(status)
-            self._latency[method, path].labels(status=told).observe(seconds)
-            self._all_latency.labels(status=told).observe(seconds)
+            label = _status(status)
+            self._latency[method, path].labels(status=label).observe(seconds)
+            self._all_latency.labels(status=label).observe(seconds)
 
-    def answered(self, done: Mapping[str, Any]) -> None:
-        """An answer object is complete."""
+    def record_answer(self, done: Mapping[str, Any]) -> None:
+        """Record the tokens and times of a complete answer object."""
         usage, ledger = done["usage"], done["ledger"]
         self._evaluated.inc(usage["prompt_tokens"] - usage["cached_tokens"])
         self._cached.inc(usage["cached_tokens"])
@@ -96,7 +96,7 @@ class Metrics:
         self._first.observe(done["timings"]["first_token_s"])
 
     def text(self, engine: EngineProcess | None) -> bytes:
-        """All of it, as Prometheus reads it."""
+        """Return all metrics in the Prometheus text format."""
         if engine is not None:
             self._starts.set(engine.num_starts)
             self._running.set(engine.num_running)
@@ -105,37 +105,39 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class Counting:
-    """ASGI middleware: counts what the routes answer. It is none of Starlette's BaseHTTPMiddleware, behind which no route can see that a
-    client went away."""
+class CountingMiddleware:
+    """ASGI middleware that records metrics of requests.
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], *, counts: Metrics) -> None:
+    Starlette's BaseHTTPMiddleware is not used because it hides client disconnects from the routes.
+    """
+
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], *, metrics: Metrics) -> None:
         self._app = app
-        self._counts = counts
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started, status = time.perf_counter(), 500
 
-        async def told(message: MutableMapping[str, Any]) -> None:
+        async def send_counted(message: MutableMapping[str, Any]) -> None:
             nonlocal status
             route = scope.get("route")
             if message["type"] == "http.response.start":
                 status = message["status"]
                 if isinstance(route, APIRoute):
-                    self._counts.requested(scope["method"], route.path, status)
+                    self._metrics.requested(scope["method"], route.path, status)
             await send(message)
 
         is_counted = scope["type"] == "http" and str(scope.get("path", "")).startswith(_COUNTED)
         try:
             if is_counted:
-                self._counts.begun()
-            await self._app(scope, receive, told)
+                self._metrics.begun()
+            await self._app(scope, receive, send_counted)
         finally:
             if is_counted:
-                self._counts.begun(ended=True)
+                self._metrics.begun(ended=True)
             route = scope.get("route")
             if isinstance(route, APIRoute):
-                self._counts.took(scope["method"], route.path, status, time.perf_counter() - started)
+                self._metrics.took(scope["method"], route.path, status, time.perf_counter() - started)
 
 
 def _status(status: int) -> str:

@@ -1,4 +1,4 @@
-"""/v1/responses: OpenAI's newer form of a chat completion, for text. Nothing is stored."""
+"""/v1/responses: OpenAI's newer API for chat completions, text only. Responses are not stored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from localrag.server.chat_request import (
     MAX_MESSAGES,
     WITHOUT_RATIO,
-    Asked,
+    ChatQuestion,
     ChatRequest,
     Effort,
     FreeForm,
@@ -29,9 +29,9 @@ from localrag.server.chat_request import (
     read,
 )
 from localrag.server.errors import Problem
-from localrag.server.openapi import ENGINE_FAILS, described
-from localrag.server.routing import Engine, State, accounts, answered, body_of, data_of
-from localrag.server.schemas import ACCOUNT, LocalAccount, NodeWithScore, example, parse, worded
+from localrag.server.openapi import ENGINE_FAILS, route_docs
+from localrag.server.routing import Engine, State, answer_details, body_of, data_of, send_answer
+from localrag.server.schemas import ACCOUNT, LocalAccount, NodeWithScore, example, parse, with_message
 
 router = APIRouter(tags=["completions"])
 
@@ -39,14 +39,14 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "truncation": ("disabled",), "tools": ([],), "tool_choice": ("auto", "none"), "include": ([],), "background": (False,),
     "stream_options": ({}, {"include_obfuscation": False}),
 }  # fmt: skip
-"""Values that ask for nothing, of parameters that cannot be honoured."""
+"""Values without effect, accepted for parameters that are not supported."""
 
 
-# --- the forms ---
+# --- request and response ---
 
 
 class InputPart(BaseModel):
-    """A part of a content. The model reads text alone."""
+    """A part of a message's content. Only text is supported."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
@@ -61,7 +61,7 @@ class InputMessage(BaseModel):
 
 
 class SchemaFormat(BaseModel):
-    """JSON that is valid under a schema. Every field is checked: the response repeats the format as it was sent."""
+    """JSON that matches a schema. Every field is validated, because the response repeats the format."""
 
     type: Literal["json_schema"]
     name: str | None = None
@@ -71,25 +71,25 @@ class SchemaFormat(BaseModel):
 
 
 class TextOptions(BaseModel):
-    """The form of the answer."""
+    """The format of the answer."""
 
-    format: Annotated[FreeForm | SchemaFormat, worded("text.format is text, json_object, or json_schema with a schema.")] | None = None
+    format: Annotated[FreeForm | SchemaFormat, with_message("text.format must be text, json_object, or json_schema.")] | None = None
 
 
 class ReasoningOptions(BaseModel):
-    """How long a model that thinks may think."""
+    """The limit for a model's reasoning."""
 
     effort: Effort | None = None
 
 
 class ResponsesRequest(Unused):
-    """A question or a conversation. Nothing of it is kept: each request says all."""
+    """A question or a conversation. Responses are not stored, so each request must contain the whole conversation."""
 
     model_config = example({"model": "echo", "instructions": "Be brief.", "input": "What is PLA?", "max_output_tokens": 60}, extra="forbid")
 
     input: Annotated[
         str | Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES)],
-        worded("input is a text, or a list of messages whose content is text."),
+        with_message("input must be a string, or a list of messages with text content."),
     ]
     instructions: str | None = Field(default=None, description="The system message.")
     max_output_tokens: NumTokens | None = None
@@ -98,7 +98,9 @@ class ResponsesRequest(Unused):
     temperature: Temperature | None = None
     top_p: TopP | None = None
     reasoning: ReasoningOptions | None = None
-    index_name: str | None = Field(default=None, description="The index to answer from; without one the model answers alone.")
+    index_name: str | None = Field(
+        default=None, description="The index to answer from. Without it, the model answers from its own knowledge."
+    )
     context_token_ratio: Ratio | None = Field(default=None, description=WITHOUT_RATIO.replace("max_tokens", "max_output_tokens"))
     seed: int | None = None
     stop: Stop | None = None
@@ -124,7 +126,7 @@ class OutputMessage(BaseModel):
 
 
 class ReasoningItem(BaseModel):
-    """What a model thought before its answer."""
+    """The model's reasoning before its answer."""
 
     type: Literal["reasoning"]
     id: str
@@ -153,7 +155,7 @@ class ResponsesUsage(BaseModel):
 
 
 class ResponsesAnswer(BaseModel):
-    """A response."""
+    """A complete response."""
 
     model_config = example(
         {
@@ -212,7 +214,7 @@ class ResponsesAnswer(BaseModel):
 
 
 class ResponsesEvent(BaseModel):
-    """One event of a stream: what it has beside its type depends on that."""
+    """An event of a stream. Its other fields depend on its type."""
 
     model_config = example({"type": "response.output_text.delta", "sequence_number": 4, "delta": "You"}, extra="allow")
 
@@ -226,17 +228,18 @@ class ResponsesEvent(BaseModel):
 @router.post(
     "/v1/responses",
     operation_id="create_response",
-    **described(ResponsesAnswer, body=ResponsesRequest, stream=ResponsesEvent, fails=(*ENGINE_FAILS, 404, 409)),
+    **route_docs(ResponsesAnswer, body=ResponsesRequest, stream=ResponsesEvent, fails=(*ENGINE_FAILS, 404, 409)),
 )
 async def respond(request: Request, state: State, engine: Engine) -> Response:
-    """Answer a text or a conversation; with `index_name` from what is found there."""
+    """Answer a text or a conversation, with `index_name` from that index."""
     body = await body_of(request)
-    asked = read(chat_body(body), has_index=state.has_index)
-    return await answered(request, engine, asked, _ResponseForm(asked, body, engine.about["model"], state.metrics.answered))
+    question = read(chat_body(body), has_index=state.has_index)
+    form = _ResponseForm(question, body, engine.about["model"], state.metrics.record_answer)
+    return await send_answer(request, engine, question, form)
 
 
 def chat_body(body: object) -> dict[str, Any]:
-    """The body of the chat completion that asks the same. Problem for what none can ask."""
+    """Convert a body to that of an equivalent chat completion. Problem for an invalid body."""
     request = parse(ResponsesRequest, body, _NEUTRAL)
     chat = request.model_dump(include=set(ChatRequest.model_fields), exclude_none=True, warnings=False)  # unused fields are of any type
     system = [{"role": "system", "content": request.instructions}] if request.instructions else []
@@ -247,10 +250,10 @@ def chat_body(body: object) -> dict[str, Any]:
     return chat
 
 
-def _messages(said: str | list[InputMessage]) -> list[dict[str, Any]]:
-    if isinstance(said, str):
-        return [{"role": "user", "content": said}]
-    return [{"role": each.role, "content": _content(each.content)} for each in said]
+def _messages(messages: str | list[InputMessage]) -> list[dict[str, Any]]:
+    if isinstance(messages, str):
+        return [{"role": "user", "content": messages}]
+    return [{"role": each.role, "content": _content(each.content)} for each in messages]
 
 
 def _content(content: str | list[InputPart]) -> str | list[dict[str, str]]:
@@ -258,7 +261,7 @@ def _content(content: str | list[InputPart]) -> str | list[dict[str, str]]:
 
 
 def _format(text: TextOptions | None) -> dict[str, Any] | None:
-    """As `response_format` has it."""
+    """Convert a format to `response_format`."""
     if text is None or text.format is None:
         return None
     if isinstance(text.format, SchemaFormat):
@@ -267,10 +270,10 @@ def _format(text: TextOptions | None) -> dict[str, Any] | None:
 
 
 class _ResponseForm:
-    """One response, whole or as the events that build it up."""
+    """Writes a response as one object or as a sequence of events."""
 
-    def __init__(self, asked: Asked, body: Mapping[str, Any], model: str, on_done: Callable[[Mapping[str, Any]], None]) -> None:
-        self._asked = asked
+    def __init__(self, question: ChatQuestion, body: Mapping[str, Any], model: str, on_done: Callable[[Mapping[str, Any]], None]) -> None:
+        self._question = question
         self._on_done = on_done
         self._numbers = count()
         self._message_id = f"msg_{secrets.token_hex(12)}"
@@ -288,11 +291,11 @@ class _ResponseForm:
             "previous_response_id": None,
             "reasoning": {"effort": reasoning.get("effort"), "summary": None},
             "store": False,
-            "temperature": asked.sampling.get("temperature", 0.0),
+            "temperature": question.sampling.get("temperature", 0.0),
             "text": {"format": text.get("format") or {"type": "text"}},
             "tool_choice": "auto",
             "tools": [],
-            "top_p": asked.sampling.get("top_p"),
+            "top_p": question.sampling.get("top_p"),
             "truncation": "disabled",
             "user": user if isinstance(user := body.get("user"), str) else None,
         }
@@ -318,14 +321,14 @@ class _ResponseForm:
                 "output_tokens_details": {"reasoning_tokens": counted.get("reasoning_tokens", 0)},
                 "total_tokens": counted["total_tokens"],
             },
-            **accounts(self._asked, done),
+            **answer_details(self._question, done),
         }
 
     def _message(self, content: list[dict[str, Any]], status: str) -> dict[str, Any]:
         return {"type": "message", "id": self._message_id, "status": status, "role": "assistant", "content": content}
 
     async def chunks(self, _first: dict[str, Any], replies: AsyncGenerator[dict[str, Any], None]) -> AsyncIterator[dict[str, str]]:
-        """Server-sent events in OpenAI's order; thoughts come with the last one alone."""
+        """Yield server-sent events in OpenAI's order. Reasoning is only in the last event."""
         begun = {**self._head, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
         place = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
         yield self._event("response.created", response=begun)

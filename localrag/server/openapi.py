@@ -1,7 +1,7 @@
-"""The OpenAPI document: what a route says of itself, and what holds for all of them.
+"""Generate the OpenAPI document, with descriptions of the responses that all routes share.
 
-A route whose body FastAPI reads needs no more than `failures`. One that reads its body itself, because the order of its checks matters,
-names the forms of both: `@router.post(path, operation_id=…, **described(Answer, body=Body, fails=…))`.
+A route whose body FastAPI parses needs only `failures`. A route that parses its body itself, to control the order of checks, names its
+models: `@router.post(path, operation_id=…, **route_docs(Answer, body=Body, fails=…))`.
 """
 
 from __future__ import annotations
@@ -14,41 +14,41 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from localrag.server.schemas import Failure, Invalid, StreamFailure, shown_by
+from localrag.server.schemas import Failure, Invalid, StreamFailure, example_of
 from localrag.server.security import OPEN
 
 Responses = dict[int | str, dict[str, Any]]
 
 ENGINE_FAILS = (400, 429, 503)
-"""What an engine may answer."""
+"""Error statuses of routes that use the engine."""
 INDEX_FAILS = (404, 409, 422, 503)
-"""What an index may answer."""
+"""Error statuses of routes that use an index."""
 
 _SAID = {
-    400: "What was asked cannot be done; `detail` says why.",
-    404: "There is none of that name.",
-    409: "The index cannot be used: it is damaged, of another embedder, or in the way.",
-    422: "The request is not of its form; `detail` says where.",
-    429: "Too many requests wait.",
-    503: "There is no model or no embedder, it could not answer, or another program is indexing.",
+    400: "The request cannot be fulfilled; `detail` says why.",
+    404: "There is no index or model with this name.",
+    409: "The index cannot be used: it is damaged, was made with another embedder, or already exists.",
+    422: "The request is invalid; `detail` says where.",
+    429: "Rate limit: too many requests are waiting.",
+    503: "The model or embedder is missing or failed, or another program is indexing.",
 }
-_HEADERS = {429: {"Retry-After": {"description": "Seconds.", "required": True, "schema": {"type": "integer"}}}}
+_HEADERS = {429: {"Retry-After": {"description": "Seconds to wait before a retry.", "required": True, "schema": {"type": "integer"}}}}
 _REFUSALS: Mapping[int, tuple[str, str]] = {
-    400: ("BadBody", "The body did not come whole, or is nested too deep."),
-    403: ("ForeignOrigin", "A page of an origin that is not allowed asks."),
-    408: ("SlowBody", "The body did not come in time."),
+    400: ("BadBody", "The body is incomplete or nested too deeply."),
+    403: ("ForeignOrigin", "The request comes from a web page whose `Origin` is not allowed (CORS)."),
+    408: ("SlowBody", "The body did not arrive in time."),
     413: ("LongBody", "The body is too long."),
     415: ("NoJsonBody", "The body must be application/json."),
-    421: ("ForeignHost", "The request names another `Host` than this server."),
+    421: ("ForeignHost", "The `Host` header does not name this server (protection against DNS rebinding)."),
 }
-"""What the gate answers, whatever the route."""
-_NO_TOKEN = (401, "NoToken", "A bearer token is needed.")
+"""Error responses of the gate, common to all routes."""
+_NO_TOKEN = (401, "NoToken", "A bearer token is required.")
 
 
-def described(
+def route_docs(
     answer: type[BaseModel], *, body: type[BaseModel] | None = None, stream: type[BaseModel] | None = None, fails: Iterable[int] = ()
 ) -> dict[str, Any]:
-    """The arguments of a route's decorator that tell what it takes and gives; `stream` is the data of an event, where it can stream."""
+    """Return the arguments of a route's decorator that document its body and responses. `stream` is the model of an event's data."""
     success: dict[str, Any] = {"model": answer, "description": str(answer.__doc__)}
     if stream is not None:
         success["content"] = {"text/event-stream": _events(stream)}
@@ -60,7 +60,7 @@ def described(
 
 
 def failures(*statuses: int) -> Responses:
-    """The answers of a route that are no success, by their statuses."""
+    """Return the documentation of a route's error responses, by status."""
     return {
         status: {
             "model": Invalid if status == 422 else Failure,
@@ -72,7 +72,7 @@ def failures(*statuses: int) -> Responses:
 
 
 def shown(value: list[Any] | str, description: str) -> Responses:
-    """The success of a route whose answer no model shows: a list, or a plain text."""
+    """Return the documentation of a successful response that has no model: a list or plain text."""
     content = (
         {"text/plain": {"schema": {"type": "string"}, "example": value}}
         if isinstance(value, str)
@@ -82,11 +82,11 @@ def shown(value: list[Any] | str, description: str) -> Responses:
 
 
 def _events(model: type[BaseModel]) -> dict[str, Any]:
-    """A stream: before OpenAPI 3.2 the schema is that of each event."""
+    """Return the documentation of a stream. Before OpenAPI 3.2, the schema describes a single event."""
     item = {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": [_ref(model), _ref(StreamFailure)]}}
-    end = {"const": "[DONE]", "description": "The last event, where OpenAI has it."}
+    end = {"const": "[DONE]", "description": "The last event of completions, as in OpenAI's API."}
     schema = {"type": "object", "required": ["data"], "properties": {"data": {"anyOf": [item, end]}}}
-    value = json.dumps(shown_by(model), separators=(",", ":"))
+    value = json.dumps(example_of(model), separators=(",", ":"))
     return {"schema": schema, "example": f"data: {value}\n\ndata: [DONE]\n\n"}
 
 
@@ -95,13 +95,13 @@ def _ref(model: type[BaseModel]) -> dict[str, str]:
 
 
 def forms_of(modules: Iterable[ModuleType]) -> list[type[BaseModel]]:
-    """The pydantic models that these modules name."""
+    """Return the pydantic models in these modules."""
     values = [value for module in modules for value in vars(module).values()]
     return [value for value in values if isinstance(value, type) and issubclass(value, BaseModel)]
 
 
 class DocumentedApi(FastAPI):
-    """An app whose OpenAPI document also has what its gate does. `forms` are all that its routes take and give."""
+    """A FastAPI application whose OpenAPI document includes the gate's responses. `forms` are the models of its routes."""
 
     def __init__(self, *, forms: Iterable[type[BaseModel]], asks_for_token: bool = False, **options: Any) -> None:  # noqa: ANN401  # FastAPI's
         super().__init__(**options)
@@ -119,7 +119,7 @@ class DocumentedApi(FastAPI):
 
 
 def operations(document: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """(path, method, operation) of all."""
+    """Yield (path, method, operation) for all operations."""
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             yield path, method, operation
@@ -146,20 +146,20 @@ def _describe_gate(document: dict[str, Any], *, asks_for_token: bool) -> None:
 
 
 def _add_forms(document: dict[str, Any], forms: Mapping[str, type[BaseModel]]) -> None:
-    """Add each form that is named and not there: of bodies that a route reads itself, and of events. All examples, as they were written."""
+    """Add the missing models of bodies and events to the document, and restore all examples as written."""
     schemas = document["components"].setdefault("schemas", {})
     while missing := set(_names(document)) - set(schemas):
         for name in missing:
             schema = forms[name].model_json_schema(ref_template="#/components/schemas/{model}")
             schemas |= {**schema.pop("$defs", {}), name: schema}
     for name in set(schemas) & set(forms):
-        value = shown_by(forms[name])
-        schemas[name] |= {"examples": [value]} if value else {}  # FastAPI drops what is null in it, and pydantic sorts it
+        value = example_of(forms[name])
+        schemas[name] |= {"examples": [value]} if value else {}  # FastAPI drops nulls, and pydantic sorts the keys
     document["components"]["schemas"] = dict(sorted(schemas.items()))
 
 
 def _describe_bodies(document: dict[str, Any]) -> None:
-    """A body that says nothing of itself is what its form says."""
+    """Use the model's description for bodies without their own."""
     for _, _, operation in operations(document):
         for body in (operation.get("requestBody", {}), operation["responses"]["200"]):
             name = body.get("content", {}).get("application/json", {}).get("schema", {}).get("$ref", "").rpartition("/")[2]
@@ -171,7 +171,7 @@ _UNSAID = "Successful Response"
 
 
 def _names(value: object) -> Iterator[str]:
-    """The forms that are referred to."""
+    """Yield the names of the models that a value refers to."""
     if isinstance(value, dict):
         named = value.get("$ref")
         if isinstance(named, str) and named.startswith("#/components/schemas/"):

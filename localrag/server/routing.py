@@ -1,4 +1,4 @@
-"""The state that all routes of one server share, and the dependency by which a route asks for it."""
+"""The state that all routes share, FastAPI dependencies to access it, and helpers to run requests and send responses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse, Response
 from sse_starlette import EventSourceResponse
 
 from localrag.kb import list_kbs
-from localrag.server.chat_request import Asked
+from localrag.server.chat_request import ChatQuestion
 from localrag.server.engine_process import STOP_S, EngineProcess
 from localrag.server.errors import Problem
 from localrag.server.metrics import Metrics
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 
 
 _EMBED_BATCH = 32
-"""Texts that one thread embeds before another has its turn: a question waits for no more."""
+"""Number of texts that a thread embeds before another thread gets its turn, so that questions do not wait long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerState:
-    """What a server answers with."""
+    """The settings, engine, guard, metrics and embedders of a server."""
 
     settings: Settings
     engine: EngineProcess | None = None
-    """None for a server of indexes alone."""
+    """None for a server with indexes only."""
     guard: Guard = field(default_factory=Guard)
     rejects_tools: bool = False
-    """Whether tools beside an index are refused, rather than answered without the index."""
+    """Whether to refuse requests with both tools and an index. Otherwise they are answered without the index."""
     metrics: Metrics = field(default_factory=Metrics)
     embedder: InitVar[Embedder | None] = None
-    """In place of the one of models.toml."""
+    """Replaces the embedder of models.toml."""
     embedders: Embedders = field(init=False)
 
     def __post_init__(self, embedder: Embedder | None) -> None:
@@ -60,13 +60,14 @@ async def _state(request: Request) -> ServerState:
 
 
 State = Annotated[ServerState, Depends(_state)]
-"""The type of a route's parameter that takes the state of its server."""
+"""The type of a route parameter for the server's state."""
 
 
 class Embedders:
-    """The embedders of a server, opened when they are first needed, and shared by all its threads.
+    """The embedders of a server, opened on first use and shared by all threads.
 
-    One embeds what is stored, and one what is asked: the same where llama.cpp has no copy for questions. `embedder` stands for both.
+    One embeds stored texts, the other questions. They are the same object if llama.cpp has no converted copy for questions. A given
+    `embedder` is used for both.
     """
 
     def __init__(self, settings: Settings, embedder: Embedder | None = None) -> None:
@@ -78,7 +79,7 @@ class Embedders:
 
     @property
     def name(self) -> str:
-        """Errors as of Catalog.load."""
+        """The embedder's name. Raises errors of Catalog.load."""
         if self._name is None:
             from localrag.catalog import Catalog  # noqa: PLC0415  # weight
 
@@ -86,11 +87,11 @@ class Embedders:
         return self._name
 
     def for_texts(self) -> Embedder:
-        """The one that vectors are stored of. Errors as of open_embedder."""
+        """Return the embedder for stored texts. Raises errors of open_embedder."""
         return self._get(for_queries=False)
 
     def for_queries(self) -> Embedder:
-        """Errors as of open_embedder."""
+        """Return the embedder for questions. Raises errors of open_embedder."""
         return self._get(for_queries=True)
 
     def _get(self, *, for_queries: bool) -> Embedder:
@@ -104,7 +105,7 @@ class Embedders:
 
 
 class _SerialEmbedder:
-    """Implements `localrag.text.tokens.Embedder` for threads: one at a time embeds."""
+    """A thread-safe `localrag.text.tokens.Embedder`: one thread embeds at a time."""
 
     def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
@@ -135,17 +136,17 @@ class _SerialEmbedder:
         return np.concatenate(parts)
 
     def is_like(self, other: Embedder) -> bool:
-        """Whether that one would do the same work in the same way, so that it need not be loaded too."""
+        """Return whether the other embedder is equivalent, so that it need not be loaded as well."""
         return type(self._embedder) is type(other) and self.fingerprint == other.fingerprint
 
 
 FINISHES = {"stop": "stop", "length": "length", "time": "length", "cancelled": "stop"}
-"""Ours to OpenAI's."""
+"""Maps localrag's finish reasons to OpenAI's."""
 _PROMPTS = {"/v1/completions": "prompt", "/v1/responses": "input"}
-"""What a body calls its prompt; of other routes, messages."""
+"""The field of the body with the prompt, by route. For other routes it is "messages"."""
 _THIS_MACHINE = ("127.0.0.1", "::1")
 _LOOK_S = 0.2
-"""How often it is looked whether a client is still there."""
+"""Seconds between checks for a client disconnect."""
 _KEPT = (
     "finish_reason",
     "slot",
@@ -162,26 +163,26 @@ _KEPT = (
 
 
 class CompactResponse(JSONResponse):
-    """JSON without white space."""
+    """A JSON response without white space."""
 
     def render(self, content: Any) -> bytes:  # noqa: ANN401  # starlette's signature
         return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 class Form(Protocol):
-    """How one route writes an answer: whole, or as server-sent events, `first` being the prompt before it is evaluated."""
+    """The response format of a route: one object, or server-sent events. `first` is the reply about the prompt before prefill."""
 
     def whole(self, done: Mapping[str, Any]) -> dict[str, Any]: ...
     def chunks(self, first: dict[str, Any], replies: AsyncGenerator[dict[str, Any], None]) -> AsyncIterator[dict[str, str]]: ...
 
 
-async def answered(request: Request, engine: EngineProcess, asked: Asked, form: Form) -> Response:
-    """What is asked, answered in this form: streamed if it asks for that. Problem as of EngineProcess.run."""
-    replies = engine.run(client_of(request), asked.to_message())
+async def send_answer(request: Request, engine: EngineProcess, question: ChatQuestion, form: Form) -> Response:
+    """Run a question and return the response in this format, streamed if requested. Raises Problem as in EngineProcess.run."""
+    replies = engine.run(client_of(request), question.to_message())
     try:
-        if not asked.streams:
-            return CompactResponse(form.whole(await heard_out(request, replies)))
-        first = await _attended(request, anext(replies))  # what cannot be answered is no stream
+        if not question.streams:
+            return CompactResponse(form.whole(await last_reply(request, replies)))
+        first = await _wait_for(request, anext(replies))  # a refused request gets an error status, not a stream
     except Problem as problem:
         if problem.code == "context_length_exceeded":
             problem.param = _PROMPTS.get(request.url.path, "messages")
@@ -190,7 +191,7 @@ async def answered(request: Request, engine: EngineProcess, asked: Asked, form: 
 
 
 async def opened(state: State) -> EngineProcess:
-    """The engine, once its model is open. Problem 503 if there is none."""
+    """Return the engine once its model is loaded. Problem 503 if there is no model."""
     if state.engine is None:
         raise Problem(503, "There is no model.")
     await state.engine.opened()
@@ -200,11 +201,11 @@ async def opened(state: State) -> EngineProcess:
 
 
 Engine = Annotated[EngineProcess, Depends(opened)]
-"""The type of a route's parameter that takes the engine, once its model is open."""
+"""The type of a route parameter for the engine, once its model is loaded."""
 
 
 async def body_of(request: Request) -> Any:  # noqa: ANN401  # JSON
-    """Problem 400 for what is not JSON."""
+    """Parse a request's JSON body. Problem 400 if it is not JSON."""
     try:
         return json.loads(await request.body(), parse_constant=_no_number)
     except (ValueError, RecursionError):
@@ -216,26 +217,26 @@ def _no_number(text: str) -> float:
 
 
 def client_of(request: Request) -> str:
-    """Whose share of the engine a request takes: an address, or of this machine, which is one address for all programs, a connection."""
+    """Return the client for fair scheduling: the address or, on this machine, where all programs share an address, the connection."""
     client = request.client
     if client is None:
         return ""
     return f"{client.host}:{client.port}" if client.host in _THIS_MACHINE else client.host
 
 
-async def heard_out(request: Request, replies: AsyncGenerator[dict[str, Any], None]) -> dict[str, Any]:
-    """What was done in the end. A client that goes away ends it at once."""
-    return await _attended(request, _last(replies))
+async def last_reply(request: Request, replies: AsyncGenerator[dict[str, Any], None]) -> dict[str, Any]:
+    """Wait for the "done" reply of the engine and return its content. Cancels the request if the client disconnects."""
+    return await _wait_for(request, _last(replies))
 
 
-async def _attended(request: Request, reply: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-    """What is waited for. Problem 499 as soon as the client went away, which ends it."""
+async def _wait_for(request: Request, reply: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+    """Wait for a reply. If the client disconnects, cancel it and raise Problem 499."""
     task = asyncio.ensure_future(reply)
     try:
         while not task.done():
             await asyncio.wait({task}, timeout=_LOOK_S)
             if not task.done() and await request.is_disconnected():
-                raise Problem(499, "The client went away.")
+                raise Problem(499, "The client disconnected.")
         return task.result()
     finally:
         if not task.done():
@@ -254,21 +255,21 @@ async def _last(replies: AsyncGenerator[dict[str, Any], None]) -> dict[str, Any]
     raise Problem(503, "The model could not answer.")
 
 
-def accounts(asked: Asked, done: Mapping[str, Any]) -> dict[str, Any]:
-    """Of an answer object: its sources, null where nothing was searched, and under `localrag` all that OpenAI's form has no place for."""
+def answer_details(question: ChatQuestion, done: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an answer's sources (null without a search) and, under `localrag`, the fields that OpenAI's format lacks."""
     local = {name: done[name] for name in _KEPT if name in done}
-    if asked.index is not None and asked.bypass is not None:
-        local["bypass"] = asked.bypass.value
-    return {"source_nodes": done["nodes"] if asked.searches else None, "localrag": local}
+    if question.index is not None and question.bypass is not None:
+        local["bypass"] = question.bypass.value
+    return {"source_nodes": done["nodes"] if question.searches else None, "localrag": local}
 
 
-def warned(done: Mapping[str, Any]) -> dict[str, Any]:
-    """Of an answer object, what a client must be told that did not ask for its account: where it has less room than was asked for."""
+def warnings_of(done: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an answer's warnings, which streams carry even if the client did not request the details."""
     return {"localrag": {"warnings": done["warnings"]}} if done.get("warnings") else {}
 
 
 def usage(done: Mapping[str, Any]) -> dict[str, Any]:
-    """In the form of completions."""
+    """Return an answer's token counts in the format of chat completions."""
     counted = done["usage"]
     return {
         "prompt_tokens": counted["prompt_tokens"],
@@ -280,5 +281,5 @@ def usage(done: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def data_of(event: Mapping[str, Any]) -> str:
-    """JSON as it goes into a server-sent event. Half of a surrogate pair, which UTF-8 does not have, becomes a question mark."""
+    """Encode the data of a server-sent event as JSON. Lone surrogates, which UTF-8 cannot encode, become question marks."""
     return json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""The forms that the answers of several routes share (failures, the account of a prompt, its sources), and how a body is read as a form."""
+"""Models that several routes share (errors, the token ledger, sources), and validation of bodies."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from pydantic_core import PydanticCustomError
 from localrag.server.errors import Problem
 
 _Form = TypeVar("_Form", bound=BaseModel)
-_WORDED = "worded"
-"""The type of a fault whose message stands by itself."""
+_WORDED = "with_message"
+"""The error type whose message is shown to clients unchanged."""
 
 
 def example(value: dict[str, Any], extra: Literal["ignore", "forbid", "allow"] = "ignore") -> ConfigDict:
-    """The configuration of a model that is shown by this value; `extra` is what it makes of other fields."""
+    """Return a model's configuration with this example. `extra` says how to treat unknown fields."""
     return ConfigDict(json_schema_extra={"examples": [value]}, extra=extra)
 
 
-def shown_by(model: type[BaseModel]) -> Any:  # noqa: ANN401  # JSON
-    """The value that a model is shown by, its fields in the order in which it was written; None if there is none."""
+def example_of(model: type[BaseModel]) -> Any:  # noqa: ANN401  # JSON
+    """Return a model's example with its fields in the written order, or None."""
     extra = model.model_config.get("json_schema_extra")
     return extra["examples"][0] if isinstance(extra, dict) else None  # type: ignore[index]  # `example` wrote it
 
 
 def parse(form: type[_Form], body: object, neutral: Mapping[str, tuple[object, ...]] | None = None) -> _Form:
-    """A JSON value as this form, strictly. Problem 400 for its first fault, in the order of the form's fields.
+    """Validate a JSON value strictly. Problem 400 for the first error, in the order of the model's fields.
 
-    A field that is null is left out, and so is one with a value that `neutral` names: it asks for nothing.
+    Fields that are null, or have a value without effect listed in `neutral`, are ignored.
     """
     if not isinstance(body, dict):
         raise Problem(400, "The body is not a JSON object.")
@@ -41,18 +41,18 @@ def parse(form: type[_Form], body: object, neutral: Mapping[str, tuple[object, .
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     name = str(first["loc"][0])[:80]
     if first["type"] == "extra_forbidden":
-        raise Problem(400, f"The parameter {name!r} cannot be honoured here.", "unsupported_parameter", name)
+        raise Problem(400, f"The parameter {name!r} is not supported.", "unsupported_parameter", name)
     message = first["msg"] if first["type"] == _WORDED else f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     raise Problem(400, message, param=name)
 
 
 def fault(message: str) -> PydanticCustomError:
-    """What a validator raises: a client is told this message as it stands."""
+    """Return an error for validators to raise. Its message is shown to clients unchanged."""
     return PydanticCustomError(_WORDED, "{message}", {"message": message})
 
 
-def worded(message: str) -> WrapValidator:
-    """Annotates a type with what a client is told for any fault in it, in place of one message for each member of a union."""
+def with_message(message: str) -> WrapValidator:
+    """Annotate a type with one error message, which replaces the separate messages for each member of a union."""
 
     def validate(value: object, handler: ValidatorFunctionWrapHandler) -> object:
         try:
@@ -109,26 +109,26 @@ NODE = {
 }
 
 
-# --- what went wrong ---
+# --- errors ---
 
 
 class Error(BaseModel):
-    """What went wrong, in OpenAI's form."""
+    """An error in OpenAI's format."""
 
     message: str
     type: Literal["invalid_request_error", "authentication_error", "permission_error", "rate_limit_error", "server_error"]
-    param: str | None = Field(description="The field of the body that is to blame.")
-    code: str = Field(description="For programs, such as `context_length_exceeded`, `model_not_found` or `index_not_found`.")
+    param: str | None = Field(description="The invalid field of the body.")
+    code: str = Field(description="A code for programs, such as `context_length_exceeded`, `model_not_found` or `index_not_found`.")
 
 
 class StreamError(Error):
-    """An error in a stream, whose status can no longer be told otherwise."""
+    """An error in a stream. It includes the status, because the HTTP status has already been sent."""
 
-    status: int = Field(description="The status that the answer would have had.")
+    status: int = Field(description="The status that an unstreamed response would have.")
 
 
 class Failure(BaseModel):
-    """What went wrong."""
+    """The body of an error response."""
 
     model_config = example(
         {
@@ -147,7 +147,7 @@ class Failure(BaseModel):
 
 
 class StreamFailure(BaseModel):
-    """What went wrong in the middle of a stream, which it ends."""
+    """An error that ends a stream."""
 
     model_config = example(
         {
@@ -161,15 +161,15 @@ class StreamFailure(BaseModel):
 
 
 class Fault(BaseModel):
-    """A place in a request, and what is wrong with it."""
+    """A validation error at a place in the request."""
 
     type: str
-    loc: list[str | int] = Field(description="The names and numbers that lead there.")
+    loc: list[str | int] = Field(description="The path to the field: names and list positions.")
     msg: str
 
 
 class Invalid(BaseModel):
-    """A request that is not of its form."""
+    """The body of the response to an invalid request."""
 
     model_config = example(
         {
@@ -187,11 +187,11 @@ class Invalid(BaseModel):
     error: Error
 
 
-# --- the account of a prompt ---
+# --- the token ledger of a prompt ---
 
 
 class SlotInfo(BaseModel):
-    """The window of an answer, in tokens, and what capped it."""
+    """The context window in tokens, and what limited it."""
 
     n_ctx: int
     n_ctx_train: int
@@ -200,7 +200,7 @@ class SlotInfo(BaseModel):
 
 
 class Shortening(BaseModel):
-    """Something that is in the prompt in a shorter form: `tokens` of `of` are left."""
+    """An item that was shortened from `of` to `tokens` tokens."""
 
     id: str
     level: str
@@ -209,18 +209,18 @@ class Shortening(BaseModel):
 
 
 class LedgerEntry(BaseModel):
-    """One section of a prompt, in tokens, and what was left out of it."""
+    """One section of a prompt, in tokens, with its omitted and shortened items."""
 
     name: str
     wanted: int
     allotted: int
     used: int
-    omitted: list[str] = Field(description="Each passage, message or tool that was left out.")
+    omitted: list[str] = Field(description="Passages, messages and tools that were left out.")
     omitted_reasons: dict[str, str] = Field(
-        default_factory=dict, description="Why, for each that is not left out for lack of room, such as `identical to KB#1`."
+        default_factory=dict, description="Reasons for omissions other than lack of space, such as `identical to KB#1`."
     )
-    shortened: list[Shortening] = Field(default_factory=list, description="What is there in a shorter form.")
-    covered: list[str] = Field(default_factory=list, description="The messages that a summary stands for.")
+    shortened: list[Shortening] = Field(default_factory=list, description="Items that were shortened.")
+    covered: list[str] = Field(default_factory=list, description="Messages that are replaced by a summary.")
     parts: list[LedgerEntry] = Field(default_factory=list, description="The tiers of a section.")
 
 
@@ -232,20 +232,20 @@ class TimePlan(BaseModel):
     planned_s: float
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
-    skipped: list[str] = Field(default_factory=list, description="Steps for which there was no time, such as `rerank`.")
+    skipped: list[str] = Field(default_factory=list, description="Steps skipped for lack of time, such as `rerank`.")
 
 
 class LedgerInfo(BaseModel):
-    """The account of one window. The `used` of all entries but the answer's are the tokens that the model is given."""
+    """The token ledger of one window. The prompt's size is the sum of `used` over all entries except the answer's."""
 
     window: int
     entries: list[LedgerEntry]
-    spare: int = Field(description="Tokens that were allotted to no section.")
+    spare: int = Field(description="Tokens not allotted to any section.")
     time: TimePlan | None = None
 
 
 class Evidence(BaseModel):
-    """A passage in the prompt, and what its score is made of."""
+    """A passage in the prompt, with the parts of its score."""
 
     id: str
     source: str
@@ -257,22 +257,22 @@ class Evidence(BaseModel):
     contributions: dict[str, float]
     relevance: float | None = None
     tokens: int | None = None
-    level: str = Field(default="full", description="How much of it is there.")
+    level: str = Field(default="full", description="The level of detail, `full` unless the passage was shortened.")
 
 
 class CitationInfo(BaseModel):
-    """A source that the answer cites; `supplied` if it was in the prompt."""
+    """A source that the answer cites. `supplied` is true if it was in the prompt."""
 
     id: str
     supplied: bool
-    spans: list[tuple[int, int]] = Field(description="Where the answer cites it: start and end in code points, end exclusive.")
+    spans: list[tuple[int, int]] = Field(description="Positions of the citations in the answer: start and exclusive end, in code points.")
 
 
 # --- sources and tokens of an answer ---
 
 
 class NodeWithScore(BaseModel):
-    """A passage of a document. `node_id` is what an answer cites it by."""
+    """A passage of a document. Answers cite it by its `node_id`."""
 
     model_config = example(NODE)
 
@@ -280,14 +280,14 @@ class NodeWithScore(BaseModel):
     node_id: str
     text: str
     score: float = Field(description="Reciprocal rank fusion of both rankings.")
-    dense_score: float | None = Field(default=None, description="Cosine similarity with the query, where it is near it.")
-    sparse_score: float | None = Field(default=None, description="BM25, where it holds words of the query.")
+    dense_score: float | None = Field(default=None, description="Cosine similarity with the query, if found by semantic search.")
+    sparse_score: float | None = Field(default=None, description="BM25 score, if found by keyword search.")
     source: Literal["both", "dense_only", "sparse_only"] | None = None
     metadata: dict[str, Any] | None = None
 
 
 class PromptTokens(BaseModel):
-    cached_tokens: int = Field(description="Held already, and not evaluated again.")
+    cached_tokens: int = Field(description="Tokens reused from the KV cache.")
 
 
 class CompletionTokens(BaseModel):
@@ -295,7 +295,7 @@ class CompletionTokens(BaseModel):
 
 
 class ChatUsage(BaseModel):
-    """Tokens that the model was given, and that it wrote."""
+    """The tokens of the prompt and of the answer."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -305,9 +305,9 @@ class ChatUsage(BaseModel):
 
 
 class LocalAccount(BaseModel):
-    """The account of an answer, as `localrag ask --json` gives it."""
+    """Details of an answer, as in the output of `localrag ask --json`."""
 
-    finish_reason: str = Field(default="stop", description="As localrag tells it: `time` where a limit of time ended the answer.")
+    finish_reason: str = Field(default="stop", description="localrag's own finish reason, e.g. `time` if the time limit ended the answer.")
     slot: SlotInfo
     ledger: LedgerInfo
     evidence: list[Evidence]
@@ -315,6 +315,6 @@ class LocalAccount(BaseModel):
     unsupported_citations: list[str]
     coverage: dict[str, Any]
     timings: dict[str, float] = Field(description="In seconds.")
-    tokens_per_s: float | None = Field(default=None, description="Speed of decoding; null for fewer than two tokens.")
+    tokens_per_s: float | None = Field(default=None, description="Decode speed; null for fewer than two tokens.")
     warnings: list[str] = Field(default_factory=list)
-    bypass: str | None = Field(default=None, description="Why the index was not searched, or has no part in the answer.")
+    bypass: str | None = Field(default=None, description="The reason why the index was not searched, or not used for the answer.")

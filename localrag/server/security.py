@@ -1,10 +1,10 @@
-"""The one gate that every request passes: who may ask, from where, how much, and how fast it must come.
+"""Access control for every request: Host, Origin, user, token, rate limits, body size and timeouts.
 
-A page in a browser can send requests to a server of this machine. So Host must be one of ours, which defeats DNS rebinding; an Origin must
-be allowed; and a body must say that it is JSON, which no form of a page can.
+A web page in a browser can send requests to a server on this machine. Therefore the Host header must name this server, which defeats DNS
+rebinding; the Origin must be allowed (CORS); and a body must have the content type JSON, which HTML forms cannot send.
 
-On loopback every user of the machine can connect, so the address says nothing. Linux lists each TCP socket in /proc/net with the user who
-made it: the client's own socket is the row whose local address is that of the client and whose remote address is that of the server.
+On loopback, every user of the machine can connect, so the address does not identify the user. Linux lists each TCP socket with its owner in
+/proc/net. The client's socket is the row with the client's address as local address and the server's as remote address.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ MAX_DEPTH = 64
 BODY_S = 30.0
 MAX_REQUESTS = 128
 MAX_REQUESTS_OF_ONE = 64
-"""Requests that are being answered or wait for it, in all and of one client."""
+"""Maximum number of running and waiting requests, in total and per client."""
 RETRY_AFTER_S = 5
-TOKEN_FILE = "server-token"  # noqa: S105  # its name
+TOKEN_FILE = "server-token"  # noqa: S105  # a file name
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
 OPEN = frozenset({("GET", "/health"), ("GET", "/")})
-"""What is told without a token: that the server is there, and the page, which then asks for one."""
+"""Routes that need no token: the health check, and the web page, which asks for a token itself."""
 OPEN_TO_ALL_USERS = frozenset({("GET", "/health")})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
-    """What the gate lets through. `hosts` are names without a port (None for any).
+    """The rules of the gate. `hosts` are the permitted Host names, without a port (None: any).
 
-    `users` are the uids of this machine that need no token (None for any), and `api_key` is the token that everybody else needs. With both
-    None, whoever can connect is served.
+    `users` are the uids on this machine that need no token. `api_key` is the token that everyone else needs. If both are None, every client
+    is served.
     """
 
     hosts: frozenset[str] | None = LOOPBACK
@@ -70,16 +70,16 @@ class Guard:
 
 
 def home_token(home: Path) -> str:
-    """Return the token of the servers of this home, made by the first one and the same from then on. OSError where it cannot be kept.
+    """Return the token for all servers of this home. The first call creates it. OSError if it cannot be stored.
 
-    It is in a file that only the user can read, which is what proves that a request comes from that user where the system does not say.
+    The token is in a file that only the user can read, so it proves that a request comes from that user.
     """
     make_private_folder(home)
     with open_private(home / TOKEN_FILE, "a+b") as file:
-        lock_open_file(file.fileno(), wait=True)  # another server may be writing its 43 bytes just now
+        lock_open_file(file.fileno(), wait=True)  # another server may be writing the token at this moment
         file.seek(0)
         kept: str = file.read(64).decode("ascii", "replace").strip()
-        if not _TOKEN.fullmatch(kept):  # new, or its writer was killed
+        if not _TOKEN.fullmatch(kept):  # the file is new, or its writer was killed
             kept = secrets.token_urlsafe(32)
             file.truncate(0)
             file.write(kept.encode() + b"\n")
@@ -89,7 +89,7 @@ def home_token(home: Path) -> str:
 
 
 class Gate:
-    """ASGI middleware: refuses, or hands the request on with its body read."""
+    """ASGI middleware that refuses a request, or passes it on after reading its body."""
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], *, guard: Guard) -> None:
         self._app = app
@@ -103,7 +103,7 @@ class Gate:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         try:
             self._check_place(headers)
-            send = _allowing(send, headers.get("origin"))  # its page may read what is refused from here on, too
+            send = _allowing(send, headers.get("origin"))  # an allowed page may also read the error responses below
             if _is_preflight(scope, headers):
                 await _permit(send, headers)
                 return
@@ -111,7 +111,7 @@ class Gate:
         except Problem as problem:
             await _refuse(send, problem)
             return
-        if (scope["method"], scope["path"]) in OPEN:  # whoever needs no token takes no place from those who have one, nor time for a body
+        if (scope["method"], scope["path"]) in OPEN:  # not counted against the limits, so that clients without a token cannot use them up
             await self._app(scope, _replayed(b"", receive), send)
             return
         client = client_key(scope.get("client"))
@@ -130,12 +130,12 @@ class Gate:
                 del self._running[client]
 
     def _check_place(self, headers: Mapping[str, str]) -> None:
-        """To whom it is addressed, and what page asks."""
+        """Check the Host and Origin headers."""
         guard, origin = self._guard, headers.get("origin")
         if guard.hosts is not None and host_of(headers.get("host", "")) not in guard.hosts:
-            raise Problem(421, "This server does not answer to that Host.")
+            raise Problem(421, "The Host header does not name this server.")
         if origin is not None and origin not in guard.origins and not _is_own(origin, headers.get("host", "")):
-            raise Problem(403, "Requests from that Origin are not allowed.")
+            raise Problem(403, "Requests from this Origin are not allowed.")
 
     def _check(self, scope: Scope, headers: Mapping[str, str]) -> None:
         self._check_user(scope, headers)
@@ -144,23 +144,23 @@ class Gate:
             raise Problem(415, "The body must be application/json.")
 
     def _check_user(self, scope: Scope, headers: Mapping[str, str]) -> None:
-        """Close the loopback address to the other users of this machine, for whom it is as open as for the one who runs the server."""
+        """Refuse other users of this machine, who can connect to the loopback address as well, unless they have the token."""
         guard, route = self._guard, (scope["method"], scope["path"])
         is_open = guard.api_key is None and guard.users is None
         if is_open or route in OPEN_TO_ALL_USERS or (guard.api_key is not None and _has_token(headers, guard.api_key)):
             return
         uid = None if guard.users is None else _user_of(scope)
         if uid is not None and guard.users is not None and uid not in guard.users:
-            raise Problem(403, "This server answers only the user who runs it. `localrag serve --any-local-user` admits others.")
+            raise Problem(403, "This server serves only the user who runs it. To serve others, run `localrag serve --any-local-user`.")
         if uid is None and route not in OPEN:
             raise Problem(401, _NO_TOKEN if guard.users is None else _USER_UNKNOWN, headers={"WWW-Authenticate": "Bearer"})
 
     def _check_load(self, client: str) -> None:
         retry = {"Retry-After": str(RETRY_AFTER_S)}
         if self._running[client] > MAX_REQUESTS_OF_ONE:
-            raise Problem(429, f"More than {MAX_REQUESTS_OF_ONE} requests of this client at once.", headers=retry)
+            raise Problem(429, f"Rate limit: more than {MAX_REQUESTS_OF_ONE} concurrent requests from this client.", headers=retry)
         if self._running.total() > MAX_REQUESTS:
-            raise Problem(503, f"More than {MAX_REQUESTS} requests at once.", headers=retry)
+            raise Problem(503, f"Overloaded: more than {MAX_REQUESTS} concurrent requests.", headers=retry)
 
     async def _body(self, receive: Receive, headers: Mapping[str, str]) -> bytes:
         limit, length = self._guard.max_body_bytes, headers.get("content-length", "")
@@ -172,37 +172,37 @@ class Gate:
                 while True:
                     message = await receive()
                     if message["type"] != "http.request":
-                        raise Problem(400, "The body did not come whole.")
+                        raise Problem(400, "The body is incomplete.")
                     body += message.get("body", b"")
                     if len(body) > limit:
                         raise Problem(413, f"The body is longer than {limit} bytes.")
                     if not message.get("more_body"):
                         break
         except TimeoutError:
-            raise Problem(408, f"The body did not come within {self._guard.body_s:g} s.") from None
+            raise Problem(408, f"The body did not arrive within {self._guard.body_s:g} s.") from None
         if depth_of(body) > MAX_DEPTH:
             raise Problem(400, f"The body is nested deeper than {MAX_DEPTH} levels.")
         return bytes(body)
 
 
-_NO_TOKEN = "A bearer token is needed."  # noqa: S105  # says that there is none
-_USER_UNKNOWN = "This server cannot tell which user asks. Send the token from the file server-token in its home as a bearer token."
+_NO_TOKEN = "A bearer token is required."  # noqa: S105  # an error message
+_USER_UNKNOWN = "The server cannot identify the user. Send the token in the file server-token of its home as a bearer token."
 
 
 def _user_of(scope: Scope) -> int | None:
-    """The user at the other end. `listening.TimedProtocol` notes the peer of each connection."""
+    """Return the uid of the client, from the peer that TimedProtocol stores for each connection."""
     peer: Peer | None = scope.get("state", {}).get("peer")
     return None if peer is None else peer.user
 
 
 def host_of(header: str) -> str:
-    """The name in a Host header, in lower case and without its port; "" for a header that is not a host and at most a port."""
+    """Return the name in a Host header in lower case, without the port; "" for an invalid header."""
     found = _HOST.fullmatch(header.strip(" \t").lower())
     return found[1] if found else ""
 
 
 def depth_of(body: bytes | bytearray) -> int:
-    """How deep the brackets of a JSON text are nested; those in its strings do not count."""
+    """Return the nesting depth of a JSON text's brackets, ignoring brackets in strings."""
     depth = deepest = 0
     for byte in _STRING.sub(b"", body).translate(None, _PLAIN):
         depth += 1 if byte in b"[{" else -1
@@ -211,18 +211,18 @@ def depth_of(body: bytes | bytearray) -> int:
 
 
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:\[\]@/?#\\,]+)(?::[0-9]{0,5})?")
-"""RFC 9110: an IPv6 address in brackets or a name, and perhaps a port. What follows a valid beginning is not read past."""
+"""RFC 9110: an IPv6 address in brackets or a name, with an optional port. The whole header must match."""
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 _PLAIN = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def _is_own(origin: str, host: str) -> bool:
-    """Whether a page that this server gave asks."""
+    """Return whether the request comes from this server's own page."""
     return bool(host) and origin.lower() in (f"http://{host.lower()}", f"https://{host.lower()}")
 
 
 def _is_preflight(scope: Scope, headers: Mapping[str, str]) -> bool:
-    """Whether a browser asks what a page may ask: it does before each body of JSON and each token, and sends neither with it."""
+    """Return whether this is a CORS preflight. Browsers send one, without body or token, before requests with JSON or a token."""
     return "origin" in headers and "access-control-request-method" in headers and scope["method"] == "OPTIONS"
 
 
@@ -232,7 +232,7 @@ def _has_token(headers: Mapping[str, str], api_key: str) -> bool:
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """The body once, then what really comes: that the client went away."""
+    """Return a `receive` that first returns the body, then the real messages, such as the client's disconnect."""
     given = False
 
     async def again() -> MutableMapping[str, Any]:
@@ -246,9 +246,9 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 
 
 def _allowing(send: Send, origin: str | None) -> Send:
-    """Tells the browser that an origin that was let through may read the answer."""
+    """Add security headers to the response, and the CORS header that lets an allowed origin read it."""
 
-    async def told(message: MutableMapping[str, Any]) -> None:
+    async def send_with_headers(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
             headers = [*message.get("headers", []), (b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
             if origin is not None:
@@ -256,11 +256,11 @@ def _allowing(send: Send, origin: str | None) -> Send:
             message = {**message, "headers": headers}
         await send(message)
 
-    return told
+    return send_with_headers
 
 
 async def _permit(send: Send, headers: Mapping[str, str]) -> None:
-    """The answer to a preflight: a page whose origin was allowed may send what any program may."""
+    """Answer a CORS preflight: pages from an allowed origin may use all methods and headers."""
     names = headers.get("access-control-request-headers", "")
     allowed = [(b"access-control-allow-methods", b"GET, POST, DELETE"), (b"access-control-allow-headers", names.encode("latin-1"))]
     await send({"type": "http.response.start", "status": 204, "headers": allowed})
@@ -275,20 +275,20 @@ async def _refuse(send: Send, problem: Problem) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-# --- which user of this machine asks ---
+# --- identifying the local user ---
 
 Address = tuple[str, int]
 PROC = Path("/proc")
 
 _HELD = frozenset({b"01", b"04", b"05", b"08"})
-"""ESTABLISHED, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT: a program has the connection. A socket that is only connecting may be that of another user
-who was given the same port just now."""
+"""ESTABLISHED, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT: states in which a program owns the connection. A socket that is still connecting may
+belong to another user who has just received the same port."""
 _LOOKS = 3
-"""The table is read piece by piece, and a row can be missed while others come and go."""
+"""Number of attempts. The table is read in pieces, so a row can be missed while others appear and disappear."""
 
 
 class Peer:
-    """The other end of one connection."""
+    """The client of one connection."""
 
     def __init__(self, client: Address | None, server: tuple[str, int | None] | None) -> None:
         self.key = client_key(client)
@@ -296,14 +296,14 @@ class Peer:
 
     @cached_property
     def user(self) -> int | None:
-        """Its uid on this machine, looked up once; None where that cannot be told."""
+        """The client's uid on this machine, looked up once; None if unknown."""
         if self._client is None or self._server is None or self._server[1] is None:
             return None
         return user_of(self._client, (self._server[0], self._server[1]))
 
 
 def client_key(client: Sequence[Any] | None) -> str:
-    """Whom limits count: an address, or of IPv6 the network of 2^64 addresses that one customer has."""
+    """Return the client for rate limits: the IPv4 address, or the IPv6 /64 network, which usually belongs to one customer."""
     host = str(client[0]) if client else ""
     try:
         address = _plain(host)
@@ -313,7 +313,9 @@ def client_key(client: Sequence[Any] | None) -> str:
 
 
 def can_tell_users(proc: Path = PROC) -> bool:
-    """Whether `user_of` knows this very process at the end of a connection: on Linux, unless a container or a policy hides it."""
+    """Return whether `user_of` can identify users, tested with a connection of this process. True on Linux, unless a container or policy
+    hides the socket tables.
+    """
     if not hasattr(os, "geteuid"):
         return False
     try:
@@ -326,10 +328,10 @@ def can_tell_users(proc: Path = PROC) -> bool:
 
 
 def user_of(client: Address, server: Address, proc: Path = PROC) -> int | None:
-    """The uid that made the client's end of an open TCP connection of this machine; None where that cannot be told.
+    """Return the uid that owns the client's end of an open local TCP connection; None if unknown.
 
-    It cannot be told of a client on another machine, of one that closed its socket, and of a user who has no number here: a user namespace
-    shows all of those as one, which may be the number of the server's own user.
+    It is unknown for a client on another machine, for a closed socket, and for a user without a uid in this user namespace: the kernel maps
+    all such users to one uid, which may be that of the server's own user.
     """
     try:
         rows = _rows(client, server)
@@ -347,16 +349,16 @@ def _uid_in(table: Path, ends: bytes) -> int | None:
     for line in table.read_bytes().splitlines():
         if ends in line:
             cells = line.split()
-            # A closed socket that the kernel still works on is listed with the user 0 and without an inode.
+            # The kernel lists a closed socket that it still handles with uid 0 and inode 0.
             if b" ".join(cells[1:3]) == ends and cells[3] in _HELD and cells[9] != b"0":
                 return int(cells[7])
     return None
 
 
 def _rows(client: Address, server: Address) -> list[tuple[str, bytes]]:
-    """The tables in which the client's socket can be, each with how it begins there.
+    """Return the tables that can list the client's socket, each with the address columns to look for.
 
-    A program that opens an IPv6 socket for an IPv4 address is in the table of IPv6 with mapped addresses.
+    An IPv6 socket connected to an IPv4 address is in the IPv6 table, with mapped addresses.
     """
     ends = [(_plain(host), port) for host, port in (client, server)]
     if all(isinstance(address, IPv4Address) for address, _ in ends):
@@ -371,7 +373,7 @@ def _plain(host: str) -> IPv4Address | IPv6Address:
 
 
 def _cells(ends: Sequence[tuple[IPv4Address | IPv6Address, int]]) -> Iterator[bytes]:
-    """As the kernel prints an address: each four bytes as a number of this processor, the port as a number."""
+    """Format addresses like the kernel: each four bytes as a hexadecimal number in native byte order, then the port."""
     for address, port in ends:
         packed = address.packed
         words = (int.from_bytes(packed[at : at + 4], sys.byteorder) for at in range(0, len(packed), 4))
@@ -379,7 +381,7 @@ def _cells(ends: Sequence[tuple[IPv4Address | IPv6Address, int]]) -> Iterator[by
 
 
 def _unmapped(proc: Path) -> int | None:
-    """The number that stands for every user without one here; None where each user has one."""
+    """Return the uid to which users outside this user namespace are mapped; None if there is no such mapping."""
     with suppress(OSError, ValueError):
         if (proc / "self/uid_map").read_bytes().split() == [b"0", b"0", b"4294967295"]:
             return None
@@ -390,30 +392,31 @@ def _unmapped(proc: Path) -> int | None:
 HEADERS_S = 10.0
 MAX_CONNECTIONS = 256
 MAX_CONNECTIONS_OF_ONE = 64
-"""Open connections, in all and of one client. Above, one that waits for a request is closed."""
+"""Maximum number of open connections, in total and per client. Beyond it, an idle connection is closed."""
 KEEP_ALIVE_S = 15
 STOP_S = 15
 
 
 class TimedProtocol(H11Protocol):
-    """Closes a connection on which a request's headers take longer than `headers_s`: from the connection on, or from their first byte.
+    """Limits the time for request headers and the number of connections.
 
-    A new connection that is one too many closes another that waits for a request: of the same client if that has its share already, else
-    of the client with the most that wait. One on which no request ever came goes first, then the one that waits longest. A connection that
-    has its answer to come is never closed.
+    A connection is closed if the headers take longer than `headers_s`, counted from the connection or from their first byte. A connection
+    beyond the limit closes an idle one: of the same client if that client is at its own limit, otherwise of the client with the most idle
+    connections. Connections that never had a request are closed first, then those idle the longest. A connection with a running request is
+    never closed.
     """
 
     headers_s = HEADERS_S
     max_connections = MAX_CONNECTIONS
     max_connections_of_one = MAX_CONNECTIONS_OF_ONE
     waits_since = 0.0
-    """On the clock of the loop."""
+    """Start of the idle time, on the event loop's clock."""
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:  # noqa: ANN401  # asyncio's
         super().connection_made(transport)
         self.peer = Peer(self.client, self.server)
-        self.app_state = {**self.app_state, "peer": self.peer}  # for the gate, with each request of this connection
+        self.app_state = {**self.app_state, "peer": self.peer}  # available to the gate in each request
         self._start_timer()
         self._make_room()
 
@@ -432,14 +435,14 @@ class TimedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._timer is None and self.is_between_requests:
-            self._start_timer()  # uvicorn's own, for connections that are kept alive, ends with the first byte
+            self._start_timer()  # uvicorn's keep-alive timer ends with the first byte
         super().data_received(data)
         if not self.is_between_requests:
             self._stop_timer()
 
     @property
     def is_between_requests(self) -> bool:
-        """Whether no answer is to come on it: it is new, has half a request, or is kept open for the next one."""
+        """Whether no response is pending: the connection is new, has an incomplete request, or is kept alive."""
         return self.cycle is None or self.cycle.response_complete
 
     def on_response_complete(self) -> None:
@@ -461,18 +464,18 @@ class TimedProtocol(H11Protocol):
 
 
 def listener(host: str, port: int) -> socket.socket:
-    """A socket that listens there. UsageError if none can."""
+    """Open a listening socket. UsageError if the address or port cannot be used."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family)
     except OSError as error:
         number = error.errno or 0
-        reason = os.strerror(number) if number > 0 else error.strerror  # what resolves names has numbers of its own
-        raise UsageError(f"Nothing can listen on {host}, port {port}: {reason}.", hint="Use another --port, or another --host.") from None
+        reason = os.strerror(number) if number > 0 else error.strerror  # name resolution errors have their own numbers
+        raise UsageError(f"Cannot listen on {host}, port {port}: {reason}.", hint="Use another --port or --host.") from None
 
 
 def make_server(app: FastAPI, *, host: str, port: int) -> uvicorn.Server:
-    """A server of this app. Its log has neither paths nor contents, and nothing tells which server it is."""
+    """Make a uvicorn server for the app. It logs no paths or contents, and sends no Server header."""
     config = uvicorn.Config(
         app,
         host=host,

@@ -1,6 +1,6 @@
-"""GET /: the page of page.html, which asks this server and nobody else.
+"""The web page at GET /, and the routes for health, models, tokens, budgets and metrics.
 
-What the page knows of sections is filled in from budget/sections.py: a CSS rule with the colour of each, and what each holds.
+The page (page.html) contacts only this server. The colours and descriptions of sections are filled in from budget/sections.py.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from pydantic import BaseModel, Field
 from localrag.budget.sections import SPECS, colour_of
 from localrag.server.chat_request import ChatRequest, read
 from localrag.server.errors import Problem
-from localrag.server.openapi import ENGINE_FAILS, described, shown
-from localrag.server.routing import Engine, ServerState, State, body_of, client_of, heard_out, opened
+from localrag.server.openapi import ENGINE_FAILS, route_docs, shown
+from localrag.server.routing import Engine, ServerState, State, body_of, client_of, last_reply, opened
 from localrag.server.schemas import LEDGER, SLOT, Evidence, LedgerInfo, SlotInfo, example, parse
 
 page_router = APIRouter(include_in_schema=False)
@@ -33,14 +33,14 @@ _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 @page_router.get("/")
 async def page() -> HTMLResponse:
-    """It holds no secrets, so it is given without a token, which it then asks for."""
+    """Serve the page. It contains no secrets, so it needs no token; it asks the user for one when necessary."""
     text = page_text()
     return HTMLResponse(text, headers={"Content-Security-Policy": policy_of(text), "Referrer-Policy": "no-referrer"})
 
 
 @cache
 def page_text() -> str:
-    """The page with its sections filled in."""
+    """Return the page with the colours and descriptions of sections filled in."""
     text = files("localrag.server").joinpath("page.html").read_text(encoding="utf-8")
     rules = [
         f"[data-section] {{ --c: {colour_of('')}; }}",
@@ -55,7 +55,7 @@ def page_text() -> str:
 
 @cache
 def policy_of(text: str) -> str:
-    """A Content-Security-Policy by which nothing but the scripts and styles of this very text work, and only this server is asked."""
+    """Return a Content-Security-Policy that allows only the scripts and styles in this text, and requests only to this server."""
     digests = {kind: hashlib.sha256(content.encode()).digest() for kind, content in _INLINE.findall(text)}
     hashes = {kind: f"'sha256-{base64.b64encode(digest).decode()}'" for kind, digest in digests.items()}
     return "; ".join(
@@ -68,7 +68,7 @@ def policy_of(text: str) -> str:
             "base-uri 'none'",
             "form-action 'none'",
             "frame-ancestors 'none'",
-            "require-trusted-types-for 'script'",  # no text can be made markup or code, not even by the page itself
+            "require-trusted-types-for 'script'",  # even the page itself cannot turn text into markup or code
             "trusted-types 'none'",
         )
     )
@@ -76,14 +76,14 @@ def policy_of(text: str) -> str:
 
 router = APIRouter(tags=["state"])
 _STARTED = int(time.time())
-_EXAMPLE = """# HELP localrag_requests_running Requests that the engine works on.
+_EXAMPLE = """# HELP localrag_requests_running Requests running in the engine.
 # TYPE localrag_requests_running gauge
 localrag_requests_running 1.0
 """
 
 
 class Health(BaseModel):
-    """The server answers. It says nothing of the model: see /v1/models."""
+    """The server responds. For the state of the model, see /v1/models."""
 
     model_config = example({"status": "Healthy", "detail": None})
 
@@ -91,11 +91,11 @@ class Health(BaseModel):
     detail: str | None
 
 
-ModelName = Annotated[str, Path(min_length=1, max_length=200, description="As /v1/models has it.", examples=["echo"])]
+ModelName = Annotated[str, Path(min_length=1, max_length=200, description="A model id from /v1/models.", examples=["echo"])]
 
 
 class ModelCard(BaseModel):
-    """A model, with the window that an answer has."""
+    """A model and its context window."""
 
     model_config = example({"id": "echo", "object": "model", "created": 1795395674, "owned_by": "localrag", "slot": SLOT})
 
@@ -107,7 +107,7 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
-    """The one model that answers."""
+    """The server's model. The list always has one item."""
 
     model_config = example(
         {
@@ -121,7 +121,7 @@ class ModelList(BaseModel):
 
 
 class TokenizeRequest(BaseModel):
-    """A plain text: strings in it that look like control tokens are text, too."""
+    """A plain text. Special tokens in it are treated as text."""
 
     model_config = example({"text": "PLA"})
 
@@ -138,41 +138,41 @@ class TokenizeResponse(BaseModel):
 
 
 class BudgetResponse(BaseModel):
-    """What a prompt would take, and what would be in it."""
+    """The tokens and the content of a prompt."""
 
     model_config = example({"prompt_tokens": 31, "slot": SLOT, "ledger": LEDGER, "evidence": []})
 
     prompt_tokens: int
     slot: SlotInfo
     sections: list[dict[str, Any]] = Field(
-        default_factory=list, description="Each section of the ledger as a flex item; its `allotted` is the ledger's."
+        default_factory=list, description="Each section of the ledger as a CSS flex item. `allotted` is the same as in the ledger."
     )
     ledger: LedgerInfo
     evidence: list[Evidence]
-    warnings: list[str] = Field(default_factory=list, description="Where window or answer have less than was asked for.")
+    warnings: list[str] = Field(default_factory=list, description="Notes if the window or the answer is smaller than requested.")
 
 
 # --- the routes ---
 
 
-@router.get("/health", operation_id="health", **described(Health))
+@router.get("/health", operation_id="health", **route_docs(Health))
 async def health() -> dict[str, Any]:
-    """Whether the server answers."""
+    """Check whether the server responds."""
     return {"status": "Healthy", "detail": None}
 
 
-@router.get("/v1/models", operation_id="list_models", **described(ModelList, fails=(503,)))
+@router.get("/v1/models", operation_id="list_models", **route_docs(ModelList, fails=(503,)))
 async def list_models(state: State) -> dict[str, Any]:
-    """The one model, once it is open."""
+    """List the server's model. Waits until it is loaded."""
     return {"object": "list", "data": [await _model(state)]}
 
 
-@router.get("/v1/models/{model}", operation_id="get_model", **described(ModelCard, fails=(404, 422, 503)))
+@router.get("/v1/models/{model}", operation_id="get_model", **route_docs(ModelCard, fails=(404, 422, 503)))
 async def get_model(model: ModelName, state: State) -> dict[str, Any]:
-    """The model of that name, once it is open."""
+    """Get the model with this name. Waits until it is loaded."""
     found = await _model(state)
     if found["id"] != model:
-        raise Problem(404, f"The model {model[:80]!r} does not exist; this server has {found['id']!r}.", "model_not_found", "model")
+        raise Problem(404, f"The model {model[:80]!r} does not exist. This server has {found['id']!r}.", "model_not_found", "model")
     return found
 
 
@@ -181,23 +181,23 @@ async def _model(state: ServerState) -> dict[str, Any]:
     return {"id": about["model"], "object": "model", "created": _STARTED, "owned_by": "localrag", "slot": about["slot"]}
 
 
-@router.post("/tokenize", operation_id="tokenize", **described(TokenizeResponse, body=TokenizeRequest, fails=ENGINE_FAILS))
+@router.post("/tokenize", operation_id="tokenize", **route_docs(TokenizeResponse, body=TokenizeRequest, fails=ENGINE_FAILS))
 async def tokenize(request: Request, engine: Engine) -> dict[str, Any]:
-    """The tokens of a plain text, by the model's own tokenizer, without a BOS."""
+    """Tokenize a plain text with the model's own tokenizer, without a BOS token."""
     body = parse(TokenizeRequest, await body_of(request))
-    done = await heard_out(request, engine.run(client_of(request), {"op": "tokenize", "text": body.text}))
+    done = await last_reply(request, engine.run(client_of(request), {"op": "tokenize", "text": body.text}))
     return {"num_tokens": len(done["token_ids"]), "token_ids": done["token_ids"]}
 
 
-@router.post("/budget", operation_id="budget", **described(BudgetResponse, body=ChatRequest, fails=(*ENGINE_FAILS, 404, 409)))
+@router.post("/budget", operation_id="budget", **route_docs(BudgetResponse, body=ChatRequest, fails=(*ENGINE_FAILS, 404, 409)))
 async def budget(request: Request, state: State, engine: Engine) -> dict[str, Any]:
-    """The ledger that a chat completion of this body would have. Nothing is generated."""
+    """Return the token ledger of a chat completion without generating an answer."""
     asked = read(await body_of(request), has_index=state.has_index, rejects_tools=state.rejects_tools)
     message = {**asked.to_message(), "op": "budget"}
-    return await heard_out(request, engine.run(client_of(request), message))
+    return await last_reply(request, engine.run(client_of(request), message))
 
 
 @router.get("/metrics", operation_id="metrics", response_class=Response, responses=shown(_EXAMPLE, "All counters."))
 async def metrics(state: State) -> Response:
-    """Counters of requests and tokens, in the format of Prometheus."""
+    """Return metrics of requests and tokens in the Prometheus text format."""
     return Response(state.metrics.text(state.engine), media_type=CONTENT_TYPE_LATEST)

@@ -78,18 +78,18 @@ def test_every_question_is_answered_with_a_whole_answer_object(run, source, home
         (b"[" * 100_000, None, "not JSON"),
         (b'{"id": 1, "id": 2, "question": "x"}', None, "twice"),
         (b'{"id": ' + b"9" * 5000 + b', "question": "x"}', None, "not JSON"),
-        ({"question": "x"}, None, "no id"),
-        ({"id": None, "question": "x"}, None, "no id that"),
-        ({"id": True, "question": "x"}, None, "no id that"),
-        ({"id": 1.5, "question": "x"}, None, "no id that"),
+        ({"question": "x"}, None, "id is missing"),
+        ({"id": None, "question": "x"}, None, "id must be a string or an integer"),
+        ({"id": True, "question": "x"}, None, "id must be a string or an integer"),
+        ({"id": 1.5, "question": "x"}, None, "id must be a string or an integer"),
         ({"id": "", "question": "x"}, None, "1 to 1000"),
         ({"id": "x" * 1001, "question": "x"}, None, "1 to 1000"),
         ({"id": 2**63, "question": "x"}, None, "63 bits"),
-        ({"id": 5}, 5, "no question"),
-        ({"id": 5, "question": ["x"]}, 5, "question is a text"),
-        ({"id": 5, "question": "x", "system": 1}, 5, "system is a text"),
-        ({"id": 5, "question": "x", "max_tokens": "9"}, 5, "max_tokens is a whole number"),
-        ({"id": 5, "question": "x", "max_tokens": True}, 5, "max_tokens is a whole number"),
+        ({"id": 5}, 5, "question is missing"),
+        ({"id": 5, "question": ["x"]}, 5, "question must be a string"),
+        ({"id": 5, "question": "x", "system": 1}, 5, "system must be a string"),
+        ({"id": 5, "question": "x", "max_tokens": "9"}, 5, "max_tokens must be an integer"),
+        ({"id": 5, "question": "x", "max_tokens": True}, 5, "max_tokens must be an integer"),
         ({"id": 5, "question": "x", "max_tokens": 0}, 5, "max_tokens is 0"),
         ({"id": 5, "question": "x", "seed": -1}, 5, "seed is -1"),
         ({"id": 5, "question": "x", "temperature": 101}, 5, "temperature is 101"),
@@ -98,7 +98,7 @@ def test_every_question_is_answered_with_a_whole_answer_object(run, source, home
         ({"id": 5, "question": "x", "top_k": 0}, 5, "top_k is 0"),
         ({"id": 5, "question": "x", "context_ratio": 1.1}, 5, "context_ratio is 1.1"),
         ({"id": 5, "question": "  "}, 5, "empty"),
-        ({"id": "good", "question": "x"}, "good", "an earlier line has its id"),
+        ({"id": "good", "question": "x"}, "good", "an earlier line has the same id"),
         (b'{"id": 5, "question": "' + b"x" * MAX_TEXT_BYTES + b'"}', None, "16 MiB"),
     ],
 )
@@ -124,7 +124,7 @@ def test_what_does_not_fit_is_an_error_of_its_line_and_the_first_one_is_the_exit
     assert by_id[2]["answer"] == "You asked: Why?"
     code, found, err = run()  # with a larger window it does
     assert (code, [row["id"] for row in found]) == (0, [2, 1])
-    assert "1 of 2 are answered already" in err
+    assert "1 of 2 questions are already answered" in err
 
 
 def test_a_window_that_is_capped_and_an_answer_that_is_lowered_are_told_in_each_line(run, source):
@@ -258,7 +258,7 @@ def test_out_keeps_its_permissions_and_may_be_a_link(run, source, tmp_path):
         (["--batch", "IN", "--out", "IN"], "same file"),
         (["--batch", "IN", "--out", "none/OUT"], "cannot be written"),
         (["--batch", "IN", "--out", "."], "cannot be written"),
-        (["--batch", "IN", "--out", os.devnull], "not a file"),
+        (["--batch", "IN", "--out", os.devnull], "not a regular file"),
         (["--batch", "none", "--out", "OUT"], "No such file"),
         (["--batch", ".", "--out", "OUT"], "not a file"),
     ],
@@ -329,6 +329,6 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(home, source, tmp_p
     code, stdout, err = press_ctrl_c(command, out)
     assert (code, stdout) == (130, ""), err
     found = rows(out)
-    assert err.splitlines()[-1] == f"Interrupted: {2000 - len(found)} of 2000 are left; the same command goes on with them."
+    assert err.splitlines()[-1] == f"Interrupted: {2000 - len(found)} of 2000 questions are left. Run the same command to continue."
     assert 0 < len(found) < 2000
     assert all(row["answer"] == f"You asked: What is {row['id']}?" for row in found)

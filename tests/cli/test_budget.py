@@ -51,7 +51,7 @@ def test_what_is_attached_and_does_not_fit_is_said(run, notes):
     assert code == 0
     assert f"{notes} is there truncated: " in err  # what a person gives is rather cut than left out
     _, _, err = run("ask", "Why?", "--model", "echo", "--attach", notes, "--ctx", 2000, "--overflow", "prioritize")
-    assert f"Left out of attachments for lack of room: {notes}" in err
+    assert f"Left out of attachments because it does not fit: {notes}" in err
 
 
 @pytest.mark.parametrize("strategy", ["truncate", "attachments=truncate", "summarize"])

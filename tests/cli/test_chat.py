@@ -18,7 +18,7 @@ from localrag.cli.chat import chat_command
 from localrag.cli.chat.commands import COMMANDS
 from localrag.cli.chat.editor import LineEditor
 from localrag.cli.chat.render import MarkdownView, markdown
-from localrag.cli.chat.state import Room, Wanted
+from localrag.cli.chat.state import ConversationChoice, Room
 from localrag.cli.options import Asking
 from localrag.cli.text import console
 from localrag.errors import InterruptedRunError, ModelNotFoundError
@@ -81,7 +81,7 @@ def test_keys(home):
         terminal.send(ENTER)
         terminal.wait_for("You asked: pasted")
         terminal.send("half a line" + CTRL_C)
-        terminal.wait_for("Ctrl-D or /exit leaves.")
+        terminal.wait_for("To exit, press Ctrl-D or type /exit.")
         terminal.send(CTRL_D)
         assert terminal.end() == 0
     assert [turn.question for turn in said(home)] == ["hello", "first\nsecond", "```\ncode\n```", "pasted\nlines"]
@@ -113,7 +113,7 @@ def test_completion(home, tmp_path):
         terminal.send(f"\x15/attach {tmp_path}/a-fi\t")
         terminal.wait_for("a-file-of-mine.txt")
         terminal.enter("")
-        terminal.wait_for("tokens, goes with the next question.")
+        terminal.wait_for("to the next question.")
 
 
 def test_every_command_says_what_it_does(home, tmp_path):
@@ -122,54 +122,54 @@ def test_every_command_says_what_it_does(home, tmp_path):
     attached.write_text("The nozzle is blue.")
     steps = (
         ("/help", "search all conversations"),
-        ("/model", "echo: window 131,072 tokens, bound by training."),
+        ("/model", "echo: window 131,072 tokens, limited by training."),
         ("/model echo", "echo: window"),
         ("/kb", "Knowledge bases: none"),
         ("/kb add nowhere", "nowhere"),
-        ("/system You are terse.", "System text: You are terse."),
-        ("/context-ratio 0.3", "New sources may take 0.3"),
+        ("/system You are terse.", "System prompt: You are terse."),
+        ("/context-ratio 0.3", "New sources may use at most 0.3"),
         ("/seed 7", "Seed 7, temperature 0."),
         ("/temperature 0.5", "Seed 7, temperature 0.5."),
-        ("/rewrite", "Short follow-ups are not rewritten"),
-        ("/rewrite on", "Short follow-ups are rewritten by the model"),
+        ("/rewrite", "Short follow-up questions are not rewritten"),
+        ("/rewrite on", "Short follow-up questions are rewritten by the model"),
         ("/rewrite perhaps", "/rewrite takes on or off"),
-        ("/budget", "Nothing was asked yet."),
-        (f"/attach {attached}", "goes with the next question."),
+        ("/budget", "There are no answers yet."),
+        (f"/attach {attached}", "to the next question."),
         ("What colour?", "You asked: What colour?"),
-        ("/sources", "No sources came with it."),
-        ("/sources 1", "There is no source 1: the answer was given 0."),
-        ("/sources KB#1", "Nothing in this conversation has the tag KB#1."),
-        ("/sources open", "shows what an answer was given"),
-        ("/explain", "were there already"),
+        ("/sources", "This answer has no sources."),
+        ("/sources 1", "There is no source 1; the answer has 0."),
+        ("/sources KB#1", "No passage in this conversation has the tag KB#1."),
+        ("/sources open", "Name one source to open."),
+        ("/explain", " cached, "),
         ("/explain full", "The nozzle is blue."),
         ("/budget", "attachments"),
-        ("/tokens", "were evaluated"),
+        ("/tokens", " evaluated)"),
         ("/tokens abc", "3"),
         ("/remember I have a blue nozzle", "Remembered as 1"),
         ("/memory", "I have a blue nozzle  (importance 0.8)"),
-        ("/forget 1", "Forgotten."),
-        ("/memory", "Nothing is remembered."),
-        ("/remember #1", "Nothing was proposed."),
+        ("/forget 1", "Deleted."),
+        ("/memory", "No facts are remembered."),
+        ("/remember #1", "No facts have been proposed."),
         ("/remember", "#1  You asked: User: What colour?"),
-        ("/memory", "Nothing is remembered."),
+        ("/memory", "No facts are remembered."),
         ("/remember #9", "takes a whole number from 1 to 1"),
         ("/remember #1", "Remembered as"),
         ("/good", "There is nothing to mark."),
         ("/bad", "There is nothing to mark."),
-        ("/pin", "Is kept whole whatever comes: What colour?"),
+        ("/pin", "Pinned: What colour?"),
         ("/history", "1 pinned  What colour?"),
-        ("/unpin 1", "Is no longer pinned"),
+        ("/unpin 1", "Unpinned"),
         ("/retry", "Seed 8, temperature 0.5."),
         ("/edit 1 What size?", "You asked: What size?"),
-        ("/fork 1 side", "This is 'side' now, which begins with 1 turn of"),
+        ("/fork 1 side", "Switched to 'side', a copy up to turn 1."),
         ("Anything else?", "You asked: Anything else?"),
-        ("/undo", "Taken back: Anything else?"),
-        ("/rename aside", "This conversation is 'aside' now."),
-        ("/new other", "A new conversation: 'other'."),
+        ("/undo", "Removed: Anything else?"),
+        ("/rename aside", "Renamed to 'aside'."),
+        ("/new other", "Started a new conversation: 'other'."),
         ("/resume aside", "1> What size?"),
         ("/list", "aside  1 turn  What size?"),
         ("/search size", "aside, turn 1: "),
-        (f"/save {tmp_path}/kept.md", "Written to"),
+        (f"/save {tmp_path}/kept.md", "Wrote"),
         ("/nonsense", "There is no command /nonsense."),
         ("/pin 99", "There is no turn 99"),
         ("//slash", "You asked: /slash"),
@@ -226,7 +226,7 @@ def test_sources_are_shown_one_by_one_and_opened_at_their_place(home, pets, monk
         terminal.enter("/kb drop pets")
         terminal.wait_for("Knowledge bases: none")
         terminal.enter("/sources turn 1 1 open")
-        terminal.wait_for("It is not known here which file")
+        terminal.wait_for("The file of")
         terminal.enter("/exit")
         assert terminal.end() == 0
     assert not list(tmp_path.rglob("gone"))
@@ -250,7 +250,7 @@ def test_what_was_searched_for_is_shown_and_so_is_that_nothing_was_found(home, p
         terminal.enter("And cats?")
         terminal.wait_for("Searched for: You asked: User: When do hamsters sleep?", "You asked: And cats?")
         terminal.enter("/tokens")
-        terminal.wait_for("Rewriting: ")
+        terminal.wait_for("Query rewrite: ")
         terminal.enter("/rewrite off")
         terminal.wait_for("are not rewritten")
         terminal.enter("And hamsters?")
@@ -289,7 +289,7 @@ def test_a_person_is_told_what_the_model_will_not_see_and_how_to_keep_it(home):
         for number in range(12):
             terminal.enter(f"Question {number}, which is not short at all, and says so")
             terminal.wait_for(f"You asked: Question {number},")
-        terminal.wait_for("From the next question on, the model sees turn", "/pin N keeps a turn whole.")
+        terminal.wait_for("From the next question on, the model sees turn", "Use /pin N to keep a turn in full.")
         terminal.wait_for("not in full")
 
 
@@ -343,7 +343,7 @@ def test_a_window_that_is_capped_is_told_once_and_in_every_answer_object(home):
 def test_a_conversation_that_is_resumed_has_its_own_system_text(home):
     for name in ("terse", "polite"):
         run(home, "chat", "--model", "echo", "--session", name, "--system", f"Be {name}.", text="hello\n")
-    shown = "System text: Be "
+    shown = "System prompt: Be "
     done = run(
         home, "chat", "--model", "echo", "--session", "terse", text="/resume polite\n/system\n/system Be brief.\n/resume terse\n/system\n"
     )
@@ -386,7 +386,7 @@ def test_conversations_are_listed_found_renamed_exported_and_deleted(home, manag
     assert json.loads((tmp_path / "kept.json").read_text())["turns"][0]["answer"] == "You asked: Which soil?"
     assert "# allotment" in (tmp_path / "kept.md").read_text()
     code, _, err = manage("chat", "--session", "allotment", "--export", tmp_path / "kept.md")
-    assert (code, "there already" in err) == (2, True)
+    assert (code, "already exists" in err) == (2, True)
     code, out, _ = manage("chat", "--session", "allotment", "--delete", "--yes", "--json")
     assert (code, json.loads(out)) == (0, {"name": "allotment", "deleted": True})
     assert manage("chat", "--session", "allotment", "--export", tmp_path / "x.md")[0] == 2
@@ -395,7 +395,7 @@ def test_conversations_are_listed_found_renamed_exported_and_deleted(home, manag
 
 def test_ctrl_c_ends_a_question_that_is_still_searched_for(home):
     given = chat_command.make_context("chat", ["--model", "echo"]).params
-    room = Room({name: given[name] for name in Asking.__annotations__}, SamplingParams(), Wanted(name="stopped"))
+    room = Room({name: given[name] for name in Asking.__annotations__}, SamplingParams(), ConversationChoice(name="stopped"))
     room.open()
     with pytest.raises(InterruptedRunError):
         room.say("hello", on_prepared=lambda _: room.cancel())

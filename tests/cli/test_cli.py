@@ -82,7 +82,7 @@ def test_explain_shows_who_got_what(run):
     code, out, err = run("ask", "Why?", "--model", "echo", "--explain", "--ctx", "400", "--max-tokens", "100")
     assert (code, out) == (0, "You asked: Why?\n")
     assert [line.split()[0] for line in err.strip().splitlines()[:6]] == ["Section", "template", "question", "answer", "spare", "window"]
-    assert "window 400 of 131072 trained, bound by requested" in err
+    assert "window 400 of 131072 trained, limited by requested" in err
 
 
 def test_the_speed_of_a_prompt_is_that_of_what_was_evaluated(home, capsys):
@@ -97,7 +97,7 @@ def test_an_invented_citation_is_told_where_nothing_was_found_too(capsys):
     with open_echo() as engine:
         answer = Session(engine).ask("Is [kb#98, 99] right?")
     render.remarks(answer, ["notes"])
-    assert "Not among its sources, so unsupported: KB#98, KB#99\n" in capsys.readouterr().err
+    assert "Cited but not among the sources: KB#98, KB#99\n" in capsys.readouterr().err
     render.remarks(answer, [])  # nobody wanted sources
     assert "KB#" not in capsys.readouterr().err
 

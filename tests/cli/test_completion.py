@@ -97,7 +97,7 @@ def commands():
                 yield (name, inner), command.get_command(context, inner)
 
 
-def test_a_stand_in_stands_for_what_is_there():
+def test_every_completed_parameter_exists():
     paths = dict(commands())
     assert completion._ARGUMENTS.keys() <= paths.keys()
     for path in completion._ARGUMENTS:

@@ -164,7 +164,7 @@ def test_a_council_that_was_changed_since_is_warned_of(council, models, tmp_path
     other.write_text(models.read_text().replace("You know heat.", "You know cold."))
     code, out, err = council("--replay", number, "--json", "--models", other)
     assert code == 0
-    assert err == "Warning: the council default was changed since: the verdict can be another one.\n"
+    assert err == "Warning: the council default has changed since that run, so the verdict may differ.\n"
     assert events(out)[-1]["state"] == "decided"
 
 
@@ -229,7 +229,7 @@ def test_councils_are_listed_with_their_members(council):
 @pytest.mark.parametrize(
     ("args", "code", "says"),
     [
-        ((), 2, "There is no TASK"),
+        ((), 2, "TASK is missing"),
         (("x", "--council", "defalt"), 3, "default"),
         (("x", "--kb", "none"), 6, "none"),
         (("x", "--model", "none.gguf"), 4, "none.gguf"),

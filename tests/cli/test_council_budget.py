@@ -161,9 +161,9 @@ def test_max_tokens_is_the_answer_of_all_roles(run):
     ("args", "code", "says"),
     [
         (["--council", "defualt"], 3, "Did you mean default?"),
-        (["--council", "default", "--kb", "x"], 2, "--kb has no meaning with --council"),
-        (["--council", "default", "--show-allocation"], 2, "--show-allocation has no meaning with --council"),
-        ([], 2, "There is no TASK"),
+        (["--council", "default", "--kb", "x"], 2, "--kb does not work with --council"),
+        (["--council", "default", "--show-allocation"], 2, "--show-allocation does not work with --council"),
+        ([], 2, "TASK is missing"),
     ],
 )
 def test_bad_input_is_one_line_with_a_way_out(run, args, code, says):

@@ -119,16 +119,16 @@ def test_what_a_member_proposes_and_what_was_struck_out():
     assert council_render.proposal_lines(CHECKED, SAID) == [
         "=== chemist proposes ===",
         "  ABS [KB#1].",
-        "  Stopped at its limit of tokens (max_tokens).",
+        "  Stopped at its token limit (max_tokens).",
         "  [KB#1] guide/pets.md > Heat (lines 10-24)",
-        "  Invented, struck out: KB#4",
-        "  Said before, struck out: 2 sentences",
+        "  Invented sources removed: KB#4",
+        "  Repetitions removed: 2 sentences",
     ]
     broken = {"error": {"type": "EngineError", "message": "Out of memory.", "hint": None}}
     assert council_render.proposal_lines({"member": "chemist", "text": ""}, broken) == [
         "=== chemist proposes ===",
         "  Said nothing.",
-        "  The model broke: Out of memory.",
+        "  The model failed: Out of memory.",
     ]
 
 
@@ -138,15 +138,15 @@ def test_rankings_tools_and_the_end():
     ]  # fmt: skip
     assert council_render.ranking_lines({"rankings": {}, "points": {}})[1:] == ["  No ranking could be read."]
     assert council_render.tool_lines(TOOL) == [
-        "=== judge uses kb_search (query: annealing) ===", '  {"results":[]}', "  12 tokens, room for 340 more",
+        "=== judge uses kb_search (query: annealing) ===", '  {"results":[]}', "  12 tokens, 340 left",
     ]  # fmt: skip
     many = TOOL | {"text": "\n".join(f"line {number}" for number in range(9)), "is_exhausted": True, "is_error": True}
     lines = council_render.tool_lines(many)
-    assert (lines[1], lines[-2:]) == ("  It failed:", ["  … 3 lines more", "  12 tokens, no room for more"])
+    assert (lines[1], lines[-2:]) == ("  It failed:", ["  … 3 lines more", "  12 tokens, none left"])
     assert council_render.end_lines(END) == [
         "=== decided after 41.3 s ===",
         "  3,200 tokens evaluated, 6,000 of 9,200 shared (65.2 % saved), 812 written",
-        "  smollm2 loaded in 0.5 s, in place of other",
+        "  smollm2 loaded in 0.5 s, replacing other",
         "  Warning: Slow.",
     ]
 
@@ -156,10 +156,10 @@ def test_a_verdict_as_markdown():
         "**Use ABS.**\n\nConfidence: high\n\nIt holds 95 °C [KB#1].\n\n- cheap\n- tough\n\n"
         "## Dissent\n\n- **printer**: PETG is easier.\n\n"
         "## Sources\n\n- KB#1: guide/pets.md > Heat (lines 10-24)\n\n"
-        "Not among its sources, so unsupported: KB#4\n"
+        "Cited but not among the sources: KB#4\n"
     )
     cut = {"text": "It hol", "decision": "", "confidence": None, "is_whole": False}
-    assert council_render.verdict_markdown(cut) == "It hol\n\nThe judge's room ended before its verdict did.\n"
+    assert council_render.verdict_markdown(cut) == "It hol\n\nThe verdict was cut off at the judge's token limit.\n"
 
 
 PIECES = [*"[]()!<>:/#*_`~\\|-=. \n\tab1&;@", "](", "](http://x.example)", "![", "<b>", "```", "www.", "http://", "]: "]
@@ -288,7 +288,7 @@ def test_a_run_is_shown_again(localrag, held):
     lines = out.splitlines()
     assert lines[0] == f"Council board, run {council_id}: decided"
     assert lines[3] == "PETG or ABS?"
-    assert lines[5:7] == [f"  {role}: smollm2, window 8,192 tokens, bound by training" for role in ("chemist", "judge")]
+    assert lines[5:7] == [f"  {role}: smollm2, window 8,192 tokens, limited by training" for role in ("chemist", "judge")]
     titles = [line for line in lines if line.startswith("=== ")]
     assert titles == [
         "=== plan ===", "=== search: 6 passages (chemist 6, judge 6) ===", "=== chemist: proposal, 4,023 of 8,192 tokens ===",
@@ -319,14 +319,14 @@ def test_a_run_that_failed_shows_what_was_said(localrag, held):
     broken = {"event": "said", "role": "chemist", "kind": "review", "error": {"message": "Out of memory."}}
     said = {"event": "said", "role": "judge", "kind": "verdict", "answer": '{"text": "It'}
     out = localrag("report", "--council", held([broken, RANKING, said, error, END | {"state": "failed"}], state="failed"))[1]
-    assert "=== chemist: review, as far as it came ===\n  The model broke: Out of memory.\n\n=== ranking ===" in out
-    assert '=== judge: verdict, as far as it came ===\n  {"text": "It\n\nError: The judge gave no verdict.\n  Give it more room.\n' in out
+    assert "=== chemist: review, unfinished ===\n  The model failed: Out of memory.\n\n=== ranking ===" in out
+    assert '=== judge: verdict, unfinished ===\n  {"text": "It\n\nError: The judge gave no verdict.\n  Give it more room.\n' in out
 
 
 def test_runs_that_did_not_end(localrag, held, home):
     running = held([SAID], state="")
     out = localrag("report", "--council", running)[1]
-    assert out.endswith("=== chemist: proposal, as far as it came ===\n  ABS [KB#1] [KB#4].\n\nIt still runs.\n")
+    assert out.endswith("=== chemist: proposal, unfinished ===\n  ABS [KB#1] [KB#4].\n\nStill running.\n")
     code = (
         "import sys; from pathlib import Path; from localrag.journal import Journal\n"
         "journal = Journal.open(Path(sys.argv[1])); journal.councils.add(journal.councils.begin('b', 'T?', {}), {'event': 'start'})"
@@ -355,7 +355,7 @@ def test_the_list_of_runs(localrag, held):
 
 
 def test_no_run_yet(localrag, refused, home):
-    assert localrag("report", "--councils") == (0, "", "No council has been held yet: localrag council holds one.\n")
+    assert localrag("report", "--councils") == (0, "", "No council has run yet. To run one: localrag council TASK\n")
     assert json.loads(localrag("report", "--councils", "--json")[1]) == {"councils": []}
     assert "no run of a council" in refused(2, "report", "--council", "last")
     assert not home.exists()
@@ -367,19 +367,19 @@ def test_an_unknown_run_is_refused_with_the_newest(refused, held):
     ids = [held() for _ in range(6)]
     for unknown in (99, 0, "9" * 19):
         said = refused(2, "report", "--council", unknown)
-        assert "There is no run" in said
-        assert f"The newest: {', '.join(map(str, reversed(ids[1:])))}." in said
+        assert "has no council run" in said
+        assert f"Newest runs: {', '.join(map(str, reversed(ids[1:])))}." in said
     for bad in ("first", "-1", "1.5", "٣", "9" * 30, ""):
-        assert "neither the number of a run nor last" in refused(2, "report", "--council", bad)
+        assert "neither the ID of a run nor last" in refused(2, "report", "--council", bad)
 
 
 def test_what_does_not_go_with_councils(refused, held, tmp_path):
     council_id = held()
     for arguments, said in (
-        (("--council", council_id, "--html", tmp_path / "r.html"), "--html does not go with --council."),
-        (("--councils", "--html", tmp_path / "r.html"), "--html does not go with --councils."),
-        (("--council", council_id, "--session", "work"), "--session does not go with --council."),
-        (("--council", council_id, "--councils"), "--councils does not go with --council."),
+        (("--council", council_id, "--html", tmp_path / "r.html"), "--html does not work with --council."),
+        (("--councils", "--html", tmp_path / "r.html"), "--html does not work with --councils."),
+        (("--council", council_id, "--session", "work"), "--session does not work with --council."),
+        (("--council", council_id, "--councils"), "--councils does not work with --council."),
     ):
         assert said in refused(2, "report", *arguments)
     assert not (tmp_path / "r.html").exists()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from localrag.cli.doctor import attention_facts, doctor_command, gpu_hints, home_facts, speed_facts, told
+from localrag.cli.doctor import attention_facts, collect, doctor_command, gpu_hints, home_facts, speed_facts
 from localrag.engine.speed import Speed, SpeedFile
 from localrag.settings import Settings
 from tests.gguf_files import write_model
@@ -222,7 +222,7 @@ def test_learned_speeds_are_told_by_file_name(tmp_path):
 
 
 def test_nothing_fails_as_a_whole_with_an_empty_home(tmp_path):
-    assert told(home_facts, Settings(home=tmp_path / "none"))["exists"] is False
+    assert collect(home_facts, Settings(home=tmp_path / "none"))["exists"] is False
     assert attention_facts(tmp_path) == speed_facts(tmp_path) == {}
 
 

@@ -105,7 +105,7 @@ def test_a_reranker_that_is_not_there_is_named(refused, pots, home):
 @pytest.mark.parametrize(
     ("file", "content", "says"),
     [
-        ("corpus.jsonl", "", "holds no document with text"),
+        ("corpus.jsonl", "", "has no document with text"),
         ("corpus.jsonl", '{"_id": 3}\n', 'Line 1 of corpus.jsonl cannot be used: it is not an object with a string as "_id"'),
         ("corpus.jsonl", '{"_id": "d1", "text": "a"}\n{"_id": "d1", "text": "b"}\n', "Line 2 of corpus.jsonl cannot be used: its _id 'd1'"),
         ("corpus.jsonl", "{junk\n", "Line 1 of corpus.jsonl cannot be used: it is not JSON"),

@@ -87,8 +87,8 @@ def test_a_row_for_each_ratio_and_one_for_the_council(asked):
     header, *lines = out.splitlines()
     assert header.split()[:4] == ["Way", "Questions", "In", "evidence"]
     assert [line.split("  ")[0] for line in lines] == ["ask at 0.1", "ask at 0.6", "council default"]
-    assert "Right with ask at 0.6 alone " in err
-    assert "Right with council default alone " in err
+    assert "Right only with ask at 0.6: " in err
+    assert "Right only with council default: " in err
     assert "the very same prompts" not in err
 
 
@@ -103,7 +103,7 @@ def test_what_does_not_fit_is_counted_by_its_name(asked):
     [way] = json.loads(out)["ways"]
     assert (code, way["errors"]) == (0, {"BudgetExceededError": 6})
     assert way["is_right"]["num"] == way["is_refused"]["num"] == 0
-    assert "6 could not be answered; the first: The prompt needs" in asked("--ctx", "60")[2]
+    assert "6 failed. First error: The prompt needs" in asked("--ctx", "60")[2]
 
 
 def test_sources_that_are_not_there_are_told(asked, tmp_path):
@@ -141,7 +141,7 @@ def test_what_is_answered_is_not_asked_again_and_the_known_answers_may_be_mended
     held = (tmp_path / "out.jsonl").read_bytes()
     _, twice, err = asked("--out", "out.jsonl", "--json")
     assert (twice, (tmp_path / "out.jsonl").read_bytes()) == (once, held)
-    assert "6 of 6 are answered already." in err
+    assert "6 of 6 answers exist already." in err
     write_rows(tmp_path / "qa.jsonl", [*QUESTIONS[:1], QUESTIONS[1] | {"answers": [["acetone", "vapour"]]}, *QUESTIONS[2:]])
     mended = json.loads(asked("--out", "out.jsonl", "--json")[1])["ways"][0]
     assert mended["is_right"]["num"] == json.loads(once)["ways"][0]["is_right"]["num"] + 1
@@ -161,7 +161,7 @@ def test_answers_by_other_means_are_not_taken_for_these(asked, refused, tmp_path
 def test_a_way_that_is_not_asked_now_is_not_taken_in(asked, refused, tmp_path):
     asked("--out", "out.jsonl")
     said = refused(2, "eval", "--qa", "qa.jsonl", "--kb", "notes", "--model", "echo", "--out", "out.jsonl", "--context-ratio", "0.2")
-    assert 'by "ask", which is not asked now' in said
+    assert 'by "ask", which this run does not ask' in said
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_a_way_that_is_not_asked_now_is_not_taken_in(asked, refused, tmp_path):
 def test_a_file_of_something_else_is_left_alone(asked, refused, tmp_path, held):
     (tmp_path / "out.jsonl").write_bytes(held)
     said = refused(2, "eval", "--qa", "qa.jsonl", "--kb", "notes", "--model", "echo", "--out", "out.jsonl")
-    assert "is no line of an evaluation" in said
+    assert "was not written by an evaluation" in said
     assert (tmp_path / "out.jsonl").read_bytes() == held
 
 
@@ -242,7 +242,7 @@ def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(asked, tmp_path):
     assert (code, stdout) == (130, ""), err
     *_, said, hint = err.splitlines()
     assert said.startswith("Error: Interrupted: ")
-    assert hint == "  The same command goes on with them."
+    assert hint == "  Run the same command to continue."
     num_left = int(said.split()[2])
     whole = [line for line in out.read_text().split("\n")[:-1] if line]
     assert len(whole) in {NUM_MANY - num_left, NUM_MANY - num_left + 1}  # stopped between writing one and counting it
@@ -253,25 +253,25 @@ def test_the_picture_is_a_png(asked, tmp_path):
     code, _, err = asked("--context-ratio", "0.2", "--context-ratio", "0.9", "--plot", "shares.png")
     assert code == 0, err
     assert (tmp_path / "shares.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    assert "Drew the measures into shares.png." in err
+    assert "Plotted the measures to shares.png." in err
 
 
 @pytest.mark.parametrize(
     ("code", "args", "says"),
     [
-        (2, [], "There is neither DIR nor --qa."),
+        (2, [], "DIR or --qa is missing."),
         (2, ["notes", "--qa", "qa.jsonl"], "DIR and --qa exclude each other."),
-        (2, ["--qa", "qa.jsonl"], "--qa asks a knowledge base, and none is named."),
-        (2, ["--qa", "qa.jsonl", "--kb", "notes", "--mode", "keyword"], "--mode has no meaning with --qa."),
-        (2, ["--qa", "qa.jsonl", "--kb", "notes", "--rerank", "llm"], "--rerank has no meaning with --qa."),
-        (2, ["notes", "--kb", "notes"], "--kb has no meaning with DIR."),
-        (2, ["notes", "--seed", "0"], "--seed has no meaning with DIR."),
-        (2, ["notes", "--out", "out.jsonl"], "--out has no meaning with DIR."),
+        (2, ["--qa", "qa.jsonl"], "--qa needs a knowledge base."),
+        (2, ["--qa", "qa.jsonl", "--kb", "notes", "--mode", "keyword"], "--mode does not work with --qa."),
+        (2, ["--qa", "qa.jsonl", "--kb", "notes", "--rerank", "llm"], "--rerank does not work with --qa."),
+        (2, ["notes", "--kb", "notes"], "--kb does not work with DIR."),
+        (2, ["notes", "--seed", "0"], "--seed does not work with DIR."),
+        (2, ["notes", "--out", "out.jsonl"], "--out does not work with DIR."),
         (2, ["--qa", "none.jsonl", "--kb", "notes"], "none.jsonl cannot be read"),
         (2, ["--qa", "notes", "--kb", "notes"], "is not a file"),
         (2, ["--qa", "qa.jsonl", "--kb", "notes", "--out", "qa.jsonl"], "the same file"),
         (2, ["--qa", "qa.jsonl", "--kb", "notes", "--out", "none/out.jsonl"], "cannot be written"),
-        (2, ["--qa", "qa.jsonl", "--kb", "notes", "--plot", "a.svg"], "is no .png file"),
+        (2, ["--qa", "qa.jsonl", "--kb", "notes", "--plot", "a.svg"], "is not a .png file"),
         (2, ["--qa", "qa.jsonl", "--kb", "notes", "--context-ratio", "1.5"], "--context-ratio"),
         (2, ["--qa", "qa.jsonl", "--kb", "notes", "--council", "default", "--system", "x"], "--system is for asks"),
         (3, ["--qa", "qa.jsonl", "--kb", "notes", "--council", "none"], "No council is named 'none'"),
@@ -294,4 +294,4 @@ def test_a_broken_line_is_named_in_json_too(asked, tmp_path):
 
 
 def test_out_may_not_be_a_device(asked, refused):
-    assert "is not a file" in refused(2, "eval", "--qa", "qa.jsonl", "--kb", "notes", "--model", "echo", "--out", os.devnull)
+    assert "is not a regular file" in refused(2, "eval", "--qa", "qa.jsonl", "--kb", "notes", "--model", "echo", "--out", os.devnull)

@@ -37,7 +37,7 @@ def documents(localrag, *args):
 
 def test_what_was_done_is_one_line_and_what_was_skipped_is_named(localrag, notes):
     code, out, err = localrag("index", "notes", "--kb", "notes")
-    assert (code, out) == (0, "notes: 2 added, 0 updated, 0 unchanged, 0 removed, 3 skipped; 4 chunks, 3 of them new\n")
+    assert (code, out) == (0, "notes: 2 added, 0 updated, 0 unchanged, 0 removed, 3 skipped; 4 chunks, 3 new\n")
     assert err.splitlines() == [
         "Indexing notes: reading and embedding",
         "skipped notes/.draft.md: hidden",
@@ -120,7 +120,7 @@ def test_a_dry_run_without_anything_to_index_says_so(localrag, tmp_path, monkeyp
     assert err.splitlines() == [
         "skipped void/x.png: binary file: a PNG image",
         "void: 0 new, 0 changed, 0 unchanged, 0 removed, 1 skipped; nothing was embedded or written",
-        "There is nothing to index: the run would fail, and remove nothing.",
+        "There is nothing to index. A run would fail and remove nothing.",
     ]
 
 
@@ -249,7 +249,7 @@ def test_a_watched_folder_is_followed_until_it_is_gone(localrag, notes, tmp_path
     assert lines[:3] == [
         "Indexing notes: reading and embedding",
         "Nothing to index in notes: there are no files.",
-        "Watching for changes; Ctrl-C ends it.",
+        "Watching for changes. Press Ctrl-C to stop.",
     ]
     assert [line for line in lines if line.startswith("Error")] == ["Error: There is no file or folder notes."]
     assert not any("0 added, 0 updated, 1 unchanged, 0 removed" in line for line in lines)  # what changed nothing is not told
@@ -261,7 +261,7 @@ def test_ctrl_c_ends_watching_with_a_word(localrag, notes, tmp_path):
         watched.await_line("Watching for changes")
         assert json.loads(watched.await_line("{"))["added"] == 2
         assert watched.end() == 130
-        assert watched.lines()[-1] == "No longer watching."
+        assert watched.lines()[-1] == "Stopped watching."
         assert not any("Traceback" in line or line.startswith("Error") for line in watched.lines())
 
 
@@ -283,6 +283,6 @@ def test_an_interrupted_run_says_that_it_can_go_on(localrag, notes, tmp_path):
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (130, "")
-    assert err.splitlines() == ["Error: Interrupted.", "  What was indexed is kept; the same command goes on from there."]
+    assert err.splitlines() == ["Error: Interrupted.", "  Indexed documents are kept. Run the same command to continue."]
     assert localrag("index", "notes", "--kb", "notes")[0] == 0
     assert len(documents(localrag)) == 21

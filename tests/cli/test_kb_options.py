@@ -78,7 +78,7 @@ def test_documents_are_shown_with_tags_and_fields(localrag, guide):
 
 
 def test_a_where_that_matches_nothing_says_so(localrag, refused, guide):
-    way_out = "No document of guide passes tag=none. To see what they are: localrag kb show guide\n"
+    way_out = "No document of guide matches tag=none. To list its documents and tags: localrag kb show guide\n"
     assert localrag("kb", "show", "guide", "--where", "tag=none") == (0, "", way_out)
     assert localrag("search", "kiln", "--kb", "guide", "--mode", "keyword", "--where", "tag=none") == (0, "", way_out)
     assert data(localrag("search", "kiln", "--kb", "guide", "--mode", "keyword", "--where", "tag=none", "--json")) == {"hits": []}
@@ -173,8 +173,8 @@ def test_verify_says_what_is_out_of_date_and_what_to_do(localrag, guide):
     assert (code, out) == (0, "guide is sound: 3 documents, 3 chunks\n")
     assert err.splitlines() == [
         "guide/glass.md: changed since it was indexed",
-        "guide/plain.txt: not on disk any more",
-        "To bring it up to date: localrag index PATH --kb guide",
+        "guide/plain.txt: no longer on disk",
+        "To update it: localrag index PATH --kb guide",
     ]
     found = data(localrag("kb", "verify", "guide", "--json"))
     assert (found["sound"], found["changed"], found["missing"]) == (True, ["guide/glass.md"], ["guide/plain.txt"])
@@ -203,12 +203,12 @@ def test_nothing_is_removed_without_a_yes(localrag, guide, monkeypatch, tmp_path
             code, out, err = localrag("kb", "remove", "guide")
             assert (code, out) == (130, "")
             assert "Remove guide with 3 documents? [y/N]:" in err
-            assert err.endswith("Error: Nothing was removed.\n  --yes removes without asking.\n")
+            assert err.endswith("Error: Nothing was removed.\n  Use --yes to remove without confirmation.\n")
     (tmp_path / "answer").write_text("y\n")
     with (tmp_path / "answer").open() as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
         assert localrag("kb", "remove", "guide")[2].endswith("Removed guide.\n")
-    assert localrag("kb", "list")[2].startswith("There are none yet.")
+    assert localrag("kb", "list")[2].startswith("There are no knowledge bases yet.")
     assert guide.is_dir()
 
 
@@ -240,14 +240,14 @@ def test_what_is_no_export_is_refused(refused, localrag, guide, tmp_path):
 
 
 def test_passages_are_marked_shown_and_forgotten(localrag, guide, monkeypatch):
-    assert localrag("kb", "feedback", "guide")[2].startswith("Nothing is known yet")
+    assert localrag("kb", "feedback", "guide")[2].startswith("There is no feedback yet")
     passages = data(localrag("kb", "feedback", "guide", "1", "[KB#2]", "--useful", "--json"))["passages"]
     assert [(each["id"], each["useful"], each["useless"]) for each in passages] == [("KB#1", 1, 0), ("KB#2", 1, 0)]
     _, out, _ = localrag("kb", "feedback", "guide", "KB#guide/2", "--useless")
     assert [line.split()[-3:] for line in out.splitlines()[1:]] == [["1", "0", "+2.0%"], ["1", "1", "+0.0%"]]
     monkeypatch.setenv("LOCALRAG_LEARN", "off")
     assert {each["weight"] for each in data(localrag("kb", "feedback", "guide", "--json"))["passages"]} == {0.0}
-    assert localrag("kb", "feedback", "guide", "--reset") == (0, "", "Forgot what was known of the passages of guide.\n")
+    assert localrag("kb", "feedback", "guide", "--reset") == (0, "", "Deleted all feedback on guide.\n")
     assert data(localrag("kb", "feedback", "guide", "--json")) == {"passages": []}
 
 
@@ -255,13 +255,13 @@ def test_passages_are_marked_shown_and_forgotten(localrag, guide, monkeypatch):
     ("args", "code", "says"),
     [
         (["1"], 2, "--useful or --useless"),
-        (["--useful"], 2, "There is no ID"),
-        (["1", "--reset"], 2, "--reset forgets all of it"),
-        (["--reset", "--useful"], 2, "--reset forgets all of it"),
+        (["--useful"], 2, "The ID of a passage is missing"),
+        (["1", "--reset"], 2, "--reset does not work with"),
+        (["--reset", "--useful"], 2, "--reset does not work with"),
         (["x", "--useful"], 2, "KB#12 or 12"),
         (["١", "--useful"], 2, "KB#12 or 12"),
-        (["KB#other/1", "--useful"], 2, "no passage of guide"),
-        (["KB#stdin/1", "--useful"], 2, "no passage of guide"),
+        (["KB#other/1", "--useful"], 2, "not a passage of guide"),
+        (["KB#stdin/1", "--useful"], 2, "not a passage of guide"),
         (["1", "99", "--useful"], 6, "no passage 99"),
     ],
 )

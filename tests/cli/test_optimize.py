@@ -72,7 +72,7 @@ def test_without_a_terminal_nothing_is_kept_unless_yes(optimize, place):
     original = (place / "tiny.f32.gguf").read_bytes()
     code, out, err = optimize("--type", "q8_0", *ALL_PASS)
     assert (code, kept_files(place)) == (0, [])
-    assert "Nothing was kept; --yes keeps" in err
+    assert "Nothing was kept. Use --yes" in err
     assert "F32 (original)" in out
     assert "the fastest within the limits" in out
     code, out, err = optimize("--type", "Q8_0", "--type", "Q4_0", *ALL_PASS, "--yes")
@@ -113,7 +113,7 @@ def test_nothing_better_is_no_failure(optimize, place):
     assert (code, kept_files(place)) == (0, [])
     assert "too far from the original" in out
     assert "not fast enough" in out
-    assert "Nothing is better here within these limits" in err
+    assert "No candidate is better within these limits" in err
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def filled(home):
 
 def test_an_empty_journal_is_one_line_and_makes_nothing(run, home, tmp_path):
     out, err = run()
-    assert (out, err) == ("", "The journal is empty: each ask leaves its budget there.\n")
+    assert (out, err) == ("", "The journal is empty. Each question that you ask is recorded there.\n")
     assert not home.exists()
     run("--html", tmp_path / "r.html")
     assert not (tmp_path / "r.html").exists()
@@ -107,7 +107,7 @@ def test_a_page_and_json_at_once(run, filled, tmp_path):
 def test_a_file_that_is_no_report_is_left_alone_unless_forced(run, filled, tmp_path, content):
     path = tmp_path / "notes.html"
     path.write_bytes(content)
-    with pytest.raises(UsageError, match="is no report of localrag") as caught:
+    with pytest.raises(UsageError, match="is not a localrag report") as caught:
         run("--html", path)
     assert "--force" in caught.value.hint
     assert path.read_bytes() == content
@@ -118,8 +118,8 @@ def test_a_file_that_is_no_report_is_left_alone_unless_forced(run, filled, tmp_p
 def test_places_where_no_page_can_be_written(run, filled, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    for place, message in ((tmp_path, "is no file"), (tmp_path / "pipe", "is no file"),
-                           (tmp_path / "loop", "leads nowhere"), (tmp_path / "none" / "r.html", "does not exist")):  # fmt: skip
+    for place, message in ((tmp_path, "is not a file"), (tmp_path / "pipe", "is not a file"),
+                           (tmp_path / "loop", "is a broken link"), (tmp_path / "none" / "r.html", "There is no folder")):  # fmt: skip
         with pytest.raises(UsageError, match=message):
             run("--html", place, "--force")
 

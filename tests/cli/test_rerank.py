@@ -25,7 +25,9 @@ def test_the_model_reads_the_best_passages_again(localrag, notes):
 
 @pytest.mark.parametrize("command", [("ask", "--dry-run"), ("budget",)])
 def test_where_nothing_is_evaluated_no_model_reads(refused, notes, command):
-    assert "nothing is evaluated here" in refused(2, *command, "What is PLA?", "--kb", "notes", "--model", "echo", "--rerank", "llm")
+    assert "needs the model, which this command does not run" in refused(
+        2, *command, "What is PLA?", "--kb", "notes", "--model", "echo", "--rerank", "llm"
+    )
 
 
 @pytest.mark.parametrize("option", [("--rerank", "llm"), ("--where", "tag=price")])

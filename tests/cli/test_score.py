@@ -59,9 +59,7 @@ def test_a_person_gets_a_table_best_first(run):
     for line in lines[1:]:
         _, total, *parts, _ = line.split()
         assert float(total) == pytest.approx(sum(map(float, parts)), abs=0.003)
-    assert (
-        err == "A score is the sum of its columns, which reach up to Alignment 0.40, Recency 0.20, Mentions 0.20, Depth 0.10, Type 0.10.\n"
-    )
+    assert err == "A score is the sum of its columns. Their maximums: Alignment 0.40, Recency 0.20, Mentions 0.20, Depth 0.10, Type 0.10.\n"
 
 
 def test_json_says_what_each_score_is_made_of(run):
@@ -134,12 +132,12 @@ def test_names_and_texts_that_are_no_unicode_or_move_a_cursor(run, project):
     ("args", "task", "said"),
     [
         (["missing.py"], "x", "missing.py: No such file or directory"),
-        (["empty"], "x", "no file in this folder is read"),
+        (["empty"], "x", "the folder has no readable files"),
         (["picture.bin"], "x", "binary file"),
         (["missing.py", "picture.bin"], "x", "None of the files can be read"),
         (["notes.md"], " \n", "The task is empty"),
-        (["notes.md"], "word " * 200_000, f"{MAX_TASK_CHARS} are the most"),
-        (["notes.md", "--weight", "charm=1"], "x", "'charm' is no factor"),
+        (["notes.md"], "word " * 200_000, f"the limit is {MAX_TASK_CHARS}"),
+        (["notes.md", "--weight", "charm=1"], "x", "'charm' is not a factor"),
         (["notes.md", "--weight", "recency"], "x", "needs a number"),
         (["notes.md", "--weight", "recency=-1"], "x", "recency is -1.0"),
         (["notes.md", "--weight", "recency=nan"], "x", "recency is nan"),
@@ -171,7 +169,7 @@ def test_without_an_embedder_words_decide_unless_meaning_was_asked_for(run, proj
     models.write_text('default_embedder = "gone"\n[embedders.gone]\npath = "/nowhere/embedder"\n')
     out, err = run("app", "--json", "--models", models, method=None)
     assert json.loads(out)["method"] == "keyword"
-    assert err.startswith("Scored by words alone: ")
+    assert err.startswith("Scoring by keywords only: ")
     for method in ("hybrid", "semantic"):
         with pytest.raises(ModelNotFoundError):
             run("app", "--models", models, method=method)

@@ -33,7 +33,7 @@ def test_a_loop_over_a_file_asks_every_question(home, tmp_path):
     loop = f'while read q; do {sys.executable} -m localrag ask "$q" --model echo --no-keep; done < questions'
     done = subprocess.run(["bash", "-c", loop], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == "You asked: One?\nYou asked: Two?\nYou asked: Three?\n"
-    assert done.stderr.count("Standard input is a file, and was not read") == 2  # the third ask is at its end
+    assert done.stderr.count("Standard input is a file and was not read") == 2  # the third ask is at its end
 
 
 def test_a_pipe_is_evidence_and_the_answer_says_how_much_was_read(run):
@@ -105,9 +105,9 @@ def test_other_keys_of_a_batch_are_copied_to_the_answers(run, tmp_path):
     assert {key: found[1][key] for key in ("topic", "id2", "Ünïcode")} == {"topic": {"deep": [1, None]}, "id2": "x", "Ünïcode": "é"}
     assert found[1]["input"] == {"answer": "gold", "usage": 3}
     assert (found[2]["topic"], found[2]["input"], found[2]["error"]["type"]) == ("kept beside the error", {"error": "mine"}, "UsageError")
-    assert "'sytem' is not an option of a line, so it is only copied to the answer; did you mean system?" in done.stderr
+    assert "'sytem' is not a known key, so it is only copied to the answer. Did you mean 'system'?" in done.stderr
     source.write_text(json.dumps(rows[0]) + "\n")
-    assert "holds every answer" in run("ask", "--batch", source, "--out", out, "--force", "--model", "echo").stderr
+    assert "already has every answer" in run("ask", "--batch", source, "--out", out, "--force", "--model", "echo").stderr
 
 
 def test_a_file_or_a_dash(run, home, tmp_path):
@@ -140,7 +140,7 @@ def test_a_chat_that_keeps_nothing_keeps_no_vote(run, tmp_path, home):
     (tmp_path / "note.md").write_text("# Zebra\n\nA zebra has stripes.\n")
     run("index", tmp_path / "note.md", "--kb", "zoo")
     said = run("chat", "--kb", "zoo", "--model", "echo", "--no-keep", input="What has a zebra?\n/good\n/remember I like zebras.\n", code=2)
-    assert "Nothing of this chat is kept, so no passage is marked." in said.stderr
+    assert "Passages cannot be marked with --no-keep." in said.stderr
     assert "until this chat ends" in said.stderr
     assert json.loads(run("kb", "feedback", "zoo", "--json").stdout)["passages"] == []
     if (home / "journal.sqlite").exists():

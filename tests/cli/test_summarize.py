@@ -99,7 +99,7 @@ def test_a_journal_that_is_broken_costs_no_summary(run, home):
     (home / "journal.sqlite").write_bytes(b"no database " * 100)
     code, out, err = run(SOURCE)
     assert (code, out.startswith("You asked: ")) == (0, True)
-    assert err.startswith("Nothing is kept: ")
+    assert err.startswith("Not cached: ")
     assert (home / "journal.sqlite").read_bytes() == b"no database " * 100
 
 
@@ -198,7 +198,7 @@ def _readings(path, seconds):
     return texts, refusals
 
 
-CHANGES = " cannot be summarized: it changes while it is read."
+CHANGES = " cannot be summarized: it changed while it was read."
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a file that never has the size it says")

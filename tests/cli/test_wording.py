@@ -71,7 +71,7 @@ def test_a_budget_that_is_used_again_is_not_shown_twice(localrag):
     code, _, err = localrag("council", "How is it?", "--model", "echo", "--max-tokens", "30")
     assert code == 0
     assert err.count("=== judge: verdict, ") == 1
-    assert err.count("=== judge: verdict again, in the same budget ===") == 1
+    assert err.count("=== judge: verdict again, with the same budget ===") == 1
     _, out, _ = localrag("report", "--council", "last")
     assert out.count("=== judge: verdict, ") == 1
     assert localrag("council", "How is it?", "--model", "echo")[2].count("again, in the same budget") == 0

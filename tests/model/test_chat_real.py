@@ -71,7 +71,7 @@ def test_a_conversation_on_the_handbook(settings):
     stopped, killed = turns(settings)[-2:]
     assert (stopped.state, killed.state) == ("stopped", "interrupted")
     with chat(settings, "--continue") as terminal:
-        terminal.wait_for("(its program ended before the answer did)", "(stopped)")
+        terminal.wait_for("(interrupted: the program ended)", "(stopped)")
 
 
 def test_a_follow_up_is_rewritten_beside_the_conversation(settings):

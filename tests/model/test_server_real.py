@@ -255,7 +255,7 @@ def test_embeddings(live, client):
     assert found.usage.prompt_tokens > 10
     floats = client.embeddings.create(model="any", input=texts[0], encoding_format="float").data[0].embedding
     assert floats == pytest.approx(first, abs=1e-5)
-    for given, says in (({"input": "word " * 2000}, "tokens, but the embedder reads"), ({"input": "word", "dimensions": 7}, "dimensions")):
+    for given, says in (({"input": "word " * 2000}, "tokens. The embedder's limit is"), ({"input": "word", "dimensions": 7}, "dimensions")):
         answer = httpx.post(f"{live.url}/v1/embeddings", json=given)
         assert (answer.status_code, says in answer.json()["detail"]) == (400, True)
     for bad in ([], "", [""], [1, "a"], None, {"a": 1}):

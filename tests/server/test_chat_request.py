@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from localrag.conversation import search_query, split
-from localrag.server.chat_request import NO_QUESTION, Asked, read
+from localrag.server.chat_request import NO_QUESTION, ChatQuestion, read
 from localrag.server.errors import Problem
 from localrag.session.answer import Bypass
 
 PLAIN = [{"role": "user", "content": "Hello, how are you?"}]
 
 
-def asked(**body) -> Asked:
+def asked(**body) -> ChatQuestion:
     return read({"model": "any", **body}, has_index=lambda name: name == "docs_index")
 
 
@@ -63,7 +63,7 @@ def test_3_each_role_that_is_not_supported(role):
 
 def test_4_content_that_is_not_text_is_for_the_plain_model_which_reads_text_alone():
     parts = [{"type": "text", "text": "What's in this image?"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}]
-    assert refused(messages=[{"role": "user", "content": parts}], index_name="docs_index") == (400, "This model reads text alone.")
+    assert refused(messages=[{"role": "user", "content": parts}], index_name="docs_index") == (400, "Only text content is supported.")
 
 
 def test_parts_that_are_text_can_be_searched_for():
@@ -86,7 +86,7 @@ def test_example_1_simple_user_query():
 SYSTEM = {"role": "system", "content": "You are a helpful assistant."}
 
 
-def processed(given: Asked) -> tuple[str, str, list[tuple[str, str]]]:
+def processed(given: ChatQuestion) -> tuple[str, str, list[tuple[str, str]]]:
     """(user_prompt, system text, chat_history) as the document calls them."""
     parts = split(given.messages)
     return search_query(given.messages), parts.system, [(m.role, m.content) for each in parts.history for _, m in each.messages]
@@ -167,7 +167,7 @@ def test_then_a_message_without_role_or_content():
 
 
 def test_an_unknown_role_is_refused():
-    assert "known are system" in refused(messages=[{"role": "wizard", "content": "x"}])[1]
+    assert "Roles: system" in refused(messages=[{"role": "wizard", "content": "x"}])[1]
 
 
 # --- what shapes the answer ---
@@ -202,7 +202,7 @@ def test_all_that_can_be_honoured_arrives():
 
 @pytest.mark.parametrize("given", [{"logit_bias": {"50256": -100}}, {"grammar": "root ::= x"}, {"audio": {}}])
 def test_what_cannot_be_honoured_is_refused(given):
-    assert "cannot be honoured" in refused(messages=PLAIN, **given)[1]
+    assert "is not supported" in refused(messages=PLAIN, **given)[1]
 
 
 @pytest.mark.parametrize("given", [{"logprobs": False}, {"logit_bias": {}}, {"user": "me"}, {"logprobs": None}, {"n": None}])

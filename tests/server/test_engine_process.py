@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from localrag.server.engine_process import EngineProcess, Wanted
+from localrag.server.engine_process import EngineOptions, EngineProcess
 from localrag.server.engine_worker import settings_of
 from localrag.server.errors import Problem
 from localrag.settings import Settings
@@ -22,12 +22,12 @@ from localrag.settings import Settings
     ids=["as they are", "all others"],
 )
 def test_the_engine_has_the_settings_of_its_server(settings):
-    assert settings_of(json.loads(json.dumps(Wanted(settings=settings).to_dict()))) == settings
+    assert settings_of(json.loads(json.dumps(EngineOptions(settings=settings).to_dict()))) == settings
 
 
 def test_nobody_waits_for_a_model_longer_than_a_request_may_take():
     async def wait() -> None:
-        await EngineProcess(Wanted(settings=Settings(home=Path("/home"))), max_seconds=0.05).opened()  # it was not started
+        await EngineProcess(EngineOptions(settings=Settings(home=Path("/home"))), max_seconds=0.05).opened()  # it was not started
 
     with pytest.raises(Problem, match="no time") as raised:
         asyncio.run(wait())
@@ -37,11 +37,11 @@ def test_nobody_waits_for_a_model_longer_than_a_request_may_take():
 SHORT_OF_FILES = """
 import asyncio, os, resource, sys
 from pathlib import Path
-from localrag.server.engine_process import EngineProcess, Wanted
+from localrag.server.engine_process import EngineOptions, EngineProcess
 from localrag.settings import Settings
 
 async def main():
-    engine = EngineProcess(Wanted(settings=Settings(home=Path(sys.argv[1])), model="echo", n_ctx=1024, keep=False))
+    engine = EngineProcess(EngineOptions(settings=Settings(home=Path(sys.argv[1])), model="echo", n_ctx=1024, keep=False))
     usual, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")), most))
     engine.start()

@@ -32,7 +32,7 @@ def client(guard: Guard | None = None, **options) -> TestClient:
 
 def test_a_foreign_host():
     answer = client().post("/echo", json={}, headers={"Host": "attacker.example"})
-    assert (answer.status_code, answer.json()["detail"]) == (421, "This server does not answer to that Host.")
+    assert (answer.status_code, answer.json()["detail"]) == (421, "The Host header does not name this server.")
 
 
 def test_hosts_of_this_machine():

@@ -336,7 +336,7 @@ def test_a_file_is_deleted_by_its_source_and_comes_back_when_it_is_indexed(clien
 def test_a_file_is_not_updated_by_a_text(client, ids, files):
     documents = [{"doc_id": ids[0], "text": "new"}, {"doc_id": files[1], "text": "new"}]
     response = client.post("/indexes/book/documents", json={"documents": documents})
-    assert _detail(response, 400) == f"{files[1]!r} is a file: change it, and run localrag index again."
+    assert _detail(response, 400) == f"{files[1]!r} is a file. To update it, change the file and run localrag index again."
     assert [each["text"] for each in _listed(client)["documents"]].count("new") == 0
 
 

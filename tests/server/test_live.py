@@ -354,7 +354,7 @@ def test_an_engine_that_dies_is_back_and_the_request_is_told(live, client):
     next(iter(stream))
     live.engine.kill()
     said = "".join(str(chunk) for chunk in _rest(stream))
-    assert "started again" in said
+    assert "is being restarted" in said
     assert client.chat.completions.create(model="echo", messages=QUESTION).choices[0].message.content == "You asked: What is PLA?"
 
 

@@ -13,7 +13,7 @@ from openapi_spec_validator import validate
 
 from localrag.server import chat_request, completions, embeddings, indexes, openai_responses, schemas, status
 from localrag.server.app import make_app
-from localrag.server.openapi import ENGINE_FAILS, DocumentedApi, described, forms_of, operations
+from localrag.server.openapi import ENGINE_FAILS, DocumentedApi, forms_of, operations, route_docs
 from localrag.server.routing import ServerState
 from localrag.server.security import OPEN, Guard
 from localrag.settings import Settings
@@ -94,7 +94,7 @@ def test_a_mistake_of_the_server_is_a_detail_and_an_error_too():
         raise ZeroDivisionError
 
     answer = TestClient(broken, base_url="http://127.0.0.1:8642", raise_server_exceptions=False).get("/broken")
-    said = "The server failed; its log has more."
+    said = "Internal server error. See the server's log."
     assert (answer.status_code, answer.json()) == (
         500,
         {"detail": said, "error": {"message": said, "type": "server_error", "param": None, "code": "internal_error"}},
@@ -134,7 +134,7 @@ def test_a_route_that_reads_its_body_by_hand_is_told_like_the_others():
         ("/v1/embeddings", embeddings.EmbeddingList, embeddings.EmbeddingRequest, None),
         ("/v1/responses", openai_responses.ResponsesAnswer, openai_responses.ResponsesRequest, openai_responses.ResponsesEvent),
     ):
-        told = described(answer, body=body, stream=stream, fails=ENGINE_FAILS)
+        told = route_docs(answer, body=body, stream=stream, fails=ENGINE_FAILS)
         api.post(path, operation_id=path.rpartition("/")[2], tags=["x"], description="x", **told)(answered)
     document = api.openapi()
     validate(document)

@@ -281,17 +281,17 @@ def test_the_answers_part_grows_while_it_is_written(page):
 
 def test_what_is_being_written_is_negotiated_before_it_is_sent(page):
     page.write("What is PLA?")
-    page.until(lambda: page.text("#told").startswith("To be sent: prompt "))
+    page.until(lambda: page.text("#told").startswith("Next: prompt "))
     wanted = [each.get_attribute("data-section") for each in page.all("#given > *")]
     page.write(Keys.ENTER)
     page.ended()
     assert [each.get_attribute("data-section") for each in page.all("#given > *")] == wanted
-    assert not page.text("#told").startswith("To be sent")
+    assert not page.text("#told").startswith("Next: ")
 
 
 def test_a_question_that_does_not_fit_is_not_told_the_numbers_of_an_earlier_one(page):
     page.write("What is PLA?")
-    page.until(lambda: page.text("#told").startswith("To be sent: prompt "))
+    page.until(lambda: page.text("#told").startswith("Next: prompt "))
     page.script("document.querySelector('#question').value = arguments[0]; planSoon()", "x" * 2 * WINDOW)
     page.until(lambda: page.text("#told").startswith("The window is empty"))
     page.browser.get_log("browser")  # Chromium notes every 400
@@ -326,7 +326,7 @@ def test_a_citation_that_was_not_supplied_is_struck(page):
     struck = page.find(".prose .cite.unsupported")
     assert struck.value_of_css_property("text-decoration-line") == "line-through"
     struck.click()
-    assert "KB#987654 is cited, but was not given to the model." in page.text("#sources")
+    assert "KB#987654 is cited, but was not in the prompt." in page.text("#sources")
 
 
 @pytest.mark.parametrize(
@@ -386,7 +386,7 @@ def test_stop_keeps_what_was_written(page):
         page.until(lambda: len(page.answer) > 100)
         stop()
         page.ended()
-        assert "Stopped here." in page.text(".exchange:last-child")
+        assert "Stopped." in page.text(".exchange:last-child")
         assert page.answer.startswith("You asked: Say it 90000 times")
         assert page.kept()["state"] == "stopped"
     page.at_most("100")
@@ -448,7 +448,7 @@ def test_a_reload_keeps_the_conversation(page, browser):
 def test_another_answer_and_another_question_take_the_place_of_the_last(page):
     page.ask("One?")
     page.ask("Two?")
-    page.button("Another answer").click()
+    page.button("Regenerate").click()
     page.ended()
     assert [each.text for each in page.all(".prose")] == ["You asked: One?", "You asked: Two?"]
     page.find("#question").send_keys(Keys.ARROW_UP)
@@ -480,13 +480,13 @@ def test_a_file_is_added_found_and_deleted(page, live, tmp_path):
     page.open_documents()
     page.find("#documents input[type=text]").send_keys("plastics")
     page.find("#files").send_keys(f"{tmp_path / 'abs.md'}\n{tmp_path / 'photo.txt'}")
-    page.until(lambda: "photo.txt: it is not text in UTF-8." in page.text("#documents"))
+    page.until(lambda: "photo.txt: not UTF-8 text." in page.text("#documents"))
     assert "1–1 of 1 document" in page.text("#documents")
     assert Select(page.find("#kb")).first_selected_option.text == "plastics"
     stored = httpx.get(f"{live.url}/indexes/plastics/documents").json()["documents"]
     assert [each["metadata"] for each in stored] == [{"file_name": "abs.md"}]
     page.button("Delete").click()
-    page.button("Really delete it?").click()
+    page.button("Confirm delete").click()
     page.until(lambda: "Deleted abs.md." in page.text("#documents"))
     assert httpx.get(f"{live.url}/indexes/plastics/documents").json()["total_items"] == 0
     httpx.delete(f"{live.url}/indexes/plastics").raise_for_status()
@@ -499,10 +499,10 @@ def test_documents_that_localrag_index_read_are_all_listed(page):
     page.until(lambda: "1–10 of 12 documents" in page.text("#documents"))
     listed = [each.text.partition("/")[2] for each in page.all("#documents .cards > li b")]  # without the indexed folder's own name
     assert all(f"Of {name} alone." in page.text("#documents") for name in listed)
-    page.button("Later").click()
+    page.button("Next").click()
     page.until(lambda: "11–12 of 12 documents" in page.text("#documents"))
     assert [*listed, *(each.text.partition("/")[2] for each in page.all("#documents .cards > li b"))] == FILES
-    page.button("Earlier").click()
+    page.button("Previous").click()
     page.until(lambda: "1–10 of 12 documents" in page.text("#documents"))
 
 
@@ -635,7 +635,7 @@ def test_thoughts_are_folded_and_have_their_own_part_of_the_window(page):
         """
     )
     page.until(lambda: page.answer == "So.")
-    assert page.text(".thoughts") == "Thoughts"
+    assert page.text(".thoughts") == "Reasoning"
     page.find(".thoughts summary").click()
     assert page.text(".thoughts p") == "I <b>think</b>."
     used = dict(page.script("return [...used.children].map((e) => [e.dataset.section, e.firstChild.style.width])"))
@@ -664,7 +664,7 @@ def test_a_section_has_one_number_everywhere_on_the_page(page):
         page.script("document.querySelector('#question').value = arguments[0]", question)
         page.ask("")
     page.write("And how is it printed?")
-    page.until(lambda: page.text("#told").startswith("To be sent: prompt "))
+    page.until(lambda: page.text("#told").startswith("Next: prompt "))
     for _ in ("planned", "answered"):
         told = page.script(NUMBERS)
         allotted = dict(told["ledger"])

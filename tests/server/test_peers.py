@@ -25,7 +25,7 @@ from tests.server.live import served
 from tests.server.test_security import ROUTES
 
 OTHER = 65534
-REFUSED = "This server answers only the user who runs it. `localrag serve --any-local-user` admits others."
+REFUSED = "This server serves only the user who runs it. To serve others, run `localrag serve --any-local-user`."
 needs_proc = pytest.mark.skipif(not can_tell_users(), reason="this system does not tell the users of connections in /proc/net")
 needs_root = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can act as another user")
 

@@ -20,7 +20,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from localrag.server.app import make_app
-from localrag.server.engine_process import EngineProcess, Wanted
+from localrag.server.engine_process import EngineOptions, EngineProcess
 from localrag.server.openapi import operations
 from localrag.server.routing import ServerState
 from localrag.settings import Settings
@@ -70,7 +70,7 @@ OPERATIONS = [
 def url(tmp_path_factory):
     """A server with the echo engine."""
     home = Settings(home=tmp_path_factory.mktemp("home"))
-    engine = EngineProcess(Wanted(settings=home, model="echo", n_ctx=8192, keep=False))
+    engine = EngineProcess(EngineOptions(settings=home, model="echo", n_ctx=8192, keep=False))
     app = make_app(ServerState(settings=home, engine=engine, embedder=HashEmbedder()))
     with served_in_thread(app) as address:
         yield address

@@ -23,7 +23,7 @@ from localrag.journal import FILE_NAME
 from localrag.server import security
 from localrag.server.app import make_app
 from localrag.server.chat_request import MAX_MESSAGES
-from localrag.server.engine_process import EngineProcess, Wanted
+from localrag.server.engine_process import EngineOptions, EngineProcess
 from localrag.server.openapi import operations
 from localrag.server.routing import ServerState
 from localrag.server.security import MAX_BODY_BYTES, Guard
@@ -261,7 +261,7 @@ def test_10000_messages(live):
     for path in ("/v1/chat/completions", "/budget"):
         answer = httpx.post(f"{live.url}{path}", json={"messages": messages})
         assert answer.status_code == 400
-        assert answer.json()["detail"] == f"10000 messages are too many; the limit is {MAX_MESSAGES}."
+        assert answer.json()["detail"] == f"10000 messages are too many. The limit is {MAX_MESSAGES}."
 
 
 def test_a_slow_body():
@@ -299,7 +299,7 @@ STRINGS = [
 def url(tmp_path_factory):
     """A server with the echo engine and an embedder."""
     home = Settings(home=tmp_path_factory.mktemp("home"))
-    engine = EngineProcess(Wanted(settings=home, model="echo", n_ctx=8192, keep=False))
+    engine = EngineProcess(EngineOptions(settings=home, model="echo", n_ctx=8192, keep=False))
     with served_in_thread(make_app(ServerState(settings=home, engine=engine, embedder=HashEmbedder()))) as address:
         yield address
 

@@ -26,7 +26,7 @@ def test_a_port_that_is_taken(tmp_path):
         port = taken.getsockname()[1]
         code, said = serve(tmp_path, "--model", "echo", "--port", str(port))
     assert code == 2
-    assert said.startswith(f"Error: Nothing can listen on 127.0.0.1, port {port}: Address already in use.")
+    assert said.startswith(f"Error: Cannot listen on 127.0.0.1, port {port}: Address already in use.")
     assert "--port" in said
     assert "Serving" not in said
 
@@ -57,5 +57,5 @@ def test_a_signal_to_the_whole_group_ends_it_without_a_word_of_starting_again(tm
         os.killpg(live.process.pid, signal.SIGTERM)
         said, _ = live.process.communicate(timeout=60)
         assert not engine.is_running()
-    assert "started again" not in said
+    assert "Restarting it" not in said
     assert "Traceback" not in said

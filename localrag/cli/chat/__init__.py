@@ -1,4 +1,4 @@
-"""chat: a conversation that is kept."""
+"""The command chat: a saved conversation with a model."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 @click.option("--continue", "resumes", is_flag=True, help="Continue the last conversation.")
 @options.seed
 @options.temperature
-@click.option("--rewrite", "rewrites", is_flag=True, help="Have the model rewrite short follow-up questions before the search.")
+@click.option("--rewrite", "rewrites", is_flag=True, help="Have the model rewrite short follow-up questions before searching.")
 @click.option("--no-keep", is_flag=True, help="Do not save this conversation.")
 @click.option("--list", "lists", is_flag=True, help="List the conversations.")
 @click.option("--search", "words", metavar="WORDS", help="Search all conversations.")
 @click.option("--rename", "new_name", metavar="NEW", help="Rename the conversation of --session.")
 @click.option("--delete", is_flag=True, help="Delete the conversation of --session.")
-@click.option("--yes", is_flag=True, help="Do not ask before --delete.")
+@click.option("--yes", is_flag=True, help="Delete without confirmation.")
 @click.option(
     "--export",
     "exported",
@@ -57,14 +57,14 @@ def chat_command(
     as_json: bool,
     **asking: Unpack[options.Asking],
 ) -> int:
-    """Talk with a model, and with your documents if --kb is given. The conversation is kept; /help lists what can be done in it.
+    """Chat with a model; with --kb, about your documents. The conversation is saved. Type /help to list the chat commands.
 
     \b
       localrag chat --kb handbook
       localrag chat --continue
       localrag chat --session garden --export garden.md
 
-    Lines that are piped in are asked one by one; with --json each answer is an object, and so is each error.
+    Each line on a piped standard input is one question. With --json, each answer and each error is printed as one object.
     """
     named = [option for option, given in (("--session", name), ("--continue", resumes)) if given]
     if len(named) > 1:
@@ -80,12 +80,13 @@ def chat_command(
             emit(done)
         return 0
     if asking["max_seconds"] is not None:
-        raise UsageError("--max-seconds has no meaning in a conversation.", hint="Leave it out; Ctrl-C ends an answer and keeps it.")
+        raise UsageError("--max-seconds does not work in a chat.", hint="Leave it out. Ctrl-C stops an answer and keeps its text.")
     from localrag.cli.chat.loop import talk  # noqa: PLC0415  # weight
-    from localrag.cli.chat.state import Room, Wanted  # noqa: PLC0415  # weight
+    from localrag.cli.chat.state import ConversationChoice, Room  # noqa: PLC0415  # weight
 
     sampling = options.sampling(asking, seed=seed, temperature=temperature)
-    return talk(Room(asking, sampling, Wanted(name=name, resumes=resumes, keeps=not no_keep), rewrites=rewrites), as_json=as_json)
+    choice = ConversationChoice(name=name, resumes=resumes, keeps=not no_keep)
+    return talk(Room(asking, sampling, choice, rewrites=rewrites), as_json=as_json)
 
 
 def _find(settings: Settings, words: str | None, *, as_json: bool) -> None:
@@ -114,7 +115,7 @@ def _find(settings: Settings, words: str | None, *, as_json: bool) -> None:
 def _manage(
     settings: Settings, name: str | None, *, resumes: bool, new_name: str | None, delete: bool, yes: bool, exported: Path | None
 ) -> dict[str, object]:
-    """Do it, and return what was done, as an object for --json."""
+    """Export, rename or delete a conversation, and return the object for --json."""
     from localrag.cli.chat.render import markdown, save  # noqa: PLC0415  # weight
     from localrag.journal import Journal  # noqa: PLC0415  # weight
 
@@ -127,7 +128,7 @@ def _manage(
         elif exported is not None:
             save(exported, row.name, _turns(kept, row))
             done["file"] = str(exported)
-            note(f"Written to {safe(str(exported))}.")
+            note(f"Wrote {safe(str(exported))}.")
         if new_name is not None:
             kept.rename(row.id, new_name)
             done["name"] = new_name.strip()
@@ -144,10 +145,8 @@ def _manage(
 def _one(kept: Conversations, name: str | None, *, resumes: bool) -> ConversationRow:
     row = kept.named(name) if name is not None else kept.latest() if resumes else None
     if row is None:
-        hint = "To see them: localrag chat --list"
-        raise UsageError(
-            "Which conversation? Name one with --session." if name is None else f"There is no conversation {name!r}.", hint=hint
-        )
+        hint = "To list conversations: localrag chat --list"
+        raise UsageError("Name a conversation with --session." if name is None else f"There is no conversation {name!r}.", hint=hint)
     return row
 
 

@@ -1,4 +1,4 @@
-"""The commands of a chat: those about its turns and conversations, and the table of all."""
+"""The table of chat commands, and the commands about turns and conversations."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def _retry(desk: Desk, _rest: str) -> None:
 
 def _undo(desk: Desk, rest: str) -> None:
     taken = desk.room.chat.undo(whole(rest, "/undo", least=1) if rest else 1)
-    note(f"Taken back: {', '.join(short(turn.question) for turn in taken)}")
+    note(f"Removed: {', '.join(short(turn.question) for turn in taken)}")
 
 
 def _edit(desk: Desk, rest: str) -> None:
-    """`/edit [N] [TEXT]`: turns from N on are taken back, and N is asked anew, with another text."""
+    """`/edit [N] [TEXT]`: remove turn N and all later turns, then ask TEXT, or edit the old question."""
     first, _, text = rest.partition(" ")
     turns = desk.room.chat.turns
     number = whole(first, "/edit", least=1) if first.isdecimal() else len(turns)
@@ -52,7 +52,7 @@ def _unpin(desk: Desk, rest: str) -> None:
 
 def _set_pin(desk: Desk, rest: str, *, is_pinned: bool) -> None:
     turn = desk.room.chat.pin(whole(rest, "/pin", least=1) if rest else -1, is_pinned=is_pinned)
-    note(f"{'Is kept whole whatever comes' if is_pinned else 'Is no longer pinned'}: {short(turn.question)}")
+    note(f"{'Pinned' if is_pinned else 'Unpinned'}: {short(turn.question)}")
 
 
 def _history(desk: Desk, _rest: str) -> None:
@@ -70,17 +70,17 @@ def _fork(desk: Desk, rest: str) -> None:
     name = (name if first.isdecimal() else rest).strip() or f"{room.status.name} from {number}"
     made = room.chat.fork(number, name)
     room.enter(name, made)
-    note(f"This is {name!r} now, which begins with {counted(number, 'turn')} of the other one.")
+    note(f"Switched to {name!r}, a copy up to turn {number}.")
 
 
 def _new(desk: Desk, rest: str) -> None:
     desk.room.begin(rest or None)
-    note(f"A new conversation: {desk.room.status.name!r}.")
+    note(f"Started a new conversation: {desk.room.status.name!r}.")
 
 
 def _resume(desk: Desk, rest: str) -> None:
     if not rest:
-        raise UsageError("/resume NAME goes on with that conversation.", hint="To see them: /list")
+        raise UsageError("/resume needs the NAME of a conversation.", hint="To list conversations: /list")
     desk.room.resume(rest)
     transcript(desk.room.chat.turns, last=3)
 
@@ -89,7 +89,7 @@ def _rename(desk: Desk, rest: str) -> None:
     room = desk.room
     room.journal.conversations.rename(room.chat.id, rest)
     room.status.name = room.session.name = rest.strip()
-    note(f"This conversation is {room.status.name!r} now.")
+    note(f"Renamed to {room.status.name!r}.")
 
 
 def _list(desk: Desk, _rest: str) -> None:
@@ -102,24 +102,24 @@ def _search(desk: Desk, rest: str) -> None:
     for each in found:
         note(f"  {each.conversation}, turn {each.number}: {short(each.snippet)}")
     if not found:
-        note("Nothing was found.")
+        note("No matches.")
 
 
 def _save(desk: Desk, rest: str) -> None:
     if not rest:
-        raise UsageError("/save FILE writes the conversation as Markdown, or as JSON if FILE ends in .json.")
+        raise UsageError("/save needs a FILE.", hint="/save FILE writes Markdown, or JSON if FILE ends in .json.")
     path = expanded(Path(rest))
     save(path, desk.room.status.name, desk.room.chat.turns)
-    note(f"Written to {safe(str(path))}.")
+    note(f"Wrote {safe(str(path))}.")
 
 
 TURN_COMMANDS = (
     Command(_history, "/history", "list the turns with their numbers"),
-    Command(_pin, "/pin [N]", "never summarise or leave out this turn"),
+    Command(_pin, "/pin [N]", "never summarise or drop this turn"),
     Command(_unpin, "/unpin [N]", "undo /pin"),
-    Command(_retry, "/retry", "answer the last question again, with another seed"),
-    Command(_edit, "/edit [N] [TEXT]", "take back turn N and all after it, and ask it differently"),
-    Command(_undo, "/undo [N]", "take back the last turn, or the last N"),
+    Command(_retry, "/retry", "answer the last question again with another seed"),
+    Command(_edit, "/edit [N] [TEXT]", "remove turn N and all later turns, and ask it differently"),
+    Command(_undo, "/undo [N]", "remove the last turn, or the last N"),
     Command(_fork, "/fork [N] [NAME]", "continue from turn N in a new conversation"),
     Command(_new, "/new [NAME]", "start a new conversation"),
     Command(_resume, "/resume NAME", "continue another conversation"),
@@ -131,13 +131,13 @@ TURN_COMMANDS = (
 
 
 def words(room: Room, line: str) -> Iterable[tuple[str, str]]:
-    """Completions of a line that begins with a command, each with what it is."""
+    """Yield completions of a command line, each with a description."""
     name, found, rest = line.partition(" ")
     if not found:
         yield from (("/" + each, command.help) for each, command in COMMANDS.items())
         return
     if name == "/kb":
-        yield from (("add", "use one more"), ("drop", "use one less"))
+        yield from (("add", "start using a knowledge base"), ("drop", "stop using a knowledge base"))
         if rest:
             from localrag.kb import list_kbs  # noqa: PLC0415  # weight
 
@@ -157,7 +157,7 @@ def _help(desk: Desk, _rest: str) -> None:
         else:
             note(f"  {command.usage}", hang=4)
             note(f"      {command.help}")
-    note("Enter sends; Alt-Enter starts a new line; ``` starts a block of lines. Ctrl-C stops an answer and keeps it; Ctrl-D leaves.")
+    note("Enter sends. Alt-Enter starts a new line. ``` starts a block of lines. Ctrl-C stops an answer and keeps its text. Ctrl-D exits.")
 
 
 def _exit(desk: Desk, _rest: str) -> None:
@@ -168,6 +168,6 @@ _ALL = (
     Command(_help, "/help", "list the commands"),
     *settings.COMMANDS,
     *TURN_COMMANDS,
-    Command(_exit, "/exit", "leave the chat; so does Ctrl-D"),
+    Command(_exit, "/exit", "exit the chat (or press Ctrl-D)"),
 )
 COMMANDS = {command.name: command for command in _ALL}

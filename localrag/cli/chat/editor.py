@@ -28,31 +28,31 @@ _REFRESH_S = 0.5
 
 
 class Editor(Protocol):
-    """What gives the next thing that a person says."""
+    """Reads the user's next input."""
 
     def read(self, *, prefilled: str = "") -> str:
-        """EOFError at the end, KeyboardInterrupt for Ctrl-C."""
+        """Return the next input. EOFError at the end of input, KeyboardInterrupt on Ctrl-C."""
         ...
 
 
 def is_open(text: str) -> bool:
-    """Whether a block that begins with ``` is not closed yet."""
+    """Return whether a ``` block is still open."""
     return sum(line.lstrip().startswith(FENCE) for line in text.splitlines()) % 2 == 1
 
 
 def is_terminal() -> bool:
-    """Whether a line editor can be used: both ends are a terminal that can move its cursor."""
+    """Return whether a line editor can be used: stdin and stdout are a terminal with cursor control."""
     return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown", "")
 
 
 class PlainEditor:
-    """Lines of standard input; one that opens a ``` block is read on until the block is closed."""
+    """Reads lines from standard input. A ``` block is read as one input."""
 
     def read(self, *, prefilled: str = "") -> str:
         lines: list[str] = []
         in_block = False
         if prefilled:
-            click.echo(f"(It was: {safe(prefilled)})", err=True)
+            click.echo(f"(Previous text: {safe(prefilled)})", err=True)
         while True:
             if sys.stdin.isatty():
                 click.echo(PROMPT if not lines else "… ", nl=False, err=True)
@@ -70,7 +70,7 @@ class PlainEditor:
 
 
 class LineEditor:
-    """A line editor with history across runs: Enter sends, Alt-Enter and an open ``` block make a new line, a paste is only put in."""
+    """A line editor with history across runs. Enter sends; Alt-Enter, or Enter in a ``` block, starts a new line; a paste does not send."""
 
     def __init__(
         self,
@@ -80,8 +80,8 @@ class LineEditor:
         toolbar: Callable[[], str],
         opening: Future[None],
     ) -> None:
-        """`history` is the file of what was typed, None to keep none; `words(line)` are the completions of a line that begins with /, each
-        with what it is; `opening` ends when the model is there.
+        """Set up the editor. `history` is the file of past inputs, or None for no history. `words(line)` returns the completions of a line
+        that starts with /, each with a description. `opening` completes when the model is loaded.
         """
         from prompt_toolkit import PromptSession  # noqa: PLC0415  # weight
         from prompt_toolkit.history import FileHistory, InMemoryHistory  # noqa: PLC0415
@@ -107,7 +107,7 @@ class LineEditor:
         return self._session.prompt(default=prefilled, pre_run=self._watch)
 
     def _watch(self) -> None:
-        """What goes wrong while the model is opened ends the editing at once, and not when something was typed."""
+        """End the editing at once if loading the model fails, without waiting for input."""
         import asyncio  # noqa: PLC0415  # weight
 
         from prompt_toolkit.application import get_app  # noqa: PLC0415
@@ -154,7 +154,7 @@ def _completer(words: Callable[[str], Iterable[tuple[str, str]]]) -> Any:  # noq
     paths = PathCompleter(expanduser=True)
 
     class _Words(Completer):
-        """Commands, and what they take: names of knowledge bases and models, files."""
+        """Completes commands and their arguments: knowledge bases, models and files."""
 
         def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
             line = document.text_before_cursor
@@ -165,15 +165,15 @@ def _completer(words: Callable[[str], Iterable[tuple[str, str]]]) -> Any:  # noq
                 yield from paths.get_completions(Document(rest, len(rest)), complete_event)
                 return
             last = line.rpartition(" ")[2]
-            for word, what in words(line):
+            for word, description in words(line):
                 if word.startswith(last):
-                    yield Completion(word, start_position=-len(last), display_meta=what)
+                    yield Completion(word, start_position=-len(last), display_meta=description)
 
     return _Words()
 
 
 def toolbar(parts: Sequence[str], width: int) -> str:
-    """As many of the parts as a line holds, the first ones first."""
+    """Join as many of the first parts as fit in a line of `width` characters."""
     shown = ""
     for part in parts:
         longer = f"{shown} · {part}" if shown else part

@@ -1,4 +1,4 @@
-"""The loop of a chat: a line is read, then run by the one thread that owns the model; background work runs while a person types."""
+"""The chat loop: read a line, run it on the thread that owns the model, and do background work while the user types."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _NOTED_TURNS = 3
 
 _POLL_S = 0.05
 IDLE_AFTER_S = 1.0
-"""How long a person must be idle before the machine is used for what can wait."""
+"""Seconds without input before background work starts."""
 
 
 class Worker:
-    """One thread that does what it is told, in order. Errors come back to who waits."""
+    """A thread that runs jobs in order. `wait` raises a job's error."""
 
     def __init__(self, cancel: Callable[[], None]) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="chat")
@@ -40,16 +40,16 @@ class Worker:
         return self._executor.submit(work)
 
     def wait(self, running: Future[T]) -> T:
-        """The result. Ctrl-C ends what is written, so that it is kept."""
+        """Return a job's result. Ctrl-C stops its answer and keeps the text."""
         while True:
             try:
                 with first_interrupt(self._cancel):
                     return running.result()
-            except KeyboardInterrupt:  # a second one, while the first has its effect
+            except KeyboardInterrupt:  # a second Ctrl-C before the first has taken effect
                 self._cancel()
 
     def end(self, running: Future[object]) -> None:
-        """Have something that can wait end now, whatever it came to."""
+        """Cancel a background job and wait until it has ended."""
         while not running.done():
             self._cancel()
             try:
@@ -58,13 +58,13 @@ class Worker:
                 continue
 
     def end_with(self, close: Callable[[], None]) -> None:
-        """Have `close` be the last thing that is done."""
+        """Run `close` as the last job, then stop the thread."""
         self.wait(self._executor.submit(close))
         self._executor.shutdown()
 
 
 class Idle:
-    """Summaries that the next question may need, written while a person types or thinks. `stop` ends it at once."""
+    """Writes summaries for the next question while the user is idle. `stop` ends this at once."""
 
     def __init__(self, room: Room, worker: Worker) -> None:
         self._room = room
@@ -93,7 +93,7 @@ class Idle:
             self._room.status.activity = ""
 
     def stop(self) -> None:
-        """Errors are told when the question that needs it is asked."""
+        """End the background work. Its errors are reported by the question that needs its result."""
         self._is_wanted = False
         if self._running is not None:
             self._worker.end(self._running)
@@ -101,7 +101,7 @@ class Idle:
 
 
 class Loop:
-    """Reads, has the desk do it, and goes on until that is closed or the input ends."""
+    """Reads and runs lines until the desk is closed or the input ends."""
 
     def __init__(self, room: Room, editor: Editor, worker: Worker, opening: Future[None], desk: Desk, *, as_json: bool) -> None:
         self._room = room
@@ -112,10 +112,10 @@ class Loop:
         self._idle = Idle(room, worker)
         self._as_json = as_json
         self.exit_code = 0
-        """That of the first line that failed; 0 if none did."""
+        """The exit code of the first line that failed, or 0."""
 
     def run(self) -> None:
-        """Errors of single questions are told, and the chat goes on. What keeps the model from being opened ends it."""
+        """Run the loop. Errors of single lines are printed; an error while loading the model is raised."""
         while True:
             try:
                 prefilled, self._desk.prefilled = self._desk.prefilled, ""
@@ -123,7 +123,7 @@ class Loop:
             except EOFError:
                 break
             except KeyboardInterrupt:
-                note("Ctrl-D or /exit leaves.")
+                note("To exit, press Ctrl-D or type /exit.")
                 continue
             self._opening.result()
             self._idle.stop()
@@ -145,7 +145,7 @@ class Loop:
 
 
 def talk(room: Room, *, as_json: bool) -> int:
-    """Hold a chat to its end and return the exit code. The model is opened while the person types."""
+    """Run a chat to its end and return the exit code. The model is loaded while the user types."""
     draws = is_terminal() and not as_json
     worker = Worker(room.cancel)
     opening = worker.start(lambda: _open(room, tells=draws or sys.stdin.isatty()))
@@ -175,7 +175,7 @@ def _open(room: Room, *, tells: bool) -> None:
 
 
 def _ask(room: Room, question: str, *, draws: bool, as_json: bool) -> None:
-    """One turn, shown as it comes."""
+    """Ask a question and show the answer as it is generated."""
     if as_json:
         emit(room.say(question).to_dict())
         _warn(room)
@@ -206,12 +206,12 @@ def _ask(room: Room, question: str, *, draws: bool, as_json: bool) -> None:
     remarks(answer, kbs, tells_history=False, known_warnings=room.session.warnings)
     _warn(room)
     before = room.status.forgotten
-    if news := room.look_ahead(write=False).beyond(before):
-        note(warning_of(news))
+    if newly_forgotten := room.look_ahead(write=False).beyond(before):
+        note(warning_of(newly_forgotten))
 
 
 def _warn(room: Room) -> None:
-    """What went wrong with keeping the conversation, once."""
+    """Print each warning about saving the conversation once."""
     for warning in room.chat.warnings:
         note(f"Warning: {warning}")
     room.chat.warnings.clear()
@@ -220,7 +220,7 @@ def _warn(room: Room) -> None:
 def _toolbar(room: Room) -> str:
     status = room.status
     if not status.model:
-        return "loading the model; type your question"
+        return "loading the model; you can already type your question"
     share = status.used / max(1, status.n_ctx)
     bar = "█" * round(10 * min(1.0, share)) + "░" * (10 - round(10 * min(1.0, share)))
     parts = [status.activity] if status.activity else []

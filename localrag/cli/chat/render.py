@@ -1,4 +1,4 @@
-"""A chat as a person sees it: answers as they come, sources, turns, and the conversation as Markdown or JSON."""
+"""Show a chat: streamed answers, sources and turns; and export a conversation as Markdown or JSON."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _SHORT_CHARS = 70
 _STATES = {
-    "interrupted": "  (its program ended before the answer did)",
+    "interrupted": "  (interrupted: the program ended)",
     "stopped": "  (stopped)",
     "failed": "  (no answer)",
     "running": "  (being answered elsewhere)",
@@ -35,43 +35,43 @@ _STATES = {
 
 
 def short(text: str) -> str:
-    """The beginning of a text as one line."""
+    """Return the start of a text on one line."""
     return one_line(text, _SHORT_CHARS)
 
 
 def state_of(turn: Turn) -> str:
-    """What became of an answer that is not whole; nothing for one that is."""
+    """Return the reason why an answer is incomplete, or "" for a complete one."""
     return _STATES.get(turn.state, "")
 
 
 def searched(rewriting: QueryRewrite) -> str:
-    """What was searched for in place of a follow-up."""
+    """Return a note with the rewritten query of a follow-up question."""
     return f"Searched for: {one_line(rewriting.text)}"
 
 
 def usage(answer: Answer) -> str:
-    """What a turn took, in tokens."""
+    """Return the tokens and times of a turn."""
     evaluated = answer.prompt_tokens - answer.cached_tokens
     rewriting = answer.rewriting
-    more = "" if rewriting is None else f" Rewriting: {rewriting.prompt_tokens:,} in, {rewriting.completion_tokens:,} out."
+    more = "" if rewriting is None else f" Query rewrite: {rewriting.prompt_tokens:,} in, {rewriting.completion_tokens:,} out."
     return (
-        f"{answer.prompt_tokens:,} tokens in, of which {answer.cached_tokens:,} were there already and {evaluated:,} were evaluated; "
-        f"{answer.completion_tokens:,} out; first after {answer.timings.first_token_s:.2f} s; window {answer.slot.n_ctx:,}.{more}"
+        f"{answer.prompt_tokens:,} tokens in ({answer.cached_tokens:,} cached, {evaluated:,} evaluated), {answer.completion_tokens:,} out; "
+        f"first token after {answer.timings.first_token_s:.2f} s; window {answer.slot.n_ctx:,}.{more}"
     )
 
 
 def warning_of(forgotten: Forgotten) -> str:
-    """What the next question leaves out, and the way out."""
-    said = []
+    """Return a warning about the turns that the next prompt summarizes or leaves out."""
+    changes = []
     if forgotten.summarised:
-        said.append(f"{_turn_numbers(forgotten.summarised)} in a summary")
+        changes.append(f"{_turn_numbers(forgotten.summarised)} only as a summary")
     if forgotten.left_out:
-        said.append(f"{_turn_numbers(forgotten.left_out)} not at all")
-    return f"From the next question on, the model sees {' and '.join(said)}. /pin N keeps a turn whole."
+        changes.append(f"{_turn_numbers(forgotten.left_out)} not at all")
+    return f"From the next question on, the model sees {' and '.join(changes)}. Use /pin N to keep a turn in full."
 
 
 def _turn_numbers(numbers: Sequence[int]) -> str:
-    """`turn 3`, `turns 1–4`, `turns 1, 2, 7`."""
+    """Format turn numbers: `turn 3`, `turns 1–4` or `turns 1, 2, 7`."""
     if len(numbers) == 1:
         return f"turn {numbers[0]}"
     if numbers[-1] - numbers[0] == len(numbers) - 1:
@@ -80,9 +80,9 @@ def _turn_numbers(numbers: Sequence[int]) -> str:
 
 
 def transcript(turns: Sequence[Turn], *, last: int) -> None:
-    """The last turns, so that a person sees where the conversation stands."""
+    """Print the last turns of a resumed conversation."""
     if len(turns) > last:
-        note(f"({counted(len(turns) - last, 'turn')} before; /history lists them)")
+        note(f"({counted(len(turns) - last, 'earlier turn')}; /history lists them)")
     first = max(0, len(turns) - last) + 1
     for number, turn in enumerate(turns[-last:], first):
         note(f"{number}> {safe(turn.question)}")
@@ -94,7 +94,7 @@ def transcript(turns: Sequence[Turn], *, last: int) -> None:
 
 
 def markdown(name: str, turns: Sequence[Turn]) -> str:
-    """A conversation as Markdown: nothing in it becomes a link, an image or HTML."""
+    """Return a conversation as Markdown. Its texts cannot add links, images or HTML."""
     lines = [f"# {inline(name)}", ""]
     for turn in turns:
         lines += [f"**You**{' (pinned)' if turn.is_pinned else ''}: {prose(turn.question.strip())}", ""]
@@ -108,7 +108,7 @@ def markdown(name: str, turns: Sequence[Turn]) -> str:
 
 
 def as_object(name: str, turns: Sequence[Turn]) -> dict[str, object]:
-    """A conversation as JSON has it."""
+    """Return a conversation as an object for JSON."""
     return {"name": name, "turns": [_turn(turn) for turn in turns]}
 
 
@@ -130,12 +130,12 @@ def _turn(turn: Turn) -> dict[str, object]:
 
 
 def save(path: Path, name: str, turns: Sequence[Turn]) -> None:
-    """Write a conversation, whole or not at all. UsageError if the file exists."""
+    """Write a conversation to a file, atomically. UsageError if the file exists."""
     text = (
         json.dumps(as_object(name, turns), ensure_ascii=False, indent=2) + "\n" if path.suffix.lower() == ".json" else markdown(name, turns)
     )
     if path.exists():
-        raise UsageError(f"{safe(str(path))} is there already.", hint="Name another file.")
+        raise UsageError(f"{safe(str(path))} already exists.", hint="Name another file.")
     try:
         write_whole(path, text, replace=False)
     except OSError as error:
@@ -144,17 +144,17 @@ def save(path: Path, name: str, turns: Sequence[Turn]) -> None:
 
 
 def given_to(turn: Turn, turns: Sequence[Turn]) -> list[Hit]:
-    """What a turn cites, and what else came with it, in the order in which the conversation was given it."""
+    """Return the hits that a turn cites or was given, in the order in which the conversation first had them."""
     cited = cited_labels(turn)
-    before = [each for each in turns if each.id <= turn.id]  # a tag can mean another passage in a later turn
+    before = [each for each in turns if each.id <= turn.id]  # in a later turn, a tag can mean another passage
     known = {hit.label: hit for each in before for hit in each.hits}
     return [hit for label, hit in known.items() if label in cited or any(each.label == label for each in turn.hits)]
 
 
 def sources_text(turn: Turn, given: Sequence[Hit]) -> str:
-    """All of it, numbered, each with its place and its text."""
+    """Return the numbered sources of a turn, each with its place and text."""
     if not given:
-        return "No sources came with it."
+        return "This answer has no sources."
     cited = cited_labels(turn)
     lines = []
     for number, hit in enumerate(given, 1):
@@ -166,7 +166,7 @@ def sources_text(turn: Turn, given: Sequence[Hit]) -> str:
 
 
 def passage_text(hit: Hit, path: Path | None, *, is_cited: bool) -> str:
-    """One passage, whole, with all that is known of where it stands."""
+    """Return one passage in full, with its file, heading and place."""
     chunk = hit.chunk
     place = f"{safe(chunk.place)}, " if chunk.place else ""
     about = {
@@ -188,7 +188,7 @@ _MARGIN_LINES = 2
 
 
 class View(Protocol):
-    """Is told what is waited for, remarked and thought, called with each piece of an answer, and closed in the end."""
+    """Shows the progress, remarks and reasoning of one answer. Call it with each piece of text, then `close` it."""
 
     def wait(self, text: str, /) -> None: ...
     def remark(self, text: str, /) -> None: ...
@@ -198,26 +198,26 @@ class View(Protocol):
 
 
 def make_view(*, draws: bool) -> View:
-    """For a terminal that can move its cursor (`draws`), or for any other output."""
+    """Return a view that renders Markdown on a terminal with cursor control (`draws`), or a plain one."""
     return MarkdownView(console()) if draws else _PlainView()
 
 
 class _PlainView(render.AnswerStream):
-    """Text as it comes, and nothing before it."""
+    """Prints the plain text of an answer, without progress."""
 
     def wait(self, text: str) -> None:
-        """A pipe is not told what is waited for."""
+        """Show nothing: progress is only for terminals."""
 
     def remark(self, text: str) -> None:
-        """It goes where talk goes."""
+        """Print a remark on stderr."""
         dim(text)
 
     def think(self, piece: str) -> None:
-        """Nor what is thought."""
+        """Show nothing: reasoning is only for terminals."""
 
 
 class MarkdownView:
-    """Blocks of Markdown (paragraphs, lists, code) are printed for good once the next one has begun; the last is drawn anew until then."""
+    """Renders an answer as Markdown. Finished blocks (paragraphs, lists, code) are printed; the last block is redrawn as it grows."""
 
     def __init__(self, out: Console) -> None:
         self._out = out
@@ -228,24 +228,24 @@ class MarkdownView:
         self._restore: Callable[[], None] | None = None
 
     def wait(self, text: str) -> None:
-        """Say what is being done until the first piece comes."""
+        """Show a progress text until the first piece arrives."""
         self._waiting = text
-        self._restore = self._restore or silence_keys()  # for as long as it draws: the area itself closes between blocks
+        self._restore = self._restore or silence_keys()  # until `close`: the area itself closes between blocks
         self._area.open()
 
     def remark(self, text: str) -> None:
-        """A line that stays, above the answer."""
+        """Print a remark above the answer."""
         self._area.close()
         dim(text)
 
     def think(self, piece: str) -> None:
-        """Thoughts are printed as they come, dimmed, above the answer."""
+        """Print a piece of reasoning, dimmed, above the answer."""
         self._area.close()
         self._has_thought = True
         self._out.print(safe(piece), style="dim", end="", markup=False, highlight=False, soft_wrap=True)
 
     def _begin(self) -> None:
-        """The answer stands apart from the thoughts."""
+        """Separate the answer from the reasoning by a blank line."""
         if self._has_thought:
             self._has_thought = False
             self._out.print("\n")
@@ -272,7 +272,7 @@ class MarkdownView:
             self._restore = None
 
     def _tail(self) -> Any:  # noqa: ANN401  # rich's
-        """The last block, or as many of its last lines as the terminal shows: what scrolled away cannot be drawn anew."""
+        """Return the last block, or as many of its last lines as fit on the terminal: scrolled lines cannot be redrawn."""
         if not self._text.strip():
             return f"{self._waiting} …" if self._waiting else ""
         lines = self._text.split("\n")
@@ -297,7 +297,7 @@ def _markdown(text: str) -> Any:  # noqa: ANN401  # rich's Markdown, imported la
 
 
 def _complete(text: str) -> int:
-    """How many characters of a Markdown text stand in blocks behind which another one has begun."""
+    """Return the number of characters in the finished blocks of a Markdown text, i.e. in all but the last block."""
     if "\n" not in text:
         return 0
     from markdown_it import MarkdownIt  # noqa: PLC0415  # weight

@@ -1,4 +1,4 @@
-"""/sources: the sources of an answer, one passage in full, or its file opened in an editor or viewer."""
+"""Chat commands for sources, settings, budgets, memories and feedback."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ from localrag.text.sanitize import one_line, safe
 from localrag.types import Hit
 
 _EDITORS = ("sensible-editor", "nano", "vim", "vi", "notepad")
-"""Looked for where neither VISUAL nor EDITOR names one."""
+"""Editors to try if neither VISUAL nor EDITOR is set."""
 _TAKE_LINES = frozenset(
     "editor emacs emacsclient gvim jed joe kak mcedit mg micro nano ne nvim pico sensible-editor vi view vim".split()  # noqa: SIM905  # a word list reads better as words
 )
-"""Editors that go to a line that is given as +LINE."""
+"""Editors that accept +LINE to open a file at a line."""
 
 
 def open_file(path: Path, line: int | None = None) -> None:
-    """Open a file and wait if it opens in an editor. UsageError if it is not a file, or if no program opens it.
+    """Open a file in an editor and wait, or open a document in the system's viewer. UsageError if it is not a file or cannot be opened.
 
-    The path is one argument and absolute, so whatever its name is, it is neither read by a shell nor taken for an option. The system is
-    only asked to open what its name says is a document: of text, it might run what it is given.
+    The path is passed as one absolute argument, so that no name can be read as shell code or as an option. Only documents, by their
+    extension, are passed to the system's viewer, which might execute other files.
     """
     path = path.absolute()
     if not path.is_file():
-        raise UsageError(f"{safe(str(path))} is not there, or is no file.", hint="It was there when it was indexed.")
+        raise UsageError(f"{safe(str(path))} is missing or not a file.", hint="It existed when it was indexed.")
     try:
         if is_document(path.name, b""):
             _launch(path)
         else:
             _edit(path, line)
     except OSError as error:
-        raise UsageError(f"It cannot be opened: {error.strerror or error}.", hint="Set EDITOR to an editor that is there.") from None
+        raise UsageError(f"The file cannot be opened: {error.strerror or error}.", hint="Set EDITOR to an installed editor.") from None
 
 
 def _edit(path: Path, line: int | None) -> None:
@@ -65,10 +65,10 @@ def _editor() -> list[str]:
     try:
         command = shlex.split(named, posix=os.name != "nt")
     except ValueError:
-        raise UsageError(f"EDITOR cannot be read: {named[:80]!r}.", hint="Close its quotes.") from None
+        raise UsageError(f"EDITOR has an unclosed quote: {named[:80]!r}.", hint="Close the quote.") from None
     command = command or [found for each in _EDITORS if (found := shutil.which(each))][:1]
     if not command:
-        raise UsageError("There is no editor to open it with.", hint="Set EDITOR.")
+        raise UsageError("No editor was found.", hint="Set EDITOR.")
     return command
 
 
@@ -78,11 +78,11 @@ def _launch(path: Path) -> None:
         return
     opener = shutil.which("open" if sys.platform == "darwin" else "xdg-open")
     if opener is None:
-        raise UsageError("There is no program here that opens documents.", hint=f"The file is {safe(str(path))}")
+        raise UsageError("No program to open documents was found.", hint=f"The file is {safe(str(path))}")
     started = subprocess.Popen(
         [opener, str(path)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
-    threading.Thread(target=started.wait, daemon=True).start()  # whenever it is closed
+    threading.Thread(target=started.wait, daemon=True).start()  # reap the process when it ends
 
 
 _LINE = re.compile(r"lines? (\d{1,9})\b")
@@ -90,7 +90,7 @@ _USAGE = "/sources [turn N] [NUMBER|TAG] [open]"
 
 
 def sources(desk: Desk, rest: str) -> None:
-    """`/sources [turn N] [NUMBER|TAG] [open]`: all that the answer was given, or one passage of it, or its file."""
+    """`/sources [turn N] [NUMBER|TAG] [open]`: show the sources of an answer, show one of them, or open its file."""
     words, chat = rest.split(), desk.room.chat
     turn = chat.turn(-1)
     if words[:1] == ["turn"]:
@@ -100,7 +100,7 @@ def sources(desk: Desk, rest: str) -> None:
     words = words[:-1] if opens else words
     given = given_to(turn, chat.turns)
     if len(words) > 1 or (opens and not words and len(given) != 1):
-        raise UsageError(f"{_USAGE} shows what an answer was given, or one passage of it, or opens its file.")
+        raise UsageError("Name one source to open." if opens else "Name one source.", hint=f"Usage: {_USAGE}")
     if not words and not opens:
         note(sources_text(turn, given))
         return
@@ -113,10 +113,10 @@ def sources(desk: Desk, rest: str) -> None:
 
 
 def _chosen(wanted: str, given: Sequence[Hit], turns: Sequence[Turn]) -> Hit:
-    """A passage by its number among those that were given, or by its tag, by which the last one of the conversation is meant."""
+    """Find a passage by its number among the answer's sources, or by its tag; the latest passage with that tag wins."""
     if wanted.isdecimal():
         if not 1 <= whole(wanted, "/sources") <= len(given):
-            raise UsageError(f"There is no source {wanted[:20]}: the answer was given {len(given)}.", hint="/sources lists them.")
+            raise UsageError(f"There is no source {wanted[:20]}; the answer has {len(given)}.", hint="/sources lists them.")
         return given[int(wanted) - 1]
     label = parse_label(wanted)
     others = [hit for turn in reversed(turns) for hit in turn.hits]
@@ -124,16 +124,16 @@ def _chosen(wanted: str, given: Sequence[Hit], turns: Sequence[Turn]) -> Hit:
         if label == (hit.chunk.scope, hit.chunk.id):
             return hit
     raise UsageError(
-        f"Nothing in this conversation has the tag {one_line(wanted, 40)}.", hint="/sources lists what the last answer was given."
+        f"No passage in this conversation has the tag {one_line(wanted, 40)}.", hint="/sources lists the sources of the last answer."
     )
 
 
 def _open_source(hit: Hit, path: Path | None) -> None:
-    """UsageError where no file is known, or nobody could see an editor."""
+    """Open the file of a source. UsageError if the file is unknown, or without a terminal."""
     if path is None:
-        raise UsageError(f"It is not known here which file {hit.label} is from.", hint="/kb add NAME uses its knowledge base again.")
+        raise UsageError(f"The file of {hit.label} is unknown.", hint="Use /kb add NAME to add its knowledge base again.")
     if not sys.stdin.isatty():
-        raise UsageError("A file is opened on a terminal only.", hint=f"It is {safe(str(path))}")
+        raise UsageError("Opening files needs a terminal.", hint=f"The file is {safe(str(path))}")
     line = _LINE.match(hit.chunk.place)
     open_file(path, int(line[1]) if line else None)
     note(f"Opened {safe(str(path))}{f', {safe(hit.chunk.place)}' if hit.chunk.place else ''}.")
@@ -146,7 +146,7 @@ def _path(desk: Desk, hit: Hit) -> Path | None:
     return None
 
 
-# --- what it is held with ---
+# --- settings ---
 
 
 def _model(desk: Desk, rest: str) -> None:
@@ -155,7 +155,7 @@ def _model(desk: Desk, rest: str) -> None:
         for warning in desk.room.session.warnings:
             note(f"Warning: {warning}")
     status = desk.room.status
-    note(f"{status.model}: window {status.n_ctx:,} tokens, bound by {status.bound}.")
+    note(f"{status.model}: window {status.n_ctx:,} tokens, limited by {status.bound}.")
 
 
 def _kb(desk: Desk, rest: str) -> None:
@@ -165,18 +165,18 @@ def _kb(desk: Desk, rest: str) -> None:
         room.use_kbs(tuple(dict.fromkeys((*kbs, *names))))
     elif verb == "drop" and names:
         if missing := [each for each in names if each not in kbs]:
-            raise UsageError(f"{missing[0]} is not used here.", hint=f"Used: {', '.join(kbs) or 'none'}.")
+            raise UsageError(f"{missing[0]} is not in use.", hint=f"In use: {', '.join(kbs) or 'none'}.")
         room.use_kbs(tuple(each for each in kbs if each not in names))
     elif verb:
-        raise UsageError("/kb add NAME or /kb drop NAME; alone it shows which are used.")
-    note(f"Knowledge bases: {', '.join(room.asking['kbs']) or 'none, so the model answers from what it knows'}.")
+        raise UsageError("Use /kb add NAME or /kb drop NAME. /kb alone shows the knowledge bases in use.")
+    note(f"Knowledge bases: {', '.join(room.asking['kbs']) or 'none; the model answers from its own knowledge'}.")
 
 
 def _system(desk: Desk, rest: str) -> None:
     room = desk.room
     if rest:
         room.set_system("" if rest == "none" else rest)
-    note(f"System text: {safe(room.chat.system) or 'none'}" + ("" if rest else "  (/system TEXT sets it, /system none takes it away)"))
+    note(f"System prompt: {safe(room.chat.system) or 'none'}" + ("" if rest else "  (/system TEXT sets it, /system none removes it)"))
 
 
 def _context_ratio(desk: Desk, rest: str) -> None:
@@ -184,7 +184,7 @@ def _context_ratio(desk: Desk, rest: str) -> None:
         ratio = number(rest, "/context-ratio", 0.0, 1.0)
         desk.room.asking["context_ratio"] = ratio
     ratio_now = desk.room.asking["context_ratio"]
-    note(f"New sources may take {0.5 if ratio_now is None else ratio_now:g} of the window at most.")
+    note(f"New sources may use at most {0.5 if ratio_now is None else ratio_now:g} of the window.")
 
 
 def _seed(desk: Desk, rest: str) -> None:
@@ -205,15 +205,15 @@ def _rewrite(desk: Desk, rest: str) -> None:
         raise UsageError(f"/rewrite takes on or off, not {rest[:40]!r}.")
     if rest:
         desk.room.set_rewrites(rewrites=rest == "on")
-    note(f"Short follow-ups are {'rewritten by the model' if desk.room.rewrites else 'not rewritten'} before they are searched for.")
+    note(f"Short follow-up questions are {'rewritten by the model' if desk.room.rewrites else 'not rewritten'} before searching.")
 
 
-# --- what is seen ---
+# --- budget and prompt ---
 
 
 def _budget(desk: Desk, _rest: str) -> None:
     if desk.room.last is None:
-        note("Nothing was asked yet.")
+        note("There are no answers yet.")
         return
     render.ledger(desk.room.last.ledger, err=True)
     if forgotten := desk.room.look_ahead(write=False):
@@ -223,7 +223,7 @@ def _budget(desk: Desk, _rest: str) -> None:
 def _explain(desk: Desk, rest: str) -> None:
     last = desk.room.last
     if last is None:
-        note("Nothing was asked yet.")
+        note("There are no answers yet.")
         return
     if rest == "full":
         render.prompt(last.prompt.parts, desk.room.session.engine.tokenizer, err=True)
@@ -234,12 +234,12 @@ def _explain(desk: Desk, rest: str) -> None:
 def _attach(desk: Desk, rest: str) -> None:
     room = desk.room
     if not rest:
-        note(f"With the next question: {', '.join(safe(each.label) for each in room.attached) or 'nothing'}.  (/attach FILE)")
+        note(f"Attached to the next question: {', '.join(safe(each.label) for each in room.attached) or 'nothing'}.  (/attach FILE)")
         return
     attachment = options.attachment(expanded(Path(rest)))
     room.attached = [each for each in room.attached if each.label != attachment.label] + [attachment]
     tokens = room.session.engine.counter(attachment.text)
-    note(f"{safe(attachment.label)}, {tokens:,} tokens, goes with the next question.")
+    note(f"Attached {safe(attachment.label)} ({tokens:,} tokens) to the next question.")
 
 
 def _tokens(desk: Desk, rest: str) -> None:
@@ -249,7 +249,7 @@ def _tokens(desk: Desk, rest: str) -> None:
     elif desk.room.last is not None:
         note(usage(desk.room.last))
     else:
-        note("/tokens TEXT counts a text; alone it shows the last turn's.")
+        note("Use /tokens TEXT to count a text. /tokens alone shows the last turn's tokens.")
 
 
 # --- memories and votes ---
@@ -260,11 +260,11 @@ def _memory(desk: Desk, _rest: str) -> None:
     for each in kept:
         note(f"  {each.id}  {safe(each.text)}  (importance {each.importance:g})")
     if not kept:
-        note("Nothing is remembered. /remember TEXT keeps a fact across conversations.")
+        note("No facts are remembered. Use /remember TEXT to keep a fact across conversations.")
 
 
 def _remember(desk: Desk, rest: str) -> None:
-    """Keep a text, or what the model proposed: only with the person's word for each."""
+    """Keep TEXT or the proposed facts #N; without arguments, have the model propose facts."""
     proposed = desk.room.proposed
     if not rest:
         _propose(desk)
@@ -275,15 +275,15 @@ def _remember(desk: Desk, rest: str) -> None:
         _keep(desk, rest)
         return
     if not proposed:
-        raise UsageError("Nothing was proposed.", hint="/remember alone has the model propose something.")
+        raise UsageError("No facts have been proposed.", hint="/remember alone has the model propose facts.")
     for each in chosen:
         _keep(desk, proposed[whole(each, "/remember #", least=1, most=len(proposed)) - 1])
 
 
 def _keep(desk: Desk, fact: str) -> None:
     memory_id = desk.room.journal.memories.add(fact, DEFAULT_IMPORTANCE)
-    lasting = "" if desk.room.keeps else " until this chat ends, which keeps nothing"
-    note(f"Remembered as {memory_id}{lasting}; /forget {memory_id} takes it back.")
+    lasting = "" if desk.room.keeps else " until this chat ends (--no-keep)"
+    note(f"Remembered as {memory_id}{lasting}. Use /forget {memory_id} to delete it.")
 
 
 def _propose(desk: Desk) -> None:
@@ -291,15 +291,15 @@ def _propose(desk: Desk) -> None:
     for number_of, fact in enumerate(facts, 1):
         note(f"  #{number_of}  {safe(fact)}")
     note(
-        "Nothing of these is kept yet: /remember #1 keeps one."
+        "None of these is kept yet. Use /remember #1 to keep the first."
         if facts
-        else "The model finds nothing to remember; /remember TEXT keeps a fact."
+        else "The model found nothing to remember. Use /remember TEXT to keep a fact."
     )
 
 
 def _forget(desk: Desk, rest: str) -> None:
     desk.room.journal.memories.forget(whole(rest, "/forget", least=1))
-    note("Forgotten.")
+    note("Deleted.")
 
 
 def _good(desk: Desk, _rest: str) -> None:
@@ -311,16 +311,16 @@ def _bad(desk: Desk, _rest: str) -> None:
 
 
 def _mark(desk: Desk, *, useful: bool) -> None:
-    """The passages that the last answer cites, or else those that came with it, of the knowledge bases that are used."""
+    """Mark the passages that the last answer cites, or otherwise all of its sources, in the knowledge bases in use."""
     if not desk.room.keeps:
-        raise UsageError("Nothing of this chat is kept, so no passage is marked.", hint="Start it without --no-keep to mark passages.")
+        raise UsageError("Passages cannot be marked with --no-keep.", hint="Start the chat without --no-keep.")
     turn = desk.room.chat.turn(-1)
     cited = set(turn.about.get("citations", ()))
     kbs = {kb.name: kb for kb in desk.room.session.knowledge_bases}
     given = [hit for each in desk.room.chat.turns for hit in each.hits if hit.chunk.kb in kbs]
     hits = [hit for hit in given if hit.label in cited] or [hit for hit in turn.hits if hit.chunk.kb in kbs]
     if not hits:
-        raise UsageError("The last answer has no passage of a knowledge base that is used here.", hint="There is nothing to mark.")
+        raise UsageError("The last answer has no passages of a knowledge base in use.", hint="There is nothing to mark.")
     for name, kb in kbs.items():
         if ids := sorted({hit.chunk.id for hit in hits if hit.chunk.kb == name}):
             kb.mark(ids, useful=useful)
@@ -331,19 +331,19 @@ def _mark(desk: Desk, *, useful: bool) -> None:
 COMMANDS = (
     Command(_model, "/model [NAME]", "show or change the model"),
     Command(_kb, "/kb [add|drop NAME]", "show, add or drop knowledge bases"),
-    Command(_system, "/system [TEXT]", "show or set the system text; none takes it away"),
-    Command(_context_ratio, "/context-ratio [R]", "the most that new sources may take of the window, 0 to 1"),
+    Command(_system, "/system [TEXT]", "show or set the system prompt; none removes it"),
+    Command(_context_ratio, "/context-ratio [R]", "show or set the maximum share of the window for new sources, 0 to 1"),
     Command(_seed, "/seed [N]", "show or set the seed"),
-    Command(_temperature, "/temperature [T]", "0 takes the likeliest token"),
-    Command(_rewrite, "/rewrite [on|off]", "have the model rewrite short follow-ups before they are searched for"),
-    Command(_budget, "/budget", "who had what of the window, and what the next question leaves out"),
-    Command(_explain, "/explain [full]", "the last turn's ledger; full: the very prompt"),
-    Command(sources, "/sources [turn N] [NUMBER|TAG] [open]", "what the last answer, or that of turn N, was given; open: its file"),
+    Command(_temperature, "/temperature [T]", "show or set the temperature; 0 always picks the most likely token"),
+    Command(_rewrite, "/rewrite [on|off]", "turn the rewriting of short follow-up questions on or off"),
+    Command(_budget, "/budget", "show how the window was divided, and what the next question leaves out"),
+    Command(_explain, "/explain [full]", "show the last turn's token ledger; full: also the exact prompt"),
+    Command(sources, "/sources [turn N] [NUMBER|TAG] [open]", "show the sources of an answer, or one of them; open: open its file"),
     Command(_attach, "/attach [FILE]", "send a file with the next question"),
-    Command(_tokens, "/tokens [TEXT]", "count a text, or show the last turn's tokens"),
-    Command(_memory, "/memory", "the facts that are kept across conversations"),
-    Command(_remember, "/remember [TEXT|#N …]", "keep a fact; alone, have the model propose some, of which #N keeps one"),
-    Command(_forget, "/forget ID", "forget one"),
-    Command(_good, "/good", "the passages that the last answer cites were useful"),
-    Command(_bad, "/bad", "they were not"),
+    Command(_tokens, "/tokens [TEXT]", "count the tokens of a text, or show the last turn's tokens"),
+    Command(_memory, "/memory", "list the facts that are kept across conversations"),
+    Command(_remember, "/remember [TEXT|#N …]", "keep a fact, or the proposed facts #N; alone: have the model propose facts"),
+    Command(_forget, "/forget ID", "delete a fact"),
+    Command(_good, "/good", "mark the passages that the last answer cites as useful"),
+    Command(_bad, "/bad", "mark them as useless"),
 )

@@ -1,4 +1,4 @@
-"""The state of a chat: its model, its knowledge bases, its conversation, the settings for the next question; and what a line does to it."""
+"""The state of a chat: its model, knowledge bases, conversation and settings; and the dispatch of its lines and commands."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 HISTORY_FILE = "chat-history"
 RETRY_TEMPERATURE = 0.7
-"""What another answer to the same question is sampled with where nothing else was set: greedy ones are all the same."""
+"""Temperature of /retry if none is set. At temperature 0, every answer would be the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """Which conversation: one by its name, made if it is not there; the last one with `resumes`; else a new one."""
+class ConversationChoice:
+    """The conversation to open: by `name`, created if missing; with `resumes` the last one; otherwise a new one."""
 
     name: str | None = None
     resumes: bool = False
@@ -42,7 +42,7 @@ class Wanted:
 
 @dataclass(slots=True)
 class Status:
-    """What is shown of a chat while a person types; read by the thread that draws, written by the one that works."""
+    """Values for the toolbar. Written by the worker thread, read by the thread that draws."""
 
     model: str = ""
     n_ctx: int = 0
@@ -58,9 +58,9 @@ class Status:
 
 
 class Room:
-    """A chat with its model, which is opened by `open`. All but `cancel` belongs to one thread."""
+    """A chat with its model, which `open` loads. Use it from one thread, except for `cancel`."""
 
-    def __init__(self, asking: options.Asking, sampling: SamplingParams, wanted: Wanted, *, rewrites: bool = False) -> None:
+    def __init__(self, asking: options.Asking, sampling: SamplingParams, choice: ConversationChoice, *, rewrites: bool = False) -> None:
         self.asking = asking.copy()
         self.sampling = sampling
         self._rewrites = rewrites
@@ -71,7 +71,7 @@ class Room:
         self.asking["attached"] = ()
         self.last: Answer | None = None
         self.proposed: list[str] = []
-        self._wanted = wanted
+        self._choice = choice
         self._is_stopped = False
         self._opened = ExitStack()
         self._session: Session | None = None
@@ -80,25 +80,25 @@ class Room:
 
     @property
     def keeps(self) -> bool:
-        """Whether the home is written to: not with --no-keep."""
-        return self._wanted.keeps
+        """Whether the chat is saved (no --no-keep)."""
+        return self._choice.keeps
 
     # --- opening and closing ---
 
     def open(self) -> None:
-        """Find or begin the conversation, and open what it is held with."""
-        home = self.settings.home if self._wanted.keeps else Path(self._opened.enter_context(tempfile.TemporaryDirectory()))
+        """Find or create the conversation, and load its model and knowledge bases."""
+        home = self.settings.home if self._choice.keeps else Path(self._opened.enter_context(tempfile.TemporaryDirectory()))
         self._journal = self._opened.enter_context(Journal.open(home))
         row = self._row()
         if row is not None:
             self._take_over(row)
         self._open_session()
-        name = row.name if row is not None else self._wanted.name or self._new_name()
+        name = row.name if row is not None else self._choice.name or self._new_name()
         chat_id = row.id if row is not None else self.journal.conversations.create(name, self._about())
         self.enter(name, chat_id)
 
     def enter(self, name: str, chat_id: int) -> None:
-        """Go on with that conversation."""
+        """Switch to a conversation."""
         self._begin_chat(chat_id)
         self.session.name = self.status.name = name
         self._recall = Recall(RecallRule(**self._recalling()))
@@ -108,20 +108,20 @@ class Room:
         self.status.activity = ""
 
     def begin(self, name: str | None) -> None:
-        """A new conversation with what this one is held with."""
+        """Start a new conversation with the same model and knowledge bases."""
         name = name or self._new_name()
         self.enter(name, self.journal.conversations.create(name, self._about()))
 
     def resume(self, name: str) -> None:
-        """Another conversation. UsageError for one that there is not."""
+        """Switch to a conversation by name. UsageError if it does not exist."""
         row = self.journal.conversations.named(name)
         if row is None:
-            raise UsageError(f"There is no conversation {name!r}.", hint="To see them: /list")
+            raise UsageError(f"There is no conversation {name!r}.", hint="To list conversations: /list")
         self._take_over(row, is_open=True)
         self.enter(row.name, row.id)
 
     def use_kbs(self, names: tuple[str, ...]) -> None:
-        """Have other knowledge bases. If they cannot be opened, all stays as it is."""
+        """Replace the knowledge bases. If one cannot be opened, nothing changes."""
         session = self.session
         with ExitStack() as opened:
             found = open_knowledge_bases(names, settings=self.settings, opened=opened)
@@ -136,7 +136,7 @@ class Room:
         self.journal.conversations.set_about(self.chat.id, self._about())
 
     def use_model(self, name: str) -> None:
-        """Have another model. If it cannot be opened, all stays as it is."""
+        """Replace the model. If it cannot be loaded, nothing changes."""
         before, old = self.asking, self._session
         self.asking = before.copy()
         self.asking["model"] = name
@@ -155,7 +155,7 @@ class Room:
 
     def _open_session(self) -> None:
         self.status.activity = "loading"
-        self._session = options.opener(self.asking, vocab_only=False, keep=self._wanted.keeps, name=self.status.name or "chat")()
+        self._session = options.opener(self.asking, vocab_only=False, keep=self._choice.keeps, name=self.status.name or "chat")()
         slot = self.session.slot
         self.status.model, self.status.n_ctx, self.status.bound = self.session.engine.name, slot.n_ctx, slot.bound
         self.status.kbs = tuple(kb.address for kb in self.session.knowledge_bases)
@@ -169,15 +169,15 @@ class Room:
         self._opened.close()
 
     def cancel(self) -> None:
-        """End what is being written, or the question that is still searched for, from any thread."""
+        """Stop the current answer or search. May be called from any thread."""
         self._is_stopped = True
         if self._session is not None:
             self._session.engine.cancel_all()
 
     @property
     def history_file(self) -> Path | None:
-        """Where what a person types is kept for the next chat; None where nothing is to be kept."""
-        return self.settings.home / HISTORY_FILE if self._wanted.keeps else None
+        """The file of past inputs, or None with --no-keep."""
+        return self.settings.home / HISTORY_FILE if self._choice.keeps else None
 
     @property
     def session(self) -> Session:
@@ -203,11 +203,11 @@ class Room:
         return self._rewrites
 
     def set_rewrites(self, *, rewrites: bool) -> None:
-        """Whether follow-ups are rewritten from now on, in this conversation and those that come after it."""
+        """Turn query rewriting on or off, for this conversation and later ones."""
         self._rewrites = self.chat.rewrites = rewrites
 
     def set_system(self, system: str) -> None:
-        """What the model is told before everything; the conversation goes on."""
+        """Set the system prompt of the conversation; "" removes it."""
         self.asking["system"] = system or None
         self.chat.system = system
         self.journal.conversations.set_about(self.chat.id, self._about())
@@ -215,7 +215,7 @@ class Room:
     # --- asking ---
 
     def question(self, text: str) -> Question:
-        """A question with the options of the command line, the files that were attached, and memories."""
+        """Build a question with the command line's options, the attached files and the relevant memories."""
         asked = options.question({**self.asking, "system": None}, text, self.sampling)
         return asked.but(memories=self._recall.memories(self.journal.memories.all(), text), attachments=self.attached)
 
@@ -227,9 +227,9 @@ class Room:
         on_thought: Callable[[str], None] = lambda _: None,
         on_prepared: Callable[[Prepared], None] = lambda _: None,
     ) -> Answer:
-        """Ask; files that were attached go with this question, and with the next one too if it gets no answer.
+        """Ask a question with the attached files. If there is no answer, the files stay attached for the next question.
 
-        InterruptedRunError where it was stopped before anything was written.
+        InterruptedRunError if it is stopped before any text is generated.
         """
         self._is_stopped = False
 
@@ -254,13 +254,13 @@ class Room:
         return answer
 
     def look_ahead(self, *, write: bool) -> Forgotten:
-        """What the next question leaves out of the prompt; with `write` the summaries for it are written."""
+        """Return the turns that the next prompt summarizes or leaves out. With `write`, also write the summaries."""
         found = self.chat.forgets(self.question(""), write=write)
         self.status.forgotten = found
         return found
 
     def retried(self) -> Turn:
-        """Take the last turn back, and sample the next answer otherwise."""
+        """Remove and return the last turn, and set another seed and temperature for the next answer."""
         turn = self.chat.undo()[0]
         temperature = self.sampling.temperature or RETRY_TEMPERATURE
         self.sampling = replace(self.sampling, seed=(self.sampling.seed + 1) % 2**32, temperature=temperature)
@@ -270,12 +270,12 @@ class Room:
 
     def _row(self) -> ConversationRow | None:
         kept = self.journal.conversations
-        if self._wanted.name is not None:
-            return kept.named(self._wanted.name)
-        return kept.latest() if self._wanted.resumes else None
+        if self._choice.name is not None:
+            return kept.named(self._choice.name)
+        return kept.latest() if self._choice.resumes else None
 
     def _take_over(self, row: ConversationRow, *, is_open: bool = False) -> None:
-        """What a conversation was held with holds again, where the command line says nothing else."""
+        """Restore a conversation's system prompt, model and knowledge bases, unless the command line sets them."""
         about = row.about
         system = about.get("system")
         self.asking["system"] = self._system or (system if isinstance(system, str) else None)
@@ -288,7 +288,7 @@ class Room:
         return {"model": self.asking["model"], "kbs": list(self.asking["kbs"]), "system": self.asking["system"]}
 
     def _new_name(self) -> str:
-        """The date and time, and a number where there is one of that name."""
+        """Return the date and time as a name, with a number if that name exists."""
         now = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M")
         return next(name for name in _numbered(now) if self.journal.conversations.named(name) is None)
 
@@ -313,7 +313,7 @@ Ask = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`run(desk, rest)` does it; `rest` is what stands behind its name."""
+    """A chat command. `run(desk, rest)` executes it; `rest` is the text after its name."""
 
     run: Callable[[Desk, str], None]
     usage: str
@@ -325,7 +325,7 @@ class Command:
 
 
 class Desk:
-    """Does what lines of a chat say. `ask` asks a question; `commands` are known by name; `prefilled` is what the next line begins as."""
+    """Runs the lines of a chat. `ask` asks a question, `commands` maps names to commands, `prefilled` is the next line's initial text."""
 
     def __init__(self, room: Room, ask: Ask, commands: Mapping[str, Command]) -> None:
         self.room = room
@@ -335,7 +335,7 @@ class Desk:
         self.is_open = True
 
     def handle(self, text: str) -> bool:
-        """Do a line; False if the chat is to end. A line that begins with // is a question that begins with /."""
+        """Run a line and return False if the chat should end. A line that starts with // is a question that starts with /."""
         if text.startswith("/") and not text.startswith("//"):
             name, _, rest = text[1:].partition(" ")
             self._command(name.strip()).run(self, rest.strip())
@@ -347,13 +347,17 @@ class Desk:
         command = self.commands.get(name)
         if command is None:
             near = difflib.get_close_matches(name, self.commands, n=2)
-            hint = f"Did you mean {' or '.join('/' + each for each in near)}?" if near else "See /help; // begins a question with a slash."
+            hint = (
+                f"Did you mean {' or '.join('/' + each for each in near)}?"
+                if near
+                else "See /help. To start a question with a slash, type //."
+            )
             raise UsageError(f"There is no command /{name[:40]}.", hint=hint)
         return command
 
 
 def number(text: str, name: str, least: float, most: float) -> float:
-    """The number given to the command `name`. UsageError unless it is a number from `least` to `most`."""
+    """Parse a number for the command `name`. UsageError unless it is from `least` to `most`."""
     try:
         value = float(text)
     except ValueError:
@@ -364,7 +368,7 @@ def number(text: str, name: str, least: float, most: float) -> float:
 
 
 def whole(text: str, name: str, *, least: int = 0, most: int = 10**9) -> int:
-    """The same for a whole number."""
+    """Parse a whole number for the command `name`. UsageError unless it is from `least` to `most`."""
     if not (text.isascii() and text.isdigit() and len(text) <= 10 and least <= int(text) <= most):
         raise UsageError(f"{name} takes a whole number from {least} to {most}, not {text[:40]!r}.")
     return int(text)
