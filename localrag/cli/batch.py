@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from localrag.cli.files import STANDARD_OUTPUT, ResultFile
 from localrag.cli.text import console, emit, note
 from localrag.engine.policy import BATCH
-from localrag.errors import InterruptedRunError, LocalragError, UsageError
+from localrag.errors import InterruptedRunError, LocalragError, UsageError, counted
 from localrag.files import check_regular, read_lines, read_object
 from localrag.question import Question
 from localrag.session import Answer, Event, Session
@@ -269,7 +269,7 @@ class BatchRun:
             note(f"Interrupted: {num_left} of {self._questions.num_lines} questions are left.{how}")
             return InterruptedRunError.exit_code
         num_answered = self._progress.num_done - self._num_errors
-        note(f"Answered {num_answered} of {self._questions.num_lines} questions at {self._progress.speed}.")
+        note(f"Answered {num_answered} of {counted(self._questions.num_lines, 'question')} at {self._progress.speed}.")
         if self._first_error is not None:
             note(f"{self._num_errors} failed. First error: {safe(self._first_error.message)}")
             return self._first_error.exit_code

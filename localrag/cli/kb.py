@@ -190,7 +190,7 @@ def verify_command(name: str, settings: Settings, as_json: bool) -> int:
     return 0 if found.is_sound else KnowledgeBaseError.exit_code
 
 
-@kb_command.command("export")
+@kb_command.command("export", short_help="Write a knowledge base to a single file.")
 @click.argument("name")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @options.models_file
@@ -219,7 +219,7 @@ def export_command(name: str, file: Path, settings: Settings, as_json: bool) -> 
         note(f"Wrote {shown(name)} to {safe(str(file))}: {documents}, {render.size(file.stat().st_size)}.")
 
 
-@kb_command.command("import")
+@kb_command.command("import", short_help="Import an exported knowledge base.")
 @click.argument("file", type=InputFile(exists=True))
 @click.option("--name", metavar="NAME", help="Name for the imported knowledge base.  [default: its exported name]")
 @options.models_file

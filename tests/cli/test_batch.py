@@ -59,7 +59,7 @@ def test_every_question_is_answered_with_a_whole_answer_object(run, source, home
     code, found, err = run("--session", "night")
     assert code == 0
     assert {row["id"]: row["answer"] for row in found} == {"a": "You a", 7: "You asked: How?"}
-    assert "2 of 2 are answered" in err
+    assert "Answered 2 of 2 questions" in err
     for row in found:
         identities.check(row, [])
     assert [entry["name"] for entry in found[0]["ledger"]["entries"]][:2] in (["template", "system"], ["template", "question"])
@@ -288,7 +288,7 @@ def test_progress_is_a_line_for_each_tenth(run, source):
     source(*questions(50))
     code, _, err = run()
     assert (code, err.count("\n")) == (0, 1)
-    assert "Nothing is left" in err
+    assert "Nothing to do" in err
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="terminals are opened otherwise there")

@@ -239,7 +239,7 @@ def test_sources_are_shown_one_by_one_and_opened_at_their_place(home, pets, monk
         assert (tmp_path / "opened").read_text() == f"{tmp_path}/other|{pets}|"
         pets.unlink()
         terminal.enter("/sources 1 open")
-        terminal.wait_for("is not there")
+        terminal.wait_for("is missing or not a file")
 
 
 def test_what_was_searched_for_is_shown_and_so_is_that_nothing_was_found(home, pets):
@@ -289,7 +289,7 @@ def test_a_person_is_told_what_the_model_will_not_see_and_how_to_keep_it(home):
         for number in range(12):
             terminal.enter(f"Question {number}, which is not short at all, and says so")
             terminal.wait_for(f"You asked: Question {number},")
-        terminal.wait_for("From the next question on, the model sees turn", "Use /pin N to keep a turn in full.")
+        terminal.wait_for("From the next question on, the model sees turn", "/pin N")
         terminal.wait_for("not in full")
 
 

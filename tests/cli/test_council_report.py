@@ -334,7 +334,7 @@ def test_runs_that_did_not_end(localrag, held, home):
     subprocess.run([sys.executable, "-c", code, str(home)], cwd=ROOT, check=True)
     out = localrag("report", "--council", "last")[1]
     assert out.splitlines()[0] == f"Council b, run {running + 1}: interrupted"
-    assert out.splitlines()[-1].startswith("Interrupted: its process ended before the verdict.")
+    assert out.splitlines()[-1].startswith("Interrupted: the process ended before the verdict.")
     assert json.loads(localrag("report", "--council", "last", "--json")[1])["state"] == "interrupted"
 
 
@@ -357,10 +357,10 @@ def test_the_list_of_runs(localrag, held):
 def test_no_run_yet(localrag, refused, home):
     assert localrag("report", "--councils") == (0, "", "No council has run yet. To run one: localrag council TASK\n")
     assert json.loads(localrag("report", "--councils", "--json")[1]) == {"councils": []}
-    assert "no run of a council" in refused(2, "report", "--council", "last")
+    assert "has no council runs" in refused(2, "report", "--council", "last")
     assert not home.exists()
     Journal.open(home).close()
-    assert "no run of a council" in refused(2, "report", "--council", 1)
+    assert "has no council runs" in refused(2, "report", "--council", 1)
 
 
 def test_an_unknown_run_is_refused_with_the_newest(refused, held):

@@ -115,7 +115,7 @@ def test_two_models_are_told_to_fit_at_once_or_to_take_turns(doctor, tmp_path, m
     wide = write_model(tmp_path / "wide.gguf", changes={"llama.context_length": 1 << 27})
     file = models_toml(wide=wide, tiny=tiny)
     assert facts(doctor("--models", file, "--json"))["catalogue"]["two_models"]["together"] is False
-    assert "wide and tiny take turns" in doctor("--models", file).stdout
+    assert "wide and tiny do not fit at once" in doctor("--models", file).stdout
 
 
 def test_each_broken_model_is_a_line_and_the_others_are_told(doctor, tmp_path, models_toml):
@@ -144,7 +144,7 @@ def test_rerankers_are_there_or_named_with_what_they_lack(doctor, tmp_path):
     assert "has no model.safetensors" in found["half"]["error"]
     assert "There is no file" in found["absent"]["error"]
     rows = {line.split()[0]: line for line in doctor("--models", file).stdout.splitlines() if line.strip()}
-    assert "reranker, here" in rows["whole"]
+    assert "reranker, present" in rows["whole"]
     assert "has no model.safetensors" in rows["half"]
     assert "There is no file" in rows["absent"]
 

@@ -94,7 +94,7 @@ def test_a_row_for_each_ratio_and_one_for_the_council(asked):
 
 def test_ratios_that_bind_nothing_are_told(asked):
     _, _, err = asked("--context-ratio", "0.5", "--context-ratio", "0.8")
-    assert "Warning: ask at 0.5 and ask at 0.8 sent the very same prompts" in err
+    assert "Warning: ask at 0.5 and ask at 0.8 sent identical prompts" in err
     assert "Try --top-k fit" in err
 
 

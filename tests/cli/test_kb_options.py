@@ -122,8 +122,8 @@ def test_search_uses_every_knowledge_base_that_is_named(localrag, refused, two, 
     assert f"    identical: [{copy['id']}] {copy['source']} > Sand" in out
     assert "There is no knowledge base 'none'" in refused(6, "search", "kiln", "--kb", "guide", "--kb", "none")
     nothing = localrag("search", "kiln", "--kb", "guide", "--kb", "more", "--where", "tag=none")[2]
-    assert "No document of guide passes tag=none." in nothing
-    assert "No document of more passes tag=none." in nothing
+    assert "No document of guide matches tag=none." in nothing
+    assert "No document of more matches tag=none." in nothing
 
 
 def test_search_and_ask_find_the_same_in_the_same_order_also_after_votes(localrag, two):

@@ -87,7 +87,7 @@ def test_a_batch_reads_and_writes_standard_streams(run):
     done = run("ask", "--batch", "-", "--out", "-", "--model", "echo", input=lines, code=2)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert {row["id"]: row.get("answer") for row in rows} == {1: "You asked: One?", None: None, "b": "You asked: Two?"}
-    assert "2 of 3 are answered" in done.stderr
+    assert "Answered 2 of 3 questions" in done.stderr
     assert "go on" not in done.stderr
     assert "--force" in run("ask", "--batch", "-", "--out", "-", "--force", "--model", "echo", input=lines, code=2).stderr
 

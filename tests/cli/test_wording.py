@@ -33,7 +33,7 @@ def test_no_plural_is_wrong_where_there_is_one_of_each(localrag, tmp_path):
     assert [code for code, _, _ in said] == [0] * len(said)
     text = "\n".join(out + err for _, out, err in said)
     assert re.findall(r"(?<![\d,.])1 (?:chunks|documents|passages|turns|questions|bytes|lines|characters|sentences|tokens)\b", text) == []
-    assert "1 of 1 is answered" in text
+    assert "Answered 1 of 1 question at" in text
 
 
 def test_a_model_is_shown_without_the_marks_of_python(localrag, tmp_path):
