@@ -76,7 +76,7 @@ def test_every_question_is_answered_with_a_whole_answer_object(run, source, home
         (b'"text"', None, "not a JSON object"),
         (b'{"id": 1, "question": "\xff"}', None, "not UTF-8"),
         (b"[" * 100_000, None, "not JSON"),
-        (b'{"id": 1, "id": 2, "question": "x"}', None, "twice"),
+        (b'{"id": 1, "id": 2, "question": "x"}', None, "a key is repeated"),
         (b'{"id": ' + b"9" * 5000 + b', "question": "x"}', None, "not JSON"),
         ({"question": "x"}, None, "id is missing"),
         ({"id": None, "question": "x"}, None, "id must be a string or an integer"),

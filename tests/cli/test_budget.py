@@ -49,7 +49,7 @@ def test_a_file_that_is_attached_is_read_with_the_question(run, notes):
 def test_what_is_attached_and_does_not_fit_is_said(run, notes):
     code, _, err = run("ask", "Why?", "--model", "echo", "--attach", notes, "--ctx", 2000)
     assert code == 0
-    assert f"{notes} is there truncated: " in err  # what a person gives is rather cut than left out
+    assert f"{notes} was shortened (truncated): " in err  # what a person gives is rather cut than left out
     _, _, err = run("ask", "Why?", "--model", "echo", "--attach", notes, "--ctx", 2000, "--overflow", "prioritize")
     assert f"Left out of attachments because it does not fit: {notes}" in err
 

@@ -32,7 +32,7 @@ def test_help_says_what_is_read_and_what_is_kept(localrag):
     code, out, _ = localrag("eval", "--help")
     assert code == 0
     text = " ".join(out.split())
-    assert all(word in text for word in ("corpus.jsonl", "queries.jsonl", "qrels.tsv", "kept in the home", "--plot"))
+    assert all(word in text for word in ("corpus.jsonl", "queries.jsonl", "qrels.tsv", "kept in localrag's home", "--plot"))
 
 
 def test_every_mode_is_a_row_with_its_measures(localrag, pots, home):

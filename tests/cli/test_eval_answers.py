@@ -108,7 +108,7 @@ def test_what_does_not_fit_is_counted_by_its_name(asked):
 
 def test_sources_that_are_not_there_are_told(asked, tmp_path):
     write_rows(tmp_path / "qa.jsonl", [QUESTIONS[0] | {"sources": ["petg.md"]}, QUESTIONS[1]])
-    assert "Warning: 1 question with sources that the knowledge base does not have" in asked()[2]
+    assert "Warning: 1 question with sources missing from the knowledge base" in asked()[2]
     assert json.loads(asked("--json")[1])["num_sources_not_found"] == 1
 
 
@@ -154,7 +154,7 @@ def test_answers_by_other_means_are_not_taken_for_these(asked, refused, tmp_path
     held = (tmp_path / "out.jsonl").read_bytes()
     said = refused(2, "eval", "--qa", "qa.jsonl", "--kb", "notes", "--model", "echo", "--out", "out.jsonl", *args)
     assert "Line 1 of " in said
-    assert "by other means" in said
+    assert "is asked with other options" in said
     assert (tmp_path / "out.jsonl").read_bytes() == held
 
 
@@ -273,7 +273,7 @@ def test_the_picture_is_a_png(asked, tmp_path):
         (2, ["--qa", "qa.jsonl", "--kb", "notes", "--out", "none/out.jsonl"], "cannot be written"),
         (2, ["--qa", "qa.jsonl", "--kb", "notes", "--plot", "a.svg"], "is not a .png file"),
         (2, ["--qa", "qa.jsonl", "--kb", "notes", "--context-ratio", "1.5"], "--context-ratio"),
-        (2, ["--qa", "qa.jsonl", "--kb", "notes", "--council", "default", "--system", "x"], "--system is for asks"),
+        (2, ["--qa", "qa.jsonl", "--kb", "notes", "--council", "default", "--system", "x"], "--system does not apply to councils"),
         (3, ["--qa", "qa.jsonl", "--kb", "notes", "--council", "none"], "No council is named 'none'"),
         (4, ["--qa", "qa.jsonl", "--kb", "notes", "--model", "none"], "No model is named 'none'"),
         (6, ["--qa", "qa.jsonl", "--kb", "notse"], "notse"),

@@ -50,7 +50,7 @@ def test_the_first_line_may_say_what_a_refusal_is(file):
         (b"[1]", "it is not a JSON object"),
         (b"[" * 100_000, "it is not JSON"),
         (b'{"id": "a\xff"}', "it is not UTF-8"),
-        (b'{"id": "a", "id": "b"}', "twice"),
+        (b'{"id": "a", "id": "b"}', "a key is repeated"),
         (GOOD, "its id 'q1' is already used on line 1"),
         (GOOD | {"id": 7}, "id: "),
         (GOOD | {"id": ""}, "id: "),

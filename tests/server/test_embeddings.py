@@ -54,7 +54,7 @@ def test_the_vocabulary_is_found_where_tiktoken_keeps_it_or_in_the_home(home, tm
 
 def test_a_vocabulary_that_came_later_is_found_too(home, tmp_path):
     ids = reader(home, tmp_path)
-    with pytest.raises(Problem, match="this machine has none"):
+    with pytest.raises(Problem, match="which this machine does not have"):
         ids.text(SENTENCE)
     (home / FILE_NAME).write_bytes(FILE)
     assert ids.text(SENTENCE) == "PLA is annealed!"
@@ -63,7 +63,7 @@ def test_a_vocabulary_that_came_later_is_found_too(home, tmp_path):
 @pytest.mark.parametrize("content", [FILE + b"\n", b"", FILE[:-4], b"x" * (5 << 20)])
 def test_another_file_is_not_believed(home, tmp_path, content):
     (home / FILE_NAME).write_bytes(content)
-    with pytest.raises(Problem, match="this machine has none") as raised:
+    with pytest.raises(Problem, match="which this machine does not have") as raised:
         reader(home, tmp_path).text(SENTENCE)
     assert (raised.value.status, raised.value.code, raised.value.param) == (400, "token_ids_unreadable", "input")
     assert "check_embedding_ctx_length=False" in raised.value.detail
@@ -72,7 +72,7 @@ def test_another_file_is_not_believed(home, tmp_path, content):
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 def test_a_pipe_in_its_place_is_not_waited_for(home, tmp_path):
     os.mkfifo(home / FILE_NAME)
-    with pytest.raises(Problem, match="this machine has none"):
+    with pytest.raises(Problem, match="which this machine does not have"):
         reader(home, tmp_path).text(SENTENCE)
 
 

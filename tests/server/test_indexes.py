@@ -232,7 +232,7 @@ HOSTILE = [
 def test_nothing_outside_its_folder_is_written_or_read(client, ids, shared, path):
     before = {file for file in shared.settings.home.parent.rglob("*") if "book" not in file.parts}
     for route in ("/persist/book", "/load/new"):
-        assert "names of letters" in _detail(client.post(route, params={"path": path}), 400)
+        assert "each of letters" in _detail(client.post(route, params={"path": path}), 400)
     assert {file for file in shared.settings.home.parent.rglob("*") if "book" not in file.parts} == before
 
 

@@ -167,7 +167,7 @@ def test_a_response_under_a_schema(client):
 
 @pytest.mark.parametrize("fields", [{"description": False}, {"name": 7}, {"strict": "yes"}])
 def test_a_format_that_the_response_could_not_repeat_is_refused(client, fields):
-    with pytest.raises(openai.BadRequestError, match=r"text\.format is text, json_object, or json_schema"):
+    with pytest.raises(openai.BadRequestError, match=r"text\.format must be text, json_object, or json_schema"):
         client.responses.create(model="echo", input="Hi", text={"format": {"type": "json_schema", "schema": {}, **fields}})
 
 

@@ -209,7 +209,7 @@ def test_calls_that_are_malformed_are_refused(calls):
 
 
 def test_a_form_of_its_own_and_tools_are_refused():
-    with pytest.raises(Problem, match="may be a call"):
+    with pytest.raises(Problem, match="exclude each other"):
         read({"messages": ASKED, "tools": [TIME], "response_format": {"type": "json_object"}}, has_index=lambda _: False)
 
 
