@@ -39,7 +39,7 @@ def test_a_loop_over_a_file_asks_every_question(home, tmp_path):
 def test_a_pipe_is_evidence_and_the_answer_says_how_much_was_read(run):
     done = run("ask", "What failed?", "--model", "echo", input="disk full: é\n")
     assert "[KB#stdin/1]" in done.stdout
-    assert "Read 14 bytes of standard input as evidence" in done.stderr
+    assert "Read 14 bytes from standard input as evidence" in done.stderr
     said = json.loads(run("ask", "What failed?", "--model", "echo", "--json", input="disk full: é\n").stdout)
     assert (said["stdin_bytes"], said["evidence"][0]["source"]) == (14, "standard input")
     assert json.loads(run("ask", "What?", "--model", "echo", "--json", stdin=subprocess.DEVNULL).stdout)["stdin_bytes"] == 0
