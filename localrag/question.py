@@ -125,17 +125,7 @@ class Question:
         `kbs` is one name or several. Lists are accepted for tuples. Raises UsageError for an unknown option, and for a single value where
         a list is expected.
         """
-        parts: dict[str, dict[str, object]] = {name: {} for name in _PARTS}
-        own: dict[str, Any] = {}
-        for name, value in options.items():
-            if name in _OWN:
-                own[name] = value
-            elif name == "top_k":
-                parts["search"][name] = value
-            else:
-                parts[_part_of(name)][name] = _checked(name, value)
-        changed = {part: replace(own.pop(part, _PARTS[part]()), **fields) for part, fields in parts.items() if fields}
-        return cls(messages=tuple(_conversation(asked, system)), **own, **changed)
+        return cls(messages=tuple(_conversation(asked, system))).but(**options)
 
     def but(self, **options: Any) -> Self:  # noqa: ANN401  # fields of several types
         """Return the same question with some options changed, named as in `of`."""
@@ -145,7 +135,8 @@ class Question:
             if name not in _OWN:
                 part = "search" if name == "top_k" else _part_of(name)
                 parts.setdefault(part, {})[name] = _checked(name, value)
-        return replace(self, **fields, **{part: replace(getattr(self, part), **each) for part, each in parts.items()})
+        changed = {part: replace(fields.pop(part, getattr(self, part)), **each) for part, each in parts.items()}
+        return replace(self, **fields, **changed)
 
 
 _PARTS: dict[str, Any] = {"sampling": SamplingParams, "search": Search, "given": Given, "budget": BudgetOptions, "thread": Thread}

@@ -149,7 +149,7 @@ class Pipeline:
         return flight
 
     def _heard(self, jobs: Iterable[Job | None], pending_events: deque[Event]) -> Iterator[Event]:
-        """Run jobs and yield the events of their questions, after those already in `told`."""
+        """Run jobs and yield the events of their questions, after those already in `pending_events`."""
         with closing(self._session.engine.run(jobs, self._policy, window=self._session.slot.n_ctx)) as events:
             for event in events:
                 while pending_events:
