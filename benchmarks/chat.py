@@ -18,13 +18,13 @@ from dataclasses import dataclass
 
 from benchmarks import peers, shared
 from benchmarks.council_run import KB, handbook_home, held_by
-from localrag.engine.radix_tree import common_length
 from localrag.journal import Journal
-from localrag.prompt.inputs import source_text
+from localrag.prompt.layout import source_text
 from localrag.question import Question
 from localrag.session import Session, retrieval
 from localrag.session.chat import Chat
 from localrag.settings import Settings
+from localrag.text.tokens import common_length
 from localrag.types import Hit, Message, SamplingParams
 
 TURNS = (

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from benchmarks import peers, shared
 from localrag.engine.engine import Engine
-from localrag.engine.radix_tree import common_length
 from localrag.engine.threads import num_cores
 from localrag.question import Question
 from localrag.session import Session
+from localrag.text.tokens import common_length
 from localrag.types import Message, SamplingParams
 
 OURS, CHAT, CHAT_LAST = "localrag", f"{peers.CHAT}, persona first", f"{peers.CHAT}, persona last"

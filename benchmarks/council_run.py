@@ -20,11 +20,11 @@ from typing import Any
 from benchmarks import peers, shared
 from localrag.catalog import Catalog
 from localrag.deliberation import Council
-from localrag.engine.radix_tree import common_length
 from localrag.kb import KnowledgeBase
 from localrag.session import Answer, open_embedder, prepare_queries
 from localrag.session.council_run import run_council
 from localrag.settings import Settings
+from localrag.text.tokens import common_length
 from localrag.types import Message
 
 OURS, FIRST, LAST = "localrag", f"{peers.CHAT}, persona first", f"{peers.CHAT}, persona last"

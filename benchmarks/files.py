@@ -28,7 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", action="store_true", help=argparse.SUPPRESS)
     if parser.parse_args().trace:
-        print(json.dumps(calls_by_file(["ask", QUESTION, "--kb", "handbook", "--model", "echo", "--no-keep"])))
+        print(json.dumps(calls_by_file(["ask", QUESTION, "--kb", "handbook", "--model", "echo"])))
         return
     with fresh_home() as settings:
         environment = {"PATH": "/usr/bin:/bin", "LOCALRAG_HOME": str(settings.home), "PYTHONPATH": str(ROOT)}

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from benchmarks import peers, shared
 from localrag.engine.engine import Engine
-from localrag.engine.policy import BATCH
-from localrag.engine.radix_tree import common_length
+from localrag.engine.jobs import BATCH
 from localrag.engine.threads import num_cores
 from localrag.question import Question
 from localrag.session import Answer, Session
+from localrag.text.tokens import common_length
 from localrag.types import Attachment, Message, SamplingParams
 
 OURS = "localrag"

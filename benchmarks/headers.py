@@ -29,7 +29,7 @@ from typing import Self
 
 import numpy as np
 
-from localrag.engine import gguf_layout, sandbox
+from localrag.engine import gguf, sandbox
 from localrag.engine.gguf import read_header
 from localrag.engine.load_worker import shrink_stacks, try_file
 from localrag.engine.sandbox import VARIABLES
@@ -39,7 +39,7 @@ from localrag.process import limit_self
 LIMIT_S = 5.0
 MAX_BYTES = 10**9
 HUGE = [0, 1, 2, 3, 255, 2**16, 2**21 + 1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**61, 2**63 - 1, 2**63, 2**64 - 1]
-TENSOR_TYPES = [*gguf_layout.TENSOR_TYPES, 4, 5, 31, 43, 255, 2**31]
+TENSOR_TYPES = [*gguf.TENSOR_TYPES, 4, 5, 31, 43, 255, 2**31]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Sample:
     name: str
     content: bytes
     header_bytes: int
-    values: Mapping[str, gguf_layout.Value]
+    values: Mapping[str, gguf.Value]
     tensors: Mapping[str, int]
 
 
@@ -84,7 +84,7 @@ def samples(folder: Path) -> list[Sample]:
 def _sample(name: str, path: Path) -> Sample:
     content = path.read_bytes()
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
-        header = gguf_layout.parse(path, buffer, len(content))
+        header = gguf.parse(path, buffer, len(content))
         names = {tensor: struct.pack("<Q", len(tensor)) + tensor.encode() for tensor in header.tensors}
         tensors = {tensor: content.index(raw) + len(raw) for tensor, raw in names.items()}
         return Sample(name, content, max(tensors.values(), default=len(content) - 40) + 40, dict(header.values), tensors)
@@ -116,25 +116,25 @@ def _scramble(sample: Sample, data: bytearray, rng: random.Random) -> None:
 def _count(sample: Sample, data: bytearray, rng: random.Random) -> None:
     """An absurd number of tensors, of keys, of an array's elements, or of a text's bytes."""
     arrays = [value.start - 8 for value in sample.values.values() if value.count is not None]
-    texts = [value.start for value in sample.values.values() if value.type == gguf_layout.STRING]
+    texts = [value.start for value in sample.values.values() if value.type == gguf.STRING]
     at = rng.choice([8, 16, *arrays, *texts])
     data[at : at + 8] = struct.pack("<Q", rng.choice(HUGE))
 
 
 def _number(sample: Sample, data: bytearray, rng: random.Random) -> None:
     """An absurd value under a key, of the key's own type."""
-    singles = [value for value in sample.values.values() if value.count is None and value.type != gguf_layout.STRING]
+    singles = [value for value in sample.values.values() if value.count is None and value.type != gguf.STRING]
     for value in rng.sample(singles, rng.choice((1, 1, 2))):
-        size = gguf_layout.VALUE_TYPES[value.type][1].size
+        size = gguf.VALUE_TYPES[value.type][1].size
         floats = [struct.pack("<f", number) for number in (float("nan"), float("inf"), -1.0, 0.0, 1e30, 1e-30)]
-        wanted = floats if value.type == gguf_layout.FLOAT32 and rng.random() < 0.8 else [struct.pack("<Q", huge)[:size] for huge in HUGE]
+        wanted = floats if value.type == gguf.FLOAT32 and rng.random() < 0.8 else [struct.pack("<Q", huge)[:size] for huge in HUGE]
         near = struct.pack("<Q", max(0, int.from_bytes(data[value.start : value.start + size], "little") + rng.choice((-1, 1))))[:size]
         data[value.start : value.start + size] = rng.choice([*wanted, near, near])
 
 
 def _wide(sample: Sample, data: bytearray, rng: random.Random) -> None:
     """A context length, or another number, as a 64-bit integer: 0, -1, 2^63 and the like."""
-    keys = [key for key, value in sample.values.items() if value.count is None and value.type == gguf_layout.UINT32]
+    keys = [key for key, value in sample.values.items() if value.count is None and value.type == gguf.UINT32]
     key = next(key for key in keys if key.endswith("context_length")) if rng.random() < 0.5 else rng.choice(keys)
     at = sample.values[key].start
     data[at - 4 : at + 4] = struct.pack("<IQ", rng.choice((10, 11)), rng.choice(HUGE))
@@ -149,7 +149,7 @@ def _type(sample: Sample, data: bytearray, rng: random.Random) -> None:
 
 def _text(sample: Sample, data: bytearray, rng: random.Random) -> None:
     """Other letters in a text or in one of many: tokens that are twice there, unknown architectures, broken UTF-8."""
-    value = rng.choice([value for value in sample.values.values() if value.type == gguf_layout.STRING])
+    value = rng.choice([value for value in sample.values.values() if value.type == gguf.STRING])
     at = value.start
     for _ in range(rng.randrange(value.count or 1)):
         at += 8 + int.from_bytes(data[at : at + 8], "little")

@@ -267,7 +267,7 @@ def killed(url: str, pid: int) -> float:
 def loading() -> float:
     """Seconds to import what the engine needs, load the model and make its context, in a process that nothing else is asked of."""
     code = (
-        "from localrag.session import Session; from localrag.engine.policy import SERVE;"
+        "from localrag.session import Session; from localrag.engine.jobs import SERVE;"
         f"Session.open({str(shared.default_model())!r}, n_ctx={WINDOW}, keep=False).engine.reserve_window({WINDOW}, SERVE)"
     )
     taken = []

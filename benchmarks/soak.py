@@ -26,8 +26,8 @@ import psutil
 
 from benchmarks import shared
 from localrag.engine.engine import Engine
+from localrag.engine.jobs import BATCH
 from localrag.engine.kv_cache import ExclusiveCells, SharedCells
-from localrag.engine.policy import BATCH
 from localrag.engine.threads import num_cores
 from localrag.errors import LocalragError
 from localrag.question import Question

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     )
     from localrag.deliberation.verdict import Dissent, Verdict
     from localrag.engine.engine import Engine
+    from localrag.engine.jobs import Policy
     from localrag.engine.memory import MemoryPlan
-    from localrag.engine.policy import Policy
     from localrag.errors import (
         BudgetExceededError,
         BundleError,
@@ -205,7 +205,7 @@ _MODULES = {
     ),
     "engine.engine": ("Engine",),
     "engine.memory": ("MemoryPlan",),
-    "engine.policy": ("Policy",),
+    "engine.jobs": ("Policy",),
     "errors": (
         "BudgetExceededError",
         "BundleError",

@@ -1,4 +1,4 @@
-"""Private files and folders, locks, disk errors, and JSON lines.
+"""Private files and folders, locks, disk errors, JSON lines, and the schema versions of SQLite files.
 
 The home holds questions, answers and documents, so its folders get the mode 0700 and its files 0600, whatever the umask. The umask of the
 process is never changed, since a program that imports localrag creates files of its own.
@@ -14,13 +14,14 @@ import sqlite3
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from localrag.errors import UsageError
+from localrag.errors import LocalragError, UsageError
 
 FOLDER_MODE = 0o700
 FILE_MODE = 0o600
@@ -420,3 +421,48 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(row) < len(pairs):
         raise ValueError("a key is repeated")
     return row
+
+
+Migration = Callable[[sqlite3.Connection], None]
+
+
+def version(db: sqlite3.Connection) -> int:
+    """Return the number of migrations that the file has had."""
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+def apply_missing(db: sqlite3.Connection, migrations: Sequence[Migration], newer: Callable[[int], LocalragError]) -> None:
+    """Apply the missing migrations, each in one transaction.
+
+    A file from a newer localrag is left unchanged, and the error that `newer` makes of its version is raised.
+    """
+    while (found := version(db)) < len(migrations):
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            if version(db) == found:  # otherwise another process has just applied it
+                migrations[found](db)
+                db.execute(f"PRAGMA user_version = {found + 1}")
+            db.execute("COMMIT")
+        except BaseException:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            raise
+    if found > len(migrations):
+        raise newer(found)
+
+
+def use_write_ahead_log(db: sqlite3.Connection, *, wait_s: float) -> None:
+    """Turn on write-ahead logging, waiting up to `wait_s` seconds for other processes.
+
+    Several processes can create the file at the same time, and SQLite's busy timeout does not cover this step.
+    """
+    end = time.monotonic() + wait_s
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+                raise
+            time.sleep(0.01)
+        else:
+            return

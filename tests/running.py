@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 
-from localrag.engine.policy import BATCH
+from localrag.engine.jobs import BATCH
 from localrag.errors import LocalragError
 from localrag.question import Question
 from localrag.session import Answer, Event, Session

@@ -1,9 +1,22 @@
 """Token budgets: share a window among sections (`negotiate`), and account for the result (`Ledger`)."""
 
-from localrag.budget.flex import Budget, FlexItem, container, negotiate, settle, tokens_of
+from localrag.budget.flex import Budget, FlexItem, container, negotiate, settle
 from localrag.budget.ledger import Entry, Ledger, Shortened, TimeLimit
-from localrag.budget.profile import OVERFLOWS, TIERS, Overflow, Profile, Tier
-from localrag.budget.sections import CUTS, SECTIONS, Cut, Flex, Length, Percent, Section
+from localrag.budget.sections import (
+    CUTS,
+    OVERFLOWS,
+    SECTIONS,
+    TIERS,
+    Cut,
+    Flex,
+    Length,
+    Overflow,
+    Percent,
+    Profile,
+    Section,
+    Tier,
+    tokens_of,
+)
 
 __all__ = [
     "CUTS",

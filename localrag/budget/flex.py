@@ -14,12 +14,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import lru_cache
 from math import floor
 from types import MappingProxyType
 
 from localrag.budget.ledger import WRITTEN
-from localrag.budget.sections import Length, Percent, Section
+from localrag.budget.sections import Section, exact, tokens_of
 from localrag.errors import BudgetExceededError, ConfigError, UsageError
 
 Exact = int | Fraction
@@ -54,7 +53,7 @@ class FlexItem:
         return max(self.min, min(size, self.max))
 
     def weight(self, *, growing: bool) -> Fraction:
-        return _exact(self.grow) if growing else _exact(self.shrink) * self.basis
+        return exact(self.grow) if growing else exact(self.shrink) * self.basis
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,16 +147,6 @@ def _item(section: Section, window: int, whole: int) -> FlexItem:
 def container(window: int, sections: Sequence[Section]) -> int:
     """Return the tokens that percentages refer to: the window less the fixed sections."""
     return max(0, window - sum(section.basis for section in sections if section.is_fixed and isinstance(section.basis, int)))
-
-
-def tokens_of(length: Length, whole: int) -> int:
-    """Convert a length to tokens, rounded down; a percentage refers to `whole`."""
-    return floor(_exact(length.value) * whole / 100) if isinstance(length, Percent) else length
-
-
-@lru_cache(maxsize=1024)
-def _exact(value: float) -> Fraction:
-    return Fraction(str(value))
 
 
 def _resolve(window: int, items: Sequence[FlexItem]) -> dict[str, Exact]:

@@ -1,10 +1,13 @@
-"""The sections of a prompt: their order, defaults and colours, and the flex numbers of each, in tokens."""
+"""The sections of a prompt: their order, defaults and colours, and the flex numbers of each; and profiles, which override them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import lru_cache
+from math import floor
 from types import MappingProxyType
 from typing import Literal, get_args
 
@@ -31,6 +34,17 @@ CUTS: tuple[Cut, ...] = get_args(Cut)
 
 Length = int | Percent
 """A number of tokens, or a share of the window less the fixed sections."""
+
+
+@lru_cache(maxsize=1024)
+def exact(value: float) -> Fraction:
+    """Return the decimal number that was written: 0.1 + 0.2 + 0.7 is 1."""
+    return Fraction(str(value))
+
+
+def tokens_of(length: Length, whole: int) -> int:
+    """Convert a length to tokens, rounded down; a percentage refers to `whole`."""
+    return floor(exact(length.value) * whole / 100) if isinstance(length, Percent) else length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,14 +76,14 @@ class Section:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise ConfigError(f"A section's name must be a non-empty text, not {self.name!r}.", hint="Give the section a name.")
-        for field in ("basis", "min", "max", "content"):
-            self._check_length(field, getattr(self, field))
+        for key in ("basis", "min", "max", "content"):
+            self._check_length(key, getattr(self, key))
         if isinstance(self.content, Percent):
             raise self._error("content", "must be a whole number of tokens, not a percentage")
         if self.basis is None and self.content is None:
             raise self._error("basis", "is required if content is not given")
-        for field in ("grow", "shrink", "spare"):
-            self._check_factor(field, getattr(self, field))
+        for key in ("grow", "shrink", "spare"):
+            self._check_factor(key, getattr(self, key))
         if self.cut not in CUTS:
             raise self._error("cut", f"must be one of {', '.join(CUTS)}, not {self.cut!r}")
         if _is_over(self.min, self.max):
@@ -85,18 +99,18 @@ class Section:
         """Whether its size is a fixed number of tokens, whatever the window."""
         return isinstance(self.basis, int) and self.min == self.basis == self.max and self.content is None
 
-    def _check_length(self, field: str, value: object) -> None:
-        if isinstance(value, Percent) or (field != "min" and value is None):
+    def _check_length(self, key: str, value: object) -> None:
+        if isinstance(value, Percent) or (key != "min" and value is None):
             return
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-            raise self._error(field, f"must be a whole number of tokens, 0 or more, or a percentage, not {value!r}")
+            raise self._error(key, f"must be a whole number of tokens, 0 or more, or a percentage, not {value!r}")
 
-    def _check_factor(self, field: str, value: object) -> None:
+    def _check_factor(self, key: str, value: object) -> None:
         if not _is_number(value) or value < 0:  # type: ignore[operator]  # _is_number says that it is one
-            raise self._error(field, f"must be a finite number, 0 or more, not {value!r}")
+            raise self._error(key, f"must be a finite number, 0 or more, not {value!r}")
 
-    def _error(self, field: str, fault: str) -> ConfigError:
-        return ConfigError(f"Section {self.name!r}: {field} {fault}.", hint=f"Correct {field} of section {self.name!r}.")
+    def _error(self, key: str, fault: str) -> ConfigError:
+        return ConfigError(f"Section {self.name!r}: {key} {fault}.", hint=f"Correct {key} of section {self.name!r}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,3 +274,141 @@ SECTIONS: Mapping[str, Flex] = MappingProxyType({spec.name: spec.flex for spec i
 def colour_of(name: str) -> str:
     """Return the colour of a section; grey for a name from the ledger of another version."""
     return SPECS[name].colour if name in SPECS else "#707070"
+
+
+Overflow = Literal["prioritize", "truncate", "summarize", "error"]
+"""What to do with content that does not fit: keep the best, cut at a sentence end, use summaries, or refuse."""
+OVERFLOWS: tuple[Overflow, ...] = get_args(Overflow)
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """A class of evidence: its share in percent, and the minimum relevance (0 to 1) of its hits."""
+
+    name: str
+    share: float
+    threshold: float
+
+
+TIERS = (Tier("primary", 50, 0.7), Tier("supporting", 30, 0.5), Tier("reference", 15, 0.3))
+"""Default tiers. Shares are relative to each other: if evidence has 95 %, they are percentages of the whole."""
+
+_BY_OVERFLOW: Mapping[Overflow, tuple[Cut, ...]] = MappingProxyType(
+    {"prioritize": ("drop", "oldest"), "truncate": ("truncate", "middle"), "summarize": ("summarize",), "error": ("error",)}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """A complete way to share a window.
+
+    `gap` is a margin that no section uses: tokens, or a percentage of the window less the fixed sections. `max_messages` limits
+    the messages of history (None: as many as fit). `limits` are maximum tokens of texts that are always sent whole (`system`,
+    `question`, `instructions`): longer ones are refused. Raises ConfigError for tier shares over 100 %, thresholds that do not
+    fall, an unknown section or limit, and a `cut` that its section does not support.
+    """
+
+    name: str = "default"
+    gap: Length = 0
+    max_messages: int | None = None
+    tiers: tuple[Tier, ...] = TIERS
+    sections: Mapping[str, Flex] = field(default_factory=lambda: SECTIONS)
+    limits: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "limits", MappingProxyType(dict(self.limits)))
+        if unknown := sorted(self.limits.keys() - set(LIMITED)):
+            raise self._error(f"{unknown[0]!r} cannot have a limit", hint=f"These can: {', '.join(LIMITED)}.")
+        unknown = sorted(self.sections.keys() - SECTIONS.keys())
+        if unknown:
+            fixed = f"{unknown[0]} is always sent whole" if unknown[0] in PROTECTED else "it is unknown"
+            raise self._error(f"section {unknown[0]!r} cannot be configured: {fixed}", hint=f"Sections: {', '.join(SECTIONS)}.")
+        object.__setattr__(self, "sections", MappingProxyType({**SECTIONS, **self.sections}))
+        self._check_numbers()
+        for name, flex in self.sections.items():
+            flex.section(name, 0)  # checks every field
+            if flex.cut not in SPECS[name].cuts:
+                raise self._error(f"section {name!r}: cut must be one of {', '.join(SPECS[name].cuts)}, not {flex.cut!r}")
+        self._check_sum("the shares of the tiers", [tier.share for tier in self.tiers])
+
+    def _check_numbers(self) -> None:
+        Section(name="gap", basis=self.gap)
+        for name, limit in self.limits.items():
+            if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
+                raise self._error(f"the limit of {name} must be a whole number of tokens, 0 or more, not {limit!r}")
+        most = self.max_messages
+        if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 0):
+            raise self._error(f"max_messages must be a whole number, 0 or more, not {self.max_messages!r}")
+        for tier in self.tiers:
+            if not (_is_within(tier.share, 100) and _is_within(tier.threshold, 1)):
+                raise self._error(
+                    f"tier {tier.name!r} must have a share of 0 to 100 and a threshold of 0 to 1, not {tier.share!r} and {tier.threshold!r}"
+                )
+        thresholds = [tier.threshold for tier in self.tiers]
+        if thresholds != sorted(thresholds, reverse=True):
+            raise self._error(f"the thresholds of the tiers must fall, not {thresholds}")
+
+    def check_bases(self) -> None:
+        """Raise ConfigError if the bases of the sections add up to more than 100 %: in a hand-written table, that is a mistake."""
+        self._check_sum(
+            "the bases of the sections", [flex.basis.value for flex in self.sections.values() if isinstance(flex.basis, Percent)]
+        )
+
+    def _check_sum(self, what: str, values: list[float]) -> None:
+        if (total := sum(Fraction(str(value)) for value in values)) > 100:  # as decimal numbers: 8.9 + 19.6 + 3.6 + 67.9 is 100
+            raise self._error(f"{what} add up to {float(total)} %, which is more than 100 %")
+
+    def _error(self, what: str, *, hint: str | None = None) -> ConfigError:
+        return ConfigError(
+            f"Budget {self.name!r}: {what}.", hint=hint or f"Correct [budgets.{self.name}] in models.toml.", budget=self.name
+        )
+
+    def with_overflow(self, overflow: Overflow, section: str | None = None) -> Profile:
+        """Return the same profile with one overflow strategy for a section, or for all that support it. Raises ConfigError if
+        `section` does not.
+        """
+        if overflow not in OVERFLOWS:
+            raise self._error(f"overflow must be one of {', '.join(OVERFLOWS)}, not {overflow!r}")
+        names = [section] if section is not None else list(self.sections)
+        changed = dict(self.sections)
+        for name in names:
+            if name not in changed:
+                raise self._error(f"section {name!r} has no overflow", hint=f"Sections: {', '.join(SECTIONS)}.")
+            cut = next((cut for cut in SPECS[name].cuts if cut in _BY_OVERFLOW[overflow]), None)
+            if cut is not None:
+                changed[name] = replace(changed[name], cut=cut)
+            elif section is not None:
+                raise self._error(f"section {name!r} cannot {overflow}", hint=f"Ways to cut it: {', '.join(SPECS[name].cuts)}.")
+        return replace(self, sections=changed)
+
+    def with_context_ratio(self, ratio: float) -> Profile:
+        """Return the same profile with evidence limited to `ratio` (0 to 1) of the window less the fixed sections."""
+        share = Percent(round(100 * ratio, 6))
+        evidence = self.sections["evidence"]
+        low = evidence.min if not isinstance(evidence.min, Percent) else Percent(min(evidence.min.value, share.value))
+        return replace(self, sections={**self.sections, "evidence": replace(evidence, basis=share, min=low, max=share, spare=0.0)})
+
+    def with_spare_for_evidence(self) -> Profile:
+        """Return the same profile with leftover tokens going to evidence, unless the profile sets `spare` of evidence itself."""
+        evidence = self.sections["evidence"]
+        if evidence.spare is not None:
+            return self
+        return replace(self, sections={**self.sections, "evidence": replace(evidence, spare=1.0)})
+
+    def allowance(self, section: str, window: int, fixed_tokens: int) -> int:
+        """Return the maximum tokens of a section in a window with `fixed_tokens` fixed tokens, whatever its content."""
+        whole = max(0, window - fixed_tokens)
+        most = self.sections[section].max
+        return whole if most is None else min(tokens_of(most, whole), whole)
+
+    def tier(self, relevance: float | None) -> str | None:
+        """Return the tier of a hit: the first if its relevance is unknown, None below all thresholds."""
+        for tier in self.tiers:
+            if relevance is None or relevance >= tier.threshold:
+                return tier.name
+        return None
+
+
+def _is_within(value: object, most: float) -> bool:
+    """Tell whether it is a number from 0 to `most`; NaN is not."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most

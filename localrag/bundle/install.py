@@ -19,8 +19,7 @@ from typing import Literal
 from localrag.bundle import models_toml
 from localrag.bundle.manifest import HOME, KBS, MODELS_FILE, Bundle, Manifest, Thing, open_bundle, refusal
 from localrag.catalog import ByteProgress, schema
-from localrag.catalog.checksums import hashed_file, sha256_of
-from localrag.catalog.sources import Stage, find, publish, published_path, staging
+from localrag.catalog.sources import Stage, find, hashed_file, publish, published_path, sha256_of, staging
 from localrag.errors import BundleError, ConfigError, KnowledgeBaseError, LocalragError, ModelFileError
 from localrag.files import file_error, make_private_folder, open_private
 from localrag.kb.knowledge_base import FolderLocation

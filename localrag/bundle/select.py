@@ -11,9 +11,8 @@ from localrag.bundle import models_toml
 from localrag.bundle.manifest import HOME, Kind, is_safe_name
 from localrag.bundle.models_toml import Relocated
 from localrag.catalog import Catalog
-from localrag.catalog.checksums import hashed_file
 from localrag.catalog.entries import NAME, RESERVED_NAMES
-from localrag.catalog.sources import published_path, size_bytes
+from localrag.catalog.sources import hashed_file, published_path, size_bytes
 from localrag.engine.query_embedder import accepted_copy
 from localrag.errors import BundleError, KnowledgeBaseError, UsageError
 from localrag.kb import KnowledgeBase, list_kbs

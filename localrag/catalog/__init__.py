@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from localrag.budget import Profile
 from localrag.catalog import sources
-from localrag.catalog.checksums import Checksums, VerifyResult, hashed_file
-from localrag.catalog.sources import ByteProgress
+from localrag.catalog.sources import ByteProgress, Checksums, VerifyResult, hashed_file
 from localrag.errors import ConfigError, ModelFileError, ModelNotFoundError
 from localrag.settings import Settings, expanded, shipped_file
 from localrag.types import ModelSpec

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localrag.cli.text import drop_output, fault, forgive_encoding, open_streams, stdout_error
+from localrag.cli.terminal import drop_output, fault, forgive_encoding, open_streams, stdout_error
 from localrag.errors import ConfigError, InterruptedRunError, LocalragError, UsageError
 
 if TYPE_CHECKING:

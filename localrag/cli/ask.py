@@ -10,8 +10,7 @@ import click
 
 from localrag.cli import options, render
 from localrag.cli.files import STANDARD_OUTPUT, InputFile
-from localrag.cli.live_area import end_answer, first_interrupt
-from localrag.cli.text import note
+from localrag.cli.terminal import end_answer, first_interrupt, note
 from localrag.errors import UsageError, counted
 from localrag.question import Question
 from localrag.session import Answer, Session

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from localrag.cli.files import STANDARD_OUTPUT, ResultFile
-from localrag.cli.text import console, emit, note
-from localrag.engine.policy import BATCH
+from localrag.cli.terminal import console, emit, note
+from localrag.engine.jobs import BATCH
 from localrag.errors import InterruptedRunError, LocalragError, UsageError, counted
 from localrag.files import check_regular, read_lines, read_object
 from localrag.question import Question

@@ -10,7 +10,7 @@ import click
 
 from localrag.cli import options, render
 from localrag.cli.files import STANDARD_OUTPUT, InputFile, binary_stdout, check_free_stdout
-from localrag.cli.text import emit, note
+from localrag.cli.terminal import emit, note
 from localrag.errors import UsageError
 from localrag.settings import Settings
 from localrag.text.sanitize import safe

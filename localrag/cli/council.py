@@ -14,8 +14,7 @@ from localrag.budget.ledger import ANSWER
 from localrag.budget.sections import LIMITED, PROTECTED
 from localrag.catalog import Catalog
 from localrag.cli import options, render
-from localrag.cli.live_area import first_interrupt
-from localrag.cli.text import emit, note
+from localrag.cli.terminal import emit, first_interrupt, note
 from localrag.deliberation import JUDGE, PLANNER, Council, first_turns
 from localrag.deliberation.roles import Judge, Member
 from localrag.deliberation.turns import PLAN_TOKENS

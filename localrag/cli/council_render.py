@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import click
 
 from localrag.budget.ledger import WRITTEN
-from localrag.cli.live_area import Area
-from localrag.cli.text import console, inline, note, prose
+from localrag.cli.terminal import Area, console, inline, note, prose
 from localrag.deliberation.roles import RESERVED_ROLES
 from localrag.errors import counted
 from localrag.text.sanitize import one_line, visible

@@ -14,7 +14,7 @@ import click
 
 from localrag.catalog import Catalog
 from localrag.cli import options, render
-from localrag.cli.text import emit, note
+from localrag.cli.terminal import emit, note
 from localrag.errors import EngineError, LocalragError
 from localrag.settings import Settings
 from localrag.types import ModelSpec

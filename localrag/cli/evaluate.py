@@ -16,7 +16,7 @@ import click
 from localrag.cli import options, render
 from localrag.cli.batch import Progress
 from localrag.cli.files import STANDARD_OUTPUT, InputFile, ResultFile
-from localrag.cli.text import emit, note
+from localrag.cli.terminal import emit, note
 from localrag.errors import InterruptedRunError, UsageError, counted
 from localrag.grading import (
     REFUSALS,

@@ -13,11 +13,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, ClassVar, Self
+from typing import IO, TYPE_CHECKING, Any, ClassVar, Self
 
 import click
 
-from localrag.cli.text import note
+from localrag.cli.terminal import claimed_stdin, note
 from localrag.errors import UsageError
 from localrag.files import atomic_write, file_error, lock_open_file
 from localrag.settings import MAX_TEXT_BYTES
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 STANDARD_INPUT = "standard input"
 STANDARD_OUTPUT = Path("-")
-_CLAIMED = "localrag.stdin"
 
 
 class InputFile(click.Path):
@@ -47,25 +46,6 @@ class InputFile(click.Path):
         with copy.open("xb") as out:
             shutil.copyfileobj(claimed_stdin(), out)
         return copy
-
-
-def claimed_stdin() -> BinaryIO:
-    """Claim standard input for one argument and return it. UsageError if another argument has claimed it."""
-    context = click.get_current_context(silent=True)
-    if context is not None:
-        claims = context.find_root().meta
-        if claims.get(_CLAIMED):
-            raise UsageError("Two arguments are -, but standard input can be read only once.", hint="Use a file for one of them.")
-        claims[_CLAIMED] = True
-    if sys.stdin is None or sys.stdin.closed:
-        raise UsageError("Standard input is closed.", hint="Use a file instead of -.")
-    return sys.stdin.buffer
-
-
-def is_stdin_claimed() -> bool:
-    """Return whether an argument of the command was `-`."""
-    context = click.get_current_context(silent=True)
-    return context is not None and bool(context.find_root().meta.get(_CLAIMED))
 
 
 def check_free_stdout(option: str, *, as_json: bool) -> None:

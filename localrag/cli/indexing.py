@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import click
 
 from localrag.cli import render
-from localrag.cli.text import console, emit, fault, note
+from localrag.cli.terminal import console, emit, fault, note
 from localrag.errors import InterruptedRunError, KnowledgeBaseError, LocalragError, counted
 from localrag.kb.retrieve import feedback_boost
 from localrag.text.sanitize import safe

@@ -10,7 +10,7 @@ import click
 from localrag.citation import parse_label
 from localrag.cli import indexing, options, render
 from localrag.cli.files import STANDARD_OUTPUT, InputFile, binary_stdout, check_free_stdout
-from localrag.cli.text import emit, note
+from localrag.cli.terminal import emit, note
 from localrag.errors import InterruptedRunError, KnowledgeBaseError, UsageError, counted
 from localrag.kb import MODES, IngestResult, KnowledgeBase, Mode, Tagging, Where, import_kb, list_kbs, shown
 from localrag.kb.knowledge_base import FolderLocation
@@ -101,7 +101,7 @@ def index_command(
 @options.models_file
 @options.as_json
 def search_command(
-    query: str, kbs: tuple[str, ...], k: int, mode: Mode, where: Where, rerank: str | None, settings: Settings, as_json: bool
+    query: str, kbs: tuple[str, ...], k: int, mode: Mode, where: Where | None, rerank: str | None, settings: Settings, as_json: bool
 ) -> None:
     """Find the passages that best match QUERY, with a breakdown of each score. ask retrieves the same passages.
 
@@ -117,7 +117,7 @@ def search_command(
         embedder = None if mode == "keyword" else open_embedder(settings, for_queries=True)
         retriever = Retriever(knowledge_bases=found, embedder=embedder, learning=settings.learn, reranker=reranker)
         hits = retriever.search(query, top_k=k, mode=mode, where=where)
-        none_passes = not hits and bool(where) and not any(kb.sources(where) for kb in found)
+        none_passes = not hits and where is not None and not any(kb.sources(where) for kb in found)
     if none_passes and not as_json:
         for kb in dict.fromkeys(kbs):
             _note_none_passes(kb, where)
@@ -125,7 +125,7 @@ def search_command(
         render.hits(hits, as_json=as_json)
 
 
-def _note_none_passes(kb: str, where: Where) -> None:
+def _note_none_passes(kb: str, where: Where | None) -> None:
     note(f"No document of {shown(kb)} matches {safe(str(where))}. To list its documents and tags: localrag kb show {shown(kb)}")
 
 
@@ -163,7 +163,7 @@ def list_command(settings: Settings, as_json: bool) -> None:
 @options.where_option
 @options.models_file
 @options.as_json
-def show_command(name: str, where: Where, settings: Settings, as_json: bool) -> None:
+def show_command(name: str, where: Where | None, settings: Settings, as_json: bool) -> None:
     """Show the documents of a knowledge base, each with its number of chunks, its tags and its file's metadata."""
     with KnowledgeBase.open(settings.kb_dir, name) as knowledge_base:
         sources, fields = knowledge_base.sources(where), knowledge_base.fields(where)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from localrag.cli import options, render
-from localrag.cli.text import emit, note
+from localrag.cli.terminal import emit, note
 from localrag.errors import UsageError
 from localrag.journal import DEFAULT_IMPORTANCE, Journal
 from localrag.report.page import when

@@ -15,7 +15,7 @@ import click
 
 from localrag.catalog import Catalog, VerifyResult
 from localrag.cli import options, render
-from localrag.cli.text import emit, note
+from localrag.cli.terminal import emit, note
 from localrag.errors import ModelFileError, counted
 from localrag.session import open_engine
 from localrag.settings import Settings

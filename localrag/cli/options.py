@@ -16,8 +16,8 @@ from typing import Any, TypedDict, TypeVar
 import click
 
 from localrag.budget import OVERFLOWS, Overflow
-from localrag.cli.files import STANDARD_INPUT, InputFile, claimed_stdin, is_stdin_claimed, read_source
-from localrag.cli.text import note
+from localrag.cli.files import STANDARD_INPUT, InputFile, read_source
+from localrag.cli.terminal import claimed_stdin, is_stdin_claimed, note
 from localrag.errors import UsageError, counted
 from localrag.files import secure_home
 from localrag.kb.filters import Where
@@ -168,7 +168,7 @@ class Asking(TypedDict):
     attached: tuple[Path, ...]
     top_k: TopK | None
     rerank: str | None
-    where: Where
+    where: Where | None
     context_ratio: float | None
     overflow: tuple[tuple[Overflow, str | None], ...]
     max_seconds: float | None
@@ -294,8 +294,8 @@ def started_at() -> float:
     return time.perf_counter() - age_s()
 
 
-def _conditions(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> Where:
-    return Where.parse(values)
+def _conditions(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> Where | None:
+    return Where.parse(values) if values else None
 
 
 where_option = click.option(

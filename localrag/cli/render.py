@@ -12,7 +12,7 @@ import click
 
 from localrag.budget import Entry, Ledger
 from localrag.budget.sections import RESERVED, colour_of
-from localrag.cli.text import console, emit, note
+from localrag.cli.terminal import console, emit, note
 from localrag.session import Answer, Prepared, evidence, supplied
 from localrag.settings import Settings
 from localrag.text.sanitize import safe

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from localrag.cli import council_render, options, render, text
+from localrag.cli import council_render, options, render, terminal
 from localrag.cli.files import STANDARD_OUTPUT, check_free_stdout, write_whole
 from localrag.errors import UsageError
 from localrag.settings import Settings
@@ -57,7 +57,7 @@ def show_run(home: Path, run: int | str, *, as_json: bool) -> None:
     with _journal(home) as journal:
         found = _run_of(journal, run)
     if as_json:
-        text.emit(found.to_dict())
+        terminal.emit(found.to_dict())
         return
     for line in _transcript(found):
         click.echo(council_render.printable(line))
@@ -70,9 +70,9 @@ def list_runs(home: Path, last: int, *, as_json: bool) -> None:
         with _journal(home) as journal:
             rows = journal.councils.last(last)
     if as_json:
-        text.emit({"councils": [row.to_dict() for row in rows]})
+        terminal.emit({"councils": [row.to_dict() for row in rows]})
     elif not rows:
-        text.note(_EMPTY)
+        terminal.note(_EMPTY)
     else:
         from localrag.report.page import when  # noqa: PLC0415  # weight
 
@@ -212,9 +212,9 @@ def report_command(
         raise _unknown(session, sessions)
     found = report(asks)
     if as_json:
-        text.emit(found.to_dict())
+        terminal.emit(found.to_dict())
     if not asks:
-        text.note("The journal is empty. Each question that you ask is recorded there.")
+        terminal.note("The journal is empty. Each question that you ask is recorded there.")
     elif html is not None:
         _write(html, page(found))
     elif not as_json:
@@ -239,7 +239,7 @@ def _write(html: Path, made: str) -> None:
         click.echo(made)
         return
     write_whole(html, made, replace=True)
-    text.note(f"Wrote {safe(str(html))}")
+    terminal.note(f"Wrote {safe(str(html))}")
 
 
 def _checked(path: Path, *, force: bool, as_json: bool) -> Path:

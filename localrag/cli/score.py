@@ -14,7 +14,7 @@ import click
 from localrag.budget import TIERS, Profile
 from localrag.cli import options, render
 from localrag.cli.files import label_of, read_source, text_of
-from localrag.cli.text import emit, note
+from localrag.cli.terminal import emit, note
 from localrag.errors import ConfigError, KnowledgeBaseError, ModelNotFoundError, UsageError, counted
 from localrag.relevance import FACTORS, MAX_TASK_CHARS, METHODS, File, Method, Score, Weights, score
 from localrag.session import open_embedder, open_profile

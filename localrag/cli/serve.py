@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from localrag.cli import options
-from localrag.cli.text import note
+from localrag.cli.terminal import note
 from localrag.errors import UsageError
 
 if TYPE_CHECKING:

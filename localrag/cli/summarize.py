@@ -13,7 +13,7 @@ import click
 
 from localrag.cli import options
 from localrag.cli.files import read_source
-from localrag.cli.text import emit, note
+from localrag.cli.terminal import emit, note
 from localrag.errors import LocalragError
 from localrag.session import open_engine
 from localrag.settings import Settings

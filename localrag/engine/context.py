@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Self
 
 from localrag.engine.backend import MakeRunner, Runner, State
+from localrag.engine.jobs import Sequence
 from localrag.engine.kv_cache import ExclusiveCells, HostSwap, SharedCells
 from localrag.engine.llama import MAX_SEQUENCES
-from localrag.engine.sequence import Sequence
 from localrag.errors import EngineError
 from localrag.text.tokens import Tokenizer
 from localrag.types import Piece, TokenLogprob

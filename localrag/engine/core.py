@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Self
 
 from localrag.engine.backend import Backend
 from localrag.engine.context import BATCH_TOKENS, Context, Share, slot_of
+from localrag.engine.jobs import CHAT, Job, Policy, Sequence
 from localrag.engine.kv_cache import HostSwap
-from localrag.engine.policy import CHAT, Job, Policy
-from localrag.engine.sequence import Sequence
 from localrag.engine.speed import Speed
 from localrag.errors import EngineError, LocalragError, TemplateError, UsageError
 from localrag.text.thinking import Thinking

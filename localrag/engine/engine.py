@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from itertools import pairwise
 
 from localrag.engine.core import EngineCore
-from localrag.engine.policy import SINGLE, Job, JobEvent, Policy
-from localrag.engine.radix_tree import common_length
+from localrag.engine.jobs import SINGLE, Job, JobEvent, Policy
 from localrag.errors import EngineError, LocalragError, UsageError
 from localrag.text.thinking import Thinking
+from localrag.text.tokens import common_length
 from localrag.types import Completion, Piece, SamplingParams
 
 MAX_SLOWDOWN = 1.5

@@ -4,31 +4,23 @@ Limits keep a hostile file from exhausting time and memory, and validate the num
 also cover what a trial load cannot find: a token that crashes llama.cpp only when a text needs it. Every other assertion of llama.cpp is
 found by that trial, in a child process (sandbox.py). Weights are not read; only a checksum detects damage in them.
 
-Source: src/llama-model.cpp (load_hparams) and src/llama-vocab.cpp of llama.cpp, as of llama-cpp-python 0.3.36.
+Source: the GGUF specification (ggml/docs/gguf.md), ggml/src/gguf.cpp, src/llama-model.cpp (load_hparams) and src/llama-vocab.cpp of
+llama.cpp, as of llama-cpp-python 0.3.36.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import re
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from struct import Struct
+from struct import error as struct_error
 
-from localrag.engine.gguf_layout import (
-    FILE_TYPES,
-    GET_IT_AGAIN,
-    MAX_HEADER_BYTES,
-    STRING,
-    TAKE_A_LANGUAGE_MODEL,
-    TOKENS_KEY,
-    UINT16,
-    Header,
-    clip,
-    file_error,
-    parse,
-)
+from localrag.errors import ModelFileError, counted
 from localrag.types import ModelInfo
 
 MAX_CONTEXT_TOKENS = 1 << 27
@@ -199,3 +191,380 @@ def _head_size(header: Header, key: str, usual: int) -> int:
     if header.num_tensors and not 1 <= size <= MAX_HEAD_SIZE:
         raise header.error(f"implies heads of {size} elements; 1 to {MAX_HEAD_SIZE} are allowed.", value=size)
     return max(size, header.integer(f"{key}_swa", 1, MAX_HEAD_SIZE) or 0)
+
+
+MAX_KEYS = 4096
+MAX_TENSORS = 16_384
+MAX_KEY_BYTES = 65_535
+MAX_STRING_BYTES = 1 << 20
+MAX_TENSOR_NAME_BYTES = 63
+MAX_ARRAY_ELEMENTS = 2 << 20
+MAX_HEADER_BYTES = 256 << 20
+
+GET_IT_AGAIN = "Download it again, and compare its sha256 with the publisher's."
+TAKE_ANOTHER = "The file is damaged or meant for another program: download it again, or use another conversion of the model."
+TAKE_A_LANGUAGE_MODEL = "Use the GGUF file of a language model that includes its tokenizer."
+CONVERT_IT = "Give the path of a little-endian GGUF file of version 2 or 3; llama.cpp has scripts that convert other files."
+
+TOKENS_KEY = "tokenizer.ggml.tokens"
+
+UINT16, UINT32, INT32, FLOAT32, STRING, ARRAY = 2, 4, 5, 6, 8, 9
+# GGUF value type -> its name and layout (for a string, the layout of the length before the text)
+VALUE_TYPES = {
+    0: ("uint8", Struct("<B")),
+    1: ("int8", Struct("<b")),
+    UINT16: ("uint16", Struct("<H")),
+    3: ("int16", Struct("<h")),
+    UINT32: ("uint32", Struct("<I")),
+    INT32: ("int32", Struct("<i")),
+    FLOAT32: ("float32", Struct("<f")),
+    7: ("bool", Struct("<?")),
+    STRING: ("string", Struct("<Q")),
+    10: ("uint64", Struct("<Q")),
+    11: ("int64", Struct("<q")),
+    12: ("float64", Struct("<d")),
+}
+# ggml tensor type -> (elements per block, bytes per block)
+TENSOR_TYPES = {
+    0: (1, 4),  # F32
+    1: (1, 2),  # F16
+    2: (32, 18),  # Q4_0
+    3: (32, 20),  # Q4_1
+    6: (32, 22),  # Q5_0
+    7: (32, 24),  # Q5_1
+    8: (32, 34),  # Q8_0
+    9: (32, 36),  # Q8_1
+    10: (256, 84),  # Q2_K
+    11: (256, 110),  # Q3_K
+    12: (256, 144),  # Q4_K
+    13: (256, 176),  # Q5_K
+    14: (256, 210),  # Q6_K
+    15: (256, 292),  # Q8_K
+    16: (256, 66),  # IQ2_XXS
+    17: (256, 74),  # IQ2_XS
+    18: (256, 98),  # IQ3_XXS
+    19: (256, 50),  # IQ1_S
+    20: (32, 18),  # IQ4_NL
+    21: (256, 110),  # IQ3_S
+    22: (256, 82),  # IQ2_S
+    23: (256, 136),  # IQ4_XS
+    24: (1, 1),  # I8
+    25: (1, 2),  # I16
+    26: (1, 4),  # I32
+    27: (1, 8),  # I64
+    28: (1, 8),  # F64
+    29: (256, 56),  # IQ1_M
+    30: (1, 2),  # BF16
+    34: (256, 54),  # TQ1_0
+    35: (256, 66),  # TQ2_0
+    39: (32, 17),  # MXFP4
+    40: (64, 36),  # NVFP4
+    41: (128, 18),  # Q1_0
+    42: (64, 18),  # Q2_0
+}
+# general.file_type -> the quantization of most weights
+FILE_TYPES = {
+    0: "F32",
+    1: "F16",
+    2: "Q4_0",
+    3: "Q4_1",
+    7: "Q8_0",
+    8: "Q5_0",
+    9: "Q5_1",
+    10: "Q2_K",
+    11: "Q3_K_S",
+    12: "Q3_K_M",
+    13: "Q3_K_L",
+    14: "Q4_K_S",
+    15: "Q4_K_M",
+    16: "Q5_K_S",
+    17: "Q5_K_M",
+    18: "Q6_K",
+    19: "IQ2_XXS",
+    20: "IQ2_XS",
+    21: "Q2_K_S",
+    22: "IQ3_XS",
+    23: "IQ3_XXS",
+    24: "IQ1_S",
+    25: "IQ4_NL",
+    26: "IQ3_S",
+    27: "IQ3_M",
+    28: "IQ2_S",
+    29: "IQ2_M",
+    30: "IQ4_XS",
+    31: "IQ1_M",
+    32: "BF16",
+    36: "TQ1_0",
+    37: "TQ2_0",
+    38: "MXFP4",
+    39: "NVFP4",
+    40: "Q1_0",
+    41: "Q2_0",
+}
+
+
+def file_error(path: Path, problem: str, *, hint: str, **numbers: object) -> ModelFileError:
+    """Return the error for a file. `problem` follows the path in its message."""
+    name = str(path)
+    return ModelFileError(f"{name if name.isprintable() else ascii(name)} {problem}", hint=hint, path=name, **numbers)
+
+
+def clip(text: str) -> str:
+    """Shorten `text` to 80 characters, for an error message."""
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """The position of a key's value: `count` elements of `type` from byte `start`, or one element if `count` is None."""
+
+    type: int
+    start: int
+    count: int | None
+
+
+@dataclass(slots=True)
+class Header:
+    """The keys of a GGUF file and the positions of their values in `buffer`, which maps the start of the file.
+
+    `tensors` holds each tensor's dimensions, innermost first, and its type number.
+
+    Look-ups return None for a missing key. They raise ModelFileError for a value of another type or out of range.
+    """
+
+    path: Path
+    buffer: mmap.mmap
+    file_bytes: int
+    version: int = 0
+    num_tensors: int = 0
+    values: dict[str, Value] = field(default_factory=dict)
+    tokens: list[bytes] = field(default_factory=list)
+    tensors: dict[str, tuple[tuple[int, ...], int]] = field(default_factory=dict)
+
+    def error(self, problem: str, *, hint: str = TAKE_ANOTHER, **numbers: object) -> ModelFileError:
+        """Return the error for `problem`, which follows the path of the file in the message."""
+        return file_error(self.path, problem, hint=hint, file_bytes=self.file_bytes, **numbers)
+
+    def integer(self, key: str, low: int, high: int, *, type_: int = UINT32) -> int | None:
+        """Return the integer under `key`, from `low` to `high`."""
+        value = self._single(key, type_)
+        return None if value is None else self._integer_at(key, value, 0, low, high)
+
+    def integers(self, key: str, count: int, low: int, high: int) -> tuple[int, ...] | None:
+        """Return the `count` integers under `key`: an array of that length, or a single integer repeated."""
+        value = self.values.get(key)
+        if value is None or value.count is None:
+            single = self.integer(key, low, high)
+            return None if single is None else (single,) * count
+        if value.type not in (UINT32, INT32) or value.count != count:
+            actual = f"{value.count} values of type {VALUE_TYPES[value.type][0]}"
+            raise self.error(f"has {actual} under {clip(key)}, where one or {count} of type uint32 belong.", key=key, expected=count)
+        return tuple(self._integer_at(key, value, index, low, high) for index in range(count))
+
+    def number(self, key: str) -> float | None:
+        """Return the float under `key`: finite, 0 or more."""
+        value = self._single(key, FLOAT32)
+        if value is None:
+            return None
+        number: float = VALUE_TYPES[FLOAT32][1].unpack_from(self.buffer, value.start)[0]
+        if not (math.isfinite(number) and number >= 0):
+            raise self.error(f"has {number} under {clip(key)}, where a finite number of 0 or more belongs.", key=key)
+        return number
+
+    def text(self, key: str, max_bytes: int = MAX_STRING_BYTES) -> str | None:
+        """Return the text under `key`."""
+        value = self._single(key, STRING)
+        if value is None:
+            return None
+        length_layout = VALUE_TYPES[STRING][1]
+        (length,) = length_layout.unpack_from(self.buffer, value.start)
+        if length > max_bytes:
+            raise self.error(f"has {length} bytes of text under {clip(key)}; the limit is {max_bytes}.", key=key, limit_bytes=max_bytes)
+        start = value.start + length_layout.size
+        try:
+            return self.buffer[start : start + length].decode()
+        except UnicodeDecodeError:
+            raise self.error(f"has text under {clip(key)} that is not UTF-8.", key=key) from None
+
+    def _single(self, key: str, type_: int) -> Value | None:
+        value = self.values.get(key)
+        if value is not None and (value.type != type_ or value.count is not None):
+            actual = VALUE_TYPES[value.type][0] + ("" if value.count is None else " array")
+            raise self.error(f"has a {actual} under {clip(key)}, where a {VALUE_TYPES[type_][0]} belongs.", key=key)
+        return value
+
+    def _integer_at(self, key: str, value: Value, index: int, low: int, high: int) -> int:
+        layout = VALUE_TYPES[value.type][1]
+        integer: int = layout.unpack_from(self.buffer, value.start + index * layout.size)[0]
+        if not low <= integer <= high:
+            raise self.error(f"has {integer} under {clip(key)}, where {low} to {high} belongs.", key=key, value=integer, low=low, high=high)
+        return integer
+
+
+MAGIC = b"GGUF"
+
+_U32, _U64, _U64_PAIR = Struct("<I"), Struct("<Q"), Struct("<QQ")
+_ARRAY_HEAD = Struct("<IQ")  # element type, number of elements
+_TENSOR_TAILS = {num_dims: Struct(f"<{num_dims}QIQ") for num_dims in range(1, 5)}  # sizes, type, offset
+_DEFAULT_ALIGNMENT = 32
+
+
+def parse(path: Path, buffer: mmap.mmap, file_bytes: int) -> Header:
+    """Parse the header of the file at `path`, whose first MAX_HEADER_BYTES are mapped by `buffer`.
+
+    Raises ModelFileError if the file is not GGUF, is truncated or contradicts itself.
+    """
+    header = Header(path, buffer, file_bytes)
+    cursor = _Cursor(header)
+    _read_version(header, cursor)
+    header.num_tensors, num_keys = cursor.unpack(_U64_PAIR, "the head of the file")
+    if header.num_tensors > MAX_TENSORS or num_keys > MAX_KEYS:
+        problem = f"is damaged: it claims {header.num_tensors} tensors and {num_keys} keys; the limits are {MAX_TENSORS} and {MAX_KEYS}."
+        raise header.error(problem, num_tensors=header.num_tensors, num_keys=num_keys)
+    for index in range(num_keys):
+        key = cursor.name(f"key {index + 1} of {num_keys}", MAX_KEY_BYTES)
+        if key in header.values:
+            raise header.error(f"is damaged: it has the key {clip(key)} twice.", key=clip(key))
+        header.values[key] = _read_value(header, cursor, key)
+    _check_tensors(header, cursor)
+    return header
+
+
+class _Cursor:
+    """A position in the header. Each step is checked against the file's size first."""
+
+    __slots__ = ("buffer", "header", "pos")
+
+    def __init__(self, header: Header) -> None:
+        self.header = header
+        self.buffer = header.buffer
+        self.pos = 0
+
+    def skip(self, num_bytes: int, what: str) -> int:
+        """Move past `num_bytes` and return the position of the first one. ModelFileError if the file ends before that."""
+        start, end, file_end = self.pos, self.pos + num_bytes, self.header.file_bytes
+        if end > file_end:
+            problem = f"is truncated or damaged: {clip(what)} ends at byte {end}, the file at byte {file_end}."
+            raise self.header.error(problem, hint=GET_IT_AGAIN, needed_bytes=end, missing_bytes=end - file_end)
+        if end > len(self.buffer):
+            raise self.header.error(f"has a header of more than {MAX_HEADER_BYTES} bytes.", limit_bytes=MAX_HEADER_BYTES)
+        self.pos = end
+        return start
+
+    def unpack(self, layout: Struct, what: str) -> tuple[int, ...]:
+        return layout.unpack_from(self.buffer, self.skip(layout.size, what))
+
+    def skip_string(self, what: str, max_bytes: int = MAX_STRING_BYTES) -> int:
+        """Move past a length-prefixed string and return the position of its first byte."""
+        (length,) = self.unpack(_U64, what)
+        if length > max_bytes:
+            raise self.header.error(f"is damaged: {clip(what)} has {length} bytes; the limit is {max_bytes}.", limit_bytes=max_bytes)
+        return self.skip(length, what)
+
+    def name(self, what: str, max_bytes: int) -> str:
+        """Read a name: one line of UTF-8, not empty."""
+        raw = self.buffer[self.skip_string(what, max_bytes) : self.pos]
+        name = raw.decode(errors="replace")
+        if not name or "\ufffd" in name or not name.isprintable():
+            raise self.header.error(f"is damaged: the name of {what} is {clip(ascii(raw))}.")
+        return name
+
+    def strings(self, count: int, what: str, *, keep: bool) -> list[bytes]:
+        """Move past `count` strings and return their bytes if `keep`. Calling skip_string for each would be too slow."""
+        buffer, pos, unpack = self.buffer, self.pos, _U64.unpack_from
+        strings: list[bytes] = []
+        keep_one = strings.append
+        try:
+            for _ in range(count):
+                (length,) = unpack(buffer, pos)
+                if length > MAX_STRING_BYTES:
+                    self.pos = pos
+                    self.skip_string(what)  # raises
+                start = pos + 8
+                pos = start + length
+                if keep:
+                    keep_one(buffer[start:pos])
+        except struct_error:  # a length is past the end
+            self.pos = pos
+            self.skip(8, what)  # raises
+        self.skip(pos - self.pos, what)
+        return strings
+
+
+def _read_version(header: Header, cursor: _Cursor) -> None:
+    first = header.buffer[:24]
+    if not first.startswith(MAGIC):
+        raise header.error(f"is not a GGUF file: it starts with {first!r}.", hint=CONVERT_IT)
+    cursor.skip(len(MAGIC), "the magic")
+    (header.version,) = cursor.unpack(_U32, "the version")
+    if header.version and not header.version & 0xFFFF:
+        raise header.error("is a big-endian GGUF file; only little-endian files are supported.", hint=CONVERT_IT)
+    if header.version not in (2, 3):
+        raise header.error(f"has GGUF version {header.version}; versions 2 and 3 are supported.", hint=CONVERT_IT, version=header.version)
+
+
+def _read_value(header: Header, cursor: _Cursor, key: str) -> Value:
+    (type_,) = cursor.unpack(_U32, key)
+    count = None
+    if type_ == ARRAY:
+        type_, count = cursor.unpack(_ARRAY_HEAD, key)
+        if count > MAX_ARRAY_ELEMENTS:
+            problem = f"is damaged: {clip(key)} claims {count} elements; the limit is {MAX_ARRAY_ELEMENTS}."
+            raise header.error(problem, key=clip(key), count=count)
+    if type_ not in VALUE_TYPES:
+        raise header.error(f"is damaged: {clip(key)} has a value of the unknown type {type_}.", key=clip(key), type_number=type_)
+    value = Value(type_, cursor.pos, count)
+    if type_ != STRING:
+        cursor.skip(VALUE_TYPES[type_][1].size * (1 if count is None else count), key)
+    elif count is None:
+        cursor.skip_string(key)
+    elif key == TOKENS_KEY:
+        header.tokens = cursor.strings(count, key, keep=True)
+    else:
+        cursor.strings(count, key, keep=False)
+    return value
+
+
+def _check_tensors(header: Header, cursor: _Cursor) -> None:
+    """Check that the tensors follow one another in the order of their names and end within the file."""
+    alignment = header.integer("general.alignment", 32, 65_536) or _DEFAULT_ALIGNMENT
+    if alignment & (alignment - 1):
+        raise header.error(f"has {alignment} under general.alignment, where a power of two belongs.", alignment=alignment)
+    end = next_offset = 0
+    for index in range(header.num_tensors):
+        name = cursor.name(f"tensor {index + 1} of {header.num_tensors}", MAX_TENSOR_NAME_BYTES)
+        if name in header.tensors:
+            raise header.error(f"is damaged: it has the tensor {name} twice.", tensor=name)
+        num_bytes, offset = _read_tensor(header, cursor, name)
+        if offset != next_offset:
+            problem = f"is damaged: the tensor {name} claims offset {offset}; expected {next_offset}."
+            raise header.error(problem, tensor=name, offset=offset, expected=next_offset)
+        end = offset + num_bytes
+        next_offset = _pad(end, alignment)
+    needed = _pad(cursor.pos, alignment) + end if header.num_tensors else 0
+    if needed > header.file_bytes:
+        missing = needed - header.file_bytes
+        problem = f"is truncated: the header claims {needed} bytes, the file has {header.file_bytes}; {counted(missing, 'byte')} missing."
+        raise header.error(problem, hint=GET_IT_AGAIN, needed_bytes=needed, missing_bytes=missing)
+
+
+def _read_tensor(header: Header, cursor: _Cursor, name: str) -> tuple[int, int]:
+    """Return the size of a tensor in bytes and the offset that the header claims for it."""
+    (num_dims,) = cursor.unpack(_U32, name)
+    if num_dims not in _TENSOR_TAILS:
+        raise header.error(f"is damaged: the tensor {name} has {num_dims} dimensions; 1 to 4 are allowed.", tensor=name)
+    *sizes, type_, offset = cursor.unpack(_TENSOR_TAILS[num_dims], name)
+    if type_ not in TENSOR_TYPES:
+        raise header.error(f"stores the tensor {name} as the unknown type {type_}.", tensor=name, type_number=type_)
+    block_elements, block_bytes = TENSOR_TYPES[type_]
+    num_elements = math.prod(sizes)
+    if not 0 < num_elements < 1 << 63 or sizes[0] % block_elements:
+        problem = f"is damaged: the tensor {name} has the impossible shape {' x '.join(map(str, sizes))}."
+        raise header.error(problem, tensor=name)
+    header.tensors[name] = tuple(sizes), type_
+    return num_elements // block_elements * block_bytes, offset
+
+
+def _pad(num_bytes: int, alignment: int) -> int:
+    """Round `num_bytes` up to a multiple of `alignment`, a power of two."""
+    return (num_bytes + alignment - 1) & -alignment

@@ -9,9 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from localrag.engine.backend import Memory, State
-from localrag.engine.radix_tree import RadixTree, common_length
-from localrag.engine.sequence import Sequence
+from localrag.engine.jobs import Sequence
+from localrag.engine.radix_tree import RadixTree
 from localrag.errors import EngineError
+from localrag.text.tokens import common_length
 
 MIN_BYTES = 256 << 20
 """Minimum capacity of the host swap in bytes, as far as its share of the free memory allows."""

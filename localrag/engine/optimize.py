@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from localrag.engine import attention, gguf, memory, quality, sandbox, threads
-from localrag.engine.gguf_layout import FILE_TYPES
+from localrag.engine.gguf import FILE_TYPES
 from localrag.engine.llama_lib import library
 from localrag.engine.quality import Evaluation, Quality, Run, Window
 from localrag.errors import ConfigError, EngineError, ModelError, UsageError

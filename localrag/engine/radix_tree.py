@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import count
 
+from localrag.text.tokens import common_length
+
 
 class _Node:
     """Cells of consecutive tokens, shared by the sequences `holders`. Its children follow the last token."""
@@ -166,14 +168,3 @@ def _deepest(leaf: _Node, seq_id: int) -> _Node:
     while (deeper := next((child for child in leaf.children if seq_id in child.holders), None)) is not None:
         leaf = deeper
     return leaf
-
-
-def common_length(tokens: Sequence[int], ids: Sequence[int], start: int = 0) -> int:
-    """Number of tokens that `tokens` and `ids[start:]` have in common at their beginning. Bisects list slices, which compare fast."""
-    low, high = 0, min(len(tokens), len(ids) - start)
-    if tokens[:high] == ids[start : start + high]:
-        return high
-    while high - low > 1:  # the first `low` are equal, the first `high` are not
-        middle = (low + high) // 2
-        low, high = (middle, high) if tokens[low:middle] == ids[start + low : start + middle] else (low, middle)
-    return low

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from localrag.engine.gguf_layout import clip, file_error
+from localrag.engine.gguf import clip, file_error
 from localrag.engine.llama_lib import begin_log, first_error, library, package_folder
 from localrag.errors import EngineError, LocalragError, ModelFileError
 from localrag.files import JsonCache

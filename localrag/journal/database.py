@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from localrag.errors import ConfigError
-from localrag.files import create_private, disk_error, make_private_folder
-from localrag.migrations import Migration, apply_missing, use_write_ahead_log, version
+from localrag.files import Migration, apply_missing, create_private, disk_error, make_private_folder, use_write_ahead_log, version
 
 
 def create_tables(db: sqlite3.Connection) -> None:

@@ -9,6 +9,7 @@ import sqlite3
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
@@ -349,10 +350,22 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._db = connect(path)
-        self.summaries = Summaries(self._db, path)
-        self.conversations = Conversations(self._db, path)
-        self.memories = Memories(self._db, path)
-        self.councils = Councils(self._db, path)
+
+    @cached_property
+    def summaries(self) -> Summaries:
+        return Summaries(self._db, self.path)
+
+    @cached_property
+    def conversations(self) -> Conversations:
+        return Conversations(self._db, self.path)
+
+    @cached_property
+    def memories(self) -> Memories:
+        return Memories(self._db, self.path)
+
+    @cached_property
+    def councils(self) -> Councils:
+        return Councils(self._db, self.path)
 
     @classmethod
     def open(cls, home: Path) -> Self:

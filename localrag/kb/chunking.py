@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from localrag.errors import KnowledgeBaseError
+from localrag.kb.database import embedded, embedded_sha256
 from localrag.kb.readers.base import Reading
-from localrag.kb.schema import embedded, embedded_sha256
 from localrag.text.tokens import Embedder
 
 TARGET_TOKENS = 200

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypedDict, Unpack
 
 from localrag.errors import KnowledgeBaseError, KnowledgeBaseNotFoundError, UsageError
+from localrag.kb.database import INDEX_WAIT_S, taken
 from localrag.kb.filters import Where
 from localrag.kb.ingest import IngestResult, Tagging, ingest
 from localrag.kb.names import FILE, SERVER_PREFIXES, check_name, list_kbs, not_found
 from localrag.kb.plan import IndexProgress, Plan, plan
 from localrag.kb.protocols import AnyStore, Feedback, KbLocation, Reranker
 from localrag.kb.retrieve import Mode, retrieve
-from localrag.kb.sqlite_file import INDEX_WAIT_S, taken
 from localrag.kb.store import Store
 from localrag.kb.texts import Texts, renew
 from localrag.kb.transfer import export_to, import_from, read_name

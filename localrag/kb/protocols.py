@@ -260,7 +260,7 @@ class KbLocation(Protocol):
     def close(self) -> None: ...
 
     def taken(self, *, wait_s: float, on_wait: Callable[[], None] | None = None) -> AbstractContextManager[None]:
-        """Hold the index lock. See localrag/kb/sqlite_file.py."""
+        """Hold the index lock. See localrag/kb/database.py."""
 
     def not_found(self) -> KnowledgeBaseNotFoundError:
         """Make the error for a missing knowledge base, which suggests similar names."""

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Literal
 
 from localrag.errors import KnowledgeBaseError
 from localrag.kb.chunking import TARGET_TOKENS, split_counted
+from localrag.kb.database import embedded
 from localrag.kb.filters import Where
 from localrag.kb.protocols import AnyIndex, AnyStore, Reranker
 from localrag.kb.query import Query, parse
-from localrag.kb.schema import embedded
 from localrag.settings import Learning
 from localrag.text.terms import terms
 from localrag.text.tokens import Embedder
@@ -189,7 +189,7 @@ def retrieve(
     A hit's relevance is its cosine similarity on a scale that all embedders share; the threshold if only words matched; None in keyword
     mode. Only the first MAX_QUERY_CHARS characters and MAX_TERMS distinct words of a query are used.
     """
-    query = query[:MAX_QUERY_CHARS].encode("utf-8", "replace").decode()
+    query = query[:MAX_QUERY_CHARS].strip().encode("utf-8", "replace").decode()
     vector = None if mode == "keyword" or embedder is None else _embed(query, embedder)
     query_terms = parse(query)
     num_looked_at = max(k, NUM_RERANKED) if reranker is not None else 2 * k if diversity else k
@@ -354,9 +354,10 @@ def _reranked(
 
 def _embed(query: str, embedder: Embedder) -> Vectors | None:
     """Embed the whole query as a unit vector: the mean over its pieces if it is too long for the embedder. None for an empty query."""
-    pieces = [piece for _, piece in split_counted(query, embedder.count, embedder.max_tokens)]
-    if not pieces:
+    if not query:
         return None
+    limit = embedder.max_tokens
+    pieces = [query] if embedder.count(query) <= limit else [piece for _, piece in split_counted(query, embedder.count, limit)]
     import numpy as np  # noqa: PLC0415  # heavy
 
     mean = embedder.embed(pieces).mean(axis=0)

@@ -16,6 +16,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from localrag.kb.chunking import Passage
+from localrag.kb.database import SqliteFile, explained
 from localrag.kb.filters import Where
 from localrag.kb.protocols import (
     DocumentRow,
@@ -30,7 +31,6 @@ from localrag.kb.protocols import (
     other_embedder,
 )
 from localrag.kb.query import Term
-from localrag.kb.sqlite_file import SqliteFile, explained
 from localrag.types import Chunk
 
 WAIT_S = 30.0

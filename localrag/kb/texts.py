@@ -17,13 +17,13 @@ from typing import Any, Literal
 
 from localrag.errors import UsageError
 from localrag.kb.chunking import CUTTER, Passage, cut
+from localrag.kb.database import INDEX_WAIT_S
 from localrag.kb.filters import Where, canonical, dumped, entries_of, is_unicode, loaded
 from localrag.kb.ingest import EMBED_AT_ONCE, min_similarity, vectors_for
 from localrag.kb.names import escaped
 from localrag.kb.plan import is_same
 from localrag.kb.protocols import AnyStore, DocumentRow, GivenText, KbLocation, TextRow
 from localrag.kb.readers.base import MAX_TEXT_CHARS, Reading, Section, clean, one_line
-from localrag.kb.sqlite_file import INDEX_WAIT_S
 from localrag.text.tokens import Embedder
 
 MAX_ID_CHARS = 256

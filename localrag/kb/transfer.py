@@ -19,12 +19,10 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from localrag.errors import KnowledgeBaseError
-from localrag.files import FILE_MODE, FOLDER_MODE, open_private, sync_folder
-from localrag.kb.schema import MIGRATIONS, migrate
-from localrag.kb.sqlite_file import explained, make_folder, unwritable
+from localrag.files import FILE_MODE, FOLDER_MODE, open_private, sync_folder, use_write_ahead_log
+from localrag.kb.database import MIGRATIONS, explained, make_folder, migrate, unwritable
 from localrag.kb.store import Store
 from localrag.kb.verify import bad_chunks, bad_names, bad_texts
-from localrag.migrations import use_write_ahead_log
 
 _MANIFEST, _DATABASE = "manifest.json", "kb.sqlite"
 _FORMAT, _VERSION = "localrag knowledge base", 1

@@ -17,12 +17,12 @@ from os.path import lexists
 from pathlib import PurePath
 
 from localrag.errors import LocalragError, counted
+from localrag.kb.database import embedded_sha256
 from localrag.kb.filters import entries_of
 from localrag.kb.names import escaped, has_control
 from localrag.kb.protocols import AnyStore, KbLocation
 from localrag.kb.readers import UnreadableError, keeps_lines
 from localrag.kb.reading import MAX_TEXT_CHARS
-from localrag.kb.schema import embedded_sha256
 from localrag.kb.texts import Text
 from localrag.kb.walk import is_unchanged, read_file
 

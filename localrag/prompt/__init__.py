@@ -1,8 +1,7 @@
 """Build a prompt: count the inputs, share the window, and compose the token ids with their ledger."""
 
 from localrag.prompt.compose import Prompt, compose
-from localrag.prompt.inputs import ANSWER_BASIS, CITE, PromptInputs
-from localrag.prompt.layout import PLAIN
+from localrag.prompt.layout import ANSWER_BASIS, CITE, PLAIN, PromptInputs
 from localrag.prompt.measure import Demand, alike, measure
 from localrag.prompt.packing import Shortening
 

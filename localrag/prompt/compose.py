@@ -10,8 +10,7 @@ from itertools import chain
 from localrag.budget import Budget, Entry, Ledger, Shortened, TimeLimit, settle
 from localrag.budget.sections import ORDER, PROTECTED
 from localrag.errors import BudgetExceededError
-from localrag.prompt.inputs import PARTIAL_SOURCES_INTRO, SOURCES_INTRO
-from localrag.prompt.layout import Choice, encode_prompt
+from localrag.prompt.layout import PARTIAL_SOURCES_INTRO, SOURCES_INTRO, Choice, encode_prompt
 from localrag.prompt.measure import JOIN_TOKENS, Demand, thinking_of, used_by
 from localrag.prompt.packing import GIVING, SOURCES, Draft, Shortening, fill, give_way
 from localrag.text.markup import EncodedPart

@@ -12,22 +12,24 @@ from localrag.budget import Budget, Percent, Section, container, negotiate, toke
 from localrag.budget.sections import PROTECTED
 from localrag.conversation import Exchange, Split, newest, split
 from localrag.errors import BudgetExceededError, UsageError
-from localrag.prompt.inputs import (
+from localrag.prompt.layout import (
     MEMORIES_INTRO,
     PARTIAL_SOURCES_INTRO,
     PLAN_INTRO,
     PROPOSALS_INTRO,
     QUESTION_INTRO,
     SOURCES_INTRO,
+    Choice,
     Item,
     PromptInputs,
+    as_sent,
+    encode_prompt,
     file_text,
     memory_text,
     plan_text,
     proposal_text,
     source_text,
 )
-from localrag.prompt.layout import Choice, as_sent, encode_prompt
 from localrag.prompt.tool_results import compact
 from localrag.text.markup import EncodedPart, Part, count_content, encode
 from localrag.text.thinking import Thinking, mark_ids

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from localrag import citation
 from localrag.budget import Budget, Cut, Percent, Section, Tier, negotiate
 from localrag.conversation import Covered, Exchange, fit
-from localrag.prompt.inputs import SUMMARY_INTRO, Item
-from localrag.prompt.layout import Shown
+from localrag.prompt.layout import SUMMARY_INTRO, Item, Shown
 from localrag.prompt.measure import JOIN_TOKENS, Demand, frame_of, least_of
 from localrag.summary import LEVELS, LIMITS, Level, cut_middle, truncate
 from localrag.types import ToolSpec
@@ -29,6 +29,15 @@ class Shortening:
 
     to_level: Callable[[Item, Level, int], str]
     to_summary: Callable[[Sequence[Exchange], int], Covered]
+
+    @classmethod
+    def made_by(cls, make: Callable[[], Shortening]) -> Shortening:
+        """Return a Shortening that calls `make` when the first text is shortened, since most prompts fit."""
+        once = cache(make)
+        return cls(
+            to_level=lambda item, level, limit: once().to_level(item, level, limit),
+            to_summary=lambda exchanges, limit: once().to_summary(exchanges, limit),
+        )
 
 
 @dataclass(frozen=True, slots=True)

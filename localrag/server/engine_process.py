@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from localrag.engine.policy import SERVE
+from localrag.engine.jobs import SERVE
 from localrag.server.engine_worker import MAX_LINE_BYTES, line_of
 from localrag.server.errors import LOG, Problem
 from localrag.settings import Settings

@@ -25,7 +25,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from localrag.engine.policy import SERVE
+from localrag.engine.jobs import SERVE
 from localrag.errors import LocalragError
 from localrag.journal import allotments
 from localrag.question import BudgetOptions, Given, Question, Search, ToolCalls

@@ -20,11 +20,11 @@ from pydantic import BaseModel, Field
 from localrag.errors import KnowledgeBaseNotFoundError, UsageError
 from localrag.files import FILE_MODE
 from localrag.kb import KnowledgeBase, Where, import_kb, list_kbs
+from localrag.kb.database import make_folder
 from localrag.kb.knowledge_base import FolderLocation
 from localrag.kb.names import NAME
 from localrag.kb.protocols import TextRow
 from localrag.kb.readers.base import MAX_TEXT_CHARS
-from localrag.kb.sqlite_file import make_folder
 from localrag.kb.texts import Text
 from localrag.server.errors import Problem
 from localrag.server.openapi import INDEX_FAILS, failures, shown

@@ -170,20 +170,23 @@ class Answer:
     @property
     def ending(self) -> str:
         """One line saying what cut the answer short; empty if the model ended it."""
-        entry, time = self.ledger.entry("answer"), self.ledger.time
-        tokens = counted(entry.allotted, "token")
         match self.finish_reason:
             case "cancelled":
                 return "Interrupted."
             case "time":
                 return "Stopped at the time limit (--max-seconds)."
-            case "length" if entry.allotted < entry.wanted and time is not None and time.is_bound:
-                return f"Stopped at {tokens}, the most that the time limit allows (--max-seconds)."
-            case "length" if self.ledger.spare == 0:
-                return f"Stopped at {tokens}: the window of {self.ledger.window:,} tokens is full."
             case "length":
-                return f"Stopped at the limit of {tokens} (--max-tokens)."
+                return self._length_ending()
         return ""
+
+    def _length_ending(self) -> str:
+        entry, time = self.ledger.entry("answer"), self.ledger.time
+        tokens = counted(entry.allotted, "token")
+        if entry.allotted < entry.wanted and time is not None and time.is_bound:
+            return f"Stopped at {tokens}, the most that the time limit allows (--max-seconds)."
+        if self.ledger.spare == 0:
+            return f"Stopped at {tokens}: the window of {self.ledger.window:,} tokens is full."
+        return f"Stopped at the limit of {tokens} (--max-tokens)."
 
     @property
     def unsupported_citations(self) -> list[str]:

@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Self
 
 from localrag.conversation import search_query
-from localrag.engine.policy import CHAT
+from localrag.engine.jobs import CHAT
 from localrag.errors import BudgetExceededError, InterruptedRunError, LocalragError, UsageError, counted
 from localrag.question import Question, Thread
 from localrag.session import retrieval

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from localrag.conversation import search_query
 from localrag.errors import BudgetExceededError, TimeLimitError, counted
 from localrag.prompt import Prompt
-from localrag.prompt.inputs import QUESTION_INTRO, SOURCES_INTRO
+from localrag.prompt.layout import QUESTION_INTRO, SOURCES_INTRO
 from localrag.question import Question
 from localrag.session import retrieval
 from localrag.session.answer import Answer, Pass, Prepared

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Self
 
 from localrag.budget.ledger import WRITTEN
-from localrag.prompt.inputs import AGAIN
+from localrag.prompt.layout import AGAIN
 from localrag.types import Chunk, Hit
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from localrag.engine.policy import SCORE, Job
-from localrag.engine.radix_tree import common_length
+from localrag.engine.jobs import SCORE, Job
 from localrag.errors import EngineError, InterruptedRunError
 from localrag.summary import truncate
 from localrag.summary.writer import prompt_of
 from localrag.text.markup import count_content
+from localrag.text.tokens import common_length
 from localrag.types import Message, SamplingParams
 
 if TYPE_CHECKING:

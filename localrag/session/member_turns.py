@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from localrag import prompt
 from localrag.deliberation import JUDGE, PLANNER, Council, RoleTurn
-from localrag.engine.policy import COUNCIL, Job, JobEvent
+from localrag.engine.jobs import COUNCIL, Job, JobEvent
 from localrag.errors import BudgetExceededError, LocalragError
 from localrag.prompt import Demand, Prompt, PromptInputs
 from localrag.question import Question, Search

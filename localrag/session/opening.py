@@ -79,7 +79,7 @@ def open_council(name: str, *, settings: Settings) -> Council:
 
 def open_knowledge_base(name: str, *, settings: Settings, create: bool = False) -> KnowledgeBase:
     """Open a knowledge base of this home by name. Raises KnowledgeBaseNotFoundError if it does not exist and `create` is not set."""
-    from localrag.kb import KnowledgeBase  # noqa: PLC0415  # weight: an ask without a knowledge base needs none of it
+    from localrag.kb.knowledge_base import KnowledgeBase  # noqa: PLC0415  # weight: an ask without a knowledge base needs none of it
 
     return KnowledgeBase.open(settings.kb_dir, name, create=create)
 

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from localrag.engine.grammar import schema_of_calls
-from localrag.engine.policy import SINGLE, Job, JobEvent, Policy
+from localrag.engine.jobs import SINGLE, Job, JobEvent, Policy
 from localrag.errors import EngineError, InterruptedRunError, LocalragError
 from localrag.question import Question
 from localrag.session.answer import Answer, Prepared

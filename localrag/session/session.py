@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from localrag import citation, prompt
 from localrag.budget import Profile
 from localrag.conversation import search_query
-from localrag.engine.policy import SINGLE, Policy
+from localrag.engine.jobs import SINGLE, Policy
 from localrag.errors import UsageError
 from localrag.files import secure_home
 from localrag.prompt import CITE, PLAIN, Demand, PromptInputs
@@ -349,9 +349,12 @@ class Session:
         return profile
 
     def _shortening(self, *, write: bool) -> prompt.Shortening:
-        if write not in self._shorteners:
-            self._shorteners[write] = Shortener(self.engine, self.journal, window=self.slot.n_ctx, write=write)
-        return self._shorteners[write].for_prompt()
+        def make() -> prompt.Shortening:
+            if write not in self._shorteners:
+                self._shorteners[write] = Shortener(self.engine, self.journal, window=self.slot.n_ctx, write=write)
+            return self._shorteners[write].for_prompt()
+
+        return prompt.Shortening.made_by(make)
 
     def retriever_until(self, max_seconds: float | None, begun: float) -> Retriever:
         """The retriever, with its reranker bound to the time limit, if any. Raises UsageError for an invalid limit."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from localrag.conversation import Covered, Exchange, Rolling
 from localrag.errors import LocalragError
 from localrag.prompt import Shortening
-from localrag.prompt.inputs import Item
+from localrag.prompt.layout import Item
 from localrag.summary import Level, Source, Summary, summarize
 from localrag.summary.writer import Writer
 from localrag.text.markup import count_content

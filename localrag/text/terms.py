@@ -21,7 +21,7 @@ CJK = re.compile(
     "[\u1100-\u11ff\u3040-\u30ff\u3100-\u318f\u31a0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
     "\uac00-\ud7af\uf900-\ufaff\uff66-\uff9d\U00020000-\U0003ffff]"
 )
-"""A Chinese, Japanese or Korean character. Part of the schema of a knowledge base: a change needs a migration (localrag/kb/schema.py)."""
+"""A Chinese, Japanese or Korean character. Part of the schema of a knowledge base: a change needs a migration (localrag/kb/database.py)."""
 
 
 def spaced(text: str) -> str:

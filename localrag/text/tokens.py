@@ -1,4 +1,4 @@
-"""Protocols for tokenizers, chat templates and embedders, and a counter that caches token counts."""
+"""Protocols for tokenizers, chat templates and embedders, a counter that caches token counts, and common prefixes of token ids."""
 
 from __future__ import annotations
 
@@ -161,3 +161,14 @@ class TokenCounter:
         if len(self._counts) > self.capacity:
             self._counts.popitem(last=False)
         return count
+
+
+def common_length(tokens: Sequence[int], ids: Sequence[int], start: int = 0) -> int:
+    """Number of tokens that `tokens` and `ids[start:]` have in common at their beginning. Bisects list slices, which compare fast."""
+    low, high = 0, min(len(tokens), len(ids) - start)
+    if tokens[:high] == ids[start : start + high]:
+        return high
+    while high - low > 1:  # the first `low` are equal, the first `high` are not
+        middle = (low + high) // 2
+        low, high = (middle, high) if tokens[low:middle] == ids[start + low : start + middle] else (low, middle)
+    return low

@@ -20,7 +20,7 @@ from localrag.cli.chat.editor import LineEditor
 from localrag.cli.chat.render import MarkdownView, markdown
 from localrag.cli.chat.state import ConversationChoice, Room
 from localrag.cli.options import Asking
-from localrag.cli.text import console
+from localrag.cli.terminal import console
 from localrag.errors import InterruptedRunError, ModelNotFoundError
 from localrag.journal import Journal
 from localrag.session.history_window import Turn

@@ -13,7 +13,7 @@ import pytest
 
 from localrag.cli import COMMANDS, main, options, render
 from localrag.cli.chat import settings as chat_settings
-from localrag.cli.live_area import end_answer
+from localrag.cli.terminal import end_answer
 from localrag.engine.echo import open_echo
 from localrag.question import Question
 from localrag.session import Session

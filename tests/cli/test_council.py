@@ -16,8 +16,9 @@ from rich.console import Console
 
 import localrag as package
 from localrag.catalog import Catalog
-from localrag.cli import council_render, live_area, main
+from localrag.cli import council_render, main
 from localrag.cli.council import council_command
+from localrag.cli.terminal import REFRESHES_PER_S
 from localrag.errors import BudgetExceededError
 from localrag.session import council_run
 from localrag.settings import Settings
@@ -378,7 +379,7 @@ def test_ctrl_c_clears_what_is_drawn(notes, models):
     code, out = terminal.end()
     assert (code, out) == (130, "")
     assert num_drawn >= 8
-    assert per_s <= live_area.REFRESHES_PER_S + 2
+    assert per_s <= REFRESHES_PER_S + 2
     assert terminal.shows_cursor
     shown = [line for line in terminal.screen if line]
     assert not any(re.match(r"(chemist|buyer|clerk|judge): ", line) for line in shown)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from localrag.cli.text import wrapped
+from localrag.cli.terminal import wrapped
 from tests.terminal import Terminal
 
 COLUMNS = pytest.mark.parametrize("columns", [40, 80, 120])

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from localrag.cli.text import terminal_json
+from localrag.cli.terminal import terminal_json
 from localrag.text.sanitize import safe
 
 LOCALRAG = [sys.executable, "-m", "localrag"]

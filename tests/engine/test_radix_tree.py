@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from localrag.engine.context import Context
 from localrag.engine.echo import EchoRunner, open_echo
 from localrag.engine.kv_cache import MIN_SHARED_TOKENS, HostSwap
-from localrag.engine.radix_tree import RadixTree, common_length
+from localrag.engine.radix_tree import RadixTree
+from localrag.text.tokens import common_length
 from localrag.types import SamplingParams
 
 

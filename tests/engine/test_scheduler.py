@@ -1,7 +1,7 @@
 """Who goes into the next batch, and which of its tokens give a new one."""
 
 from localrag.engine.context import Scheduler
-from localrag.engine.sequence import Sequence
+from localrag.engine.jobs import Sequence
 from localrag.types import SamplingParams
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localrag.engine.echo import open_echo
-from localrag.engine.sequence import Sequence
+from localrag.engine.jobs import Sequence
 from localrag.engine.template import JinjaChatTemplate
 from localrag.text.thinking import Thinking, ThinkingForm
 from localrag.types import MIN_THINK_TOKENS, SamplingParams

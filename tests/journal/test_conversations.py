@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from localrag.errors import ConfigError, UsageError
@@ -121,12 +121,12 @@ def test_search_finds_word_forms_beginnings_and_accents(kept):
     assert kept.search("  ") == []
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(max_size=40))
-def test_no_search_is_syntax(words):
-    with Journal(Path(":memory:")) as journal:
-        talk(journal.conversations, "garden", (words or "x", words))
-        journal.conversations.search(words)
+def test_no_search_is_syntax(kept, words):
+    made = talk(kept, "garden", (words or "x", words))
+    kept.search(words)
+    kept.delete(made)
 
 
 def test_an_answer_that_was_being_written_when_its_process_was_killed_is_interrupted(tmp_path):

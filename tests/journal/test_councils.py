@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localrag.errors import ConfigError
+from localrag.files import version
 from localrag.journal import FILE_NAME, Journal
 from localrag.journal.database import MIGRATIONS, create_tables, migrate
-from localrag.migrations import version
 from tests.journal.asks import made_up
 
 ROOT = Path(__file__).parents[2]

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from localrag.errors import ConfigError
+from localrag.files import version
 from localrag.journal import FILE_NAME, Journal
 from localrag.journal.database import MIGRATIONS, migrate
-from localrag.migrations import version
 from tests.journal.asks import fields, made_up, passage
 
 ROOT = Path(__file__).parents[2]

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from localrag.errors import KnowledgeBaseBusyError, KnowledgeBaseError, KnowledgeBaseNotFoundError, UsageError
 from localrag.kb import KnowledgeBase, Where, import_kb, list_kbs
+from localrag.kb.database import MIGRATIONS, migrate
 from localrag.kb.filters import MAX_METADATA_BYTES, MAX_METADATA_DEPTH
 from localrag.kb.readers.base import clean
-from localrag.kb.schema import MIGRATIONS, migrate
 from localrag.kb.texts import MAX_ID_CHARS, Text
 from tests.kb.hash_embedder import HashEmbedder
 from tests.kb.servers import ServerHome, chunk_ids, faults, open_kb

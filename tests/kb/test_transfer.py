@@ -8,7 +8,7 @@ import pytest
 
 from localrag.errors import KnowledgeBaseError
 from localrag.kb import KnowledgeBase, import_kb, list_kbs
-from localrag.kb.sqlite_file import taken
+from localrag.kb.database import taken
 from localrag.kb.transfer import content_sha256
 from tests.kb.support import chunk_ids, contents, problems
 

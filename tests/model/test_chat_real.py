@@ -4,13 +4,13 @@ import signal
 
 import pytest
 
-from localrag.engine.radix_tree import common_length
 from localrag.journal import Journal
 from localrag.question import Question
 from localrag.session import Session
 from localrag.session.chat import Chat
 from localrag.session.query_rewrite import ANSWER_TOKENS, SAID_TOKENS
 from localrag.settings import Settings
+from localrag.text.tokens import common_length
 from localrag.types import SamplingParams
 from tests.terminal import Terminal
 

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from localrag.kb import KnowledgeBase
+from localrag.kb.database import taken
 from localrag.kb.filters import MAX_METADATA_BYTES, MAX_METADATA_DEPTH
-from localrag.kb.sqlite_file import taken
 from localrag.server.app import make_app
 from localrag.server.routing import Embedders, ServerState
 from localrag.settings import Settings

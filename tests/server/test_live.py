@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 
-from localrag.engine.policy import SERVE
+from localrag.engine.jobs import SERVE
 from tests.server.live import Live, served
 
 QUESTION = [{"role": "user", "content": "What is PLA?"}]

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from localrag.conversation import split
 from localrag.engine.echo import EchoRunner, open_echo
-from localrag.engine.radix_tree import common_length
 from localrag.errors import InterruptedRunError
 from localrag.journal import Journal
 from localrag.kb import KnowledgeBase
@@ -17,6 +16,7 @@ from localrag.session import Session
 from localrag.session.chat import Chat
 from localrag.session.history_window import restored
 from localrag.session.query_rewrite import ANSWER_TOKENS, MAX_CHARS, SAID_TOKENS, QueryRewriter, usable
+from localrag.text.tokens import common_length
 from localrag.types import Message, SamplingParams
 from tests.kb.hash_embedder import HashEmbedder
 

@@ -4,7 +4,7 @@ import sqlite3
 from contextlib import closing
 
 from localrag.engine.echo import open_echo
-from localrag.engine.policy import SERVE
+from localrag.engine.jobs import SERVE
 from localrag.kb import KnowledgeBase
 from localrag.question import Question
 from localrag.session import Session

@@ -10,7 +10,7 @@ import click
 from localrag.cli import options
 from localrag.cli.files import STANDARD_OUTPUT, check_free_stdout
 from localrag.cli.render import table
-from localrag.cli.text import emit, note
+from localrag.cli.terminal import emit, note
 from localrag.errors import UsageError, counted
 from localrag.text.sanitize import safe
 

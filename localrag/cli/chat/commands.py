@@ -9,7 +9,7 @@ from pathlib import Path
 from localrag.cli.chat import settings
 from localrag.cli.chat.render import save, short, state_of, transcript
 from localrag.cli.chat.state import Command, Desk, Room, whole
-from localrag.cli.text import note
+from localrag.cli.terminal import note
 from localrag.errors import UsageError, counted
 from localrag.settings import expanded
 from localrag.text.sanitize import safe

@@ -15,9 +15,8 @@ from localrag.cli.chat import commands
 from localrag.cli.chat.editor import Editor, LineEditor, PlainEditor, is_terminal, toolbar
 from localrag.cli.chat.render import make_view, searched, transcript, warning_of
 from localrag.cli.chat.state import Desk, Room
-from localrag.cli.live_area import first_interrupt
 from localrag.cli.render import remarks
-from localrag.cli.text import emit, fault, note
+from localrag.cli.terminal import emit, fault, first_interrupt, note
 from localrag.errors import InterruptedRunError, LocalragError, counted
 from localrag.session import Prepared
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from localrag.cli import render
 from localrag.cli.files import write_whole
-from localrag.cli.live_area import Area, silence_keys
-from localrag.cli.text import console, dim, inline, note, prose
+from localrag.cli.terminal import Area, console, dim, inline, note, prose, silence_keys
 from localrag.errors import UsageError, counted
 from localrag.files import file_error
 from localrag.session import Answer

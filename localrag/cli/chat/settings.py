@@ -19,7 +19,7 @@ from localrag.citation import parse_label
 from localrag.cli import options, render
 from localrag.cli.chat.render import cited_labels, given_to, passage_text, sources_text, usage, warning_of
 from localrag.cli.chat.state import Command, Desk, number, whole
-from localrag.cli.text import note
+from localrag.cli.terminal import note
 from localrag.errors import UsageError
 from localrag.journal import DEFAULT_IMPORTANCE
 from localrag.kb.readers import is_document

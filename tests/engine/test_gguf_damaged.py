@@ -1,4 +1,4 @@
-"""engine/gguf_layout.py: whatever the bytes are, an answer or a ModelFileError, at once and in little memory."""
+"""engine/gguf.py: whatever the bytes are, an answer or a ModelFileError, at once and in little memory."""
 
 from __future__ import annotations
 

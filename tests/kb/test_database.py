@@ -7,9 +7,9 @@ from contextlib import closing
 import pytest
 
 from localrag.errors import KnowledgeBaseError
-from localrag.kb.schema import MIGRATIONS, migrate
+from localrag.files import version
+from localrag.kb.database import MIGRATIONS, migrate
 from localrag.kb.store import Store
-from localrag.migrations import version
 from tests.kb.support import problems
 
 
@@ -44,7 +44,7 @@ def test_a_migration_that_fails_leaves_nothing_behind(tmp_path):
 @pytest.mark.parametrize("last_statement", [3, 9, 19, 21, 22])
 def test_killed_while_it_is_made_it_is_made_by_the_next(tmp_path, last_statement):
     code = (
-        "import os, signal, sqlite3, sys; from itertools import count; from localrag.kb.schema import migrate\n"
+        "import os, signal, sqlite3, sys; from itertools import count; from localrag.kb.database import migrate\n"
         "db, at = sqlite3.connect(sys.argv[1], isolation_level=None), count(1)\n"
         "db.set_trace_callback(lambda _: next(at) == int(sys.argv[2]) and os.kill(os.getpid(), signal.SIGKILL))\n"
         "migrate(db)"

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localrag.engine.sequence import Sequence
+from localrag.engine.jobs import Sequence
 from localrag.types import SamplingParams
 
 
