@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from itertools import pairwise
 
 from localrag.engine.core import EngineCore
-from localrag.engine.jobs import SINGLE, Job, JobEvent, Policy
-from localrag.errors import EngineError, LocalragError, UsageError
+from localrag.engine.jobs import SINGLE, Job, JobEvent, Policy, last_event
+from localrag.errors import LocalragError, UsageError
 from localrag.text.thinking import Thinking
 from localrag.text.tokens import common_length
 from localrag.types import Completion, Piece, SamplingParams
@@ -212,33 +212,6 @@ class Driver:
         self._engine.keep_for([*queued, *([waiting[0].prompt_ids] if waiting else [])])
 
 
-def run_out(
-    events: Iterator[JobEvent],
-    cancel: Callable[[], None],
-    *,
-    on_text: Callable[[str], None] | None = None,
-    on_thought: Callable[[str], None] | None = None,
-) -> Completion:
-    """Return the completion of a single job, or raise its error. Ctrl-C, even during a callback, calls `cancel` and ends the job early."""
-    completion: Completion | None = None
-    while completion is None:
-        try:
-            for event in events:
-                if event.error is not None:
-                    raise event.error
-                if on_thought is not None and event.thought:
-                    on_thought(event.thought)
-                if on_text is not None and event.text:
-                    on_text(event.text)
-                completion = event.completion or completion
-            break
-        except KeyboardInterrupt:
-            cancel()
-    if completion is None:
-        raise EngineError("A prompt ended without a completion.")
-    return completion
-
-
 _MEASURED_PROMPTS, _MEASURED_ANSWER = (32, 96, 96, 96), 9
 _MEASURED_TEXT = "The quick brown fox jumps over the lazy dog, and the dog goes on sleeping in the warm sun. " * 8
 
@@ -273,7 +246,9 @@ class Engine(EngineCore):
         """
         job = Job(prompt_ids=prompt_ids, sampling=sampling, deadline=deadline, breakpoints=breakpoints, thinking=thinking)
         events = Driver(self, SINGLE, reserves=False).events([job])
-        return run_out(events, self.cancel_all, on_text=on_text, on_thought=on_thought)
+        completion = last_event(events, self.cancel_all, on_text=on_text, on_thought=on_thought).completion
+        assert completion is not None, "it is the last event"
+        return completion
 
     def measure_speed(self) -> None:
         """Measure the speed for planning, if it is not known yet, by timing short prompts and answers. Takes about a second.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import codecs
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
-from localrag.errors import LocalragError, UsageError
+from localrag.errors import EngineError, LocalragError, UsageError
 from localrag.text.thinking import Splitter, Thinking
 from localrag.types import Completion, FinishReason, SamplingParams, Timings, TokenLogprob
 
@@ -293,3 +294,57 @@ class JobEvent:
     logprobs: tuple[TokenLogprob, ...] = ()
     completion: Completion | None = None
     error: LocalragError | None = None
+
+    @property
+    def is_last(self) -> bool:
+        return self.completion is not None
+
+
+class StreamEvent(Protocol):
+    """An event of one prompt: a piece of text or thought, an error, or the end."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def thought(self) -> str: ...
+    @property
+    def error(self) -> LocalragError | None: ...
+    @property
+    def is_last(self) -> bool: ...
+
+
+E = TypeVar("E", bound=StreamEvent)
+
+
+def last_event(
+    events: Iterator[E],
+    cancel: Callable[[], None],
+    *,
+    on_text: Callable[[str], None] | None = None,
+    on_thought: Callable[[str], None] | None = None,
+) -> E:
+    """Run one prompt to its end and return its last event. Ctrl-C, even during a callback, calls `cancel`, which ends the answer early.
+
+    Raises the prompt's error, or KeyboardInterrupt if Ctrl-C ended the run before it had an answer.
+    """
+    last, is_interrupted = None, False
+    while True:
+        try:
+            for event in events:  # to their end: what was evaluated is kept on disk after the last one
+                if event.error is not None:
+                    raise event.error
+                if on_thought is not None and event.thought:
+                    on_thought(event.thought)
+                if on_text is not None and event.text:
+                    on_text(event.text)
+                if event.is_last:
+                    last = event
+            break
+        except KeyboardInterrupt:
+            is_interrupted = True
+            cancel()
+    if last is not None:
+        return last
+    if is_interrupted:
+        raise KeyboardInterrupt
+    raise EngineError("A prompt ended without an answer.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -42,6 +42,10 @@ class Event:
     answer: Answer | None = None
     error: LocalragError | None = None
     documents: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
+
+    @property
+    def is_last(self) -> bool:
+        return self.answer is not None
 
 
 class Answerer(Protocol):
@@ -191,36 +195,6 @@ class Pipeline:
             return Event(
                 question=question, text=event.text, thought=event.thought, logprobs=event.logprobs, answer=answer, documents=documents
             )
-
-
-def answer_of(
-    events: Iterator[Event],
-    cancel: Callable[[], None],
-    *,
-    on_text: Callable[[str], None] | None = None,
-    on_thought: Callable[[str], None] | None = None,
-) -> Answer:
-    """Return the answer to a single question, or raise its error. Ctrl-C calls `cancel`, which ends the answer early."""
-    answer, is_interrupted = None, False
-    while True:
-        try:
-            for event in events:  # to their end: what was evaluated is kept on disk after the last one
-                if event.error is not None:
-                    raise event.error
-                if on_thought is not None and event.thought:
-                    on_thought(event.thought)
-                if on_text is not None and event.text:
-                    on_text(event.text)
-                answer = event.answer or answer
-            break
-        except KeyboardInterrupt:
-            is_interrupted = True
-            cancel()
-    if answer is not None:
-        return answer
-    if is_interrupted:
-        raise KeyboardInterrupt
-    raise EngineError("A question ended without an answer.")
 
 
 def _begun(flight: InFlight) -> Event:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from localrag import citation, prompt
 from localrag.budget import Profile
 from localrag.conversation import search_query
-from localrag.engine.jobs import SINGLE, Policy
+from localrag.engine.jobs import SINGLE, Policy, last_event
 from localrag.errors import UsageError
 from localrag.files import secure_home
 from localrag.prompt import CITE, PLAIN, Demand, PromptInputs
@@ -22,7 +22,7 @@ from localrag.question import Question
 from localrag.session import recorder, retrieval
 from localrag.session.answer import Answer, Bypass, Prepared, bypass, ledger_warnings, outcome, window_warnings
 from localrag.session.opening import names_of, open_embedder, open_engine, open_knowledge_bases, open_profile, open_reranker
-from localrag.session.pipeline import Event, InFlight, Pipeline, answer_of
+from localrag.session.pipeline import Event, InFlight, Pipeline
 from localrag.session.retrieval import DEFAULT_TOP_K, Retriever
 from localrag.session.shortening import Shortener
 from localrag.session.timing import Plan, TimedReranker, check_seconds, plan
@@ -195,7 +195,7 @@ class Session:
         Raises the errors of `prepare`, and EngineError. Ctrl-C ends the answer with `finish_reason` "cancelled", the time limit with
         "time".
         """
-        return answer_of(self.run([_question(question)]), self.engine.cancel_all, on_text=on_text, on_thought=on_thought)
+        return self._answer(_question(question), on_text, on_thought)
 
     def answer(
         self,
@@ -205,7 +205,7 @@ class Session:
         on_thought: Callable[[str], None] | None = None,
     ) -> Answer:
         """Answer a prompt made by `prepare`; see `ask`."""
-        return answer_of(self.run([prepared]), self.engine.cancel_all, on_text=on_text, on_thought=on_thought)
+        return self._answer(prepared, on_text, on_thought)
 
     def cancel(self, question_id: str | int) -> None:
         """Cancel a running question. No more events are sent for it, and nothing is recorded. Call it from the thread that runs it."""
@@ -249,6 +249,13 @@ class Session:
     def measure(self, inputs: PromptInputs, *, is_plain: bool = False) -> Demand:
         """Measure the demand of each section in tokens of this model. `is_plain` skips the model's template."""
         return prompt.measure(inputs, counter=self.engine.counter, template=PLAIN if is_plain else self.engine.template)
+
+    def _answer(
+        self, question: Question | Prepared, on_text: Callable[[str], None] | None, on_thought: Callable[[str], None] | None
+    ) -> Answer:
+        answer = last_event(self.run([question]), self.engine.cancel_all, on_text=on_text, on_thought=on_thought).answer
+        assert answer is not None, "it is the last event"
+        return answer
 
     def compose(self, demand: Demand) -> prompt.Prompt:
         """Compose the prompt for this window, without a time limit. No summaries are written for it."""
