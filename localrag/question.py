@@ -21,7 +21,7 @@ TopK = int | Literal["fit"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """What evidence to search for.
+    """The search for evidence.
 
     `kbs` names the knowledge bases to open for this question; None uses the session's. `top_k` is the number of passages (default: 4). Only
     documents that match `where` are searched. With `weigh`, passages are weighted by the relevance of their files.
@@ -35,7 +35,7 @@ class Search:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What the caller supplies with a question.
+    """Content that the caller supplies with a question.
 
     `hits` replace the search; None searches. `left_out` maps the label of each retrieved passage missing from `hits` to the reason to show
     in the ledger. With `left_out`, `hits` are used unchanged; without, identical texts are merged. `piped` is text to use as evidence. If
@@ -94,7 +94,7 @@ class ToolCalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What to answer, and how. `messages` is a conversation that ends with the question.
+    """A question and its options. `messages` is a conversation that ends with the question.
 
     Without `needs_question`, a conversation may end with an answer, and is sent without evidence. A question that `is_plain` has a single
     message, which is sent unchanged, without the model's template. `cite` replaces the instruction to cite sources. `calls` restricts the

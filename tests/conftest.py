@@ -127,6 +127,16 @@ def tiny_catalogue(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def quick_catalogue(model_path, tiny_catalogue):
+    """The same, and the default model."""
+    model = Catalog.load(Settings.from_env()).model()
+    file = tiny_catalogue.with_name("quick.toml")
+    table = f'[models.{model.name}]\npath = "{model_path}"\nsha256 = "{model.sha256}"\n'
+    file.write_text(f'default_model = "{model.name}"\n{tiny_catalogue.read_text()}{table}')
+    return file
+
+
+@pytest.fixture(scope="session")
 def embedder(embedder_path):
     """The default embedder in sentence-transformers."""
     from localrag.kb.embedder import SentenceTransformerEmbedder  # noqa: PLC0415  # heavy

@@ -35,6 +35,7 @@ class Terminal:
         self.child = pexpect.spawn(
             sys.executable, [*program, *args], env=variables, dimensions=(rows, columns), cwd=str(ROOT), timeout=WAIT_S
         )
+        self.child.delaybeforesend = None  # pexpect waits 50 ms before it sends, for programs that ask for passwords
         self.screen.answer = lambda data: self.child.send(data.encode())
         self.raw = b""
         self._text, self._text_of = "", -1
@@ -82,13 +83,13 @@ class Terminal:
         while not all(text in self.text for text in texts):
             assert time.monotonic() < end, f"{[text for text in texts if text not in self.text]} did not come:\n{self.text}"
             assert self.child.isalive() or self._more(), f"it ended:\n{self.text}"
-            self.read()
+            self.read(0.03)
 
     def wait_until(self, is_so):
         end = time.monotonic() + WAIT_S
         while not is_so(self.text):
             assert time.monotonic() < end, self.text
-            self.read()
+            self.read(0.03)
 
     def send(self, keys):
         self.child.send(keys)
@@ -104,6 +105,6 @@ class Terminal:
         end = time.monotonic() + WAIT_S
         while self.child.isalive():
             assert time.monotonic() < end, self.text
-            self.read()
+            self.read(0.03)
         self.child.close()
         return self.child.exitstatus

@@ -21,6 +21,7 @@ from localrag.cli import cli
 from localrag.session import Session
 from localrag.session.answer import Bypass
 from localrag.settings import Settings
+from tests.homes import know_attention
 from tests.isolation import without_network
 from tests.pages import DOCS, ROOT, Step, check, environment, pages, run_in_one_process, run_in_shell, unlike, workplace
 
@@ -78,22 +79,27 @@ def test_commands_and_programs_run_and_give_what_is_shown(name, tiny_catalogue, 
 
 @pytest.mark.model
 @pytest.mark.parametrize("name", WITH_MODEL)
-def test_commands_and_programs_that_ask_the_default_model_run(name, catalogue, converted, tmp_path):
-    """All of a page in one process (torch takes long to load), and with the embedder's copy for queries, which takes long to make."""
-    shutil.copytree(converted[0].home, tmp_path / "home")
+def test_commands_and_programs_that_ask_the_default_model_run(name, request, tmp_path):
+    """All of a page in one process. The README's use the default embedder too; the others would each index the handbook with it again."""
+    if name == "README.md":
+        models = request.getfixturevalue("catalogue")
+        shutil.copytree(request.getfixturevalue("converted")[0].home, tmp_path / "home")
+    else:
+        models = request.getfixturevalue("quick_catalogue")
+        know_attention(tmp_path / "home")
     steps = _steps(name)
-    check(steps, run_in_one_process(steps, workplace(tmp_path), environment(tmp_path / "home", catalogue)))
+    check(steps, run_in_one_process(steps, workplace(tmp_path), environment(tmp_path / "home", models)))
 
 
 @pytest.mark.model
-def test_what_is_shown_in_a_network_namespace_answers_in_one(catalogue, converted, tmp_path):
+def test_what_is_shown_in_a_network_namespace_answers_in_one(quick_catalogue, tmp_path):
     prefix = shlex.join(without_network())
     shown = {line for page in pages().values() for text in page.code("sh") for line in text.splitlines() if line.startswith("unshare ")}
     (command,) = shown  # of the README and of docs/how-to/air-gap.md
     assert command.startswith(f"{prefix} localrag ask ")
-    shutil.copytree(converted[0].home, tmp_path / "home")
+    know_attention(tmp_path / "home")
     steps = [INDEXING, Step(f"{command} --max-tokens 8")]
-    found = run_in_shell(steps, workplace(tmp_path), environment(tmp_path / "home", catalogue))
+    found = run_in_shell(steps, workplace(tmp_path), environment(tmp_path / "home", quick_catalogue))
     check(steps, found)
     assert "Sources" in found[1][1]
 

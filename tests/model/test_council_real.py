@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -38,7 +39,7 @@ def named(events, name):
 
 @pytest.mark.parametrize("n_ctx", WINDOWS)
 def test_the_default_council_at_any_window(settings, n_ctx):
-    council = Catalog.load(settings).council("default").changed(n_ctx=n_ctx, max_tokens=128)
+    council = replace(Catalog.load(settings).council("default"), top_k=4).changed(n_ctx=n_ctx, max_tokens=48)
     result, events = run(council, settings, keep=False)
     for role, answer in result.answers:
         assert answer.prompt_tokens == answer.ledger.prompt_tokens == len(answer.prompt.token_ids), role
@@ -56,7 +57,7 @@ def test_the_default_council_at_any_window(settings, n_ctx):
 def test_a_judge_with_tools_calls_them_in_their_form(settings):
     judge = Judge(tools=("calculate", "kb_search"), rounds=1, sampling=SamplingParams(max_tokens=96))
     member = Member(name="reader", persona="You say what the sources state.", sampling=SamplingParams(max_tokens=16))
-    _, events = run(Council(name="test", members=(member,), judge=judge), settings, keep=False)
+    _, events = run(Council(name="test", members=(member,), judge=judge, top_k=2), settings, keep=False)
     calls = [event for event in named(events, "said") if event["kind"] == "call"]
     assert calls
     assert all(event["tool"] in judge.tools and event["text"] for event in named(events, "tool"))
@@ -66,7 +67,8 @@ def test_a_judge_with_tools_calls_them_in_their_form(settings):
 def test_plan_and_reviews_keep_to_their_forms(settings):
     sampling = SamplingParams(max_tokens=16)
     members = tuple(Member(name=name, persona="You answer.", sampling=sampling) for name in ("first", "second", "third"))
-    council = Council(name="test", members=members, judge=Judge(sampling=SamplingParams(max_tokens=96)), plan=True, review=True)
+    judge = Judge(sampling=SamplingParams(max_tokens=96))
+    council = Council(name="test", members=members, judge=judge, plan=True, review=True, top_k=2)
     _, events = run(council, settings, keep=False)
     assert named(events, "planned")[0]["strategy"]
     if len([event for event in named(events, "checked") if event["text"]]) == len(members):
@@ -76,10 +78,11 @@ def test_plan_and_reviews_keep_to_their_forms(settings):
 
 def test_one_that_repeats_itself_for_ever_is_stopped_by_its_budget(settings):
     persona = "You write the sentence: The part is too hot. You write it again and again, without end."
-    member = Member(name="parrot", persona=persona, sampling=SamplingParams(max_tokens=200))
-    result, events = run(Council(name="test", members=(member,), judge=Judge(sampling=SamplingParams(max_tokens=96))), settings, keep=False)
+    member = Member(name="parrot", persona=persona, sampling=SamplingParams(max_tokens=100))
+    council = Council(name="test", members=(member,), judge=Judge(sampling=SamplingParams(max_tokens=96)), top_k=2)
+    result, events = run(council, settings, keep=False)
     (_, answer), *_ = result.answers
-    assert answer.completion_tokens <= 200
+    assert answer.completion_tokens <= 100
     assert len(named(events, "checked")[0]["text"]) <= len(answer.text)
     assert result.verdict.text
 
@@ -106,7 +109,7 @@ def test_it_is_stopped_in_the_middle_of_three_members(settings):
 
 def test_what_members_share_is_read_from_disk_the_next_time(settings):
     shutil.rmtree(settings.home / "prefixes", ignore_errors=True)  # of other tests with this home
-    council = Catalog.load(settings).council("default").changed(max_tokens=96)
+    council = replace(Catalog.load(settings).council("default"), top_k=4).changed(max_tokens=24)
     members = {member.name for member in council.members}
     runs = [run(council, settings)[0] for _ in range(2)]
     own = [[answer.prompt_tokens - answer.cached_tokens for role, answer in each.answers if role in members] for each in runs]
@@ -117,7 +120,8 @@ def test_what_members_share_is_read_from_disk_the_next_time(settings):
 
 def test_roles_of_different_models(settings):
     member = Member(name="echo", persona="You repeat the question.", model="echo", sampling=SamplingParams(max_tokens=64))
-    result, events = run(Council(name="test", members=(member,), judge=Judge(sampling=SamplingParams(max_tokens=96))), settings, keep=False)
+    council = Council(name="test", members=(member,), judge=Judge(sampling=SamplingParams(max_tokens=96)), top_k=2)
+    result, events = run(council, settings, keep=False)
     assert [(role, answer.model) for role, answer in result.answers][:2] == [("echo", "echo"), ("judge", "smollm2-135m")]
     assert {each["model"] for each in named(events, "end")[0]["loads"]} == {"echo", "smollm2-135m"}
 
@@ -131,6 +135,6 @@ def test_a_council_that_is_over_holds_no_model(settings):
 
     before = num_models()
     member = Member(name="reader", persona="You answer.", sampling=SamplingParams(max_tokens=8))
-    council = Council(name="test", members=(member,), judge=Judge(sampling=SamplingParams(max_tokens=96)))
+    council = Council(name="test", members=(member,), judge=Judge(sampling=SamplingParams(max_tokens=96)), top_k=1)
     run_council(council, TASK, settings=settings, kbs=["handbook"], keep=False)
     assert num_models() == before

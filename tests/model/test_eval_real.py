@@ -1,4 +1,4 @@
-"""Three questions about the handbook with the real model, by a single ask and by the council that ships."""
+"""Two questions about the handbook with the real model, by a single ask and by the council that ships."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ def asked(home_with_handbook, catalogue, monkeypatch, capsys):
     monkeypatch.setenv("LOCALRAG_MODELS", str(catalogue))
 
     def run(*args):
-        code = main(["eval", "--qa", str(QUESTIONS), "--kb", "handbook", "--queries", "3", "--json", *args])
+        code = main(["eval", "--qa", str(QUESTIONS), "--kb", "handbook", "--queries", "2", "--json", *args])
         out, err = capsys.readouterr()
         assert code == 0, err
         return json.loads(out)
@@ -28,7 +28,7 @@ def asked(home_with_handbook, catalogue, monkeypatch, capsys):
 
 
 @pytest.mark.long
-def test_three_questions_in_three_ways(asked, tmp_path):
+def test_two_questions_in_three_ways(asked, tmp_path):
     args = [
         "--context-ratio",
         "0.1",
@@ -46,17 +46,17 @@ def test_three_questions_in_three_ways(asked, tmp_path):
     found = asked(*args, "--out", str(tmp_path / "out.jsonl"))
     assert [way["way"] for way in found["ways"]] == ["ask at 0.1", "ask at 0.5", "council default"]
     asks, council = found["ways"][:2], found["ways"][2]
-    assert all(way["num_questions"] == 3 and not way["errors"] for way in asks)
+    assert all(way["num_questions"] == 2 and not way["errors"] for way in asks)
     assert council["errors"].keys() <= {"EngineError"}  # so small a judge can fail to close its form
     assert asks[0]["mean_evaluated_tokens"] < asks[1]["mean_evaluated_tokens"]
-    assert asks[1]["in_evidence"]["num"] >= 2  # of 3, and the passages are found
+    assert asks[1]["in_evidence"]["num"] >= 1  # the passages are found
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert {row["id"] for row in rows} == {each.id for each in read_questions(QUESTIONS).questions[::40]}
+    assert {row["id"] for row in rows} == {each.id for each in read_questions(QUESTIONS).questions[::60]}
     assert all(row["text"] and row["completion_tokens"] <= 24 for row in rows if row["way"] != "council default")
     again = asked(*args, "--out", str(tmp_path / "out.jsonl"))
     assert again["ways"][:2] == asks
 
 
 def test_asked_again_the_model_says_the_same(asked):
-    first, second = (asked("--ctx", "2048", "--top-k", "2", "--max-tokens", "16")["ways"][0] for _ in range(2))
+    first, second = (asked("--ctx", "2048", "--top-k", "1", "--max-tokens", "12")["ways"][0] for _ in range(2))
     assert {**first, "mean_s": 0} == {**second, "mean_s": 0}

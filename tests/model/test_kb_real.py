@@ -8,7 +8,7 @@ import pytest
 
 from localrag.engine.loading import open_model
 from localrag.errors import KnowledgeBaseError
-from localrag.kb import Where
+from localrag.kb import KnowledgeBase
 from localrag.kb.chunking import cut
 from localrag.kb.ingest import min_similarity
 from localrag.kb.readers import read
@@ -20,6 +20,12 @@ from localrag.types import SamplingParams
 
 pytestmark = pytest.mark.model
 
+NOTES = (
+    "Nylon PA6 is dried at 80 °C for twelve hours before it is printed.",
+    "Nylon PA12 is dried at 70 °C for eight hours; a vacuum shortens it to four.",
+    "Dried nylon is kept in a box with silica gel, since it takes up water within a day.",
+    "Wet nylon hisses at the nozzle. Dry it again at 80 °C until the sound is gone.",
+)
 HARD = {
     "cjk.md": "# 材料\n\n" + "退火可以提高耐热性。打印温度是多少？" * 60,
     "code.py": "def f(x):\n    return {'a': [x ** 2, None]}\n\n" * 80,
@@ -92,16 +98,18 @@ def test_it_needs_no_network_and_shows_no_progress(embedder):
     assert (done.returncode, done.stdout, done.stderr) == (0, "(1, 384)\n", "")
 
 
-def test_all_that_matches_is_read_in_passes_of_real_notes(handbook, embedder, model_path):
+def test_all_that_matches_is_read_in_passes_of_real_notes(embedder, model_path, tmp_path):
     """In a small window: each pass keeps within it, each fact is of a passage of its pass, and what is cited was supplied."""
-    with open_model(model_path, name="default") as engine:
-        session = Session(engine, knowledge_bases=[handbook], embedder=embedder, n_ctx=700)
-        where = Where.parse(["source=*/nylon.md"])
-        answer = ask_all(session, Question.of("How is nylon dried?", sampling=SamplingParams(max_tokens=24), where=where))
+    for number, note in enumerate(NOTES):
+        (tmp_path / f"note{number}.md").write_text(note, encoding="utf-8")
+    with KnowledgeBase.open(tmp_path / "kb", "notes", create=True) as kb, open_model(model_path, name="default") as engine:
+        kb.ingest([tmp_path], embedder)
+        session = Session(engine, knowledge_bases=[kb], embedder=embedder, n_ctx=340)
+        answer = ask_all(session, Question.of("How is nylon dried?", sampling=SamplingParams(max_tokens=16)))
+        matching = {hit.label for hit in session.retrieve("How is nylon dried?", top_k=100)}
     coverage = answer.to_dict()["coverage"]
-    matching = {hit.label for hit in session.retrieve("How is nylon dried?", top_k=100, where=where)}
     assert coverage["chunks_read"] == len(matching) > 1
     assert len(coverage["passes"]) >= 2
-    assert all(each["prompt_tokens"] + each["completion_tokens"] <= 700 for each in coverage["passes"])
+    assert all(each["prompt_tokens"] + each["completion_tokens"] <= 340 for each in coverage["passes"])
     assert {hit.label for hit in answer.hits} <= matching
     assert sum(entry.used for entry in answer.ledger.entries if entry.name != "answer") == answer.prompt_tokens

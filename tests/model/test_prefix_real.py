@@ -17,7 +17,7 @@ from localrag.types import SamplingParams
 pytestmark = pytest.mark.model
 
 PAGE = "\n".join(page.read_text(encoding="utf-8") for page in sorted((Path(__file__).parents[2] / "examples/handbook/guides").glob("*.md")))
-NUM_CUTS = int(os.environ.get("LOCALRAG_TEST_CUTS", "3"))
+NUM_CUTS = int(os.environ.get("LOCALRAG_TEST_CUTS", "2"))
 
 
 @pytest.fixture(scope="module")
