@@ -146,6 +146,8 @@ def merged(hits: Iterable[Hit], *, kept: Collection[str] = ()) -> list[Hit]:
         copies.setdefault(key, {}).update({chunk.label: chunk for chunk in (hit.chunk, *hit.copies)})
     return [
         replace(hit, copies=tuple(chunk for name, chunk in copies[key].items() if heads[key] == label and (key, name) not in chosen))
+        if len(copies[key]) > 1 or hit.copies
+        else hit
         for (key, label), hit in chosen.items()
     ]
 

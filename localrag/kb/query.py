@@ -10,6 +10,7 @@ import re
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from localrag.text.terms import CJK, MAX_TERMS, STOP_WORDS, spaced, terms, words
 
@@ -213,7 +214,12 @@ _FORMS = (
     ),
     r"\b(?:para|de|en|por|a) cada\b(?! (?:dia|vez|semana|hora|minuto|mes|ano|manana|noche|caso)\b)",
 )
-_ALL = re.compile("|".join(_FORMS))
+
+
+@cache
+def _all_forms() -> re.Pattern[str]:
+    """Compiled on first use: that takes as long as the rest of this module's import."""
+    return re.compile("|".join(_FORMS))
 
 
 def needs_all(question: str) -> bool:
@@ -224,4 +230,4 @@ def needs_all(question: str) -> bool:
     """
     plain = unicodedata.normalize("NFKD", question[:MAX_QUESTION_CHARS].lower().replace("’", "'"))
     plain = "".join(char for char in plain if not unicodedata.combining(char))
-    return _ALL.search(" ".join(plain.split())) is not None
+    return _all_forms().search(" ".join(plain.split())) is not None

@@ -16,10 +16,11 @@ from localrag.question import Question
 from localrag.session import Session
 from localrag.types import SamplingParams
 from tests import identities, material
+from tests.homes import know_attention
 
 pytestmark = pytest.mark.model
 
-NUM_ASKS = int(os.environ.get("LOCALRAG_TEST_ASKS", "6"))  # 50 were exact too
+NUM_ASKS = int(os.environ.get("LOCALRAG_TEST_ASKS", "4"))  # 50 were exact too
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +139,9 @@ def test_every_special_string_of_the_default_model_stays_text(engine):
         assert [token for token in prompt.token_ids if token in controls] == expected
 
 
-def test_the_command_line_from_index_to_answer(model_path, embedder_path, home_after_indexing, tmp_path):
+def test_the_command_line_from_index_to_answer(quick_catalogue, home, tmp_path):
+    """With an embedder that loads in milliseconds: the README's commands are run with the default one."""
+
     def run(*args, **options):
         return subprocess.run(
             [sys.executable, "-m", "localrag", *args], capture_output=True, text=True, timeout=200, check=False, **options
@@ -148,23 +151,20 @@ def test_the_command_line_from_index_to_answer(model_path, embedder_path, home_a
     folder.mkdir()
     (folder / "pla.md").write_text("# PLA\n\nPLA is annealed at 90 °C for one hour.\n")
     (folder / "photo.jpg").write_bytes(b"\xff\xd8\xff\x00\x00binary")
-    models = tmp_path / "models.toml"
-    models.write_text(
-        f'default_model = "m"\ndefault_embedder = "e"\n[models.m]\npath = "{model_path}"\n[embedders.e]\npath = "{embedder_path}"\n'
-    )
-    indexed = run("index", str(folder), "--kb", "notes", "--models", str(models))
+    know_attention(home)
+    indexed = run("index", str(folder), "--kb", "notes", "--models", str(quick_catalogue))
     assert (indexed.returncode, "1 added" in indexed.stdout) == (0, True), indexed.stderr
     assert "photo.jpg" in indexed.stderr
-    again = json.loads(run("index", str(folder), "--kb", "notes", "--models", str(models), "--json").stdout)
+    again = json.loads(run("index", str(folder), "--kb", "notes", "--models", str(quick_catalogue), "--json").stdout)
     assert (again["added"], again["unchanged"], again["num_embedded"]) == (0, 1, 0)
-    asked = run("ask", "How is PLA annealed?", "--kb", "notes", "--models", str(models), "--json", "--max-tokens", "16", input="")
+    asked = run("ask", "How is PLA annealed?", "--kb", "notes", "--models", str(quick_catalogue), "--json", "--max-tokens", "16", input="")
     answer = json.loads(asked.stdout)
     identities.check(answer, ["KB#1"])
     assert answer["evidence"][0]["source"] == "notes/pla.md"
     (tmp_path / "empty").mkdir()
-    empty = run("index", str(tmp_path / "empty"), "--kb", "void", "--models", str(models))
+    empty = run("index", str(tmp_path / "empty"), "--kb", "void", "--models", str(quick_catalogue))
     assert (empty.returncode, empty.stdout) == (6, "")
-    assert run("index", str(tmp_path / "nowhere"), "--kb", "void", "--models", str(models)).returncode == 6
+    assert run("index", str(tmp_path / "nowhere"), "--kb", "void", "--models", str(quick_catalogue)).returncode == 6
     assert [kb["name"] for kb in json.loads(run("kb", "list", "--json").stdout)["knowledge_bases"]] == ["notes"]
     assert main(["kb", "remove", "notes", "--yes"]) == 0
     assert json.loads(run("kb", "list", "--json").stdout)["knowledge_bases"] == []

@@ -39,7 +39,7 @@ def test_two_questions_in_three_ways(asked, tmp_path):
         "--ctx",
         "2048",
         "--top-k",
-        "4",
+        "2",
         "--max-tokens",
         "24",
     ]

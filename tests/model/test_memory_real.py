@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is read from /proc")
-@pytest.mark.parametrize(("window", "kernel"), [(2048, "plain"), (8192, "flash")])
+@pytest.mark.parametrize(("window", "kernel"), [(2048, "plain"), (4096, "flash")])
 def test_the_predicted_peak_is_the_one_that_is_measured(model_path, window, kernel):
     command = [sys.executable, "-m", "benchmarks.memory", str(model_path), "--one", str(window), kernel]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)

@@ -87,7 +87,7 @@ def book(url):
 def test_no_request_is_a_fault_and_no_answer_is_outside_its_form(operation, mode, url, book):
     @given(case=operation.as_strategy(generation_mode=mode))
     @settings(
-        max_examples=20,
+        max_examples=10,
         phases=(Phase.explicit, Phase.generate),
         deadline=None,
         derandomize=True,

@@ -27,9 +27,9 @@ from localrag.types import Message, Proposal, SamplingParams
 from tests import material
 from tests.prompt.checking import check
 
-NUM_COUNCILS = int(os.environ.get("LOCALRAG_TEST_COUNCILS", "8"))
+NUM_COUNCILS = int(os.environ.get("LOCALRAG_TEST_COUNCILS", "5"))
 TASK = "Which material is for parts at 80 degrees: PETG or ABS?"
-MOST = 50
+MOST = int(os.environ.get("LOCALRAG_TEST_MOST", "20"))  # 50 held too
 """Windows of evidence, or of proposals."""
 MOST_OF_LARGEST = int(os.environ.get("LOCALRAG_TEST_LARGEST_WINDOWS", "8"))  # 50 held too
 """Windows of evidence where they are the largest of all, and there are eight of them."""
