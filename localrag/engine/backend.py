@@ -13,6 +13,9 @@ from localrag.types import ModelInfo, SamplingParams, Slot
 if TYPE_CHECKING:
     from localrag.engine.memory import MemoryPlan
 
+MAX_SEQUENCES = 256
+"""llama.cpp's limit. It aborts on a larger sequence id."""
+
 
 @dataclass(frozen=True, slots=True)
 class State:

@@ -9,10 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
-from localrag.engine.backend import MakeRunner, Runner, State
+from localrag.engine.backend import MAX_SEQUENCES, MakeRunner, Runner, State
 from localrag.engine.jobs import Sequence
 from localrag.engine.kv_cache import ExclusiveCells, HostSwap, SharedCells
-from localrag.engine.llama import MAX_SEQUENCES
 from localrag.errors import EngineError
 from localrag.text.tokens import Tokenizer
 from localrag.types import Piece, TokenLogprob

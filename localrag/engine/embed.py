@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localrag.engine import gguf, sandbox, threads
-from localrag.engine.llama import MAX_SEQUENCES, Abort, LlamaModel
+from localrag.engine.backend import MAX_SEQUENCES
+from localrag.engine.llama import Abort, LlamaModel
 from localrag.engine.llama_lib import begin_log, complaint
 from localrag.errors import EngineError, ModelFileError, UsageError
 from localrag.settings import MAX_TEXT_BYTES

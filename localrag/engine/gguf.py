@@ -23,6 +23,115 @@ from struct import error as struct_error
 from localrag.errors import ModelFileError, counted
 from localrag.types import ModelInfo
 
+MAX_KEYS = 4096
+MAX_TENSORS = 16_384
+MAX_KEY_BYTES = 65_535
+MAX_STRING_BYTES = 1 << 20
+MAX_TENSOR_NAME_BYTES = 63
+MAX_ARRAY_ELEMENTS = 2 << 20
+MAX_HEADER_BYTES = 256 << 20
+
+GET_IT_AGAIN = "Download it again, and compare its sha256 with the publisher's."
+TAKE_ANOTHER = "The file is damaged or meant for another program: download it again, or use another conversion of the model."
+TAKE_A_LANGUAGE_MODEL = "Use the GGUF file of a language model that includes its tokenizer."
+CONVERT_IT = "Give the path of a little-endian GGUF file of version 2 or 3; llama.cpp has scripts that convert other files."
+
+TOKENS_KEY = "tokenizer.ggml.tokens"
+
+UINT16, UINT32, INT32, FLOAT32, STRING, ARRAY = 2, 4, 5, 6, 8, 9
+# GGUF value type -> its name and layout (for a string, the layout of the length before the text)
+VALUE_TYPES = {
+    0: ("uint8", Struct("<B")),
+    1: ("int8", Struct("<b")),
+    UINT16: ("uint16", Struct("<H")),
+    3: ("int16", Struct("<h")),
+    UINT32: ("uint32", Struct("<I")),
+    INT32: ("int32", Struct("<i")),
+    FLOAT32: ("float32", Struct("<f")),
+    7: ("bool", Struct("<?")),
+    STRING: ("string", Struct("<Q")),
+    10: ("uint64", Struct("<Q")),
+    11: ("int64", Struct("<q")),
+    12: ("float64", Struct("<d")),
+}
+# ggml tensor type -> (elements per block, bytes per block)
+TENSOR_TYPES = {
+    0: (1, 4),  # F32
+    1: (1, 2),  # F16
+    2: (32, 18),  # Q4_0
+    3: (32, 20),  # Q4_1
+    6: (32, 22),  # Q5_0
+    7: (32, 24),  # Q5_1
+    8: (32, 34),  # Q8_0
+    9: (32, 36),  # Q8_1
+    10: (256, 84),  # Q2_K
+    11: (256, 110),  # Q3_K
+    12: (256, 144),  # Q4_K
+    13: (256, 176),  # Q5_K
+    14: (256, 210),  # Q6_K
+    15: (256, 292),  # Q8_K
+    16: (256, 66),  # IQ2_XXS
+    17: (256, 74),  # IQ2_XS
+    18: (256, 98),  # IQ3_XXS
+    19: (256, 50),  # IQ1_S
+    20: (32, 18),  # IQ4_NL
+    21: (256, 110),  # IQ3_S
+    22: (256, 82),  # IQ2_S
+    23: (256, 136),  # IQ4_XS
+    24: (1, 1),  # I8
+    25: (1, 2),  # I16
+    26: (1, 4),  # I32
+    27: (1, 8),  # I64
+    28: (1, 8),  # F64
+    29: (256, 56),  # IQ1_M
+    30: (1, 2),  # BF16
+    34: (256, 54),  # TQ1_0
+    35: (256, 66),  # TQ2_0
+    39: (32, 17),  # MXFP4
+    40: (64, 36),  # NVFP4
+    41: (128, 18),  # Q1_0
+    42: (64, 18),  # Q2_0
+}
+# general.file_type -> the quantization of most weights
+FILE_TYPES = {
+    0: "F32",
+    1: "F16",
+    2: "Q4_0",
+    3: "Q4_1",
+    7: "Q8_0",
+    8: "Q5_0",
+    9: "Q5_1",
+    10: "Q2_K",
+    11: "Q3_K_S",
+    12: "Q3_K_M",
+    13: "Q3_K_L",
+    14: "Q4_K_S",
+    15: "Q4_K_M",
+    16: "Q5_K_S",
+    17: "Q5_K_M",
+    18: "Q6_K",
+    19: "IQ2_XXS",
+    20: "IQ2_XS",
+    21: "Q2_K_S",
+    22: "IQ3_XS",
+    23: "IQ3_XXS",
+    24: "IQ1_S",
+    25: "IQ4_NL",
+    26: "IQ3_S",
+    27: "IQ3_M",
+    28: "IQ2_S",
+    29: "IQ2_M",
+    30: "IQ4_XS",
+    31: "IQ1_M",
+    32: "BF16",
+    36: "TQ1_0",
+    37: "TQ2_0",
+    38: "MXFP4",
+    39: "NVFP4",
+    40: "Q1_0",
+    41: "Q2_0",
+}
+
 MAX_CONTEXT_TOKENS = 1 << 27
 MAX_LAYERS = 512
 MAX_HEADS = 1024
@@ -191,116 +300,6 @@ def _head_size(header: Header, key: str, usual: int) -> int:
     if header.num_tensors and not 1 <= size <= MAX_HEAD_SIZE:
         raise header.error(f"implies heads of {size} elements; 1 to {MAX_HEAD_SIZE} are allowed.", value=size)
     return max(size, header.integer(f"{key}_swa", 1, MAX_HEAD_SIZE) or 0)
-
-
-MAX_KEYS = 4096
-MAX_TENSORS = 16_384
-MAX_KEY_BYTES = 65_535
-MAX_STRING_BYTES = 1 << 20
-MAX_TENSOR_NAME_BYTES = 63
-MAX_ARRAY_ELEMENTS = 2 << 20
-MAX_HEADER_BYTES = 256 << 20
-
-GET_IT_AGAIN = "Download it again, and compare its sha256 with the publisher's."
-TAKE_ANOTHER = "The file is damaged or meant for another program: download it again, or use another conversion of the model."
-TAKE_A_LANGUAGE_MODEL = "Use the GGUF file of a language model that includes its tokenizer."
-CONVERT_IT = "Give the path of a little-endian GGUF file of version 2 or 3; llama.cpp has scripts that convert other files."
-
-TOKENS_KEY = "tokenizer.ggml.tokens"
-
-UINT16, UINT32, INT32, FLOAT32, STRING, ARRAY = 2, 4, 5, 6, 8, 9
-# GGUF value type -> its name and layout (for a string, the layout of the length before the text)
-VALUE_TYPES = {
-    0: ("uint8", Struct("<B")),
-    1: ("int8", Struct("<b")),
-    UINT16: ("uint16", Struct("<H")),
-    3: ("int16", Struct("<h")),
-    UINT32: ("uint32", Struct("<I")),
-    INT32: ("int32", Struct("<i")),
-    FLOAT32: ("float32", Struct("<f")),
-    7: ("bool", Struct("<?")),
-    STRING: ("string", Struct("<Q")),
-    10: ("uint64", Struct("<Q")),
-    11: ("int64", Struct("<q")),
-    12: ("float64", Struct("<d")),
-}
-# ggml tensor type -> (elements per block, bytes per block)
-TENSOR_TYPES = {
-    0: (1, 4),  # F32
-    1: (1, 2),  # F16
-    2: (32, 18),  # Q4_0
-    3: (32, 20),  # Q4_1
-    6: (32, 22),  # Q5_0
-    7: (32, 24),  # Q5_1
-    8: (32, 34),  # Q8_0
-    9: (32, 36),  # Q8_1
-    10: (256, 84),  # Q2_K
-    11: (256, 110),  # Q3_K
-    12: (256, 144),  # Q4_K
-    13: (256, 176),  # Q5_K
-    14: (256, 210),  # Q6_K
-    15: (256, 292),  # Q8_K
-    16: (256, 66),  # IQ2_XXS
-    17: (256, 74),  # IQ2_XS
-    18: (256, 98),  # IQ3_XXS
-    19: (256, 50),  # IQ1_S
-    20: (32, 18),  # IQ4_NL
-    21: (256, 110),  # IQ3_S
-    22: (256, 82),  # IQ2_S
-    23: (256, 136),  # IQ4_XS
-    24: (1, 1),  # I8
-    25: (1, 2),  # I16
-    26: (1, 4),  # I32
-    27: (1, 8),  # I64
-    28: (1, 8),  # F64
-    29: (256, 56),  # IQ1_M
-    30: (1, 2),  # BF16
-    34: (256, 54),  # TQ1_0
-    35: (256, 66),  # TQ2_0
-    39: (32, 17),  # MXFP4
-    40: (64, 36),  # NVFP4
-    41: (128, 18),  # Q1_0
-    42: (64, 18),  # Q2_0
-}
-# general.file_type -> the quantization of most weights
-FILE_TYPES = {
-    0: "F32",
-    1: "F16",
-    2: "Q4_0",
-    3: "Q4_1",
-    7: "Q8_0",
-    8: "Q5_0",
-    9: "Q5_1",
-    10: "Q2_K",
-    11: "Q3_K_S",
-    12: "Q3_K_M",
-    13: "Q3_K_L",
-    14: "Q4_K_S",
-    15: "Q4_K_M",
-    16: "Q5_K_S",
-    17: "Q5_K_M",
-    18: "Q6_K",
-    19: "IQ2_XXS",
-    20: "IQ2_XS",
-    21: "Q2_K_S",
-    22: "IQ3_XS",
-    23: "IQ3_XXS",
-    24: "IQ1_S",
-    25: "IQ4_NL",
-    26: "IQ3_S",
-    27: "IQ3_M",
-    28: "IQ2_S",
-    29: "IQ2_M",
-    30: "IQ4_XS",
-    31: "IQ1_M",
-    32: "BF16",
-    36: "TQ1_0",
-    37: "TQ2_0",
-    38: "MXFP4",
-    39: "NVFP4",
-    40: "Q1_0",
-    41: "Q2_0",
-}
 
 
 def file_error(path: Path, problem: str, *, hint: str, **numbers: object) -> ModelFileError:

@@ -12,7 +12,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from localrag.engine.backend import Logprobs
+from localrag.engine.backend import MAX_SEQUENCES, Logprobs
 from localrag.engine.grammar import Vocabulary, grammar_of
 from localrag.engine.llama_lib import begin_log, complaint, give_back, library
 from localrag.errors import EngineError, ModelFileError, UsageError
@@ -142,8 +142,6 @@ def _utf8(text: str) -> bytes:
     return raw
 
 
-MAX_SEQUENCES = 256
-"""llama.cpp's limit. It aborts on a larger sequence id."""
 _ABORTED = 2
 """The code that llama_decode returns when its abort callback stopped it."""
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from localrag.conversation import split
 from localrag.errors import UsageError
-from localrag.kb.retrieve import fuse
 from localrag.question import Question, Search
 from localrag.session.timing import TimedReranker
 from localrag.text.terms import terms
@@ -180,6 +179,8 @@ def retrieve_after(
 
 
 def _fused(retriever: Retriever, queries: Mapping[str, str], *, top_k: int, where: Where | None, rerank: bool) -> list[Hit]:
+    from localrag.kb.retrieve import fuse  # noqa: PLC0415  # weight: an ask without a knowledge base needs none of it
+
     depth = max(top_k, FOLLOW_UP_DEPTH)
     hits_by_query = {name: retriever.search(query, top_k=depth, where=where, rerank=rerank) for name, query in queries.items()}
     hits = sorted((hit for each in hits_by_query.values() for hit in each), key=lambda hit: -(hit.relevance or 0.0))
