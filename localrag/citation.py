@@ -128,21 +128,21 @@ def cite(text: str, hits: Iterable[Hit], *, is_cut: bool = False, notes: Iterabl
     are taken for their notes.
     """
     hits = tuple(hits)
-    supplied = {hit.label for hit in hits}
+    supplied_labels = {hit.label for hit in hits}
     spans: dict[str, list[tuple[int, int]]] = {}
     for mention in _counted(text, hits, is_cut=is_cut, notes=notes):
         for label in mention.labels:
             spans.setdefault(label, []).append((mention.start, mention.end))
-    return [Citation(label, label in supplied, tuple(found)) for label, found in spans.items()]
+    return [Citation(label, label in supplied_labels, tuple(places)) for label, places in spans.items()]
 
 
-def parse(text: str, supplied: Collection[str] = (), *, is_cut: bool = False) -> list[Mention]:
+def parse(text: str, supplied_labels: Collection[str] = (), *, is_cut: bool = False) -> list[Mention]:
     """Return all mentions of sources in a text, in order.
 
-    The `supplied` labels only decide doubtful cases: a bare year, a bare list of numbers, and numbers that number a list (`[1]
+    `supplied_labels` only decide doubtful cases: a bare year, a bare list of numbers, and numbers that number a list (`[1]
     Dry it.`) are mentions if they name one of them.
     """
-    return _tags(text, is_cut=is_cut) or list(_bare_numbers(text, supplied))
+    return _tags(text, is_cut=is_cut) or list(_bare_numbers(text, supplied_labels))
 
 
 def parse_label(text: str) -> tuple[str, int] | None:
@@ -162,17 +162,17 @@ def untagged(text: str) -> str:
 def struck(text: str, hits: Iterable[Hit], *, bare: bool = True) -> str:
     """Remove citations of unknown sources from a text and close the gaps. Without `bare`, bare numbers stay."""
     hits = tuple(hits)
-    supplied = {hit.label for hit in hits}
+    supplied_labels = {hit.label for hit in hits}
 
     def broken(mention: Mention) -> str:
-        said, at = text[mention.start : mention.end], 1 if mention.is_bare else 2
-        return said if supplied.issuperset(mention.labels) else f"{said[:at]}{_BREAK}{said[at:]}"
+        original, at = text[mention.start : mention.end], 1 if mention.is_bare else 2
+        return original if supplied_labels.issuperset(mention.labels) else f"{original[:at]}{_BREAK}{original[at:]}"
 
     for number in range(_MAX_PASSES + 2):  # removing a mention can create another: first tags, then bare numbers
-        found = [each for each in _counted(text, hits) if bare or not each.is_bare]
-        if all(label in supplied for each in found for label in each.labels):
+        mentions = [each for each in _counted(text, hits) if bare or not each.is_bare]
+        if all(label in supplied_labels for each in mentions for label in each.labels):
             break
-        text = _without(text, found, supplied) if number < _MAX_PASSES else _replaced(text, found, broken)
+        text = _without(text, mentions, supplied_labels) if number < _MAX_PASSES else _replaced(text, mentions, broken)
     return text
 
 
@@ -201,7 +201,7 @@ def _counted(text: str, hits: Collection[Hit], *, is_cut: bool = False, notes: I
 
 def _tags(text: str, *, is_cut: bool = False) -> list[Mention]:
     """Return the mentions that are more than a bare number, in order."""
-    found: list[Mention] = []
+    mentions: list[Mention] = []
     listed: list[Mention] = []  # numbers next to a tag: part of its list if a bracket closes it
     at = 0
     while match := _NEXT.match(text, at) or _FORM.search(text, at):
@@ -211,7 +211,7 @@ def _tags(text: str, *, is_cut: bool = False) -> list[Mention]:
             if mention is None:
                 listed = []
                 continue
-            found.append(mention)
+            mentions.append(mention)
             at, scope = mention.end, mention.labels[0].rpartition("/")[0]
         elif item := _SPACED_ITEM.match(text, at):
             at = _end(item)
@@ -222,10 +222,10 @@ def _tags(text: str, *, is_cut: bool = False) -> list[Mention]:
             at = _end(item)
             listed.append(Mention(_labels(item, scope.removeprefix("KB#")), item.start(), at))
         if _CLOSED.match(text, at):
-            found += listed
+            mentions += listed
         if not _NEXT_TAG.match(text, at):
             listed = []
-    return sorted(found, key=lambda mention: mention.start)
+    return sorted(mentions, key=lambda mention: mention.start)
 
 
 def _tag(text: str, match: re.Match[str], *, is_cut: bool) -> Mention | None:
@@ -243,19 +243,19 @@ def _tag(text: str, match: re.Match[str], *, is_cut: bool) -> Mention | None:
             return Mention(_labels(item), start, end)
         return Mention(_labels(item, is_cut=True), start, item.end("first")) if item["last"] else None
     name = _ODD_NUMBER.match(text, at) or _NAME.match(text, at)
-    if name is None or not (said := name[0].rstrip("_")):
+    if name is None or not (label := name[0].rstrip("_")):
         return None
-    end = at + len(said)
-    has_digit = any(map(str.isdigit, said))
+    end = at + len(label)
+    has_digit = any(map(str.isdigit, label))
     if not has_sign:
-        is_meant = has_digit and (said[0].isdigit() or match["signless"].endswith(":")) and bool(_SQUARE_ENDS.match(text, end))
+        is_meant = has_digit and (label[0].isdigit() or match["signless"].endswith(":")) and bool(_SQUARE_ENDS.match(text, end))
     elif _OPENED.search(text, max(0, start - 4), start) or _CLOSED.match(text, end):
-        is_meant = not _PLACEHOLDER.fullmatch(said)
+        is_meant = not _PLACEHOLDER.fullmatch(label)
     else:
-        is_meant = said[0].isdigit() or (has_digit and not any(map(str.isspace, match["tag"])))
+        is_meant = label[0].isdigit() or (has_digit and not any(map(str.isspace, match["tag"])))
     if not is_meant or (is_cut and _touches_end(text, end, "_/.-")):
         return None
-    return Mention((f"KB#{said[:_MAX_LABEL_CHARS]}",), start, end)
+    return Mention((f"KB#{label[:_MAX_LABEL_CHARS]}",), start, end)
 
 
 def _touches_end(text: str, at: int, joints: str) -> bool:
@@ -289,7 +289,7 @@ def _number(digits: str) -> int | str:
     return number if number < _MAX_NUMBER else digits[:_MAX_LABEL_CHARS]
 
 
-def _bare_numbers(text: str, supplied: Collection[str]) -> Iterator[Mention]:
+def _bare_numbers(text: str, supplied_labels: Collection[str]) -> Iterator[Mention]:
     """Yield numbers in brackets, except those that are more likely code, a link, a date, a definition, or a list number."""
     code: _Code | None = None
     defined: frozenset[str] = frozenset()
@@ -307,7 +307,7 @@ def _bare_numbers(text: str, supplied: Collection[str]) -> Iterator[Mention]:
         if 0 in numbers or not defined.isdisjoint(map(str, numbers)):
             continue
         is_doubtful = len(labels) > 1 or match.start("items") in listed or (numbers[0] in _YEARS and match["note"] is None)
-        if is_doubtful and not any(label in supplied for label in labels):
+        if is_doubtful and not any(label in supplied_labels for label in labels):
             continue
         end = match.end()
         yield Mention(labels, match.start(), end, is_bare=True)
@@ -383,15 +383,15 @@ def _replaced(text: str, mentions: Iterable[Mention], by: Callable[[Mention], st
     return "".join((*pieces, text[at:]))
 
 
-def _without(text: str, mentions: Sequence[Mention], supplied: Collection[str]) -> str:
+def _without(text: str, mentions: Sequence[Mention], supplied_labels: Collection[str]) -> str:
     """Remove unsupplied sources from these mentions and close the gaps. The rest of a list is written as labels."""
 
     def left(mention: Mention) -> str:
-        said = text[mention.start : mention.end]
-        kept = [label for label in mention.labels if label in supplied]
-        if len(kept) == len(mention.labels) and not said[0].isdigit():
-            return said
-        labels = ", ".join(kept)
+        original = text[mention.start : mention.end]
+        valid_labels = [label for label in mention.labels if label in supplied_labels]
+        if len(valid_labels) == len(mention.labels) and not original[0].isdigit():
+            return original
+        labels = ", ".join(valid_labels)
         return f"[{labels}]" if labels and mention.is_bare else labels or _STRUCK
 
     text = text.replace(_STRUCK, " ")

@@ -97,11 +97,11 @@ def split(messages: Sequence[Message], pinned: Collection[int] = (), *, needs_qu
         runs, last = ([*runs, last] if last else runs), []
     over = [Exchange(tuple(run)) for run in runs]
     history: list[Exchange] = []
-    kept: list[Exchange] = []
+    pinned_exchanges: list[Exchange] = []
     for exchange in over:
         is_pinned = any(number in pinned for number, _ in exchange.messages)
-        (kept if is_pinned else history).append(exchange)
-    return Split("\n\n".join(system), tuple(history), tuple(last), tuple(kept))
+        (pinned_exchanges if is_pinned else history).append(exchange)
+    return Split("\n\n".join(system), tuple(history), tuple(last), tuple(pinned_exchanges))
 
 
 def search_query(messages: Sequence[Message], *, needs_question: bool = True) -> str:
@@ -110,10 +110,10 @@ def search_query(messages: Sequence[Message], *, needs_question: bool = True) ->
     Without `needs_question`, returns "" if there is no question.
     """
     current = split(messages, needs_question=needs_question).current
-    said = [message.content.strip() for _, message in current if message.role == "user"]
-    if current and not any(said):
+    texts = [message.content.strip() for _, message in current if message.role == "user"]
+    if current and not any(texts):
         raise UsageError("The user text is empty.", hint="Write a text, or leave it out.")
-    return "\n\n".join(text for text in said if text)
+    return "\n\n".join(text for text in texts if text)
 
 
 def newest(history: Sequence[Exchange], max_messages: int) -> tuple[tuple[Exchange, ...], tuple[Exchange, ...]]:
@@ -248,16 +248,16 @@ class Rolling:
         """Replace groups of summaries by one summary each, oldest first, until all fit or this level is done."""
         size = _size(nodes)
         merged: list[_Node] = []
-        done = 0
+        num_done = 0
         for whole in self._groups(nodes, cap):
             group = _fewest(whole, size - limit, cap)
             names = (name for node in group for name in node.names)
             merged.append(self._node(_joined(group), tuple(names), cap, group) if len(group) > 1 else group[0])
-            done += len(group)
+            num_done += len(group)
             size += merged[-1].cost - sum(node.cost for node in group)
             if size <= limit:
                 break
-        return [*merged, *nodes[done:]]
+        return [*merged, *nodes[num_done:]]
 
     def _groups(self, nodes: Sequence[_Node], cap: int) -> Iterator[list[_Node]]:
         """Group summaries. A group ends when one more summary might not fit, however long it is, so later summaries never move its end."""
@@ -284,9 +284,9 @@ class Rolling:
             return text, None
         kinds: tuple[Method, ...] = ("model", "extractive")
         for kind in kinds:
-            known = self.cache.get(self._key(kind, cap, text), None) if self.cache is not None else None
-            if known and self.count(known) <= cap:
-                return known, kind
+            cached_summary = self.cache.get(self._key(kind, cap, text), None) if self.cache is not None else None
+            if cached_summary and self.count(cached_summary) <= cap:
+                return cached_summary, kind
         return self._written(text, cap)
 
     def _written(self, text: str, cap: int) -> tuple[str, Method]:
@@ -309,8 +309,8 @@ class Rolling:
 
     def _extract(self, text: str, cap: int) -> str:
         """Extract sentences of the text. Extracts of the last `cover` are cached, because the next one needs nearly all of them."""
-        known = self._extracts_before.get((cap, text))
-        self._extracts[cap, text] = extract(text, cap, self.count) if known is None else known
+        cached_extract = self._extracts_before.get((cap, text))
+        self._extracts[cap, text] = extract(text, cap, self.count) if cached_extract is None else cached_extract
         return self._extracts[cap, text]
 
     def _key(self, kind: Method, cap: int, text: str) -> str:

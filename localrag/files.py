@@ -436,19 +436,19 @@ def apply_missing(db: sqlite3.Connection, migrations: Sequence[Migration], newer
 
     A file from a newer localrag is left unchanged, and the error that `newer` makes of its version is raised.
     """
-    while (found := version(db)) < len(migrations):
+    while (num_applied := version(db)) < len(migrations):
         db.execute("BEGIN IMMEDIATE")
         try:
-            if version(db) == found:  # otherwise another process has just applied it
-                migrations[found](db)
-                db.execute(f"PRAGMA user_version = {found + 1}")
+            if version(db) == num_applied:  # otherwise another process has just applied it
+                migrations[num_applied](db)
+                db.execute(f"PRAGMA user_version = {num_applied + 1}")
             db.execute("COMMIT")
         except BaseException:
             if db.in_transaction:
                 db.execute("ROLLBACK")
             raise
-    if found > len(migrations):
-        raise newer(found)
+    if num_applied > len(migrations):
+        raise newer(num_applied)
 
 
 def use_write_ahead_log(db: sqlite3.Connection, *, wait_s: float) -> None:

@@ -94,8 +94,8 @@ def read_questions(path: Path) -> QuestionFile:
         try:
             reader.take(number, raw)
         except UsageError as error:
-            said = f"Line {number} of {path.name} cannot be used: {error.message}"
-            raise UsageError(said, hint=error.hint or f"See {path}.", line=number) from None
+            message = f"Line {number} of {path.name} cannot be used: {error.message}"
+            raise UsageError(message, hint=error.hint or f"See {path}.", line=number) from None
     if not reader.questions:
         raise UsageError(f"{path} has no questions.", hint=f"Write {_LIKE} on each line.")
     return QuestionFile(tuple(reader.questions), reader.refusals)
@@ -234,13 +234,13 @@ class Outcome:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Read the result of `to_dict`. Raises TypeError or KeyError for anything else."""
-        given = {each.name: data[each.name] for each in fields(cls) if each.name in data}
+        values = {each.name: data[each.name] for each in fields(cls) if each.name in data}
         for each in fields(cls):
-            if each.name in given and not isinstance(given[each.name], _KINDS.get(each.name, (str,))):
-                raise TypeError(f"{each.name} is a {type(given[each.name]).__name__}")
-        given["citations"] = tuple(Citation(str(each["label"]), bool(each["supplied"])) for each in given.get("citations", ()))
-        given["passages"] = tuple(Passage(*(str(each[name]) for name in Passage.__slots__)) for each in given.get("passages", ()))
-        return cls(**given)
+            if each.name in values and not isinstance(values[each.name], _KINDS.get(each.name, (str,))):
+                raise TypeError(f"{each.name} is a {type(values[each.name]).__name__}")
+        values["citations"] = tuple(Citation(str(each["label"]), bool(each["supplied"])) for each in values.get("citations", ()))
+        values["passages"] = tuple(Passage(*(str(each[name]) for name in Passage.__slots__)) for each in values.get("passages", ()))
+        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,8 +283,8 @@ def is_met(answers: Sequence[Sequence[str]], text: str) -> bool:
 
 def is_refusal(text: str, phrases: Iterable[str] = REFUSALS) -> bool:
     """Tell whether a text contains one of the phrases, ignoring case."""
-    said = _written_out(text)
-    return any(_pattern(_written_out(phrase)).search(said) for phrase in phrases)
+    plain_text = _written_out(text)
+    return any(_pattern(_written_out(phrase)).search(plain_text) for phrase in phrases)
 
 
 def is_page(source: str, page: str) -> bool:

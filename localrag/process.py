@@ -222,13 +222,13 @@ class _Clock:
     def _watch(self) -> None:
         with self._changed:
             while not self._is_closed:
-                left = self._deadline - time.monotonic()
-                if left <= 0:
+                remaining_s = self._deadline - time.monotonic()
+                if remaining_s <= 0:
                     self.expired = True
                     self._process.kill()
                     return
                 self._wakes_at = self._deadline
-                self._changed.wait(None if left == math.inf else left)
+                self._changed.wait(None if remaining_s == math.inf else remaining_s)
 
 
 def _end(process: subprocess.Popen[bytes], clock: _Clock) -> None:

@@ -170,14 +170,14 @@ def _checked(name: str, value: object) -> object:
     return frozenset(value) if name == "pinned" and isinstance(value, Collection) else value
 
 
-def _conversation(asked: str | Sequence[Message], system: str | None) -> list[Message]:
-    if isinstance(asked, str):
-        messages = [Message("user", asked)]
-    elif isinstance(asked, list | tuple) and asked and all(isinstance(each, Message) for each in asked):
-        messages = list(asked)
+def _conversation(question: str | Sequence[Message], system: str | None) -> list[Message]:
+    if isinstance(question, str):
+        messages = [Message("user", question)]
+    elif isinstance(question, list | tuple) and question and all(isinstance(each, Message) for each in question):
+        messages = list(question)
     else:
         raise UsageError(
-            f"A question is a text, or a list of Message that ends with one, not {type(asked).__name__}.",
+            f"A question is a text, or a list of Message that ends with one, not {type(question).__name__}.",
             hint='Ask "How are you?", or [Message("user", "How are you?")].',
         )
     return [Message("system", system), *messages] if system and system.strip() else messages

@@ -40,7 +40,7 @@ class Settings:
         """
         env = os.environ if env is None else env
         home = env.get("LOCALRAG_HOME") or str(default_home())
-        named = models_file or (Path(env["LOCALRAG_MODELS"]) if env.get("LOCALRAG_MODELS") else None)
+        models_path = models_file or (Path(env["LOCALRAG_MODELS"]) if env.get("LOCALRAG_MODELS") else None)
         prefix_bytes = env.get("LOCALRAG_PREFIX_BYTES") or str(PREFIX_BYTES)
         if not (prefix_bytes.isascii() and prefix_bytes.isdigit() and len(prefix_bytes) <= _MAX_DIGITS):
             raise UsageError("LOCALRAG_PREFIX_BYTES is not a number of bytes.", hint="Use digits only; 0 turns the cache off.")
@@ -51,7 +51,7 @@ class Settings:
         learn = env.get("LOCALRAG_LEARN") or "votes"
         if learn not in get_args(Learning):
             raise UsageError(f"LOCALRAG_LEARN is {learn[:40]!r}.", hint=f"Use {', '.join(get_args(Learning))}.")
-        return cls(home=folder, models_file=named, prefix_bytes=int(prefix_bytes), learn=cast(Learning, learn))
+        return cls(home=folder, models_file=models_path, prefix_bytes=int(prefix_bytes), learn=cast(Learning, learn))
 
     @property
     def models_dir(self) -> Path:

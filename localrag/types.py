@@ -138,17 +138,17 @@ def merged(hits: Iterable[Hit], *, kept: Collection[str] = ()) -> list[Hit]:
     for hit, key in zip(hits, keys, strict=True):
         if hit.label in kept:
             heads.setdefault(key, hit.label)
-    chosen: dict[tuple[str, str], Hit] = {}
+    results: dict[tuple[str, str], Hit] = {}
     copies: dict[str, dict[str, Chunk]] = {}
     for hit, key in zip(hits, keys, strict=True):
         if heads.setdefault(key, hit.label) == hit.label or hit.label in kept:
-            chosen.setdefault((key, hit.label), hit)
+            results.setdefault((key, hit.label), hit)
         copies.setdefault(key, {}).update({chunk.label: chunk for chunk in (hit.chunk, *hit.copies)})
     return [
-        replace(hit, copies=tuple(chunk for name, chunk in copies[key].items() if heads[key] == label and (key, name) not in chosen))
+        replace(hit, copies=tuple(chunk for name, chunk in copies[key].items() if heads[key] == label and (key, name) not in results))
         if len(copies[key]) > 1 or hit.copies
         else hit
-        for (key, label), hit in chosen.items()
+        for (key, label), hit in results.items()
     ]
 
 

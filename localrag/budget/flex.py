@@ -176,8 +176,8 @@ def _with_spare(window: int, items: Sequence[FlexItem], sizes: Mapping[str, int]
 
     An item that took more now starts from its new size, so that a browser lays the items out in the same sizes.
     """
-    held = [replace(item, basis=sizes[item.name], min=sizes[item.name], max=sizes[item.name], grow=0.0) for item in items]
-    asking = [replace(item, max=max(item.most, item.basis), grow=item.spare) for item in held]
+    fixed_items = [replace(item, basis=sizes[item.name], min=sizes[item.name], max=sizes[item.name], grow=0.0) for item in items]
+    asking = [replace(item, max=max(item.most, item.basis), grow=item.spare) for item in fixed_items]
     grown = _round(_resolve(window, asking))
     changed = [item if grown[item.name] == sizes[item.name] else _taking(item, grown[item.name]) for item in items]
     if any(0 < item.grow < 1 for item in items):  # these took a fraction of the free space, which is smaller now
@@ -197,7 +197,7 @@ def _is_stuck(item: FlexItem, *, growing: bool) -> bool:
 def _round(sizes: Mapping[str, Exact]) -> dict[str, int]:
     """Round to whole tokens by largest remainder, ties by name. Limits hold: they are whole, and only fractions are rounded up."""
     whole = {name: floor(size) for name, size in sizes.items()}
-    left = floor(sum(sizes.values())) - sum(whole.values())
-    for name in sorted(sizes, key=lambda name: (whole[name] - sizes[name], name))[:left]:
+    remaining_tokens = floor(sum(sizes.values())) - sum(whole.values())
+    for name in sorted(sizes, key=lambda name: (whole[name] - sizes[name], name))[:remaining_tokens]:
         whole[name] += 1
     return whole

@@ -85,14 +85,14 @@ def check_platform(manifest: dict[str, Any]) -> None:
     if manifest.get("format") != "localrag bundle" or manifest.get("version") != 1:
         raise RefusedError("This script cannot read this bundle.", "Make it again with localrag bundle.")
     here = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    wanted = manifest["python"]
-    if sys.version_info < (3, 11) or (wanted and (wanted, manifest["python_tag"]) != (here, sys.implementation.cache_tag)):
+    python_version = manifest["python"]
+    if sys.version_info < (3, 11) or (python_version and (python_version, manifest["python_tag"]) != (here, sys.implementation.cache_tag)):
         raise RefusedError(
             f"This bundle is for Python {manifest['python_tag'] or '3.11 or newer'}, but this is {sys.implementation.cache_tag}.",
-            f"Run it with python{wanted or '3.11'}{f', or make one with Python {here}' if sys.version_info >= (3, 11) else ''}.",
+            f"Run it with python{python_version or '3.11'}{f', or make one with Python {here}' if sys.version_info >= (3, 11) else ''}.",
         )
     there = f"{manifest['system']} on {manifest['machine']}"
-    if wanted and there != f"{platform.system()} on {platform.machine()}":
+    if python_version and there != f"{platform.system()} on {platform.machine()}":
         raise RefusedError(
             f"This bundle is for {there}, but this is {platform.system()} on {platform.machine()}.", "Make one on a machine like this one."
         )
@@ -123,11 +123,11 @@ def make_environment(folder: Path) -> Path:
     python = folder / "Scripts" / "python.exe" if os.name == "nt" else folder / "bin" / "python"
     if not (folder / "pyvenv.cfg").exists() or not python.exists():
         say(f"Making a virtual environment in {folder}")
-        made = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-I", "-m", "venv", str(folder)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
         )
-        if made.returncode:
-            lines = [line.strip() for line in made.stdout.decode("utf-8", "replace").splitlines() if line.strip()]
+        if result.returncode:
+            lines = [line.strip() for line in result.stdout.decode("utf-8", "replace").splitlines() if line.strip()]
             raise RefusedError(
                 f"Python could not make a virtual environment: {' '.join(lines)[:300] or 'it gives no reason'}",
                 "On Debian and Ubuntu, install the package python3-venv.",
@@ -161,16 +161,16 @@ def install_wheels(archive: zipfile.ZipFile, manifest: dict[str, Any], python: P
 
 def unpack(archive: zipfile.ZipFile, name: str, content: dict[str, Any], target: Path) -> None:
     """Write one file of the bundle to `target`, and check its size and sha256 against the manifest."""
-    digest, left = hashlib.sha256(), content["num_bytes"]
+    digest, remaining_bytes = hashlib.sha256(), content["num_bytes"]
     with archive.open(name) as source, target.open("xb") as out:
-        while left >= 0:
+        while remaining_bytes >= 0:
             block = source.read(BLOCK_BYTES)
             if not block:
                 break
-            left -= len(block)
+            remaining_bytes -= len(block)
             digest.update(block)
             out.write(block)
-    if left or digest.hexdigest() != content["sha256"]:
+    if remaining_bytes or digest.hexdigest() != content["sha256"]:
         raise RefusedError(f"The bundle is damaged: {name} differs from what was packed.", "Copy it again.")
 
 

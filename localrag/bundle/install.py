@@ -74,28 +74,30 @@ def unbundle(file: Path, settings: Settings, progress: ByteProgress, *, force: b
     unless `force` replaces it. The home is unchanged then.
     """
     with open_bundle(file) as bundle:
-        made = bundle.manifest
-        _check_space(file, made, settings.home)
+        manifest = bundle.manifest
+        _check_space(file, manifest, settings.home)
         with _disk_errors(settings.home), staging(settings.home, progress, what="unbundle") as stage:
             _extract(bundle, stage.folder, progress)
-            own = _check_models_file(file, made, stage.folder)
-            files = made.of_kind("model", "template", "embedder", "copy")
+            own = _check_models_file(file, manifest, stage.folder)
+            files = manifest.of_kind("model", "template", "embedder", "copy")
             moves = [_plan_move(thing, stage.folder, settings, force=force) for thing in files]
-            moves += [_plan_import(file, thing, stage.folder, settings, force=force, progress=progress) for thing in made.of_kind("kb")]
-            text, state, notes = _plan_models_file(made, own, settings, stage.folder, force=force)
+            moves += [_plan_import(file, thing, stage.folder, settings, force=force, progress=progress) for thing in manifest.of_kind("kb")]
+            text, state, notes = _plan_models_file(manifest, own, settings, stage.folder, force=force)
             for move in moves:
                 _apply(move, stage)
             if text is not None:
                 _replace_models_file(text, settings.home / MODELS_FILE, stage)
     installed = [
-        Installed(kind=move.thing.kind, name=move.thing.name, state=move.state, path=move.target, num_bytes=made.num_bytes_of(move.thing))
+        Installed(
+            kind=move.thing.kind, name=move.thing.name, state=move.state, path=move.target, num_bytes=manifest.num_bytes_of(move.thing)
+        )
         for move in moves
     ]
     path = settings.home / MODELS_FILE if state != "same" or (settings.home / MODELS_FILE).exists() else shipped_file()
     installed.append(Installed(kind="models_file", name=MODELS_FILE, state=state, path=path, num_bytes=len(own)))
     if overriding := [file for file in settings.models_files() if file != settings.home / MODELS_FILE]:
         notes.append(f"{overriding[0].absolute()} overrides {path} here: its entries win over those of the same name.")
-    return Unbundled(manifest=made, installed=tuple(installed), notes=tuple(notes))
+    return Unbundled(manifest=manifest, installed=tuple(installed), notes=tuple(notes))
 
 
 def _extract(bundle: Bundle, folder: Path, progress: ByteProgress) -> None:
@@ -116,7 +118,7 @@ def _extract(bundle: Bundle, folder: Path, progress: ByteProgress) -> None:
         done += content.num_bytes
 
 
-def _check_models_file(file: Path, made: Manifest, folder: Path) -> bytes:
+def _check_models_file(file: Path, manifest: Manifest, folder: Path) -> bytes:
     """Return the bundle's models.toml. Raises BundleError unless it leads to every packed model and embedder, and to nothing else.
 
     Its defaults must be packed, too: merged into a models.toml without defaults, they would name entries that do not exist.
@@ -131,7 +133,7 @@ def _check_models_file(file: Path, made: Manifest, folder: Path) -> bytes:
         reason = error.message.replace(str(staged), MODELS_FILE).rstrip(".")
         raise refusal(file, f"its models.toml is invalid ({reason})") from None
     for kind, specs in (("model", tables.models), ("embedder", tables.embedders)):
-        things = [thing for thing in made.things if thing.kind == kind]
+        things = [thing for thing in manifest.things if thing.kind == kind]
         for thing in things:
             spec = specs.get(thing.name)
             if spec is None or tables.origins[thing.name] != staged:
@@ -214,20 +216,22 @@ def _content_sha256(existing: FolderLocation) -> str:
     return content_sha256(existing.path)
 
 
-def _plan_models_file(made: Manifest, own: bytes, settings: Settings, folder: Path, *, force: bool) -> tuple[str | None, State, list[str]]:
+def _plan_models_file(
+    manifest: Manifest, own: bytes, settings: Settings, folder: Path, *, force: bool
+) -> tuple[str | None, State, list[str]]:
     """Return the new text of the home's models.toml (None: unchanged), the state, and notes. Raises ConfigError for a conflict."""
     target, text = settings.home / MODELS_FILE, own.decode("utf-8")
     if not target.exists():
         return (None, "same", []) if own == shipped_file().read_bytes() else (text, "added", [])
     if target.read_bytes() == own:
         return None, "same", []
-    known = schema.read(target, shipped_file())
-    own_names = {name for name, origin in known.origins.items() if origin == target}
+    tables = schema.read(target, shipped_file())
+    own_names = {name for name, origin in tables.origins.items() if origin == target}
     existing = target.read_text(encoding="utf-8")
     entries, replaced = [], []
-    for thing in made.of_kind("model", "embedder"):
+    for thing in manifest.of_kind("model", "embedder"):
         table = _TABLES[thing.kind]
-        spec = (known.models if thing.kind == "model" else known.embedders).get(thing.name) if thing.name in own_names else None
+        spec = (tables.models if thing.kind == "model" else tables.embedders).get(thing.name) if thing.name in own_names else None
         if spec is None and thing.name in own_names:
             raise ConfigError(f"{target} uses the name {thing.name} for something other than this {thing.kind}.", hint="Rename it there.")
         if spec is not None:
@@ -296,9 +300,9 @@ def _replace_models_file(text: str, target: Path, stage: Stage) -> None:
     publish(staged, target, stage)
 
 
-def _check_space(file: Path, made: Manifest, home: Path) -> None:
+def _check_space(file: Path, manifest: Manifest, home: Path) -> None:
     """Check the free disk space. A knowledge base counts four times: it is there twice for a moment, and its tables are rebuilt."""
-    needed = sum(made.num_bytes_of(thing) * (4 if thing.kind == "kb" else 1) for thing in made.things if thing.kind != "wheels")
+    needed = sum(manifest.num_bytes_of(thing) * (4 if thing.kind == "kb" else 1) for thing in manifest.things if thing.kind != "wheels")
     disk = next(folder for folder in (home, *home.parents) if folder.exists())
     free = shutil.disk_usage(disk).free
     if needed > free:
@@ -315,5 +319,5 @@ def _disk_errors(home: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        known = file_error(error, error.filename or home, hint="Check the path and its permissions (LOCALRAG_HOME moves the home).")
-        raise BundleError(f"{error.filename or home}: {known.reason}.", hint=known.hint, **known.numbers) from error
+        disk_error = file_error(error, error.filename or home, hint="Check the path and its permissions (LOCALRAG_HOME moves the home).")
+        raise BundleError(f"{error.filename or home}: {disk_error.reason}.", hint=disk_error.hint, **disk_error.numbers) from error

@@ -125,15 +125,15 @@ class Bundle:
     def blocks(self, name: str) -> Iterator[bytes]:
         """Yield a file's bytes. Raises BundleError as soon as there are too many, and at the end if the sha256 differs."""
         content = self.manifest.files[name]
-        digest, left = hashlib.sha256(), content.num_bytes
+        digest, remaining_bytes = hashlib.sha256(), content.num_bytes
         with _archive_errors(self.file), self._archive.open(name) as source:
             while block := source.read(BLOCK_BYTES):
-                left -= len(block)
-                if left < 0:
+                remaining_bytes -= len(block)
+                if remaining_bytes < 0:
                     raise refusal(self.file, f"{name} is longer than the manifest says")
                 digest.update(block)
                 yield block
-        if left or digest.hexdigest() != content.sha256:
+        if remaining_bytes or digest.hexdigest() != content.sha256:
             raise refusal(self.file, f"{name} is damaged")
 
 

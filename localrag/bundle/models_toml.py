@@ -69,10 +69,10 @@ def add_layer(text: str, other: str, *, file: Path) -> str:
     other_tables = tomllib.loads(other)
 
     def edit(tables: Tables) -> None:
-        taken = {name for table in _MODEL_TABLES for name in tables.get(table, {})}
+        names = {name for table in _MODEL_TABLES for name in tables.get(table, {})}
         for key, value in other_tables.items():
             if key in _MODEL_TABLES:
-                _fill(tables.setdefault(key, {}), {name: each for name, each in value.items() if name not in taken}, depth=1)
+                _fill(tables.setdefault(key, {}), {name: each for name, each in value.items() if name not in names}, depth=1)
             elif isinstance(value, dict):
                 _fill(tables.setdefault(key, {}), value, depth=1 if key in _ENTRY_TABLES else 2)
             elif key not in tables:
@@ -83,8 +83,8 @@ def add_layer(text: str, other: str, *, file: Path) -> str:
 
 def entry(text: str, table: str, name: str) -> dict[str, Any] | None:
     """Return an entry as it is written, or None."""
-    found = tomllib.loads(text).get(table, {}).get(name)
-    return found if isinstance(found, dict) else None
+    value = tomllib.loads(text).get(table, {}).get(name)
+    return value if isinstance(value, dict) else None
 
 
 def _fill(table: Tables, other: Mapping[str, Any], *, depth: int) -> None:
@@ -107,9 +107,9 @@ def _relocate(tables: Tables, each: Relocated) -> None:
 
 
 def _edited(text: str, edit: Callable[[Tables], None], file: Path) -> str:
-    wanted = tomllib.loads(text)
-    edit(wanted)
-    if wanted == tomllib.loads(text):
+    tables = tomllib.loads(text)
+    edit(tables)
+    if tables == tomllib.loads(text):
         return text
     import tomlkit  # noqa: PLC0415  # weight
     from tomlkit.exceptions import TOMLKitError  # noqa: PLC0415
@@ -118,7 +118,7 @@ def _edited(text: str, edit: Callable[[Tables], None], file: Path) -> str:
         document = tomlkit.parse(text)
         edit(document)
         edited = tomlkit.dumps(document)
-        if tomllib.loads(edited) == wanted:
+        if tomllib.loads(edited) == tables:
             return edited
         reason = "its tables are written in a form that localrag cannot edit"
     except (TOMLKitError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

@@ -40,12 +40,17 @@ class Bundled:
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, object]:
-        made = self.manifest
+        bundle_manifest = self.manifest
         things = [
-            {"kind": each.kind, "name": each.name, "num_files": len(made.files_of(each)), "num_bytes": made.num_bytes_of(each)}
-            for each in made.things
+            {
+                "kind": each.kind,
+                "name": each.name,
+                "num_files": len(bundle_manifest.files_of(each)),
+                "num_bytes": bundle_manifest.num_bytes_of(each),
+            }
+            for each in bundle_manifest.things
         ]
-        about = made.model_dump(include={"localrag", "python", "system", "machine", "extras", "installed_bytes"})
+        about = bundle_manifest.model_dump(include={"localrag", "python", "system", "machine", "extras", "installed_bytes"})
         return {
             "file": str(self.file),
             "num_bytes": self.num_bytes,
@@ -70,7 +75,7 @@ def bundle(out: Path, selection: Selection, wheels: AbstractContextManager[Wheel
                 with wheels as ready:
                     _check_space(out, selection, ready)
                     packer = _Packer(raw, progress, selection.num_bytes + ready.num_bytes)
-                    made = packer.pack(selection, ready, settings, exported)
+                    bundle_manifest = packer.pack(selection, ready, settings, exported)
                 raw.flush()
                 os.fsync(raw.fileno())
             progress("hashing the bundle", 0, None)
@@ -81,7 +86,7 @@ def bundle(out: Path, selection: Selection, wheels: AbstractContextManager[Wheel
         for file in (temporary, exported):
             with suppress(OSError):
                 file.unlink(missing_ok=True)
-    return Bundled(file=out, num_bytes=out.stat().st_size, sha256=sha256, manifest=made, notes=selection.notes)
+    return Bundled(file=out, num_bytes=out.stat().st_size, sha256=sha256, manifest=bundle_manifest, notes=selection.notes)
 
 
 @dataclass(slots=True)
@@ -105,9 +110,9 @@ class _Packer:
             for name in selection.kbs:
                 self._add_knowledge_base(archive, name, settings, exported)
             self._add_wheels(archive, wheels)
-            made = self._manifest(selection, wheels)
-            archive.writestr(_entry(manifest.MANIFEST, zipfile.ZIP_DEFLATED), made.to_json())
-        return made
+            bundle_manifest = self._manifest(selection, wheels)
+            archive.writestr(_entry(manifest.MANIFEST, zipfile.ZIP_DEFLATED), bundle_manifest.to_json())
+        return bundle_manifest
 
     def _manifest(self, selection: Selection, wheels: Wheels) -> Manifest:
         is_for_here = bool(wheels.lock)
@@ -151,12 +156,12 @@ class _Packer:
 
         self.progress(f"exporting {name}", self.done, self.total)
         with KnowledgeBase.open(settings.kb_dir, name) as kb:
-            done = self.done + kb.path.stat().st_size
+            num_done = self.done + kb.path.stat().st_size
             kb.export(exported)
         path = f"{manifest.KBS}{name}{manifest.KB_SUFFIX}"
         self.things.append(Thing(kind="kb", name=name, path=path))
         self._add_file(archive, path, exported, f"knowledge base {name}")
-        self.done = done
+        self.done = num_done
         exported.unlink()
 
     def _add_wheels(self, archive: zipfile.ZipFile, wheels: Wheels) -> None:
@@ -211,5 +216,5 @@ def _disk_errors(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        known = file_error(error, error.filename or out, hint="Check the path and its permissions.")
-        raise BundleError(f"{error.filename or out}: {known.reason}.", hint=known.hint, **known.numbers) from error
+        disk_error = file_error(error, error.filename or out, hint="Check the path and its permissions.")
+        raise BundleError(f"{error.filename or out}: {disk_error.reason}.", hint=disk_error.hint, **disk_error.numbers) from error

@@ -91,19 +91,19 @@ def installed_extras() -> list[str]:
 
 def offered_extras(wheels: Iterable[Path]) -> list[str]:
     """Return the extras of the newest localrag among the wheels whose requirements are all among the wheels, except developer extras."""
-    offered: dict[str, dict[Version, Path]] = {}
+    wheels_of: dict[str, dict[Version, Path]] = {}
     for wheel in wheels:
         with suppress(InvalidWheelFilename):  # pip ignores it too
             name, version, *_ = parse_wheel_filename(wheel.name)
-            offered.setdefault(name, {})[version] = wheel
+            wheels_of.setdefault(name, {})[version] = wheel
 
     def is_offered(requirement: Requirement) -> bool:
-        versions = offered.get(canonicalize_name(requirement.name), {})
+        versions = wheels_of.get(canonicalize_name(requirement.name), {})
         return any(requirement.specifier.contains(version, prereleases=True) for version in versions)
 
-    if ROOT not in offered:
+    if ROOT not in wheels_of:
         return []
-    with _distribution_in(offered[ROOT][max(offered[ROOT])]) as root:
+    with _distribution_in(wheels_of[ROOT][max(wheels_of[ROOT])]) as root:
         return [] if root is None else _satisfied_extras(root, is_offered)
 
 
@@ -228,8 +228,8 @@ def _direct_url(distribution: metadata.Distribution) -> str | None:
 
 def _check_same_program(distribution: metadata.Distribution, wheel: Path) -> None:
     """Refuse a stranger's package: an index that never had this localrag may have another project of that name (dependency confusion)."""
-    with _distribution_in(wheel) as found:
-        if found is None or found.read_text("METADATA") != distribution.read_text("METADATA"):
+    with _distribution_in(wheel) as candidate:
+        if candidate is None or candidate.read_text("METADATA") != distribution.read_text("METADATA"):
             raise BundleError(f"The package index has another program named {ROOT}.", hint=_WHEELHOUSE)
 
 

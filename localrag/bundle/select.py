@@ -187,10 +187,10 @@ def _inspect_kbs(names: Sequence[str], settings: Settings, fingerprints: Mapping
         try:
             with KnowledgeBase.open(settings.kb_dir, name) as kb:
                 num_bytes.append(kb.path.stat().st_size)
-                known = kb.embedder
+                embedder = kb.embedder
         except KnowledgeBaseError as error:
             hint = f"{error.hint or ''} Or select others (--kb).".strip()
             raise type(error)(error.message, hint=hint, **error.numbers) from None
-        if known is not None and known[0] not in fingerprints.values() and "" not in fingerprints.values():
+        if embedder is not None and embedder[0] not in fingerprints.values() and "" not in fingerprints.values():
             notes.append(f"{name} was indexed with an embedder that is not in the bundle. Search it there with --mode keyword only.")
     return num_bytes, notes

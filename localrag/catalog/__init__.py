@@ -131,12 +131,12 @@ class Catalog:
         """Return the budget with that name, or the default: the table [budgets.default], else the built-in one. Raises ConfigError
         for an unknown name.
         """
-        chosen = self.profiles.get("default" if name is None else name)
-        if chosen is None:
+        profile = self.profiles.get("default" if name is None else name)
+        if profile is None:
             hint, near = _hint(name or "", tuple(self.profiles))
-            known = self.budgets()
-            raise ConfigError(f"No budget is named {name!r} in {self._where()}.", hint=hint, name=name, nearest=near, known=known)
-        return chosen
+            names = self.budgets()
+            raise ConfigError(f"No budget is named {name!r} in {self._where()}.", hint=hint, name=name, nearest=near, known=names)
+        return profile
 
     def budgets(self) -> list[str]:
         """Return the names of all budgets: "default", then the others in order of precedence."""
@@ -144,12 +144,12 @@ class Catalog:
 
     def council(self, name: str | None = None) -> Council:
         """Return the council with that name, or "default". Raises ConfigError for an unknown name."""
-        wanted = "default" if name is None else name
-        if wanted not in self.committees:
-            known = self.councils()
-            hint, near = _hint(wanted, tuple(known))
-            raise ConfigError(f"No council is named {wanted!r} in {self._where()}.", hint=hint, name=wanted, nearest=near, known=known)
-        return self.committees[wanted]
+        key = "default" if name is None else name
+        if key not in self.committees:
+            names = self.councils()
+            hint, near = _hint(key, tuple(names))
+            raise ConfigError(f"No council is named {key!r} in {self._where()}.", hint=hint, name=key, nearest=near, known=names)
+        return self.committees[key]
 
     def councils(self) -> list[str]:
         """Return the names of all councils in order of precedence."""
@@ -172,10 +172,10 @@ class Catalog:
 
     def locate(self, spec: ModelSpec) -> Path:
         """Return the path of the file or folder on this machine. Raises ModelNotFoundError with the command that fetches it."""
-        found = sources.find(spec, self.models_dir)
-        if found is None:
+        path = sources.find(spec, self.models_dir)
+        if path is None:
             raise sources.missing(spec)
-        return found
+        return path
 
     def open(self, spec: ModelSpec) -> Path:
         """Like `locate`, and check the sha256 if there is one. A file that has not changed is not hashed again.
@@ -204,17 +204,17 @@ class Catalog:
         return f"{', '.join(own)} or the models.toml that ships" if own else str(self.file)
 
     def _choose(self, thing: Thing, name_or_path: str | None) -> ModelSpec:
-        known, default = self._known(thing)
+        specs, default = self._known(thing)
         name = default if name_or_path is None else name_or_path
         if name is None:
             raise ModelNotFoundError(
-                f"{self._where()} names no default {thing}.", hint=f"Set default_{thing} in {self.file}, or name one. {_listed(known)}"
+                f"{self._where()} names no default {thing}.", hint=f"Set default_{thing} in {self.file}, or name one. {_listed(specs)}"
             )
-        if name in known:
-            return known[name]
+        if name in specs:
+            return specs[name]
         if _looks_like_path(name):
             return self._from_path(thing, name)
-        raise self._unknown(thing, name, tuple(known))
+        raise self._unknown(thing, name, tuple(specs))
 
     def _known(self, thing: Thing) -> tuple[Mapping[str, ModelSpec], str | None]:
         """Return the entries of a kind, and the name of the default one."""
@@ -235,10 +235,10 @@ class Catalog:
             raise ModelNotFoundError(f"{text} is a file; a reranker is the folder of a CrossEncoder.", path=text)
         return ModelSpec(name=text, kind="path", source=str(path))
 
-    def _unknown(self, thing: str, name: str, known: tuple[str, ...]) -> ModelNotFoundError:
-        hint, near = _hint(name, known)
+    def _unknown(self, thing: str, name: str, names: tuple[str, ...]) -> ModelNotFoundError:
+        hint, near = _hint(name, names)
         message = f"No {thing} is named {name!r} in {self._where()}."
-        return ModelNotFoundError(message, hint=hint, name=name, nearest=near, known=list(known))
+        return ModelNotFoundError(message, hint=hint, name=name, nearest=near, known=list(names))
 
     def _row(self, thing: Thing, spec: ModelSpec, *, is_default: bool) -> CatalogRow:
         path = sources.find(spec, self.models_dir)
@@ -266,10 +266,10 @@ def _looks_like_path(text: str) -> bool:
     return text.endswith(".gguf") or text.startswith("~") or any(mark in text for mark in (os.sep, os.altsep) if mark)
 
 
-def _hint(name: str, known: tuple[str, ...]) -> tuple[str, list[str]]:
+def _hint(name: str, names: tuple[str, ...]) -> tuple[str, list[str]]:
     """Return a hint for an unknown name, and similar names."""
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return (f"Did you mean {' or '.join(near)}? " if near else "") + _listed(known), near
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    return (f"Did you mean {' or '.join(near)}? " if near else "") + _listed(names), near
 
 
 def _listed(names: Mapping[str, ModelSpec] | tuple[str, ...]) -> str:

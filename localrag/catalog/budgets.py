@@ -197,7 +197,7 @@ _WEIGHTS = ("task_alignment", "recency", "mention_density", "dependency_depth", 
 
 def profile_of(place: TableRef, name: str, table: BudgetTable, tiers: tuple[Tier, ...]) -> Profile:
     """Convert a table to a Profile. Keys that it does not set keep their defaults; `tiers` are the default tiers."""
-    made = Profile(
+    profile = Profile(
         name=name,
         gap=table.gap,
         max_messages=_max_messages(place, table),
@@ -205,15 +205,15 @@ def profile_of(place: TableRef, name: str, table: BudgetTable, tiers: tuple[Tier
         limits=table.limits.given,  # type: ignore[arg-type]  # counts
     )
     if table.context_ratio is not None:
-        made = made.with_context_ratio(table.context_ratio)
+        profile = profile.with_context_ratio(table.context_ratio)
         if twice := sorted(table.evidence.given.keys() & {"basis", "max"}):
             raise place.inside("evidence").error(twice[0], "is already set by context_ratio; remove one of the two")
     if table.overflow is not None:
-        made = made.with_overflow(table.overflow)
+        profile = profile.with_overflow(table.overflow)
     tables: dict[str, FlexTable] = {section: getattr(table, section) for section in SECTIONS}
-    made = replace(made, sections={section: _flex(place, made, section, tables[section]) for section in SECTIONS})
-    _check_written_bases(place, made, tables, has_ratio=table.context_ratio is not None)
-    return made
+    profile = replace(profile, sections={section: _flex(place, profile, section, tables[section]) for section in SECTIONS})
+    _check_written_bases(place, profile, tables, has_ratio=table.context_ratio is not None)
+    return profile
 
 
 def _max_messages(place: TableRef, table: BudgetTable) -> int | None:
@@ -228,19 +228,19 @@ def _tiers(place: TableRef, table: BudgetTable, tiers: tuple[Tier, ...]) -> tupl
         return Profile(tiers=changed).tiers
 
 
-def _flex(place: TableRef, made: Profile, section: str, table: FlexTable) -> Flex:
+def _flex(place: TableRef, profile: Profile, section: str, table: FlexTable) -> Flex:
     """Apply a section's table to its defaults. Raises ConfigError naming the key of a contradiction."""
-    place, given = place.inside(section), {key: value for key, value in table.given.items() if key != "max_messages"}
-    if "cut" in given:
+    place, settings = place.inside(section), {key: value for key, value in table.given.items() if key != "max_messages"}
+    if "cut" in settings:
         with _faults_at(place, "cut", f"section {section!r}: cut "):
-            replace(made, sections={section: Flex(cut=table.cut)})
-    if "max" in given:
-        given.setdefault("spare", 0.0)  # a max in the file is a hard limit
-    flex = replace(made.sections[section], **given)  # type: ignore[arg-type]  # each as its field is declared
+            replace(profile, sections={section: Flex(cut=table.cut)})
+    if "max" in settings:
+        settings.setdefault("spare", 0.0)  # a max in the file is a hard limit
+    flex = replace(profile.sections[section], **settings)  # type: ignore[arg-type]  # each as its field is declared
     for key in ("min", "basis"):
-        if (key == "min" or key in given) and _is_over(getattr(flex, key), flex.max):
-            both = [f"{each} {_toml(getattr(flex, each))}{'' if each in given else ' (not set in this table)'}" for each in (key, "max")]
-            raise place.error(key if key in given else "max", " is greater than ".join(both))
+        if (key == "min" or key in settings) and _is_over(getattr(flex, key), flex.max):
+            both = [f"{each} {_toml(getattr(flex, each))}{'' if each in settings else ' (not set in this table)'}" for each in (key, "max")]
+            raise place.error(key if key in settings else "max", " is greater than ".join(both))
     return flex
 
 
@@ -250,29 +250,29 @@ def _is_over(length: Length | None, most: Length | None) -> bool:
     return isinstance(length, int) and isinstance(most, int) and length > most
 
 
-def _check_written_bases(place: TableRef, made: Profile, tables: Mapping[str, FlexTable], *, has_ratio: bool) -> None:
+def _check_written_bases(place: TableRef, profile: Profile, tables: Mapping[str, FlexTable], *, has_ratio: bool) -> None:
     """Require that the percentages in the file add up to at most 100; default ones may shrink."""
-    written = {section for section, table in tables.items() if "basis" in table.given} | ({"evidence"} if has_ratio else set())
-    sections = {name: flex if name in written else replace(flex, basis=0) for name, flex in made.sections.items()}
+    explicit_sections = {section for section, table in tables.items() if "basis" in table.given} | ({"evidence"} if has_ratio else set())
+    sections = {name: flex if name in explicit_sections else replace(flex, basis=0) for name, flex in profile.sections.items()}
     bases = {name: flex.basis for name, flex in sections.items() if isinstance(flex.basis, Percent)}
     with _faults_at(place, hint=f"Set here: {', '.join(f'{name} {_toml(basis)}' for name, basis in bases.items())}."):
-        replace(made, sections=sections).check_bases()
+        replace(profile, sections=sections).check_bases()
 
 
 def weights_of(place: TableRef, table: RelevanceTable) -> dict[str, object]:
     """Return the settings of the file by field name of Weights; thresholds belong to the tiers."""
-    given = {key: value for key, value in table.given.items() if key != "thresholds"}
-    if all(given.get(weight) == 0 for weight in _WEIGHTS):
+    settings = {key: value for key, value in table.given.items() if key != "thresholds"}
+    if all(settings.get(weight) == 0 for weight in _WEIGHTS):
         raise place.error(None, "all weights are 0, so no score can be computed")
-    if "file_types" in given:
-        given["file_types"] = MappingProxyType(dict(table.file_types.given))
-    return given
+    if "file_types" in settings:
+        settings["file_types"] = MappingProxyType(dict(table.file_types.given))
+    return settings
 
 
 def with_thresholds(place: TableRef, tiers: tuple[Tier, ...], table: RelevanceTable) -> tuple[Tier, ...]:
     """Return the tiers with the thresholds of [relevance.thresholds]."""
-    given = table.thresholds.given
-    changed = tuple(replace(tier, threshold=given.get(tier.name, tier.threshold)) for tier in tiers)  # type: ignore[arg-type]  # floats
+    values = table.thresholds.given
+    changed = tuple(replace(tier, threshold=values.get(tier.name, tier.threshold)) for tier in tiers)  # type: ignore[arg-type]  # floats
     with _faults_at(place):
         return Profile(tiers=changed).tiers
 

@@ -124,14 +124,14 @@ def council_of(
 ) -> Council:
     """Convert a table to a Council. It may name any of `models` and `budgets`; "default" is the default budget."""
 
-    def common(at: TableRef, role: RoleTable, budget: Profile, given: Mapping[str, Any]) -> dict[str, Any]:
+    def common(at: TableRef, role: RoleTable, budget: Profile, defaults: Mapping[str, Any]) -> dict[str, Any]:
         if role.model is not None and role.model != ECHO and role.model not in models:
             raise at.error("model", f"no model is named {shown(role.model)}{nearest(role.model, [*models, ECHO])}")
         return {
             "persona": role.persona.strip(),
             "model": role.model,
             "n_ctx": role.n_ctx,
-            "sampling": _sampling(at, role, given),
+            "sampling": _sampling(at, role, defaults),
             "profile": _budget(at, role.budget, budgets) or budget,
         }
 
@@ -155,10 +155,10 @@ def council_of(
     )
 
 
-def _sampling(place: TableRef, role: RoleTable, given: Mapping[str, Any]) -> SamplingParams:
+def _sampling(place: TableRef, role: RoleTable, defaults: Mapping[str, Any]) -> SamplingParams:
     try:
-        named = {key: value for key, value in role.given.items() if key in _SAMPLING}
-        return SamplingParams(**{**given, **named}, repeatable="seed" in named)
+        overrides = {key: value for key, value in role.given.items() if key in _SAMPLING}
+        return SamplingParams(**{**defaults, **overrides}, repeatable="seed" in overrides)
     except UsageError as error:
         key, _, what = error.message.partition(" ")
         raise place.error(key, what.removesuffix(".")) from None
@@ -212,7 +212,7 @@ def _seated(place: TableRef, table: CouncilTable, members: list[Member]) -> tupl
     size = len(members) if table.size is None else table.size
     if size > MAX_MEMBERS:
         raise place.error("specialists", f"are {size}, but a council has at most {MAX_MEMBERS}; set size to use fewer")
-    seated, taken = [], set[str]()
+    seated, names = [], set[str]()
     for number in range(size):
         again, index = divmod(number, len(members))
         member, at = members[index], place.inside("specialists", str(index + 1))
@@ -221,8 +221,8 @@ def _seated(place: TableRef, table: CouncilTable, members: list[Member]) -> tupl
                 raise at.error("temperature", f"is 0, so {shown(member.name)} would repeat itself in a council of size {size}")
             sampling = replace(member.sampling, seed=(member.sampling.seed + again) % 2**32)
             member = replace(member, name=f"{member.name} {again + 1}", sampling=sampling)
-        if member.name.casefold() in taken:
+        if member.name.casefold() in names:
             raise at.error("name", f"{shown(member.name)} is already the name of another specialist")
-        taken.add(member.name.casefold())
+        names.add(member.name.casefold())
         seated.append(member)
     return tuple(seated)

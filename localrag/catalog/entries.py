@@ -72,9 +72,9 @@ def shown_path(path: Path) -> str:
     return text if text.isprintable() else json.dumps(text)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[str]) -> str:
     """Return "; did you mean NAME?" for a similar name, else ""."""
-    near = difflib.get_close_matches(name, list(known), n=1)
+    near = difflib.get_close_matches(name, list(names), n=1)
     return f"; did you mean {near[0]}?" if near else ""
 
 
@@ -164,15 +164,15 @@ def spec_of(place: TableRef, name: str, entry: EmbedderTable) -> ModelSpec:
 
 def _source(place: TableRef, entry: EmbedderTable) -> tuple[SourceKind, str]:
     """Return the only source of an entry, with its format checked."""
-    given: list[tuple[SourceKind, str]] = []
+    sources: list[tuple[SourceKind, str]] = []
     for kind, text in (("wheel", entry.wheel), ("repo", entry.repo), ("path", entry.path)):
         if text is not None:
-            given.append((kind, text))  # type: ignore[arg-type]  # the three are SourceKind's own
-    if not given:
+            sources.append((kind, text))  # type: ignore[arg-type]  # the three are SourceKind's own
+    if not sources:
         raise place.error(None, "has no source; set one of the keys wheel, repo and path")
-    if len(given) > 1:
-        raise place.error(given[1][0], f"is a second source in addition to {shown(given[0][0])}; an entry has only one")
-    kind, text = given[0]
+    if len(sources) > 1:
+        raise place.error(sources[1][0], f"is a second source in addition to {shown(sources[0][0])}; an entry has only one")
+    kind, text = sources[0]
     if kind == "wheel" and not _REQUIREMENT.fullmatch(text):
         raise place.error("wheel", f'must be "name==version" with one exact version, not {shown(text)}')
     if kind == "repo" and (not _REPO.fullmatch(text) or ".." in text or "--" in text):
@@ -187,10 +187,10 @@ def _chat_template(place: TableRef, entry: ModelTable) -> Path | None:
         return None
     path = _absolute(place, "chat_template", entry.chat_template)
     try:
-        found = path.is_file()
+        exists = path.is_file()
     except OSError:
-        found = False
-    if not found:
+        exists = False
+    if not exists:
         raise place.error("chat_template", f"the file does not exist: {shown_path(path)}")
     return path
 

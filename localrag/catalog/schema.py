@@ -148,7 +148,7 @@ def _read(stamped: tuple[tuple[Path, tuple[int, ...]], ...]) -> Tables:
     layers = [(file, _checked(file)) for file, _ in stamped]
     names = _names(layers)
     origins = {name: file for entries in names.values() for name, (file, _) in entries.items()}
-    made = {
+    specs = {
         section: {name: make(TableRef(file, (section, name)), name, entry) for name, (file, entry) in names[section].items()}
         for section, make in _MAKERS.items()
     }
@@ -159,9 +159,9 @@ def _read(stamped: tuple[tuple[Path, tuple[int, ...]], ...]) -> Tables:
     budgets = {"default": Profile(tiers=tiers)}
     budgets |= {name: _budget(TableRef(file, ("budgets", name)), name, entry, tiers) for name, (file, entry) in _merged(layers, "budgets")}
     return Tables(
-        default_model=_default(layers, "model", made["models"], origins),
-        default_embedder=_default(layers, "embedder", made["embedders"], origins),
-        **made,
+        default_model=_default(layers, "model", specs["models"], origins),
+        default_embedder=_default(layers, "embedder", specs["embedders"], origins),
+        **specs,
         origins=origins,
         budgets=budgets,
         relevance=weights_of(TableRef(weights, ("relevance",)), relevance),
@@ -169,7 +169,7 @@ def _read(stamped: tuple[tuple[Path, tuple[int, ...]], ...]) -> Tables:
         rejects_tools=_settings(layers, "server", ServerTable).tools_with_index == "reject",
         tags={pattern: tuple(tags) for pattern, (_, tags) in _merged(layers, "tags")},
         councils={
-            name: _council(TableRef(file, ("councils", name)), name, entry, models=made["models"], budgets=budgets)
+            name: _council(TableRef(file, ("councils", name)), name, entry, models=specs["models"], budgets=budgets)
             for name, (file, entry) in _merged(layers, "councils")
         },
     )
@@ -189,11 +189,11 @@ def _checked(file: Path) -> CatalogTable:
 
 def _merged(layers: Sequence[Layer], section: str) -> Iterator[tuple[str, tuple[Path, Any]]]:
     """Yield (name, (file, entry)) for every entry of a section, each from the highest file that has it."""
-    taken = set[str]()
+    names = set[str]()
     for file, table in layers:
         entries = getattr(table, section)
-        yield from ((name, (file, entry)) for name, entry in entries.items() if name not in taken)
-        taken |= entries.keys()
+        yield from ((name, (file, entry)) for name, entry in entries.items() if name not in names)
+        names |= entries.keys()
 
 
 def _names(layers: Sequence[Layer]) -> dict[str, dict[str, tuple[Path, Any]]]:
@@ -202,8 +202,8 @@ def _names(layers: Sequence[Layer]) -> dict[str, dict[str, tuple[Path, Any]]]:
     An entry hides entries with the same name in lower files, even of another kind, so that a name that ships later never breaks
     a user's file.
     """
-    found: dict[str, dict[str, tuple[Path, Any]]] = {section: {} for section in _MAKERS}
-    taken = set[str]()
+    entries: dict[str, dict[str, tuple[Path, Any]]] = {section: {} for section in _MAKERS}
+    names = set[str]()
     for file, table in layers:
         own: dict[str, str] = {}
         for section, holder in (("models", "a model"), ("embedders", "an embedder"), ("rerankers", "a reranker")):
@@ -212,13 +212,13 @@ def _names(layers: Sequence[Layer]) -> dict[str, dict[str, tuple[Path, Any]]]:
                     fault = f"{own[name]} already has this name; names must be unique"
                     raise TableRef(file, (section, name)).error(None, fault)
                 own[name] = holder
-                if name not in taken:
-                    found[section][name] = (file, entry)
-        taken |= own.keys()
-    return found
+                if name not in names:
+                    entries[section][name] = (file, entry)
+        names |= own.keys()
+    return entries
 
 
-def _default(layers: Sequence[Layer], kind: str, known: Mapping[str, ModelSpec], origins: Mapping[str, Path]) -> str | None:
+def _default(layers: Sequence[Layer], kind: str, specs: Mapping[str, ModelSpec], origins: Mapping[str, Path]) -> str | None:
     """Return the default of a kind from the highest file that sets it; None if a higher file uses its name for another kind."""
     key = f"default_{kind}"
     files = [file for file, _ in layers]
@@ -226,11 +226,11 @@ def _default(layers: Sequence[Layer], kind: str, known: Mapping[str, ModelSpec],
         name: str | None = getattr(table, key)
         if name is None:
             continue
-        if name in known:
+        if name in specs:
             return name
         if name in origins and files.index(origins[name]) < files.index(file):
             return None
-        raise TableRef(file).error(key, f"no {kind} is named {shown(name)}{nearest(name, known)}")
+        raise TableRef(file).error(key, f"no {kind} is named {shown(name)}{nearest(name, specs)}")
     return None
 
 
@@ -291,13 +291,13 @@ def _explain(top: TableRef, error: ValidationError) -> ConfigError:
             bound = f"Limit its tokens with limits.{last}. " if last in LIMITED else ""
             return place.error(key, "is always sent whole, so it has no settings", hint=f"{bound}Known keys: {', '.join(fields)}.")
         return place.error(key, f"unknown key{nearest(last, fields)}", hint=f"Known keys: {', '.join(fields)}.")
-    given = fault["input"]
-    if fault["type"] == "float_type" and type(given) is int:
+    value = fault["input"]
+    if fault["type"] == "float_type" and type(value) is int:
         return place.error(key, "is too large")
     if expected := _EXPECTED.get(fault["type"]):
-        return place.error(key, f"must be {expected}, not {given if expected == 'a finite number' else _toml_name(given)}")
+        return place.error(key, f"must be {expected}, not {value if expected == 'a finite number' else _toml_name(value)}")
     if fault["type"] == LENGTH_FAULT:
-        what = quoted(given) if isinstance(given, str) else shown(str(given)) if type(given) in {int, float} else _toml_name(given)
+        what = quoted(value) if isinstance(value, str) else shown(str(value)) if type(value) in {int, float} else _toml_name(value)
         return place.error(key, f"must be {fault['msg']}, not {what}")
     return place.error(key, fault["msg"].replace("Input should", "must"))
 

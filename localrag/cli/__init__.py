@@ -83,8 +83,8 @@ class _Commands(click.Group):
         """Complete command names, with their one-line help and without importing them; then options."""
         from click.shell_completion import CompletionItem  # noqa: PLC0415  # only for a shell
 
-        found = [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
-        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
+        items = [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
+        return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -152,9 +152,9 @@ def _report(raised: BaseException, *, as_json: bool) -> int:
 def _unwritable(error: OSError) -> LocalragError:
     from localrag.files import file_error  # noqa: PLC0415  # only for an error
 
-    known = file_error(error, None, hint="Redirect it to a writable file or pipe.")
-    reason = "it is closed" if error.errno == errno.EBADF else known.reason
-    return ConfigError(f"Standard output cannot be written: {reason}.", hint=known.hint, **known.numbers)
+    cause = file_error(error, None, hint="Redirect it to a writable file or pipe.")
+    reason = "it is closed" if error.errno == errno.EBADF else cause.reason
+    return ConfigError(f"Standard output cannot be written: {reason}.", hint=cause.hint, **cause.numbers)
 
 
 def _as_error(raised: BaseException) -> LocalragError:
@@ -167,9 +167,9 @@ def _as_error(raised: BaseException) -> LocalragError:
         from localrag.files import file_error  # noqa: PLC0415  # only for an error
 
         place = os.fsdecode(raised.filename) if isinstance(raised.filename, str | bytes) else None
-        known = file_error(raised, place, hint="Check the path and its permissions (LOCALRAG_HOME sets localrag's home).")
-        reason = f"{place}: {known.reason}." if place else f"{known.reason[:1].upper()}{known.reason[1:]}."
-        return ConfigError(reason, hint=known.hint, **known.numbers)
+        cause = file_error(raised, place, hint="Check the path and its permissions (LOCALRAG_HOME sets localrag's home).")
+        reason = f"{place}: {cause.reason}." if place else f"{cause.reason[:1].upper()}{cause.reason[1:]}."
+        return ConfigError(reason, hint=cause.hint, **cause.numbers)
     return InterruptedRunError("Interrupted.")
 
 

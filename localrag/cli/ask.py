@@ -81,19 +81,19 @@ def ask_command(
     """
     others = {"--json": as_json, "--dry-run": dry_run, "--explain": explain or explain_full, "--exhaustive": exhaustive}
     _check_exhaustive(asking, exhaustive=exhaustive, dry_run=dry_run)
-    question = _checked(question, source, out, force=force, others=[name for name, given in others.items() if given])
+    question = _checked(question, source, out, force=force, others=[name for name, is_given in others.items() if is_given])
     sampling = options.sampling(asking, seed=seed, temperature=temperature)
-    asked = options.question(asking, question, sampling)
+    request = options.question(asking, question, sampling)
     text, stdin_bytes = options.piped_evidence(piped)
-    asked = asked.but(piped=text)
-    opened = options.opener(asking, vocab_only=dry_run, keep=not (no_keep or dry_run), name=name)
+    request = request.but(piped=text)
+    open_session = options.opener(asking, vocab_only=dry_run, keep=not (no_keep or dry_run), name=name)
     if source is not None and out is not None:
-        return _ask_all(source, out, opened, asked, force=force)
+        return _ask_all(source, out, open_session, request, force=force)
     explained: render.Explain = "full" if explain_full or (dry_run and as_json) else "ledger" if explain else ""
-    with opened() as session:
+    with open_session() as session:
         model, tokenizer = session.engine.name, session.engine.tokenizer
         if dry_run:
-            ready = session.prepare(asked)
+            ready = session.prepare(request)
             render.prepared(
                 ready,
                 model,
@@ -105,7 +105,7 @@ def ask_command(
                 explain=explained,
             )
             return 0
-        answer = _answered(session, asked, as_json=as_json, exhaustive=exhaustive)
+        answer = _answered(session, request, as_json=as_json, exhaustive=exhaustive)
         render.answer(
             answer,
             tokenizer=tokenizer,
@@ -182,7 +182,7 @@ def _answered_from_all(session: Session, question: Question, stream: render.Answ
         return ask_all(session, question, on_text=on_text, on_thought=on_thought, on_step=on_step)
 
 
-def _ask_all(source: Path, out: Path, opened: Callable[[], Session], template: Question, *, force: bool) -> int:
+def _ask_all(source: Path, out: Path, open_session: Callable[[], Session], template: Question, *, force: bool) -> int:
     """Answer the questions of a file. `template` holds the default options."""
     from localrag.cli.batch import BatchRun  # noqa: PLC0415  # weight: most asks are single
 
@@ -190,7 +190,7 @@ def _ask_all(source: Path, out: Path, opened: Callable[[], Session], template: Q
         if run.is_done:
             note(f"Nothing to do: {safe(str(out))} already has every answer.")
             return 0
-        with opened() as session, first_interrupt(lambda: run.stop(session.engine)):
+        with open_session() as session, first_interrupt(lambda: run.stop(session.engine)):
             return run.run(session)
 
 

@@ -69,16 +69,16 @@ def read_questions(path: Path, template: Question) -> Iterator[BatchLine]:
 
 
 def _parse_line(number: int, raw: bytes, template: Question) -> BatchLine:
-    known: Id | None = None
+    question_id: Id | None = None
     row: dict[str, Any] = {}
     try:
         row = read_object(raw, _LIKE)
-        known = _id(row)
-        question = _question(known, row, template)
+        question_id = _id(row)
+        question = _question(question_id, row, template)
     except UsageError as error:
-        return BatchLine(number, known, "", UsageError(f"Line {number}: {error.message}", hint=error.hint, line=number), _extra(row))
+        return BatchLine(number, question_id, "", UsageError(f"Line {number}: {error.message}", hint=error.hint, line=number), _extra(row))
     content = json.dumps({key: row[key] for key in sorted(row)}, separators=(",", ":"))
-    return BatchLine(number, known, blake2b(content.encode(), digest_size=8).hexdigest(), question, _extra(row))
+    return BatchLine(number, question_id, blake2b(content.encode(), digest_size=8).hexdigest(), question, _extra(row))
 
 
 def _extra(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,17 +86,17 @@ def _extra(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _id(row: Mapping[str, Any]) -> Id:
-    found = row.get("id")
-    if isinstance(found, bool) or not isinstance(found, str | int):
+    value = row.get("id")
+    if isinstance(value, bool) or not isinstance(value, str | int):
         raise UsageError("the id must be a string or an integer." if "id" in row else "the id is missing.")
-    if isinstance(found, str) and not 0 < len(found) <= MAX_ID_CHARS:
-        raise UsageError(f"the id has {len(found)} characters, but must have 1 to {MAX_ID_CHARS}.")
-    if isinstance(found, int) and abs(found) >= 2**63:
+    if isinstance(value, str) and not 0 < len(value) <= MAX_ID_CHARS:
+        raise UsageError(f"the id has {len(value)} characters, but must have 1 to {MAX_ID_CHARS}.")
+    if isinstance(value, int) and abs(value) >= 2**63:
         raise UsageError("a numeric id must fit in 63 bits.")
-    return found
+    return value
 
 
-def _question(known: Id, row: Mapping[str, Any], template: Question) -> Question:
+def _question(question_id: Id, row: Mapping[str, Any], template: Question) -> Question:
     for key, value in row.items():
         kinds = _KINDS.get(key)
         if kinds is None:
@@ -113,7 +113,7 @@ def _question(known: Id, row: Mapping[str, Any], template: Question) -> Question
     options = {key: row[key] for key in (*_SAMPLING, "top_k", "context_ratio") if key in row}
     system = row.get("system") or next((each.content for each in template.messages if each.role == "system"), None)
     messages = Question.of(row["question"], system=system).messages
-    return replace(template, messages=messages, id=known).but(repeatable=template.sampling.repeatable or "seed" in row, **options)
+    return replace(template, messages=messages, id=question_id).but(repeatable=template.sampling.repeatable or "seed" in row, **options)
 
 
 @lru_cache(maxsize=1000)
@@ -138,16 +138,16 @@ class Questions:
     def scan(cls, path: Path, template: Question) -> Self:
         """Scan IN, keeping only ids and marks in memory. UsageError unless IN is a readable regular file."""
         check_regular(path, "A batch needs a regular file, so that it can resume after an interruption.")
-        found = cls()
-        for asked in read_questions(path, template):
-            found.num_lines += 1
-            found.unused |= {key: near[0] for key in asked.extra if (near := _resembling(key))}
-            if asked.id is not None and isinstance(asked.question, Question):
-                if asked.id in found.marks:
-                    found.repeated.add(asked.line)
+        questions = cls()
+        for line in read_questions(path, template):
+            questions.num_lines += 1
+            questions.unused |= {key: near[0] for key in line.extra if (near := _resembling(key))}
+            if line.id is not None and isinstance(line.question, Question):
+                if line.id in questions.marks:
+                    questions.repeated.add(line.line)
                 else:
-                    found.marks[asked.id] = asked.mark
-        return found
+                    questions.marks[line.id] = line.mark
+        return questions
 
 
 RESERVED_KEYS = frozenset({"answer", "request", "line", "error", "reasoning", "memory", "bypass", "rewriting", "input"})
@@ -169,8 +169,8 @@ class Answers(ResultFile):
         self._force = force
         super().__init__(path)
 
-    def write(self, asked: BatchLine, outcome: Answer | LocalragError) -> None:
-        self.append(answer_line(asked, outcome))
+    def write(self, line: BatchLine, outcome: Answer | LocalragError) -> None:
+        self.append(answer_line(line, outcome))
 
     def is_line(self, row: object) -> bool:
         return _kind(row) != "other"
@@ -197,8 +197,8 @@ class PrintedAnswers:
     def __init__(self) -> None:
         self.done: set[Id] = set()
 
-    def write(self, asked: BatchLine, outcome: Answer | LocalragError) -> None:
-        emit(answer_line(asked, outcome))
+    def write(self, line: BatchLine, outcome: Answer | LocalragError) -> None:
+        emit(answer_line(line, outcome))
 
     def close(self) -> None:
         """Do nothing: standard output belongs to the process."""
@@ -282,20 +282,20 @@ class BatchRun:
 
     def _left(self) -> Iterator[Question]:
         """Yield the unanswered questions. Invalid lines get an error as their answer."""
-        for asked in read_questions(self._source, self._template):
-            question = asked.question
+        for line in read_questions(self._source, self._template):
+            question = line.question
             if isinstance(question, UsageError):
-                self._take(asked, question)
-            elif asked.line in self._questions.repeated:
-                self._take(asked, UsageError(f"Line {asked.line}: an earlier line has the same id.", line=asked.line))
-            elif self._questions.marks.get(question.id) != asked.mark:
+                self._take(line, question)
+            elif line.line in self._questions.repeated:
+                self._take(line, UsageError(f"Line {line.line}: an earlier line has the same id.", line=line.line))
+            elif self._questions.marks.get(question.id) != line.mark:
                 raise UsageError(f"{self._source} changed while it was read.", hint="Run the same command again.")
             elif question.id not in self._answers.done:
-                self._asked[question.id] = asked
+                self._asked[question.id] = line
                 yield question
 
-    def _take(self, asked: BatchLine, outcome: Answer | LocalragError) -> None:
-        self._answers.write(asked, outcome)
+    def _take(self, line: BatchLine, outcome: Answer | LocalragError) -> None:
+        self._answers.write(line, outcome)
         if isinstance(outcome, LocalragError):
             self._num_errors += 1
             self._first_error = self._first_error or outcome
@@ -338,12 +338,12 @@ class Progress:
 
     def __enter__(self) -> Self:
         self._started = time.perf_counter()
-        drawn = console(err=True)
-        if drawn.is_terminal:
+        out = console(err=True)
+        if out.is_terminal:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415  # weight
 
             columns = MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}", markup=False), TimeRemainingColumn()
-            self._bar = Progress(*columns, console=drawn, transient=True)
+            self._bar = Progress(*columns, console=out, transient=True)
             self._task = self._bar.add_task("", total=self._total, completed=self.num_done)
             self._bar.start()
         return self

@@ -88,21 +88,21 @@ def bundle_command(
         wheels = _wheels(wheelhouse, progress, none=no_wheelhouse)
         if out == STANDARD_OUTPUT:
             with binary_stdout("OUT") as file:
-                made = bundle(file, selection, wheels, settings, progress)
-            note(f"Wrote {render.size(made.num_bytes)}, sha256 {made.sha256}")
+                archive = bundle(file, selection, wheels, settings, progress)
+            note(f"Wrote {render.size(archive.num_bytes)}, sha256 {archive.sha256}")
             return
-        made = bundle(out, selection, wheels, settings, progress)
+        archive = bundle(out, selection, wheels, settings, progress)
     if as_json:
-        emit(made.to_dict())
+        emit(archive.to_dict())
         return
-    render.table(("What", "Name", "Files", "Size"), _rows(made.manifest), right=("Files", "Size"))
-    for text in made.notes:
+    render.table(("What", "Name", "Files", "Size"), _rows(archive.manifest), right=("Files", "Size"))
+    for text in archive.notes:
         note(f"Note: {safe(text)}")
-    note(f"Wrote {safe(str(out))}: {render.size(made.num_bytes)}, sha256 {made.sha256}")
+    note(f"Wrote {safe(str(out))}: {render.size(archive.num_bytes)}, sha256 {archive.sha256}")
     command = f"localrag unbundle {safe(out.name)}" if no_wheelhouse else f"python3 {safe(out.name)} FOLDER"
-    if made.manifest.python:
-        platform = f"{made.manifest.system} on {made.manifest.machine}"
-        note(f"For Python {made.manifest.python}, {platform}, with a processor like this one. Install it with: {command}")
+    if archive.manifest.python:
+        platform = f"{archive.manifest.system} on {archive.manifest.machine}"
+        note(f"For Python {archive.manifest.python}, {platform}, with a processor like this one. Install it with: {command}")
     else:
         note(f"Install it with: {command}")
 
@@ -142,20 +142,20 @@ def unbundle_command(file: Path, force: bool, settings: Settings, as_json: bool)
     from localrag.bundle.install import unbundle  # noqa: PLC0415  # weight
 
     with render.Progress("Unbundle") as progress:
-        done = unbundle(file, settings, progress, force=force)
+        result = unbundle(file, settings, progress, force=force)
     if as_json:
         emit(
             {
                 "file": str(file),
-                "localrag": done.manifest.localrag,
-                "default_model": done.manifest.default_model,
-                "default_embedder": done.manifest.default_embedder,
-                "contents": [each.to_dict() for each in done.installed],
-                "notes": list(done.notes),
+                "localrag": result.manifest.localrag,
+                "default_model": result.manifest.default_model,
+                "default_embedder": result.manifest.default_embedder,
+                "contents": [each.to_dict() for each in result.installed],
+                "notes": list(result.notes),
             }
         )
         return
-    rows = [(_LABELS[each.kind], each.name, render.size(each.num_bytes), each.state, each.path) for each in done.installed]
+    rows = [(_LABELS[each.kind], each.name, render.size(each.num_bytes), each.state, each.path) for each in result.installed]
     render.table(("What", "Name", "Size", "State", "Path"), rows, right=("Size",))
-    for text in done.notes:
+    for text in result.notes:
         note(f"Note: {safe(text)}")

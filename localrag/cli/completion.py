@@ -23,9 +23,9 @@ _MAX_BYTES = 1 << 20
 
 def _tables(ctx: click.Context, *keys: str) -> list[str]:
     """Return the table names under these keys in all models.toml files in use, including the one of --models."""
-    given = ctx.params.get("models_file")
+    models_file = ctx.params.get("models_file")
     try:
-        files = Settings.from_env(models_file=Path(given) if given else None).layered_models_files()
+        files = Settings.from_env(models_file=Path(models_file) if models_file else None).layered_models_files()
     except LocalragError:
         return []
     layers = [_read(file) for file in files]

@@ -107,11 +107,11 @@ class RoleTable:
 
 def show(name: str, task: str | None, *, settings: Settings, model: str | None, n_ctx: int | None, max_tokens: int, as_json: bool) -> None:
     """Print the budget tables of a council, then raise BudgetExceededError for the first role that exceeds its window."""
-    given = _given_options()
-    if other := [option for option in given if option not in _TAKEN]:
+    option_names = _given_options()
+    if other := [option for option in option_names if option not in _TAKEN]:
         raise UsageError(f"{other[0]} does not work with --council.", hint=f"These options do: {', '.join(_TAKEN[1:])}.")
     catalog = Catalog.load(settings)
-    council = catalog.council(name).changed(model=model, n_ctx=n_ctx, max_tokens=max_tokens if "--max-tokens" in given else None)
+    council = catalog.council(name).changed(model=model, n_ctx=n_ctx, max_tokens=max_tokens if "--max-tokens" in option_names else None)
     tables = role_tables(council, catalog, task=task, settings=settings)
     error = next((table.error for table in tables if table.error is not None), None)
     if as_json:
@@ -146,8 +146,8 @@ def role_tables(council: Council, catalog: Catalog, *, task: str | None, setting
         same.append(name)
     tables: list[RoleTable] = []
     for role, names in groups:
-        shown = max((table.tokens.get("evidence", 0) for table in tables), default=0)
-        tables.append(_role_table(council, role, tuple(names), catalog, task=task, shown_tokens=shown, settings=settings))
+        evidence_tokens = max((table.tokens.get("evidence", 0) for table in tables), default=0)
+        tables.append(_role_table(council, role, tuple(names), catalog, task=task, shown_tokens=evidence_tokens, settings=settings))
     return tables
 
 
@@ -202,14 +202,14 @@ def _window(catalog: Catalog, role: Member | Judge) -> tuple[str, int]:
     if role.model == "echo":
         return "echo", min(role.n_ctx or N_CTX_TRAIN, N_CTX_TRAIN)
     spec = catalog.model(role.model)
-    asked = role.n_ctx or spec.n_ctx
+    n_ctx = role.n_ctx or spec.n_ctx
     try:
         trained = read_header(catalog.locate(spec)).n_ctx_train
     except ModelNotFoundError:
-        if asked is None:
+        if n_ctx is None:
             raise
-        return spec.name, asked
-    return spec.name, min(asked or trained, trained)
+        return spec.name, n_ctx
+    return spec.name, min(n_ctx or trained, trained)
 
 
 def _sections(council: Council, role: Member | Judge, window: int, counted: Mapping[str, int], shown_tokens: int) -> list[Section]:
@@ -340,7 +340,7 @@ def council_command(
     """
     from localrag.session.council_run import CouncilCall  # noqa: PLC0415  # weight
 
-    given: dict[str, object] = {
+    option_values: dict[str, object] = {
         "--council": name,
         "--kb": kbs,
         "--model": model,
@@ -348,14 +348,14 @@ def council_command(
         "--max-tokens": max_tokens,
         "--seed": seed,
     }
-    given |= {"--max-seconds": max_seconds}
-    named = [option for option, value in {"TASK": task, **given}.items() if value not in (None, ())]
+    option_values |= {"--max-seconds": max_seconds}
+    option_names = [option for option, value in {"TASK": task, **option_values}.items() if value not in (None, ())]
     if lists:
-        _check_alone("--list", [*named, *(["--replay"] if run_id is not None else [])])
+        _check_alone("--list", [*option_names, *(["--replay"] if run_id is not None else [])])
         _show_list(settings, as_json=as_json)
         return
     if run_id is not None:
-        _check_alone("--replay", named)
+        _check_alone("--replay", option_names)
         call, digest = CouncilCall.kept(run_id, settings=settings)
         _run(call, call.open(settings), settings, keep=not no_keep, as_json=as_json, digest=digest)
         return

@@ -68,8 +68,8 @@ def planned_lines(event: Event) -> list[str]:
 
 
 def search_lines(event: Event) -> list[str]:
-    shown = ", ".join(f"{one_line(role)} {_count({'num': num}, 'num')}" for role, num in _part(event, "roles").items())
-    lines = [f"=== search: {counted(_num(event, 'found'), 'passage')}{f' ({shown})' if shown else ''} ==="]
+    counts = ", ".join(f"{one_line(role)} {_count({'num': num}, 'num')}" for role, num in _part(event, "roles").items())
+    lines = [f"=== search: {counted(_num(event, 'found'), 'passage')}{f' ({counts})' if counts else ''} ==="]
     return _written([*lines, *(f"  {one_line(each, 200)}" for each in _texts(event, "queries"))])
 
 
@@ -116,25 +116,25 @@ def _section(entry: Event, allotted: int, width: int) -> str:
 
 def _names(names: Sequence[str], room: int) -> str:
     """Join as many names as fit in `room` characters, but at least one."""
-    shown = ""
+    text = ""
     for number, name in enumerate(names):
         more = f"{', ' if number else ''}{one_line(name, _MAX_NAME_CHARS)}"
-        if number and (number >= _MAX_NAMED or len(shown) + len(more) > room):
-            return f"{shown}, … {len(names) - number:,} more"
-        shown += more
-    return shown
+        if number and (number >= _MAX_NAMED or len(text) + len(more) > room):
+            return f"{text}, … {len(names) - number:,} more"
+        text += more
+    return text
 
 
-def proposal_lines(checked: Event, said: Event | None) -> list[str]:
-    """Return a member's proposal, its sources with their places (from the answer object `said`, if any), and the removed parts."""
-    said = said or {}
+def proposal_lines(checked: Event, answer: Event | None) -> list[str]:
+    """Return a member's proposal, its sources with their places (from the answer object `answer`, if any), and the removed parts."""
+    answer = answer or {}
     text = str(checked.get("text") or "")
     lines = [f"=== {one_line(checked.get('member', '?'))} proposes ===", *_indented(text or "Said nothing.")]
-    if said.get("error"):
-        lines.append(f"  The model failed: {_message(said['error'])}")
-    if said.get("finish_reason") == "length":
+    if answer.get("error"):
+        lines.append(f"  The model failed: {_message(answer['error'])}")
+    if answer.get("finish_reason") == "length":
         lines.append("  Stopped at its token limit (max_tokens).")
-    places = {each.get("id"): _place(each) for each in _parts(said, "evidence")}
+    places = {each.get("id"): _place(each) for each in _parts(answer, "evidence")}
     lines += [f"  [{one_line(label)}] {places.get(label) or ''}".rstrip() for label in _texts(checked, "cited")]
     if invented := _texts(checked, "invented"):
         lines.append(f"  Invented sources removed: {_names(invented, 1000)}")
@@ -170,8 +170,8 @@ def tool_lines(event: Event) -> list[str]:
     lines += [f"  {one_line(line, _MAX_RESULT_CHARS)}" for line in result[:_MAX_RESULT_LINES]]
     if len(result) > _MAX_RESULT_LINES:
         lines.append(f"  … {counted(len(result) - _MAX_RESULT_LINES, 'line')} more")
-    left = "none left" if event.get("is_exhausted") else f"{_count(event, 'room_left')} left"
-    return _written([*lines, f"  {_count(event, 'num_tokens')} tokens, {left}"])
+    room = "none left" if event.get("is_exhausted") else f"{_count(event, 'room_left')} left"
+    return _written([*lines, f"  {_count(event, 'num_tokens')} tokens, {room}"])
 
 
 def verdict_markdown(event: Event) -> str:
@@ -218,25 +218,25 @@ def error_lines(event: Event) -> list[str]:
 def end_lines(event: Event) -> list[str]:
     """Return how the run ended, its tokens (evaluated, shared, written) and its time in seconds."""
     usage = _part(event, "usage")
-    prompt, cached = _num(usage, "prompt_tokens"), _num(usage, "cached_tokens")
-    saved = f" ({100 * cached / prompt:.1f} % saved)" if prompt else ""
-    evaluated, written = _count(usage, "evaluated_tokens"), _count(usage, "completion_tokens")
+    prompt, cached_tokens = _num(usage, "prompt_tokens"), _num(usage, "cached_tokens")
+    saved = f" ({100 * cached_tokens / prompt:.1f} % saved)" if prompt else ""
+    evaluated, completion_tokens = _count(usage, "evaluated_tokens"), _count(usage, "completion_tokens")
     lines = [
         f"=== {one_line(event.get('state', 'ended'))} after {_real(event.get('total_s')):.1f} s ===",
-        f"  {evaluated} tokens evaluated, {cached:,} of {prompt:,} shared{saved}, {written} written",
+        f"  {evaluated} tokens evaluated, {cached_tokens:,} of {prompt:,} shared{saved}, {completion_tokens} written",
     ]
     for each in _parts(event, "loads"):
         closed = _texts(each, "closed")
-        gone = f", replacing {', '.join(map(one_line, closed))}" if closed else ""
-        lines.append(f"  {one_line(each.get('model', '?'))} loaded in {_real(each.get('load_s')):.1f} s{gone}")
+        replacement = f", replacing {', '.join(map(one_line, closed))}" if closed else ""
+        lines.append(f"  {one_line(each.get('model', '?'))} loaded in {_real(each.get('load_s')):.1f} s{replacement}")
     return _written([*lines, *(f"  Warning: {one_line(each)}" for each in _texts(event, "warnings"))])
 
 
 def _place(source: Event) -> str:
     """Return the file, heading and place of a piece of evidence."""
     where = " > ".join(one_line(source[key]) for key in ("source", "heading") if source.get(key))
-    found = source.get("place") or (f"characters {source['start']} to {source['end']}" if "start" in source and "end" in source else "")
-    return f"{where} ({one_line(found)})" if found else where
+    position = source.get("place") or (f"characters {source['start']} to {source['end']}" if "start" in source and "end" in source else "")
+    return f"{where} ({one_line(position)})" if position else where
 
 
 def _who(event: Event) -> str:
@@ -312,18 +312,18 @@ class _Column:
 
     @property
     def heading(self) -> str:
-        known = {"reading": f"reading, {time.monotonic() - self.since:.0f} s", "writing": f"writing, {self.num_pieces} tokens"}
-        return one_line(f"{self.role}: {known.get(self.state, self.state)}")
+        labels = {"reading": f"reading, {time.monotonic() - self.since:.0f} s", "writing": f"writing, {self.num_pieces} tokens"}
+        return one_line(f"{self.role}: {labels.get(self.state, self.state)}")
 
     @property
     def tail(self) -> str:
         """The end of the text, safe for a terminal. For JSON, the end of its string values."""
         text = self.text
         if text.lstrip().startswith("{"):
-            found = _TEXT_IN_JSON.findall(text)
-            text = "\n".join(each.replace("\\n", "\n").replace('\\"', '"') for each in found)
-        shown = text[max(0, len(text) // _BLOCK_CHARS - 1) * _BLOCK_CHARS :]
-        return "\n".join(paragraphs(shown))
+            strings = _TEXT_IN_JSON.findall(text)
+            text = "\n".join(each.replace("\\n", "\n").replace('\\"', '"') for each in strings)
+        end = text[max(0, len(text) // _BLOCK_CHARS - 1) * _BLOCK_CHARS :]
+        return "\n".join(paragraphs(end))
 
 
 class _Board:
@@ -371,12 +371,12 @@ class _Board:
 
         cell = Text(column.heading, style="bold", no_wrap=True)
         cell.truncate(width, overflow="ellipsis")
-        drawn = Text().append_text(cell)
+        content = Text().append_text(cell)
         if num_lines > 0:
             for line in list(Text(column.tail).wrap(self._out, width))[-num_lines:]:
                 line.rstrip()
-                drawn.append("\n").append_text(line)
-        return drawn
+                content.append("\n").append_text(line)
+        return content
 
 
 class CouncilView:
@@ -435,8 +435,8 @@ class CouncilView:
         role = event["role"]
         self._said[role] = event
         if self._board is not None:
-            written = event.get("usage", {}).get("completion_tokens", 0)
-            self._board.column(role).state = "failed" if "error" in event else f"done, {written} tokens"
+            num_tokens = event.get("usage", {}).get("completion_tokens", 0)
+            self._board.column(role).state = "failed" if "error" in event else f"done, {num_tokens} tokens"
 
     def _show(self, name: str, event: Event) -> None:
         """Print the lasting lines of an event."""

@@ -103,16 +103,16 @@ def llama_facts() -> dict[str, object]:
 
 def gpu_hints(root: Path = Path("/")) -> dict[str, object]:
     """Return the vendors of GPUs that the system's files show, each with the command that builds llama-cpp-python for it."""
-    found: dict[str, str] = {}
+    commands: dict[str, str] = {}
     if (root / "proc/driver/nvidia/version").exists() or (root / "dev/nvidia0").exists():
-        found["NVIDIA"] = _BUILD.format(_GPUS["0x10de"][1])
+        commands["NVIDIA"] = _BUILD.format(_GPUS["0x10de"][1])
     for file in sorted((root / "sys/class/drm").glob("card*/device/vendor")):
         vendor = _GPUS.get(file.read_text(encoding="ascii", errors="replace").strip())
         if vendor is not None:
-            found[vendor[0]] = _BUILD.format(vendor[1])
+            commands[vendor[0]] = _BUILD.format(vendor[1])
     if platform.system() == "Darwin" and platform.machine() == "arm64":
-        found["Apple"] = _BUILD.format("-DGGML_METAL=on")
-    return dict(found)
+        commands["Apple"] = _BUILD.format("-DGGML_METAL=on")
+    return dict(commands)
 
 
 def attention_facts(home: Path) -> dict[str, object]:
@@ -120,8 +120,8 @@ def attention_facts(home: Path) -> dict[str, object]:
     file = home / "attention.json"
     if not file.exists():
         return {}
-    kept = json.loads(file.read_text(encoding="utf-8"))
-    return {"kernel": "flash" if kept["flash_attention"] else "plain", "flash_s": kept["flash_s"], "plain_s": kept["plain_s"]}
+    record = json.loads(file.read_text(encoding="utf-8"))
+    return {"kernel": "flash" if record["flash_attention"] else "plain", "flash_s": record["flash_s"], "plain_s": record["plain_s"]}
 
 
 def speed_facts(home: Path) -> dict[str, object]:
@@ -132,9 +132,9 @@ def speed_facts(home: Path) -> dict[str, object]:
     if not file.exists():
         return {}
     learned: dict[str, object] = {}
-    for key, kept in json.loads(file.read_text(encoding="utf-8")).items():
+    for key, record in json.loads(file.read_text(encoding="utf-8")).items():
         speed = Speed()
-        speed.restore(kept)
+        speed.restore(record)
         name = key.partition("; ")[0].rsplit(" ", 3)[0]
         learned[name] = {"prefill_tokens_per_s": round(speed.prefill_tokens_per_s), "decode_tokens_per_s": round(speed.decode_tokens_per_s)}
     return learned
@@ -192,11 +192,11 @@ def _two_models(plans: dict[str, MemoryPlan], default: str | None) -> dict[str, 
     names = sorted(largest_first, key=lambda name: name != default)[:2]
     if len(names) < 2:
         return {}
-    one, other = chosen = [plans[name] for name in names]
+    one, other = pair = [plans[name] for name in names]
     available, on_gpu = min(one.available, other.available), min(one.gpu_available, other.gpu_available)
     return {
         "models": names,
-        "together": fit_together(chosen, available_bytes=available, gpu_available_bytes=on_gpu),
+        "together": fit_together(pair, available_bytes=available, gpu_available_bytes=on_gpu),
         "needed_bytes": one.needed + other.needed,
         "available_bytes": available,
         "gpu_bytes": one.gpu_bytes + other.gpu_bytes,
@@ -212,9 +212,9 @@ def _model_facts(catalog: Catalog, spec: ModelSpec, plans: dict[str, MemoryPlan]
     info = read_header(catalog.locate(spec))
     n_ctx = min(spec.n_ctx or info.n_ctx_train, info.n_ctx_train)
     gpu_layers = info.num_layers + 1 if gpu else 0
-    made = plan(info, n_ctx, flash_attention=flash, gpu_layers=gpu_layers)
-    near = n_ctx if made.fits else min(n_ctx, nearest(info, flash_attention=flash, gpu_layers=gpu_layers))
-    plans[spec.name] = made if near in {0, n_ctx} else plan(info, near, flash_attention=flash, gpu_layers=gpu_layers)
+    memory_plan = plan(info, n_ctx, flash_attention=flash, gpu_layers=gpu_layers)
+    near = n_ctx if memory_plan.fits else min(n_ctx, nearest(info, flash_attention=flash, gpu_layers=gpu_layers))
+    plans[spec.name] = memory_plan if near in {0, n_ctx} else plan(info, near, flash_attention=flash, gpu_layers=gpu_layers)
     return {
         "size_bytes": info.file_size,
         "quantization": info.quantization,
@@ -224,7 +224,7 @@ def _model_facts(catalog: Catalog, spec: ModelSpec, plans: dict[str, MemoryPlan]
         "prompts_go_on_from": "the last border" if info.sliding_window or 0 in info.num_kv_heads else "any border",
         "n_ctx": n_ctx,
         "nearest_n_ctx": near,
-        "plan": made.to_dict(),
+        "plan": memory_plan.to_dict(),
     }
 
 
@@ -298,57 +298,57 @@ def _show(facts: Mapping[str, object]) -> None:
     columns = ("Name", "Size", "Trained", "KV/token", "Window", "Needs", "Free", "State")
     models = [_model_row(name, _mapping(model)) for name, model in _mapping(catalogue["models"]).items()]
     others = [
-        _other_row(name, _mapping(found), thing)
+        _other_row(name, _mapping(entry), thing)
         for thing in ("embedder", "reranker")
-        for name, found in _mapping(catalogue[f"{thing}s"]).items()
+        for name, entry in _mapping(catalogue[f"{thing}s"]).items()
     ]
     render.table(columns, [*models, *others], right=columns[1:-1])
-    for name, found in _mapping(catalogue["embedders"]).items():
-        if questions := _mapping(found).get("questions"):
+    for name, entry in _mapping(catalogue["embedders"]).items():
+        if questions := _mapping(entry).get("questions"):
             click.echo(f"\n{name} embeds questions with {questions}")
 
 
-def _machine_lines(found: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    yield "processor", str(found["cpu"])
-    yield "cores", f"{found['physical_cores']} physical, {found['allowed_cpus']} logical allowed, {found['usable_cores']} used"
-    yield "busy now", f"{found['busy_cores']} cores in use by other programs; localrag uses {found['num_threads']} threads"
-    yield "memory", f"{_size_of(found['available_bytes'])} free of {_size_of(found['memory_bytes'])}"
+def _machine_lines(facts: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    yield "processor", str(facts["cpu"])
+    yield "cores", f"{facts['physical_cores']} physical, {facts['allowed_cpus']} logical allowed, {facts['usable_cores']} used"
+    yield "busy now", f"{facts['busy_cores']} cores in use by other programs; localrag uses {facts['num_threads']} threads"
+    yield "memory", f"{_size_of(facts['available_bytes'])} free of {_size_of(facts['memory_bytes'])}"
 
 
-def _llama_lines(found: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    features = found["features"]
-    yield "llama-cpp-python", f"{found['version']} ({', '.join(features) if isinstance(features, list) else ''})"
-    devices = found["gpu_devices"]
+def _llama_lines(facts: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    features = facts["features"]
+    yield "llama-cpp-python", f"{facts['version']} ({', '.join(features) if isinstance(features, list) else ''})"
+    devices = facts["gpu_devices"]
     if isinstance(devices, list) and devices:
         for device in devices:
             yield "GPU", f"{device['description']}: {_size_of(device['free_bytes'])} free of {_size_of(device['total_bytes'])}"
     else:
-        yield "GPU", "none found" if found["supports_gpu"] else "this build has no GPU support"
+        yield "GPU", "none found" if facts["supports_gpu"] else "this build has no GPU support"
 
 
-def _gpu_lines(found: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    for vendor, command in found.items():
+def _gpu_lines(facts: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    for vendor, command in facts.items():
         yield f"{vendor} GPU found", f"to build for it: {command}"
 
 
-def _attention_lines(found: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    if found:
-        yield "attention", f"{found['kernel']} (flash {found['flash_s']} s, plain {found['plain_s']} s)"
+def _attention_lines(facts: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    if facts:
+        yield "attention", f"{facts['kernel']} (flash {facts['flash_s']} s, plain {facts['plain_s']} s)"
     else:
         yield "attention", "not measured yet; the first answer measures it"
 
 
-def _speed_lines(found: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    for name, each in found.items():
+def _speed_lines(facts: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    for name, each in facts.items():
         speed = _mapping(each)
         yield "speed", f"{name}: prefill {speed['prefill_tokens_per_s']} tokens/s, decode {speed['decode_tokens_per_s']} tokens/s"
-    if not found:
+    if not facts:
         yield "speed", "not measured yet; the first answer measures it"
 
 
-def _home_lines(found: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    yield "home", f"{found['path']}{'' if found['exists'] else ' (not created yet)'}"
-    for name, each in _mapping(found["parts"]).items():
+def _home_lines(facts: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    yield "home", f"{facts['path']}{'' if facts['exists'] else ' (not created yet)'}"
+    for name, each in _mapping(facts["parts"]).items():
         size = _mapping(each)
         limit = f", at most {_size_of(size['max_bytes'])}" if "max_bytes" in size else ""
         yield f"  {name}", _unknown(size) if "error" in size else _size_of(size["bytes"]) + limit
@@ -361,40 +361,40 @@ def _file_lines(files: object) -> Iterator[tuple[str, str]]:
         yield ("  over" if index else "models.toml"), str(file)
 
 
-def _two_model_lines(found: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    if "error" in found:
-        yield "two models", _unknown(found)
-    elif found:
-        names, how = found["models"], "fit at once" if found["together"] else "do not fit at once; they are loaded in turn"
-        needs = f"{_size_of(found['needed_bytes'])} of {_size_of(found['available_bytes'])} free"
-        on_gpu = f"; on the GPU {_size_of(found['gpu_bytes'])} of {_size_of(found['gpu_available_bytes'])}" if found["gpu_bytes"] else ""
+def _two_model_lines(facts: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    if "error" in facts:
+        yield "two models", _unknown(facts)
+    elif facts:
+        names, how = facts["models"], "fit at once" if facts["together"] else "do not fit at once; they are loaded in turn"
+        needs = f"{_size_of(facts['needed_bytes'])} of {_size_of(facts['available_bytes'])} free"
+        on_gpu = f"; on the GPU {_size_of(facts['gpu_bytes'])} of {_size_of(facts['gpu_available_bytes'])}" if facts["gpu_bytes"] else ""
         yield "two models", f"{' and '.join(names) if isinstance(names, list) else ''} {how} ({needs}{on_gpu})"
 
 
-def _model_row(name: str, found: Mapping[str, object]) -> tuple[str, ...]:
-    if "error" in found:
-        return (name, *[""] * 6, _unknown(found))
-    plan = _mapping(found["plan"])
+def _model_row(name: str, facts: Mapping[str, object]) -> tuple[str, ...]:
+    if "error" in facts:
+        return (name, *[""] * 6, _unknown(facts))
+    plan = _mapping(facts["plan"])
     state = "fits" if plan["fits"] else "does not fit"
-    if not plan["fits"] and found["nearest_n_ctx"]:
-        state += f"; a window of {found['nearest_n_ctx']} tokens fits"
-    if found["sliding_window"]:
-        state += f"; attention slides over {found['sliding_window']} tokens, KV cache kept in full"
-    if found["prompts_go_on_from"] != "any border":
+    if not plan["fits"] and facts["nearest_n_ctx"]:
+        state += f"; a window of {facts['nearest_n_ctx']} tokens fits"
+    if facts["sliding_window"]:
+        state += f"; attention slides over {facts['sliding_window']} tokens, KV cache kept in full"
+    if facts["prompts_go_on_from"] != "any border":
         state += "; prompts resume only from the last cache breakpoint"
-    numbers = (_size_of(found["size_bytes"]), str(found["n_ctx_train"]), _size_of(found["kv_bytes_per_token"]), str(found["n_ctx"]))
+    numbers = (_size_of(facts["size_bytes"]), str(facts["n_ctx_train"]), _size_of(facts["kv_bytes_per_token"]), str(facts["n_ctx"]))
     return (name, *numbers, _size_of(plan["needed"]), _size_of(plan["available"]), state)
 
 
-def _other_row(name: str, found: Mapping[str, object], thing: str) -> tuple[str, ...]:
-    if "error" in found:
-        return (name, *[""] * 6, _unknown(found))
-    return (name, _size_of(found["size_bytes"]), *[""] * 5, f"{thing}, present")
+def _other_row(name: str, facts: Mapping[str, object], thing: str) -> tuple[str, ...]:
+    if "error" in facts:
+        return (name, *[""] * 6, _unknown(facts))
+    return (name, _size_of(facts["size_bytes"]), *[""] * 5, f"{thing}, present")
 
 
-def _unknown(found: Mapping[str, object]) -> str:
-    hint = found.get("hint")
-    return f"{found['error']}{f' ({hint})' if hint else ''}"
+def _unknown(facts: Mapping[str, object]) -> str:
+    hint = facts.get("hint")
+    return f"{facts['error']}{f' ({hint})' if hint else ''}"
 
 
 def _size_of(num_bytes: object) -> str:

@@ -70,8 +70,8 @@ class Lines(ResultFile):
     def write(self, question: Question, way: Way, outcome: Outcome, grade: Grade) -> None:
         """Append an answer. The grade is for readers of the file; a resumed evaluation computes it again."""
         key = question.id, way.name
-        known = {"id": question.id, "way": way.name, "request": self._marks[key], "question": question.question}
-        self.append(known | outcome.to_dict() | {"grade": grade.to_dict()})
+        row = {"id": question.id, "way": way.name, "request": self._marks[key], "question": question.question}
+        self.append(row | outcome.to_dict() | {"grade": grade.to_dict()})
 
     def is_line(self, row: object) -> bool:
         if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in ("id", "way", "request", "text")):
@@ -84,9 +84,9 @@ class Lines(ResultFile):
 
     def is_kept(self, number: int, row: dict[str, Any]) -> bool:
         key = row["id"], row["way"]
-        known = self._marks.get(key)
-        if known != row["request"]:
-            difference = "this run does not ask" if known is None else "has changed, or is asked with other options"
+        request = self._marks.get(key)
+        if request != row["request"]:
+            difference = "this run does not ask" if request is None else "has changed, or is asked with other options"
             raise UsageError(
                 f"Line {number} of {self.path} answers {json.dumps(row['id'])[:80]} by {json.dumps(row['way'])[:80]}, which {difference}.",
                 hint="Use another --out.",
@@ -163,11 +163,11 @@ def ask_all(
         raise UsageError("--qa needs a knowledge base.", hint="Name one with --kb.")
     if out is not None and out.exists() and file.exists() and out.samefile(file):
         raise UsageError("--qa and --out are the same file.", hint="Use another file for --out.")
-    read = read_questions(file)
-    questions = spread(read.questions, max_queries)
+    question_file = read_questions(file)
+    questions = spread(question_file.questions, max_queries)
     num_astray = _num_astray(questions, means)
     ways = _ways(means, ratios, council)
-    job = _Job(questions, ways, read.refusals or REFUSALS)
+    job = _Job(questions, ways, question_file.refusals or REFUSALS)
     job.answer(out)
     graded = {way.name: job.graded(way) for way in ways}
     tallies = [tally(name, each) for name, each in graded.items()]
@@ -189,12 +189,12 @@ class _Job:
         """Ask the questions that OUT does not answer yet."""
         total = len(self._questions) * len(self._ways)
         try:
-            with ExitStack() as opened:
-                lines = None if out is None else opened.enter_context(Lines(out, self._questions, self._ways))
+            with ExitStack() as stack:
+                lines = None if out is None else stack.enter_context(Lines(out, self._questions, self._ways))
                 if lines is not None and lines.outcomes:
                     self._outcomes |= lines.outcomes
                     note(f"{len(self._outcomes)} of {total} answers exist already.")
-                progress = opened.enter_context(Progress(total, len(self._outcomes)))
+                progress = stack.enter_context(Progress(total, len(self._outcomes)))
                 for way in self._ways:
                     self._ask(way, lines, progress)
         except (InterruptedRunError, KeyboardInterrupt):
@@ -202,11 +202,11 @@ class _Job:
             raise InterruptedRunError(f"Interrupted: {total - len(self._outcomes)} of {total} answers are left.", hint=hint) from None
 
     def _ask(self, way: Way, lines: Lines | None, progress: Progress) -> None:
-        left = [question for question in self._questions if (question.id, way.name) not in self._outcomes]
-        if not left:
+        questions = [question for question in self._questions if (question.id, way.name) not in self._outcomes]
+        if not questions:
             return
         with way.opened() as answering:
-            for question in left:
+            for question in questions:
                 outcome = answering(question.question)
                 if lines is not None:
                     lines.write(question, way, outcome, grade(question, outcome, self._refusals))
@@ -215,8 +215,8 @@ class _Job:
                 progress.advance()
 
     def graded(self, way: Way) -> list[Graded]:
-        found = [(question, self._outcomes[question.id, way.name]) for question in self._questions]
-        return [(question, outcome, grade(question, outcome, self._refusals)) for question, outcome in found]
+        outcomes = [(question, self._outcomes[question.id, way.name]) for question in self._questions]
+        return [(question, outcome, grade(question, outcome, self._refusals)) for question, outcome in outcomes]
 
 
 def _ways(means: Means, ratios: Sequence[float], council: str | None) -> list[Way]:
@@ -229,12 +229,12 @@ def _ways(means: Means, ratios: Sequence[float], council: str | None) -> list[Wa
 
 def _num_astray(questions: Sequence[Question], means: Means) -> int:
     """Count the questions that name a page missing from every knowledge base."""
-    found: set[str] = set()
+    sources: set[str] = set()
     for name in means.kbs:
         with open_knowledge_base(name, settings=means.settings) as kb:
-            found.update(source for source, _ in kb.sources())
-    known = {page: any(is_page(source, page) for source in found) for question in questions for page in question.pages}
-    return sum(not all(known[page] for page in question.pages) for question in questions)
+            sources.update(source for source, _ in kb.sources())
+    is_present = {page: any(is_page(source, page) for source in sources) for question in questions for page in question.pages}
+    return sum(not all(is_present[page] for page in question.pages) for question in questions)
 
 
 def _about(file: Path, means: Means) -> dict[str, object]:
@@ -284,18 +284,18 @@ def _cell(share: Share, *, is_right: bool) -> str:
 def _alike(graded: Mapping[str, Sequence[Graded]]) -> list[tuple[str, str]]:
     """Return the pairs of ways that sent the same prompts for all questions."""
     prompts = {way: [outcome.prompt for _, outcome, _ in each] for way, each in graded.items()}
-    asked = [way for way, each in prompts.items() if any(each)]
-    return [(one, other) for at, one in enumerate(asked) for other in asked[at + 1 :] if prompts[one] == prompts[other]]
+    ways = [way for way, each in prompts.items() if any(each)]
+    return [(one, other) for at, one in enumerate(ways) for other in ways[at + 1 :] if prompts[one] == prompts[other]]
 
 
 def _plot_answers(tallies: Sequence[Tally], file: Path, title: str) -> None:
 
-    known = [name for name in COLUMNS if any(each.shares[name].of for each in tallies)]
+    names = [name for name in COLUMNS if any(each.shares[name].of for each in tallies)]
     rows = []
     for each in tallies:
-        shares = [each.shares[name] for name in known]
+        shares = [each.shares[name] for name in names]
         rows.append(Bars(each.way, [share.value for share in shares], [share.interval for share in shares]))
-    draw_bars(rows, [COLUMNS[name] for name in known], file, title=title)
+    draw_bars(rows, [COLUMNS[name] for name in names], file, title=title)
     note(f"Plotted the measures to {safe(str(file))}.")
 
 
@@ -426,9 +426,9 @@ def _check_one(folder: Path | None, qa_file: Path | None, others: dict[str, bool
     if (folder is None) == (qa_file is None):
         message = "DIR and --qa exclude each other." if folder else "DIR or --qa is missing."
         raise UsageError(message, hint="Give a collection to search, or a file of questions: --qa FILE.jsonl")
-    if named := [name for name, given in others.items() if given]:
+    if conflicts := [name for name, is_given in others.items() if is_given]:
         here, there = ("--qa", "DIR") if qa_file else ("DIR", "--qa")
-        raise UsageError(f"{named[0]} does not work with {here}.", hint=f"Leave it out. It works only with {there}.")
+        raise UsageError(f"{conflicts[0]} does not work with {here}.", hint=f"Leave it out. It works only with {there}.")
 
 
 def _check_plot(plot_file: Path | None) -> None:
@@ -483,8 +483,8 @@ def _measure(
             store.close()
     gain = measuring.gain(results)
     if as_json:
-        found = [result.to_dict() for result in results]
-        emit({"collection": name, **sizes, "num_missing": num_missing, "results": found, "hybrid_gain": gain})
+        rows = [result.to_dict() for result in results]
+        emit({"collection": name, **sizes, "num_missing": num_missing, "results": rows, "hybrid_gain": gain})
     else:
         _table(results, gain)
         if num_missing:

@@ -60,9 +60,9 @@ def binary_stdout(option: str) -> Iterator[Path]:
     if sys.stdout.isatty():
         raise UsageError("Binary data cannot be written to a terminal.", hint=f"Use a file for {option}, or redirect standard output.")
     with tempfile.TemporaryDirectory(prefix="localrag-") as folder:
-        made = Path(folder) / "standard-output"
-        yield made
-        with made.open("rb") as file:
+        path = Path(folder) / "standard-output"
+        yield path
+        with path.open("rb") as file:
             shutil.copyfileobj(file, sys.stdout.buffer)
         sys.stdout.buffer.flush()
 
@@ -211,8 +211,8 @@ class ResultFile(ABC):
             try:
                 handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NONBLOCK", 0), 0o666)
             except OSError as error:
-                known = file_error(error, self.path, hint="Check --out.")
-                raise UsageError(f"{self.path} cannot be written: {known.reason}.", hint=known.hint, **known.numbers) from None
+                cause = file_error(error, self.path, hint="Check --out.")
+                raise UsageError(f"{self.path} cannot be written: {cause.reason}.", hint=cause.hint, **cause.numbers) from None
             status = os.fstat(handle)
             if not stat.S_ISREG(status.st_mode):
                 os.close(handle)
@@ -234,7 +234,7 @@ class ResultFile(ABC):
 
     def _take_up(self) -> None:
         """Cut off an unfinished last line, and drop the lines that are not kept."""
-        kept: list[tuple[int, int]] = []
+        ranges: list[tuple[int, int]] = []
         end = num_dropped = 0
         with self.path.open("rb") as file:
             for number, raw in enumerate(iter(lambda: file.readline(_MAX_LINE_BYTES), b""), 1):
@@ -242,16 +242,16 @@ class ResultFile(ABC):
                     self._check_torn(number, raw)
                     break
                 if self._stays(number, raw):
-                    if kept and kept[-1][1] == end:
-                        kept[-1] = (kept[-1][0], end + len(raw))
+                    if ranges and ranges[-1][1] == end:
+                        ranges[-1] = (ranges[-1][0], end + len(raw))
                     else:
-                        kept.append((end, end + len(raw)))
+                        ranges.append((end, end + len(raw)))
                 else:
                     num_dropped += 1
                 end += len(raw)
         if num_dropped:
             with naming(self.path):
-                self._rewrite(kept)
+                self._rewrite(ranges)
         elif os.fstat(self._handle).st_size > end:
             os.ftruncate(self._handle, end)
 
@@ -276,7 +276,7 @@ class ResultFile(ABC):
         article = "an" if self.run[0] in "aeiou" else "a"
         return UsageError(f"Line {number} of {self.path} was not written by {article} {self.run}.", hint="Use another --out.", line=number)
 
-    def _rewrite(self, kept: list[tuple[int, int]]) -> None:
+    def _rewrite(self, ranges: list[tuple[int, int]]) -> None:
         """Atomically replace the file by a locked copy with only these byte ranges."""
         fresh = self.path.with_name(f"{self.path.name}.new")
         fresh.unlink(missing_ok=True)  # left by a run that was killed here
@@ -284,7 +284,7 @@ class ResultFile(ABC):
         try:
             lock_open_file(handle)
             with self.path.open("rb") as old:
-                for start, end in kept:
+                for start, end in ranges:
                     old.seek(start)
                     _copy(old, handle, end - start)
             fresh.chmod(stat.S_IMODE(os.fstat(self._handle).st_mode))

@@ -121,9 +121,9 @@ class IndexingBar:
 
 def indexed(name: str, result: IngestResult, *, as_json: bool, verbose: bool, before: IngestResult | None = None) -> None:
     """Print what a run indexed and skipped. Skipped files that the run `before` reported are not repeated."""
-    known = {*before.skipped, *before.partial} if before is not None else set()
-    skipped = [skip for skip in result.skipped if skip not in known]
-    partial = [skip for skip in result.partial if skip not in known]
+    old_skips = {*before.skipped, *before.partial} if before is not None else set()
+    skipped = [skip for skip in result.skipped if skip not in old_skips]
+    partial = [skip for skip in result.partial if skip not in old_skips]
     if before is not None and not (skipped or partial or result.added or result.updated or result.renamed or result.removed):
         return
     if as_json:
@@ -165,42 +165,42 @@ def documents(sources: Sequence[tuple[str, int]], fields: Mapping[str, Mapping[s
         tags = metadata.pop("tag", "")
         rows.append((source, num_chunks, tags, "; ".join(f"{key}={value}" for key, value in metadata.items())))
     columns = ("Document", "Chunks", "Tags", "Fields")
-    kept = [at for at, column in enumerate(columns) if column in columns[:2] or any(row[at] for row in rows)]
-    render.table([columns[at] for at in kept], [[row[at] for at in kept] for row in rows], right=("Chunks",))
+    positions = [at for at, column in enumerate(columns) if column in columns[:2] or any(row[at] for row in rows)]
+    render.table([columns[at] for at in positions], [[row[at] for at in positions] for row in rows], right=("Chunks",))
 
 
-def verified(name: str, found: VerifyResult, *, as_json: bool) -> None:
+def verified(name: str, result: VerifyResult, *, as_json: bool) -> None:
     """Print the result of a check: problems, repairs, and outdated documents."""
     if as_json:
-        emit({"kb": name, **found.to_dict()})
+        emit({"kb": name, **result.to_dict()})
         return
-    for line in found.repaired:
+    for line in result.repaired:
         note(f"repaired: {safe(line)}")
-    for problem in found.problems:
+    for problem in result.problems:
         note(f"problem: {safe(problem)}")
-    for reason, sources in (("changed since it was indexed", found.changed), ("no longer on disk", found.missing)):
+    for reason, sources in (("changed since it was indexed", result.changed), ("no longer on disk", result.missing)):
         for source in sources:
             note(f"{safe(source)}: {reason}")
-    for line in found.not_compared:
+    for line in result.not_compared:
         note(f"not compared with files: {safe(line)}")
-    if found.changed or found.missing:
+    if result.changed or result.missing:
         note(f"To update it: localrag index PATH --kb {name}")
-    if found.problems:
+    if result.problems:
         note(f"It cannot be repaired. Remove it (localrag kb remove {name}) and index the documents again.")
-    if found.is_sound:
-        click.echo(f"{name} is sound: {counted(found.num_documents, 'document')}, {counted(found.num_chunks, 'chunk')}")
+    if result.is_sound:
+        click.echo(f"{name} is sound: {counted(result.num_documents, 'document')}, {counted(result.num_chunks, 'chunk')}")
 
 
-def feedback(known: Sequence[tuple[Chunk, Feedback]], *, learning: Learning, as_json: bool) -> None:
+def feedback(passages: Sequence[tuple[Chunk, Feedback]], *, learning: Learning, as_json: bool) -> None:
     """Print the feedback on passages, and its effect on their scores."""
     if as_json:
         rows = [
             {"id": chunk.label, "source": chunk.source, **counts._asdict(), "weight": feedback_boost(counts, learning)}
-            for chunk, counts in known
+            for chunk, counts in passages
         ]
         emit({"passages": rows})
-    elif known:
-        table = [(chunk.label, safe(chunk.source), *counts, f"{feedback_boost(counts, learning):+.1%}") for chunk, counts in known]
+    elif passages:
+        table = [(chunk.label, safe(chunk.source), *counts, f"{feedback_boost(counts, learning):+.1%}") for chunk, counts in passages]
         names = ("Found", "Supplied", "Cited", "Useful", "Useless", "Weight")
         render.table(("Passage", "Document", *names), table, right=names)
     else:
@@ -229,5 +229,5 @@ def _skipped(skipped: Sequence[SkippedFile], *, verbose: bool) -> None:
             note(f"skipped {sources[0]}: {safe(reason)}")
             continue
         num_named = len(sources) if verbose or reason.endswith(MAY_BE_READ) else _NUM_NAMED
-        left = f" and {len(sources) - num_named} more (--verbose names them)" if len(sources) > num_named else ""
-        note(f"skipped {len(sources)}, {safe(reason)}: {', '.join(sources[:num_named])}{left}")
+        rest = f" and {len(sources) - num_named} more (--verbose names them)" if len(sources) > num_named else ""
+        note(f"skipped {len(sources)}, {safe(reason)}: {', '.join(sources[:num_named])}{rest}")

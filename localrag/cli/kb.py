@@ -111,13 +111,13 @@ def search_command(
     """
     if not query.strip():
         raise UsageError("The query is empty.", hint="Give some words to search for.")
-    with ExitStack() as opened:
-        found = open_knowledge_bases(kbs, settings=settings, opened=opened)
-        reranker = opened.enter_context(opened_reranker(rerank, settings=settings))
+    with ExitStack() as stack:
+        knowledge_bases = open_knowledge_bases(kbs, settings=settings, opened=stack)
+        reranker = stack.enter_context(opened_reranker(rerank, settings=settings))
         embedder = None if mode == "keyword" else open_embedder(settings, for_queries=True)
-        retriever = Retriever(knowledge_bases=found, embedder=embedder, learning=settings.learn, reranker=reranker)
+        retriever = Retriever(knowledge_bases=knowledge_bases, embedder=embedder, learning=settings.learn, reranker=reranker)
         hits = retriever.search(query, top_k=k, mode=mode, where=where)
-        none_passes = not hits and where is not None and not any(kb.sources(where) for kb in found)
+        none_passes = not hits and where is not None and not any(kb.sources(where) for kb in knowledge_bases)
     if none_passes and not as_json:
         for kb in dict.fromkeys(kbs):
             _note_none_passes(kb, where)
@@ -185,9 +185,9 @@ def show_command(name: str, where: Where | None, settings: Settings, as_json: bo
 def verify_command(name: str, settings: Settings, as_json: bool) -> int:
     """Check a knowledge base for damage and compare it with the files on disk. Derived data is repaired."""
     with KnowledgeBase.open(settings.kb_dir, name) as knowledge_base:
-        found = knowledge_base.verify(on_wait=lambda: note(f"Waiting: another localrag is indexing into {shown(name)}."))
-    indexing.verified(shown(name), found, as_json=as_json)
-    return 0 if found.is_sound else KnowledgeBaseError.exit_code
+        result = knowledge_base.verify(on_wait=lambda: note(f"Waiting: another localrag is indexing into {shown(name)}."))
+    indexing.verified(shown(name), result, as_json=as_json)
+    return 0 if result.is_sound else KnowledgeBaseError.exit_code
 
 
 @kb_command.command("export", short_help="Write a knowledge base to a single file.")
@@ -204,8 +204,8 @@ def export_command(name: str, file: Path, settings: Settings, as_json: bool) -> 
     """
     if file == STANDARD_OUTPUT:
         check_free_stdout("FILE", as_json=as_json)
-        with KnowledgeBase.open(settings.kb_dir, name) as knowledge_base, binary_stdout("FILE") as made:
-            knowledge_base.export(made)
+        with KnowledgeBase.open(settings.kb_dir, name) as knowledge_base, binary_stdout("FILE") as path:
+            knowledge_base.export(path)
         return
     if not file.parent.is_dir():
         raise UsageError(f"There is no folder {file.parent}.", hint="Create it, or name another FILE.")
@@ -265,9 +265,9 @@ def feedback_command(name: str, ids: tuple[str, ...], helped: bool | None, reset
             note(f"Deleted all feedback on {shown(name)}.")
         if ids:
             knowledge_base.mark([_chunk_id(each, knowledge_base.name) for each in ids], useful=bool(helped))
-        known = knowledge_base.feedback()
+        passages = knowledge_base.feedback()
     if as_json or not reset:
-        indexing.feedback(known, learning=settings.learn, as_json=as_json)
+        indexing.feedback(passages, learning=settings.learn, as_json=as_json)
 
 
 def _chunk_id(text: str, kb: str) -> int:

@@ -29,11 +29,11 @@ def memory_command() -> None:
 def list_command(settings: Settings, as_json: bool) -> None:
     """List all facts, oldest first."""
     with Journal.open(settings.home) as journal:
-        kept = journal.memories.all()
+        memories = journal.memories.all()
     if as_json:
-        emit({"memories": [each.to_dict() for each in kept]})
+        emit({"memories": [each.to_dict() for each in memories]})
         return
-    rows = [(each.id, f"{each.importance:g}", when(each.updated_at), each.text) for each in kept]
+    rows = [(each.id, f"{each.importance:g}", when(each.updated_at), each.text) for each in memories]
     render.table(("ID", "Importance", "Last changed", "Fact"), rows, right=("ID", "Importance"))
 
 

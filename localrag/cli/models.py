@@ -57,7 +57,7 @@ def optimize(
     from localrag.engine.optimize import Bench, Limits, check_type, keep, sha256_of, workshop  # noqa: PLC0415  # weight  # noqa: PLC0415  # weight
     from localrag.engine.sandbox import ensure_safe  # noqa: PLC0415  # weight
 
-    wanted = [check_type(each) for each in types]
+    weight_types = [check_type(each) for each in types]
     limits = Limits(max_kl=max_kl, min_speedup=min_speedup)
     catalog = Catalog.load(settings)
     spec = catalog.model(name)
@@ -68,18 +68,18 @@ def optimize(
             bench = Bench(source, stage=stage, home=settings.home, progress=progress)
             if spec.sha256 is None:
                 ensure_safe(source, home=settings.home)
-            compared = bench.compare(wanted, limits)
+            compared = bench.compare(weight_types, limits)
         if not as_json:
             _show_comparison(compared, limits)
-        chosen = compared.best if yes or (not as_json and _confirm(compared.best)) else None
-        kept = None
-        if chosen is not None and chosen.measured is not None:
-            kept = keep(chosen.measured, folder, source=source, source_sha256=spec.sha256 or sha256_of(source))
+        candidate = compared.best if yes or (not as_json and _confirm(compared.best)) else None
+        file = None
+        if candidate is not None and candidate.measured is not None:
+            file = keep(candidate.measured, folder, source=source, source_sha256=spec.sha256 or sha256_of(source))
     if as_json:
-        facts = None if kept is None or chosen is None else {**kept.to_dict(), "models_toml": toml_lines(spec, chosen, kept)}
+        facts = None if file is None or candidate is None else {**file.to_dict(), "models_toml": toml_lines(spec, candidate, file)}
         emit(_comparison_facts(spec, compared, limits, facts))
-    elif kept is not None and chosen is not None:
-        _show_kept(spec, chosen, kept)
+    elif file is not None and candidate is not None:
+        _show_kept(spec, candidate, file)
     elif compared.best is not None:
         note("Nothing was kept. Use --yes to keep the fastest candidate within the limits.")
 
@@ -115,29 +115,29 @@ def _show_comparison(compared: Comparison, limits: Limits) -> None:
 
 
 def _figures(measured: Measured, speedup: float) -> tuple[str, ...]:
-    found = measured.quality
+    quality = measured.quality
     return (
         render.size(measured.size_bytes),
         f"{measured.prompt_tokens_per_s:.0f}",
         f"{measured.decode_tokens_per_s:.0f}",
         f"{speedup:.2f} x",
-        f"{found.perplexity:.2f}",
-        f"{found.mean_kl:.4f}",
-        f"{found.top1_agreement:.1%}",
+        f"{quality.perplexity:.2f}",
+        f"{quality.mean_kl:.4f}",
+        f"{quality.top1_agreement:.1%}",
     )
 
 
-def _show_kept(spec: ModelSpec, chosen: Candidate, kept: Kept) -> None:
-    click.echo(str(kept.path))
+def _show_kept(spec: ModelSpec, candidate: Candidate, file: Kept) -> None:
+    click.echo(str(file.path))
     note("To use it, give its path as --model, or add these lines to models.toml to give it a name:")
-    note(safe("\n" + toml_lines(spec, chosen, kept)))
+    note(safe("\n" + toml_lines(spec, candidate, file)))
 
 
-def toml_lines(spec: ModelSpec, chosen: Candidate, kept: Kept) -> str:
+def toml_lines(spec: ModelSpec, candidate: Candidate, file: Kept) -> str:
     """Return a models.toml table for a kept file, with the settings of the original's table."""
     stem = Path(spec.source).stem if spec.kind == "path" and spec.name.endswith(".gguf") else spec.name
-    name = re.sub(r"[^A-Za-z0-9_-]+", "-", f"{stem}-{chosen.file_type}".lower()).strip("-")
-    values: list[tuple[str, object]] = [("path", str(kept.path)), ("sha256", kept.sha256)]
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", f"{stem}-{candidate.file_type}".lower()).strip("-")
+    values: list[tuple[str, object]] = [("path", str(file.path)), ("sha256", file.sha256)]
     if spec.n_ctx is not None:
         values.append(("n_ctx", spec.n_ctx))
     if spec.chat_template is not None:
@@ -146,14 +146,14 @@ def toml_lines(spec: ModelSpec, chosen: Candidate, kept: Kept) -> str:
     return "\n".join(lines)
 
 
-def _comparison_facts(spec: ModelSpec, compared: Comparison, limits: Limits, kept: dict[str, object] | None) -> dict[str, object]:
+def _comparison_facts(spec: ModelSpec, compared: Comparison, limits: Limits, file_facts: dict[str, object] | None) -> dict[str, object]:
     return {
         "model": spec.name,
         "original": {**compared.original.to_dict(), "path": str(compared.original.path)},
         "candidates": [each.to_dict() for each in compared.candidates],
         "limits": asdict(limits),
         "best": None if compared.best is None else compared.best.file_type,
-        "kept": kept,
+        "kept": file_facts,
     }
 
 
@@ -251,8 +251,8 @@ def pull_command(names: tuple[str, ...], settings: Settings) -> None:
 def verify_command(names: tuple[str, ...], settings: Settings, as_json: bool) -> None:
     """Hash the files of NAMES, by default of everything on this machine, and compare the hashes with models.toml."""
     catalog = Catalog.load(settings)
-    chosen = [catalog.entry(name) for name in names] or [catalog.entry(row.name) for row in catalog.rows() if row.present]
-    results: list[VerifyResult] = [catalog.verify(spec) for spec in chosen]
+    specs = [catalog.entry(name) for name in names] or [catalog.entry(row.name) for row in catalog.rows() if row.present]
+    results: list[VerifyResult] = [catalog.verify(spec) for spec in specs]
     if as_json:
         emit({"results": [result.to_dict() for result in results]})
     else:

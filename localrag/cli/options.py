@@ -216,17 +216,17 @@ class Strategy(click.ParamType[tuple[Overflow, str | None]]):
     name = "strategy"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Overflow, str | None]:  # noqa: ANN401  # click's signature
-        section, found, strategy = str(value).rpartition("=")
+        section, separator, strategy = str(value).rpartition("=")
         for overflow in OVERFLOWS:
             if strategy == overflow:
-                return overflow, section if found else None
+                return overflow, section if separator else None
         return self.fail(f"{value!r} is not STRATEGY or SECTION=STRATEGY. Strategies: {', '.join(OVERFLOWS)}.", param, ctx)
 
 
 def opener(asking: Asking, *, vocab_only: bool, keep: bool, name: str = "ask") -> Callable[[], Session]:
     """Return a function that opens a session with these options. UsageError for an option that needs --kb without it."""
-    for option, given in (("--where", bool(asking["where"])), ("--rerank", asking["rerank"] is not None)):
-        if given and not asking["kbs"]:
+    for option, is_given in (("--where", bool(asking["where"])), ("--rerank", asking["rerank"] is not None)):
+        if is_given and not asking["kbs"]:
             raise UsageError(f"{option} needs a knowledge base.", hint="Name one with --kb.")
     if vocab_only and asking["rerank"] == "llm":
         raise UsageError("--rerank llm needs the model, which this command does not run.", hint="Leave it out, or name a CrossEncoder.")

@@ -35,8 +35,8 @@ def place(hit: Hit) -> str:
     """Return a hit's tag, file, heading, and its page or lines, or otherwise its character range."""
     chunk = hit.chunk
     where = safe(" > ".join(filter(None, (chunk.source, chunk.heading))).replace("\n", " "))
-    found = safe(chunk.place) or f"characters {chunk.start} to {chunk.end}"
-    return f"[{hit.label}] {where}  ({found})"
+    position = safe(chunk.place) or f"characters {chunk.start} to {chunk.end}"
+    return f"[{hit.label}] {where}  ({position})"
 
 
 def ledger(accounts: Ledger, *, err: bool = False) -> None:
@@ -51,9 +51,9 @@ def ledger(accounts: Ledger, *, err: bool = False) -> None:
     table.add_row("window", "", str(accounts.window), style="bold")
     out.print()
     out.print(table)
-    changes = [] if is_wide else [(entry.name, said) for entry in accounts.entries if (said := _changes(entry))]
-    for name, said in changes:
-        out.print(f"{name}, left out or shortened: {said}")
+    changes = [] if is_wide else [(entry.name, text) for entry in accounts.entries if (text := _changes(entry))]
+    for name, text in changes:
+        out.print(f"{name}, left out or shortened: {text}")
     out.print(_bar(accounts, min(out.width, 100) - 2))
     if accounts.time is not None:
         limit = accounts.time
@@ -67,14 +67,14 @@ def _table(first: str, *columns: str, numbers: int | None = None) -> Table:
     """Make a table. After the first column come `numbers` right-aligned columns (default: all but the last), then text columns."""
     from rich.table import Table  # noqa: PLC0415  # weight
 
-    drawn = Table(box=None, pad_edge=False, header_style="bold")
-    drawn.add_column(first, overflow="fold")
+    grid = Table(box=None, pad_edge=False, header_style="bold")
+    grid.add_column(first, overflow="fold")
     num = len(columns) - 1 if numbers is None else numbers
     for column in columns[:num]:
-        drawn.add_column(column, justify="right")
+        grid.add_column(column, justify="right")
     for column in columns[num:]:
-        drawn.add_column(column, overflow="fold")
-    return drawn
+        grid.add_column(column, overflow="fold")
+    return grid
 
 
 def _changes(entry: Entry) -> str:
@@ -87,18 +87,18 @@ def _changes(entry: Entry) -> str:
 
 def _reasons(entry: Entry, most: int = 6) -> list[tuple[str, Sequence[str]]]:
     """Return (reason, names) of the omitted items. Beyond `most` reasons, the rest are merged into one."""
-    found = list(entry.omitted_by_reason.items())
-    if len(found) <= most:
-        return list(found)
-    rest = [f"{name}, {reason}" for reason, names in found[most - 1 :] for name in names]
-    return [*found[: most - 1], ("", rest)]
+    reasons = list(entry.omitted_by_reason.items())
+    if len(reasons) <= most:
+        return list(reasons)
+    rest = [f"{name}, {reason}" for reason, names in reasons[most - 1 :] for name in names]
+    return [*reasons[: most - 1], ("", rest)]
 
 
 def _named(names: Sequence[str], most: int = 8) -> str:
     if not names:
         return ""
-    shown = list(names) if len(names) <= most else [*names[: most - 2], "…", names[-1]]
-    return f"{len(names)}: {', '.join(shown)}"
+    labels = list(names) if len(names) <= most else [*names[: most - 2], "…", names[-1]]
+    return f"{len(names)}: {', '.join(labels)}"
 
 
 def _bar(accounts: Ledger, width: int) -> Any:  # noqa: ANN401  # rich's Text, imported late
@@ -124,8 +124,8 @@ def allocation(ready: Prepared, task: str, model: str) -> None:
     accounts, out = ready.prompt.ledger, console()
     reserved = [entry for entry in accounts.entries if entry.name in RESERVED]
     available = accounts.window - sum(entry.allotted for entry in reserved)
-    shown = " ".join(safe(task).split())
-    out.print(f"Task    {shown if len(shown) <= 100 else shown[:99] + '…'}")
+    text = " ".join(safe(task).split())
+    out.print(f"Task    {text if len(text) <= 100 else text[:99] + '…'}")
     out.print(f"Model   {model}, window {accounts.window:,} tokens, limited by {ready.slot.bound}")
     out.print(f"Reserved  {', '.join(f'{entry.name} {entry.allotted:,}' for entry in reserved)}; available {available:,}\n")
     table = _table("", "Level", "Tokens", "Relevance", "")
@@ -193,20 +193,20 @@ def prompt(parts: Sequence[EncodedPart], tokenizer: Tokenizer, *, err: bool = Fa
             continue
         colour = colour_of(section)
         out.print(Text(f"── {section}, {len(token_ids)} tokens " + "─" * 20, style=f"bold {colour}"))
-        shown = Text(style=colour)
+        text = Text(style=colour)
         for is_control, run in groupby(token_ids, key=controls.__contains__):
             pieces = [tokenizer.piece(token_id) for token_id in run]
             if is_control:
                 for piece in pieces:
-                    shown.append(f"⟦{safe(piece.decode('utf-8', 'replace'))}⟧", style="reverse")
+                    text.append(f"⟦{safe(piece.decode('utf-8', 'replace'))}⟧", style="reverse")
             else:
-                shown.append(safe(b"".join(pieces).decode("utf-8", "replace")).replace(BREAK, SHOWN_BREAK))
-        out.print(shown, soft_wrap=True)
+                text.append(safe(b"".join(pieces).decode("utf-8", "replace")).replace(BREAK, SHOWN_BREAK))
+        out.print(text, soft_wrap=True)
 
 
-def passages(found: Sequence[Hit]) -> None:
+def passages(results: Sequence[Hit]) -> None:
     """Print search results with their places and score breakdowns."""
-    for hit in found:
+    for hit in results:
         parts = " + ".join(f"{name} {value:.4f}" for name, value in hit.contributions.items())
         click.echo(f"{place(hit)}\n    score {hit.score:.4f} = {parts}")
         for chunk in hit.copies:
@@ -262,7 +262,7 @@ class AnswerStream:
 
 
 def answer(
-    done: Answer,
+    result: Answer,
     *,
     tokenizer: Tokenizer,
     as_json: bool,
@@ -273,34 +273,34 @@ def answer(
 ) -> None:
     """Print the notes about a streamed answer, or the complete answer object with `as_json`."""
     if as_json:
-        emit({**done.to_dict(), "stdin_bytes": stdin_bytes, "models_files": _models_files(settings)})
+        emit({**result.to_dict(), "stdin_bytes": stdin_bytes, "models_files": _models_files(settings)})
     else:
-        remarks(done, asked_kbs)
+        remarks(result, asked_kbs)
     if explain == "full":
-        prompt(done.prompt.parts, tokenizer, err=True)
+        prompt(result.prompt.parts, tokenizer, err=True)
     if explain:
-        ledger(done.ledger, err=True)
-        _usage(done)
+        ledger(result.ledger, err=True)
+        _usage(result)
         models_files(settings)
 
 
-def remarks(done: Answer, asked_kbs: Sequence[str], *, tells_history: bool = True, known_warnings: Sequence[str] = ()) -> None:
+def remarks(result: Answer, asked_kbs: Sequence[str], *, tells_history: bool = True, known_warnings: Sequence[str] = ()) -> None:
     """Print the notes about an answer: sources, warnings, omissions. `tells_history` includes turns left out of the history.
 
     `known_warnings` were shown before and are not repeated.
     """
-    if done.hits:
-        _sources(done)
-    if done.unsupported_citations and (done.hits or asked_kbs):
-        note(f"Cited but not among the sources: {', '.join(map(safe, done.unsupported_citations))}")
-    if done.bypass is not None and (reason := done.bypass.told(asked_kbs)):
+    if result.hits:
+        _sources(result)
+    if result.unsupported_citations and (result.hits or asked_kbs):
+        note(f"Cited but not among the sources: {', '.join(map(safe, result.unsupported_citations))}")
+    if result.bypass is not None and (reason := result.bypass.told(asked_kbs)):
         note(f"\n{reason}")
-    if done.ending:
-        note(done.ending)
-    for warning in done.warnings:
+    if result.ending:
+        note(result.ending)
+    for warning in result.warnings:
         if warning not in known_warnings:
             note(f"Warning: {warning}")
-    _left_out(done.ledger, ("tools", "memories", *(["history"] if tells_history else []), "attachments"))
+    _left_out(result.ledger, ("tools", "memories", *(["history"] if tells_history else []), "attachments"))
 
 
 def _left_out(accounts: Ledger, sections: Sequence[str]) -> None:
@@ -308,16 +308,16 @@ def _left_out(accounts: Ledger, sections: Sequence[str]) -> None:
     for entry in accounts.entries:
         if entry.name in sections:
             if entry.omitted:
-                named = [*map(safe, entry.omitted[:10]), *(["…"] if len(entry.omitted) > 10 else [])]
-                note(f"Left out of {entry.name} because it does not fit: {', '.join(named)}")
+                names = [*map(safe, entry.omitted[:10]), *(["…"] if len(entry.omitted) > 10 else [])]
+                note(f"Left out of {entry.name} because it does not fit: {', '.join(names)}")
             for each in entry.shortened:
                 note(f"{safe(each.id)} was shortened ({each.level}): {each.tokens} of {each.of} tokens.")
 
 
-def _sources(done: Answer) -> None:
-    cited = {each.label for each in done.citations if each.supplied}
+def _sources(result: Answer) -> None:
+    cited = {each.label for each in result.citations if each.supplied}
     note("\nSources")
-    for hit in done.hits:
+    for hit in result.hits:
         note(f"  {'*' if hit.label in cited else ' '} {place(hit)}")
     if cited:
         note("  * cited in the answer")
@@ -325,13 +325,13 @@ def _sources(done: Answer) -> None:
         note("  The answer cites none of them.")
 
 
-def _usage(done: Answer) -> None:
-    timings, slot = done.timings, done.slot
-    speed = timings.tokens_per_s(done.completion_tokens) or 0.0
-    prefill = (done.prompt_tokens - done.cached_tokens) / timings.prefill_s if timings.prefill_s > 0 else 0.0
+def _usage(result: Answer) -> None:
+    timings, slot = result.timings, result.slot
+    speed = timings.tokens_per_s(result.completion_tokens) or 0.0
+    prefill = (result.prompt_tokens - result.cached_tokens) / timings.prefill_s if timings.prefill_s > 0 else 0.0
     note(
-        f"{done.model}: window {slot.n_ctx} of {slot.n_ctx_train} trained, limited by {slot.bound}; "
-        f"{done.prompt_tokens} tokens in ({prefill:.0f}/s), {done.completion_tokens} out ({speed:.0f}/s), "
+        f"{result.model}: window {slot.n_ctx} of {slot.n_ctx_train} trained, limited by {slot.bound}; "
+        f"{result.prompt_tokens} tokens in ({prefill:.0f}/s), {result.completion_tokens} out ({speed:.0f}/s), "
         f"first token after {timings.first_token_s:.2f} s, {timings.total_s:.2f} s in total"
     )
 
@@ -405,12 +405,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Se
     """Print a plain table on stdout. `right` names the right-aligned columns."""
     from rich.table import Table  # noqa: PLC0415  # weight
 
-    drawn = Table(box=None, pad_edge=False, header_style="bold")
+    grid = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        drawn.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        grid.add_column(column, justify="right" if column in right else "left", overflow="fold")
     for row in rows:
-        drawn.add_row(*("" if cell is None else safe(str(cell)) for cell in row))
-    console().print(drawn)
+        grid.add_row(*("" if cell is None else safe(str(cell)) for cell in row))
+    console().print(grid)
 
 
 def size(num_bytes: int | None) -> str:
@@ -443,8 +443,8 @@ class Progress:
     def __call__(self, stage: str, done: int, total: int | None, detail: str = "") -> None:
         """Show that `done` of `total` units of a stage are done (None: unknown). `detail` names the current item."""
         if self._bar is not None:
-            shown = " ".join(filter(None, (stage, detail)))
-            self._bar.update(self._task, description=f"{self._title}: {safe(shown)}", completed=done, total=total)
+            label = " ".join(filter(None, (stage, detail)))
+            self._bar.update(self._task, description=f"{self._title}: {safe(label)}", completed=done, total=total)
         elif stage != self._stage:
             note(f"{self._title}: {safe(stage)}")
         self._stage = stage
@@ -458,14 +458,14 @@ class Progress:
         self.stop()
 
 
-def hits(found: Sequence[Hit], *, as_json: bool) -> None:
+def hits(results: Sequence[Hit], *, as_json: bool) -> None:
     """Print search results with their places and score breakdowns, or one object with `as_json`."""
     if as_json:
-        emit({"hits": [{**evidence(hit), "text": hit.chunk.text, **_copies(hit)} for hit in found]})
+        emit({"hits": [{**evidence(hit), "text": hit.chunk.text, **_copies(hit)} for hit in results]})
         return
-    if not found:
+    if not results:
         note("Nothing relevant was found.")
-    passages(found)
+    passages(results)
 
 
 def _copies(hit: Hit) -> dict[str, object]:

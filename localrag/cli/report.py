@@ -55,11 +55,11 @@ class RunId(click.ParamType[int | str]):
 def show_run(home: Path, run: int | str, *, as_json: bool) -> None:
     """Print a complete council run. UsageError if the ID is unknown."""
     with _journal(home) as journal:
-        found = _run_of(journal, run)
+        council = _run_of(journal, run)
     if as_json:
-        terminal.emit(found.to_dict())
+        terminal.emit(council.to_dict())
         return
-    for line in _transcript(found):
+    for line in _transcript(council):
         click.echo(council_render.printable(line))
 
 
@@ -76,8 +76,8 @@ def list_runs(home: Path, last: int, *, as_json: bool) -> None:
     else:
         from localrag.report.page import when  # noqa: PLC0415  # weight
 
-        shown = ((row.id, when(row.started_at), row.name, one_line(row.task, _MOST_TASK_CHARS), row.state) for row in rows)
-        printed = ([council_render.printable(one_line(cell)) for cell in row] for row in shown)
+        table_rows = ((row.id, when(row.started_at), row.name, one_line(row.task, _MOST_TASK_CHARS), row.state) for row in rows)
+        printed = ([council_render.printable(one_line(cell)) for cell in row] for row in table_rows)
         render.table(("ID", "When", "Council", "Task", "State"), printed, right=("ID",))
 
 
@@ -99,10 +99,10 @@ def _run_of(journal: Journal, run: int | str) -> StoredCouncil:
     newest = [row.id for row in reversed(journal.councils.last(_MOST_NAMED))]
     if not newest:
         raise UsageError("The journal has no council runs.", hint=_EMPTY)
-    found = journal.councils.get(newest[0] if isinstance(run, str) else run)
-    if found is None:
+    council = journal.councils.get(newest[0] if isinstance(run, str) else run)
+    if council is None:
         raise UsageError(f"The journal has no council run {run}.", hint=f"Newest runs: {', '.join(map(str, newest))}.")
-    return found
+    return council
 
 
 def _transcript(run: StoredCouncil) -> Iterator[str]:
@@ -140,10 +140,10 @@ def _steps(events: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
             yield council_render.proposal_lines(event, waiting.pop(str(event.get("member")), None))
         else:
             is_over = name in ("error", "end")
-            for said_by in [each for each, said in waiting.items() if is_over or said.get("kind") in _MADE_OF.get(name, ())]:
-                said = waiting.pop(said_by)
-                if is_over or said.get("error"):
-                    yield council_render.said_lines(said)
+            for said_by in [each for each, reply in waiting.items() if is_over or reply.get("kind") in _MADE_OF.get(name, ())]:
+                answer = waiting.pop(said_by)
+                if is_over or answer.get("error"):
+                    yield council_render.said_lines(answer)
             if name == "budget" and (again := council_render.budget_again(event, last_budget)):
                 yield again
             elif name in _LINES:
@@ -210,15 +210,15 @@ def report_command(
             asks = journal.asks(session, last)
     if session is not None and not asks:
         raise _unknown(session, sessions)
-    found = report(asks)
+    summary = report(asks)
     if as_json:
-        terminal.emit(found.to_dict())
+        terminal.emit(summary.to_dict())
     if not asks:
         terminal.note("The journal is empty. Each question that you ask is recorded there.")
     elif html is not None:
-        _write(html, page(found))
+        _write(html, page(summary))
     elif not as_json:
-        _show(found)
+        _show(summary)
 
 
 def _refuse(option: str, others: Mapping[str, bool]) -> None:
@@ -234,11 +234,11 @@ def _unknown(session: str, sessions: Sequence[str]) -> UsageError:
     return UsageError(f"There is no session {session!r} in the journal.", hint=hint)
 
 
-def _write(html: Path, made: str) -> None:
+def _write(html: Path, text: str) -> None:
     if html == STANDARD_OUTPUT:
-        click.echo(made)
+        click.echo(text)
         return
-    write_whole(html, made, replace=True)
+    write_whole(html, text, replace=True)
     terminal.note(f"Wrote {safe(str(html))}")
 
 
@@ -249,14 +249,14 @@ def _checked(path: Path, *, force: bool, as_json: bool) -> Path:
     if path == STANDARD_OUTPUT:
         check_free_stdout("--html", as_json=as_json)
         return path
-    given = path
+    original_path = path
     try:
         path = path.expanduser().resolve()
         is_broken = path.is_symlink()  # for a link cycle, Python 3.13 returns the path; earlier versions raise an error
     except (RuntimeError, OSError):
         is_broken = True
     if is_broken:
-        raise UsageError(f"{given} is a broken link.", hint="Use another file for --html.")
+        raise UsageError(f"{original_path} is a broken link.", hint="Use another file for --html.")
     if not path.parent.is_dir():
         raise UsageError(f"There is no folder {path.parent}.", hint="Create it, or use another file for --html.")
     if path.exists() and not path.is_file():
@@ -268,10 +268,10 @@ def _checked(path: Path, *, force: bool, as_json: bool) -> Path:
     return path
 
 
-def _show(found: Report) -> None:
+def _show(summary: Report) -> None:
     """Print the report as tables."""
     columns = ("Session", "Asks", "In", "Out", "Utilization", "Lowest", "Highest", "Efficiency", "Trend")
-    render.table(columns, [_session(each) for each in found.sessions], right=columns[1:8])
+    render.table(columns, [_session(each) for each in summary.sessions], right=columns[1:8])
     _list(
         "Cut most often",
         {
@@ -281,12 +281,12 @@ def _show(found: Report) -> None:
             "Left out": "num_omitted",
             "Shortened": "num_shortened",
         },
-        found.cut_sections,
+        summary.cut_sections,
     )
     _list(
         "Left out most often",
         {"Item": "label", "Times": "num_omitted", "Section": "section", "Source": "source", "Session": "session"},
-        found.omitted_items,
+        summary.omitted_items,
     )
     _list(
         "Retrieved often, never cited",
@@ -298,7 +298,7 @@ def _show(found: Report) -> None:
             "Source": "source",
             "KB": "kb",
         },
-        found.uncited_chunks,
+        summary.uncited_chunks,
     )
 
 

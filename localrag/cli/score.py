@@ -99,11 +99,11 @@ def score_command(
         raise UsageError("The task is empty.", hint="Describe it with --task.")
     if len(task) > MAX_TASK_CHARS:
         raise UsageError(f"The task has {counted(len(task), 'character')}; the limit is {MAX_TASK_CHARS}.", num_chars=len(task))
-    profile, kept = open_profile(None, settings=settings)
-    chosen = Weights(**kept)  # type: ignore[arg-type]  # checked by the catalogue
+    profile, weight_fields = open_profile(None, settings=settings)
+    score_weights = Weights(**weight_fields)  # type: ignore[arg-type]  # checked by the catalogue
     try:
         profile = _with_thresholds(profile, {"primary": primary, "supporting": supporting, "reference": reference})
-        chosen = _with_weights(chosen, weights, half_life, method)
+        score_weights = _with_weights(score_weights, weights, half_life, method)
     except ConfigError as error:  # here the invalid value comes from the command line
         raise UsageError(error.message) from None
     gathered = _gather(paths)
@@ -113,33 +113,33 @@ def score_command(
         note(f"skipped {safe(source)}: {reason}")
     if not gathered.files:
         raise UsageError("None of the files can be read.", hint="See the reasons above.", num_skipped=len(gathered.skipped))
-    embedder = _embedder(chosen.method, settings, is_asked_for=method is not None)
+    embedder = _embedder(score_weights.method, settings, is_asked_for=method is not None)
     if embedder is None:
-        chosen = replace(chosen, method="keyword")
-    scores = _score(gathered.files, task, chosen, embedder)
+        score_weights = replace(score_weights, method="keyword")
+    scores = _score(gathered.files, task, score_weights, embedder)
     tiers = [profile.tier(one.score) or "below" for one in scores]
     if as_json:
         emit(
             {
                 "task": task,
-                "method": chosen.method,
-                "weights": chosen.shares,
-                "half_life_days": chosen.half_life_days,
+                "method": score_weights.method,
+                "weights": score_weights.shares,
+                "half_life_days": score_weights.half_life_days,
                 "files": [{**_row(one), "tier": name} for one, name in zip(scores, tiers, strict=True)],
                 "skipped": [{"path": source, "reason": reason} for source, reason in gathered.skipped],
             }
         )
     else:
-        _table(scores, tiers, chosen)
+        _table(scores, tiers, score_weights)
 
 
-def _with_thresholds(profile: Profile, given: Mapping[str, float | None]) -> Profile:
-    known = {tier.name: tier.threshold for tier in profile.tiers} | {name: value for name, value in given.items() if value is not None}
-    return replace(profile, tiers=tuple(replace(tier, threshold=known[tier.name]) for tier in profile.tiers))
+def _with_thresholds(profile: Profile, overrides: Mapping[str, float | None]) -> Profile:
+    limits = {tier.name: tier.threshold for tier in profile.tiers} | {name: value for name, value in overrides.items() if value is not None}
+    return replace(profile, tiers=tuple(replace(tier, threshold=limits[tier.name]) for tier in profile.tiers))
 
 
-def _with_weights(weights: Weights, given: Sequence[tuple[str, float]], half_life: float | None, method: Method | None) -> Weights:
-    changed: dict[str, Any] = dict(given)
+def _with_weights(weights: Weights, overrides: Sequence[tuple[str, float]], half_life: float | None, method: Method | None) -> Weights:
+    changed: dict[str, Any] = dict(overrides)
     if half_life is not None:
         changed["half_life_days"] = half_life
     if method is not None:
@@ -181,17 +181,17 @@ def _gather(paths: Sequence[Path]) -> Gathered:
     from localrag.kb.walk import read_file  # noqa: PLC0415
 
     gathered = Gathered()
-    seen: set[str] = set()
+    real_paths: set[str] = set()
     with Readers() as readers:
-        for path in (file for given in paths for file in _files(given, gathered)):
+        for path in (file for argument in paths for file in _files(argument, gathered)):
             if str(path) == "-":
                 source = read_source(path, "scored")
                 gathered.files.append(File(source.label, source.text, time.time()))
                 continue
             real = os.path.realpath(path)
-            if real in seen:
+            if real in real_paths:
                 continue
-            seen.add(real)
+            real_paths.add(real)
             try:
                 text = text_of(path.name, read_file(real).data, readers)
                 gathered.files.append(File(label_of(path), text, Path(real).stat().st_mtime))
@@ -202,23 +202,23 @@ def _gather(paths: Sequence[Path]) -> Gathered:
     return gathered
 
 
-def _files(given: Path, gathered: Gathered) -> Iterator[Path]:
+def _files(path: Path, gathered: Gathered) -> Iterator[Path]:
     """Yield the file itself, or the files of a folder."""
-    if not given.is_dir():
-        yield given
+    if not path.is_dir():
+        yield path
         return
     from localrag.kb.walk import walk  # noqa: PLC0415  # weight
 
     try:
-        found = walk([given])
+        listing = walk([path])
     except KnowledgeBaseError as error:
-        gathered.skipped.append((label_of(given), error.message))
+        gathered.skipped.append((label_of(path), error.message))
         return
-    gathered.skipped += found.skipped
-    if not found.files:
-        gathered.skipped.append((label_of(given), "the folder has no readable files"))
-    for file in found.files:
-        yield given / os.path.relpath(file.path, found.roots[0])
+    gathered.skipped += listing.skipped
+    if not listing.files:
+        gathered.skipped.append((label_of(path), "the folder has no readable files"))
+    for file in listing.files:
+        yield path / os.path.relpath(file.path, listing.roots[0])
 
 
 def _row(one: Score) -> dict[str, object]:

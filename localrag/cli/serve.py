@@ -137,13 +137,13 @@ def serve_command(
         users = frozenset({os.geteuid(), 0}) if can_tell_users() else frozenset()
         if not users:
             note(f"This system cannot identify the user who sends a request, so every request needs {where}.")
-    known = None if not is_local and not hosts else LOOPBACK | {each.lower() for each in hosts}
+    allowed_hosts = None if not is_local and not hosts else LOOPBACK | {each.lower() for each in hosts}
     engine_options = EngineOptions(
         settings=settings, model=model, n_ctx=n_ctx, chat_template=chat_template, budget=budget, keep=not no_keep
     )
-    guard = Guard(hosts=known, origins=frozenset(origins), api_key=key, users=users)
+    guard = Guard(hosts=allowed_hosts, origins=frozenset(origins), api_key=key, users=users)
     engine = EngineProcess(engine_options, max_seconds=max_seconds)
     app = make_app(ServerState(settings=settings, engine=engine, guard=guard, rejects_tools=catalog.rejects_tools))
-    opened = listener(host, port)
+    server_socket = listener(host, port)
     note(f"Serving on http://{f'[{host}]' if ':' in host else host}:{port} (Ctrl-C stops it)")
-    make_server(app, host=host, port=port).run([opened])
+    make_server(app, host=host, port=port).run([server_socket])

@@ -64,7 +64,7 @@ def summarize_command(
     writes = level == "summary" and not no_model
     with (
         open_engine(model, settings=settings, chat_template=chat_template, vocab_only=not writes) as engine,
-        _cache(settings.home, wanted=not no_cache and level in {"detailed", "summary"}) as cache,
+        _cache(settings.home, is_enabled=not no_cache and level in {"detailed", "summary"}) as cache,
     ):
         writer = _writer(engine) if writes else None
         summary = summarize(
@@ -99,9 +99,9 @@ def _writer(engine: Engine) -> Writer | None:
 
 
 @contextmanager
-def _cache(home: Path, *, wanted: bool) -> Iterator[SummaryCache | None]:
+def _cache(home: Path, *, is_enabled: bool) -> Iterator[SummaryCache | None]:
     """Open the summary cache in the journal. If the journal cannot be used, print a note and yield None."""
-    if not wanted:
+    if not is_enabled:
         yield None
         return
     from localrag.journal import Journal  # noqa: PLC0415  # weight: sqlite3
@@ -124,5 +124,5 @@ def _print(label: str, summary: Summary, *, as_json: bool) -> None:
         return
     click.echo(safe(summary.text) if sys.stdout.isatty() else summary.text)
     of = "" if summary.limit is None else f", at most {summary.limit:,}"
-    kept = ", cached" if summary.cached else ""
-    note(f"{safe(label)}: {summary.num_tokens:,} of {summary.num_source_tokens:,} tokens{of} ({summary.method}{kept})")
+    cache_note = ", cached" if summary.cached else ""
+    note(f"{safe(label)}: {summary.num_tokens:,} of {summary.num_source_tokens:,} tokens{of} ({summary.method}{cache_note})")

@@ -72,10 +72,10 @@ def open_streams() -> None:
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
-            opened = os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
-            if opened != number:
-                os.dup2(opened, number)
-                os.close(opened)
+            descriptor = os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
+            if descriptor != number:
+                os.dup2(descriptor, number)
+                os.close(descriptor)
             setattr(sys, name, open(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False))  # noqa: SIM115  # stays open until the process ends
     out = sys.stdout
     if isinstance(out, io.TextIOWrapper) and type(getattr(out.buffer, "raw", out.buffer)) is io.FileIO:  # otherwise a Windows console
@@ -161,14 +161,14 @@ def wrapped(text: str, *, hang: int = 0) -> str:
     for line in text.split("\n"):
         words = line.lstrip(" ").split(" ")
         indent = " " * (len(line) - len(line.lstrip(" ")))
-        made = indent + words[0]
+        row = indent + words[0]
         for word in words[1:]:
-            if cell_len(made) + 1 + cell_len(word) <= columns or not word:
-                made += f" {word}"
+            if cell_len(row) + 1 + cell_len(word) <= columns or not word:
+                row += f" {word}"
             else:
-                lines.append(made.rstrip(" "))
-                made = f"{indent}{' ' * hang}{word}"
-        lines.append(made)
+                lines.append(row.rstrip(" "))
+                row = f"{indent}{' ' * hang}{word}"
+        lines.append(row)
     return "\n".join(lines)
 
 

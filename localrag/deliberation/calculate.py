@@ -257,8 +257,8 @@ def _written(value: _Value) -> str:
         is_exact = value.is_exact and not context.flags[Inexact]
         if is_exact:
             break
-    shown = f"{number:f}" if abs(number.adjusted()) < EXACT_DIGITS else f"{number:e}"
-    return shown if is_exact else f"≈{shown}"
+    text = f"{number:f}" if abs(number.adjusted()) < EXACT_DIGITS else f"{number:e}"
+    return text if is_exact else f"≈{text}"
 
 
 _KINDS = (_NUMBER, _NAME, _SIGN)

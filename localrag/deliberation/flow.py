@@ -96,8 +96,8 @@ def deliberate(council: Council, task: str) -> Flow:
     context = turns.planning_text(strategy, searches, silent=silent, points=points)
     cited = proposals.union(spoken)
     hits = tuple(sorted(hits_by_role[JUDGE], key=lambda hit: hit.label not in cited))  # stable: both parts stay ranked
-    judged, read = yield from _use_tools(council, turns.judge(council, spoken, hits, context))
-    return (yield from _decide(judged, read))
+    judged, tool_hits = yield from _use_tools(council, turns.judge(council, spoken, hits, context))
+    return (yield from _decide(judged, tool_hits))
 
 
 def _plan(council: Council) -> Generator[Step, Any, tuple[str, tuple[str, ...]]]:
@@ -138,30 +138,30 @@ def _review(council: Council, hits_by_role: HitsByRole, context: str, spoken: Se
 
 def _use_tools(council: Council, judged: RoleTurn) -> Generator[Step, Any, tuple[RoleTurn, dict[str, Hit]]]:
     """Return the judge's turn with its calls and results, and the hits from them. A repeated call ends the loop."""
-    made: list[Call] = []
-    read: dict[str, Hit] = {}
+    calls: list[Call] = []
+    tool_hits: dict[str, Hit] = {}
     for _ in range(council.judge.max_calls):
         (reply,) = yield Ask((turns.to_call(council, judged),))
         call = parse_call(reply.text, council.judge.tools)
-        if call is None or call in made:
+        if call is None or call in calls:
             break
-        made.append(call)
+        calls.append(call)
         use = Use(call.tool, call.arguments, reply.text)
         used: Used = yield use
-        read |= {hit.label: hit for hit in used.hits}
+        tool_hits |= {hit.label: hit for hit in used.hits}
         if used.text:
             judged = replace(judged, rounds=(*judged.rounds, *use.messages(used.text)))
         if used.is_exhausted:
             break
-    return judged, read
+    return judged, tool_hits
 
 
-def _decide(judged: RoleTurn, read: Mapping[str, Hit]) -> Flow:
+def _decide(judged: RoleTurn, tool_hits: Mapping[str, Hit]) -> Flow:
     members = [each.label for each in judged.proposals]
     verdicts: list[Verdict] = []
     for share in _SHARES:
-        (reply,) = yield Ask((turns.to_decide(judged, read, share),))
-        verdicts.append(verdict.parse(reply.text, [*reply.hits, *read.values()], members, is_cut=reply.finish_reason != "stop"))
+        (reply,) = yield Ask((turns.to_decide(judged, tool_hits, share),))
+        verdicts.append(verdict.parse(reply.text, [*reply.hits, *tool_hits.values()], members, is_cut=reply.finish_reason != "stop"))
         if verdicts[-1].is_whole or reply.finish_reason != "length":
             break
     best = max(verdicts, key=lambda each: (each.is_whole, bool(each.decision), bool(each.text)))

@@ -48,14 +48,14 @@ class Checked:
 
 def check(member: str, text: str, finish_reason: str, hits: Iterable[Hit]) -> Checked:
     """Check a member's text against the `hits` in its prompt."""
-    said = without_thoughts(text).strip()
+    answer = without_thoughts(text).strip()
     is_cut = finish_reason != "stop"
-    said, num_repeated = without_repeats(citation.without_cut_label(said) if is_cut else said, is_cut=is_cut)
+    answer, num_repeated = without_repeats(citation.without_cut_label(answer) if is_cut else answer, is_cut=is_cut)
     hits = tuple(hits)
-    cited = citation.cite(said, hits)
+    cited = citation.cite(answer, hits)
     return Checked(
         member=member,
-        text=citation.struck(said, hits),
+        text=citation.struck(answer, hits),
         finish_reason=finish_reason,
         cited=tuple(each.label for each in cited if each.supplied),
         invented=tuple(each.label for each in cited if not each.supplied),
@@ -74,22 +74,22 @@ def without_repeats(text: str, *, is_cut: bool = False) -> tuple[str, int]:
     plain = [" ".join(piece.split()).casefold() for piece in pieces]
     if is_cut and any(each != plain[-1] and each.startswith(plain[-1]) for each in plain):
         pieces.pop()
-    seen: set[str] = set()
-    kept: list[str] = []
+    earlier_pieces: set[str] = set()
+    remaining_pieces: list[str] = []
     is_code = False
     for number, each in enumerate(plain[: len(pieces)]):
         is_code ^= each.startswith("```")
-        is_again = each in seen and (len(each.encode()) >= _MIN_REPEATED_BYTES or each == plain[number - 1])
-        seen.add(each)
-        if is_code or not is_again or not any(map(str.isalpha, each)) or _goes_on(pieces, plain, number, seen):
-            kept.append(pieces[number])
-    num_repeated = num_said - len(kept)
-    return ("".join(kept).strip(), num_repeated) if num_repeated else (text, 0)
+        is_again = each in earlier_pieces and (len(each.encode()) >= _MIN_REPEATED_BYTES or each == plain[number - 1])
+        earlier_pieces.add(each)
+        if is_code or not is_again or not any(map(str.isalpha, each)) or _goes_on(pieces, plain, number, earlier_pieces):
+            remaining_pieces.append(pieces[number])
+    num_repeated = num_said - len(remaining_pieces)
+    return ("".join(remaining_pieces).strip(), num_repeated) if num_repeated else (text, 0)
 
 
-def _goes_on(pieces: Sequence[str], plain: Sequence[str], number: int, seen: Collection[str]) -> bool:
+def _goes_on(pieces: Sequence[str], plain: Sequence[str], number: int, earlier_pieces: Collection[str]) -> bool:
     """Tell whether the stop of that piece may belong to an abbreviation, with something new after it."""
-    if number + 1 == len(pieces) or plain[number + 1] in seen:
+    if number + 1 == len(pieces) or plain[number + 1] in earlier_pieces:
         return False
     end = pieces[number][-16:]
     return bool(_ABBREVIATED.search(end) or (_STOP.search(end) and pieces[number + 1][0].islower()))
@@ -107,8 +107,8 @@ def anonymous(member: str, proposals: Sequence[Checked]) -> tuple[tuple[Proposal
     """Return the other members' proposals under letters, in the same order for every member, and the author of each letter."""
     others = [each for each in proposals if each.member != member and not each.is_silent]
     letters = dict(zip(string.ascii_uppercase, others, strict=False))
-    shown = tuple(Proposal(label=f"Proposal {letter}", text=each.text) for letter, each in letters.items())
-    return shown, {letter: each.member for letter, each in letters.items()}
+    anonymous_proposals = tuple(Proposal(label=f"Proposal {letter}", text=each.text) for letter, each in letters.items())
+    return anonymous_proposals, {letter: each.member for letter, each in letters.items()}
 
 
 def schema(letters: Sequence[str]) -> dict[str, Any]:

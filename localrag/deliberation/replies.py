@@ -142,10 +142,10 @@ def call_schema(tools: Sequence[str]) -> dict[str, Any]:
 def parse_call(reply: str, tools: Sequence[str]) -> Call | None:
     """Return the call in a reply; None if it ends the calls, was cut off, or lacks an argument."""
     form = read(reply)
-    tool, given = form.text("name"), form.values.get("arguments")
-    if not form.is_whole or tool not in tools or not isinstance(given, dict):
+    tool, arguments = form.text("name"), form.values.get("arguments")
+    if not form.is_whole or tool not in tools or not isinstance(arguments, dict):
         return None
-    texts = {name: Form(given).text(name) for name in _arguments(tool)["properties"]}
+    texts = {name: Form(arguments).text(name) for name in _arguments(tool)["properties"]}
     return Call(tool, texts) if all(texts.values()) else None
 
 

@@ -82,13 +82,13 @@ def first_turns(council: Council) -> list[RoleTurn]:
     The parts of a `deliberate` turn that cannot be cut are never larger: the instructions, and the minimum of each proposal.
     Results of tools, and tokens that a budget reserves for evidence, are not included.
     """
-    said = [Checked(member=member.name, text=_LONG_TEXT, finish_reason="length") for member in council.members]
-    judged = judge(council, said)
+    long_proposals = [Checked(member=member.name, text=_LONG_TEXT, finish_reason="length") for member in council.members]
+    judged = judge(council, long_proposals)
     turns = [propose(member) for member in council.members]
     if council.plan:
         turns.append(plan(council))
     if council.review:
-        turns += [review(member, said) for member in council.members if len(said) > MIN_REVIEWED]
+        turns += [review(member, long_proposals) for member in council.members if len(long_proposals) > MIN_REVIEWED]
     return [*turns, *([to_call(council, judged)] if council.judge.max_calls else []), judged]
 
 
@@ -112,7 +112,7 @@ def propose(member: Member, hits: tuple[Hit, ...] = (), context: str = "") -> Ro
 
 def review(member: Member, spoken: Sequence[Checked], hits: tuple[Hit, ...] = (), context: str = "") -> RoleTurn:
     """Ask a member to rank the proposals of the others, of which there are at least MIN_REVIEWED."""
-    shown, names = proposals.anonymous(member.name, spoken)
+    other_proposals, names = proposals.anonymous(member.name, spoken)
     sampling = _of_form(member.sampling, proposals.MAX_TOKENS, proposals.schema(list(names)))
     return RoleTurn(
         role=member.name,
@@ -121,7 +121,7 @@ def review(member: Member, spoken: Sequence[Checked], hits: tuple[Hit, ...] = ()
         sampling=replace(sampling, temperature=0.0),
         hits=hits,
         plan=context,
-        proposals=shown,
+        proposals=other_proposals,
     )
 
 
@@ -146,13 +146,13 @@ def to_call(council: Council, judged: RoleTurn) -> RoleTurn:
     return replace(judged, kind="call", sampling=_of_form(judged.sampling, MAX_CALL_TOKENS, call_schema(council.judge.tools)))
 
 
-def to_decide(judged: RoleTurn, read: Mapping[str, Hit], share: int) -> RoleTurn:
-    """Ask the judge for a verdict in a form that fits 1/`share` of its room. `read` are the hits from tools, by label."""
+def to_decide(judged: RoleTurn, tool_hits: Mapping[str, Hit], share: int) -> RoleTurn:
+    """Ask the judge for a verdict in a form that fits 1/`share` of its room. `tool_hits` are the hits from tools, by label."""
     members = [each.label for each in judged.proposals]
 
     def make_schema(labels: Sequence[str], max_tokens: int) -> dict[str, Any]:
         cited_first = sorted(labels, key=lambda label: label not in judged.cited)
-        return verdict.schema([*read, *cited_first], members, max_tokens // share)
+        return verdict.schema([*tool_hits, *cited_first], members, max_tokens // share)
 
     return replace(judged, make_schema=make_schema)
 

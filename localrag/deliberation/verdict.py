@@ -66,9 +66,9 @@ def schema(labels: Sequence[str], members: Sequence[str], max_tokens: int) -> di
     room = _CHARS_PER_TOKEN * max_tokens - _FRAME_CHARS
     properties: dict[str, Any] = {}
     if labels:  # they come first, so that the text is based on them
-        named = list(dict.fromkeys(labels))[:_MAX_LABELS]
-        dear = 2 * (max(map(len, named)) + 3)  # a label has half as many characters per token as a text
-        properties["citations"] = _list({"enum": named}, _within(room // 8 // dear, 1, len(named)))
+        top_labels = list(dict.fromkeys(labels))[:_MAX_LABELS]
+        dear = 2 * (max(map(len, top_labels)) + 3)  # a label has half as many characters per token as a text
+        properties["citations"] = _list({"enum": top_labels}, _within(room // 8 // dear, 1, len(top_labels)))
     properties["text"] = _text(_within(room // 2, 120, 6000))
     properties["decision"] = _text(_within(room // 8, 60, 600))
     properties["confidence"] = {"enum": list(CONFIDENCES)}
@@ -98,15 +98,15 @@ def parse(reply: str, hits: Sequence[Hit], members: Sequence[str], *, is_cut: bo
         views.setdefault(each.text("member"), each.text("view"))
     cited = {
         each.label: each.supplied
-        for said in (text, decision, *views.values(), *form.texts("citations"))
-        for each in citation.cite(said, hits)
+        for statement in (text, decision, *views.values(), *form.texts("citations"))
+        for each in citation.cite(statement, hits)
     }
     text, decision = (citation.struck(without_repeats(each)[0], hits) for each in (text, decision))
     return Verdict(
         text=text,
         decision=decision,
         confidence=confidence if confidence in CONFIDENCES else None,
-        citations=tuple(Citation(label, supplied) for label, supplied in cited.items()),
+        citations=tuple(Citation(label, is_supplied) for label, is_supplied in cited.items()),
         dissent=tuple(Dissent(member, citation.struck(view, hits)) for member, view in views.items() if member in members),
         is_whole=form.is_whole and bool(text and decision),
     )

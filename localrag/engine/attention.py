@@ -40,11 +40,11 @@ def flash_attention(home: Path, governor: ThreadGovernor) -> bool:
     if choice is not None:
         return choice
     seconds = measure(governor.measure)
-    chosen = seconds[True] <= seconds[False] * 1.05  # prefer it on a tie: it needs less memory
-    record = {"for": _key(governor), "flash_attention": chosen, "flash_s": round(seconds[True], 4), "plain_s": round(seconds[False], 4)}
+    use_flash = seconds[True] <= seconds[False] * 1.05  # prefer it on a tie: it needs less memory
+    record = {"for": _key(governor), "flash_attention": use_flash, "flash_s": round(seconds[True], 4), "plain_s": round(seconds[False], 4)}
     with suppress(OSError):
         replace_text(home / _FILE, json.dumps(record))
-    return chosen
+    return use_flash
 
 
 def kept_choice(home: Path, governor: ThreadGovernor) -> bool | None:

@@ -71,8 +71,8 @@ class ConstrainedSampler:
         if self._choose_chain is None:
             token = int(ids[scores[ids].argmax()])
             return token if scores[token] > -np.inf else None  # NaN compares false, too
-        chosen, at = self._apply(self._choose_chain, ids, scores[ids])
-        return int(chosen[at]["id"]) if 0 <= at < len(chosen) and np.isfinite(scores[chosen[at]["id"]]) else None
+        candidates, at = self._apply(self._choose_chain, ids, scores[ids])
+        return int(candidates[at]["id"]) if 0 <= at < len(candidates) and np.isfinite(scores[candidates[at]["id"]]) else None
 
     def _apply(self, sampler: Any, ids: _Ids, scores: _Logits) -> tuple[NDArray[Any], int]:  # noqa: ANN401  # C pointers
         """Apply a sampler chain. Return the candidates, perhaps reordered and filtered, and the index of the selected one or -1."""

@@ -96,8 +96,8 @@ def convert(folder: Path, target: Path) -> None:
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-        with part.open("rb") as written:
-            os.fsync(written.fileno())
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)
@@ -209,8 +209,8 @@ def _tensors(folder: Path, shape: _Shape) -> Iterator[tuple[str, np.ndarray]]:
     import numpy as np  # noqa: PLC0415  # heavy
     from safetensors import SafetensorError, safe_open  # noqa: PLC0415  # an extension module
 
-    wanted = {*_OUTER.values()} - ({"token_types"} if shape.num_token_types == 1 else set())
-    wanted |= {f"blk.{layer}.{name}" for layer in range(shape.num_layers) for name in _INNER.values()}
+    required_names = {*_OUTER.values()} - ({"token_types"} if shape.num_token_types == 1 else set())
+    required_names |= {f"blk.{layer}.{name}" for layer in range(shape.num_layers) for name in _INNER.values()}
     names: set[str] = set()
     try:
         with safe_open(folder / "model.safetensors", framework="numpy") as weights:
@@ -229,7 +229,7 @@ def _tensors(folder: Path, shape: _Shape) -> Iterator[tuple[str, np.ndarray]]:
                 yield name, np.ascontiguousarray(tensor, dtype=np.float16 if is_matrix else np.float32)
     except (SafetensorError, OSError) as error:
         raise _refused(folder, f"its weights cannot be read: {error}") from error
-    if missing := {f"{name}.weight" for name in wanted} - names:
+    if missing := {f"{name}.weight" for name in required_names} - names:
         raise _refused(folder, f"it lacks {len(missing)} tensors, including {min(missing)}")
 
 

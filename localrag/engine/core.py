@@ -440,10 +440,10 @@ class EngineCore:
 
     def abandon(self, sequences: Iterable[Sequence]) -> None:
         """Cancel these sequences and release their cells. Errors of a broken engine are ignored."""
-        left = [sequence for sequence in sequences if not sequence.is_finished]
-        for sequence in left:
+        active = [sequence for sequence in sequences if not sequence.is_finished]
+        for sequence in active:
             self.cancel(sequence)
-        if left:
+        if active:
             with suppress(EngineError):
                 self.step()
 

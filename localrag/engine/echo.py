@@ -142,12 +142,12 @@ class EchoRunner:
 
     def decode(self, entries: list[tuple[int, int, int, bool]]) -> bool:
         self._outputs = {}
-        for index, (token, position, seq_id, wanted) in enumerate(entries):
+        for index, (token, position, seq_id, wants_logits) in enumerate(entries):
             if position != len(self._held[seq_id]) or not 0 <= token <= _END:
                 raise EngineError(f"Token {token} at position {position} of sequence {seq_id} is out of order.")
             self._held[seq_id].append(_Cell(token))
             self._num_used += self._size(token)
-            if wanted:
+            if wants_logits:
                 self._outputs[index] = seq_id
         self.num_evaluated_tokens += len(entries)
         if self._num_used > self.num_cells:
@@ -249,16 +249,16 @@ def _reply(prompt_ids: Sequence[int], max_tokens: int) -> str:
 def _as_json(schema: str, text: str) -> str:
     """Write JSON that matches a schema: the first allowed names and values, one item per list, and `text` in every free string."""
     matcher, spoken = byte_vocabulary().matcher(grammar_of(schema)), json.dumps(text, ensure_ascii=False)[1:-1].encode()
-    names = b"".join(b"".join(found) for found in _NAMED.findall(schema.encode()))
-    written, nested, last, begun = bytearray(), [""], "", 0
+    names = b"".join(b"".join(groups) for groups in _NAMED.findall(schema.encode()))
+    output, nested, last, start = bytearray(), [""], "", 0
     rest: bytes | None = None  # remainder of the current string; None outside strings
     is_escaped = False
-    while not (may := matcher.allowed())[_END] and len(written) < _MAX_JSON_BYTES:
+    while not (may := matcher.allowed())[_END] and len(output) < _MAX_JSON_BYTES:
         if rest is not None:
             is_free = may[ord("a")] and may[ord("Z")] and may[ord(" ")]
             if is_free and nested[-1] == "{" and rest == _KEY:
                 nested[-1] = _MAP
-            preferred = rest[:1] + b'".' if is_free or is_escaped else _first_named(names, bytes(written[begun:]), may) + b'"'
+            preferred = rest[:1] + b'".' if is_free or is_escaped else _first_named(names, bytes(output[start:]), may) + b'"'
         elif last in ("", "{", "[", ",", ":"):
             preferred = b'"{[0123456789-tfn]}' if len(nested) < _MAX_NESTING else b']}"0123456789-tfn{['
         else:
@@ -271,20 +271,20 @@ def _as_json(schema: str, text: str) -> str:
             rest = None if ends else rest[1:] if rest[:1] == bytes([byte]) else b""
         elif char == '"':
             rest = _KEY if nested[-1] in ("{", _MAP) and last in ("{", ",") else spoken
-            begun = len(written)
+            start = len(output)
         elif char in "{[":
             nested.append(char)
         elif char in "}]":
             nested.pop()
         last = last if char == " " else char
         matcher.accept(byte)
-        written.append(byte)
-    return written.decode()
+        output.append(byte)
+    return output.decode()
 
 
-def _first_named(names: bytes, begun: bytes, may: Collection[bool]) -> bytes:
+def _first_named(names: bytes, prefix: bytes, may: Collection[bool]) -> bytes:
     """Byte that continues a partial text towards the first matching name in `names`; empty if no name matches."""
-    places = {each: names.find(begun + bytes([each])) for each, is_allowed in enumerate(may) if is_allowed and each < _START}
+    places = {each: names.find(prefix + bytes([each])) for each, is_allowed in enumerate(may) if is_allowed and each < _START}
     return bytes(sorted((each for each, place in places.items() if place >= 0), key=places.__getitem__)[:1])
 
 

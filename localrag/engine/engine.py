@@ -115,9 +115,9 @@ class Driver:
     def _pays(self, job: Job) -> bool:
         """Whether it is faster to run a prompt next to the running ones than after them."""
         engine = self._engine
-        made = engine.memory_plan
+        plan = engine.memory_plan
         others = [each.prompt_ids for each in self._running if not each.sampling.repeatable]
-        if not others or made is None or made.gpu_layers:
+        if not others or plan is None or plan.gpu_layers:
             return True
         apart = [len(ids) - common_length(before, ids) for before, ids in pairwise([[], *others, job.prompt_ids])]
         most = MAX_PROMPT_SHARE * job.sampling.num_answer_tokens

@@ -103,18 +103,18 @@ def _adapted(schema: Any, *, is_open: bool) -> Any:  # noqa: ANN401  # JSON
     """Return the schema with bounded integers and without annotation formats; unless `is_open`, forbid unnamed properties."""
     if not isinstance(schema, dict):
         return schema
-    made = _map_children(schema, lambda _, each: _adapted(each, is_open=is_open))
-    made.pop("x-guidance", None)  # llguidance's own options, which could loosen the schema
-    if "json-schema.org/" not in str(made.get("$schema", "")):
-        made.pop("$schema", None)  # an unknown dialect would be an error
-    if made.get("format") not in _FORMATS:
-        made.pop("format", None)
-    if "properties" in made and "patternProperties" not in made and not is_open:
-        made.setdefault("additionalProperties", False)
-    if made.get("type") == "integer":
-        made = ({} if "exclusiveMinimum" in made else {"minimum": -MAX_INTEGER}) | made
-        made = ({} if "exclusiveMaximum" in made else {"maximum": MAX_INTEGER}) | made
-    return made
+    new_schema = _map_children(schema, lambda _, each: _adapted(each, is_open=is_open))
+    new_schema.pop("x-guidance", None)  # llguidance's own options, which could loosen the schema
+    if "json-schema.org/" not in str(new_schema.get("$schema", "")):
+        new_schema.pop("$schema", None)  # an unknown dialect would be an error
+    if new_schema.get("format") not in _FORMATS:
+        new_schema.pop("format", None)
+    if "properties" in new_schema and "patternProperties" not in new_schema and not is_open:
+        new_schema.setdefault("additionalProperties", False)
+    if new_schema.get("type") == "integer":
+        new_schema = ({} if "exclusiveMinimum" in new_schema else {"minimum": -MAX_INTEGER}) | new_schema
+        new_schema = ({} if "exclusiveMaximum" in new_schema else {"maximum": MAX_INTEGER}) | new_schema
+    return new_schema
 
 
 def _refused(reason: str, schema: object) -> UsageError:
@@ -126,9 +126,9 @@ def _refused(reason: str, schema: object) -> UsageError:
     elif unknown:
         reason = f"{unknown[1]} is not supported"
         place = next((place for place, each in _subschemas(schema) if unknown[1] in each), "")
-    shown, place = (json.dumps(text)[1:-1] for text in (" ".join(reason.split()), place))
-    shown, place = (text if len(text) <= 240 else f"{text[:160]}…{text[-79:]}" for text in (shown, place))
-    return UsageError(f"The JSON schema cannot be used: {shown}{f' (at {place})' if place else ''}.", path=place or None)
+    message, place = (json.dumps(text)[1:-1] for text in (" ".join(reason.split()), place))
+    message, place = (text if len(text) <= 240 else f"{text[:160]}…{text[-79:]}" for text in (message, place))
+    return UsageError(f"The JSON schema cannot be used: {message}{f' (at {place})' if place else ''}.", path=place or None)
 
 
 class Vocabulary:
@@ -190,17 +190,17 @@ class Matcher:
         """Return the mask of tokens that may follow: bool, one entry per token. EngineError if the grammar allows none."""
         import numpy as np  # noqa: PLC0415  # heavy
 
-        known = self._vocabulary
+        vocabulary = self._vocabulary
         if self._matcher.is_stopped():
-            mask = np.zeros(len(known.pieces), np.bool_)
-            mask[list(known.end_ids)] = True
+            mask = np.zeros(len(vocabulary.pieces), np.bool_)
+            mask[list(vocabulary.end_ids)] = True
             return mask
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._check()
-        mask = np.unpackbits(bits, count=len(known.pieces), bitorder="little").view(np.bool_)
-        if self._num_digits >= MAX_DIGITS and not (known.letter is not None and mask[known.letter]):
+        mask = np.unpackbits(bits, count=len(vocabulary.pieces), bitorder="little").view(np.bool_)
+        if self._num_digits >= MAX_DIGITS and not (vocabulary.letter is not None and mask[vocabulary.letter]):
             others = mask.copy()
-            others[list(known.digits)] = False
+            others[list(vocabulary.digits)] = False
             mask = others if others.any() else mask
         return mask
 

@@ -286,13 +286,13 @@ class SharedCells:
 
 
 def common_breakpoint(
-    cached: Ids[int], cached_breakpoints: Ids[int], prompt_ids: Ids[int], breakpoints: Ids[int], *, last_only: bool = False
+    cached_ids: Ids[int], cached_breakpoints: Ids[int], prompt_ids: Ids[int], breakpoints: Ids[int], *, last_only: bool = False
 ) -> int:
     """The last breakpoint up to which a prompt can reuse the cached tokens; 0 if there is none.
 
     With `last_only`, it must be the last breakpoint of both.
     """
-    common = common_length(cached, prompt_ids[:-1])  # the last token must be evaluated for its logits
+    common = common_length(cached_ids, prompt_ids[:-1])  # the last token must be evaluated for its logits
     position = 0
     for ours, theirs in zip(cached_breakpoints, breakpoints, strict=False):
         if ours != theirs or ours > common:

@@ -113,10 +113,10 @@ class LlamaTokenizer:
         return count
 
     def piece(self, token_id: int, *, special: bool = True) -> bytes:
-        known = self._pieces.get((token_id, special))
-        if known is None:
-            known = self._pieces[token_id, special] = self._piece(self._checked(token_id), special=special)
-        return known
+        piece = self._pieces.get((token_id, special))
+        if piece is None:
+            piece = self._pieces[token_id, special] = self._piece(self._checked(token_id), special=special)
+        return piece
 
     def _piece(self, token_id: int, *, special: bool) -> bytes:
         buffer = ctypes.create_string_buffer(128)
@@ -214,9 +214,9 @@ class Abort:
 
     def happened(self, code: int) -> bool:
         """Whether the evaluation that returned `code` was cancelled. Resets the request. Raises KeyboardInterrupt after Ctrl-C."""
-        wanted, interrupted = self.is_wanted, self._interrupted
+        is_wanted, interrupted = self.is_wanted, self._interrupted
         self.is_wanted = self._interrupted = False
-        if interrupted or (code == _ABORTED and not wanted):  # a signal can also be delivered on the way into the callback
+        if interrupted or (code == _ABORTED and not is_wanted):  # a signal can also be delivered on the way into the callback
             raise KeyboardInterrupt
         return code == _ABORTED
 
@@ -369,9 +369,9 @@ class LlamaContext:
 
     def decode(self, entries: Sequence[tuple[int, int, int, bool]]) -> bool:
         """Evaluate (token id, position, sequence id, wants logits) tuples in one batch. Return False if it was cancelled."""
-        wanted = {i for i, entry in enumerate(entries) if entry[3]}
-        if not 0 < len(entries) <= self.batch_tokens or len(wanted) > self.num_outputs:
-            raise EngineError(f"A batch of {len(entries)} tokens and {len(wanted)} outputs is out of bounds.")
+        outputs = {i for i, entry in enumerate(entries) if entry[3]}
+        if not 0 < len(entries) <= self.batch_tokens or len(outputs) > self.num_outputs:
+            raise EngineError(f"A batch of {len(entries)} tokens and {len(outputs)} outputs is out of bounds.")
         batch = self._batch
         for i, (token, position, seq_id, logits) in enumerate(entries):
             if not 0 <= seq_id < self.num_sequences:
@@ -390,7 +390,7 @@ class LlamaContext:
         if code != 0:
             reason = "the KV cache is full" if code == 1 else complaint() or f"code {code}"
             raise EngineError(f"llama.cpp could not evaluate a batch of {len(entries)} tokens: {reason}.", code=code)
-        self._outputs = wanted
+        self._outputs = outputs
         return True
 
     def sample(self, seq_id: int, index: int) -> int:
@@ -444,10 +444,10 @@ class LlamaContext:
         """Return the state of a sequence, for `restore` in a context of the same model and settings."""
         size = int(self.lib.llama_state_seq_get_size(self.handle, self._checked(seq_id)))
         buffer = (ctypes.c_uint8 * size)()
-        written = int(self.lib.llama_state_seq_get_data(self.handle, buffer, size, seq_id))
-        if not 0 < written <= size:
+        num_written = int(self.lib.llama_state_seq_get_data(self.handle, buffer, size, seq_id))
+        if not 0 < num_written <= size:
             raise EngineError(f"The state of sequence {seq_id} cannot be saved.")
-        return bytes(memoryview(buffer)[:written])
+        return bytes(memoryview(buffer)[:num_written])
 
     def restore(self, seq_id: int, state: bytes | bytearray, num_tokens: int) -> bool:
         """Load a state from `save` into a sequence. If llama.cpp refuses it, empty the sequence and return False.
@@ -456,8 +456,8 @@ class LlamaContext:
         """
         self.lib.llama_memory_seq_rm(self.memory, self._checked(seq_id), -1, -1)
         buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
-        read = int(self.lib.llama_state_seq_set_data(self.handle, buffer, len(state), seq_id))
-        if read == len(state) and self.num_tokens(seq_id) == num_tokens:
+        num_read = int(self.lib.llama_state_seq_set_data(self.handle, buffer, len(state), seq_id))
+        if num_read == len(state) and self.num_tokens(seq_id) == num_tokens:
             return True
         self.lib.llama_memory_seq_rm(self.memory, seq_id, -1, -1)
         return False

@@ -130,21 +130,21 @@ class LlamaBackend:
         self.plans.pop(repeatable, None)  # the previous context is closed
         flash_attention = not repeatable and (self.home is None or attention.flash_attention(self.home, self.governor))
         situation = memory.Situation(is_loaded=True)
-        made = memory.plan(
+        plan = memory.plan(
             self.info, num_cells, num_sequences, flash_attention=flash_attention, gpu_layers=self.gpu_layers, situation=situation
         )
-        memory.require(made, self.info, situation=situation)
+        memory.require(plan, self.info, situation=situation)
         started = time.perf_counter()
         context = LlamaContext(
             self.model,
-            num_cells=made.n_ctx,  # llama.cpp rounds up the number of cells, but not the batch size
+            num_cells=plan.n_ctx,  # llama.cpp rounds up the number of cells, but not the batch size
             num_sequences=num_sequences,
             batch_tokens=BATCH_TOKENS,
             num_threads=self.governor.measure,
             flash_attention=flash_attention,
         )
         self.speed.observe_context(context.num_cells, time.perf_counter() - started)
-        self.plans[repeatable] = memory.as_if_unloaded(made, self.info)
+        self.plans[repeatable] = memory.as_if_unloaded(plan, self.info)
         return context
 
     def close(self) -> None:

@@ -175,8 +175,8 @@ def available_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
             return free
         used = int((cgroup / "memory.current").read_text(encoding="ascii"))
         stats = dict(line.split() for line in (cgroup / "memory.stat").read_text(encoding="ascii").splitlines())
-        cached = int(stats["active_file"]) + int(stats["inactive_file"])  # the page cache, which the kernel reclaims on demand
-        return max(0, min(free, int(limit) - used + cached))
+        cache_bytes = int(stats["active_file"]) + int(stats["inactive_file"])  # the page cache, which the kernel reclaims on demand
+        return max(0, min(free, int(limit) - used + cache_bytes))
     except (OSError, ValueError, KeyError):
         return free
 
@@ -196,7 +196,7 @@ def plan(
     As in llama.cpp, a `gpu_layers` above the model's number of layers offloads everything. EngineError for a KV type that is unknown or
     that plain attention does not support.
     """
-    known = _look_up(situation or Situation(), gpu_layers)
+    resources = _look_up(situation or Situation(), gpu_layers)
     if kv_type not in KV_TYPE_BYTES or (KV_TYPE_BYTES[kv_type] < KV_TYPE_BYTES["f16"] and not flash_attention):
         raise EngineError(
             f"A KV cache of type {kv_type} is not supported{' without flash attention' if kv_type in KV_TYPE_BYTES else ''}.",
@@ -208,38 +208,38 @@ def plan(
     compute_bytes = _compute_bytes(info, cells, num_sequences, flash_attention=flash_attention)
     share = min(1.0, gpu_layers / (info.num_layers + 1)) if info.num_layers else 0.0
     on_gpu = int(share * info.file_size)
-    repacked = 0 if known.is_loaded else int(_repacked_bytes(info) * (1 - share))
-    vocabulary = 0 if known.is_loaded else info.vocab_size * _VOCAB_TOKEN_BYTES.get(info.tokenizer_model, _VOCAB_TOKEN_BYTES_PLAIN)
+    repacked = 0 if resources.is_loaded else int(_repacked_bytes(info) * (1 - share))
+    vocabulary = 0 if resources.is_loaded else info.vocab_size * _VOCAB_TOKEN_BYTES.get(info.tokenizer_model, _VOCAB_TOKEN_BYTES_PLAIN)
     return MemoryPlan(
         n_ctx=cells,
         num_sequences=num_sequences,
         kv_type=kv_type,
         flash_attention=flash_attention,
         gpu_layers=gpu_layers,
-        weights_bytes=info.file_size - (on_gpu if known.is_loaded else 0),
+        weights_bytes=info.file_size - (on_gpu if resources.is_loaded else 0),
         copied_bytes=repacked + vocabulary,
         repacked_bytes=repacked,
         kv_bytes=kv_bytes,
         compute_bytes=compute_bytes,
-        python_bytes=known.python_bytes or 0,
-        embedder_bytes=known.embedder_bytes,
-        gpu_bytes=(0 if known.is_loaded else on_gpu) + int(share * kv_bytes) + (compute_bytes if share else 0),
-        gpu_weights_bytes=0 if known.is_loaded else on_gpu,
-        available=known.available_bytes or 0,
-        gpu_available=known.gpu_available_bytes or 0,
+        python_bytes=resources.python_bytes or 0,
+        embedder_bytes=resources.embedder_bytes,
+        gpu_bytes=(0 if resources.is_loaded else on_gpu) + int(share * kv_bytes) + (compute_bytes if share else 0),
+        gpu_weights_bytes=0 if resources.is_loaded else on_gpu,
+        available=resources.available_bytes or 0,
+        gpu_available=resources.gpu_available_bytes or 0,
     )
 
 
-def as_if_unloaded(made: MemoryPlan, info: ModelInfo) -> MemoryPlan:
+def as_if_unloaded(estimate: MemoryPlan, info: ModelInfo) -> MemoryPlan:
     """Return the plan for a loaded model as if it had yet to be loaded: with its weights and their copies, without Python's memory."""
     return plan(
         info,
-        made.n_ctx,
-        made.num_sequences,
-        made.kv_type,
-        flash_attention=made.flash_attention,
-        gpu_layers=made.gpu_layers,
-        situation=Situation(available_bytes=made.available, gpu_available_bytes=made.gpu_available, python_bytes=0),
+        estimate.n_ctx,
+        estimate.num_sequences,
+        estimate.kv_type,
+        flash_attention=estimate.flash_attention,
+        gpu_layers=estimate.gpu_layers,
+        situation=Situation(available_bytes=estimate.available, gpu_available_bytes=estimate.gpu_available, python_bytes=0),
     )
 
 
@@ -253,10 +253,10 @@ def nearest(
     situation: Situation | None = None,
 ) -> int:
     """Return the largest KV cache, in tokens, that fits: the training context or a smaller multiple of 256; 0 if none fits."""
-    known = _look_up(situation or Situation(), gpu_layers)
+    resources = _look_up(situation or Situation(), gpu_layers)
 
     def fits(n_ctx: int) -> bool:
-        return plan(info, n_ctx, num_sequences, kv_type, flash_attention=flash_attention, gpu_layers=gpu_layers, situation=known).fits
+        return plan(info, n_ctx, num_sequences, kv_type, flash_attention=flash_attention, gpu_layers=gpu_layers, situation=resources).fits
 
     most = info.n_ctx_train or MAX_UNSAID_TOKENS
     low, high = 0, -(-most // CELLS_PAD)  # the number of blocks that fits is at least low, at most high
@@ -266,32 +266,32 @@ def nearest(
     return min(most, low * CELLS_PAD)
 
 
-def require(made: MemoryPlan, info: ModelInfo, *, situation: Situation | None = None) -> None:
+def require(estimate: MemoryPlan, info: ModelInfo, *, situation: Situation | None = None) -> None:
     """Raise an EngineError that names the largest window that fits, unless the plan fits."""
-    if made.fits:
+    if estimate.fits:
         return
     near = nearest(
         info,
-        made.num_sequences,
-        made.kv_type,
-        flash_attention=made.flash_attention,
-        gpu_layers=made.gpu_layers,
-        situation=situation or Situation(available_bytes=made.available, gpu_available_bytes=made.gpu_available),
+        estimate.num_sequences,
+        estimate.kv_type,
+        flash_attention=estimate.flash_attention,
+        gpu_layers=estimate.gpu_layers,
+        situation=situation or Situation(available_bytes=estimate.available, gpu_available_bytes=estimate.gpu_available),
     )
-    on_gpu = made.gpu_bytes > made.gpu_available
-    needed, free = (made.gpu_bytes, made.gpu_available) if on_gpu else (made.needed, made.available - RESERVE_BYTES)
+    on_gpu = estimate.gpu_bytes > estimate.gpu_available
+    needed, free = (estimate.gpu_bytes, estimate.gpu_available) if on_gpu else (estimate.needed, estimate.available - RESERVE_BYTES)
     raise EngineError(
-        f"{info.path.name} with a window of {made.n_ctx} tokens does not fit into the free memory{' of the GPU' if on_gpu else ''}: "
+        f"{info.path.name} with a window of {estimate.n_ctx} tokens does not fit into the free memory{' of the GPU' if on_gpu else ''}: "
         f"it needs {_mib(needed)} MiB, and {_mib(max(0, free))} MiB are available.",
         hint=f"Use a window of {near} tokens or less (--ctx)." if near else "Close other programs, or use a smaller model.",
-        n_ctx=made.n_ctx,
+        n_ctx=estimate.n_ctx,
         nearest_n_ctx=near,
         needed_bytes=needed,
         free_bytes=max(0, free),
-        weights_bytes=made.weights_bytes,
-        kv_bytes=made.kv_bytes,
-        compute_bytes=made.compute_bytes,
-        available_bytes=made.available,
+        weights_bytes=estimate.weights_bytes,
+        kv_bytes=estimate.kv_bytes,
+        compute_bytes=estimate.compute_bytes,
+        available_bytes=estimate.available,
     )
 
 
@@ -320,12 +320,12 @@ def make_slot(info: ModelInfo, requested: int | None, *, fitting: int | None = N
 
 def _look_up(situation: Situation, gpu_layers: int) -> Situation:
     """Return the situation with every None replaced by a measurement."""
-    free, on_gpu, held = situation.available_bytes, situation.gpu_available_bytes, situation.python_bytes
+    free, on_gpu, python_bytes = situation.available_bytes, situation.gpu_available_bytes, situation.python_bytes
     return replace(
         situation,
         available_bytes=available_memory() if free is None else free,
         gpu_available_bytes=(gpu_bytes_free() if gpu_layers else 0) if on_gpu is None else on_gpu,
-        python_bytes=psutil.Process().memory_info().rss if held is None else held,
+        python_bytes=psutil.Process().memory_info().rss if python_bytes is None else python_bytes,
     )
 
 

@@ -70,9 +70,9 @@ def default_types(info: ModelInfo, system_info: str) -> tuple[str, ...]:
 
 def check_type(name: str) -> str:
     """Return the canonical name of a type, ignoring case. UsageError for an unsupported type."""
-    if (known := name.upper()) not in BITS_PER_WEIGHT:
+    if (file_type := name.upper()) not in BITS_PER_WEIGHT:
         raise UsageError(f"{name!r} is not a supported type.", hint=f"Choose one of: {', '.join(BITS_PER_WEIGHT)}.", type=name)
-    return known
+    return file_type
 
 
 def expected_bytes(info: ModelInfo, num_weights: int, file_type: str) -> int:
@@ -97,8 +97,8 @@ def workshop(folder: Path) -> Iterator[Path]:
         hint = "Wait for it to end: concurrent runs slow each other down."
         raise UsageError("Another `models optimize` is running in this home.", hint=hint) from None
     except OSError as error:
-        known = file_error(error, folder, hint="Set LOCALRAG_HOME to a folder that can be written.")
-        raise ConfigError(f"{folder} cannot be written: {known.reason}.", hint=known.hint, path=str(folder), **known.numbers) from None
+        cause = file_error(error, folder, hint="Set LOCALRAG_HOME to a folder that can be written.")
+        raise ConfigError(f"{folder} cannot be written: {cause.reason}.", hint=cause.hint, path=str(folder), **cause.numbers) from None
     with stack:
         for stale in folder.glob(f"{_STAGE_PREFIX}*"):
             shutil.rmtree(stale, ignore_errors=True)
@@ -326,17 +326,17 @@ class Bench:
         return Evaluation(info.path, num_cells=num_cells, num_threads=self._governor.num_threads, flash_attention=self._flash_attention)
 
 
-def verdict(original: Measured, file_type: str, made: Measured | str, limits: Limits) -> Candidate:
+def verdict(original: Measured, file_type: str, result: Measured | str, limits: Limits) -> Candidate:
     """Apply the limits to a file, or to the reason why there is none."""
-    if isinstance(made, str):
-        return Candidate(file_type=file_type, measured=None, speedup=None, problem=made)
-    speedup = original.ask_s / made.ask_s
+    if isinstance(result, str):
+        return Candidate(file_type=file_type, measured=None, speedup=None, problem=result)
+    speedup = original.ask_s / result.ask_s
     problems = []
-    if made.quality.mean_kl > limits.max_kl:
-        problems.append(f"too far from the original: KL {made.quality.mean_kl:.3f}, at most {limits.max_kl:g}")
+    if result.quality.mean_kl > limits.max_kl:
+        problems.append(f"too far from the original: KL {result.quality.mean_kl:.3f}, at most {limits.max_kl:g}")
     if speedup < limits.min_speedup:
         problems.append(f"not fast enough: speedup {speedup:.2f}, at least {limits.min_speedup:g}")
-    return Candidate(file_type=file_type, measured=made, speedup=speedup, problem="; ".join(problems) or None)
+    return Candidate(file_type=file_type, measured=result, speedup=speedup, problem="; ".join(problems) or None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,11 +350,11 @@ class Kept:
         return {"path": str(self.path), "sha256": self.sha256}
 
 
-def keep(made: Measured, folder: Path, *, source: Path, source_sha256: str) -> Kept:
+def keep(result: Measured, folder: Path, *, source: Path, source_sha256: str) -> Kept:
     """Move a file atomically from the workshop into `folder`. Its new name has the source's name, the start of its sha256, and the type."""
-    target = folder / f"{source.stem}-{source_sha256[:8]}-{made.file_type}.gguf"
-    digest = sha256_of(made.path)
-    made.path.replace(target)
+    target = folder / f"{source.stem}-{source_sha256[:8]}-{result.file_type}.gguf"
+    digest = sha256_of(result.path)
+    result.path.replace(target)
     sync_folder(folder)
     return Kept(target, digest)
 

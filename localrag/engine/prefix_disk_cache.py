@@ -295,8 +295,8 @@ class PrefixDiskCache:
     @property
     def warning(self) -> str | None:
         """One line about the first fault; None without faults."""
-        opened = [getattr(self, name) for name in ("store", "repeatable", "shared") if name in self.__dict__]
-        return next((each.warning for each in opened if each.warning), None)
+        stores = [getattr(self, name) for name in ("store", "repeatable", "shared") if name in self.__dict__]
+        return next((each.warning for each in stores if each.warning), None)
 
     def recall(self, cells: ExclusiveCells, prompt_ids: list[int], breakpoints: tuple[int, ...]) -> None:
         """Restore the longest stored prefix of a prompt, if it is much longer than the cached one."""

@@ -121,10 +121,10 @@ class Evaluation:
         self._clear()
         started = time.perf_counter()
         self._decode(ids[:prompt_tokens], 0, outputs=False)
-        read = time.perf_counter()
+        prompt_end = time.perf_counter()
         for position in range(prompt_tokens, prompt_tokens + answer_tokens):
             self._decode(ids[position : position + 1], position, outputs=False)
-        return Run(prompt_tokens, read - started, answer_tokens, time.perf_counter() - read)
+        return Run(prompt_tokens, prompt_end - started, answer_tokens, time.perf_counter() - prompt_end)
 
     def warm_up(self, ids: Sequence[int]) -> None:
         """Evaluate a few tokens to load all weights, since an mmapped file is read on first use."""

@@ -243,13 +243,13 @@ def convert_for_queries(original: Embedder, settings: Settings, *, on_start: Cal
     if not isinstance(original, FolderEmbedder):
         return None
     place = _Place(original, settings)
-    if (known := place.settled()) is not None:
-        return known
+    if (cached_verdict := place.settled()) is not None:
+        return cached_verdict
     with suppress(OSError):
         make_private_folder(place.gguf.parent)
         with locked(place.lock):
-            if (known := place.settled()) is not None:  # by another process meanwhile
-                return known
+            if (cached_verdict := place.settled()) is not None:  # by another process meanwhile
+                return cached_verdict
             if on_start is not None:
                 on_start()
             verdict = _judge(place, original)

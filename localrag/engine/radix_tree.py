@@ -73,16 +73,16 @@ class RadixTree:
 
     def share(self, source: int, seq_id: int, num_tokens: int) -> None:
         """Let `seq_id`, which must be empty, share the first `num_tokens` tokens of `source`, in the same cells."""
-        left = num_tokens
+        num_remaining = num_tokens
         node = self._root
         for each in self._path(source):
-            if left <= 0:
+            if num_remaining <= 0:
                 break
-            if len(each.tokens) > left:
-                _split(each, left)
-                self._leaves = {held: _deepest(leaf, held) for held, leaf in self._leaves.items()}
+            if len(each.tokens) > num_remaining:
+                _split(each, num_remaining)
+                self._leaves = {holder: _deepest(leaf, holder) for holder, leaf in self._leaves.items()}
             each.holders.add(seq_id)
-            left -= len(each.tokens)
+            num_remaining -= len(each.tokens)
             node = each
         if node is not self._root:
             self._leaves[seq_id] = node
@@ -108,7 +108,7 @@ class RadixTree:
             node = path.pop()
             if len(node.tokens) > excess:
                 _split(node, len(node.tokens) - excess)
-                self._leaves = {held: _deepest(leaf, held) for held, leaf in self._leaves.items()}
+                self._leaves = {holder: _deepest(leaf, holder) for holder, leaf in self._leaves.items()}
                 path.append(node)
                 node = next(child for child in node.children if seq_id in child.holders)
             excess -= len(node.tokens)

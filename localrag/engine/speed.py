@@ -205,14 +205,14 @@ class Speed:
     def to_dict(self) -> dict[str, list[float]]:
         return {name: cost.to_list() for name, cost in self._costs().items()}
 
-    def restore(self, kept: object) -> None:
+    def restore(self, record: object) -> None:
         """Load the result of `to_dict`. Raises ValueError for anything else, without any change."""
-        if not isinstance(kept, dict):
+        if not isinstance(record, dict):
             raise ValueError("an object is needed")  # noqa: TRY004  # damaged data, not a wrong call
         spare = Speed()
         for costs in (spare._costs(), self._costs()):
             for name, cost in costs.items():
-                cost.restore(kept.get(name))
+                cost.restore(record.get(name))
 
     def _costs(self) -> dict[str, Cost]:
         return {"prefill": self._prefill, "decode": self._decode, "context": self._context}

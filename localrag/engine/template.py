@@ -166,8 +166,8 @@ class JinjaChatTemplate:
         attempts = list(refusals.values())
         refusal = next((refusal for refusal in attempts if refusal.lost), attempts[-1])
         roles = [turn.role for turn in original]
-        shown = ", ".join((*roles[:8], "…") if len(roles) > 8 else roles) or "none"
-        reason = refusal.reason if refusal.lost else f"cannot render messages of these roles ({shown}): {refusal.reason}"
+        role_list = ", ".join((*roles[:8], "…") if len(roles) > 8 else roles) or "none"
+        reason = refusal.reason if refusal.lost else f"cannot render messages of these roles ({role_list}): {refusal.reason}"
         raise self._error(reason, roles=roles)
 
     def _lay_out_tools(self, roles: tuple[str, ...], form: ToolForm, now: datetime) -> Layout:
@@ -214,15 +214,15 @@ class JinjaChatTemplate:
             if re.search("[\ud800-\udfff]", reply["text"]):
                 raise self._error("writes invalid Unicode")
             return reply["text"]
-        said = one_line(re.sub(placeholder(nonce, "[0-9]+"), "…", hide_placeholders(reply["message"])), 200)
+        message = one_line(re.sub(placeholder(nonce, "[0-9]+"), "…", hide_placeholders(reply["message"])), 200)
         if reply["error"] == "refused":
-            return Refusal(said)
+            return Refusal(message)
         if reply["error"] == "memory":
             limit = self.memory_limit_bytes
             raise self._error(f"needs more than {limit >> 20} MiB of memory", memory_limit_bytes=limit)
         reasons = {
-            "syntax": f"is not valid Jinja: {said}",
-            "security": f"accesses what a template may not: {said}",
+            "syntax": f"is not valid Jinja: {message}",
+            "security": f"accesses what a template may not: {message}",
             "size": TOO_MUCH_TEXT,
         }
         raise self._error(reasons[reply["error"]])

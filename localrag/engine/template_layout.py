@@ -103,9 +103,9 @@ class ToolForm:
         """Return the tools with fresh random placeholders, which sort like the texts."""
         firsts = sorted(secrets.SystemRandom().sample(range(_FIRST, _REST), len(self.lengths)))
         rests = [secrets.token_bytes(length - 1) for length in self.lengths]
-        shown = [chr(first) + "".join(chr(_REST + byte) for byte in rest) for first, rest in zip(firsts, rests, strict=True)]
-        tools = json.loads(_MARK.sub(lambda mark: shown[int(mark[1])], self.skeleton))
-        return Disguise(tools, {text: index for index, text in enumerate(shown)})
+        placeholders = [chr(first) + "".join(chr(_REST + byte) for byte in rest) for first, rest in zip(firsts, rests, strict=True)]
+        tools = json.loads(_MARK.sub(lambda mark: placeholders[int(mark[1])], self.skeleton))
+        return Disguise(tools, {text: index for index, text in enumerate(placeholders)})
 
 
 def hide_placeholders(text: str) -> str:
@@ -174,8 +174,8 @@ def _content(text: str) -> Segment:
 def _hide_tool(function: dict[str, Any], hide: Callable[[str], object]) -> dict[str, Any]:
     name = function["name"]
     walk = _Walk(name, hide)
-    shown = {"name": walk.text(name), "description": walk.text(function["description"])}
-    return {"type": "function", "function": {**shown, "parameters": walk.value(function["parameters"], "schema", 1)}}
+    fields = {"name": walk.text(name), "description": walk.text(function["description"])}
+    return {"type": "function", "function": {**fields, "parameters": walk.value(function["parameters"], "schema", 1)}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +205,8 @@ class _Walk:
         if place == "schema" and key in KEYWORDS:
             return key, self.value(value, KEYWORDS[key], depth + 1)
         if place == "properties" and not _NAME.fullmatch(key):
-            shown = key if len(key) <= 80 else key[:79] + "…"
-            message = f"The tool {self.name} has a parameter named {shown!r}, but a name is 1 to 64 letters, digits, '_', '.', '$' and '-'."
+            label = key if len(key) <= 80 else key[:79] + "…"
+            message = f"The tool {self.name} has a parameter named {label!r}, but a name is 1 to 64 letters, digits, '_', '.', '$' and '-'."
             raise UsageError(message, hint="Rename the parameter.")
         return self.text(key), self.value(value, "schema" if place in {"properties", "schemas"} else "data", depth + 1)
 

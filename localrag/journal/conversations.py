@@ -122,19 +122,20 @@ class Conversations:
         copied = "question, answer, state, about, is_pinned, began_at, pid, pid_started_at"
         with transaction(self._db, self._path):
             self._check_free(name)
-            made = self._db.execute(
+            new_id = self._db.execute(
                 "INSERT INTO conversations (name, about, created_at, updated_at) SELECT ?, about, ?, ? FROM conversations WHERE id = ?",
                 (name, now, now, conversation_id),
             ).lastrowid
             self._db.execute(
                 f"INSERT INTO turns (conversation_id, {copied}) SELECT ?, {copied} FROM turns "  # noqa: S608  # our own words
                 "WHERE conversation_id = ? AND id <= ? AND NOT is_undone ORDER BY id",
-                (made, conversation_id, last_turn_id),
+                (new_id, conversation_id, last_turn_id),
             )
             self._db.execute(
-                "INSERT INTO turns_fts (rowid, question, answer) SELECT id, question, answer FROM turns WHERE conversation_id = ?", (made,)
+                "INSERT INTO turns_fts (rowid, question, answer) SELECT id, question, answer FROM turns WHERE conversation_id = ?",
+                (new_id,),
             )
-        return int(made or 0)
+        return int(new_id or 0)
 
     # --- turns ---
 
@@ -205,11 +206,11 @@ class Conversations:
 
     # --- inside ---
 
-    def _rows(self, chosen: str, values: tuple[object, ...]) -> list[ConversationRow]:
+    def _rows(self, clause: str, values: tuple[object, ...]) -> list[ConversationRow]:
         turns = "FROM turns AS t WHERE t.conversation_id = conversations.id AND NOT t.is_undone"
         statement = (
             f"SELECT id, name, about, created_at, updated_at, (SELECT count(*) {turns}), "  # noqa: S608  # our own words
-            f"(SELECT t.question {turns} ORDER BY t.id LIMIT 1) FROM conversations {chosen}"
+            f"(SELECT t.question {turns} ORDER BY t.id LIMIT 1) FROM conversations {clause}"
         )
         with explained(self._path):
             rows = self._db.execute(statement, values).fetchall()
@@ -308,8 +309,8 @@ class Memories:
         with explained(self._path), legible(self._path):
             rows = self._db.execute("SELECT id, text, importance, created_at, updated_at FROM memories ORDER BY id").fetchall()
             return [
-                StoredMemory(id=int(key), text=str(text), importance=float(weight), created_at=float(made), updated_at=float(changed))
-                for key, text, weight, made, changed in rows
+                StoredMemory(id=int(key), text=str(text), importance=float(weight), created_at=float(created_at), updated_at=float(changed))
+                for key, text, weight, created_at, changed in rows
             ]
 
 

@@ -142,11 +142,11 @@ MIGRATIONS: tuple[Migration, ...] = (create_tables, add_councils, add_conversati
 def migrate(db: sqlite3.Connection, path: Path, migrations: tuple[Migration, ...] = MIGRATIONS) -> None:
     """Apply the missing migrations. Raises ConfigError for a file from a newer localrag, which stays unchanged."""
 
-    def newer(found: int) -> ConfigError:
+    def newer(schema: int) -> ConfigError:
         return ConfigError(
-            f"The journal {path} has schema {found}, written by a newer localrag; this version supports up to {len(migrations)}.",
+            f"The journal {path} has schema {schema}, written by a newer localrag; this version supports up to {len(migrations)}.",
             hint=f"Upgrade localrag, or move {path} away: the next ask starts a new journal.",
-            schema=found,
+            schema=schema,
             known_schema=len(migrations),
         )
 
@@ -165,10 +165,10 @@ def json_of(data: object) -> str:
 
 def object_of(text: str) -> dict[str, Any]:
     """Parse a stored JSON object. Raises ValueError or TypeError for the contents of a damaged file."""
-    found = json.loads(text)
-    if not isinstance(found, dict):
+    data = json.loads(text)
+    if not isinstance(data, dict):
         raise TypeError(f"{text!r:.60} is not an object")
-    return found
+    return data
 
 
 _SAME_START_S = 10.0
@@ -232,8 +232,8 @@ def explained(path: Path) -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, OSError, UnicodeDecodeError) as error:  # sqlite3 raises UnicodeDecodeError if a message quotes damaged text
-        if (known := disk_error(error, path)) is not None:
-            raise ConfigError(f"The journal {path} cannot be used: {known.reason}.", hint=known.hint, **known.numbers) from error
+        if (fault := disk_error(error, path)) is not None:
+            raise ConfigError(f"The journal {path} cannot be used: {fault.reason}.", hint=fault.hint, **fault.numbers) from error
         kind = "SQLITE_CORRUPT" if isinstance(error, UnicodeDecodeError) else getattr(error, "sqlite_errorname", "") or ""
         raise ConfigError(f"The journal {path} cannot be used: {error}.", hint=_way_out(kind, path)) from error
 

@@ -91,10 +91,10 @@ class Councils:
 
     def get(self, council_id: int) -> StoredCouncil | None:
         """Return the run with all its events so far; None for an unknown id."""
-        told = "SELECT event FROM council_events WHERE council_id = ? ORDER BY ordinal"
+        statement = "SELECT event FROM council_events WHERE council_id = ? ORDER BY ordinal"
         with transaction(self._db, self._path, "DEFERRED"):
             row = self._db.execute(f"SELECT {_COLUMNS}, about FROM councils WHERE id = ?", (council_id,)).fetchone()  # noqa: S608  # our own words
-            events = self._db.execute(told, (council_id,)).fetchall() if row else []
+            events = self._db.execute(statement, (council_id,)).fetchall() if row else []
         if row is None:
             return None
         with legible(self._path):
@@ -237,8 +237,8 @@ class AskRecord:
     @property
     def efficiency(self) -> float | None:
         """The share of the evidence in the prompt, in tokens, that the answer cites, 0 to 1; None without evidence."""
-        supplied = sum(each.tokens for each in self.evidence if each.is_in_prompt)
-        return sum(each.tokens for each in self.evidence if each.is_in_prompt and each.cited) / supplied if supplied else None
+        total = sum(each.tokens for each in self.evidence if each.is_in_prompt)
+        return sum(each.tokens for each in self.evidence if each.is_in_prompt and each.cited) / total if total else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,7 +249,7 @@ class StoredAsk(AskRecord):
 
     def to_dict(self) -> dict[str, object]:
         """Return the ask in `--json` output."""
-        kept = (
+        names = (
             "id",
             "session",
             "command",
@@ -263,7 +263,7 @@ class StoredAsk(AskRecord):
             "bound",
         )
         return {
-            **{name: getattr(self, name) for name in kept},
+            **{name: getattr(self, name) for name in names},
             "usage": {name: getattr(self, name) for name in ("prompt_tokens", "completion_tokens", "cached_tokens")},
             "utilization": self.utilization,
             "efficiency": self.efficiency,
@@ -378,24 +378,24 @@ class Journal:
         """
         entry = replace(entry, question=entry.question[:MAX_QUESTION_CHARS])
         plain = [_cell(kind, getattr(entry, name)) for name, kind in _PLAIN.items()]
-        kept = (entry.ledger.to_dict(), [asdict(each) for each in entry.sections], {name: float(s) for name, s in entry.timings.items()})
+        objects = (entry.ledger.to_dict(), [asdict(each) for each in entry.sections], {name: float(s) for name, s in entry.timings.items()})
         evidence = [[_cell(kind, getattr(each, name)) for name, kind in _EVIDENCE.items()] for each in entry.evidence]
         with transaction(self._db, self.path):
-            ask_id = int(self._db.execute(_INSERT_ASK, [*plain, *map(json_of, kept)]).lastrowid or 0)
+            ask_id = int(self._db.execute(_INSERT_ASK, [*plain, *map(json_of, objects)]).lastrowid or 0)
             self._db.executemany(_INSERT_EVIDENCE, ((ask_id, at, *row) for at, row in enumerate(evidence)))
         return ask_id
 
     def asks(self, session: str | None = None, last: int | None = None) -> list[StoredAsk]:
         """Return the last `last` asks (None: all), of one session or of all, in the order of recording, newest last."""
         where = "" if session is None else " WHERE session = ?"
-        chosen = f"FROM asks{where} ORDER BY id DESC LIMIT ?"
-        evidence = f"SELECT ask_id, {', '.join(_EVIDENCE)} FROM evidence WHERE ask_id IN (SELECT id {chosen}) ORDER BY ask_id, position"  # noqa: S608  # our own words
+        clause = f"FROM asks{where} ORDER BY id DESC LIMIT ?"
+        evidence = f"SELECT ask_id, {', '.join(_EVIDENCE)} FROM evidence WHERE ask_id IN (SELECT id {clause}) ORDER BY ask_id, position"  # noqa: S608  # our own words
         values = [*([] if session is None else [storable(session)]), -1 if last is None else max(0, last)]
         with transaction(self._db, self.path, "DEFERRED"):
-            rows = self._db.execute(f"SELECT id, {', '.join((*_PLAIN, *_JSON))} {chosen}", values).fetchall()
-            offered = self._db.execute(evidence, values).fetchall()
+            rows = self._db.execute(f"SELECT id, {', '.join((*_PLAIN, *_JSON))} {clause}", values).fetchall()
+            evidence_rows = self._db.execute(evidence, values).fetchall()
         with legible(self.path):
-            by_ask = {ask_id: tuple(_evidence(row) for row in group) for ask_id, group in groupby(offered, key=lambda row: row[0])}
+            by_ask = {ask_id: tuple(_evidence(row) for row in group) for ask_id, group in groupby(evidence_rows, key=lambda row: row[0])}
             return [_ask(row, by_ask.get(row[0], ())) for row in reversed(rows)]
 
     def sessions(self) -> list[SessionRow]:

@@ -75,13 +75,13 @@ def build(store: Store, *, min_rows: int = APPROXIMATE_FROM) -> VectorFile | Non
             if embedder is None or store.num_chunks < min_rows:
                 return None
             version = Version(store.generation, store.stamp(store.generation) or 0, *embedder)
-            known = newest_file(store, version)
-            if known is not None and known.centroids is not None and not _is_outdated(store, version, known):
+            base = newest_file(store, version)
+            if base is not None and base.centroids is not None and not _is_outdated(store, version, base):
                 return None
-            if known is None:  # a flat file, to search until the clusters are ready
-                known = open_file(write_file(folder, version, rows_of(store, version.dim)))
-            if known.version.generation == version.generation:
-                source = known
+            if base is None:  # a flat file, to search until the clusters are ready
+                base = open_file(write_file(folder, version, rows_of(store, version.dim)))
+            if base.version.generation == version.generation:
+                source = base
             else:
                 with scratch_file(folder, version, rows_of(store, version.dim)) as scratch:
                     source = open_file(scratch)
@@ -89,10 +89,10 @@ def build(store: Store, *, min_rows: int = APPROXIMATE_FROM) -> VectorFile | Non
         return open_file(write_file(folder, version, _in_order(source, order), clusters))
 
 
-def _is_outdated(store: Store, version: Version, known: VectorFile) -> bool:
-    new = np.fromiter((one for one, _ in store.vectors(known.last_id)), dtype=np.int64)
+def _is_outdated(store: Store, version: Version, base: VectorFile) -> bool:
+    new = np.fromiter((one for one, _ in store.vectors(base.last_id)), dtype=np.int64)
     added = VectorFile(version, np.zeros((len(new), version.dim), dtype=np.float32), new)
-    return VectorIndex(store, version, known, added).is_outdated
+    return VectorIndex(store, version, base, added).is_outdated
 
 
 def cluster(source: VectorFile) -> tuple[Clusters, Places]:

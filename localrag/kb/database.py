@@ -213,11 +213,11 @@ MIGRATIONS: tuple[Migration, ...] = (create_tables, add_fields_places_and_charac
 def migrate(db: sqlite3.Connection, migrations: tuple[Migration, ...] = MIGRATIONS) -> None:
     """Apply the missing migrations. Raises KnowledgeBaseError for a file of a newer localrag, without changing the file."""
 
-    def newer(found: int) -> KnowledgeBaseError:
+    def newer(schema: int) -> KnowledgeBaseError:
         return KnowledgeBaseError(
-            f"This knowledge base has schema {found}, written by a newer localrag. This version supports schemas up to {len(migrations)}.",
+            f"This knowledge base has schema {schema}, written by a newer localrag. This version supports schemas up to {len(migrations)}.",
             hint="Upgrade localrag, or index the documents into a knowledge base of another name.",
-            schema=found,
+            schema=schema,
             known_schema=len(migrations),
         )
 
@@ -340,9 +340,9 @@ def explained(path: Path) -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter if SQLite's message repeats damaged text
-        if (known := disk_error(error, path)) is not None:
-            message = f"The knowledge base file {path} cannot be used: {known.reason}."
-            raise KnowledgeBaseError(message, hint=known.hint, **known.numbers) from error
+        if (cause := disk_error(error, path)) is not None:
+            message = f"The knowledge base file {path} cannot be used: {cause.reason}."
+            raise KnowledgeBaseError(message, hint=cause.hint, **cause.numbers) from error
         kind = getattr(error, "sqlite_errorname", "") or ""
         raise KnowledgeBaseError(f"The knowledge base file {path} cannot be used: {error}.", hint=_way_out(kind)) from error
 
@@ -357,8 +357,8 @@ def make_folder(folder: Path) -> None:
 
 def unwritable(what: str, error: OSError, path: Path) -> KnowledgeBaseError:
     """Make the error for an action (`what`, such as "Cannot create the folder X") that the file system refused at `path`."""
-    known = file_error(error, path, hint=_way_out(""))
-    return KnowledgeBaseError(f"{what}: {known.reason}.", hint=known.hint, **known.numbers)
+    cause = file_error(error, path, hint=_way_out(""))
+    return KnowledgeBaseError(f"{what}: {cause.reason}.", hint=cause.hint, **cause.numbers)
 
 
 def _way_out(kind: str) -> str:

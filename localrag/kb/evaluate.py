@@ -106,13 +106,13 @@ def open_index(
     name = f"{collection.sha256[:16]}-{embedder.fingerprint[:16]}"
     store = Store(home / "eval" / name / "kb.sqlite", create=True)
     try:
-        known = set(store.documents())
-        done = 0
+        stored_ids = set(store.documents())
+        num_done = 0
         documents = collection.documents()
         while group := list(islice(documents, _DOCUMENTS_AT_ONCE)):
-            _add(store, [document for document in group if document[0] not in known], embedder)
-            done += len(group)
-            progress(done, total)
+            _add(store, [document for document in group if document[0] not in stored_ids], embedder)
+            num_done += len(group)
+            progress(num_done, total)
     except BaseException:
         store.close()
         raise

@@ -166,8 +166,8 @@ class IngestResult:
 
     def to_dict(self) -> dict[str, object]:
         """Return the result as JSON-serialisable data."""
-        named = {name: [file._asdict() for file in getattr(self, name)] for name in ("skipped", "partial")}
-        return {**asdict(self), **named}
+        file_lists = {name: [file._asdict() for file in getattr(self, name)] for name in ("skipped", "partial")}
+        return {**asdict(self), **file_lists}
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ def ingest(
     skipped = run.known.walk.skipped
     if not run.added + run.updated + run.unchanged + run.renamed:
         raise _nothing_read(paths, skipped)
-    removed, written = run.finish()
+    removed, final_store = run.finish()
     return IngestResult(
         run.added,
         run.updated,
@@ -207,7 +207,7 @@ def ingest(
         run.renamed,
         removed,
         run.num_embedded,
-        written.num_chunks,
+        final_store.num_chunks,
         tuple(skipped),
         tuple(run.partial),
     )
@@ -283,8 +283,8 @@ class _Run:
         else:
             self._prepare(file, decision.read)
 
-    def _prepare(self, file: FileEntry, read: ReadFile) -> None:
-        reading = read.reading
+    def _prepare(self, file: FileEntry, scan: ReadFile) -> None:
+        reading = scan.reading
         try:
             passages = cut(reading, self.embedder)
             if not passages:
@@ -292,9 +292,9 @@ class _Run:
         except (UnreadableError, KnowledgeBaseError) as error:
             self._skip(file, reason_of(error))
             return
-        fields = (*(pair for pair in reading.fields if pair[0] not in (INCOMPLETE, SECRET)), *read.notes())
+        fields = (*(pair for pair in reading.fields if pair[0] not in (INCOMPLETE, SECRET)), *scan.notes())
         row = DocumentRow(
-            file.path, file.source, read.sha256, read.num_bytes, reading.title, reading.tags, fields, mtime_ns=read.mtime_ns, cutter=CUTTER
+            file.path, file.source, scan.sha256, scan.num_bytes, reading.title, reading.tags, fields, mtime_ns=scan.mtime_ns, cutter=CUTTER
         )
         self.partial += [SkippedFile(file.source, line) for line in reading.missing]
         self._waiting.append(_Prepared(file, row, passages))
@@ -343,9 +343,9 @@ class _Run:
             self.known.documents = self.store.documents()
             waiting, self._waiting = self._waiting, []
             for prepared in waiting:
-                known = self.known.documents.get(prepared.row.path)
-                if known is not None and is_same(known, prepared.row.sha256):
-                    self._keep(prepared.file, known)
+                document = self.known.documents.get(prepared.row.path)
+                if document is not None and is_same(document, prepared.row.sha256):
+                    self._keep(prepared.file, document)
                 else:
                     self._waiting.append(prepared)
         return self.store

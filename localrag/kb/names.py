@@ -54,9 +54,9 @@ def check_name(name: str) -> None:
 def not_found(address: str, name: str, names: list[str]) -> KnowledgeBaseNotFoundError:
     """Make the error for a `name` that is not among the existing `names`. It suggests similar names."""
     nearest = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    known = f" Did you mean {' or '.join(nearest)}?" if nearest else f" Existing knowledge bases: {', '.join(names[:5])}." if names else ""
+    detail = f" Did you mean {' or '.join(nearest)}?" if nearest else f" Existing knowledge bases: {', '.join(names[:5])}." if names else ""
     return KnowledgeBaseNotFoundError(
-        f"There is no knowledge base {address!r}.{known}",
+        f"There is no knowledge base {address!r}.{detail}",
         hint=f"Create it with: localrag index PATH --kb {address}",
         kb=address,
         nearest=nearest,

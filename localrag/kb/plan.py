@@ -63,8 +63,8 @@ class KnownFiles:
 
     def document(self, file: FileEntry) -> StoredDocument | None:
         """Return the stored document of a file whose size and modification time are unchanged; otherwise None."""
-        known = self.documents.get(file.path)
-        return known if known is not None and _is_current(file, known) else None
+        document = self.documents.get(file.path)
+        return document if document is not None and _is_current(file, document) else None
 
     def without_text(self, file: FileEntry) -> UnreadFile | None:
         """Return the record of a file without text whose size and modification time are unchanged; otherwise None."""
@@ -101,11 +101,11 @@ class KnownFiles:
     def _find_gone(self, *, is_local: bool) -> dict[str, list[str]]:
         below = set(self.vanished())
         here = {file.path for file in self.walk.files}
-        gone = defaultdict(list)
-        for path, known in self.documents.items():
+        gone_paths = defaultdict(list)
+        for path, document in self.documents.items():
             if path in below or (is_local and path not in here and not lexists(path)):
-                gone[known.sha256].append(path)
-        return gone
+                gone_paths[document.sha256].append(path)
+        return gone_paths
 
 
 class ReadFile(NamedTuple):
@@ -155,38 +155,38 @@ class Plan:
 
     def to_dict(self) -> dict[str, object]:
         """Return the plan as JSON-serialisable data."""
-        named = {name: [file._asdict() for file in getattr(self, name)] for name in ("skipped", "partial")}
-        return {**asdict(self), **named}
+        file_lists = {name: [file._asdict() for file in getattr(self, name)] for name in ("skipped", "partial")}
+        return {**asdict(self), **file_lists}
 
 
-def decide(file: FileEntry, known: KnownFiles, readers: Readers, *, is_local: bool | None) -> Decision:
+def decide(file: FileEntry, known_files: KnownFiles, readers: Readers, *, is_local: bool | None) -> Decision:
     """Decide what to do with a file. It is read unless it is unchanged. `is_local` is that of the store; None without a store."""
-    if document := known.document(file):
-        return _without_secret(file, known, Decision("unchanged", document))
-    if without_text := known.without_text(file):
+    if document := known_files.document(file):
+        return _without_secret(file, known_files, Decision("unchanged", document))
+    if without_text := known_files.without_text(file):
         return Decision("skipped", reason=without_text.reason, unread=without_text)
     try:
         content = read_file(file.path)
     except (UnreadableError, OSError) as error:
         return Decision("skipped", reason=reason_of(error))
     sha256 = hashlib.sha256(content.data).hexdigest()
-    stored = known.documents.get(file.path)
+    stored = known_files.documents.get(file.path)
     if stored is not None and is_same(stored, sha256):
-        return _without_secret(file, known, Decision("unchanged", stored, content.mtime_ns, is_noted=True))
+        return _without_secret(file, known_files, Decision("unchanged", stored, content.mtime_ns, is_noted=True))
     is_other = stored is None or stored.sha256 != sha256
-    if is_other and is_local is not None and (renamed := known.take_renamed(file, sha256, is_local=is_local)):
-        return _without_secret(file, known, Decision("renamed", renamed, content.mtime_ns, is_noted=True))
-    return _without_secret(file, known, _read(file, content, sha256, readers, "new" if stored is None else "changed"))
+    if is_other and is_local is not None and (renamed := known_files.take_renamed(file, sha256, is_local=is_local)):
+        return _without_secret(file, known_files, Decision("renamed", renamed, content.mtime_ns, is_noted=True))
+    return _without_secret(file, known_files, _read(file, content, sha256, readers, "new" if stored is None else "changed"))
 
 
-def _is_current(file: FileEntry, known: StoredDocument | UnreadFile) -> bool:
+def _is_current(file: FileEntry, record: StoredDocument | UnreadFile) -> bool:
     """Whether a file has the recorded size and modification time and was cut by this version."""
-    return known.cutter == CUTTER and is_unchanged(file.path, known.num_bytes, known.mtime_ns)
+    return record.cutter == CUTTER and is_unchanged(file.path, record.num_bytes, record.mtime_ns)
 
 
-def is_same(known: StoredDocument, sha256: str) -> bool:
+def is_same(document: StoredDocument, sha256: str) -> bool:
     """Whether a stored document has this sha256 and was cut by this version, so that storing it again would change nothing."""
-    return (known.sha256, known.cutter) == (sha256, CUTTER)
+    return (document.sha256, document.cutter) == (sha256, CUTTER)
 
 
 def _read(file: FileEntry, content: Content, sha256: str, readers: Readers, kind: Kind) -> Decision:
@@ -202,15 +202,15 @@ def _read(file: FileEntry, content: Content, sha256: str, readers: Readers, kind
     return Decision(kind, read=ReadFile(sha256, num_bytes, mtime_ns, reading, found_secret(reading.text)))
 
 
-def _without_secret(file: FileEntry, known: KnownFiles, decision: Decision) -> Decision:
+def _without_secret(file: FileEntry, known_files: KnownFiles, decision: Decision) -> Decision:
     """Return the decision, or one to skip the file if it holds a secret. A stored document may hold one after a run with `--hidden`."""
     if decision.document is not None:
-        secret = next(iter(known.notes(decision.document, SECRET)), "")
+        secret = next(iter(known_files.notes(decision.document, SECRET)), "")
     else:
         secret = decision.read.secret if decision.read is not None else ""
-    if not secret or known.walk.hidden:
+    if not secret or known_files.walk.hidden:
         return decision
-    known.walk.left_out.add(file.path)
+    known_files.walk.left_out.add(file.path)
     return Decision("skipped", reason=f"holds {secret}{MAY_BE_READ}")
 
 
@@ -218,27 +218,27 @@ def plan(
     paths: Sequence[Path], store: AnyStore | None, *, hidden: bool = False, progress: Callable[[IndexProgress], None] | None = None
 ) -> Plan:
     """Return what `ingest` would do with the files below `paths`. Files are read; nothing is embedded or written."""
-    known = KnownFiles(walk(paths, hidden=hidden))
+    known_files = KnownFiles(walk(paths, hidden=hidden))
     sources: dict[str, str] = {}
     if store is not None:
-        known.load(store)
+        known_files.load(store)
         sources = {path: source for source, path in store.source_paths()}
-    walked = known.walk
+    walked = known_files.walk
     kinds: dict[Kind, list[str]] = {"new": [], "changed": [], "unchanged": [], "renamed": [], "skipped": []}
     partial: list[SkippedFile] = []
     with Readers() as readers:
         for number, file in enumerate(list(walked.files)):
-            decision = decide(file, known, readers, is_local=None if store is None else store.is_local)
+            decision = decide(file, known_files, readers, is_local=None if store is None else store.is_local)
             kinds[decision.kind].append(file.source)
             if decision.kind == "skipped":
                 walked.skipped.append(SkippedFile(file.source, decision.reason))
             elif decision.document is not None:
-                partial += [SkippedFile(file.source, value) for value in known.notes(decision.document, INCOMPLETE)]
+                partial += [SkippedFile(file.source, value) for value in known_files.notes(decision.document, INCOMPLETE)]
             elif decision.read is not None:
                 partial += [SkippedFile(file.source, value) for value in decision.read.reading.missing]
             if progress is not None:
                 progress(IndexProgress(file.source, number + 1, len(walked.files), 0))
     new, changed, unchanged, renamed = (tuple(kinds[kind]) for kind in ("new", "changed", "unchanged", "renamed"))
     is_empty = not (new or changed or unchanged or renamed)  # as on an unmounted disk, where `ingest` removes nothing
-    removed = () if is_empty else tuple(sorted(sources.get(path, path) for path in known.vanished()))
+    removed = () if is_empty else tuple(sorted(sources.get(path, path) for path in known_files.vanished()))
     return Plan(new, changed, unchanged, renamed, removed, tuple(walked.skipped), tuple(partial))

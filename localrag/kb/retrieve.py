@@ -259,8 +259,8 @@ def _by_meaning(
     store: AnyStore, vectors: AnyIndex, vector: Vectors, query_terms: Query, by_words: _Ranking, limit: int, where: Where | None
 ) -> tuple[_Ranking, _Ranking, dict[int, float]]:
     """Return the nearest chunks, the relevant keyword matches, and the relevance of both by id."""
-    known = store.min_similarity
-    least = MIN_SIMILARITY if known is None else known
+    min_similarity = store.min_similarity
+    least = MIN_SIMILARITY if min_similarity is None else min_similarity
     near = [(one, score) for one, score in vectors.search(vector, limit, among=store.allowed(where)) if score >= least]
     relevance: dict[int, float] = {}
     if by_words:
@@ -316,10 +316,10 @@ def _scored(rankings: Mapping[str, _Ranking]) -> list[Scored]:
 
 
 def _with_feedback(store: AnyStore, scored: list[Scored], learning: Learning) -> list[Scored]:
-    known = store.feedback([one for one, _, _ in scored])
+    feedback = store.feedback([one for one, _, _ in scored])
     boosted = []
     for one, score, parts in scored:
-        boost = score * feedback_boost(known[one], learning) if one in known else 0.0
+        boost = score * feedback_boost(feedback[one], learning) if one in feedback else 0.0
         whole = {**parts, "feedback": boost} if boost else parts
         boosted.append((one, sum(whole.values()), whole))
     return in_order(boosted)

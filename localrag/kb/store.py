@@ -304,9 +304,9 @@ class Store:
 
     def check_embedder(self, fingerprint: str, dim: int) -> None:
         """Raise KnowledgeBaseError for an embedder whose vectors cannot be compared with the stored ones."""
-        known = self.embedder
-        if known is not None and known != (fingerprint, dim):
-            raise other_embedder(self.path.parent.name, known, (fingerprint, dim))
+        embedder = self.embedder
+        if embedder is not None and embedder != (fingerprint, dim):
+            raise other_embedder(self.path.parent.name, embedder, (fingerprint, dim))
 
     def put_document(self, row: DocumentRow, passages: Sequence[Passage], vectors: Mapping[bytes, bytes]) -> int:
         """Store a document with its chunks, replacing the one with the same path; return its id.
@@ -345,9 +345,9 @@ class Store:
         """Record (document id, mtime_ns) of files that were read and found unchanged."""
         self._db.executemany("UPDATE documents SET mtime_ns = ? WHERE id = ?", [(mtime_ns, one) for one, mtime_ns in stamps])
 
-    def set_unread(self, gone: Iterable[str], unread: Mapping[str, UnreadFile]) -> None:
-        """Record files without text by absolute path (`unread`), and remove the records of others (`gone`)."""
-        self._db.executemany("DELETE FROM unread WHERE path = ?", [(path,) for path in gone])
+    def set_unread(self, gone_paths: Iterable[str], unread: Mapping[str, UnreadFile]) -> None:
+        """Record files without text by absolute path (`unread`), and remove the records of others (`gone_paths`)."""
+        self._db.executemany("DELETE FROM unread WHERE path = ?", [(path,) for path in gone_paths])
         self._db.executemany(
             "INSERT OR REPLACE INTO unread (path, num_bytes, mtime_ns, cutter, reason) VALUES (?, ?, ?, ?, ?)",
             [(path, one.num_bytes, one.mtime_ns, one.cutter, one.reason) for path, one in unread.items()],
@@ -404,13 +404,13 @@ class Store:
         self._db.execute("INSERT OR REPLACE INTO generations (generation, stamp) VALUES (?, ?)", (generation, secrets.randbits(63)))
         self._db.execute("DELETE FROM generations WHERE generation <= ?", (generation - NUM_STAMPS,))
 
-    def _put_given(self, document_id: int, source: str, given: GivenText) -> None:
+    def _put_given(self, document_id: int, source: str, text: GivenText) -> None:
         self._db.execute("UPDATE documents SET source = ? WHERE id = ?", (source, document_id))
-        values = (document_id, given.id, given.metadata, given.text)
+        values = (document_id, text.id, text.metadata, text.text)
         self._db.execute("INSERT OR REPLACE INTO texts (document_id, id, metadata, text) VALUES (?, ?, ?, ?)", values)
         self._db.execute("DELETE FROM entries WHERE document_id = ?", (document_id,))
         self._db.executemany(
-            "INSERT INTO entries (document_id, entry) VALUES (?, ?)", [(document_id, entry) for entry in sorted(given.entries)]
+            "INSERT INTO entries (document_id, entry) VALUES (?, ?)", [(document_id, entry) for entry in sorted(text.entries)]
         )
 
     def _put_chunks(self, document_id: int, passages: Sequence[Passage], vectors: Mapping[bytes, bytes]) -> None:

@@ -109,14 +109,14 @@ class Texts:
     ) -> list[Outcome]:
         """Replace texts whose ids exist, and return the outcome of each."""
         with self._locked(wait_s, on_wait):
-            known = {text_id: one.sha256 for text_id, one in self._there().texts.known([text.id for text in texts]).items()}
+            digests = {text_id: one.sha256 for text_id, one in self._there().texts.known([text.id for text in texts]).items()}
             to_write: dict[str, Text] = {}
             outcomes: list[Outcome] = []
             for text in texts:
-                before, now = known.get(text.id), text.sha256
+                before, now = digests.get(text.id), text.sha256
                 outcomes.append("not_found" if before is None else "unchanged" if before == now else "updated")
                 if before is not None:
-                    known[text.id], to_write[text.id] = now, text
+                    digests[text.id], to_write[text.id] = now, text
             self._write(_changed(self._there(), to_write).values(), embedder)
             return outcomes
 
@@ -198,8 +198,8 @@ def renew(store: AnyStore, embedder: Embedder) -> None:
 
 
 def _changed(store: AnyStore, texts: Mapping[str, Text]) -> dict[str, Text]:
-    known = store.texts.known(list(texts))
-    return {one: text for one, text in texts.items() if one not in known or not is_same(known[one], text.sha256)}
+    documents = store.texts.known(list(texts))
+    return {one: text for one, text in texts.items() if one not in documents or not is_same(documents[one], text.sha256)}
 
 
 def _prepared(texts: Iterable[Text], embedder: Embedder) -> Iterator[list[_Prepared]]:

@@ -222,14 +222,14 @@ def newest_file(store: Store, version: Version, previous: VectorIndex | None = N
 def _added_since(store: Store, version: Version, base: VectorFile, previous: VectorIndex | None) -> VectorFile:
     if base.version.generation == version.generation:
         return _empty(version)
-    known = None
+    delta = None
     if previous is not None and previous.base is base and store.stamp(previous.generation) == previous.version.stamp:
-        known = previous.added
-    last_id = max(base.last_id, known.last_id if known else 0)
+        delta = previous.added
+    last_id = max(base.last_id, delta.last_id if delta else 0)
     new = _in_memory(store, version, after=last_id)
-    if known is None or not len(known):
+    if delta is None or not len(delta):
         return new
-    return VectorFile(version, np.concatenate((known.vectors, new.vectors)), np.concatenate((known.ids, new.ids))) if len(new) else known
+    return VectorFile(version, np.concatenate((delta.vectors, new.vectors)), np.concatenate((delta.ids, new.ids))) if len(new) else delta
 
 
 def _in_memory(store: Store, version: Version, *, after: int = 0) -> VectorFile:

@@ -169,14 +169,14 @@ def _against_files(store: AnyStore) -> tuple[tuple[str, ...], tuple[str, ...], t
     documents = store.documents()
     changed, missing, away = [], [], Counter[str]()
     for source, path in store.source_paths():
-        known = documents[path]
+        document = documents[path]
         if not lexists(path):
             folder = _folder(source, path)
             if lexists(folder):
                 missing.append(source)
             else:
                 away[folder] += 1
-        elif not is_unchanged(path, known.num_bytes, known.mtime_ns) and _sha256(path) != known.sha256:
+        elif not is_unchanged(path, document.num_bytes, document.mtime_ns) and _sha256(path) != document.sha256:
             changed.append(source)
     not_compared = [f"{_documents(num)} indexed on another machine ({machine})" for machine, num in store.elsewhere().items()]
     not_compared += [f"{_documents(num)} indexed from {folder}, which does not exist now" for folder, num in sorted(away.items())]

@@ -201,10 +201,10 @@ class Walk:
     hidden: bool = False
     left_out: set[str] = field(default_factory=set)  # files whose contents turned out to hold a secret
 
-    def vanished(self, known: Sequence[str]) -> list[str]:
+    def vanished(self, known_paths: Sequence[str]) -> list[str]:
         """Return the known paths below the roots that are no longer among the files."""
         here = {file.path for file in self.files} - self.left_out
-        return [path for path in known if path not in here and _below(path, self.roots) and not _below(path, self.unseen)]
+        return [path for path in known_paths if path not in here and _below(path, self.roots) and not _below(path, self.unseen)]
 
 
 def walk(paths: Sequence[Path], *, hidden: bool = False) -> Walk:
@@ -215,7 +215,7 @@ def walk(paths: Sequence[Path], *, hidden: bool = False) -> Walk:
     KnowledgeBaseError if a path does not exist or is not valid UTF-8.
     """
     result = Walk(hidden=hidden)
-    seen: set[str] = set()
+    file_paths: set[str] = set()
     for path in paths:
         root = os.path.realpath(path)
         if not os.path.lexists(root):
@@ -232,8 +232,8 @@ def walk(paths: Sequence[Path], *, hidden: bool = False) -> Walk:
         else:
             files = iter([FileEntry(root, name)])
         for file in files:
-            if file.path not in seen:
-                seen.add(file.path)
+            if file.path not in file_paths:
+                file_paths.add(file.path)
                 result.files.append(file)
     return result
 
@@ -282,15 +282,15 @@ def changes(paths: Sequence[Path], *, but: Path) -> Iterator[int]:
     """
     from watchfiles import watch  # noqa: PLC0415  # an extension module, needed only here
 
-    own, wanted = but.resolve(), [path.resolve() for path in paths]
-    only_files = not any(path.is_dir() for path in wanted)
+    own, roots = but.resolve(), [path.resolve() for path in paths]
+    only_files = not any(path.is_dir() for path in roots)
     # Editors save by replacing the file, which a watch on the old file does not notice, so its folder is watched. If folders are watched
     # too, watching is recursive, which then includes everything below that folder.
-    watched = {path if path.is_dir() else path.parent for path in wanted}
+    watched = {path if path.is_dir() else path.parent for path in roots}
 
     def counts(_change: object, name: str) -> bool:
         path = Path(name)
-        return not path.is_relative_to(own) and any(path.is_relative_to(each) for each in wanted)
+        return not path.is_relative_to(own) and any(path.is_relative_to(each) for each in roots)
 
     heard = watch(
         *sorted(watched),
@@ -335,17 +335,17 @@ def _folder(folder: str, source: str, rules: list[_Rules], result: Walk, depth: 
     names = {entry.name for entry in entries}
     rules = rules + [_rules(folder, name, source, result) for name in IGNORE_FILES if name in names]
     for entry in entries:
-        shown = f"{source}/{_shown(entry.name)}"
+        entry_source = f"{source}/{_shown(entry.name)}"
         is_folder = entry.is_dir(follow_symlinks=False)
         reason = _left_out(entry, rules, is_folder=is_folder, hidden=result.hidden)
         if not reason and is_folder and depth == MAX_DEPTH:
             reason = f"more than {MAX_DEPTH} folders deep"
         if reason:
-            result.skipped.append(SkippedFile(shown, reason))
+            result.skipped.append(SkippedFile(entry_source, reason))
         elif is_folder:
-            yield from _folder(entry.path, shown, rules, result, depth + 1)
+            yield from _folder(entry.path, entry_source, rules, result, depth + 1)
         else:
-            yield FileEntry(entry.path, shown)
+            yield FileEntry(entry.path, entry_source)
 
 
 def _left_out(entry: os.DirEntry[str], rules: list[_Rules], *, is_folder: bool, hidden: bool) -> str:
@@ -375,26 +375,26 @@ def _rules(folder: str, name: str, source: str, result: Walk) -> _Rules:
     """Read an ignore file. Patterns that are invalid or could take forever are skipped and named."""
     from pathspec import GitIgnoreSpec  # noqa: PLC0415  # needed only if there is such a file
 
-    shown = f"{source}/{name}"
+    file = f"{source}/{name}"
     try:
         lines = read_file(f"{folder}/{name}").data[:_MAX_IGNORE_BYTES].decode("utf-8-sig", "replace").splitlines()
     except (OSError, UnreadableError) as error:
-        result.skipped.append(SkippedFile(shown, f"its patterns are not used: {reason_of(error)}"))
+        result.skipped.append(SkippedFile(file, f"its patterns are not used: {reason_of(error)}"))
         lines = []
     patterns = []
     for line in lines:
         if len(line) > _MAX_PATTERN_CHARS or len(_WILDCARD.findall(line)) > _MAX_WILDCARDS:
             result.skipped.append(
-                SkippedFile(shown, f"pattern {line[:40]!r} has more than {_MAX_WILDCARDS} wildcards or {_MAX_PATTERN_CHARS} characters")
+                SkippedFile(file, f"pattern {line[:40]!r} has more than {_MAX_WILDCARDS} wildcards or {_MAX_PATTERN_CHARS} characters")
             )
             continue
         try:
             GitIgnoreSpec.from_lines([line])
         except ValueError:
-            result.skipped.append(SkippedFile(shown, f"pattern {line[:40]!r} is not valid"))
+            result.skipped.append(SkippedFile(file, f"pattern {line[:40]!r} is not valid"))
             continue
         patterns.append(line)
-    return _Rules(folder, shown, GitIgnoreSpec.from_lines(patterns))
+    return _Rules(folder, file, GitIgnoreSpec.from_lines(patterns))
 
 
 def _below(path: str, folders: Sequence[str]) -> bool:

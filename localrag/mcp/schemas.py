@@ -285,8 +285,8 @@ def chunk_text(result: ReadResult) -> list[str]:
 
 def passage_line(passage: PassageRef) -> str:
     """Write the tag and the place of a passage on one line."""
-    named = " > ".join(filter(None, (passage.source, passage.heading)))
-    return f"[{passage.id}] {one_line(named, _MAX_NAME_CHARS)} ({one_line(passage.place)}) in {passage.kb}"
+    name = " > ".join(filter(None, (passage.source, passage.heading)))
+    return f"[{passage.id}] {one_line(name, _MAX_NAME_CHARS)} ({one_line(passage.place)}) in {passage.kb}"
 
 
 def _quoted(passages: Sequence[tuple[str, str]]) -> str:

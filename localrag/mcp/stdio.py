@@ -52,8 +52,8 @@ def error_line(error: Exception, redact: Redactor) -> str:
     elif isinstance(error, LocalragError):
         text = f"{error.message} {error.hint or ''}"
     elif isinstance(error, OSError):
-        known = file_error(error, None, hint="Check the disk and the permissions of the home of localrag.")
-        text = f"{known.reason[:1].upper()}{known.reason[1:]}. {known.hint}"
+        disk_error = file_error(error, None, hint="Check the disk and the permissions of the home of localrag.")
+        text = f"{disk_error.reason[:1].upper()}{disk_error.reason[1:]}. {disk_error.hint}"
     else:
         text = f"localrag failed ({type(error).__name__}). See its log for details."
     return one_line(redact(text), MAX_CHARS)

@@ -218,11 +218,11 @@ class ToolDefinition:
 
     def to_mcp(self, name: str, kbs: list[str]) -> Tool:
         """Return the tool as MCP lists it, with the names of the knowledge bases in its description."""
-        known = f" Knowledge bases: {shown_names(kbs)}." if kbs else ""
+        kb_note = f" Knowledge bases: {shown_names(kbs)}." if kbs else ""
         return Tool(
             name=name,
             title=self.title,
-            description=self.description + known,
+            description=self.description + kb_note,
             input_schema=self.arguments.model_json_schema(),
             output_schema=self.result.model_json_schema(mode="serialization"),
             annotations=ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False),

@@ -60,10 +60,10 @@ def outline_code(text: str, language: str) -> list[Piece]:
     if parsed is None:
         return [_omitted(text, 0)] if text else []
     tree, data, num_chars = parsed
-    found = _Finder(language, data)
-    walk(tree, found.enter)
-    pieces = _in_characters(text, data, sorted(found.spans))
-    if len(found.spans) >= _MAX_PIECES and pieces:
+    finder = _Finder(language, data)
+    walk(tree, finder.enter)
+    pieces = _in_characters(text, data, sorted(finder.spans))
+    if len(finder.spans) >= _MAX_PIECES and pieces:
         num_chars = pieces[-1].end
     return [*pieces, _omitted(text, num_chars)] if num_chars < len(text) else pieces
 
@@ -168,15 +168,15 @@ class _Finder:
 
     def _add_doc(self, start: int, end: int) -> None:
         """A comment in two pieces: its first paragraph, and the rest."""
-        border, at, begun = end, start, False
+        border, at, has_text = end, start, False
         while at < end:
             stop = self.data.find(b"\n", at, end)
             stop = end if stop < 0 else stop
             blank = not self.data[at : min(stop, at + 400)].decode("utf-8", "replace").strip(_MARKS)
-            if blank and begun:
+            if blank and has_text:
                 border = at
                 break
-            begun, at = begun or not blank, stop + 1
+            has_text, at = has_text or not blank, stop + 1
         self.spans.append((start, border, "doc"))
         if border < end:
             self.spans.append((border, end, "detail"))

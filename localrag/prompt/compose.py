@@ -43,10 +43,10 @@ def breakpoints(parts: Sequence[EncodedPart]) -> tuple[int, ...]:
             points.append(position)
             last = position
         position += len(part.token_ids)
-    asked = max(ends.values())
-    if asked:
+    last_end = max(ends.values())
+    if last_end:
         shared = {end for end in ends.values() if end > MIN_SHARED_TOKENS}
-        points = sorted(shared.union(point for point in points if point < asked))
+        points = sorted(shared.union(point for point in points if point < last_end))
     return tuple(point - 1 for point in points)
 
 
@@ -90,11 +90,11 @@ def _entry(name: str, demand: Demand, draft: Draft, used: int, room: int, item_t
     omitted = _omitted(name, demand, draft)
     shortened = _shortened(name, demand, draft, item_tokens)
     is_whole = not omitted and not shortened
-    wanted = used if is_whole else max(used, demand.wanted(name))
+    num_wanted = used if is_whole else max(used, demand.wanted(name))
     allotted = used if is_whole else used + min(max(0, room - used), slack)
     parts = _tiers(demand, draft, item_tokens, allotted - used) if name == "evidence" else ()
     reasons = _merged(name, demand)
-    return Entry(name, wanted, allotted, used, (*omitted, *reasons), shortened, parts=parts, omitted_reasons=reasons)
+    return Entry(name, num_wanted, allotted, used, (*omitted, *reasons), shortened, parts=parts, omitted_reasons=reasons)
 
 
 def _merged(name: str, demand: Demand) -> dict[str, str]:
@@ -109,8 +109,8 @@ def _merged(name: str, demand: Demand) -> dict[str, str]:
 
 def _omitted(name: str, demand: Demand, draft: Draft) -> tuple[str, ...]:
     if name == "tools":
-        kept = {tool.name for tool in draft.tools}
-        return tuple(tool.name for tool in demand.inputs.tools if tool.name not in kept)
+        tool_names = {tool.name for tool in draft.tools}
+        return tuple(tool.name for tool in demand.inputs.tools if tool.name not in tool_names)
     if name == "history":
         return tuple(each for exchange in draft.dropped for each in exchange.names)
     return tuple(item.label for item in draft.packed[name].omitted)
@@ -118,8 +118,8 @@ def _omitted(name: str, demand: Demand, draft: Draft) -> tuple[str, ...]:
 
 def _shortened(name: str, demand: Demand, draft: Draft, item_tokens: Mapping[tuple[str, str], int]) -> tuple[Shortened, ...]:
     if name in draft.packed:
-        shown = [each for each in draft.packed[name].kept if each.level != "full"]
-        return tuple(Shortened(each.label, each.level, item_tokens[name, each.label], each.item.cost) for each in shown)
+        partial_items = [each for each in draft.packed[name].kept if each.level != "full"]
+        return tuple(Shortened(each.label, each.level, item_tokens[name, each.label], each.item.cost) for each in partial_items)
     current = {number for number, message in demand.split.current if message.role != "user"}
     spoken = {number for exchange in draft.kept for number, _ in exchange.messages}
     shortened = []
@@ -140,11 +140,11 @@ def _tiers(demand: Demand, draft: Draft, item_tokens: Mapping[tuple[str, str], i
         if not items:
             continue
         omitted = tuple(item.label for item in packed.omitted if item.tier == tier)
-        used = sum(item_tokens["evidence", shown.label] for shown in packed.kept if shown.item.tier == tier)
+        used = sum(item_tokens["evidence", each.label] for each in packed.kept if each.item.tier == tier)
         unused = min(slack, max(0, packed.tier_rooms.get(tier, 0) - used)) if omitted else 0
         slack -= unused
-        wanted = max(used, sum(item.cost for item in items)) if omitted else used
-        entries.append(Entry(tier or "other", wanted, used + unused, used, omitted))
+        num_wanted = max(used, sum(item.cost for item in items)) if omitted else used
+        entries.append(Entry(tier or "other", num_wanted, used + unused, used, omitted))
     return tuple(entries)
 
 
@@ -222,25 +222,25 @@ def compose(
     while True:
         parts = _encode(demand, draft)
         used = used_by(parts)
-        held = used | demand.reserved | Counter({"gap": gap, "thinking": think, "answer": floor})
+        section_tokens = used | demand.reserved | Counter({"gap": gap, "thinking": think, "answer": floor})
         over = [name for name in GIVING if used[name] > rooms[name]]
-        if not over and held.total() <= budget.window:
+        if not over and section_tokens.total() <= budget.window:
             break
         if not give_way(draft, over or GIVING, demand):
-            raise BudgetExceededError(budget.window, {name: held[name] for name in ORDER if held[name]})
+            raise BudgetExceededError(budget.window, {name: section_tokens[name] for name in ORDER if section_tokens[name]})
     total = used.total()
     whole = budget.window if window is None else window
-    left = whole - total - gap
-    think = min(budget.allocations.get("thinking", 0), left - floor)
-    answer = left - think if demand.inputs.max_tokens is None else min(demand.inputs.max_tokens, left - think)
+    room = whole - total - gap
+    think = min(budget.allocations.get("thinking", 0), room - floor)
+    answer = room - think if demand.inputs.max_tokens is None else min(demand.inputs.max_tokens, room - think)
     if demand.thinks:
         most = demand.inputs.profile.allowance("thinking", budget.window, demand.set_aside.total())
-        think = max(think, min(demand.inputs.think_tokens, most, left - answer))
+        think = max(think, min(demand.inputs.think_tokens, most, room - answer))
     if answer_limit is not None:
         answer = max(floor, min(answer, answer_limit(total)))
     tokens = _tokens_by_item(parts)
     ledger = Ledger(
-        whole, account(demand, draft, used, rooms, tokens, answer=answer, gap=gap, thinking=think, slack=left - think - answer), time
+        whole, account(demand, draft, used, rooms, tokens, answer=answer, gap=gap, thinking=think, slack=room - think - answer), time
     )
     ids = tuple(chain.from_iterable(part.token_ids for part in parts))
     packs = [draft.packed[name] for name in ("attachments", *SOURCES)]
@@ -252,7 +252,7 @@ def compose(
         budget=budget,
         thinking=thinking_of(parts, think, demand.end_ids, template=demand.template, tokenizer=demand.counter.tokenizer),
         earlier=tuple(_earlier(demand, draft)),
-        levels={shown.label: shown.level for packed in packs for shown in packed.kept},
+        levels={each.label: each.level for packed in packs for each in packed.kept},
         omitted_costs={item.label: item.cost for packed in packs for item in packed.omitted},
         tiers={item.label: item.tier for name in SOURCES for item in demand.items.get(name, ())},
     )
@@ -266,8 +266,8 @@ def _floor(demand: Demand, budget: Budget) -> int:
 
 
 def _encode(demand: Demand, draft: Draft) -> list[EncodedPart]:
-    shown = {each.label: each for name in SOURCES for each in draft.packed[name].kept}
-    best = next((hit.label for hit in demand.inputs.hits if hit.label in shown), next(iter(demand.inputs.again), ""))
+    sources = {each.label: each for name in SOURCES for each in draft.packed[name].kept}
+    best = next((hit.label for hit in demand.inputs.hits if hit.label in sources), next(iter(demand.inputs.again), ""))
     choice = Choice(
         tools=draft.tools,
         memories=draft.packed["memories"].kept,
@@ -275,7 +275,7 @@ def _encode(demand: Demand, draft: Draft) -> list[EncodedPart]:
         history=draft.kept,
         texts=draft.texts,
         attachments=draft.packed["attachments"].kept,
-        evidence=[shown[hit.label] for hit in _hits(demand, draft)],
+        evidence=[sources[hit.label] for hit in _hits(demand, draft)],
         sources_intro=_sources_intro(demand, draft),
         again=demand.inputs.again,
         cite=demand.cite(best),
@@ -289,7 +289,7 @@ def _encode(demand: Demand, draft: Draft) -> list[EncodedPart]:
 
 def _sources_intro(demand: Demand, draft: Draft) -> str:
     """Return the text before the sources. If some were left out, it gives the numbers, with each source counted separately."""
-    costs = [shown.cost - JOIN_TOKENS for name in SOURCES for shown in draft.packed[name].kept]
+    costs = [each.cost - JOIN_TOKENS for name in SOURCES for each in draft.packed[name].kept]
     num_hits = len(demand.inputs.hits)
     if not demand.inputs.tells_omitted or len(costs) == num_hits:
         return SOURCES_INTRO
@@ -307,8 +307,8 @@ def _tokens_by_item(parts: Sequence[EncodedPart]) -> Counter[tuple[str, str]]:
 
 def _hits(demand: Demand, draft: Draft) -> list[Hit]:
     """Return the passages of both sections in reading order."""
-    kept = {shown.label for name in SOURCES for shown in draft.packed[name].kept}
-    return _arranged([hit for hit in demand.inputs.hits if hit.label in kept])
+    labels = {each.label for name in SOURCES for each in draft.packed[name].kept}
+    return _arranged([hit for hit in demand.inputs.hits if hit.label in labels])
 
 
 def _earlier(demand: Demand, draft: Draft) -> Iterator[Hit]:

@@ -224,7 +224,7 @@ def _system(split: Split, choice: Choice) -> list[_MessageParts]:
     parts = [Part("system", split.system.strip())] if split.system.strip() else []
     blocks = []
     if choice.memories:
-        facts = [Part("memories", shown.text, item=shown.label) for shown in choice.memories]
+        facts = [Part("memories", each.text, item=each.label) for each in choice.memories]
         blocks.append([Part("memories", MEMORIES_INTRO), *facts])
     if choice.summary:
         blocks.append([Part("summary", SUMMARY_INTRO + choice.summary.strip())])
@@ -269,12 +269,12 @@ def _current(split: Split, choice: Choice) -> list[_MessageParts]:
 
 
 def _question(text: str, choice: Choice) -> tuple[Part, ...]:
-    parts = [Part("attachments", shown.text, item=shown.label) for shown in choice.attachments]
+    parts = [Part("attachments", each.text, item=each.label) for each in choice.attachments]
     owner, cite = "attachments", []
     if choice.evidence:
-        owner = "cited" if any(shown.item.section == "cited" for shown in choice.evidence) else "evidence"
+        owner = "cited" if any(each.item.section == "cited" for each in choice.evidence) else "evidence"
         parts += [Part(owner, choice.sources_intro)]
-        parts += [Part(shown.item.section, shown.text, item=shown.label) for shown in choice.evidence]
+        parts += [Part(each.item.section, each.text, item=each.label) for each in choice.evidence]
         cite = [Part(owner, choice.cite)] if choice.cite else []
     if choice.again:
         owner = owner if parts else "pointers"
@@ -285,7 +285,7 @@ def _question(text: str, choice: Choice) -> tuple[Part, ...]:
     parts += [Part("question", text), *([] if choice.instructions.strip() else cite)]
     for section, intro, items in (("proposals", PROPOSALS_INTRO, choice.proposals), ("plan", PLAN_INTRO, choice.plan)):
         if items:
-            parts += [Part(section, intro), *(Part(section, shown.text, item=shown.label) for shown in items)]
+            parts += [Part(section, intro), *(Part(section, each.text, item=each.label) for each in items)]
     if choice.instructions.strip():
         parts += [Part("instructions", INSTRUCTIONS_INTRO + choice.instructions.strip()), *cite]
     return _trimmed(parts)

@@ -70,7 +70,7 @@ _PROBE_MESSAGES = 8
 
 
 def tool_costs(
-    offered: Sequence[ToolSpec],
+    specs: Sequence[ToolSpec],
     bare: Split,
     choice: Choice,
     without: Sequence[EncodedPart],
@@ -92,35 +92,35 @@ def tool_costs(
         # a template that drops its usual system text when there are tools grows by less than they take
         return max(in_all, sum(len(part.token_ids) for part in encoded if part.part.section == "tools"))
 
-    if not offered:
+    if not specs:
         return (), {}, None
-    costs = {tool.name: counter(compact(tool.to_dict())) + JOIN_TOKENS for tool in offered}
-    forced = min((tool for tool in offered if tool.name in must_call), key=lambda tool: costs[tool.name], default=None)
-    shown = _shown(offered, forced)
-    if shown:
-        first = forced or shown[0]
+    costs = {tool.name: counter(compact(tool.to_dict())) + JOIN_TOKENS for tool in specs}
+    forced = min((tool for tool in specs if tool.name in must_call), key=lambda tool: costs[tool.name], default=None)
+    template_tools = _shown(specs, forced)
+    if template_tools:
+        first = forced or template_tools[0]
         costs[first.name] = max(costs[first.name], added([first]))  # the first tool pays for the wording that introduces tools
-        if len(shown) > 1:
-            excess = added(shown) - sum(costs[tool.name] for tool in shown)
-            each = max(0, -(-excess // len(shown)))
-            costs |= {tool.name: costs[tool.name] + each for tool in shown}
-    return tuple(shown), costs, None if forced is None else forced.name
+        if len(template_tools) > 1:
+            excess = added(template_tools) - sum(costs[tool.name] for tool in template_tools)
+            each = max(0, -(-excess // len(template_tools)))
+            costs |= {tool.name: costs[tool.name] + each for tool in template_tools}
+    return tuple(template_tools), costs, None if forced is None else forced.name
 
 
-def _shown(offered: Sequence[ToolSpec], forced: ToolSpec | None) -> list[ToolSpec]:
+def _shown(specs: Sequence[ToolSpec], forced: ToolSpec | None) -> list[ToolSpec]:
     """Return as many of the first tools as the template may be shown, and the one that is always sent."""
     room, num_chars = MAX_TOOLS, MAX_TOOLS_CHARS
     if forced is not None:
         room, num_chars = room - 1, num_chars - len(compact(forced.to_dict()))
-    shown = []
-    for tool in offered:
+    tools = []
+    for tool in specs:
         if tool is forced:
-            shown.append(tool)
+            tools.append(tool)
             continue
         room, num_chars = room - 1, num_chars - len(compact(tool.to_dict()))
         if room >= 0 and num_chars >= 0:
-            shown.append(tool)
-    return shown
+            tools.append(tool)
+    return tools
 
 
 def markup_costs(parts: Split, counter: TokenCounter, template: ChatTemplate) -> dict[str, int]:
@@ -136,13 +136,13 @@ def markup_costs(parts: Split, counter: TokenCounter, template: ChatTemplate) ->
     )
     costs: dict[str, int] = {}
     behind = [part for part in encoded if part.part.section in ("history", "tools")]
-    left = iter(roles)
+    role_iter = iter(roles)
     role = ""
     for part in behind:
         if part.part.is_markup:
             costs[role] = max(costs.get(role, 0), len(part.token_ids))
         else:
-            role = next(left)
+            role = next(role_iter)
     return costs
 
 
@@ -249,8 +249,8 @@ class Demand:
             return 0
         if section in _INTROS:
             return self.counter(_INTROS[section])
-        found = len(self.inputs.hits)  # cited or evidence: one of them owns the wording around both
-        most = PARTIAL_SOURCES_INTRO.format(shown=found, found=found, tokens=_LARGEST, room=_LARGEST)
+        num_hits = len(self.inputs.hits)  # cited or evidence: one of them owns the wording around both
+        most = PARTIAL_SOURCES_INTRO.format(shown=num_hits, found=num_hits, tokens=_LARGEST, room=_LARGEST)
         intro = most if self.inputs.tells_omitted else SOURCES_INTRO
         return sum(map(self.counter, (intro, QUESTION_INTRO, self.cite(items[0].label))))
 
@@ -286,9 +286,9 @@ class Demand:
             sections.append(Section(name="gap", basis=profile.gap, min=profile.gap, max=profile.gap, shrink=0.0))
         for name in ("tools", "memories", "history", "attachments", "cited", "evidence", "proposals", "plan"):
             is_limited = name == "history" and len(self.recent) < len(self.split.history)
-            wanted = sum(map(self.cost, self.recent)) if is_limited else self.wanted(name)
-            if wanted:
-                sections.append(profile.sections[name].section(name, wanted))
+            num_wanted = sum(map(self.cost, self.recent)) if is_limited else self.wanted(name)
+            if num_wanted:
+                sections.append(profile.sections[name].section(name, num_wanted))
         if self.thinks:
             thinking = profile.sections["thinking"]
             basis = min(thinking.basis, self.inputs.think_tokens) if isinstance(thinking.basis, int) else thinking.basis
@@ -463,7 +463,7 @@ def _items(inputs: PromptInputs, counter: TokenCounter) -> dict[str, list[Item]]
     }
     for name in ("memories", "attachments"):
         items[name].sort(key=lambda each: -each.score)  # stable: equals keep their order
-    return {name: found for name, found in items.items() if found}
+    return {name: section_items for name, section_items in items.items() if section_items}
 
 
 def frame_of(item: Item, count: Callable[[str], int]) -> int:

@@ -50,7 +50,7 @@ class Packed:
 
     @property
     def cost(self) -> int:
-        return sum(shown.cost for shown in self.kept)
+        return sum(each.cost for each in self.kept)
 
 
 def pack(items: Sequence[Item], room: int, cut: Cut, *, count: Count, shortening: Shortening, tiers: Sequence[Tier] = ()) -> Packed:
@@ -65,35 +65,35 @@ def pack(items: Sequence[Item], room: int, cut: Cut, *, count: Count, shortening
         return replace(_step_down(items, room, count, shortening), tier_rooms=rooms)
     if cut == "middle":
         return _evenly(items, room, count)
-    kept = _fill(items, room, dict(rooms))
-    left = room - sum(item.cost for item in kept)
-    shown = {item: _whole(item) for item in kept}
+    whole_items = _fill(items, room, dict(rooms))
+    remaining_tokens = room - sum(item.cost for item in whole_items)
+    forms = {item: _whole(item) for item in whole_items}
     if cut == "truncate":
-        first = next(item for item in items if item not in shown)
-        shortened = _truncated(first, left, count)
+        first = next(item for item in items if item not in forms)
+        shortened = _truncated(first, remaining_tokens, count)
         if shortened is not None:
-            shown[first] = shortened
-    return replace(_in_order(items, shown), tier_rooms=rooms)
+            forms[first] = shortened
+    return replace(_in_order(items, forms), tier_rooms=rooms)
 
 
 def _whole(item: Item) -> Shown:
     return Shown(item, item.dress(item.body), item.cost)
 
 
-def _in_order(items: Sequence[Item], shown: dict[Item, Shown]) -> Packed:
-    return Packed(tuple(shown[item] for item in items if item in shown), tuple(item for item in items if item not in shown))
+def _in_order(items: Sequence[Item], forms: dict[Item, Shown]) -> Packed:
+    return Packed(tuple(forms[item] for item in items if item in forms), tuple(item for item in items if item not in forms))
 
 
 def _tier_rooms(items: Sequence[Item], room: int, tiers: Sequence[Tier]) -> dict[str | None, int]:
     """Return each tier's share of the room: a flex container inside the section."""
-    wanted = {tier.name: sum(item.cost for item in items if item.tier == tier.name) for tier in tiers}
+    tier_costs = {tier.name: sum(item.cost for item in items if item.tier == tier.name) for tier in tiers}
     total = sum(tier.share for tier in tiers)
     if not total:
         return {}
     sections = [
-        Section(name=tier.name, basis=Percent(100 * tier.share / total), grow=tier.share, content=wanted[tier.name])
+        Section(name=tier.name, basis=Percent(100 * tier.share / total), grow=tier.share, content=tier_costs[tier.name])
         for tier in tiers
-        if wanted[tier.name]
+        if tier_costs[tier.name]
     ]
     rooms: dict[str | None, int] = {}
     rooms.update(negotiate(room, sections).allocations)
@@ -102,17 +102,17 @@ def _tier_rooms(items: Sequence[Item], room: int, tiers: Sequence[Tier]) -> dict
 
 def _fill(items: Sequence[Item], room: int, tier_rooms: dict[str | None, int]) -> list[Item]:
     """Select items that fit, best first, skipping those that are too large: first within their tiers, then in the unused room."""
-    kept: dict[Item, None] = {}
+    selection: dict[Item, None] = {}
     for item in items:
         if item.cost <= tier_rooms.get(item.tier, 0):
-            kept[item] = None
+            selection[item] = None
             tier_rooms[item.tier] -= item.cost
-    left = room - sum(item.cost for item in kept)
+    remaining_tokens = room - sum(item.cost for item in selection)
     for item in items:
-        if item not in kept and item.cost <= left:
-            kept[item] = None
-            left -= item.cost
-    return list(kept)
+        if item not in selection and item.cost <= remaining_tokens:
+            selection[item] = None
+            remaining_tokens -= item.cost
+    return list(selection)
 
 
 def _truncated(item: Item, room: int, count: Count) -> Shown | None:
@@ -132,22 +132,22 @@ def _shown(item: Item, body: str, level: str, count: Count, room: int) -> Shown 
 
 def _step_down(items: Sequence[Item], room: int, count: Count, shortening: Shortening) -> Packed:
     """Lower levels of detail, lowest score first, one level for all items before the next; then drop items, lowest score first."""
-    shown = {item: _whole(item) for item in items}
+    forms = {item: _whole(item) for item in items}
     weakest_first = sorted(items, key=lambda item: item.score)
-    total = sum(each.cost for each in shown.values())
+    total = sum(each.cost for each in forms.values())
     for level in LEVELS[1:]:
         for item in weakest_first:
             if total <= room:
-                return _in_order(items, shown)
+                return _in_order(items, forms)
             smaller = _at_level(item, level, count, shortening)
-            if smaller is not None and smaller.cost < shown[item].cost:
-                total += smaller.cost - shown[item].cost
-                shown[item] = smaller
+            if smaller is not None and smaller.cost < forms[item].cost:
+                total += smaller.cost - forms[item].cost
+                forms[item] = smaller
     for item in weakest_first:
         if total <= room:
             break
-        total -= shown.pop(item).cost
-    return _in_order(items, shown)
+        total -= forms.pop(item).cost
+    return _in_order(items, forms)
 
 
 def _at_level(item: Item, level: Level, count: Count, shortening: Shortening) -> Shown | None:
@@ -162,32 +162,32 @@ def _evenly(items: Sequence[Item], room: int, count: Count) -> Packed:
     """Keep every item. Items above a fair share lose their middle; an item that does not fit even so is omitted."""
     frames = [min(item.cost, frame_of(item, count)) for item in items]
     fair = _fair_share([item.cost - frame for item, frame in zip(items, frames, strict=True)], room - sum(frames))
-    shown: dict[Item, Shown] = {}
+    forms: dict[Item, Shown] = {}
     for item, frame in zip(items, frames, strict=True):
         each = _whole(item) if item.cost <= frame + fair else _without_middle(item, frame + fair, count)
         if each is not None:
-            shown[item] = each
-    return _in_order(items, shown)
+            forms[item] = each
+    return _in_order(items, forms)
 
 
 def _without_middle(item: Item, room: int, count: Count) -> Shown | None:
     limit = room - frame_of(item, count)
     while limit > 0:
         body = cut_middle(item.body, limit, count, whole=citation.WHOLE)
-        shown = _shown(item, body, "truncated", count, room) if body else None
-        if shown is not None:
-            return shown
+        form = _shown(item, body, "truncated", count, room) if body else None
+        if form is not None:
+            return form
         limit -= 1 + limit // 8  # joined texts can take more tokens than separate ones
     return None
 
 
 def with_less(packed: Packed, count: Count) -> Packed | None:
     """Shorten the longest item by a quarter, if it is above its minimum, else the next one. Return None if no item can be shortened."""
-    for longest in sorted(packed.kept, key=lambda shown: -shown.cost):
+    for longest in sorted(packed.kept, key=lambda each: -each.cost):
         room = max(least_of(longest.item, count), longest.cost * 3 // 4)
         shorter = _without_middle(longest.item, room, count) if room < longest.cost else None
         if shorter is not None:
-            return replace(packed, kept=tuple(shorter if shown is longest else shown for shown in packed.kept))
+            return replace(packed, kept=tuple(shorter if each is longest else each for each in packed.kept))
     return None
 
 
@@ -200,19 +200,19 @@ def truncated_texts(texts: dict[int, str], room: int, count: Count) -> dict[int,
 
 def _fair_share(sizes: list[int], room: int) -> int:
     """Return the largest limit such that all sizes, capped at it, add up to at most `room`."""
-    left = max(0, room)
+    remaining_tokens = max(0, room)
     for position, size in enumerate(sorted(sizes)):
-        share = left // (len(sizes) - position)
+        share = remaining_tokens // (len(sizes) - position)
         if size > share:
             return share
-        left -= size
+        remaining_tokens -= size
     return max(sizes, default=0)
 
 
 def without_last(packed: Packed) -> Packed:
     """Drop the kept item with the lowest score."""
-    weakest = min(packed.kept, key=lambda shown: shown.item.score)
-    return replace(packed, kept=tuple(shown for shown in packed.kept if shown is not weakest), omitted=(*packed.omitted, weakest.item))
+    weakest = min(packed.kept, key=lambda each: each.item.score)
+    return replace(packed, kept=tuple(each for each in packed.kept if each is not weakest), omitted=(*packed.omitted, weakest.item))
 
 
 SOURCES = ("cited", "evidence")
@@ -325,21 +325,21 @@ def _settle_tools(room: int, demand: Demand, draft: Draft, count: Callable[[str]
 
 def _settle_history(room: int, demand: Demand, draft: Draft, count: Callable[[str], int]) -> int:
     """Pack the newest exchanges. With the cut "truncate", the exchange that does not fit whole is truncated."""
-    kept, dropped = fit(demand.recent, room, demand.cost)
+    exchanges, dropped = fit(demand.recent, room, demand.cost)
     older = demand.split.history[: len(demand.split.history) - len(demand.recent)]
     spoken = {number for exchange in demand.split.history for number, _ in exchange.messages}
     draft.texts = {number: text for number, text in draft.texts.items() if number not in spoken}
-    spent = sum(map(demand.cost, kept))
+    spent = sum(map(demand.cost, exchanges))
     if dropped and demand.inputs.profile.sections["history"].cut == "truncate":
         last = dropped[-1]
         texts = {number: demand.content(number) for number, _ in last.messages}
         markup = demand.cost(last) - sum(count(text) for text in texts.values())
-        left = room - spent - markup
-        if left >= MIN_TRUNCATED_TOKENS * len(texts):
-            draft.texts |= truncated_texts(texts, left, count)
-            kept, dropped = (last, *kept), dropped[:-1]
+        remaining_tokens = room - spent - markup
+        if remaining_tokens >= MIN_TRUNCATED_TOKENS * len(texts):
+            draft.texts |= truncated_texts(texts, remaining_tokens, count)
+            exchanges, dropped = (last, *exchanges), dropped[:-1]
             spent += markup + sum(count(draft.texts[number]) for number in texts)
-    draft.kept, draft.dropped = tuple(kept), (*older, *dropped)
+    draft.kept, draft.dropped = tuple(exchanges), (*older, *dropped)
     return spent
 
 

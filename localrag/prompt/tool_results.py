@@ -92,11 +92,11 @@ class ToolAccount:
         """Pack whole passages, best first, into the room of this call. A passage that is too large is skipped in favour of a
         smaller one.
         """
-        offered: dict[str, Hit] = {}
+        hits_by_label: dict[str, Hit] = {}
         for hit in hits:
-            offered.setdefault(hit.label, hit)
-        above = tuple(label for label in offered if label in self._sent)
-        articles = {label: article_fields(hit) for label, hit in offered.items() if label not in self._sent}
+            hits_by_label.setdefault(hit.label, hit)
+        above = tuple(label for label in hits_by_label if label in self._sent)
+        articles = {label: article_fields(hit) for label, hit in hits_by_label.items() if label not in self._sent}
         used = self._pack(articles, above)
         text = self._told(articles, used, above)
         while used and self._count(text) > self.room:
@@ -137,16 +137,16 @@ class ToolAccount:
 
     def _told(self, articles: Mapping[str, _Article], used: Sequence[str], above: Sequence[str]) -> str:
         """Return the result with the tokens left after it. If stating that number makes it oscillate, the lowest value is stated."""
-        said: list[int] = []
-        left = self.room_left
-        while left not in said:
-            said.append(left)
-            left = max(0, self.room_left - self._count(_serialised(articles, used, above, left)))
-        return _serialised(articles, used, above, min(said[said.index(left) :]))
+        candidates: list[int] = []
+        tokens_left = self.room_left
+        while tokens_left not in candidates:
+            candidates.append(tokens_left)
+            tokens_left = max(0, self.room_left - self._count(_serialised(articles, used, above, tokens_left)))
+        return _serialised(articles, used, above, min(candidates[candidates.index(tokens_left) :]))
 
     def _exhausted(self, result: ToolResult) -> ToolResult:
-        said: dict[str, object] = {"note": "no room left"}
-        text = compact(said | ({"num_omitted": len(result.omitted)} if result.omitted else {}))
+        fields: dict[str, object] = {"note": "no room left"}
+        text = compact(fields | ({"num_omitted": len(result.omitted)} if result.omitted else {}))
         return self._charged(replace(result, text=text if self._count(text) <= self.room else "", exhausted=True))
 
     def _charged(self, result: ToolResult) -> ToolResult:

@@ -88,9 +88,9 @@ class Names:
         run = run.lstrip("./")
         if "/" in run:
             return self._by_path(run)
-        known = self.paths.get(run)
-        if known is not None and "." in run:
-            return known
+        path = self.paths.get(run)
+        if path is not None and "." in run:
+            return path
         if "." in run:
             return self._by_module(run, is_call=is_call)
         if run in bare or relative or _SEVERAL_PARTS.search(run):
@@ -105,8 +105,8 @@ class Names:
             return self.paths[run]
         parts = run.split("/")
         for num in range(min(len(parts) - 1, _MAX_PARTS), 1, -1):
-            if (found := self.whole.get("/".join(parts[-num:]))) is not None:
-                return found
+            if (path := self.whole.get("/".join(parts[-num:]))) is not None:
+                return path
         return None
 
     def _by_module(self, run: str, *, is_call: bool) -> str | None:
@@ -152,9 +152,9 @@ def rate_mentions(
 
 def _rare_stems(task: str, names: Names, everything: Sequence[Profile]) -> set[str]:
     """The words of a task that are the stem of a file's name and occur in at most one in ten of the other files (or in one)."""
-    found = {word for word in words(task.lower()) if names.stems.get(word) is not None}
+    stems = {word for word in words(task.lower()) if names.stems.get(word) is not None}
     most = max(1, len(everything) // 10)
-    return {word for word in found if sum(each.counts[stem(word)] > 0 for each in everything if each.path != names.stems[word]) <= most}
+    return {word for word in stems if sum(each.counts[stem(word)] > 0 for each in everything if each.path != names.stems[word]) <= most}
 
 
 def _references(text: str, names: Names, *, bare: Container[str] = ()) -> Iterator[str]:
@@ -164,9 +164,9 @@ def _references(text: str, names: Names, *, bare: Container[str] = ()) -> Iterat
         if len(run) > _MAX_RUN_CHARS:
             continue
         ticked = text[start - 1 : start] == "`" == text[end : end + 1]
-        found = names.find(run, bare=names.stems if ticked else bare, is_call=text[end : end + 1] == "(")
-        if found is not None:
-            yield found
+        path = names.find(run, bare=names.stems if ticked else bare, is_call=text[end : end + 1] == "(")
+        if path is not None:
+            yield path
 
 
 ROOT_SHARE = 0.9
@@ -188,10 +188,10 @@ def import_graph(everything: Sequence[Profile]) -> dict[str, tuple[str, ...]]:
     return graph
 
 
-def choose_roots(profiles: Sequence[Profile], aligned: Sequence[Rating], named: Sequence[str]) -> list[str]:
+def choose_roots(profiles: Sequence[Profile], aligned: Sequence[Rating], task_paths: Sequence[str]) -> list[str]:
     """Return the files that the task is about; [] if it names none and none is aligned with it."""
-    if named:
-        return sorted(named)
+    if task_paths:
+        return sorted(task_paths)
     best = max((rating.value for rating in aligned), default=0.0)
     return sorted(
         profile.path for profile, rating in zip(profiles, aligned, strict=True) if rating.value > 0 and rating.value >= ROOT_SHARE * best
@@ -246,7 +246,7 @@ class Resolver:
         return next(([path] for path in candidates if path in self._paths), [])
 
     def _ending(self, *names: str) -> list[str]:
-        return next(([found] for name in names if (found := self._endings.get(name)) is not None), [])
+        return next(([path] for name in names if (path := self._endings.get(name)) is not None), [])
 
     def _python(self, importer: str, name: str) -> list[str]:
         inner = name.lstrip(".")
@@ -259,8 +259,8 @@ class Resolver:
             if posixpath.join(folder, "__init__.py") in self._paths:
                 continue  # Python looks for absolute names next to packages, not inside them
             for base in _below(folder, ("", "src", "lib"), rest):
-                if found := self._first(_modules(base)):
-                    return found
+                if paths := self._first(_modules(base)):
+                    return paths
         return self._ending(*_modules(rest)) if "/" in rest else []
 
     def _javascript(self, importer: str, name: str) -> list[str]:
@@ -296,8 +296,8 @@ class Resolver:
         parts = name.split(".")
         for num in range(len(parts), max(len(parts) - 2, 1), -1):  # the last part may be a member
             rest = "/".join(parts[:num]) + ".java"
-            if found := self._first(posixpath.join(folder, rest) for folder in _ancestors(importer)) or self._ending(rest):
-                return found
+            if paths := self._first(posixpath.join(folder, rest) for folder in _ancestors(importer)) or self._ending(rest):
+                return paths
         return []
 
     def _rust(self, importer: str, name: str) -> list[str]:
@@ -311,8 +311,8 @@ class Resolver:
             for part in parts:
                 base = posixpath.dirname(base) if part == "super" else base
             return self._rust_below(base, [part for part in parts if part not in {"crate", "self", "super"}], at_least=0)
-        if found := self._rust_below(own, parts, at_least=1):
-            return found
+        if paths := self._rust_below(own, parts, at_least=1):
+            return paths
         crate = self._ending(f"{parts[0]}/src/lib.rs", f"{parts[0].replace('_', '-')}/src/lib.rs")
         return self._rust_below(posixpath.dirname(crate[0]), parts[1:], at_least=0) if crate else []
 
@@ -321,16 +321,16 @@ class Resolver:
         for num in range(len(parts), at_least - 1, -1):
             path = posixpath.join(base, *parts[:num])
             roots = (f"{path}/lib.rs", f"{path}/main.rs") if num == 0 else ()
-            if found := self._first(posixpath.normpath(one) for one in (f"{path}.rs", posixpath.join(path, "mod.rs"), *roots)):
-                return found
+            if paths := self._first(posixpath.normpath(one) for one in (f"{path}.rs", posixpath.join(path, "mod.rs"), *roots)):
+                return paths
         return []
 
     def _crate(self, importer: str) -> str:
         """The folder of the crate's root file."""
         folders = list(_ancestors(importer))
         names = ("lib.rs", "main.rs")
-        known = (folder for folder in folders if any(posixpath.join(folder, name) in self._paths for name in names))
-        return next(known, next((folder for folder in folders if posixpath.basename(folder) == "src"), folders[0]))
+        crate_folders = (folder for folder in folders if any(posixpath.join(folder, name) in self._paths for name in names))
+        return next(crate_folders, next((folder for folder in folders if posixpath.basename(folder) == "src"), folders[0]))
 
 
 def _index(endings: dict[str, str | None], path: str) -> None:

@@ -125,9 +125,9 @@ def _is_depth(value: object) -> bool:
 
 
 def _refuse(name: str, value: object, allowed: str) -> NoReturn:
-    shown = repr(value)
-    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
-    raise ConfigError(f"The relevance setting {name} is {shown}, but must be {allowed}.", name=name)
+    text = repr(value)
+    text = text if len(text) <= 80 else f"{text[:77]}..."
+    raise ConfigError(f"The relevance setting {name} is {text}, but must be {allowed}.", name=name)
 
 
 DEFAULT_WEIGHTS = Weights()
@@ -170,8 +170,8 @@ def score(
     profiles, everything = _profiles(files, others)
     aligned = align(profiles, everything, task, weights.method, embedder, progress)
     graph = import_graph(everything)
-    mentioned, named = rate_mentions(profiles, everything, task, graph)
-    roots = choose_roots(profiles, aligned, named)
+    mentioned, task_paths = rate_mentions(profiles, everything, task, graph)
+    roots = choose_roots(profiles, aligned, task_paths)
     depths = rate_depths(profiles, graph, roots, weights.max_depth)
     shares = weights.shares
     scores = []
@@ -210,8 +210,8 @@ def _profiles(files: Sequence[File], others: Sequence[File]) -> tuple[list[Profi
     for one, following in pairwise(profiles):
         if one.path == following.path:
             raise UsageError(f"The file {one.path} is given twice.", hint="Give each file once.", path=one.path)
-    known = {profile.path for profile in profiles}
-    beside = {profile.path: profile for profile in map(Profile, others) if profile.path not in known}
+    paths = {profile.path for profile in profiles}
+    beside = {profile.path: profile for profile in map(Profile, others) if profile.path not in paths}
     return profiles, sorted([*profiles, *beside.values()], key=lambda profile: profile.path)
 
 
@@ -247,12 +247,12 @@ def align(
     """Rate how well each of `profiles` fits the task. Words are weighted by their rarity in `everything`. Without an embedder,
     only words count.
     """
-    wanted = task_terms(task)
-    weights = {stem: _weight(sum(_count(each, stem) > 0 for each in everything), len(everything)) for stem in wanted}
+    terms = task_terms(task)
+    weights = {stem: _weight(sum(_count(each, stem) > 0 for each in everything), len(everything)) for stem in terms}
     if method == "keyword" or embedder is None:
-        asked = {} if method == "keyword" else {"asked": method, "reason": "no embedder"}
-        by_words = _by_words(profiles, wanted, weights)
-        return [Rating(value, {"method": "keyword", **asked, "keyword": value, **details}) for value, details in by_words]
+        fallback = {} if method == "keyword" else {"asked": method, "reason": "no embedder"}
+        by_words = _by_words(profiles, terms, weights)
+        return [Rating(value, {"method": "keyword", **fallback, "keyword": value, **details}) for value, details in by_words]
     by_meaning = _rate_meaning(profiles, task, weights, embedder, progress)
     if method == "semantic":
         return [Rating(value, {"method": method, "semantic": value, **details}) for value, details in by_meaning]
@@ -260,21 +260,21 @@ def align(
         Rating(
             (word.value + near.value) / 2, {"method": method, "keyword": word.value, "semantic": near.value, **word.details, **near.details}
         )
-        for word, near in zip(_by_words(profiles, wanted, weights), by_meaning, strict=True)
+        for word, near in zip(_by_words(profiles, terms, weights), by_meaning, strict=True)
     ]
 
 
-def _by_words(profiles: Sequence[Profile], wanted: Mapping[str, str], weights: Mapping[str, float]) -> list[Rating]:
+def _by_words(profiles: Sequence[Profile], terms: Mapping[str, str], weights: Mapping[str, float]) -> list[Rating]:
     total = sum(weights.values())
     ratings = []
     for profile in profiles:
-        counts = {stem: _count(profile, stem) for stem in wanted}
-        held = sum(weights[stem] * num / (num + 1) for stem, num in counts.items())
+        counts = {stem: _count(profile, stem) for stem in terms}
+        weight = sum(weights[stem] * num / (num + 1) for stem, num in counts.items())
         details = {
-            "found": {wanted[stem]: num for stem, num in counts.items() if num},
-            "missing": [wanted[stem] for stem, num in counts.items() if not num],
+            "found": {terms[stem]: num for stem, num in counts.items() if num},
+            "missing": [terms[stem] for stem, num in counts.items() if not num],
         }
-        ratings.append(Rating(min(held / total, 1.0) if total else 0.0, details))
+        ratings.append(Rating(min(weight / total, 1.0) if total else 0.0, details))
     return ratings
 
 
@@ -294,7 +294,7 @@ def _rate_meaning(
     Of a file with too many windows, these are embedded: the first, those with most of the task's words (`weights` by stem), and
     some spread over the rest. A window too long for the embedder is truncated. The details say how much was embedded.
     """
-    wanted = _direction(task, weights, embedder)
+    direction = _direction(task, weights, embedder)
     limit = max(1, min(MAX_WINDOWS, MAX_WINDOWS_IN_ALL // max(len(profiles), 1)))
     ratings = []
     for num_done, profile in enumerate(profiles):
@@ -306,8 +306,8 @@ def _rate_meaning(
             piece for text in texts if text.strip() and (piece := _fitted(f"{profile.path[-_TITLE_CHARS:]}\n{text.strip()}", embedder))
         ]
         near: list[float] = []
-        if wanted is not None and pieces:  # one call per file, so that its vectors do not depend on other files
-            near = sorted((float(one) for one in embedder.embed(pieces) @ wanted), reverse=True)[:BEST_WINDOWS]
+        if direction is not None and pieces:  # one call per file, so that its vectors do not depend on other files
+            near = sorted((float(one) for one in embedder.embed(pieces) @ direction), reverse=True)[:BEST_WINDOWS]
         value = min(max(sum(near) / len(near), 0.0), 1.0) if near else 0.0
         ratings.append(Rating(value, {"windows_embedded": len(pieces), "windows": len(spans)}))
     return ratings
@@ -328,12 +328,12 @@ def windows(text: str) -> list[tuple[int, int]]:
 def _chosen(text: str, spans: list[tuple[int, int]], limit: int, weights: Mapping[str, float]) -> list[tuple[int, int]]:
     if len(spans) <= limit:
         return spans
-    held = {}
+    span_weights = {}
     for at, (start, end) in enumerate(spans):
         counts = count_words(text[start:end])
-        held[at] = sum(weight for stem, weight in weights.items() if counts[stem])
-    order = [0, *sorted((at for at in held if at and held[at]), key=lambda at: (-held[at], at))][:limit]
-    rest = sorted(held.keys() - set(order))
+        span_weights[at] = sum(weight for stem, weight in weights.items() if counts[stem])
+    order = [0, *sorted((at for at in span_weights if at and span_weights[at]), key=lambda at: (-span_weights[at], at))][:limit]
+    rest = sorted(span_weights.keys() - set(order))
     room = limit - len(order)
     order += [rest[num * len(rest) // room] for num in range(room)]
     return [spans[at] for at in sorted(order)]

@@ -153,17 +153,17 @@ def _cut_sections(asks: Sequence[StoredAsk]) -> list[Cut]:
 def _omitted_items(asks: Sequence[StoredAsk]) -> list[Item]:
     """Count omitted items. A passage of a knowledge base is the same in all asks; any other label is unique only within its session."""
     times: Counter[tuple[object, ...]] = Counter()
-    shown: dict[tuple[object, ...], tuple[str, str, str, str]] = {}
+    fields: dict[tuple[object, ...], tuple[str, str, str, str]] = {}
     for ask in asks:
         passages = {each.label: each for each in ask.evidence}
         for entry in ask.ledger.entries:
             for label in entry.without_room:
-                found = passages.get(label)
-                lasts = found is not None and bool(found.kb)
-                key = (entry.name, found.kb, found.source, found.chunk_id) if found and lasts else (entry.name, ask.session, label)
+                passage = passages.get(label)
+                lasts = passage is not None and bool(passage.kb)
+                key = (entry.name, passage.kb, passage.source, passage.chunk_id) if passage and lasts else (entry.name, ask.session, label)
                 times[key] += 1
-                shown[key] = (label, entry.name, found.source if found else "", "" if lasts else ask.session)
-    items = [Item(*shown[key], num) for key, num in times.items()]
+                fields[key] = (label, entry.name, passage.source if passage else "", "" if lasts else ask.session)
+    items = [Item(*fields[key], num) for key, num in times.items()]
     return sorted(items, key=lambda item: (-item.num_omitted, item.section, item.label, item.source, item.session))
 
 
@@ -179,17 +179,17 @@ class _Seen:
 
 def _uncited_chunks(asks: Sequence[StoredAsk]) -> list[Chunk]:
     """Return the chunks. Piped text is excluded: nobody chose it, and its ids do not last."""
-    seen: dict[tuple[str, str, int], _Seen] = {}
+    uses: dict[tuple[str, str, int], _Seen] = {}
     for ask in asks:
         for each in (each for each in ask.evidence if each.kb):
-            one = seen.setdefault((each.kb, each.source, each.chunk_id), _Seen())
+            one = uses.setdefault((each.kb, each.source, each.chunk_id), _Seen())
             one.label = each.label
             one.num_retrieved += 1
             one.used += [each.tokens] if each.is_in_prompt else []
             one.is_cited |= each.cited
     chunks = [
         Chunk(one.label, source, kb, chunk_id, one.num_retrieved, len(one.used), sum(one.used))
-        for (kb, source, chunk_id), one in seen.items()
+        for (kb, source, chunk_id), one in uses.items()
         if not one.is_cited and one.num_retrieved >= OFTEN
     ]
     return sorted(chunks, key=lambda one: (-one.num_retrieved, -one.used_tokens, one.source, one.kb, one.chunk_id))

@@ -183,8 +183,8 @@ def _negotiated(ask: StoredAsk, sections: Sequence[Allotment], multiple: float) 
         label = f"<span{size}><b>{plain(each.name)}</b>{each.allotted:,}</span>" if share >= _LABELLED else ""
         hint = f"{plain(each.name)}: {each.allotted:,} tokens"
         items.append(f'<div class="section" style="{item_style(each, multiple)};--c:{colour_of(each.name)}" title="{hint}">{label}</div>')
-    said = ", ".join(f"{plain(each.name)} {each.allotted:,}" for each in sections)
-    bar = f'<div class="window given" role="img" aria-label="Allotted: {said}" style="--width:{ask.window}px">{"".join(items)}</div>'
+    summary = ", ".join(f"{plain(each.name)} {each.allotted:,}" for each in sections)
+    bar = f'<div class="window given" role="img" aria-label="Allotted: {summary}" style="--width:{ask.window}px">{"".join(items)}</div>'
     return f'<figcaption>Allotted</figcaption><div class="frame">{bar}</div>'
 
 
@@ -194,8 +194,8 @@ def _used(ask: StoredAsk) -> str:
         f'title="{plain(each.name)}: {each.used:,} of {each.allotted:,} tokens used"><i style="width:{each.used}px"></i></div>'
         for each in ask.ledger.entries
     ]
-    said = ", ".join(f"{plain(each.name)} {each.used:,} of {each.allotted:,}" for each in ask.ledger.entries)
-    bar = f'<div class="window used" role="img" aria-label="Used: {said}" style="--width:{ask.ledger.window}px">{"".join(items)}</div>'
+    summary = ", ".join(f"{plain(each.name)} {each.used:,} of {each.allotted:,}" for each in ask.ledger.entries)
+    bar = f'<div class="window used" role="img" aria-label="Used: {summary}" style="--width:{ask.ledger.window}px">{"".join(items)}</div>'
     return f'<figcaption>Used</figcaption><div class="frame">{bar}</div>'
 
 
@@ -218,8 +218,8 @@ def _entry_rows(entry: Entry) -> Iterator[list[str]]:
 def _amounts(entry: Entry) -> list[str]:
     shortened = [f"{each.id} to {each.level} ({each.tokens:,} of {each.of:,})" for each in entry.shortened]
     omitted = [(f"{text(reason)}: " if reason else "", names) for reason, names in entry.omitted_by_reason.items()]
-    said = (*omitted, ("shortened: ", shortened), ("summarized: ", entry.covered))
-    left_out = "".join(f"<div>{start}{_names(names)}</div>" for start, names in said if names)
+    groups = (*omitted, ("shortened: ", shortened), ("summarized: ", entry.covered))
+    left_out = "".join(f"<div>{start}{_names(names)}</div>" for start, names in groups if names)
     numbers = (number_cell(f"{value:,}") for value in (entry.wanted, entry.allotted, entry.used))
     return [*numbers, f'<td class="wide">{left_out}</td>']
 
@@ -337,8 +337,8 @@ def _sessions(sessions: Sequence[SessionFigures]) -> str:
 
 def _trend(session: SessionFigures) -> str:
     bars = "".join(f'<i style="height:{min(100, 100 * value):.0f}%"></i>' for value in session.utilizations[-40:])
-    said = halves(session.utilization_trend)
-    return f'<span class="trend" role="img" aria-label="Utilization by ask, {said}">{bars}</span> <span class="soft">{said}</span>'
+    summary = halves(session.utilization_trend)
+    return f'<span class="trend" role="img" aria-label="Utilization by ask, {summary}">{bars}</span> <span class="soft">{summary}</span>'
 
 
 def halves(trend: Trend) -> str:

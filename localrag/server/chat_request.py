@@ -53,19 +53,19 @@ class Tools:
         if text.startswith(CALL_OPENS):
             text = text.removeprefix(CALL_OPENS).removesuffix(CALL_CLOSES).strip()
         try:
-            found = json.loads(text) if text.startswith("{") else None
+            value = json.loads(text) if text.startswith("{") else None
         except (ValueError, RecursionError):
             return None
-        if not isinstance(found, dict) or not any(found.get("name") == spec.name for spec in self.specs):
+        if not isinstance(value, dict) or not any(value.get("name") == spec.name for spec in self.specs):
             return None
-        arguments = found.get("arguments")
-        return Call(found["name"], compact(arguments)) if isinstance(arguments, dict) else None
+        arguments = value.get("arguments")
+        return Call(value["name"], compact(arguments)) if isinstance(arguments, dict) else None
 
 
 def may_be_call(text: str) -> bool:
     """Return whether an answer that starts with this text can still become a call."""
-    begun = text.lstrip()
-    return not begun or begun[0] == "{" or CALL_OPENS.startswith(begun) or begun.startswith(CALL_OPENS)
+    start = text.lstrip()
+    return not start or start[0] == "{" or CALL_OPENS.startswith(start) or start.startswith(CALL_OPENS)
 
 
 def compact(value: object) -> str:
@@ -416,27 +416,27 @@ def _has_question(messages: Sequence[Message]) -> bool:
 
 def _sampling(request: ChatRequest) -> dict[str, Any]:
     """Return the fields of SamplingParams that the body sets."""
-    found = request.model_dump(include={"temperature", "top_p", "presence_penalty", "frequency_penalty"}, exclude_none=True)
+    fields = request.model_dump(include={"temperature", "top_p", "presence_penalty", "frequency_penalty"}, exclude_none=True)
     if request.seed is not None:
-        found |= {"seed": request.seed % 2**32, "repeatable": True}
+        fields |= {"seed": request.seed % 2**32, "repeatable": True}
     if most := request.max_completion_tokens or request.max_tokens:
-        found["max_tokens"] = most
+        fields["max_tokens"] = most
     if request.stop:
-        found["stop"] = [request.stop] if isinstance(request.stop, str) else request.stop
+        fields["stop"] = [request.stop] if isinstance(request.stop, str) else request.stop
     if request.presence_penalty or request.frequency_penalty:
-        found["repeat_last_n"] = 1_000_000  # the whole answer
+        fields["repeat_last_n"] = 1_000_000  # the whole answer
     if request.reasoning_effort is not None:
-        found["think_tokens"] = _THINK_TOKENS[request.reasoning_effort]
+        fields["think_tokens"] = _THINK_TOKENS[request.reasoning_effort]
     if request.logprobs:
-        found["logprobs"] = request.top_logprobs or 0
+        fields["logprobs"] = request.top_logprobs or 0
     elif request.top_logprobs:
         raise Problem(400, "top_logprobs needs logprobs.", param="top_logprobs")
     form = request.response_format
     if isinstance(form, SchemaForm):
-        found["json_schema"] = json.dumps(form.json_schema.schema_)
+        fields["json_schema"] = json.dumps(form.json_schema.schema_)
     elif form is not None and form.type == "json_object":
-        found["json_schema"] = json.dumps({"type": "object"})
-    return found
+        fields["json_schema"] = json.dumps({"type": "object"})
+    return fields
 
 
 # --- tools ---
@@ -458,19 +458,19 @@ def read_tools(request: ChatRequest) -> Tools | None:
         raise Problem(400, "tool_choice is set, but there are no tools.", param="tool_choice")
     if len({spec.name for spec in specs}) < len(specs):
         raise Problem(400, "Two tools have the same name.", param="tools")
-    named = choice.function.name if isinstance(choice, ToolChoice) else choice.name if isinstance(choice, FunctionName) else None
-    wanted = [spec for spec in specs if named in (None, spec.name)]
-    if named is not None and not wanted:
-        raise Problem(400, f"There is no tool {named[:80]!r}.", param="tool_choice")
-    if not wanted or choice == "none":
+    tool_name = choice.function.name if isinstance(choice, ToolChoice) else choice.name if isinstance(choice, FunctionName) else None
+    candidates = [spec for spec in specs if tool_name in (None, spec.name)]
+    if tool_name is not None and not candidates:
+        raise Problem(400, f"There is no tool {tool_name[:80]!r}.", param="tool_choice")
+    if not candidates or choice == "none":
         return None
-    names = tuple(spec.name for spec in wanted)
+    names = tuple(spec.name for spec in candidates)
     strict = frozenset(each.name for each in functions if each.strict) & set(names)
     return Tools(
         specs=specs,
         choices=names,
         strict=strict,
-        schema=schema_of_calls(wanted, strict),
+        schema=schema_of_calls(candidates, strict),
         or_text=choice in (None, "auto"),
         is_legacy=is_legacy,
     )

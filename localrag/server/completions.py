@@ -236,22 +236,22 @@ class _ChatForm:
         """Held-back text that may become a call, with its logprobs."""
         self._held_logprobs: list[Any] = []
 
-    def whole(self, done: Mapping[str, Any]) -> dict[str, Any]:
-        self._on_done(done)
-        call = self._call(done["answer"])
-        content = {"content": done["answer"]} if call is None else {"content": None, **self._call_fields(call)}
+    def whole(self, result: Mapping[str, Any]) -> dict[str, Any]:
+        self._on_done(result)
+        call = self._call(result["answer"])
+        content = {"content": result["answer"]} if call is None else {"content": None, **self._call_fields(call)}
         choice = {
             "index": 0,
-            "message": {"role": "assistant", **content, **_reasoning(done.get("reasoning", ""))},
-            "finish_reason": self._finish(done, call),
-            "logprobs": self._logprobs(done["logprobs"]),
+            "message": {"role": "assistant", **content, **_reasoning(result.get("reasoning", ""))},
+            "finish_reason": self._finish(result, call),
+            "logprobs": self._logprobs(result["logprobs"]),
         }
         return {
             **self._head,
             "object": "chat.completion",
             "choices": [choice],
-            "usage": usage(done),
-            **answer_details(self._question, done),
+            "usage": usage(result),
+            **answer_details(self._question, result),
         }
 
     async def chunks(self, first: dict[str, Any], replies: AsyncGenerator[dict[str, Any], None]) -> AsyncIterator[dict[str, str]]:
@@ -270,16 +270,16 @@ class _ChatForm:
             except Problem as problem:
                 yield {"data": data_of(problem.event)}
                 return
-        done = reply["done"]
-        self._on_done(done)
-        call = self._call(done["answer"])
+        result = reply["done"]
+        self._on_done(result)
+        call = self._call(result["answer"])
         if call is not None:
             yield self._event({"choices": [_choice(self._call_fields(call, index=0))]})
         elif self._held:
             yield self._event({"choices": [_choice({"content": self._held}, logprobs=self._logprobs(self._held_logprobs))]})
-        yield self._event({"choices": [_choice({}, self._finish(done, call))], **warnings_of(done)})
+        yield self._event({"choices": [_choice({}, self._finish(result, call))], **warnings_of(result)})
         if self._question.includes_usage:
-            yield self._event({"choices": [], "usage": usage(done), **answer_details(self._question, done)})
+            yield self._event({"choices": [], "usage": usage(result), **answer_details(self._question, result)})
         yield {"data": "[DONE]"}
 
     def _chunks_of(self, reply: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -304,26 +304,26 @@ class _ChatForm:
             return {"function_call": function}
         return {"tool_calls": [{**more, "id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}]}
 
-    def _finish(self, done: Mapping[str, Any], call: Call | None) -> str:
+    def _finish(self, result: Mapping[str, Any], call: Call | None) -> str:
         if call is None or self._question.tools is None:
-            return FINISHES[done["finish_reason"]]
+            return FINISHES[result["finish_reason"]]
         return "function_call" if self._question.tools.is_legacy else "tool_calls"
 
-    def _logprobs(self, found: Sequence[Any]) -> dict[str, Any] | None:
+    def _logprobs(self, logprobs: Sequence[Any]) -> dict[str, Any] | None:
         if "logprobs" not in self._question.sampling:
             return None
-        content = [{**_token(piece, value), "top_logprobs": [_token(*each) for each in top]} for piece, value, top in found]
+        content = [{**_token(piece, value), "top_logprobs": [_token(*each) for each in top]} for piece, value, top in logprobs]
         return {"content": content, "refusal": None}
 
     def _event(self, more: Mapping[str, Any]) -> dict[str, str]:
         return {"data": data_of({**self._head, "object": "chat.completion.chunk", **more})}
 
-    def _begun(self, begun: Mapping[str, Any]) -> dict[str, Any]:
+    def _begun(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         """Return the details of the prompt, before it is evaluated."""
         if not self._question.includes_usage:
             return {}
-        local = {name: begun[name] for name in ("prompt_tokens", "slot", "sections", "ledger", "evidence")}
-        return {"source_nodes": begun["nodes"] if self._question.searches else None, "localrag": local}
+        local = {name: facts[name] for name in ("prompt_tokens", "slot", "sections", "ledger", "evidence")}
+        return {"source_nodes": facts["nodes"] if self._question.searches else None, "localrag": local}
 
 
 def _choice(delta: Mapping[str, Any], finish: str | None = None, *, logprobs: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -455,10 +455,10 @@ class _TextForm:
         self._head = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time()), "model": model}
         self._offset = len(question.messages[0].content)
 
-    def whole(self, done: Mapping[str, Any]) -> dict[str, Any]:
-        self._on_done(done)
-        choice = self._choice(done["answer"], done["logprobs"], FINISHES[done["finish_reason"]])
-        return {**self._head, "choices": [choice], "usage": usage(done), **answer_details(self._question, done)}
+    def whole(self, result: Mapping[str, Any]) -> dict[str, Any]:
+        self._on_done(result)
+        choice = self._choice(result["answer"], result["logprobs"], FINISHES[result["finish_reason"]])
+        return {**self._head, "choices": [choice], "usage": usage(result), **answer_details(self._question, result)}
 
     async def chunks(self, _first: dict[str, Any], replies: AsyncGenerator[dict[str, Any], None]) -> AsyncIterator[dict[str, str]]:
         """Yield server-sent events. With `include_usage`, the last before [DONE] has the usage. Warnings as in a chat."""
@@ -471,25 +471,25 @@ class _TextForm:
             except Problem as problem:
                 yield {"data": data_of(problem.event)}
                 return
-        done = reply["done"]
-        self._on_done(done)
-        yield self._event([self._choice("", [], FINISHES[done["finish_reason"]])], warnings_of(done))
+        result = reply["done"]
+        self._on_done(result)
+        yield self._event([self._choice("", [], FINISHES[result["finish_reason"]])], warnings_of(result))
         if self._question.includes_usage:
-            yield self._event([], {"usage": usage(done), **answer_details(self._question, done)})
+            yield self._event([], {"usage": usage(result), **answer_details(self._question, result)})
         yield {"data": "[DONE]"}
 
     def _event(self, choices: list[Any], more: Mapping[str, Any] | None = None) -> dict[str, str]:
         return {"data": data_of({**self._head, "choices": choices, **(more or {})})}
 
     def _choice(self, text: str, logprobs: Sequence[Any], finish: str | None = None) -> dict[str, Any]:
-        shown = self._logprobs(logprobs) if "logprobs" in self._question.sampling else None
-        return {"index": 0, "text": text, "logprobs": shown, "finish_reason": finish}
+        logprobs_object = self._logprobs(logprobs) if "logprobs" in self._question.sampling else None
+        return {"index": 0, "text": text, "logprobs": logprobs_object, "finish_reason": finish}
 
-    def _logprobs(self, found: Sequence[Any]) -> dict[str, Any]:
+    def _logprobs(self, logprobs: Sequence[Any]) -> dict[str, Any]:
         """Return logprobs in the older format. Offsets are in characters from the start of the prompt."""
-        texts, offsets = [bytes(piece).decode("utf-8", "replace") for piece, _, _ in found], []
+        texts, offsets = [bytes(piece).decode("utf-8", "replace") for piece, _, _ in logprobs], []
         for text in texts:
             offsets.append(self._offset)
             self._offset += len(text)
-        tops = [{bytes(piece).decode("utf-8", "replace"): value for piece, value in top} for _, _, top in found]
-        return {"tokens": texts, "token_logprobs": [value for _, value, _ in found], "top_logprobs": tops, "text_offset": offsets}
+        tops = [{bytes(piece).decode("utf-8", "replace"): value for piece, value in top} for _, _, top in logprobs]
+        return {"tokens": texts, "token_logprobs": [value for _, value, _ in logprobs], "top_logprobs": tops, "text_offset": offsets}

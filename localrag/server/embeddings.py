@@ -93,22 +93,22 @@ def _places(home: Path, env: Mapping[str, str]) -> Iterator[Path]:
 def _read(path: Path) -> bytes | None:
     """Read a regular file of at most _MAX_BYTES. Returns None for anything else; does not block on a pipe."""
     try:
-        opened = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except OSError:
         return None
-    with os.fdopen(opened, "rb") as file:
-        about = os.fstat(opened)
+    with os.fdopen(descriptor, "rb") as file:
+        about = os.fstat(descriptor)
         return file.read() if stat.S_ISREG(about.st_mode) and about.st_size <= _MAX_BYTES else None
 
 
 def _parsed(data: bytes) -> dict[int, bytes]:
     """Parse lines of a token's bytes in base64 and its id."""
-    found = {}
+    pieces = {}
     for line in data.splitlines():
         piece, _, number = line.partition(b" ")
         with suppress(binascii.Error, ValueError):
-            found[int(number)] = base64.b64decode(piece, validate=True)
-    return found
+            pieces[int(number)] = base64.b64decode(piece, validate=True)
+    return pieces
 
 
 async def token_ids(state: State) -> TokenIds:
@@ -200,12 +200,12 @@ def create_embeddings(body: EmbeddingRequest, state: State, token_ids: Annotated
     return EmbeddingList(object="list", model=state.embedders.name, data=data, usage=used)
 
 
-def _texts(given: str | Sequence[str | int | Sequence[int]], token_ids: TokenIds) -> list[str]:
-    if isinstance(given, str):
-        return [given]
-    if isinstance(given[0], int):
-        given = [given]  # type: ignore[list-item]  # all of them are
-    return [each if isinstance(each, str) else token_ids.text(each) for each in given]  # type: ignore[arg-type]  # the form says so
+def _texts(inputs: str | Sequence[str | int | Sequence[int]], token_ids: TokenIds) -> list[str]:
+    if isinstance(inputs, str):
+        return [inputs]
+    if isinstance(inputs[0], int):
+        inputs = [inputs]  # type: ignore[list-item]  # all of them are
+    return [each if isinstance(each, str) else token_ids.text(each) for each in inputs]  # type: ignore[arg-type]  # the form says so
 
 
 def _encoded(vector: Any, form: str | None) -> list[float] | str:  # noqa: ANN401  # an array of numpy

@@ -231,11 +231,11 @@ class EngineProcess:
     async def _reply(self, task: _Task) -> dict[str, Any]:
         """Return the next reply. The time limit is checked here while the request waits, and by the engine while it runs."""
         while task.id not in self._running and task.replies.empty():
-            left = task.ends_at - time.monotonic()
-            if left <= 0:
+            remaining_s = task.ends_at - time.monotonic()
+            if remaining_s <= 0:
                 raise _no_time()
             with suppress(TimeoutError):
-                return await asyncio.wait_for(task.replies.get(), left)
+                return await asyncio.wait_for(task.replies.get(), remaining_s)
         return await task.replies.get()
 
     def _queued(self, client: str, message: Mapping[str, Any]) -> _Task:

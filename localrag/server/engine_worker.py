@@ -139,8 +139,8 @@ class _Worker:
 
     def _reply(self, number: int | str, event: Event) -> None:
         if event.prepared is not None:
-            begun = {**prompt_facts(event.prepared), "nodes": nodes(event, event.prepared.prompt.hits)}
-            self._send({"id": number, "begun": begun})
+            facts = {**prompt_facts(event.prepared), "nodes": nodes(event, event.prepared.prompt.hits)}
+            self._send({"id": number, "begun": facts})
         elif event.error is not None:
             self._refuse(number, event.error)
         else:
@@ -171,16 +171,16 @@ def settings_of(options: Mapping[str, Any]) -> Settings:
 
 def question_of(message: Mapping[str, Any]) -> Question:
     """Build the question of an "ask" or "budget" message. UsageError for numbers out of range."""
-    given, calls = message["options"], message["calls"]
+    options, calls = message["options"], message["calls"]
     tools = tuple(ToolSpec(**each) for each in message["tools"])
     return Question(
         messages=tuple(Message(each["role"], each["content"]) for each in message["messages"]),
         sampling=SamplingParams(**{**message["sampling"], "stop": tuple(message["sampling"].get("stop", ()))}),
-        search=Search(kbs=tuple(message["kbs"]), top_k=given.get("top_k")),
+        search=Search(kbs=tuple(message["kbs"]), top_k=options.get("top_k")),
         given=Given(tools=tools, must_call=tuple(calls["choices"]) if tools and not calls["or_text"] else ()),
-        budget=BudgetOptions(context_ratio=given.get("context_ratio"), ends_after_s=message.get("max_seconds")),
+        budget=BudgetOptions(context_ratio=options.get("context_ratio"), ends_after_s=message.get("max_seconds")),
         calls=ToolCalls(choices=tuple(calls["choices"]), strict=tuple(calls["strict"]), or_text=calls["or_text"]) if tools else None,
-        needs_question=given.get("needs_question", True),
+        needs_question=options.get("needs_question", True),
         is_plain=message["is_plain"],
         id=message["id"],
     )

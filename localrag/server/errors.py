@@ -100,8 +100,8 @@ def failure(status: int, detail: str | Sequence[Mapping[str, Any]], code: str | 
         message = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in detail)
         param = param or next((each["loc"][1] for each in detail if len(each["loc"]) > 1 and isinstance(each["loc"][1], str)), None)
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
-    found = code or _CODES.get(status, "internal_error" if status >= 500 else "invalid_request")
-    return {"detail": detail, "error": {"message": message, "type": kind, "param": param, "code": found}}
+    error_code = code or _CODES.get(status, "internal_error" if status >= 500 else "invalid_request")
+    return {"detail": detail, "error": {"message": message, "type": kind, "param": param, "code": error_code}}
 
 
 def problem_of(error: LocalragError) -> Problem:

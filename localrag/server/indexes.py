@@ -197,24 +197,24 @@ def list_documents(
     """List documents of an index, oldest first. For a file added by `localrag index`, the `doc_id` is the file's source."""
     with _opened(state.settings, index_name) as kb:
         where = _filter(metadata_filter)
-        found, total = kb.texts.page(offset=offset, limit=limit, max_chars=max_text_length or MAX_TEXT_CHARS, where=where)
-    return ListDocumentsResponse(documents=[_listed(row) for row in found], count=len(found), total_items=total)
+        rows, total = kb.texts.page(offset=offset, limit=limit, max_chars=max_text_length or MAX_TEXT_CHARS, where=where)
+    return ListDocumentsResponse(documents=[_listed(row) for row in rows], count=len(rows), total_items=total)
 
 
 @router.post("/indexes/{index_name}/documents", operation_id="update_documents_in_index", responses=failures(400, *INDEX_FAILS))
 def update_documents(index_name: IndexName, body: UpdateDocumentRequest, state: State) -> UpdateDocumentResponse:
     """Replace documents by id."""
-    found = UpdateDocumentResponse(updated_documents=[], unchanged_documents=[], not_found_documents=[])
-    kinds = {"updated": found.updated_documents, "unchanged": found.unchanged_documents, "not_found": found.not_found_documents}
+    response = UpdateDocumentResponse(updated_documents=[], unchanged_documents=[], not_found_documents=[])
+    kinds = {"updated": response.updated_documents, "unchanged": response.unchanged_documents, "not_found": response.not_found_documents}
     with _opened(state.settings, index_name) as kb:
-        named = [document for document in body.documents if document.doc_id]
-        if files := kb.texts.files([document.doc_id for document in named]):
+        targets = [document for document in body.documents if document.doc_id]
+        if files := kb.texts.files([document.doc_id for document in targets]):
             raise Problem(400, f"{min(files)[:200]!r} is a file. To update it, change the file and run localrag index again.")
-        texts = _texts(named)
+        texts = _texts(targets)
         outcomes = iter(kb.texts.update(texts, state.embedders.for_texts()) if texts else ())
     for document in body.documents:
         kinds[next(outcomes) if document.doc_id else "not_found"].append(document)
-    return found
+    return response
 
 
 @router.post("/indexes/{index_name}/documents/delete", operation_id="delete_documents_in_index", responses=failures(*INDEX_FAILS))
@@ -242,24 +242,24 @@ def delete_index(index_name: IndexName, state: State) -> Message:
 def persist_index(index_name: IndexName, state: State, path: KeptAt = DEFAULT_PATH) -> Message:
     """Save an index to a file in the server's own storage. `/load` restores it."""
     with _opened(state.settings, index_name) as kb:
-        shown, file = _place(state.settings, index_name, path)
+        display_path, file = _place(state.settings, index_name, path)
         make_folder(file.parent)
         kb.export(file)
         file.chmod(FILE_MODE)  # its folder is already private
-    return Message(message=f"Successfully persisted index {index_name} to {shown}.")
+    return Message(message=f"Successfully persisted index {index_name} to {display_path}.")
 
 
 @router.post("/load/{index_name}", operation_id="load_index", responses=failures(400, *INDEX_FAILS))
 def load_index(index_name: NewIndexName, state: State, path: LoadedFrom = None, overwrite: Overwrite = False) -> Message:  # noqa: FBT002  # a query parameter
     """Load an index from a file written by `/persist`."""
     kb_dir = state.settings.kb_dir
-    shown, file = _place(state.settings, index_name, DEFAULT_PATH if path is None else path)
+    display_path, file = _place(state.settings, index_name, DEFAULT_PATH if path is None else path)
     if not file.is_file():
-        raise Problem(404, f"Path does not exist: {shown}")
+        raise Problem(404, f"Path does not exist: {display_path}")
     if not overwrite and index_name in list_kbs(kb_dir):
         raise Problem(409, f"Index '{index_name}' already exists. Use a different name or delete the existing index first.")
     import_kb(kb_dir, file, index_name, replace=overwrite)
-    return Message(message=f"Successfully loaded index {index_name} from {shown}.")
+    return Message(message=f"Successfully loaded index {index_name} from {display_path}.")
 
 
 @router.post("/retrieve", operation_id="retrieve_index", response_model_exclude_unset=True, responses=failures(400, *INDEX_FAILS))
@@ -334,18 +334,18 @@ def _filter(text: str | None) -> Where:
     if not text:
         return Where()
     try:
-        found = json.loads(text)
+        conditions = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        conditions = None
+    if not isinstance(conditions, dict):
         raise Problem(400, "Invalid metadata filter format. Must be a valid JSON string.")
-    return Where.equals(found)
+    return Where.equals(conditions)
 
 
 def _place(settings: Settings, index_name: str, path: str) -> tuple[str, Path]:
     """Return the path to show to clients, and the file. Problem 400 for a path that could lead out of the exports folder."""
-    shown = f"{DEFAULT_PATH}/{index_name}" if path == DEFAULT_PATH else path
-    parts = shown.removeprefix("./").rstrip("/").split("/")
+    display_path = f"{DEFAULT_PATH}/{index_name}" if path == DEFAULT_PATH else path
+    parts = display_path.removeprefix("./").rstrip("/").split("/")
     if len(parts) > _MAX_PARTS or not all(_PART.fullmatch(part) for part in parts):
         raise Problem(400, f"The path must be 1 to {_MAX_PARTS} names separated by /, each of letters, digits, '-' and '_'.")
-    return shown, (settings.home / "exports").joinpath(*parts[:-1], f"{parts[-1]}.kb")
+    return display_path, (settings.home / "exports").joinpath(*parts[:-1], f"{parts[-1]}.kb")

@@ -86,14 +86,14 @@ class Metrics:
             self._latency[method, path].labels(status=label).observe(seconds)
             self._all_latency.labels(status=label).observe(seconds)
 
-    def record_answer(self, done: Mapping[str, Any]) -> None:
+    def record_answer(self, result: Mapping[str, Any]) -> None:
         """Record the tokens and times of a complete answer object."""
-        usage, ledger = done["usage"], done["ledger"]
+        usage, ledger = result["usage"], result["ledger"]
         self._evaluated.inc(usage["prompt_tokens"] - usage["cached_tokens"])
         self._cached.inc(usage["cached_tokens"])
         self._decoded.inc(usage["completion_tokens"])
         self._utilization.observe(sum(each["used"] for each in ledger["entries"]) / max(1, ledger["window"]))
-        self._first.observe(done["timings"]["first_token_s"])
+        self._first.observe(result["timings"]["first_token_s"])
 
     def text(self, engine: EngineProcess | None) -> bytes:
         """Return all metrics in the Prometheus text format."""

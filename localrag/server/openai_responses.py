@@ -300,18 +300,18 @@ class _ResponseForm:
             "user": user if isinstance(user := body.get("user"), str) else None,
         }
 
-    def whole(self, done: Mapping[str, Any]) -> dict[str, Any]:
-        self._on_done(done)
-        is_cut = done["finish_reason"] in ("length", "time")
-        counted = done["usage"]
-        thought = done.get("reasoning", "")
+    def whole(self, result: Mapping[str, Any]) -> dict[str, Any]:
+        self._on_done(result)
+        is_cut = result["finish_reason"] in ("length", "time")
+        counted = result["usage"]
+        thought = result.get("reasoning", "")
         reasoning = {"type": "reasoning", "id": f"rs_{secrets.token_hex(12)}", "summary": []}
         return {
             **self._head,
             "status": "incomplete" if is_cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "output": [
-                self._message([_part(done["answer"])], "incomplete" if is_cut else "completed"),
+                self._message([_part(result["answer"])], "incomplete" if is_cut else "completed"),
                 *([{**reasoning, "content": [{"type": "reasoning_text", "text": thought}]}] if thought else []),
             ],
             "usage": {
@@ -321,7 +321,7 @@ class _ResponseForm:
                 "output_tokens_details": {"reasoning_tokens": counted.get("reasoning_tokens", 0)},
                 "total_tokens": counted["total_tokens"],
             },
-            **answer_details(self._question, done),
+            **answer_details(self._question, result),
         }
 
     def _message(self, content: list[dict[str, Any]], status: str) -> dict[str, Any]:
@@ -329,10 +329,10 @@ class _ResponseForm:
 
     async def chunks(self, _first: dict[str, Any], replies: AsyncGenerator[dict[str, Any], None]) -> AsyncIterator[dict[str, str]]:
         """Yield server-sent events in OpenAI's order. Reasoning is only in the last event."""
-        begun = {**self._head, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
+        response = {**self._head, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
         place = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
-        yield self._event("response.created", response=begun)
-        yield self._event("response.in_progress", response=begun)
+        yield self._event("response.created", response=response)
+        yield self._event("response.in_progress", response=response)
         yield self._event("response.output_item.added", output_index=0, item=self._message([], "in_progress"))
         yield self._event("response.content_part.added", **place, part=_part(""))
         async with aclosing(replies):

@@ -52,11 +52,11 @@ def route_docs(
     success: dict[str, Any] = {"model": answer, "description": str(answer.__doc__)}
     if stream is not None:
         success["content"] = {"text/event-stream": _events(stream)}
-    found: dict[str, Any] = {"response_model": None, "responses": {200: success, **failures(*fails)}}
+    arguments: dict[str, Any] = {"response_model": None, "responses": {200: success, **failures(*fails)}}
     if body is not None:
         content = {"application/json": {"schema": _ref(body)}}
-        found["openapi_extra"] = {"requestBody": {"description": body.__doc__, "required": True, "content": content}}
-    return found
+        arguments["openapi_extra"] = {"requestBody": {"description": body.__doc__, "required": True, "content": content}}
+    return arguments
 
 
 def failures(*statuses: int) -> Responses:
@@ -126,7 +126,7 @@ def operations(document: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str
 
 
 def _describe_gate(document: dict[str, Any], *, asks_for_token: bool) -> None:
-    refusals = [(status, *said) for status, said in _REFUSALS.items()] + ([_NO_TOKEN] if asks_for_token else [])
+    refusals = [(status, *refusal) for status, refusal in _REFUSALS.items()] + ([_NO_TOKEN] if asks_for_token else [])
     components = document.setdefault("components", {})
     components["responses"] = {
         name: {"description": text, "content": {"application/json": {"schema": _ref(Failure)}}} for _, name, text in refusals
@@ -173,9 +173,9 @@ _UNSAID = "Successful Response"
 def _names(value: object) -> Iterator[str]:
     """Yield the names of the models that a value refers to."""
     if isinstance(value, dict):
-        named = value.get("$ref")
-        if isinstance(named, str) and named.startswith("#/components/schemas/"):
-            yield named.rpartition("/")[2]
+        ref = value.get("$ref")
+        if isinstance(ref, str) and ref.startswith("#/components/schemas/"):
+            yield ref.rpartition("/")[2]
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     for each in inner:
         yield from _names(each)

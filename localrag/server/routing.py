@@ -96,12 +96,12 @@ class Embedders:
 
     def _get(self, *, for_queries: bool) -> Embedder:
         with self._lock:
-            found, other = self._opened[for_queries], self._opened[not for_queries]
-            if found is None:
-                opened = open_embedder(self._settings, for_queries=for_queries)
-                found = other if other is not None and other.is_like(opened) else _SerialEmbedder(opened)
-                self._opened[for_queries] = found
-            return found
+            embedder, other = self._opened[for_queries], self._opened[not for_queries]
+            if embedder is None:
+                candidate = open_embedder(self._settings, for_queries=for_queries)
+                embedder = other if other is not None and other.is_like(candidate) else _SerialEmbedder(candidate)
+                self._opened[for_queries] = embedder
+            return embedder
 
 
 class _SerialEmbedder:
@@ -172,7 +172,7 @@ class CompactResponse(JSONResponse):
 class Form(Protocol):
     """The response format of a route: one object, or server-sent events. `first` is the reply about the prompt before prefill."""
 
-    def whole(self, done: Mapping[str, Any]) -> dict[str, Any]: ...
+    def whole(self, result: Mapping[str, Any]) -> dict[str, Any]: ...
     def chunks(self, first: dict[str, Any], replies: AsyncGenerator[dict[str, Any], None]) -> AsyncIterator[dict[str, str]]: ...
 
 
@@ -255,22 +255,22 @@ async def _last(replies: AsyncGenerator[dict[str, Any], None]) -> dict[str, Any]
     raise Problem(503, "The model could not answer.")
 
 
-def answer_details(question: ChatQuestion, done: Mapping[str, Any]) -> dict[str, Any]:
+def answer_details(question: ChatQuestion, result: Mapping[str, Any]) -> dict[str, Any]:
     """Return an answer's sources (null without a search) and, under `localrag`, the fields that OpenAI's format lacks."""
-    local = {name: done[name] for name in _KEPT if name in done}
+    local = {name: result[name] for name in _KEPT if name in result}
     if question.index is not None and question.bypass is not None:
         local["bypass"] = question.bypass.value
-    return {"source_nodes": done["nodes"] if question.searches else None, "localrag": local}
+    return {"source_nodes": result["nodes"] if question.searches else None, "localrag": local}
 
 
-def warnings_of(done: Mapping[str, Any]) -> dict[str, Any]:
+def warnings_of(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return an answer's warnings, which streams carry even if the client did not request the details."""
-    return {"localrag": {"warnings": done["warnings"]}} if done.get("warnings") else {}
+    return {"localrag": {"warnings": result["warnings"]}} if result.get("warnings") else {}
 
 
-def usage(done: Mapping[str, Any]) -> dict[str, Any]:
+def usage(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return an answer's token counts in the format of chat completions."""
-    counted = done["usage"]
+    counted = result["usage"]
     return {
         "prompt_tokens": counted["prompt_tokens"],
         "completion_tokens": counted["completion_tokens"],

@@ -78,14 +78,14 @@ def home_token(home: Path) -> str:
     with open_private(home / TOKEN_FILE, "a+b") as file:
         lock_open_file(file.fileno(), wait=True)  # another server may be writing the token at this moment
         file.seek(0)
-        kept: str = file.read(64).decode("ascii", "replace").strip()
-        if not _TOKEN.fullmatch(kept):  # the file is new, or its writer was killed
-            kept = secrets.token_urlsafe(32)
+        token: str = file.read(64).decode("ascii", "replace").strip()
+        if not _TOKEN.fullmatch(token):  # the file is new, or its writer was killed
+            token = secrets.token_urlsafe(32)
             file.truncate(0)
-            file.write(kept.encode() + b"\n")
+            file.write(token.encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
-        return kept
+        return token
 
 
 class Gate:
@@ -197,8 +197,8 @@ def _user_of(scope: Scope) -> int | None:
 
 def host_of(header: str) -> str:
     """Return the name in a Host header in lower case, without the port; "" for an invalid header."""
-    found = _HOST.fullmatch(header.strip(" \t").lower())
-    return found[1] if found else ""
+    match = _HOST.fullmatch(header.strip(" \t").lower())
+    return match[1] if match else ""
 
 
 def depth_of(body: bytes | bytearray) -> int:
@@ -233,13 +233,13 @@ def _has_token(headers: Mapping[str, str], api_key: str) -> bool:
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
     """Return a `receive` that first returns the body, then the real messages, such as the client's disconnect."""
-    given = False
+    is_replayed = False
 
     async def again() -> MutableMapping[str, Any]:
-        nonlocal given
-        if given:
+        nonlocal is_replayed
+        if is_replayed:
             return await receive()
-        given = True
+        is_replayed = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     return again
@@ -421,11 +421,11 @@ class TimedProtocol(H11Protocol):
         self._make_room()
 
     def _make_room(self) -> None:
-        opened = [each for each in self.connections if isinstance(each, TimedProtocol) and not each.transport.is_closing()]
-        waiting = [each for each in opened if each is not self and each.is_between_requests]
-        if sum(each.peer.key == self.peer.key for each in opened) > self.max_connections_of_one:
+        connections = [each for each in self.connections if isinstance(each, TimedProtocol) and not each.transport.is_closing()]
+        waiting = [each for each in connections if each is not self and each.is_between_requests]
+        if sum(each.peer.key == self.peer.key for each in connections) > self.max_connections_of_one:
             waiting = [each for each in waiting if each.peer.key == self.peer.key]
-        elif len(opened) > self.max_connections:
+        elif len(connections) > self.max_connections:
             most = Counter(each.peer.key for each in waiting).most_common(1)
             waiting = [each for each in waiting if each.peer.key == most[0][0]]
         else:

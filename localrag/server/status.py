@@ -170,10 +170,10 @@ async def list_models(state: State) -> dict[str, Any]:
 @router.get("/v1/models/{model}", operation_id="get_model", **route_docs(ModelCard, fails=(404, 422, 503)))
 async def get_model(model: ModelName, state: State) -> dict[str, Any]:
     """Get the model with this name. Waits until it is loaded."""
-    found = await _model(state)
-    if found["id"] != model:
-        raise Problem(404, f"The model {model[:80]!r} does not exist. This server has {found['id']!r}.", "model_not_found", "model")
-    return found
+    card = await _model(state)
+    if card["id"] != model:
+        raise Problem(404, f"The model {model[:80]!r} does not exist. This server has {card['id']!r}.", "model_not_found", "model")
+    return card
 
 
 async def _model(state: ServerState) -> dict[str, Any]:
@@ -185,15 +185,15 @@ async def _model(state: ServerState) -> dict[str, Any]:
 async def tokenize(request: Request, engine: Engine) -> dict[str, Any]:
     """Tokenize a plain text with the model's own tokenizer, without a BOS token."""
     body = parse(TokenizeRequest, await body_of(request))
-    done = await last_reply(request, engine.run(client_of(request), {"op": "tokenize", "text": body.text}))
-    return {"num_tokens": len(done["token_ids"]), "token_ids": done["token_ids"]}
+    reply = await last_reply(request, engine.run(client_of(request), {"op": "tokenize", "text": body.text}))
+    return {"num_tokens": len(reply["token_ids"]), "token_ids": reply["token_ids"]}
 
 
 @router.post("/budget", operation_id="budget", **route_docs(BudgetResponse, body=ChatRequest, fails=(*ENGINE_FAILS, 404, 409)))
 async def budget(request: Request, state: State, engine: Engine) -> dict[str, Any]:
     """Return the token ledger of a chat completion without generating an answer."""
-    asked = read(await body_of(request), has_index=state.has_index, rejects_tools=state.rejects_tools)
-    message = {**asked.to_message(), "op": "budget"}
+    question = read(await body_of(request), has_index=state.has_index, rejects_tools=state.rejects_tools)
+    message = {**question.to_message(), "op": "budget"}
     return await last_reply(request, engine.run(client_of(request), message))
 
 

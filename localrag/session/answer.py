@@ -73,11 +73,11 @@ def bypass(messages: Sequence[MessageLike], *, has_kb: bool, has_tools: bool = F
     return None
 
 
-def outcome(reason: Bypass | None, offered: Sequence[Hit], supplied: Sequence[object]) -> Bypass | None:
-    """Return why an answer has no sources after the search, or None if it has some. `supplied` are the hits used from `offered`."""
-    if supplied:
+def outcome(reason: Bypass | None, hits: Sequence[Hit], sources: Sequence[object]) -> Bypass | None:
+    """Return why an answer has no sources after the search, or None if it has some. `sources` are the hits used from `hits`."""
+    if sources:
         return None
-    return Bypass.NO_ROOM if offered else reason or Bypass.NOTHING_FOUND
+    return Bypass.NO_ROOM if hits else reason or Bypass.NOTHING_FOUND
 
 
 def _is_text(content: object) -> bool:
@@ -244,7 +244,7 @@ def evidence(hit: Hit, tokens: int | None = None) -> dict[str, object]:
     """Return a hit as the answer object shows it. `tokens` is its size in the prompt, tag line included; None if it is not in one."""
     chunk = hit.chunk
     counted = {} if tokens is None else {"tokens": tokens}
-    known = {} if hit.relevance is None else {"relevance": round(hit.relevance, 4)}
+    relevance = {} if hit.relevance is None else {"relevance": round(hit.relevance, 4)}
     return {
         "id": hit.label,
         "source": chunk.source,
@@ -254,7 +254,7 @@ def evidence(hit: Hit, tokens: int | None = None) -> dict[str, object]:
         "end": chunk.end,
         "score": hit.score,
         "contributions": dict(hit.contributions),
-        **known,
+        **relevance,
         **counted,
     }
 

@@ -123,10 +123,10 @@ class Chat:
         unsearched = self.session.unsearched(whole)
         rewriting = None if unsearched or question.given.hits is not None else self._rewriting(question, before)
         rewritten = "" if rewriting is None else rewriting.text
-        offered = self.session.retriever.offered(
+        candidates = self.session.retriever.offered(
             question, search_query(messages), before=before, rewritten=rewritten, searches=unsearched is None
         )
-        hits = retrieval.distinct(offered)
+        hits = retrieval.distinct(candidates)
         drop_stale_sources(self.turns, hits, {kb.name for kb in self.session.knowledge_bases})
         try:
             prepared, self._standing = self._fitting(question, hits)

@@ -114,14 +114,14 @@ def run_council(
     the role. `max_seconds` limits the whole run. Raises EngineError if the judge gives no verdict, TimeLimitError if there is no time for
     one, and InterruptedRunError if the user stops the run; the events so far stay in the journal.
     """
-    kept = (about or {}) if keep else None
+    metadata = (about or {}) if keep else None
     with CouncilRun(
         council,
         task,
         settings=settings,
         kbs=kbs,
         piped=piped,
-        kept=kept,
+        metadata=metadata,
         max_seconds=max_seconds,
         on_event=on_event,
         on_text=on_text,
@@ -130,7 +130,7 @@ def run_council(
 
 
 class CouncilRun:
-    """One run of a council; see `run_council`. `kept` is stored with the run in the journal; with None, nothing is stored on disk."""
+    """One run of a council; see `run_council`. `metadata` is stored with the run in the journal; with None, nothing is stored on disk."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class CouncilRun:
         settings: Settings | None = None,
         kbs: Sequence[str] = (),
         piped: str = "",
-        kept: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
         max_seconds: float | None = None,
         started_at: float | None = None,
         on_event: Callable[[Event], None],
@@ -165,9 +165,9 @@ class CouncilRun:
         self._max_seconds = max_seconds
         self._late: dict[str, None] = {}
         """Roles whose answers were ended by the time limit, in order."""
-        with ExitStack() as opened:
-            opened.callback(self._event_log.close)
-            opened_kbs = open_knowledge_bases(kbs, settings=self._settings, opened=opened)
+        with ExitStack() as stack:
+            stack.callback(self._event_log.close)
+            opened_kbs = open_knowledge_bases(kbs, settings=self._settings, opened=stack)
             self._setup = CouncilSetup(
                 council=council,
                 messages=messages,
@@ -176,10 +176,10 @@ class CouncilRun:
                 learning=self._settings.learn,
             )
             self._needs = needs(council)
-            self._models = opened.enter_context(ModelPool(self._needs, settings=self._settings, keep=kept is not None))
-            if kept is not None:
-                self._event_log.begin(self._settings.home, council.name, self._task, {"digest": council.digest, **kept})
-            self._opened = opened.pop_all()
+            self._models = stack.enter_context(ModelPool(self._needs, settings=self._settings, keep=metadata is not None))
+            if metadata is not None:
+                self._event_log.begin(self._settings.home, council.name, self._task, {"digest": council.digest, **metadata})
+            self._opened = stack.pop_all()
 
     def decide(self) -> CouncilResult:
         """Run the council from the task to the verdict."""
@@ -501,7 +501,7 @@ def open_run(
         settings=settings,
         kbs=call.kbs,
         piped=call.piped,
-        kept=call.about if keep else None,
+        metadata=call.about if keep else None,
         max_seconds=call.max_seconds,
         started_at=started_at,
         on_event=on_event,

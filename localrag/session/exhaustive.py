@@ -145,14 +145,14 @@ class _Reading:
                 return hits  # the ledger names those that do not fit
             hits = facts
 
-    def prepared(self, shown: Sequence[Hit], max_seconds: float | None) -> Prepared:
+    def prepared(self, hits: Sequence[Hit], max_seconds: float | None) -> Prepared:
         """Prepare the answer's prompt."""
-        question = self._question.but(hits=shown, left_out=self._left_out(shown), max_seconds=max_seconds)
+        question = self._question.but(hits=hits, left_out=self._left_out(hits), max_seconds=max_seconds)
         return self._session.prepare(question, write=self._ends_at is None)
 
-    def _left_out(self, shown: Sequence[Hit]) -> dict[str, str]:
+    def _left_out(self, hits: Sequence[Hit]) -> dict[str, str]:
         """Map the label of each passage that is not shown, and of each of its copies, to the reason."""
-        labels = {hit.label for hit in shown}
+        labels = {hit.label for hit in hits}
         reasons = dict.fromkeys((hit.label for hit in self._hits), NOTHING_NOTED)
         reasons |= dict.fromkeys(self.too_long, TOO_LONG) | dict.fromkeys(self.late, NO_TIME)
         left_out = {label: reason for label, reason in reasons.items() if label not in labels}

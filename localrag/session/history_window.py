@@ -116,9 +116,9 @@ def restored(stored: StoredTurn) -> Turn:
     """Restore a stored turn. If its sources cannot be read, they are dropped; the question and answer stay."""
     try:
         hits = tuple(_hit(each) for each in stored.about.get("hits", ()))
-        sent = str(stored.about.get("sent", "")) if stored.answer.strip() else ""
+        sent_text = str(stored.about.get("sent", "")) if stored.answer.strip() else ""
     except (TypeError, ValueError, KeyError):
-        hits, sent = (), ""
+        hits, sent_text = (), ""
     return Turn(
         id=stored.id,
         question=stored.question,
@@ -127,7 +127,7 @@ def restored(stored: StoredTurn) -> Turn:
         about=stored.about,
         is_pinned=stored.is_pinned,
         began_at=stored.began_at,
-        sent=sent,
+        sent=sent_text,
         hits=hits,
     )
 
@@ -231,8 +231,8 @@ class HistoryFitter:
     def _step(self, standing: HistoryWindow, room: int) -> int:
         """Number of turns to summarise now."""
         planned = self.planned(standing)
-        left = sum(self._size(at, standing.bare) for at in range(planned, len(self.turns)))
-        is_good = planned > standing.settled and LEAST_SHARE * room <= left <= MOST_SHARE * room
+        remaining_tokens = sum(self._size(at, standing.bare) for at in range(planned, len(self.turns)))
+        is_good = planned > standing.settled and LEAST_SHARE * room <= remaining_tokens <= MOST_SHARE * room
         return planned if is_good else max(standing.settled, self._newest(standing, room))
 
     def _newest(self, standing: HistoryWindow, room: int) -> int:
@@ -259,5 +259,5 @@ class HistoryFitter:
 def _num_free(prompt: Prompt) -> int:
     """Unused tokens that history could have taken: those not reserved for the rest of the prompt or the answer."""
     ledger = prompt.ledger
-    written = sum(entry.allotted for entry in ledger.entries if entry.name in ("gap", *WRITTEN))
-    return max(0, prompt.budget.window - ledger.prompt_tokens - written)
+    num_reserved = sum(entry.allotted for entry in ledger.entries if entry.name in ("gap", *WRITTEN))
+    return max(0, prompt.budget.window - ledger.prompt_tokens - num_reserved)

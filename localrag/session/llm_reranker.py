@@ -46,9 +46,9 @@ class Judge:
 
     def scores(self, query: str, texts: Sequence[str]) -> list[float]:
         """log p(yes) − log p(no) for each text, over all spellings of both words. Raises InterruptedRunError if the user stops it."""
-        found = self.scores_until(query, texts, math.inf)
-        assert found is not None, "it has no deadline"
-        return found
+        scores = self.scores_until(query, texts, math.inf)
+        assert scores is not None, "it has no deadline"
+        return scores
 
     def scores_until(self, query: str, texts: Sequence[str], ends_at: float) -> list[float] | None:
         """Like `scores`, but None if it cannot finish by `ends_at` (time.perf_counter())."""

@@ -37,19 +37,19 @@ class Recall:
         self._rule = rule
         self._told: set[int] = set()
 
-    def memories(self, kept: Iterable[StoredMemory], question: str, *, now: float | None = None) -> list[Memory]:
+    def memories(self, memories: Iterable[StoredMemory], question: str, *, now: float | None = None) -> list[Memory]:
         """The memories to show, most important first. Old or less important ones are shown only if they share a word with the question."""
         now = time.time() if now is None else now
         question_terms = set(terms(question))
-        kept = list(kept)
-        for memory in kept:
+        memories = list(memories)
+        for memory in memories:
             is_new = now - memory.updated_at <= self._rule.max_age_days * _DAY_S
             if (is_new and memory.importance > self._rule.min_importance) or not question_terms.isdisjoint(terms(memory.text)):
                 self._told.add(memory.id)
-        told = [memory for memory in kept if memory.id in self._told]
+        prompt_memories = [memory for memory in memories if memory.id in self._told]
         return [
             Memory(label=f"memory {memory.id}", text=memory.text, importance=memory.importance)
-            for memory in sorted(told, key=lambda each: -each.importance)
+            for memory in sorted(prompt_memories, key=lambda each: -each.importance)
         ]
 
 

@@ -68,8 +68,8 @@ class PooledModel:
     def require(self, free: Free) -> None:
         """Raise EngineError, with the numbers and the nearest window that fits, if the model does not fit even alone."""
         if self.plan is not None and self.info is not None:
-            made = replace(self.plan, available=max(0, free.available), gpu_available=max(0, free.gpu_available))
-            memory.require(made, self.info)
+            plan = replace(self.plan, available=max(0, free.available), gpu_available=max(0, free.gpu_available))
+            memory.require(plan, self.info)
 
     @property
     def size_bytes(self) -> int:
@@ -213,12 +213,12 @@ class ModelPool:
 
         Raises EngineError if the model does not fit, alone or next to the models in use. In that case, nothing is closed or loaded.
         """
-        opened = self._opened(self._roles[role])
-        opened.num_users += 1
+        entry = self._opened(self._roles[role])
+        entry.num_users += 1
         try:
-            yield opened.engine
+            yield entry.engine
         finally:
-            opened.num_users -= 1
+            entry.num_users -= 1
 
     @property
     def open_models(self) -> list[str]:
@@ -282,15 +282,15 @@ class ModelPool:
 
     def _free(self) -> Free:
         """The memory that would be free if none of these models were open."""
-        given, opened = self._situation, self._plans(self._open)
-        free, on_gpu = given.available_bytes, given.gpu_available_bytes
+        situation, plans = self._situation, self._plans(self._open)
+        free, on_gpu = situation.available_bytes, situation.gpu_available_bytes
         if free is None:
-            free = memory.available_memory() + sum(plan.committed for plan in opened)
+            free = memory.available_memory() + sum(plan.committed for plan in plans)
             # compute buffers occupy no memory until written, so never exceed what was free with no model open
-            free = self._most_free = free if self._most_free is None or not opened else min(free, self._most_free)
+            free = self._most_free = free if self._most_free is None or not plans else min(free, self._most_free)
         if on_gpu is None:
-            on_gpu = gpu_bytes_free() + sum(plan.gpu_bytes for plan in opened) if self._has_gpu else 0
-        return Free(max(0, free - given.embedder_bytes), on_gpu)
+            on_gpu = gpu_bytes_free() + sum(plan.gpu_bytes for plan in plans) if self._has_gpu else 0
+        return Free(max(0, free - situation.embedder_bytes), on_gpu)
 
     def _fits(self, keys: Sequence[str], free: Free) -> bool:
         plans = self._plans(keys)
@@ -299,12 +299,12 @@ class ModelPool:
     def _opened(self, key: str) -> _Opened:
         """The open model, marked as the most recently used."""
         if key in self._open:
-            opened = self._open.pop(key)
+            entry = self._open.pop(key)
         else:
             self._choose_attention(key)
-            opened = self._load(key, self._make_room(key))
-        self._open[key] = opened
-        return opened
+            entry = self._load(key, self._make_room(key))
+        self._open[key] = entry
+        return entry
 
     def _choose_attention(self, key: str) -> None:
         """Choose the attention kernel before planning, since it affects memory and load times. It is measured once per machine."""
@@ -316,11 +316,11 @@ class ModelPool:
     def _make_room(self, key: str) -> tuple[str, ...]:
         """Close idle models, least recently used first, until this one fits. Returns their names."""
         free = self._free()
-        busy = self._plans([each for each, opened in self._open.items() if opened.is_busy])
-        left = Free(free.available - sum(plan.needed for plan in busy), free.gpu_available - sum(plan.gpu_bytes for plan in busy))
-        self._models[key].require(left)
+        busy = self._plans([each for each, entry in self._open.items() if entry.is_busy])
+        room = Free(free.available - sum(plan.needed for plan in busy), free.gpu_available - sum(plan.gpu_bytes for plan in busy))
+        self._models[key].require(room)
         closed = []
-        for idle in [each for each, opened in self._open.items() if not opened.is_busy]:
+        for idle in [each for each, entry in self._open.items() if not entry.is_busy]:
             if self._fits([*self._open, key], free):
                 break
             closed.append(self._models[idle].name)

@@ -35,8 +35,8 @@ def open_engine(
         from localrag.engine.template import JinjaChatTemplate  # noqa: PLC0415  # weight
 
         origin = chat_template.name
-        made = JinjaChatTemplate(read_template(chat_template), eos_text=EchoTokenizer.eos_text, origin=origin)
-        return open_echo(template=made, speedup=SPEEDUP)
+        jinja_template = JinjaChatTemplate(read_template(chat_template), eos_text=EchoTokenizer.eos_text, origin=origin)
+        return open_echo(template=jinja_template, speedup=SPEEDUP)
     from localrag.catalog import Catalog  # noqa: PLC0415  # weight
     from localrag.engine.loading import open_model  # noqa: PLC0415  # weight
 

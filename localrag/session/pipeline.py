@@ -99,11 +99,11 @@ class Pipeline:
                 yield from alone.events([question.but(started_at=None) if isinstance(question, Question) else question])
 
     def _answered(self, questions: Iterable[Question | Prepared]) -> Iterator[Event]:
-        with ExitStack() as opened:
+        with ExitStack() as stack:
             jobs: list[Job] = []
             for question in questions:
                 try:
-                    flight = self._prepared(question, opened)
+                    flight = self._prepared(question, stack)
                 except InterruptedRunError:
                     raise
                 except LocalragError as error:
@@ -116,7 +116,7 @@ class Pipeline:
 
     def _stream(self, questions: Iterable[Question | Prepared | None]) -> Iterator[Event]:
         pending_events: deque[Event] = deque()
-        with ExitStack() as opened:
+        with ExitStack() as stack:
 
             def jobs() -> Iterator[Job | None]:
                 for question in questions:
@@ -124,7 +124,7 @@ class Pipeline:
                         yield None
                         continue
                     try:
-                        flight = self._prepared(question, opened)
+                        flight = self._prepared(question, stack)
                     except LocalragError as error:
                         pending_events.append(Event(question=_question_of(question), error=error))
                         yield None
@@ -134,9 +134,9 @@ class Pipeline:
 
             yield from self._heard(jobs(), pending_events)
 
-    def _prepared(self, question: Question | Prepared, opened: ExitStack) -> InFlight:
-        """Prepare a question to run. `opened` closes its resources at the latest."""
-        own = opened.enter_context(ExitStack())
+    def _prepared(self, question: Question | Prepared, stack: ExitStack) -> InFlight:
+        """Prepare a question to run. `stack` closes its resources at the latest."""
+        own = stack.enter_context(ExitStack())
         session, arrived = own.enter_context(self._session.scoped(_question_of(question))), time.perf_counter()
         prepared = question if isinstance(question, Prepared) else session.prepare(question, write=not self._policy.is_stream)
         composed, ends_after_s = prepared.prompt, prepared.question.budget.ends_after_s

@@ -77,7 +77,7 @@ _EXAMPLES = (  # without them, small models answer the question
     ("User: Which tea has no caffeine?\nAssistant: Rooibos.", "How long must it steep?", "How long must rooibos tea steep?"),
     ("User: Can I wash wool at 60 °C?\nAssistant: No, it shrinks.", "What about cotton?", "Can I wash cotton at 60 °C?"),
 )
-_FOREIGN = frozenset(term for said, _, _ in _EXAMPLES for term in terms(said)) - _LABELS
+_FOREIGN = frozenset(term for transcript, _, _ in _EXAMPLES for term in terms(transcript)) - _LABELS
 """Words of the examples, which small models sometimes copy."""
 
 
@@ -126,17 +126,17 @@ class QueryRewriter:
 
     def _prompt(self, transcript: str, question: str) -> list[int]:
         messages = []
-        for before, asked, alone in _EXAMPLES:
-            messages += [Message("user", _ASK.format(said=before, question=asked)), Message("assistant", alone)]
+        for before, follow_up, alone in _EXAMPLES:
+            messages += [Message("user", _ASK.format(said=before, question=follow_up)), Message("assistant", alone)]
         return prompt_of(self._side.engine, [*messages, Message("user", _ASK.format(said=transcript, question=question))])
 
 
-def usable(written: str, question: str, said: str) -> str:
+def usable(output: str, question: str, transcript: str) -> str:
     """Turn a model's output into a one-line query. Empty unless it adds words of the conversation to the question and none of the
     examples."""
-    lines = written.strip().splitlines()
+    lines = output.strip().splitlines()
     line = one_line(lines[0]).strip("\"'“”") if lines else ""
-    line_terms, asked_terms, said_terms = (set(terms(text)) - _LABELS for text in (line, question, said))
+    line_terms, asked_terms, said_terms = (set(terms(text)) - _LABELS for text in (line, question, transcript))
     is_usable = (
         len(line) <= MAX_CHARS and (line_terms & said_terms) - asked_terms and not (line_terms & _FOREIGN) - said_terms - asked_terms
     )

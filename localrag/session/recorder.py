@@ -107,8 +107,8 @@ def remember(answer: Answer, knowledge_bases: Sequence[KnowledgeBase]) -> None:
         return
     from localrag.kb.protocols import Feedback  # noqa: PLC0415  # weight
 
-    supplied = {hit.label for hit in answer.hits}
+    prompt_labels = {hit.label for hit in answer.hits}
     cited = {each.label for each in answer.citations if each.supplied}
     for kb in knowledge_bases:
         own = [hit for hit in answer.offered if hit.chunk.kb == kb.name]
-        kb.add_feedback({hit.chunk.id: Feedback(1, int(hit.label in supplied), int(hit.label in cited)) for hit in own})
+        kb.add_feedback({hit.chunk.id: Feedback(1, int(hit.label in prompt_labels), int(hit.label in cited)) for hit in own})

@@ -205,8 +205,8 @@ def left_unread(answer: Answer, question: str) -> list[str]:
 
     if not needs_all(question):
         return []
-    read = f"{len(answer.hits)} of {answer.chunks_in_kb} passages"
-    return [f"The answer uses {read}, but the question seems to need all that match. To read all of them: --exhaustive."]
+    coverage = f"{len(answer.hits)} of {answer.chunks_in_kb} passages"
+    return [f"The answer uses {coverage}, but the question seems to need all that match. To read all of them: --exhaustive."]
 
 
 def weighed(hits: Sequence[Hit], task: str, knowledge_bases: Sequence[KnowledgeBase], weights: Mapping[str, object]) -> list[Hit]:
@@ -223,8 +223,8 @@ def weighed(hits: Sequence[Hit], task: str, knowledge_bases: Sequence[KnowledgeB
         paths |= kb.paths()
     by_path = {hit.chunk.source: normalised(hit.chunk.source) for hit in hits}
     files = {path: _file(source, hits, paths.get(source)) for source, path in by_path.items()}
-    chosen = Weights(**{**weights, "method": "keyword"})  # type: ignore[arg-type]  # checked by the catalogue
-    scores = {normalised(each.path): each.score for each in score(list(files.values()), task, weights=chosen, now=time.time())}
+    keyword_weights = Weights(**{**weights, "method": "keyword"})  # type: ignore[arg-type]  # checked by the catalogue
+    scores = {normalised(each.path): each.score for each in score(list(files.values()), task, weights=keyword_weights, now=time.time())}
     return weigh(hits, {source: scores[path] for source, path in by_path.items()})
 
 

@@ -113,12 +113,12 @@ class Session:
         if n_ctx is not None and not isinstance(n_ctx, int):
             raise UsageError(f"n_ctx is a whole number of tokens, not {n_ctx!r}.", hint="Give a number, such as n_ctx=8192.")
         profile, weights = open_profile(budget, settings=settings)
-        with ExitStack() as opened:
-            knowledge_bases = open_knowledge_bases(names_of(kbs), settings=settings, opened=opened)
+        with ExitStack() as stack:
+            knowledge_bases = open_knowledge_bases(names_of(kbs), settings=settings, opened=stack)
             embedder = open_embedder(settings, for_queries=True) if knowledge_bases else None
             reranker = None if rerank in (None, "llm") else open_reranker(settings, rerank)
             engine = open_engine(model, settings=settings, chat_template=chat_template, vocab_only=vocab_only, keep=keep)
-            opened.callback(engine.close)
+            stack.callback(engine.close)
             session = cls(
                 engine,
                 knowledge_bases=knowledge_bases,
@@ -131,7 +131,7 @@ class Session:
                 reranker=open_reranker(settings, "llm", engine) if rerank == "llm" else reranker,
                 settings=settings,
             )
-            opened.pop_all()
+            stack.pop_all()
         session.warnings += [secured] if secured else []
         if keep:
             session.journal, warnings = recorder.open_journal(settings.home)
@@ -155,13 +155,13 @@ class Session:
         if question.search.kbs not in (None, self._scope):
             with self.scoped(question) as session:
                 return session.prepare(question, write=write)
-        begun = question.budget.started_at or time.perf_counter()
+        started_at = question.budget.started_at or time.perf_counter()
         query = search_query(question.messages, needs_question=question.needs_question)
-        retriever = self.retriever_until(question.budget.max_seconds, begun)
+        retriever = self.retriever_until(question.budget.max_seconds, started_at)
         unsearched = self.unsearched(question)
         hits, retrieve_s = self._evidence(question, query, retriever, searches=unsearched is None)
         demand = self.measure(self._inputs(question, hits), is_plain=question.is_plain)
-        composed, deadline = self._composed(demand, question, retriever, begun, write=write)
+        composed, deadline = self._composed(demand, question, retriever, started_at, write=write)
         return Prepared(
             question=question,
             prompt=composed,
@@ -225,7 +225,7 @@ class Session:
         return hits, time.perf_counter() - started - (self.engine.load_s - loaded_s)  # not counting a context made for reranking
 
     def _inputs(self, question: Question, hits: Sequence[Hit]) -> PromptInputs:
-        given, thread, is_timed = question.given, question.thread, question.budget.max_seconds is not None
+        content, thread, is_timed = question.given, question.thread, question.budget.max_seconds is not None
         max_tokens = question.sampling.max_tokens
         return PromptInputs(
             messages=question.messages,
@@ -234,12 +234,12 @@ class Session:
             settled=thread.settled,
             earlier=thread.earlier,
             again=thread.again,
-            hits=hits if given.left_out is not None else retrieval.distinct(hits),
-            left_out=given.left_out or {},
-            tools=given.tools,
-            must_call=given.must_call,
-            memories=given.memories,
-            attachments=given.attachments,
+            hits=hits if content.left_out is not None else retrieval.distinct(hits),
+            left_out=content.left_out or {},
+            tools=content.tools,
+            must_call=content.must_call,
+            memories=content.memories,
+            attachments=content.attachments,
             max_tokens=prompt.ANSWER_BASIS if max_tokens is None and is_timed else max_tokens,
             think_tokens=0 if is_timed else question.sampling.room_to_think,  # reasoning without an answer is useless
             profile=self.profile_of(question),
@@ -262,7 +262,7 @@ class Session:
         return prompt.compose(demand, demand.share(self.slot.n_ctx), self._shortening(write=False))
 
     def _composed(
-        self, demand: Demand, question: Question, retriever: Retriever, begun: float, *, write: bool
+        self, demand: Demand, question: Question, retriever: Retriever, started_at: float, *, write: bool
     ) -> tuple[prompt.Prompt, float | None]:
         """The prompt, and when its answer must end on the clock of time.perf_counter()."""
         max_seconds = question.budget.max_seconds
@@ -270,11 +270,11 @@ class Session:
         if max_seconds is None:
             return prompt.compose(demand, demand.share(self.slot.n_ctx), shortening), None
         is_skipped = isinstance(retriever.reranker, TimedReranker) and retriever.reranker.is_skipped
-        planned = self._plan(demand, max_seconds, begun, skipped=("rerank",) if is_skipped else ())
+        planned = self._plan(demand, max_seconds, started_at, skipped=("rerank",) if is_skipped else ())
         composed = prompt.compose(
             demand, planned.budget, shortening, window=self.slot.n_ctx, time=planned.time, answer_limit=planned.answer_limit
         )
-        return composed, begun + planned.time.max_seconds
+        return composed, started_at + planned.time.max_seconds
 
     def finish(self, prepared: Prepared, completion: Completion) -> Answer:
         """Turn a completion into an answer: check its citations and record it in the journal."""
@@ -320,10 +320,10 @@ class Session:
             yield self
             return
         settings = self.settings or Settings.from_env()
-        with ExitStack() as opened:
+        with ExitStack() as stack:
             session = copy.copy(self)
             session._scope = names  # noqa: SLF001  # a copy of itself
-            session.knowledge_bases = tuple(open_knowledge_bases(names, settings=settings, opened=opened))
+            session.knowledge_bases = tuple(open_knowledge_bases(names, settings=settings, opened=stack))
             if names and self.embedder is None:
                 self.embedder = session.embedder = open_embedder(settings, for_queries=True)
             yield session
@@ -374,9 +374,9 @@ class Session:
         self.engine.measure_speed()  # a model that reranks needs it to predict whether it can finish
         return replace(retriever, reranker=TimedReranker(retriever.reranker, begun + max_seconds))
 
-    def _plan(self, demand: Demand, max_seconds: float, begun: float, *, skipped: tuple[str, ...]) -> Plan:
+    def _plan(self, demand: Demand, max_seconds: float, started_at: float, *, skipped: tuple[str, ...]) -> Plan:
         self.engine.measure_speed()
-        left_s = begun + max_seconds - time.perf_counter()
+        left_s = started_at + max_seconds - time.perf_counter()
         planned = plan(demand, self.slot.n_ctx, self.engine.speed, max_seconds=max_seconds, left_s=left_s)
         return replace(planned, time=replace(planned.time, skipped=skipped))
 

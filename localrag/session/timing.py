@@ -47,11 +47,11 @@ class TimedReranker:
         if self._ends_at is None:
             now = time.perf_counter()
             self._ends_at = now + RERANK_SHARE * max(0.0, self._answer_ends_at - now)
-        found = None
+        scores = None
         if not self.is_skipped and isinstance(self._reranker, TimedScores):
-            found = self._reranker.scores_until(query, texts, self._ends_at)
-        self.is_skipped = found is None
-        return found
+            scores = self._reranker.scores_until(query, texts, self._ends_at)
+        self.is_skipped = scores is None
+        return scores
 
 
 class Speed(Protocol):

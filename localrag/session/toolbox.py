@@ -130,10 +130,10 @@ class Toolbox:
 
     def _read(self, text: str) -> _Given:
         """A passage with its neighbours, in document order; if not all fit, the requested one comes first."""
-        wanted, chunks = self._around(text)
+        label, chunks = self._around(text)
         hits = [self._hits.get(chunk.label) or Hit(chunk, 0.0) for chunk in chunks]
         if ToolAccount(self._account.room, self._count).charge_hits("kb_read", hits).omitted:
-            hits.sort(key=lambda hit: hit.label != wanted)
+            hits.sort(key=lambda hit: hit.label != label)
         return self._charged_hits("kb_read", hits)
 
     def _around(self, text: str) -> tuple[str, list[Chunk]]:
@@ -146,8 +146,8 @@ class Toolbox:
         if hit is not None and not hit.chunk.kb:  # piped text is not in a knowledge base
             return hit.label, _beside(hit.chunk, self._hits.values())
         kb = self._kb(scope)
-        named = kb.name if len(self._session.knowledge_bases) > 1 else ""
-        chunks = [replace(chunk, scope=named) for chunk in kb.around(number)]
+        kb_scope = kb.name if len(self._session.knowledge_bases) > 1 else ""
+        chunks = [replace(chunk, scope=kb_scope) for chunk in kb.around(number)]
         if not chunks:
             raise UsageError(_UNKNOWN)
         return next(chunk.label for chunk in chunks if chunk.id == number), chunks

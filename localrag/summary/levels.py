@@ -118,30 +118,30 @@ def summarize(
     if level == "full":
         return result(truncate(source.text, limit, count), "truncated")
     key = _key(source, level, limit, cache_model, "" if write is None or level != "summary" else f"model {write_tokens}")
-    kept = None if cache is None else _read(cache.get(key, max_age_s), limit, count)
-    if kept is not None:
-        return replace(result(*kept), cached=True)
+    cached_summary = None if cache is None else _read(cache.get(key, max_age_s), limit, count)
+    if cached_summary is not None:
+        return replace(result(*cached_summary), cached=True)
     text, method = _make(source, level, limit, count, write, write_tokens)
     if cache is not None:
         cache.put(key, json.dumps({"method": method, "text": text}, ensure_ascii=False, separators=(",", ":")))
     return result(text, method)
 
 
-def usable(written: str, text: str) -> str:
+def usable(summary: str, text: str) -> str:
     """Remove heading marks from a model's summary. Return "" if it says nothing, repeats itself, or is as long as the text."""
-    written = written.strip().lstrip("#").strip()
-    said = [word for word in words(written.casefold()) if any(map(str.isalpha, word))]
-    is_too_short = len(said) < 3 and len(written) < 12  # in scripts without spaces, twelve characters are several words
-    repeats = len(said) > 20 and len(set(said)) < 0.3 * len(said)
-    return "" if not said or is_too_short or repeats or len(written) >= len(text) else written
+    summary = summary.strip().lstrip("#").strip()
+    summary_words = [word for word in words(summary.casefold()) if any(map(str.isalpha, word))]
+    is_too_short = len(summary_words) < 3 and len(summary) < 12  # in scripts without spaces, twelve characters are several words
+    repeats = len(summary_words) > 20 and len(set(summary_words)) < 0.3 * len(summary_words)
+    return "" if not summary_words or is_too_short or repeats or len(summary) >= len(text) else summary
 
 
 def _make(source: Source, level: Level, limit: int, count: Count, write: Write | None, write_tokens: int) -> tuple[str, Method]:
     if level == "detailed":
         if text := outlined(source.text, language_of(source.label), limit, count):
             return text, "outline"
-    elif write is not None and (written := _write_summary(source.label, source.text, limit, count, write, write_tokens)):
-        return written, "model"
+    elif write is not None and (summary := _write_summary(source.label, source.text, limit, count, write, write_tokens)):
+        return summary, "model"
     return extract(source.text, limit, count), "extractive"
 
 
@@ -162,10 +162,10 @@ def _write_summary(label: str, text: str, limit: int, count: Count, write: Write
         if count(text) <= write_tokens:
             return truncate(usable(write(text, answer), text), limit, count)
         whole = list(split(text, write_tokens, count))
-        written = [truncate(usable(write(part, answer), part), write_tokens // 3, count) for part in whole]
-        if sum(map(bool, written)) * 2 < len(whole):
+        summaries = [truncate(usable(write(part, answer), part), write_tokens // 3, count) for part in whole]
+        if sum(map(bool, summaries)) * 2 < len(whole):
             return ""
-        text = "\n\n".join(short or extract(part, write_tokens // 3, count) for short, part in zip(written, whole, strict=True))
+        text = "\n\n".join(short or extract(part, write_tokens // 3, count) for short, part in zip(summaries, whole, strict=True))
     return ""
 
 
@@ -175,10 +175,10 @@ def _key(source: Source, level: Level, limit: int, model: str, method: str) -> s
     return blake2b(json.dumps(facts, separators=(",", ":")).encode(), digest_size=32).hexdigest()
 
 
-def _read(kept: str | None, limit: int, count: Count) -> tuple[str, Method] | None:
+def _read(entry: str | None, limit: int, count: Count) -> tuple[str, Method] | None:
     """Read a cached summary; return None unless it is intact and fits. Other programs can write to a cache."""
     try:
-        fields = json.loads(kept or "null")
+        fields = json.loads(entry or "null")
         text, method = fields["text"], fields["method"]
     except (ValueError, TypeError, KeyError):
         return None

@@ -90,16 +90,16 @@ def _opening(text: str, start: int) -> int:
     if start == 0:
         return 0
     half = start + (len(text) - start) // 2
-    found = (match.end() for match in sentences.BREAK.finditer(text, max(0, start - _MAX_BREAK_CHARS), half))
-    borders = (at for at in found if at >= start and not text[at].isspace())
+    breaks = (match.end() for match in sentences.BREAK.finditer(text, max(0, start - _MAX_BREAK_CHARS), half))
+    borders = (at for at in breaks if at >= start and not text[at].isspace())
     words = (at for at in range(start, half) if text[at - 1].isspace() and not text[at].isspace())
     return next(chain(borders, words), start)
 
 
 def _outside(text: str, at: int, whole: re.Pattern[str] | None, *, forward: bool = False) -> int:
     """Return the nearest place to `at` outside any match of `whole`."""
-    found = whole.finditer(text, max(0, at - _MAX_WHOLE_CHARS), at + _MAX_WHOLE_CHARS) if whole else ()
-    match = next((match for match in found if match.start() < at < match.end()), None)
+    matches = whole.finditer(text, max(0, at - _MAX_WHOLE_CHARS), at + _MAX_WHOLE_CHARS) if whole else ()
+    match = next((match for match in matches if match.start() < at < match.end()), None)
     return at if match is None else match.end() if forward else match.start()
 
 
@@ -130,8 +130,8 @@ def fit(text: str, limit: int, count: Count, mark: str = "", *, start: int = 0) 
 def split(text: str, limit: int, count: Count) -> Iterator[str]:
     """Split a text into pieces of at most `limit` tokens, cut as by `truncate`; a character that does not fit is skipped."""
     at = 0
-    while found := _SOLID.search(text, at):
-        at = found.start()
+    while match := _SOLID.search(text, at):
+        at = match.start()
         end = fit(text, limit, count, start=at)
         if end > at:
             yield text[at:end].rstrip()
@@ -218,7 +218,7 @@ def extract(text: str, limit: int, count: Count) -> str:
     if limit <= 0 or not text.strip():
         return ""
     units = _units(text)
-    room, chosen, misses = limit, [], 0
+    room, selection, misses = limit, [], 0
     for index in _ranked(units):
         num_tokens = count(units[index].text + "\n")
         if num_tokens > room:
@@ -226,9 +226,9 @@ def extract(text: str, limit: int, count: Count) -> str:
             if misses > _MAX_MISSES or room < limit // 20:
                 break
             continue
-        chosen.append(index)
+        selection.append(index)
         room, misses = room - num_tokens, 0
-    joined = _within(chosen, lambda indices: _joined_units(units, indices), limit, count)
+    joined = _within(selection, lambda indices: _joined_units(units, indices), limit, count)
     return joined or truncate(text.strip(), limit, count)
 
 
@@ -241,25 +241,25 @@ def outlined(text: str, language: str | None, limit: int, count: Count) -> str:
     pieces = outline(text, language)
     if all(piece.kind == "omitted" for piece in pieces):
         return ""
-    room, chosen, misses = limit, [], 0
+    room, selection, misses = limit, [], 0
     for index in sorted(range(len(pieces)), key=lambda index: (_RANKS.get(pieces[index].kind, _LAST_RANK), index)):
         num_tokens = count(f"{pieces[index].text}{_GAP}\n")
         if num_tokens <= room:
-            chosen.append(index)
+            selection.append(index)
             room -= num_tokens
         elif (misses := misses + 1) > _MAX_PIECE_MISSES:
             break
-    return _within(chosen, lambda indices: _joined_pieces(text, [pieces[index] for index in indices]), limit, count)
+    return _within(selection, lambda indices: _joined_pieces(text, [pieces[index] for index in indices]), limit, count)
 
 
-def _within(chosen: list[int], join: Callable[[Sequence[int]], str], limit: int, count: Count) -> str:
-    """Join the chosen indices in order. `chosen` is best first and loses its last entries until the text fits; empty if none fits."""
-    while chosen:
-        joined = join(sorted(chosen))
+def _within(selection: list[int], join: Callable[[Sequence[int]], str], limit: int, count: Count) -> str:
+    """Join the chosen indices in order. `selection` is best first and loses its last entries until the text fits; empty if none fits."""
+    while selection:
+        joined = join(sorted(selection))
         excess = count(joined) - limit
         if excess <= 0:
             return joined
-        del chosen[-max(1, len(chosen) * excess // (excess + limit)) :]
+        del selection[-max(1, len(selection) * excess // (excess + limit)) :]
     return ""
 
 

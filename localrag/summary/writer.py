@@ -56,10 +56,10 @@ class Writer:
         completion = self._engine.generate(prompt_ids, sampling)
         if completion.finish_reason == "cancelled":
             raise InterruptedRunError("Interrupted.")
-        written = without_thoughts(completion.text).strip()
+        summary = without_thoughts(completion.text).strip()
         if completion.finish_reason == "length":
-            written = whole_sentences(written)
-        return usable(written, text)
+            summary = whole_sentences(summary)
+        return usable(summary, text)
 
     def _encode(self, text: str) -> list[int]:
         return prompt_of(self._engine, [Message("user", (text.strip() + _INSTRUCTION).lstrip())])

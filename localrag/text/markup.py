@@ -131,18 +131,18 @@ class _Vocabulary:
     def tokenised(self, run: bytes, tokenizer: Tokenizer) -> _Run:
         """Tokenise a run of plain text. Results are cached, because a conversation repeats most of its text."""
         key = blake2b(run, digest_size=16).digest()
-        known = self._runs.get(key)
-        if known is None:
+        tokens = self._runs.get(key)
+        if tokens is None:
             token_ids = tokenizer.encode(run.decode("utf-8"))
             has_control, has_tag = (not ids.isdisjoint(token_ids) for ids in (self.control_ids, self.tag_ids))
             starts = array("Q", _starts(run, token_ids, self._pieces))
-            known = self._runs[key] = _Run(array("i", token_ids), starts, has_control, has_tag)
+            tokens = self._runs[key] = _Run(array("i", token_ids), starts, has_control, has_tag)
             self._num_run_tokens += len(token_ids)
             while self._num_run_tokens > _MAX_RUN_TOKENS:
                 self._num_run_tokens -= len(self._runs.popitem(last=False)[1].token_ids)
         else:
             self._runs.move_to_end(key)
-        return known
+        return tokens
 
 
 _vocabularies: WeakKeyDictionary[Tokenizer, _Vocabulary] = WeakKeyDictionary()
@@ -197,13 +197,13 @@ def _encode_run(
     """Tokenise one run and assign each token to the part that holds its first character. Return False if content forged a token."""
     raw = [text.encode("utf-8", "replace") for _, text in run]
     whole = b"".join(raw)
-    kept = whole.lstrip(_SPACE) if strip_left else whole
-    skipped = len(whole) - len(kept)
+    run_bytes = whole.lstrip(_SPACE) if strip_left else whole
+    skipped = len(whole) - len(run_bytes)
     if strip_right:
-        kept = kept.rstrip(_SPACE)
-    if not kept:
+        run_bytes = run_bytes.rstrip(_SPACE)
+    if not run_bytes:
         return True
-    tokens = vocabulary.tokenised(kept, tokenizer)
+    tokens = vocabulary.tokenised(run_bytes, tokenizer)
     if tokens.has_control:
         return False
     token_ids, starts = tokens.token_ids, tokens.starts
@@ -243,7 +243,7 @@ def _near(raw: bytes, position: int, piece: bytes) -> tuple[int, int]:
     for form in (lower_bars, without_prefix):
         if form and raw.startswith(form, position):
             return position, position + len(form)
-    found = raw.find(piece, position, position + len(piece) + 64)
-    if found >= 0 and piece.strip(_SPACE) and not raw[position:found].strip(_SPACE):
-        return found, found + len(piece)
+    start = raw.find(piece, position, position + len(piece) + 64)
+    if start >= 0 and piece.strip(_SPACE) and not raw[position:start].strip(_SPACE):
+        return start, start + len(piece)
     return position, position

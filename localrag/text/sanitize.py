@@ -44,8 +44,8 @@ class Redactor:
     """Removes paths of this machine from text. Known `folders` may have spaces in their names; other paths may not."""
 
     def __init__(self, folders: Iterable[Path]) -> None:
-        known = {f"{folder}{mark}" for folder in folders if folder != Path(folder.anchor) for mark in "/\\"}
-        self._known = sorted(known, key=len, reverse=True)
+        prefixes = {f"{folder}{mark}" for folder in folders if folder != Path(folder.anchor) for mark in "/\\"}
+        self._known = sorted(prefixes, key=len, reverse=True)
 
     def __call__(self, text: str) -> str:
         for folder in self._known:

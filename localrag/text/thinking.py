@@ -172,10 +172,10 @@ class _Pair:
 
     def _begin(self) -> None:
         """Handle the first text. A model may open thoughts that its prompt has already opened."""
-        said = self._held.lstrip()
-        if said.startswith(self._opens):
-            self._held, self._state = said[len(self._opens) :], "thinking"
-        elif not self._opens.startswith(said):
+        text = self._held.lstrip()
+        if text.startswith(self._opens):
+            self._held, self._state = text[len(self._opens) :], "thinking"
+        elif not self._opens.startswith(text):
             self._state = "thinking" if self._is_open else "answering"
 
     def _think(self) -> str:
@@ -198,10 +198,10 @@ class _Pair:
         self._held, self._state = "", "after"
 
     def finish(self) -> tuple[str, str]:
-        held, self._held = self._held, ""
+        text, self._held = self._held, ""
         if self._state == "after":
             return "", ""
-        return (held, "") if self.is_thinking else ("", held)
+        return (text, "") if self.is_thinking else ("", text)
 
 
 class _Channels:
@@ -228,11 +228,11 @@ class _Channels:
         self._held += text
         thought = answer = ""
         while not self.is_over and (self._channel is not None or self._read_header()):
-            said, ends = self._said()
+            piece, ends = self._said()
             if self._channel == _FINAL_CHANNEL:
-                answer += said
-            elif said:
-                thought += self._gap + said
+                answer += piece
+            elif piece:
+                thought += self._gap + piece
                 self._gap = ""
             if not ends:
                 break
@@ -242,8 +242,8 @@ class _Channels:
 
     def _read_header(self) -> bool:
         """Tell whether the header of a message is complete. Output that begins without one is the answer."""
-        said = self._held.lstrip()
-        if said and not self._gap and not any(said.startswith(mark) or mark.startswith(said) for mark in _CHANNEL_MARKS):
+        text = self._held.lstrip()
+        if text and not self._gap and not any(text.startswith(mark) or mark.startswith(text) for mark in _CHANNEL_MARKS):
             self._channel = _FINAL_CHANNEL
             return True
         header, mark, rest = self._held.partition(_MESSAGE)
@@ -256,17 +256,17 @@ class _Channels:
         """Return the held text that belongs to the message, and whether the message ends there."""
         ends = [at for mark in _ENDS if (at := self._held.find(mark)) >= 0]
         at = min(ends) if ends else len(self._held) - max(may_begin(self._held, mark) for mark in _ENDS)
-        said, self._held = self._held[:at], self._held[at:].removeprefix(_END)
-        return said, bool(ends)
+        text, self._held = self._held[:at], self._held[at:].removeprefix(_END)
+        return text, bool(ends)
 
     def end(self) -> None:
         self._held, self._channel = "", _FINAL_CHANNEL
 
     def finish(self) -> tuple[str, str]:
-        held, self._held = self._held, ""
+        text, self._held = self._held, ""
         if self._channel is None or self.is_over:
             return "", ""
-        return ("", held) if self.is_answering else (held, "")
+        return ("", text) if self.is_answering else (text, "")
 
 
 def without_thoughts(text: str) -> str:
@@ -285,12 +285,12 @@ def without_thoughts(text: str) -> str:
 
 
 def _end_of_thoughts(text: str, opens: str, closes: str) -> int | None:
-    said = text.lstrip()
+    body = text.lstrip()
     line_ends = re.compile(rf"^[ \t]*{re.escape(closes)}", re.MULTILINE).search(text)
-    if not said.startswith(opens):
+    if not body.startswith(opens):
         is_open = line_ends is not None and opens not in text[: line_ends.start()]
         return line_ends.end() if line_ends is not None and is_open else None
-    if line_ends is not None and said[len(opens) :].lstrip(" \t").startswith("\n"):
+    if line_ends is not None and body[len(opens) :].lstrip(" \t").startswith("\n"):
         return line_ends.end()
     at = text.find(closes)
     return at + len(closes) if at >= 0 else None
@@ -298,19 +298,19 @@ def _end_of_thoughts(text: str, opens: str, closes: str) -> int | None:
 
 def _without_channels(text: str) -> str:
     """Return the message of the channel `final`. Without one, return all but the analysis: tool calls are in the commentary."""
-    kept: list[str] = []
+    messages: list[str] = []
     at = 0
     while header := _HEADER.match(text, at):
         if header["channel"] == _FINAL_CHANNEL:
             return _LAST_ENDS.sub("", text[header.end() :])
         end = _MESSAGE_ENDS.search(text, header.end())
         if end is None and header["channel"] == "analysis":
-            return text if not kept else "".join(kept).lstrip()  # thoughts that never end
+            return text if not messages else "".join(messages).lstrip()  # thoughts that never end
         stop = end.end() if end is not None else len(text)
         if header["channel"] != "analysis":
-            kept.append(text[at:stop])
+            messages.append(text[at:stop])
         at = stop
-    return ("".join(kept) + text[at:]).lstrip()
+    return ("".join(messages) + text[at:]).lstrip()
 
 
 def may_begin(text: str, mark: str) -> int:

@@ -150,11 +150,11 @@ class TokenCounter:
 
     def __call__(self, text: str) -> int:
         key = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-        known = self._counts.get(key)
-        if known is not None:
+        cached_count = self._counts.get(key)
+        if cached_count is not None:
             self.hits += 1
             self._counts.move_to_end(key)
-            return known
+            return cached_count
         self.misses += 1
         count = self.tokenizer.count(text)
         self._counts[key] = count

@@ -66,8 +66,8 @@ def chat_command(
 
     Each line on a piped standard input is one question. With --json, each answer and each error is printed as one object.
     """
-    named = [option for option, given in (("--session", name), ("--continue", resumes)) if given]
-    if len(named) > 1:
+    selectors = [option for option, value in (("--session", name), ("--continue", resumes)) if value]
+    if len(selectors) > 1:
         raise UsageError("--session and --continue exclude each other.", hint="Leave one out.")
     if lists or words is not None:
         _find(asking["settings"], words, as_json=as_json)
@@ -75,9 +75,9 @@ def chat_command(
     if exported == STANDARD_OUTPUT:
         check_free_stdout("--export", as_json=as_json)
     if new_name is not None or delete or exported is not None:
-        done = _manage(asking["settings"], name, resumes=resumes, new_name=new_name, delete=delete, yes=yes, exported=exported)
+        result = _manage(asking["settings"], name, resumes=resumes, new_name=new_name, delete=delete, yes=yes, exported=exported)
         if as_json:
-            emit(done)
+            emit(result)
         return 0
     if asking["max_seconds"] is not None:
         raise UsageError("--max-seconds does not work in a chat.", hint="Leave it out. Ctrl-C stops an answer and keeps its text.")
@@ -95,20 +95,20 @@ def _find(settings: Settings, words: str | None, *, as_json: bool) -> None:
 
     with Journal.open(settings.home) as journal:
         if words is not None:
-            found = journal.conversations.search(words)
+            matches = journal.conversations.search(words)
             if as_json:
-                emit({"found": [each.to_dict() for each in found]})
+                emit({"found": [each.to_dict() for each in matches]})
             else:
-                shown = [(each.conversation, each.number, short(each.snippet)) for each in found]
-                table(("Conversation", "Turn", "Text"), shown, right=("Turn",))
+                match_rows = [(each.conversation, each.number, short(each.snippet)) for each in matches]
+                table(("Conversation", "Turn", "Text"), match_rows, right=("Turn",))
             return
-        kept = journal.conversations.all()
+        conversations = journal.conversations.all()
     if as_json:
-        emit({"conversations": [each.to_dict() for each in kept]})
+        emit({"conversations": [each.to_dict() for each in conversations]})
     else:
         from localrag.report.page import when  # noqa: PLC0415  # weight
 
-        rows = [(each.name, each.num_turns, when(each.updated_at), short(each.first_question)) for each in kept]
+        rows = [(each.name, each.num_turns, when(each.updated_at), short(each.first_question)) for each in conversations]
         table(("Conversation", "Turns", "Last", "First question"), rows, right=("Turns",))
 
 
@@ -120,37 +120,37 @@ def _manage(
     from localrag.journal import Journal  # noqa: PLC0415  # weight
 
     with Journal.open(settings.home) as journal:
-        kept = journal.conversations
-        row = _one(kept, name, resumes=resumes)
-        done: dict[str, object] = {"name": row.name}
+        conversations = journal.conversations
+        row = _one(conversations, name, resumes=resumes)
+        result: dict[str, object] = {"name": row.name}
         if exported == STANDARD_OUTPUT:
-            click.echo(markdown(row.name, _turns(kept, row)))
+            click.echo(markdown(row.name, _turns(conversations, row)))
         elif exported is not None:
-            save(exported, row.name, _turns(kept, row))
-            done["file"] = str(exported)
+            save(exported, row.name, _turns(conversations, row))
+            result["file"] = str(exported)
             note(f"Wrote {safe(str(exported))}.")
         if new_name is not None:
-            kept.rename(row.id, new_name)
-            done["name"] = new_name.strip()
+            conversations.rename(row.id, new_name)
+            result["name"] = new_name.strip()
             note(f"Renamed to {new_name.strip()!r}.")
         if delete:
             if not yes:
                 click.confirm(f"Delete {row.name!r} with {counted(row.num_turns, 'turn')}?", abort=True, err=True)
-            kept.delete(row.id)
-            done["deleted"] = True
+            conversations.delete(row.id)
+            result["deleted"] = True
             note(f"Deleted {row.name!r}.")
-    return done
+    return result
 
 
-def _one(kept: Conversations, name: str | None, *, resumes: bool) -> ConversationRow:
-    row = kept.named(name) if name is not None else kept.latest() if resumes else None
+def _one(conversations: Conversations, name: str | None, *, resumes: bool) -> ConversationRow:
+    row = conversations.named(name) if name is not None else conversations.latest() if resumes else None
     if row is None:
         hint = "To list conversations: localrag chat --list"
         raise UsageError("Name a conversation with --session." if name is None else f"There is no conversation {name!r}.", hint=hint)
     return row
 
 
-def _turns(kept: Conversations, row: ConversationRow) -> list[Turn]:
+def _turns(conversations: Conversations, row: ConversationRow) -> list[Turn]:
     from localrag.session.history_window import restored  # noqa: PLC0415  # weight
 
-    return [restored(each) for each in kept.turns(row.id)]
+    return [restored(each) for each in conversations.turns(row.id)]

@@ -24,8 +24,8 @@ def _retry(desk: Desk, _rest: str) -> None:
 
 
 def _undo(desk: Desk, rest: str) -> None:
-    taken = desk.room.chat.undo(whole(rest, "/undo", least=1) if rest else 1)
-    note(f"Removed: {', '.join(short(turn.question) for turn in taken)}")
+    turns = desk.room.chat.undo(whole(rest, "/undo", least=1) if rest else 1)
+    note(f"Removed: {', '.join(short(turn.question) for turn in turns)}")
 
 
 def _edit(desk: Desk, rest: str) -> None:
@@ -68,8 +68,8 @@ def _fork(desk: Desk, rest: str) -> None:
     room = desk.room
     number = whole(first, "/fork", least=1) if first.isdecimal() else len(room.chat.turns)
     name = (name if first.isdecimal() else rest).strip() or f"{room.status.name} from {number}"
-    made = room.chat.fork(number, name)
-    room.enter(name, made)
+    chat_id = room.chat.fork(number, name)
+    room.enter(name, chat_id)
     note(f"Switched to {name!r}, a copy up to turn {number}.")
 
 
@@ -98,10 +98,10 @@ def _list(desk: Desk, _rest: str) -> None:
 
 
 def _search(desk: Desk, rest: str) -> None:
-    found = desk.room.journal.conversations.search(rest, _MAX_FOUND)
-    for each in found:
+    matches = desk.room.journal.conversations.search(rest, _MAX_FOUND)
+    for each in matches:
         note(f"  {each.conversation}, turn {each.number}: {short(each.snippet)}")
-    if not found:
+    if not matches:
         note("No matches.")
 
 
@@ -132,8 +132,8 @@ TURN_COMMANDS = (
 
 def words(room: Room, line: str) -> Iterable[tuple[str, str]]:
     """Yield completions of a command line, each with a description."""
-    name, found, rest = line.partition(" ")
-    if not found:
+    name, separator, rest = line.partition(" ")
+    if not separator:
         yield from (("/" + each, command.help) for each, command in COMMANDS.items())
         return
     if name == "/kb":

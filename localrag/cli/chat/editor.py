@@ -174,10 +174,10 @@ def _completer(words: Callable[[str], Iterable[tuple[str, str]]]) -> Any:  # noq
 
 def toolbar(parts: Sequence[str], width: int) -> str:
     """Join as many of the first parts as fit in a line of `width` characters."""
-    shown = ""
+    text = ""
     for part in parts:
-        longer = f"{shown} · {part}" if shown else part
+        longer = f"{text} · {part}" if text else part
         if len(longer) > width:
             break
-        shown = longer
-    return shown
+        text = longer
+    return text

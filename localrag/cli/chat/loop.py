@@ -82,8 +82,8 @@ class Idle:
                 return
             time.sleep(_POLL_S)
         try:
-            found = self._room.look_ahead(write=False)
-            if (found.summarised or found.coming) and self._is_wanted:
+            forgotten = self._room.look_ahead(write=False)
+            if (forgotten.summarised or forgotten.coming) and self._is_wanted:
                 self._room.status.activity = "summarising"
                 self._room.look_ahead(write=True)
         except InterruptedRunError:

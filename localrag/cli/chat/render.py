@@ -138,28 +138,28 @@ def save(path: Path, name: str, turns: Sequence[Turn]) -> None:
     try:
         write_whole(path, text, replace=False)
     except OSError as error:
-        known = file_error(error, path, hint="Name another file.")
-        raise UsageError(f"{safe(str(path))} cannot be written: {known.reason}.", hint=known.hint, **known.numbers) from None
+        cause = file_error(error, path, hint="Name another file.")
+        raise UsageError(f"{safe(str(path))} cannot be written: {cause.reason}.", hint=cause.hint, **cause.numbers) from None
 
 
 def given_to(turn: Turn, turns: Sequence[Turn]) -> list[Hit]:
     """Return the hits that a turn cites or was given, in the order in which the conversation first had them."""
     cited = cited_labels(turn)
     before = [each for each in turns if each.id <= turn.id]  # in a later turn, a tag can mean another passage
-    known = {hit.label: hit for each in before for hit in each.hits}
-    return [hit for label, hit in known.items() if label in cited or any(each.label == label for each in turn.hits)]
+    hits = {hit.label: hit for each in before for hit in each.hits}
+    return [hit for label, hit in hits.items() if label in cited or any(each.label == label for each in turn.hits)]
 
 
-def sources_text(turn: Turn, given: Sequence[Hit]) -> str:
+def sources_text(turn: Turn, hits: Sequence[Hit]) -> str:
     """Return the numbered sources of a turn, each with its place and text."""
-    if not given:
+    if not hits:
         return "This answer has no sources."
     cited = cited_labels(turn)
     lines = []
-    for number, hit in enumerate(given, 1):
+    for number, hit in enumerate(hits, 1):
         lines.append(f"{number:3} {'*' if hit.label in cited else ' '} {render.place(hit)}")
         lines += [f"      {line}" for line in safe(hit.chunk.text.strip()).splitlines()]
-    if any(hit.label in cited for hit in given):
+    if any(hit.label in cited for hit in hits):
         lines.append("    * cited in the answer")
     return "\n".join(lines)
 
@@ -252,9 +252,9 @@ class MarkdownView:
     def __call__(self, piece: str) -> None:
         self._begin()
         self._text = (self._text + safe(piece)).lstrip("\n") if not self._text else self._text + safe(piece)
-        done = _complete(self._text)
-        if done:
-            finished, self._text = self._text[:done], self._text[done:].lstrip("\n")
+        num_chars = _complete(self._text)
+        if num_chars:
+            finished, self._text = self._text[:num_chars], self._text[num_chars:].lstrip("\n")
             self._area.close()
             self._print(finished)
         if self._text.strip():

@@ -61,12 +61,12 @@ def _edit(path: Path, line: int | None) -> None:
 
 
 def _editor() -> list[str]:
-    named = os.environ.get("VISUAL", "").strip() or os.environ.get("EDITOR", "").strip()
+    command_line = os.environ.get("VISUAL", "").strip() or os.environ.get("EDITOR", "").strip()
     try:
-        command = shlex.split(named, posix=os.name != "nt")
+        command = shlex.split(command_line, posix=os.name != "nt")
     except ValueError:
-        raise UsageError(f"EDITOR has an unclosed quote: {named[:80]!r}.", hint="Close the quote.") from None
-    command = command or [found for each in _EDITORS if (found := shutil.which(each))][:1]
+        raise UsageError(f"EDITOR has an unclosed quote: {command_line[:80]!r}.", hint="Close the quote.") from None
+    command = command or [path for each in _EDITORS if (path := shutil.which(each))][:1]
     if not command:
         raise UsageError("No editor was found.", hint="Set EDITOR.")
     return command
@@ -98,13 +98,13 @@ def sources(desk: Desk, rest: str) -> None:
         words = words[2:]
     opens = words[-1:] == ["open"]
     words = words[:-1] if opens else words
-    given = given_to(turn, chat.turns)
-    if len(words) > 1 or (opens and not words and len(given) != 1):
+    hits = given_to(turn, chat.turns)
+    if len(words) > 1 or (opens and not words and len(hits) != 1):
         raise UsageError("Name one source to open." if opens else "Name one source.", hint=f"Usage: {_USAGE}")
     if not words and not opens:
-        note(sources_text(turn, given))
+        note(sources_text(turn, hits))
         return
-    hit = _chosen(words[0] if words else "1", given, chat.turns)
+    hit = _chosen(words[0] if words else "1", hits, chat.turns)
     path = _path(desk, hit)
     if opens:
         _open_source(hit, path)
@@ -112,19 +112,19 @@ def sources(desk: Desk, rest: str) -> None:
         note(passage_text(hit, path, is_cited=hit.label in cited_labels(turn)))
 
 
-def _chosen(wanted: str, given: Sequence[Hit], turns: Sequence[Turn]) -> Hit:
+def _chosen(reference: str, hits: Sequence[Hit], turns: Sequence[Turn]) -> Hit:
     """Find a passage by its number among the answer's sources, or by its tag; the latest passage with that tag wins."""
-    if wanted.isdecimal():
-        if not 1 <= whole(wanted, "/sources") <= len(given):
-            raise UsageError(f"There is no source {wanted[:20]}; the answer has {len(given)}.", hint="/sources lists them.")
-        return given[int(wanted) - 1]
-    label = parse_label(wanted)
+    if reference.isdecimal():
+        if not 1 <= whole(reference, "/sources") <= len(hits):
+            raise UsageError(f"There is no source {reference[:20]}; the answer has {len(hits)}.", hint="/sources lists them.")
+        return hits[int(reference) - 1]
+    label = parse_label(reference)
     others = [hit for turn in reversed(turns) for hit in turn.hits]
-    for hit in (*given, *others):
+    for hit in (*hits, *others):
         if label == (hit.chunk.scope, hit.chunk.id):
             return hit
     raise UsageError(
-        f"No passage in this conversation has the tag {one_line(wanted, 40)}.", hint="/sources lists the sources of the last answer."
+        f"No passage in this conversation has the tag {one_line(reference, 40)}.", hint="/sources lists the sources of the last answer."
     )
 
 
@@ -256,10 +256,10 @@ def _tokens(desk: Desk, rest: str) -> None:
 
 
 def _memory(desk: Desk, _rest: str) -> None:
-    kept = desk.room.journal.memories.all()
-    for each in kept:
+    memories = desk.room.journal.memories.all()
+    for each in memories:
         note(f"  {each.id}  {safe(each.text)}  (importance {each.importance:g})")
-    if not kept:
+    if not memories:
         note("No facts are remembered. Use /remember TEXT to keep a fact across conversations.")
 
 
@@ -270,13 +270,13 @@ def _remember(desk: Desk, rest: str) -> None:
         _propose(desk)
         return
     numbers = rest.split()
-    chosen = [each[1:] for each in numbers if each.startswith("#")]
-    if len(chosen) < len(numbers):
+    proposal_numbers = [each[1:] for each in numbers if each.startswith("#")]
+    if len(proposal_numbers) < len(numbers):
         _keep(desk, rest)
         return
     if not proposed:
         raise UsageError("No facts have been proposed.", hint="/remember alone has the model propose facts.")
-    for each in chosen:
+    for each in proposal_numbers:
         _keep(desk, proposed[whole(each, "/remember #", least=1, most=len(proposed)) - 1])
 
 
@@ -317,8 +317,8 @@ def _mark(desk: Desk, *, useful: bool) -> None:
     turn = desk.room.chat.turn(-1)
     cited = set(turn.about.get("citations", ()))
     kbs = {kb.name: kb for kb in desk.room.session.knowledge_bases}
-    given = [hit for each in desk.room.chat.turns for hit in each.hits if hit.chunk.kb in kbs]
-    hits = [hit for hit in given if hit.label in cited] or [hit for hit in turn.hits if hit.chunk.kb in kbs]
+    kb_hits = [hit for each in desk.room.chat.turns for hit in each.hits if hit.chunk.kb in kbs]
+    hits = [hit for hit in kb_hits if hit.label in cited] or [hit for hit in turn.hits if hit.chunk.kb in kbs]
     if not hits:
         raise UsageError("The last answer has no passages of a knowledge base in use.", hint="There is nothing to mark.")
     for name, kb in kbs.items():

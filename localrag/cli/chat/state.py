@@ -123,16 +123,16 @@ class Room:
     def use_kbs(self, names: tuple[str, ...]) -> None:
         """Replace the knowledge bases. If one cannot be opened, nothing changes."""
         session = self.session
-        with ExitStack() as opened:
-            found = open_knowledge_bases(names, settings=self.settings, opened=opened)
-            if found and session.embedder is None:
+        with ExitStack() as stack:
+            knowledge_bases = open_knowledge_bases(names, settings=self.settings, opened=stack)
+            if knowledge_bases and session.embedder is None:
                 session.embedder = open_embedder(self.settings, for_queries=True)
-            opened.pop_all()
+            stack.pop_all()
         for kb in session.knowledge_bases:
             kb.close()
-        session.knowledge_bases = tuple(found)
+        session.knowledge_bases = tuple(knowledge_bases)
         self.asking["kbs"] = names
-        self.status.kbs = tuple(kb.address for kb in found)
+        self.status.kbs = tuple(kb.address for kb in knowledge_bases)
         self.journal.conversations.set_about(self.chat.id, self._about())
 
     def use_model(self, name: str) -> None:
@@ -216,8 +216,8 @@ class Room:
 
     def question(self, text: str) -> Question:
         """Build a question with the command line's options, the attached files and the relevant memories."""
-        asked = options.question({**self.asking, "system": None}, text, self.sampling)
-        return asked.but(memories=self._recall.memories(self.journal.memories.all(), text), attachments=self.attached)
+        question = options.question({**self.asking, "system": None}, text, self.sampling)
+        return question.but(memories=self._recall.memories(self.journal.memories.all(), text), attachments=self.attached)
 
     def say(
         self,
@@ -255,9 +255,9 @@ class Room:
 
     def look_ahead(self, *, write: bool) -> Forgotten:
         """Return the turns that the next prompt summarizes or leaves out. With `write`, also write the summaries."""
-        found = self.chat.forgets(self.question(""), write=write)
-        self.status.forgotten = found
-        return found
+        forgotten = self.chat.forgets(self.question(""), write=write)
+        self.status.forgotten = forgotten
+        return forgotten
 
     def retried(self) -> Turn:
         """Remove and return the last turn, and set another seed and temperature for the next answer."""
@@ -269,10 +269,10 @@ class Room:
     # --- inside ---
 
     def _row(self) -> ConversationRow | None:
-        kept = self.journal.conversations
+        conversations = self.journal.conversations
         if self._choice.name is not None:
-            return kept.named(self._choice.name)
-        return kept.latest() if self._choice.resumes else None
+            return conversations.named(self._choice.name)
+        return conversations.latest() if self._choice.resumes else None
 
     def _take_over(self, row: ConversationRow, *, is_open: bool = False) -> None:
         """Restore a conversation's system prompt, model and knowledge bases, unless the command line sets them."""

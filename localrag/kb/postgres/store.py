@@ -261,9 +261,9 @@ class PostgresStore:
         rebuild(self._db, _full_text(name), self._texts())
 
     def check_embedder(self, fingerprint: str, dim: int) -> None:
-        known = self.embedder
-        if known is not None and known != (fingerprint, dim):
-            raise other_embedder(self._db.address.shown, known, (fingerprint, dim))
+        embedder = self.embedder
+        if embedder is not None and embedder != (fingerprint, dim):
+            raise other_embedder(self._db.address.shown, embedder, (fingerprint, dim))
 
     def claim_embedder(self, fingerprint: str, dim: int, min_similarity: float | None = None) -> None:
         self.check_embedder(fingerprint, dim)
@@ -307,9 +307,9 @@ class PostgresStore:
     def stamp_documents(self, stamps: Iterable[tuple[int, int | None]]) -> None:
         self._db.many("UPDATE documents SET mtime_ns = %s WHERE id = %s", [(mtime_ns, one) for one, mtime_ns in stamps])
 
-    def set_unread(self, gone: Iterable[str], unread: Mapping[str, UnreadFile]) -> None:
+    def set_unread(self, gone_paths: Iterable[str], unread: Mapping[str, UnreadFile]) -> None:
         machine = self._machine
-        self._db.rows("DELETE FROM unread WHERE machine = %s AND path = ANY(%s::text[])", (machine, [*gone, *unread]))
+        self._db.rows("DELETE FROM unread WHERE machine = %s AND path = ANY(%s::text[])", (machine, [*gone_paths, *unread]))
         self._db.many(
             "INSERT INTO unread (path, machine, num_bytes, mtime_ns, cutter, reason) VALUES (%s, %s, %s, %s, %s, %s)",
             [(path, machine, one.num_bytes, one.mtime_ns, one.cutter, _storable(one.reason)) for path, one in unread.items()],
@@ -362,11 +362,11 @@ class PostgresStore:
         self._db.rows("INSERT INTO generations (generation, stamp) VALUES (%s, %s)", (generation, secrets.randbits(63)))
         self._db.rows("DELETE FROM generations WHERE generation <= %s", (generation - NUM_STAMPS,))
 
-    def _put_given(self, document_id: int, source: str, given: GivenText) -> None:
+    def _put_given(self, document_id: int, source: str, text: GivenText) -> None:
         self._db.rows("UPDATE documents SET source = %s, folded = %s WHERE id = %s", (source, folded(source), document_id))
-        self._db.rows(_PUT_TEXT, (document_id, given.id, given.metadata, given.text))
+        self._db.rows(_PUT_TEXT, (document_id, text.id, text.metadata, text.text))
         self._db.rows("DELETE FROM entries WHERE document_id = %s", (document_id,))
-        self._db.many("INSERT INTO entries (document_id, entry) VALUES (%s, %s)", [(document_id, entry) for entry in sorted(given.entries)])
+        self._db.many("INSERT INTO entries (document_id, entry) VALUES (%s, %s)", [(document_id, entry) for entry in sorted(text.entries)])
 
     def _put_chunks(self, document_id: int, passages: Sequence[Passage], vectors: Mapping[bytes, bytes]) -> None:
         statement = "SELECT id, sha256, heading FROM chunks WHERE document_id = %s ORDER BY ordinal DESC"

@@ -108,10 +108,10 @@ class Draft:
         check_size(self.size)
         self._parts.append(text)
 
-    def heading(self, level: int, name: str, shown: str | None = None) -> None:
-        """Begin a section. `shown` is the heading as written to the text, by default its name and an empty line."""
+    def heading(self, level: int, name: str, text: str | None = None) -> None:
+        """Begin a section. `text` is the heading as written to the text, by default its name and an empty line."""
         start = self.size
-        self.write(f"{name}\n\n" if shown is None else shown)
+        self.write(f"{name}\n\n" if text is None else text)
         self.marks.append(Mark(start, self.size, level, one_line(name)))
 
     def place(self, kind: str, number: int) -> None:
@@ -162,7 +162,7 @@ class Composer:
             self._first_heading = self._first_heading or name
         if name:
             self._begin("\n\n")
-        self._draft.heading(level, name, shown=name)
+        self._draft.heading(level, name, text=name)
 
     def paragraph(self, text: str) -> None:
         """Add text after an empty line."""
@@ -276,8 +276,8 @@ def numbered(kind: str, numbers: Sequence[int], one: str, many: str) -> str:
     parts = [f"{first}-{last}" if last > first else f"{first}" for first, last in ranges[:_MAX_RANGES]]
     if len(ranges) > _MAX_RANGES:
         parts.append(f"{sum(last - first + 1 for first, last in ranges[_MAX_RANGES:])} more")
-    named = " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
-    return f"{kind} {named} {one}" if len(numbers) == 1 else f"{kind}s {named} {many}"
+    listing = " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+    return f"{kind} {listing} {one}" if len(numbers) == 1 else f"{kind}s {listing} {many}"
 
 
 _SAMPLE_ROWS = 25  # rows to look at when deciding whether the first one is a header

@@ -100,9 +100,9 @@ class _Styles(XmlHandler):
     def __getitem__(self, style_id: str) -> _Style:
         """Return a style with the properties inherited from the styles it is based on."""
         if style_id not in self._resolved:
-            result, seen, at = _Style(), set[str](), style_id
-            while at in self._styles and at not in seen and len(seen) < 16:
-                seen.add(at)
+            result, style_ids, at = _Style(), set[str](), style_id
+            while at in self._styles and at not in style_ids and len(style_ids) < 16:
+                style_ids.add(at)
                 style = self._styles[at]
                 result.name = result.name or style.name
                 result.level = style.level if result.level is None else result.level

@@ -96,8 +96,8 @@ def extract(html: str) -> Reading:
 
 
 def _decoded(data: bytes) -> str:
-    if not data.startswith(_BOMS) and (named := _CHARSET.search(data[:_SNIFFED_BYTES])):
-        encoding = named[1].decode("ascii")
+    if not data.startswith(_BOMS) and (match := _CHARSET.search(data[:_SNIFFED_BYTES])):
+        encoding = match[1].decode("ascii")
         # A page whose meta element is readable as ASCII is not in UTF-16, whatever it declares.
         if not encoding.lower().startswith(("utf-16", "utf-32")) and (text := decode_as(data, encoding)) is not None:
             return text
@@ -233,10 +233,10 @@ def _grid(rows: list[list[_Text]]) -> Iterator[list[_Text]]:
             if cell is None:
                 break
             for nth in range(min(cell.colspan, _MAX_COLUMNS - len(columns))):
-                shown = cell if nth == 0 or cell.is_header else _Text("")
+                column = cell if nth == 0 or cell.is_header else _Text("")
                 if cell.rowspan > 1 and len(cell.text) <= _MAX_REPEATED_CHARS:
-                    carried[len(columns)] = shown._replace(rowspan=cell.rowspan - 1)
-                columns.append(shown)
+                    carried[len(columns)] = column._replace(rowspan=cell.rowspan - 1)
+                columns.append(column)
         yield columns
 
 
@@ -299,18 +299,18 @@ class _Page(HTMLParser):
     def parse_starttag(self, i: int) -> int:
         """Pass only the first attributes of a long tag to the base class, which takes a gigabyte for 4 MB of attributes."""
         html = self.rawdata
-        opened = _TAG_NAME.match(html, i)
-        at = opened.end() if opened else i
+        tag = _TAG_NAME.match(html, i)
+        at = tag.end() if tag else i
         attributes: list[str] = []
         while attribute := _ATTRIBUTE.match(html, at):
             if len(attributes) < _MAX_ATTRIBUTES:
                 attributes.append(attribute[1])
             at = attribute.end()
-        if not opened or not html.startswith(">", at):
+        if not tag or not html.startswith(">", at):
             return -1  # the page ends inside the tag
         is_long = at - i > _LONG_TAG_CHARS
         closing = "/>" if html[at - 1] == "/" else ">"
-        self.rawdata = " ".join([opened[0].rstrip(" \t\n\r\f/"), *attributes, closing]) if is_long else html[i : at + 1]
+        self.rawdata = " ".join([tag[0].rstrip(" \t\n\r\f/"), *attributes, closing]) if is_long else html[i : at + 1]
         try:
             end = super().parse_starttag(0)
         finally:
@@ -518,12 +518,12 @@ def style_rules(html: str) -> frozenset[str]:
 
 def _style_sheets(html: str) -> Iterator[str]:
     at = 0
-    while at < len(html) and (opened := _STYLE.search(html, at)):
-        start = html.find(">", opened.end())
+    while at < len(html) and (tag := _STYLE.search(html, at)):
+        start = html.find(">", tag.end())
         end = html.find("</", start)
         if start < 0 or end < 0:
             return
-        media = html[opened.end() : start].lower()
+        media = html[tag.end() : start].lower()
         if "media" not in media or "screen" in media or "all" in media:
             yield html[start + 1 : min(end, start + _MAX_CSS_CHARS)]
         at = end

@@ -133,13 +133,13 @@ def _message(nodes: Iterable[Mapping[str, Any]], about: Mapping[str, Any]) -> Re
 
 def _without_repeated(nodes: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     """Keep only the first copy of each line. The library repeats master text on each slide, and slide text as notes."""
-    seen: set[str] = set()
+    earlier_lines: set[str] = set()
     for node in nodes:
         content = node["content"]
         key = "title" if content["node_type"] == "slide" else "text"
         lines = str(content.get(key) or "").splitlines()
-        new = [line for line in lines if line.strip() and line not in seen and not _PROMPTS.fullmatch(line.strip())]
-        seen.update(lines)
+        new = [line for line in lines if line.strip() and line not in earlier_lines and not _PROMPTS.fullmatch(line.strip())]
+        earlier_lines.update(lines)
         if new or content["node_type"] not in ("slide", *_TEXTS):
             yield {**node, "content": {**content, key: "\n".join(new)}}
 
@@ -151,10 +151,10 @@ def _shown_sheets(nodes: Iterable[Mapping[str, Any]], data: bytes) -> Iterator[M
         content = node["content"]
         if content["node_type"] == "heading":
             name = str(content["text"])
-            written = [bytes([len(name), 1]) + name.encode("utf-16-le", "replace")] if len(name) < 32 else []
-            if written and name.isascii():
-                written.append(bytes([len(name), 0]) + name.encode())
-            is_hidden = any(re.search(rb"(?s)\x85\0.\0....[\1\2]." + re.escape(record), data) for record in written)
+            records = [bytes([len(name), 1]) + name.encode("utf-16-le", "replace")] if len(name) < 32 else []
+            if records and name.isascii():
+                records.append(bytes([len(name), 0]) + name.encode())
+            is_hidden = any(re.search(rb"(?s)\x85\0.\0....[\1\2]." + re.escape(record), data) for record in records)
         if not is_hidden:
             yield node
 

@@ -171,11 +171,11 @@ def _header(message: EmailMessage, name: str) -> str:
 
 
 def _date(message: EmailMessage) -> str:
-    written = _header(message, "date")
+    header = _header(message, "date")
     try:
-        return parsedate_to_datetime(written).isoformat()
+        return parsedate_to_datetime(header).isoformat()
     except (ValueError, TypeError, IndexError, OverflowError):
-        return written
+        return header
 
 
 def _fields(message: EmailMessage) -> list[tuple[str, str]]:

@@ -77,13 +77,13 @@ def headings(text: str, start: int = 0) -> Iterator[Mark]:
         match = _LINE.match(text, at)
         assert match is not None
         line, end = match.group().rstrip("\r\n"), match.end()
-        opened = _FENCE.match(line)
+        marker = _FENCE.match(line)
         if fence:
-            if opened and opened[1].startswith(fence) and not opened[2].strip():
+            if marker and marker[1].startswith(fence) and not marker[2].strip():
                 fence = ""
             line = ""
-        elif opened and not (opened[1][0] == "`" and "`" in opened[2]):
-            fence = opened[1]
+        elif marker and not (marker[1][0] == "`" and "`" in marker[2]):
+            fence = marker[1]
             line = ""
         elif marks := _ATX.match(line):
             yield Mark(at, end, len(marks[1]), _without_closing_marks(clean(line[marks.end() :])))

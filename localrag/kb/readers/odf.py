@@ -69,12 +69,12 @@ class _Styles(XmlHandler):
     def hide(self, family: str, style: str) -> bool:
         """Whether a style hides its content. A style that does not say inherits from its parent."""
         for _ in range(16):
-            known = self._styles.get((family, style))
-            if known is None:
+            properties = self._styles.get((family, style))
+            if properties is None:
                 return False
-            if known.hidden is not None:
-                return known.hidden
-            style = known.parent
+            if properties.hidden is not None:
+                return properties.hidden
+            style = properties.parent
         return False
 
 

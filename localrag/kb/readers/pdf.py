@@ -87,10 +87,10 @@ def _opened(data: bytes) -> PdfReader:
     reader = PdfReader(io.BytesIO(data))
     if reader.is_encrypted:
         try:
-            opened = reader.decrypt("")
+            password_type = reader.decrypt("")
         except DependencyError:
             raise UnreadableError("it is encrypted with AES, which needs the package cryptography", lasts=False) from None
-        if opened == PasswordType.NOT_DECRYPTED:
+        if password_type == PasswordType.NOT_DECRYPTED:
             raise UnreadableError("it is protected by a password")
     return reader
 
@@ -112,7 +112,7 @@ def _page_texts(reader: PdfReader) -> Iterator[str | None]:
 def _missing(reader: PdfReader, texts: Sequence[str | None], pages: Sequence[str]) -> Iterator[str]:
     """Yield what the text lacks. `texts` are the pages as extracted, `pages` those without repeated headers and footers."""
     stamps = Counter(_DIGITS.sub("", text) for text in texts if text and text.strip())
-    scanned, drawn = [], []
+    scanned, drawing_pages = [], []
     for number, (text, page) in enumerate(zip(texts, pages, strict=True)):
         is_stamp = text is not None and (stamps[_DIGITS.sub("", text)] > 1 or sum(map(str.isalpha, page)) < _MIN_LETTERS)
         if text is not None and (not page.strip() or is_stamp):
@@ -120,12 +120,12 @@ def _missing(reader: PdfReader, texts: Sequence[str | None], pages: Sequence[str
             if kind == "image":
                 scanned.append(number + 1)
             elif kind == "drawing" and not page.strip():
-                drawn.append(number + 1)
+                drawing_pages.append(number + 1)
     broken = [number for number, text in enumerate(texts, start=1) if text is None]
     if scanned:
         yield numbered("page", scanned, "holds no text; it looks scanned", "hold no text; they look scanned")
-    if drawn:
-        yield numbered("page", drawn, "holds drawings and no text", "hold drawings and no text")
+    if drawing_pages:
+        yield numbered("page", drawing_pages, "holds drawings and no text", "hold drawings and no text")
     if broken:
         yield numbered("page", broken, "cannot be read", "cannot be read")
 
@@ -245,11 +245,11 @@ def without_repeated(pages: Sequence[str]) -> list[str]:
             lines = {page: indices[at] for page, indices in enumerate(filled) if len(indices) > nth}
             keys = {page: _key(split[page][line], page) for page, line in lines.items()}
             repeated = _repeated(keys.values(), num_pages)
-            seen: set[str] = set()
+            earlier_keys: set[str] = set()
             for page, key in keys.items():
-                if key in repeated and (key in seen or _numbers_only(key)):
+                if key in repeated and (key in earlier_keys or _numbers_only(key)):
                     dropped[page].add(lines[page])
-                seen.add(key)
+                earlier_keys.add(key)
             if not repeated:
                 break
     return ["\n".join(line for at, line in enumerate(lines) if at not in drop) for lines, drop in zip(split, dropped, strict=True)]

@@ -109,8 +109,8 @@ def _flat(value: object, path: str, depth: int = 0) -> Iterator[str]:
         for number, item in enumerate(value, start=1):
             yield from _flat(item, _joined_path(path, str(number)), depth + 1)
     else:
-        shown = _shown(value)
-        yield f"{path}: {shown}" if path else shown
+        text = _shown(value)
+        yield f"{path}: {text}" if path else text
 
 
 def _holds_objects(value: object, depth: int) -> bool:
@@ -274,8 +274,8 @@ def _write_cell(draft: Draft, cell: Mapping[str, object], language: str) -> None
 
 def _outputs(cell: Mapping[str, object]) -> Iterator[str]:
     for output in map(_as_mapping, _as_list(cell.get("outputs"))):
-        shown = _as_mapping(output.get("data")) or output
-        text = _joined_text(shown.get("text/plain")) or _joined_text(shown.get("text"))
+        data = _as_mapping(output.get("data")) or output
+        text = _joined_text(data.get("text/plain")) or _joined_text(data.get("text"))
         if output.get("output_type") == "error" or "ename" in output:
             text = f"{_joined_text(output.get('ename'))}: {_joined_text(output.get('evalue'))}"
         if text.strip():
