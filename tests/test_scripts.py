@@ -46,7 +46,7 @@ def checkout(tmp_path):
     for name in TOOLS:
         (bin_ / name).symlink_to(shutil.which(name))
     program(tmp_path / ".venv" / "bin" / "python", f'exec {sys.executable} "$@"')
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  model\n  alone\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  model\n")
     (tmp_path / "tests" / "test_all.py").write_text(TESTS)
     (tmp_path / "os-release").write_text("NAME=Debian\nID=debian\n")
     return tmp_path
