@@ -90,12 +90,12 @@ _ASK = """
 import json, sys, time
 import psutil
 started = psutil.Process().create_time()
-from localrag import SamplingParams, Session
+from localrag import Question, Session
 first = []
 with Session.open(kbs=["bench"], keep=False) as session:
     session.retrieve(sys.argv[1])
     found = time.time()
-    session.ask(sys.argv[1], sampling=SamplingParams(max_tokens=1), on_text=lambda _: first.append(time.time()))
+    session.ask(Question.of(sys.argv[1], max_tokens=1), on_text=lambda _: first.append(time.time()))
 print(json.dumps({"to the hits_s": found - started, "to the first token_s": first[0] - started}))
 """
 
