@@ -333,12 +333,12 @@ def last_event(
             for event in events:  # to their end: what was evaluated is kept on disk after the last one
                 if event.error is not None:
                     raise event.error
+                if event.is_last:
+                    last = event  # before the callbacks: an interrupt there must not lose it
                 if on_thought is not None and event.thought:
                     on_thought(event.thought)
                 if on_text is not None and event.text:
                     on_text(event.text)
-                if event.is_last:
-                    last = event
             break
         except KeyboardInterrupt:
             is_interrupted = True

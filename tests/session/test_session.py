@@ -368,3 +368,22 @@ def test_the_memory_plan_is_told_beside_what_was_there_before(knowledge_bases):
         *("gpu_layers", "kv_type", "flash_attention", "num_cells", "num_sequences"),
     }
     assert (memory["num_cells"], memory["num_sequences"], memory["available_bytes"]) == (2048, 2, 1 << 40)
+
+
+def test_ctrl_c_at_the_last_piece_loses_nothing():
+    """Wherever it comes while text is shown, the answer is given back, also where the limit ends it with that very piece."""
+    with open_echo() as engine:
+        session = Session(engine, n_ctx=500)
+        pieces, question = [], Question.of("Who?", max_tokens=6)
+        whole = session.ask(question, on_text=pieces.append).text
+        for at in range(1, len(pieces) + 1):
+            heard = []
+
+            def hear(text, heard=heard, at=at):
+                heard.append(text)
+                if len(heard) == at:
+                    raise KeyboardInterrupt
+
+            answer = session.ask(question, on_text=hear)
+            assert whole.startswith(answer.text)
+            assert answer.text.startswith("".join(pieces[:at])[:-1])
