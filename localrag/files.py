@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from localrag.errors import LocalragError, UsageError
 
@@ -426,6 +426,31 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 Migration = Callable[[sqlite3.Connection], None]
 
 
+@contextmanager
+def sqlite_transaction(db: sqlite3.Connection, kind: Literal["IMMEDIATE", "DEFERRED"] = "IMMEDIATE") -> Iterator[None]:
+    """Run a transaction: all or nothing. There is one IMMEDIATE at a time; DEFERRED gives all reads inside the same snapshot."""
+    db.execute(f"BEGIN {kind}")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+
+
+def prepare_sqlite(db: sqlite3.Connection, migrate: Migration, *, wait_s: float) -> None:
+    """Make an opened file ready: a write-ahead log, the current schema through `migrate`, and commits that survive a crash of the machine.
+
+    Waits up to `wait_s` seconds for other processes that create the file.
+    """
+    if version(db) == 0:  # new, or its creator was killed; the file remembers its journal mode
+        use_write_ahead_log(db, wait_s=wait_s)
+    migrate(db)
+    db.execute("PRAGMA synchronous = FULL")
+    db.execute("PRAGMA foreign_keys = ON")
+
+
 def version(db: sqlite3.Connection) -> int:
     """Return the number of migrations that the file has had."""
     return int(db.execute("PRAGMA user_version").fetchone()[0])
@@ -437,16 +462,10 @@ def apply_missing(db: sqlite3.Connection, migrations: Sequence[Migration], newer
     A file from a newer localrag is left unchanged, and the error that `newer` makes of its version is raised.
     """
     while (num_applied := version(db)) < len(migrations):
-        db.execute("BEGIN IMMEDIATE")
-        try:
+        with sqlite_transaction(db):
             if version(db) == num_applied:  # otherwise another process has just applied it
                 migrations[num_applied](db)
                 db.execute(f"PRAGMA user_version = {num_applied + 1}")
-            db.execute("COMMIT")
-        except BaseException:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
-            raise
     if num_applied > len(migrations):
         raise newer(num_applied)
 

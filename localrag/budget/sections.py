@@ -21,7 +21,7 @@ class Percent:
     value: float
 
     def __post_init__(self) -> None:
-        if not _is_number(self.value) or not 0 <= self.value <= 100:
+        if not _is_within(self.value, 100):
             raise ConfigError(f"A percentage must be a number from 0 to 100, not {self.value!r}.", hint="Write a number from 0 to 100.")
 
 
@@ -102,7 +102,7 @@ class Section:
     def _check_length(self, key: str, value: object) -> None:
         if isinstance(value, Percent) or (key != "min" and value is None):
             return
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        if not _is_count(value):
             raise self._error(key, f"must be a whole number of tokens, 0 or more, or a percentage, not {value!r}")
 
     def _check_factor(self, key: str, value: object) -> None:
@@ -141,8 +141,18 @@ class Flex:
         return replace(section, basis=content, min=content, max=None, shrink=0.0) if self.cut == "error" else section
 
 
+def _is_count(value: object) -> bool:
+    """Tell whether it is a whole number, 0 or more."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_within(value: object, most: float) -> bool:
+    """Tell whether it is a number from 0 to `most`; NaN is not."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most
 
 
 def _is_over(low: Length, high: Length | None) -> bool:
@@ -334,10 +344,10 @@ class Profile:
     def _check_numbers(self) -> None:
         Section(name="gap", basis=self.gap)
         for name, limit in self.limits.items():
-            if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
+            if not _is_count(limit):
                 raise self._error(f"the limit of {name} must be a whole number of tokens, 0 or more, not {limit!r}")
         most = self.max_messages
-        if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 0):
+        if most is not None and not _is_count(most):
             raise self._error(f"max_messages must be a whole number, 0 or more, not {self.max_messages!r}")
         for tier in self.tiers:
             if not (_is_within(tier.share, 100) and _is_within(tier.threshold, 1)):
@@ -355,7 +365,7 @@ class Profile:
         )
 
     def _check_sum(self, what: str, values: list[float]) -> None:
-        if (total := sum(Fraction(str(value)) for value in values)) > 100:  # as decimal numbers: 8.9 + 19.6 + 3.6 + 67.9 is 100
+        if (total := sum(map(exact, values))) > 100:  # as decimal numbers: 8.9 + 19.6 + 3.6 + 67.9 is 100
             raise self._error(f"{what} add up to {float(total)} %, which is more than 100 %")
 
     def _error(self, what: str, *, hint: str | None = None) -> ConfigError:
@@ -407,8 +417,3 @@ class Profile:
             if relevance is None or relevance >= tier.threshold:
                 return tier.name
         return None
-
-
-def _is_within(value: object, most: float) -> bool:
-    """Tell whether it is a number from 0 to `most`; NaN is not."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most

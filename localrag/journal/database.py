@@ -10,11 +10,12 @@ import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from localrag.errors import ConfigError
-from localrag.files import Migration, apply_missing, create_private, disk_error, make_private_folder, use_write_ahead_log, version
+from localrag.files import Migration, apply_missing, create_private, disk_error, make_private_folder, prepare_sqlite, sqlite_transaction
 
 
 def create_tables(db: sqlite3.Connection) -> None:
@@ -201,11 +202,7 @@ def connect(path: Path) -> sqlite3.Connection:
         create_private(path)  # its -wal and -shm files get the same mode
         db = sqlite3.connect(path, timeout=WAIT_S, isolation_level=None)
         try:
-            if version(db) == 0:  # new, or its creator was killed; the file remembers its journal mode
-                use_write_ahead_log(db, wait_s=WAIT_S)
-            migrate(db, path)
-            db.execute("PRAGMA synchronous = FULL")
-            db.execute("PRAGMA foreign_keys = ON")
+            prepare_sqlite(db, partial(migrate, path=path), wait_s=WAIT_S)
         except BaseException:
             db.close()
             raise
@@ -213,17 +210,10 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 @contextmanager
-def transaction(db: sqlite3.Connection, path: Path, kind: str = "IMMEDIATE") -> Iterator[None]:
-    """Run a transaction: all or nothing. A second writer waits for the first. DEFERRED gives all reads inside the same snapshot."""
-    with explained(path):
-        db.execute(f"BEGIN {kind}")
-        try:
-            yield
-            db.execute("COMMIT")
-        except BaseException:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
-            raise
+def transaction(db: sqlite3.Connection, path: Path, kind: Literal["IMMEDIATE", "DEFERRED"] = "IMMEDIATE") -> Iterator[None]:
+    """Run a transaction (localrag/files.py) and turn its errors into a ConfigError. A second writer waits for the first."""
+    with explained(path), sqlite_transaction(db, kind):
+        yield
 
 
 @contextmanager

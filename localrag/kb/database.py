@@ -27,8 +27,8 @@ from localrag.files import (
     file_error,
     locked,
     make_private_folder,
-    use_write_ahead_log,
-    version,
+    prepare_sqlite,
+    sqlite_transaction,
 )
 from localrag.kb.filters import folded
 from localrag.text.terms import CJK, spaced
@@ -256,11 +256,7 @@ class SqliteFile:
             mode = "rwc" if create else "rw"
             self.connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=wait_s, isolation_level=None)
             try:
-                if version(self.connection) == 0:  # new, or its creator was killed; the journal mode is stored in the file
-                    use_write_ahead_log(self.connection, wait_s=wait_s)
-                migrate(self.connection)
-                self.connection.execute("PRAGMA synchronous = FULL")
-                self.connection.execute("PRAGMA foreign_keys = ON")
+                prepare_sqlite(self.connection, migrate, wait_s=wait_s)
                 self.connection.create_function("folded", 1, folded, deterministic=True)
             except BaseException:
                 self.connection.close()
@@ -283,15 +279,8 @@ class SqliteFile:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Run one transaction, all or nothing. There is one writer at a time."""
-        with explained(self._path):
-            self.connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self.connection.execute("COMMIT")
-            except BaseException:
-                if self.connection.in_transaction:
-                    self.connection.execute("ROLLBACK")
-                raise
+        with explained(self._path), sqlite_transaction(self.connection):
+            yield
 
     def rows(self, statement: str, values: Sequence[object] = ()) -> list[Row]:
         """Run a statement and return all rows."""
