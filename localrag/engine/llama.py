@@ -463,7 +463,7 @@ class LlamaContext:
         return False
 
     def _holds(self, seq_id: int, num_tokens: int) -> bool:
-        """Whether a sequence can continue after `num_tokens` tokens; if not, it is emptied.
+        """Return whether a sequence can continue after `num_tokens` tokens. Empty it if it cannot.
 
         Judge by positions, since llama.cpp's return values report success even where it cannot. A sliding window must still hold the last
         tokens before that position. A recurrent state exists at a single position.

@@ -201,7 +201,7 @@ class FolderEmbedder(IdEmbedder, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Whether the copy is used, and the reason as a clause. The numbers are 0 if no comparison was possible.
+    """The decision whether to use the copy, and the reason as a clause. The numbers are 0 if no comparison was possible.
 
     `maker` names the converter and llama.cpp versions. `sha256`, `file_bytes` and `mtime_ns` identify the compared copy. `original_s` and
     `converted_s` are the seconds to embed all `num_texts` texts.
