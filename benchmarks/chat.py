@@ -95,7 +95,7 @@ def ours(settings: Settings, n_ctx: int, max_tokens: int, found: list[list[Hit]]
         conversation = journal.conversations.create(f"bench {len(journal.conversations.all())}", {})
         chat = Chat(session, journal, conversation, system=SYSTEM)
         for question in TURNS:
-            before = chat.turns[-1].question if chat.turns else ""
+            before = [turn.question for turn in chat.turns]
             found.append(retrieval.retrieve_after(session.retriever, before, question, top_k=retrieval.DEFAULT_TOP_K))
             answer = chat.say(Question.of(question, sampling=SamplingParams(max_tokens=max_tokens)))
             first_s = answer.timings.first_token_s - answer.timings.load_s

@@ -51,14 +51,14 @@ def main() -> None:
         ways: dict[str, Callable[[Case], list[Hit]]] = {
             "last message only": lambda case: session.retrieve(case.asked, top_k=K),
             "joined with the one before": lambda case: session.retrieve(f"{case.question}\n\n{case.asked}", top_k=K),
-            "as chat does it": lambda case: retrieval.retrieve_after(session.retriever, case.question, case.asked, top_k=K),
+            "as chat does it": lambda case: retrieval.retrieve_after(session.retriever, [case.question], case.asked, top_k=K),
         }
         kinds = {"follow-ups": follow_ups(), "questions of their own": strangers()}
         made = {case: rewriting for cases in kinds.values() for case, rewriting in rewritten(session, cases)} if given.rewrite else {}
         if made:
             ways["rewritten by the model"] = lambda case: session.retrieve(text_of(made, case) or case.asked, top_k=K)
             ways["as chat --rewrite does it"] = lambda case: retrieval.retrieve_after(
-                session, case.question, case.asked, top_k=K, rewritten=text_of(made, case)
+                session.retriever, [case.question], case.asked, top_k=K, rewritten=text_of(made, case)
             )
         rows: list[dict[str, object]] = []
         for name, way in ways.items():
@@ -87,7 +87,7 @@ def rewritten(session: Session, cases: Sequence[Case]) -> Iterator[tuple[Case, Q
     rewriter = QueryRewriter(session.engine, n_ctx=session.slot.n_ctx)
     for case in cases:
         said = [Message("user", case.question), Message("assistant", case.answer or "It depends."), Message("user", case.asked)]
-        rewriting = rewriter(said) if retrieval.is_follow_up(case.asked, case.question) else None
+        rewriting = rewriter(said) if retrieval.is_short(case.asked, [case.question]) else None
         if rewriting is not None:
             print(f"{case.question} | {case.asked} -> {rewriting.text}")
             yield case, rewriting

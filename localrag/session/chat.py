@@ -119,7 +119,7 @@ class Chat:
         question = question if isinstance(question, Question) else Question.of(question)
         messages = self._messages(question)
         whole = replace(question, messages=messages)
-        before = next((turn.question for turn in reversed(self.turns) if turn.is_answered), "")
+        before = [turn.question for turn in self.turns if turn.is_answered]
         unsearched = self.session.unsearched(whole)
         rewriting = None if unsearched or question.given.hits is not None else self._rewriting(question, before)
         rewritten = "" if rewriting is None else rewriting.text
@@ -167,10 +167,10 @@ class Chat:
         texts = {hit.label: comparable(hit.chunk.text) for hit in hits}
         return {label: labels[text] for label, text in texts.items() if text in labels}
 
-    def _rewriting(self, question: Question, before: str) -> QueryRewrite | None:
+    def _rewriting(self, question: Question, before: Sequence[str]) -> QueryRewrite | None:
         """Rewrite a follow-up as a standalone question, if rewriting is on."""
         messages = self._messages(question)
-        if not self.rewrites or not retrieval.is_follow_up(search_query(messages), before):
+        if not self.rewrites or not retrieval.is_short(search_query(messages), before):
             return None
         coming = self.session.prepare(self._asked(question, HistoryWindow.of(self.turns))).prompt.token_ids
         return QueryRewriter(self.session.engine, n_ctx=self.session.slot.n_ctx)(messages, beside=coming)

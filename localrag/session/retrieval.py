@@ -33,9 +33,12 @@ MAX_FILE_BYTES = 2 * 1024 * 1024
 """Size limit in bytes. The relevance of a larger file is computed from its retrieved chunks."""
 
 MAX_FOLLOW_UP_TERMS = 4
-"""Maximum number of words, without stop words, of a question that counts as a follow-up. Measured on 26 follow-ups and 50 standalone
-questions asked after another one (benchmarks/chat_retrieval.py)."""
+"""Maximum number of words, without stop words, of a question that the model may rewrite as a follow-up."""
 FOLLOW_UP_DEPTH = 20
+MIN_GAIN = 0.05
+"""How much nearer to its best passage, in cosine similarity, a question must come by the turns before it for them to be searched too."""
+MAX_EARLIER_CHARS = 2000
+"""Characters of the conversation to search with, newest first: embedding a query takes time in proportion to its length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +81,14 @@ class Retriever:
         return merged([*hits, *(Hit(chunk, 0.0) for chunk in rest if chunk.label not in labels)])
 
     def offered(
-        self, question: Question, query: str, *, before: str = "", rewritten: str = "", searches: bool = True, reads_all: bool = False
+        self,
+        question: Question,
+        query: str,
+        *,
+        before: Sequence[str] = (),
+        rewritten: str = "",
+        searches: bool = True,
+        reads_all: bool = False,
     ) -> list[Hit]:
         """All evidence for a question: its piped text, then the hits for `query` if it `searches`. Identical texts are included; the prompt
         merges them.
@@ -99,7 +109,7 @@ class Retriever:
 
         return [*piped_hits(piped, query, self._count), *hits]
 
-    def _hits(self, query: str, search: Search, before: str, rewritten: str, *, reads_all: bool) -> list[Hit]:
+    def _hits(self, query: str, search: Search, before: Sequence[str], rewritten: str, *, reads_all: bool) -> list[Hit]:
         top_k, where = search.top_k or DEFAULT_TOP_K, search.where
         if reads_all:
             return self.everything(query, where=where)
@@ -107,7 +117,7 @@ class Retriever:
             return self._as_fit(before, query, where=where, rewritten=rewritten)
         return retrieve_after(self, before, query, top_k=top_k, where=where, rewritten=rewritten)
 
-    def _as_fit(self, before: str, question: str, *, where: Where | None, rewritten: str) -> list[Hit]:
+    def _as_fit(self, before: Sequence[str], question: str, *, where: Where | None, rewritten: str) -> list[Hit]:
         """As many hits as chunks of average size fit in the window."""
 
         def search(top_k: int, *, rerank: bool) -> list[Hit]:
@@ -144,21 +154,21 @@ def distinct(hits: Sequence[Hit], *, kept: Collection[str] = ()) -> list[Hit]:
     return merged(hits, kept={*kept, *piped})
 
 
-def asked_before(messages: Sequence[Message]) -> str:
-    """The previous answered question of a conversation; empty for a first question."""
+def asked_before(messages: Sequence[Message]) -> list[str]:
+    """The answered questions of a conversation, oldest first; empty for a first question."""
     parts = split(messages)
-    over = max((*parts.history, *parts.pinned), key=lambda exchange: exchange.messages[0].number, default=None)
-    return "" if over is None else "\n\n".join(message.content for _, message in over.messages if message.role == "user")
+    exchanges = sorted((*parts.history, *parts.pinned), key=lambda exchange: exchange.messages[0].number)
+    return ["\n\n".join(message.content for _, message in each.messages if message.role == "user") for each in exchanges]
 
 
-def is_follow_up(question: str, before: str) -> bool:
-    """Whether a question is short enough to need `before`, the question preceding it."""
+def is_short(question: str, before: Sequence[str]) -> bool:
+    """Whether a question is so short that it may be a follow-up to `before`, the questions preceding it."""
     return bool(before) and len(terms(question)) <= MAX_FOLLOW_UP_TERMS
 
 
 def retrieve_after(
     retriever: Retriever,
-    before: str,
+    before: Sequence[str],
     question: str,
     *,
     top_k: int,
@@ -166,28 +176,56 @@ def retrieve_after(
     rewritten: str = "",
     rerank: bool = True,
 ) -> list[Hit]:
-    """The best texts for a question that follows another one ("and its price?"). With an empty `before`, same as `Retriever.search`.
+    """The best texts for a question asked after others ("and its price?"). With an empty `before`, same as `Retriever.search`.
 
-    A short question is searched for by itself and again joined with the previous one, or as `rewritten`; the two rankings are fused.
+    The question is searched for alone and joined with the one before. If the two together come nearer to a passage by MIN_GAIN, it is a
+    follow-up: the hits of both, and of the whole conversation, are fused. Otherwise it has changed the subject, and only its own hits
+    count. A question that was `rewritten` is searched for in both forms.
     """
-    if not is_follow_up(question, before):
+
+    def search(query: str) -> list[Hit]:
+        return retriever.search(query, top_k=max(top_k, FOLLOW_UP_DEPTH), where=where, rerank=rerank)
+
+    if not before:
         return retriever.search(question, top_k=top_k, where=where, rerank=rerank)
-    queries = {"question": question, "with the one before": f"{before}\n\n{question}"}
+    hits = {"question": search(question)}
     if rewritten:
-        queries = {"question": question, "rewritten": rewritten}
-    return _fused(retriever, queries, top_k=top_k, where=where, rerank=rerank)
+        hits["rewritten"] = search(rewritten)
+    else:
+        hits["with the one before"] = search(f"{before[-1]}\n\n{question}")
+        if _best_similarity(hits["with the one before"]) < _best_similarity(hits["question"]) + MIN_GAIN:
+            return hits["question"][:top_k]
+        if len(before) > 1:
+            hits["conversation"] = search("\n\n".join([*_newest(before), question]))
+    return _fused(hits)[:top_k]
 
 
-def _fused(retriever: Retriever, queries: Mapping[str, str], *, top_k: int, where: Where | None, rerank: bool) -> list[Hit]:
-    from localrag.kb.retrieve import fuse  # noqa: PLC0415  # weight: an ask without a knowledge base needs none of it
+def _best_similarity(hits: Sequence[Hit]) -> float:
+    return max((hit.scores.get("semantic", 0.0) for hit in hits), default=0.0)
 
-    depth = max(top_k, FOLLOW_UP_DEPTH)
-    hits_by_query = {name: retriever.search(query, top_k=depth, where=where, rerank=rerank) for name, query in queries.items()}
-    hits = sorted((hit for each in hits_by_query.values() for hit in each), key=lambda hit: -(hit.relevance or 0.0))
-    best = merged(hits)  # keeps the more relevant hit of each text
-    numbers = {comparable(hit.chunk.text): number for number, hit in enumerate(best)}
-    scored = fuse({name: [numbers[comparable(hit.chunk.text)] for hit in each] for name, each in hits_by_query.items()})
-    return [replace(best[number], score=score, contributions=parts) for number, score, parts in scored[:top_k]]
+
+def _newest(questions: Sequence[str]) -> list[str]:
+    """The newest questions within MAX_EARLIER_CHARS, at least one, in order."""
+    num_chars = 0
+    for number, each in enumerate(reversed(questions)):
+        num_chars += len(each)
+        if number and num_chars > MAX_EARLIER_CHARS:
+            return list(questions[-number:])
+    return list(questions)
+
+
+def _fused(hits_by_query: Mapping[str, Sequence[Hit]]) -> list[Hit]:
+    """The hits of several queries, best first. A score is the mean of a text's scores, 0 where a query does not find it."""
+    best = merged(sorted((hit for hits in hits_by_query.values() for hit in hits), key=lambda hit: -(hit.relevance or 0.0)))
+    parts: dict[str, dict[str, float]] = {comparable(hit.chunk.text): {} for hit in best}
+    for name, hits in hits_by_query.items():
+        for hit in hits:
+            parts[comparable(hit.chunk.text)].setdefault(name, hit.score / len(hits_by_query))
+    fused = []
+    for hit in best:  # the more relevant hit of each text
+        contributions = parts[comparable(hit.chunk.text)]
+        fused.append(replace(hit, score=sum(contributions.values()), contributions=contributions))
+    return sorted(fused, key=lambda hit: (-hit.score, hit.label))
 
 
 def none_passes(knowledge_bases: Sequence[KnowledgeBase], where: Where | None, hits: Sequence[Hit]) -> list[str]:

@@ -220,7 +220,7 @@ class Session:
         """The evidence for a question, and the seconds spent on retrieval."""
         started, loaded_s = time.perf_counter(), self.engine.load_s
         searches = searches and bool(query)
-        before = retrieval.asked_before(question.messages) if searches else ""
+        before = retrieval.asked_before(question.messages) if searches else []
         hits = retriever.offered(question, query, before=before, searches=searches)
         return hits, time.perf_counter() - started - (self.engine.load_s - loaded_s)  # not counting a context made for reranking
 
