@@ -285,12 +285,20 @@ def _hits(
             score,
             parts,
             min(1.0, relevance[one]) if one in relevance else None,
-            {name: scores[one] for name, scores in own.items() if one in scores},
+            _scores_of(one, own, relevance),
             tuple(texts[one][1:]),
         )
         for one, score, parts in scored
         if one in texts
     ]
+
+
+def _scores_of(one: int, rankings: Mapping[str, Mapping[int, float]], relevance: Mapping[int, float]) -> dict[str, float]:
+    """Return a chunk's scores in the rankings that found it. A chunk far in meaning was found by its words, if it has any."""
+    scores = {name: ranking[one] for name, ranking in rankings.items() if one in ranking}
+    if len(scores) > 1 and relevance.get(one, 1.0) <= MIN_SIMILARITY:
+        scores.pop("semantic", None)
+    return scores
 
 
 def _relevances(store: AnyStore, query_terms: Query, by_words: _Ranking, similarities: Mapping[int, float]) -> dict[int, float]:

@@ -279,7 +279,7 @@ class NodeWithScore(BaseModel):
     doc_id: str
     node_id: str
     text: str
-    score: float = Field(description="Reciprocal rank fusion of both rankings.")
+    score: float = Field(description="Weighted sum of both scores, each divided by the largest one.")
     dense_score: float | None = Field(default=None, description="Cosine similarity with the query, if found by semantic search.")
     sparse_score: float | None = Field(default=None, description="BM25 score, if found by keyword search.")
     source: Literal["both", "dense_only", "sparse_only"] | None = None

@@ -25,7 +25,7 @@ from tests.server.live import served
 
 pytestmark = pytest.mark.model
 
-SEEDS = range(1, 1 + int(os.environ.get("LOCALRAG_TEST_SEEDS", "3")))  # 12 repeated too
+SEEDS = range(1, 1 + int(os.environ.get("LOCALRAG_TEST_SEEDS", "2")))  # 12 repeated too
 QUESTION = "Tell me a short story about a baker who finds a map in a loaf of bread."
 OTHERS = (
     "Name five animals that live in the sea, and say what each of them eats.",
