@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from localrag.errors import UsageError
 from localrag.types import Attachment, Hit, Memory, Message, SamplingParams, ToolSpec
@@ -14,6 +14,9 @@ from localrag.types import Attachment, Hit, Memory, Message, SamplingParams, Too
 if TYPE_CHECKING:
     from localrag.budget import Overflow
     from localrag.kb.filters import Where
+
+Cite = Literal["enforced", "free"]
+DEFAULT_CITE: Cite = "free"
 
 TopK = int | Literal["fit"]
 """A number of passages, or "fit" for as many as fit in the window."""
@@ -97,8 +100,12 @@ class Question:
     """A question and its options. `messages` is a conversation that ends with the question.
 
     Without `needs_question`, a conversation may end with an answer, and is sent without evidence. A question that `is_plain` has a single
-    message, which is sent unchanged, without the model's template. `cite` replaces the instruction to cite sources. `calls` restricts the
-    tool calls in the answer. `id` identifies the question.
+    message, which is sent unchanged, without the model's template. `calls` restricts the tool calls in the answer. `id` identifies the
+    question.
+
+    With `cite` "enforced", an answer with evidence cites at least one source, or says `[none]`, and can name no other; with "free", the
+    model may do either (None: DEFAULT_CITE). Answers after a reasoning model's thoughts, with a JSON schema, logprobs or tools, and those
+    of the echo are always free. `cite_instruction` replaces the instruction to cite.
 
     Use `Question.of` for the common case:
 
@@ -111,11 +118,16 @@ class Question:
     given: Given = Given()
     budget: BudgetOptions = BudgetOptions()
     thread: Thread = Thread()
-    cite: str | None = None
+    cite: Cite | None = None
+    cite_instruction: str | None = None
     calls: ToolCalls | None = None
     needs_question: bool = True
     is_plain: bool = False
     id: str | int = ""
+
+    def __post_init__(self) -> None:
+        if self.cite not in (None, *get_args(Cite)):
+            raise UsageError(f"cite is {self.cite!r}, but must be {' or '.join(get_args(Cite))}.")
 
     @classmethod
     def of(cls, asked: str | Sequence[Message], *, system: str | None = None, **options: Any) -> Self:  # noqa: ANN401  # fields of several types

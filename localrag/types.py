@@ -295,7 +295,8 @@ class SamplingParams:
 
     `json_schema` forces the answer to be JSON that is valid under a schema (engine/grammar.py lists the supported keywords). It
     is given as a mapping or as JSON text, and stored as text. An answer that reaches `max_tokens` before the JSON is closed is
-    not valid. With `or_text`, the answer may also be any text that does not begin like such JSON. `logprobs` returns the log
+    not valid. With `or_text`, the answer may also be any text that does not begin like such JSON. With `citations`, the
+    answer names at least one of these labels (or `[none]`), and can name no other source. `logprobs` returns the log
     probability of each token of the answer and that many alternatives; it turns thinking off.
     """
 
@@ -314,6 +315,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     json_schema: Mapping[str, Any] | str | None = None
     or_text: bool = False
+    citations: tuple[str, ...] = field(default=(), repr=False)
     logprobs: int | None = None
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 import click
 
@@ -34,7 +34,7 @@ from localrag.grading import (
     tally,
 )
 from localrag.kb import MODES, Mode, shown
-from localrag.question import TopK
+from localrag.question import DEFAULT_CITE, Cite, TopK
 from localrag.session import open_embedder, open_knowledge_base, opened_reranker
 from localrag.session.quality import AskWay, CouncilWay, Means, Way
 from localrag.settings import Settings
@@ -325,6 +325,7 @@ def _plot_answers(tallies: Sequence[Tally], file: Path, title: str) -> None:
     metavar="N",
     help="--qa: maximum length of an answer, in tokens.  [default: 512; a council's own]",
 )
+@click.option("--cite", type=click.Choice(get_args(Cite)), help=f"--qa: as in ask; not for a council.  [default: {DEFAULT_CITE}]")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="--qa: random seed, for repeatable sampling.  [default: 0]")
 @click.option("--system", type=options.Text(), metavar="TEXT", help="--qa: system prompt (@file for a file).")
 @click.option(
@@ -350,6 +351,7 @@ def eval_command(
     ratios: tuple[float, ...],
     council: str | None,
     top_k: TopK | None,
+    cite: Cite | None,
     max_tokens: int | None,
     seed: int | None,
     system: str | None,
@@ -380,6 +382,7 @@ def eval_command(
         "--top-k": top_k,
         "--ctx": n_ctx,
         "--max-tokens": max_tokens,
+        "--cite": cite,
         "--seed": seed,
         "--system": system,
         "--out": out,
@@ -413,6 +416,7 @@ def eval_command(
         kbs=tuple(dict.fromkeys(kbs)),
         n_ctx=n_ctx,
         top_k=top_k,
+        cite=cite,
         max_tokens=max_tokens,
         seed=seed or 0,
         repeatable=seed is not None,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar, get_args
 
 import click
 
@@ -23,7 +23,7 @@ from localrag.files import secure_home
 from localrag.kb.filters import Where
 from localrag.process import age_s
 from localrag.prompt import ANSWER_BASIS
-from localrag.question import Question, TopK
+from localrag.question import DEFAULT_CITE, Cite, Question, TopK
 from localrag.session import DEFAULT_TOP_K, Session
 from localrag.session.retrieval import MAX_DEPTH
 from localrag.settings import MAX_TEXT_BYTES, Settings, default_home, expanded
@@ -173,6 +173,7 @@ class Asking(TypedDict):
     overflow: tuple[tuple[Overflow, str | None], ...]
     max_seconds: float | None
     weigh: bool
+    cite: Cite | None
 
 
 class Number(click.FloatRange):
@@ -273,6 +274,7 @@ def question(asking: Asking, text: str, sampling: SamplingParams | None = None) 
         where=asking["where"],
         top_k=asking["top_k"],
         weigh=asking["weigh"],
+        cite=asking["cite"],
         context_ratio=asking["context_ratio"],
         overflow=asking["overflow"],
         max_seconds=max_seconds,
@@ -316,6 +318,12 @@ max_seconds = click.option(
     metavar="S",
     help="Finish within S seconds, retrieval and reranking included. Uses the speed measured on this machine.",
 )
+cite_option = click.option(
+    "--cite",
+    type=click.Choice(get_args(Cite)),
+    help="enforced: an answer with evidence cites at least one source and cannot name any other, or says [none]. free: the model may do "
+    f"either.  [default: {DEFAULT_CITE}]",
+)
 _ASKING = (
     click.option(
         "--max-tokens",
@@ -357,6 +365,7 @@ _ASKING = (
         help="Maximum share of the window for evidence, after sections that cannot be cut.  [default: the budget's value, 0.5]",
     ),
     click.option("--budget", metavar="NAME", help="A [budgets.NAME] table of models.toml."),
+    cite_option,
     click.option("--weigh", is_flag=True, help="Weight passages by the relevance of their files (see localrag score)."),
     click.option(
         "--attach",

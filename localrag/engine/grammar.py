@@ -1,4 +1,4 @@
-"""Constrained decoding with llguidance: JSON under a schema, or either a tool call or plain text.
+"""Constrained decoding with llguidance: JSON under a schema, either a tool call or plain text, or text whose citations are all real.
 
 llguidance enforces a JSON schema exactly or refuses it. localrag restricts it further, since small models may otherwise never stop: an
 object with named properties has no others unless the schema allows them. Integers have at most 15 digits, and so does any run of digits
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+NO_TAG = "[none]"
+"""What an answer writes that no source supports."""
+KELVIN = "\N{KELVIN SIGN}"
+"""Equals a K where case is ignored."""
 CALL_OPENS, CALL_CLOSES = "<tool_call>", "</tool_call>"
 MAX_INTEGER = 10**15 - 1
 """Largest integer allowed. Some JSON parsers round larger ones."""
@@ -31,6 +35,11 @@ _CALL_OR_TEXT = rf"""start: call | TEXT
 call: json | "{CALL_OPENS}" /\n?/ json /\n?/ "{CALL_CLOSES}"
 TEXT: /(?s:.*)/ & ~/(?s:(\{{|{CALL_OPENS}).*)/
 json: %json """
+_CITING_TEXT = rf"""start: ANSWER
+ANSWER: TEXT (TAG TEXT)+
+TEXT: /[^\[［【〔]*/ & ~/(?s:.*)[KkＫｋ{KELVIN}][BbＢｂ]([\s\x1c-\x1f]{{0,3}}\\?[#＃﹟♯№]|[:：]\p{{Nd}})(?s:.*)/
+TAG: """
+"""Text without an opening square bracket, and without any other spelling of a tag that citation.py reads, except in whole tags."""
 _FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
 """Formats that llguidance enforces. JSON Schema allows others to be treated as annotations."""
 _SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions")
@@ -48,6 +57,20 @@ def grammar_of(schema: Mapping[str, Any] | str, *, or_text: bool = False) -> str
     CALL_OPENS and CALL_CLOSES, as many models are trained to call tools. UsageError for a schema that cannot be enforced.
     """
     return _grammar(schema_text(schema), or_text)
+
+
+@functools.lru_cache(maxsize=64)
+def grammar_of_citations(labels: tuple[str, ...]) -> str:
+    """Return the grammar of a text that cites: at least one tag, `[label]` or NO_TAG, and no other spelling of a source anywhere."""
+    from llguidance import LLMatcher  # noqa: PLC0415  # heavy
+
+    tags = " | ".join(json.dumps(tag) for tag in tags_of(labels))
+    return str(LLMatcher.grammar_from_lark(_CITING_TEXT + tags))
+
+
+def tags_of(labels: Iterable[str]) -> list[str]:
+    """Return the tags that an answer may contain, as prompts show them, and NO_TAG."""
+    return [*(f"[{label}]" for label in labels), NO_TAG]
 
 
 @functools.lru_cache(maxsize=64)
@@ -147,9 +170,15 @@ class Vocabulary:
         self.pieces = pieces
         self.digits = frozenset(number for number, piece in enumerate(pieces) if piece[:1].isdigit())
         """Tokens that begin with a digit."""
+        self.openers = frozenset(number for number, piece in enumerate(pieces) if b"[" in piece)
+        """Tokens with an opening bracket."""
         self.letter = pieces.index(b"x") if b"x" in pieces else None
         """A token that is allowed wherever any text is."""
         self.tokenizer = LLTokenizer(TokenizerWrapper(tokens), eos_token=list(end_ids))
+
+    def citing_matcher(self, labels: tuple[str, ...], max_tokens: int) -> Matcher:
+        """Return a matcher for an answer that cites these labels; see CitingMatcher."""
+        return CitingMatcher(self, labels, max_tokens)
 
     def matcher(self, grammar: str) -> Matcher:
         """Return a matcher for one sequence. EngineError for a grammar that llguidance refuses."""
@@ -219,6 +248,58 @@ class Matcher:
                 f"The grammar of this answer cannot be enforced: {' '.join(self._matcher.get_error().split())[:240]}",
                 hint="Use a simpler JSON schema.",
             )
+
+
+class CitingMatcher(Matcher):
+    """A position in the grammar of `grammar_of_citations`, for an answer of at most `max_tokens` tokens.
+
+    The answer is never cut inside a tag, and it has one however it ends: where the model would end it without, or where only the room
+    for a tag is left, only tokens that open a tag are allowed. With too few tokens for any tag, there is none.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, labels: tuple[str, ...], max_tokens: int) -> None:
+        super().__init__(vocabulary, grammar_of_citations(labels))
+        self._room = max_tokens
+        self._reserved = max(len(tag.encode()) for tag in tags_of(labels))  # at most as many tokens as bytes
+        self._in_tag = self._has_tag = self._must_open = False
+
+    def allows(self, token: int) -> bool:
+        vocabulary = self._vocabulary
+        if token in vocabulary.end_ids and not self._has_tag:
+            self._must_open = not self._in_tag and self._room >= self._reserved
+            return self._room < self._reserved and not self._in_tag
+        if not self._in_tag:
+            if self._room < self._reserved:
+                return token not in vocabulary.openers and super().allows(token)
+            if self._room == self._reserved and not self._has_tag:
+                return token in vocabulary.openers and super().allows(token)
+        return super().allows(token)
+
+    def allowed(self) -> NDArray[np.bool_]:
+        mask = super().allowed()
+        if self._in_tag:
+            return mask
+        openers = list(self._vocabulary.openers)
+        if self._room < self._reserved:
+            mask = mask.copy()
+            mask[openers] = False
+        elif not self._has_tag and (self._must_open or self._room == self._reserved):
+            opening = mask.copy()
+            opening[:] = False
+            opening[openers] = mask[openers]
+            mask = opening if opening.any() else mask
+        return mask
+
+    def accept(self, token: int) -> None:
+        if token in self._vocabulary.end_ids:
+            return
+        super().accept(token)
+        piece = self._vocabulary.pieces[token]
+        self._room -= 1
+        self._must_open = False
+        opens, closes = piece.rfind(b"["), piece.rfind(b"]")
+        self._has_tag = self._has_tag or (closes >= 0 and (self._in_tag or 0 <= piece.find(b"[") < closes))
+        self._in_tag = opens > closes or (self._in_tag and closes < 0)
 
 
 @functools.cache

@@ -20,6 +20,7 @@ from localrag.types import SamplingParams
 
 if TYPE_CHECKING:
     from localrag.engine.constrained import ConstrainedSampler
+    from localrag.engine.grammar import Matcher
 
 
 _MAX_TEXT_BYTES = 256 * 1024 * 1024  # llama.cpp takes a 32-bit length
@@ -225,14 +226,14 @@ class LlamaSampler:
     """A sampler chain for one sequence. Temperature 0 selects the most likely token."""
 
     def __init__(self, params: SamplingParams, model: LlamaModel) -> None:
-        grammar = None if params.json_schema is None else grammar_of(params.json_schema, or_text=params.or_text)
+        matcher = self._matcher(params, model)
         self.lib = lib = library()
         self.handle = self._chain()
         self._penalties: Any = None
         self._constrained: ConstrainedSampler | None = None
         penalties = params.repeat_penalty, params.frequency_penalty, params.presence_penalty
         if penalties != (1.0, 0.0, 0.0) and params.repeat_last_n > 0:
-            self._penalties = self.handle if grammar is None else self._chain()  # under a grammar it runs first, on all tokens
+            self._penalties = self.handle if matcher is None else self._chain()  # under a grammar it runs first, on all tokens
             self._add(
                 self._penalties,
                 lib.llama_sampler_init_penalties(model.num_vocab_tokens, params.repeat_last_n, *penalties),
@@ -248,16 +249,24 @@ class LlamaSampler:
             self._add(self.handle, lib.llama_sampler_init_temp(params.temperature))
             # with LLAMA_DEFAULT_SEED, the largest 32-bit number, llama.cpp would draw a random seed
             self._add(self.handle, lib.llama_sampler_init_dist(params.seed % lib.LLAMA_DEFAULT_SEED))
-        if grammar is not None:
+        if matcher is not None:
             from localrag.engine.constrained import ConstrainedSampler  # noqa: PLC0415  # heavy: numpy
 
             self._constrained = ConstrainedSampler(
                 lib,
-                model.grammar_vocabulary.matcher(grammar),
+                matcher,
                 num_vocab_tokens=model.num_vocab_tokens,
                 choose=None if params.temperature == 0.0 else self.handle,
                 penalties=self._penalties,
             )
+
+    @staticmethod
+    def _matcher(params: SamplingParams, model: LlamaModel) -> Matcher | None:
+        if params.json_schema is not None:
+            return model.grammar_vocabulary.matcher(grammar_of(params.json_schema, or_text=params.or_text))
+        if params.citations:
+            return model.grammar_vocabulary.citing_matcher(params.citations, params.num_answer_tokens)
+        return None
 
     def _chain(self) -> Any:  # noqa: ANN401  # a C pointer
         params = self.lib.llama_sampler_chain_default_params()

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, SkipValidation, ValidationError, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
 from localrag.engine.grammar import CALL_CLOSES, CALL_OPENS, schema_of_calls
+from localrag.question import DEFAULT_CITE, Cite
 from localrag.server.errors import Problem
 from localrag.server.schemas import example, fault, parse, with_message
 from localrag.session.answer import Bypass, bypass
@@ -257,6 +258,13 @@ class StreamOptions(BaseModel):
     )
 
 
+CiteField = Annotated[Cite, with_message("cite must be enforced or free.")]
+CITE_MEANS = (
+    "enforced: an answer with sources cites at least one of them and cannot name any other, or says [none]. free: the model may do either. "
+    f"By default {DEFAULT_CITE}."
+)
+
+
 class ChatRequest(Unused):
     """A conversation to answer. Unknown parameters are refused. Fields are checked in this order."""
 
@@ -275,6 +283,7 @@ class ChatRequest(Unused):
         default=None, description="The index to answer from. Without it, the model answers from its own knowledge."
     )
     context_token_ratio: Ratio | None = Field(default=None, description=WITHOUT_RATIO)
+    cite: CiteField | None = Field(default=None, description=CITE_MEANS)
     messages: Annotated[
         list[ChatMessage],
         Field(min_length=1, max_length=MAX_MESSAGES, description="Must have a question after the last answer."),
@@ -325,6 +334,7 @@ class ChatQuestion:
     bypass: Bypass | None
     sampling: dict[str, Any]
     ratio: float | None
+    cite: Cite | None
     streams: bool
     includes_usage: bool
     tools: Tools | None = None
@@ -345,6 +355,7 @@ class ChatQuestion:
         """
         ratio = DEFAULT_RATIO if self.ratio is None and self.sampling.get("max_tokens") is None else self.ratio
         options = {"context_ratio": ratio, "top_k": "fit"} if self.searches else {}
+        options = options if self.cite is None else {**options, "cite": self.cite}
         forms = {} if self.tools is None else {"json_schema": self.tools.schema, "or_text": self.tools.or_text}
         return {
             "op": "ask",
@@ -385,6 +396,7 @@ def read(body: object, *, has_index: Callable[[str], bool], rejects_tools: bool 
         bypass=reason,
         sampling=sampling,
         ratio=request.context_token_ratio,
+        cite=request.cite,
         streams=bool(request.stream),
         includes_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
         tools=tools,

@@ -181,6 +181,7 @@ def question_of(message: Mapping[str, Any]) -> Question:
         budget=BudgetOptions(context_ratio=options.get("context_ratio"), ends_after_s=message.get("max_seconds")),
         calls=ToolCalls(choices=tuple(calls["choices"]), strict=tuple(calls["strict"]), or_text=calls["or_text"]) if tools else None,
         needs_question=options.get("needs_question", True),
+        cite=options.get("cite"),
         is_plain=message["is_plain"],
         id=message["id"],
     )

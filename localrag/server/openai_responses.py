@@ -14,10 +14,12 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from localrag.server.chat_request import (
+    CITE_MEANS,
     MAX_MESSAGES,
     WITHOUT_RATIO,
     ChatQuestion,
     ChatRequest,
+    CiteField,
     Effort,
     FreeForm,
     NumTokens,
@@ -102,6 +104,7 @@ class ResponsesRequest(Unused):
         default=None, description="The index to answer from. Without it, the model answers from its own knowledge."
     )
     context_token_ratio: Ratio | None = Field(default=None, description=WITHOUT_RATIO.replace("max_tokens", "max_output_tokens"))
+    cite: CiteField | None = Field(default=None, description=CITE_MEANS)
     seed: int | None = None
     stop: Stop | None = None
 

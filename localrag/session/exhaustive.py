@@ -190,7 +190,7 @@ class _Reading:
         question = self._question.but(
             hits=hits,
             left_out={},
-            cite=NOTE,
+            cite_instruction=NOTE,
             context_ratio=1.0 - NOTES_SHARE,
             sampling=replace(self._question.sampling, max_tokens=notes_tokens, think_tokens=0, stop=()),
         )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from localrag.engine.grammar import schema_of_calls
 from localrag.engine.jobs import SINGLE, Job, JobEvent, Policy
 from localrag.errors import EngineError, InterruptedRunError, LocalragError
-from localrag.question import Question
+from localrag.question import DEFAULT_CITE, Question
 from localrag.session.answer import Answer, Prepared
 from localrag.types import Completion, Hit, SamplingParams, Slot, TokenLogprob
 
@@ -210,10 +210,27 @@ def _is_timed(question: Question | Prepared) -> bool:
     return _question_of(question).budget.max_seconds is not None
 
 
+def may_enforce_citations(prepared: Prepared) -> bool:
+    """Whether the grammar of citations applies: there is evidence for the question, and nothing else shapes the answer."""
+    question, composed = prepared.question, prepared.prompt
+    return (
+        (question.cite or DEFAULT_CITE) == "enforced"
+        and bool(composed.hits or question.thread.again)
+        and composed.thinking is None  # a grammar would begin with the thoughts
+        and question.sampling.json_schema is None
+        and question.sampling.logprobs is None
+        and question.calls is None
+        and not question.given.tools
+        and not question.is_plain
+    )
+
+
 def _sampling_of(prepared: Prepared) -> SamplingParams:
     """The sampling of the answer, limited to the available room and without calls to tools that were left out of the prompt."""
     question, composed = prepared.question, prepared.prompt
     sampling, calls = question.sampling.with_max_tokens(composed.max_tokens), question.calls
+    if may_enforce_citations(prepared):
+        sampling = replace(sampling, citations=tuple(dict.fromkeys(hit.label for hit in (*composed.hits, *composed.earlier))))
     omitted = {name for entry in composed.ledger.entries if entry.name == "tools" for name in entry.omitted}
     if calls is None or not omitted:
         return sampling

@@ -19,7 +19,7 @@ from localrag.budget import Profile
 from localrag.deliberation import Council
 from localrag.errors import InterruptedRunError, LocalragError
 from localrag.grading import Outcome, Passage
-from localrag.question import Question, TopK
+from localrag.question import DEFAULT_CITE, Cite, Question, TopK
 from localrag.session.answer import Answer
 from localrag.session.council_run import CouncilRun
 from localrag.session.opening import open_council, open_profile, read_template
@@ -45,6 +45,7 @@ class Means:
     kbs: Sequence[str] = ()
     n_ctx: int | None = None
     top_k: TopK | None = None
+    cite: Cite | None = None
     max_tokens: int | None = None
     seed: int = 0
     repeatable: bool = False
@@ -92,7 +93,7 @@ class AskWay:
     def about(self) -> Mapping[str, object]:
         profile, _ = open_profile(None, settings=self.means.settings)
         budget = {} if profile == Profile() else {"budget": _digest(repr(profile))}
-        return self.means.about() | {"context_ratio": self.context_ratio} | budget
+        return self.means.about() | {"context_ratio": self.context_ratio, "cite": self.means.cite or DEFAULT_CITE} | budget
 
     @contextmanager
     def opened(self) -> Iterator[Answering]:
@@ -105,7 +106,13 @@ class AskWay:
     def _question(self, text: str) -> Question:
         means = self.means
         question = Question.of(
-            text, system=means.system, context_ratio=self.context_ratio, top_k=means.top_k, seed=means.seed, repeatable=means.repeatable
+            text,
+            system=means.system,
+            context_ratio=self.context_ratio,
+            top_k=means.top_k,
+            seed=means.seed,
+            repeatable=means.repeatable,
+            cite=means.cite,
         )
         return question if means.max_tokens is None else question.but(max_tokens=means.max_tokens)
 

@@ -243,7 +243,7 @@ class Session:
             max_tokens=prompt.ANSWER_BASIS if max_tokens is None and is_timed else max_tokens,
             think_tokens=0 if is_timed else question.sampling.room_to_think,  # reasoning without an answer is useless
             profile=self.profile_of(question),
-            cite=CITE if question.cite is None else question.cite,
+            cite=CITE if question.cite_instruction is None else question.cite_instruction,
         )
 
     def measure(self, inputs: PromptInputs, *, is_plain: bool = False) -> Demand:

@@ -1,0 +1,81 @@
+"""The grammar of citations: whole tags of the supplied sources, at least one, and no other spelling of a source."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localrag.citation import cite
+from localrag.engine.grammar import NO_TAG, byte_vocabulary, grammar_of_citations, tags_of
+
+LABELS = ("KB#1", "KB#12", "KB#pets/12")
+END = 257
+ODD = "KkKＫbBｂ#＃﹟♯№:：[]［］【】〔〕()^1２ \t\\-/.,;x\x1c"
+HOSTILE = ("KB#7", "kb #7", "[12]", "[^12]", "【KB#1】", "[KB 7]", "[KB#1, 7]", "[KB#1-7]", "[KB#123]", "KB:7", "K\u200bB#1", " [7†x]")
+PIECES = st.one_of(st.sampled_from(tags_of(LABELS)), st.text(ODD, max_size=6), st.sampled_from(HOSTILE), st.text(max_size=3))
+
+
+def accepts(text):
+    """Whether the grammar accepts a whole text."""
+    matcher = byte_vocabulary().matcher(grammar_of_citations(LABELS))
+    for byte in text.encode():
+        if not matcher.allows(byte):
+            return False
+        matcher.accept(byte)
+    return matcher.allows(END)
+
+
+def supplied_only(text):
+    return all(each.label in LABELS for each in cite(text, ()))
+
+
+@pytest.mark.parametrize("tag", tags_of(LABELS))
+def test_every_supplied_tag_is_allowed_anywhere(tag):
+    assert accepts(tag)
+    assert accepts(f"It lasts {tag}, at 80 °C, and 512 KB of it.\n\n{tag}")
+
+
+@pytest.mark.parametrize("text", ["", "It lasts.", *HOSTILE])
+def test_no_text_without_a_tag_and_no_other_spelling(text):
+    assert not accepts(text)
+    assert accepts(f"[KB#1] {text}") is (text in ("", "It lasts.", "K\u200bB#1"))
+
+
+@given(st.lists(PIECES, max_size=6))
+@settings(max_examples=300)
+def test_what_the_grammar_accepts_names_no_other_source(parts):
+    text = "".join(parts)
+    if accepts(text):
+        assert supplied_only(text)
+        assert any(tag in text for tag in tags_of(LABELS))
+
+
+@pytest.mark.parametrize("max_tokens", [*range(1, 40), 80])
+def test_a_random_writer_never_leaves_a_tag_cut_or_an_answer_without_one(max_tokens):
+    for seed in range(12):
+        rng, written = random.Random(seed), b""
+        matcher = byte_vocabulary().citing_matcher(LABELS, max_tokens)
+        for _ in range(max_tokens):
+            token = rng.choice((END, ord("["), ord("K"), *b"KB# 1]x.\n"))
+            if not matcher.allows(token):
+                token = int(rng.choice(matcher.allowed().nonzero()[0]))
+            matcher.accept(token)
+            if token == END:
+                break
+            written += bytes([token])
+        text = written.decode("utf-8", "ignore")
+        assert supplied_only(text)
+        assert text.count("[") == sum(text.count(tag) for tag in tags_of(LABELS)), "a cut tag"
+        assert ("[" in text) or max_tokens < max(map(len, tags_of(LABELS))), "no tag"
+
+
+def test_a_writer_who_would_end_without_a_tag_must_write_one():
+    matcher = byte_vocabulary().citing_matcher(("KB#1",), 40)
+    matcher.accept(ord("a"))
+    assert not matcher.allows(END)
+    assert set(matcher.allowed().nonzero()[0]) == {ord("[")}
+    for byte in NO_TAG.encode():
+        assert matcher.allows(byte)
+        matcher.accept(byte)
+    assert matcher.allows(END)

@@ -1,0 +1,41 @@
+"""Answers whose citations are enforced: none is invented, each answer has one, and the same seed gives the same text."""
+
+import pytest
+
+from localrag.question import Question
+from localrag.session import Session
+
+pytestmark = pytest.mark.model
+
+ASKED = ("Which plastic lasts outdoors?", "At what temperature is PLA annealed?", "Who was the first person on the moon?")
+
+
+@pytest.fixture(scope="module")
+def session(model_path, embedder, handbook):
+    with Session.open(model_path, keep=False) as opened:
+        opened.knowledge_bases, opened.embedder = (handbook,), embedder
+        yield opened
+
+
+@pytest.mark.parametrize("max_tokens", [9, 20, 64])
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_every_answer_cites_and_none_invents(session, max_tokens, temperature):
+    for seed, text in enumerate(ASKED):
+        question = Question.of(text, cite="enforced", top_k=2, max_tokens=max_tokens, temperature=temperature, seed=seed)
+        answer = session.ask(question)
+        assert answer.unsupported_citations == []
+        assert answer.citations or "[none]" in answer.text, answer.text
+        assert answer.text.count("[") == answer.text.count("]"), "a cut tag"
+
+
+def test_the_same_seed_gives_the_same_text_and_the_stream_is_the_whole(session):
+    question = Question.of(ASKED[0], cite="enforced", top_k=2, max_tokens=48, temperature=1.0, seed=7, repeatable=True)
+    pieces: list[str] = []
+    first = session.ask(question, on_text=pieces.append)
+    assert "".join(pieces) == first.text
+    assert session.ask(question).text == first.text
+
+
+def test_a_free_answer_is_that_of_the_model(session):
+    free = session.ask(Question.of(ASKED[0], cite="free", top_k=2, max_tokens=48))
+    assert free.prompt.token_ids == session.ask(Question.of(ASKED[0], cite="enforced", top_k=2, max_tokens=48)).prompt.token_ids
