@@ -7,7 +7,7 @@ from localrag.session import Session
 
 pytestmark = pytest.mark.model
 
-ASKED = ("Which plastic lasts outdoors?", "At what temperature is PLA annealed?", "Who was the first person on the moon?")
+ASKED = ("Which plastic lasts outdoors?", "At what temperature is PLA annealed?", "What dissolves PVA supports?")
 
 
 @pytest.fixture(scope="module")
