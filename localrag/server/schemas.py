@@ -101,7 +101,7 @@ NODE = {
     "doc_id": DOCUMENT["doc_id"],
     "node_id": "KB#1",
     "text": TEXT,
-    "score": 0.0328,
+    "score": 0.94,
     "dense_score": 0.91,
     "sparse_score": 1.7,
     "source": "both",

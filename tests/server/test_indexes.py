@@ -258,7 +258,7 @@ def test_passages_are_found(client, ids):
         "doc_id": ids[0],
         "node_id": "KB#1",
         "text": DOCUMENTS[0]["text"],
-        "score": pytest.approx(2 / 61),
+        "score": pytest.approx(1),
         "dense_score": pytest.approx(1),
         "sparse_score": both["sparse_score"],
         "source": "both",
