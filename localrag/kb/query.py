@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
+from localrag.text.languages import stem, unaccented
 from localrag.text.terms import CJK, MAX_TERMS, STOP_WORDS, spaced, terms, words
 
 MAX_PHRASE_WORDS = 12
@@ -75,6 +77,31 @@ def parse(text: str) -> Query:
             if has_cjk:  # chunks may have the word inside a CJK run
                 characters[Term(part)] = None
     return Query(tuple(keyword)[:MAX_TERMS], tuple(characters)[:MAX_TERMS])
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A form of a term to look up: in words, in the stems of documents in other languages than English, or in all of both."""
+
+    text: str
+    scope: Literal["all", "words", "stems"] = "all"
+    is_prefix: bool = False
+
+
+def variants(term: Term, languages: Iterable[str]) -> list[Variant]:
+    """Return the forms of a term in a knowledge base whose documents are in these languages, apart from English.
+
+    A question has no reliable language, so it is stemmed in each. A chunk matches one form at most, or BM25 would count the term twice:
+    either all chunks are searched for the same form, or words and stems for one each. The former keeps the weight of a name the same
+    in all languages.
+    """
+    own = [Variant(term.text, is_prefix=term.is_prefix), *map(Variant, term.stems)]
+    stems = list(dict.fromkeys(" ".join(stem(word, language) for word in term.text.split()) for language in languages))
+    if term.is_prefix:  # the stem of a word can be shorter than the prefix
+        return own + [Variant(one, "stems") for one in stems if not unaccented(one).startswith(unaccented(term.text))]
+    same = unaccented(term.text)
+    others = [Variant(one, "stems") for one in stems if unaccented(one) != same]
+    return [*own, *others] if len(others) < len(stems) or not stems else [Variant(term.text, "words"), *others]
 
 
 def _phrases(text: str) -> Iterator[tuple[str, str]]:

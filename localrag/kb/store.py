@@ -30,7 +30,8 @@ from localrag.kb.protocols import (
     UnreadFile,
     other_embedder,
 )
-from localrag.kb.query import Term
+from localrag.kb.query import Term, Variant, variants
+from localrag.text.languages import language_of
 from localrag.types import Chunk
 
 WAIT_S = 30.0
@@ -46,6 +47,13 @@ _CHUNK = (
 _TEXTS = "FROM texts t JOIN documents d ON d.id = t.document_id"
 _ENTRIES = "(SELECT group_concat(hex(entry), ' ') FROM entries e WHERE e.document_id = d.id)"
 _ALL_TEXTS = f"SELECT t.id, text, length(text), metadata, sha256, {_ENTRIES} {_TEXTS} ORDER BY d.id"
+
+_LANGUAGES = """WITH RECURSIVE present (language) AS (
+    SELECT min(language) FROM chunks WHERE language != ''
+    UNION ALL
+    SELECT (SELECT min(language) FROM chunks WHERE language != '' AND language > present.language) FROM present WHERE language IS NOT NULL
+) SELECT language FROM present WHERE language IS NOT NULL"""
+"""Steps from language to language in the index, whereas DISTINCT reads all of it."""
 
 _BODIES = """SELECT t.id AS text_id, source, metadata, sha256, coalesce(t.text, (SELECT group_concat(text, char(10, 10)) FROM
     (SELECT text FROM chunks c WHERE c.document_id = d.id ORDER BY ordinal)), '') AS body
@@ -211,10 +219,14 @@ class Store:
             # without the +, SQLite searches the full text once per matching chunk: 380 ms instead of 8 for 500 of 5,000
             selection = f"AND +rowid IN (SELECT id FROM chunks WHERE document_id IN ({passing}))"  # noqa: S608  # no values in it
         statement = f"SELECT rowid, -rank FROM {table} WHERE {table} MATCH ? {selection} ORDER BY rank, rowid LIMIT ?"  # noqa: S608  # our own names
-        return self._file.rows(statement, (fts5_query(terms), *values, limit))
+        return self._file.rows(statement, (fts5_query(terms, self._languages(table)), *values, limit))
+
+    def _languages(self, table: str) -> list[str]:
+        """Return the languages whose stems a full-text index holds."""
+        return [row[0] for row in self._file.rows(_LANGUAGES)] if table == "chunks_fts" else []
 
     def _holders(self, table: str, term: Term, among: Sequence[int]) -> tuple[int, list[int]]:
-        match = fts5_query((term,))
+        match = fts5_query((term,), self._languages(table))
         matching = f"FROM {table} WHERE {table} MATCH ?"  # our own names
         few = [row[0] for row in self._file.rows(f"SELECT rowid {matching} LIMIT {_FEW + 1}", (match,))]
         if len(few) <= _FEW:  # faster than looking up each id in the full text
@@ -330,7 +342,7 @@ class Store:
         self.set_fields(document_id, (*(("tag", tag) for tag in row.tags), *row.fields), "file")
         if row.given is not None:
             self._put_given(document_id, row.source, row.given)
-        self._put_chunks(document_id, passages, vectors)
+        self._put_chunks(document_id, passages, vectors, language_of(passage.text for passage in passages))
         return document_id
 
     def move_document(self, document_id: int, path: str, source: str) -> None:
@@ -413,20 +425,22 @@ class Store:
             "INSERT INTO entries (document_id, entry) VALUES (?, ?)", [(document_id, entry) for entry in sorted(text.entries)]
         )
 
-    def _put_chunks(self, document_id: int, passages: Sequence[Passage], vectors: Mapping[bytes, bytes]) -> None:
+    def _put_chunks(self, document_id: int, passages: Sequence[Passage], vectors: Mapping[bytes, bytes], language: str) -> None:
         statement = "SELECT id, sha256, heading FROM chunks WHERE document_id = ? ORDER BY ordinal DESC"
         chunk_ids, stale_ids = match_chunks(self._db.execute(statement, (document_id,)), passages)
         self._db.executemany("DELETE FROM chunks WHERE id = ?", [(one,) for one in stale_ids])
         # The ordinals of a document are unique after every statement, so first move those of the remaining chunks out of the way.
         self._db.execute("UPDATE chunks SET ordinal = -1 - ordinal WHERE document_id = ?", (document_id,))
+        self._db.execute("UPDATE chunks SET language = ?1 WHERE document_id = ?2 AND language != ?1", (language, document_id))
         for ordinal, (passage, chunk_id) in enumerate(zip(passages, chunk_ids, strict=True)):
             where = (ordinal, passage.start, passage.end, passage.place)
             if chunk_id is not None:
                 self._db.execute('UPDATE chunks SET ordinal = ?, start = ?, "end" = ?, place = ? WHERE id = ?', (*where, chunk_id))
                 continue
             added = self._db.execute(
-                'INSERT INTO chunks (document_id, ordinal, start, "end", place, heading, text, sha256) VALUES (?, ?, ?, ?, ?, ?, ?, ?)',
-                (document_id, *where, passage.heading, passage.text, passage.sha256),
+                'INSERT INTO chunks (document_id, ordinal, start, "end", place, heading, text, sha256, language) '
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (document_id, *where, passage.heading, passage.text, passage.sha256, language),
             )
             self._db.execute("INSERT INTO vectors (chunk_id, vector) VALUES (?, ?)", (added.lastrowid, vectors[passage.sha256]))
 
@@ -491,13 +505,16 @@ def match_chunks(present: Iterable[tuple[int, bytes, str]], passages: Sequence[P
     return chunk_ids, [one for same in ids.values() for one in same]
 
 
-def fts5_query(terms: Iterable[Term]) -> str:
-    """Return the FTS5 expression that matches any of these terms."""
-    return " OR ".join(expression for term in terms for expression in _expressions(term))
+def fts5_query(terms: Iterable[Term], languages: Sequence[str] = ()) -> str:
+    """Return the FTS5 expression that matches any of these terms, in words or in the stems of these languages."""
+    return " OR ".join(_expression(variant) for term in terms for variant in variants(term, languages))
 
 
-def _expressions(term: Term) -> list[str]:
-    return [_quoted(term.text) + "*" * term.is_prefix, *map(_quoted, term.stems)]
+_COLUMNS = {"all": "", "words": "{heading text} : ", "stems": "{heading_stems text_stems} : "}
+
+
+def _expression(variant: Variant) -> str:
+    return _COLUMNS[variant.scope] + _quoted(variant.text) + "*" * variant.is_prefix
 
 
 def _quoted(text: str) -> str:
