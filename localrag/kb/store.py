@@ -48,12 +48,12 @@ _TEXTS = "FROM texts t JOIN documents d ON d.id = t.document_id"
 _ENTRIES = "(SELECT group_concat(hex(entry), ' ') FROM entries e WHERE e.document_id = d.id)"
 _ALL_TEXTS = f"SELECT t.id, text, length(text), metadata, sha256, {_ENTRIES} {_TEXTS} ORDER BY d.id"
 
-_LANGUAGES = """WITH RECURSIVE present (language) AS (
+LANGUAGES = """WITH RECURSIVE present (language) AS (
     SELECT min(language) FROM chunks WHERE language != ''
     UNION ALL
     SELECT (SELECT min(language) FROM chunks WHERE language != '' AND language > present.language) FROM present WHERE language IS NOT NULL
 ) SELECT language FROM present WHERE language IS NOT NULL"""
-"""Steps from language to language in the index, whereas DISTINCT reads all of it."""
+"""Selects the languages of chunks, in SQLite and PostgreSQL. Steps from one to the next in the index, all of which DISTINCT would read."""
 
 _BODIES = """SELECT t.id AS text_id, source, metadata, sha256, coalesce(t.text, (SELECT group_concat(text, char(10, 10)) FROM
     (SELECT text FROM chunks c WHERE c.document_id = d.id ORDER BY ordinal)), '') AS body
@@ -223,7 +223,7 @@ class Store:
 
     def _languages(self, table: str) -> list[str]:
         """Return the languages whose stems a full-text index holds."""
-        return [row[0] for row in self._file.rows(_LANGUAGES)] if table == "chunks_fts" else []
+        return [row[0] for row in self._file.rows(LANGUAGES)] if table == "chunks_fts" else []
 
     def _holders(self, table: str, term: Term, among: Sequence[int]) -> tuple[int, list[int]]:
         match = fts5_query((term,), self._languages(table))
