@@ -72,6 +72,29 @@ def test_stems_of_other_languages_do_not_match_words_of_english(store):
     assert found(store, "general") == []
 
 
+@pytest.mark.parametrize(
+    ("phrase", "names"),
+    [
+        ('"die Kündigungsfristen für Mieter"', ["de-1"]),
+        ("„DIE KUNDIGUNGSFRISTEN für Mieter“", ["de-1"]),
+        ('"die Kündigungsfrist für Mieter"', []),
+        ("«две недели»", ["ru-1"]),
+        ("«две неделя»", []),
+        ('"Hund Kinder"', []),
+        ('"the people who"', ["en-1"]),
+        ('"the timers is"', ["en-1"]),
+        ('"la Kündigungsfristen" неделя "two weeks"', ["ru-1"]),
+        ('"die Wohnung" "dem Vertrag" Häuser', ["de-1"]),
+        ("Kündigungsf* неде* chevaux* заявлени*", ["de-1", "fr-1", "ru-1"]),
+    ],
+)
+def test_phrases_are_found_as_they_are_written_and_beginnings_of_words(store, phrase, names):
+    assert sorted(found(store, phrase)) == names
+    ids = [one for one, _ in store.keyword_ids(parse("die la Mieter недели the is").keyword, 99)]
+    holders = store.keyword_holders(parse(phrase).keyword, ids)
+    assert {one for _, matching in holders for one in matching} <= {one for one, _ in store.keyword_ids(parse(phrase).keyword, 99)}
+
+
 def test_a_name_weighs_the_same_in_all_languages(store):
     put(
         store,

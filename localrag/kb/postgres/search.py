@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 from localrag.kb.filters import Where
 from localrag.kb.postgres.database import Database, raw, vector
-from localrag.kb.query import Term, Variant, variants
+from localrag.kb.query import Term, Variant, has_phrase, variants
 from localrag.kb.store import LANGUAGES
 from localrag.text.languages import stemmed
 from localrag.text.terms import CJK, spaced, words
@@ -38,7 +38,9 @@ CONFIGURATION: dict[FullText, str] = {"words": "words", "characters": "simple"}
 Body = tuple[int, str, str, str]
 """(chunk id, heading, text, language) of a chunk to index."""
 
-_MATCHES = "{} @@ query AND (scope = 'all' OR (scope = 'stems') = (language != ''))"
+_MATCHES = """{} @@ query AND (scope = 'all' OR (scope = 'stems') = (language != ''))
+    AND (language = '' OR other_ids IS NULL OR id = ANY(other_ids))"""
+"""Whether a chunk matches a row of `_queries`. `other_ids` are the chunks in other languages than English that have a phrase."""
 
 _ACCENTS = re.compile("[\u0300-\u036f]")
 _MAX_WORD_CHARS = 255  # PostgreSQL rejects a query with a word of 2 kB or more
@@ -108,7 +110,7 @@ def best(db: Database, name: FullText, terms: Sequence[Term], limit: int, where:
         matching, filter_values = passing(where)
         selection = f"WHERE id IN (SELECT id FROM chunks WHERE document_id IN ({matching}))"  # noqa: S608  # no values in it
     statement = f"""WITH
-        queries (n, query, scope) AS MATERIALIZED ({queries}),
+        queries (n, query, scope, other_ids) AS MATERIALIZED ({queries}),
         held AS MATERIALIZED (
             SELECT n, id, {_OFTEN.format(name)} AS often, length({name})::float8 AS size FROM queries JOIN chunks ON {_MATCHES.format(name)}
         ),
@@ -128,7 +130,7 @@ def holders(db: Database, name: FullText, terms: Sequence[Term], among: Sequence
         return []
     queries, values = _queries(db, name, terms, is_counted_together=True)
     rows = db.rows(
-        f"WITH queries (n, query, scope) AS MATERIALIZED ({queries}) "  # noqa: S608  # our own names
+        f"WITH queries (n, query, scope, other_ids) AS MATERIALIZED ({queries}) "  # noqa: S608  # our own names
         "SELECT count(DISTINCT id), array_agg(DISTINCT id) FILTER (WHERE id = ANY(%s::bigint[])) "
         f"FROM queries LEFT JOIN chunks ON {_MATCHES.format(name)} GROUP BY n ORDER BY n",
         (*values, list(among)),
@@ -163,19 +165,26 @@ def set_language(db: Database, document_id: int, language: str) -> None:
         rebuild(db, "words", iter([[(chunk_id, heading, text, new) for chunk_id, heading, text, new in changed]]))
 
 
-def _queries(db: Database, name: FullText, terms: Sequence[Term], *, is_counted_together: bool) -> tuple[str, list[str]]:
-    """Return a VALUES list of (number, tsquery, scope), and its values: a row for each form of each term.
+def _queries(db: Database, name: FullText, terms: Sequence[Term], *, is_counted_together: bool) -> tuple[str, list[object]]:
+    """Return a VALUES list of (number, tsquery, scope, other_ids), and its values: a row for each form of each term.
 
     The forms of a term have one number if they are counted together. Otherwise each has its own, and with it its own weight in BM25.
     """
     languages = [row[0] for row in db.rows(LANGUAGES)] if name == "words" else []
-    forms = [(number, variant) for number, term in enumerate(terms) for variant in variants(term, languages)]
-    rows, values = [], list[str]()
-    for place, (number, variant) in enumerate(forms):
+    forms = [(number, term, variant) for number, term in enumerate(terms) for variant in variants(term, languages)]
+    rows, values = [], list[object]()
+    for place, (number, term, variant) in enumerate(forms):
         query, query_values = _compiled(variant, name)
-        rows.append(f"({number if is_counted_together else place}, {query}, '{variant.scope}')")
-        values += query_values
+        other_ids = _with_phrase(db, term, query, query_values) if languages and term.is_phrase else None
+        rows.append(f"({number if is_counted_together else place}, {query}, '{variant.scope}', %s::bigint[])")
+        values += [*query_values, other_ids]
     return f"VALUES {', '.join(rows)}", values
+
+
+def _with_phrase(db: Database, term: Term, query: str, values: list[str]) -> list[int]:
+    """Return the chunks in other languages than English that have a phrase, of those that match its stems."""
+    rows = db.rows(f"SELECT id, heading, text FROM chunks WHERE language != '' AND words @@ {query}", values)  # noqa: S608  # our own names
+    return [one for one, heading, text in rows if has_phrase(term.text, heading, text)]
 
 
 def _bodies(name: FullText, rows: list[Body]) -> tuple[list[int], list[str | None]]:
