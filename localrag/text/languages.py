@@ -19,8 +19,9 @@ MAX_SAMPLE_CHARS = 20_000
 
 MIN_SHARE = 0.1
 """Least share of a language's frequent words among all words. In prose they are 0.2 to 0.5."""
-MIN_DIFFERENT = 2.0
-"""Least number of different frequent words. A single one may belong to a name or a title, however often it is repeated ("Hon.")."""
+SENTENCE_WORDS = 20
+"""Number of words from which two different frequent words are needed: a single one, however often it is repeated, may belong to a name or
+a title ("Hon."). One is enough in a sentence or two."""
 MIN_LEAD = 1.5
 """Least ratio to the next language. A document in two languages has less, and its language stays unknown."""
 
@@ -55,7 +56,7 @@ _FREQUENT = {
     "muss wer ihr jede jeden",
     "en": "the of and to in is that for it as was with be by on not he i this are or his from at which but have an had they you were their "
     "one all we can her has there been if more when will would who so no what up its about than into them only other some could these may "
-    "then do your does my must how where",
+    "then do your does my must how where s t such out any most after over",
     "es": "de la que el en y a los del se las por un para con no una su al lo como más pero sus le ya o este sí porque esta entre cuando "
     "muy sin sobre también me hasta hay donde quien desde todo nos durante todos uno les ni contra otros ese eso ante ellos es son ser "
     "está debe puede fue",
@@ -76,18 +77,25 @@ _FREQUENT = {
     "tym czy ze ich jako tego pod jeśli można było bez też podczas należy",
     "pt": "de a o que e do da em um para é com não uma os no se na por mais as dos como mas foi ao ele das tem à seu sua ou ser quando "
     "muito há nos já está eu também só pelo pela até isso ela entre era depois sem mesmo aos deve pode são cada",
-    "ro": "de și în a la cu pe nu care din o că este un să mai pentru sunt ce se au fi sau ca dar după prin lor fost cei le această acest "
+    "ro": "de și în a la cu pe nu care din o că este un să mai pentru sunt ce se au fi sau dar după prin lor fost cei le această acest "
     "era până fără între când poate trebuie dacă sa ale al cele doar fie",
     "sv": "och i att det som en på är av för med till den har de inte om ett han men var jag sig från vi så kan när år under skulle hade "
     "också efter eller nu sin hon vid mot där ut bara blev alla mycket måste ska får mellan utan här över upp",
     "tr": "ve bir bu da de için ile olarak çok daha olan gibi en kadar sonra her ne ise o ya ki ancak veya olduğu tarafından göre değil "
     "var ama iki bunu önce kendi olur içinde mi diye hem üzerinde edilir arasında yok",
 }
-"""Language → its most frequent words, which hold a third to a half of a text."""
+"""Language → its most frequent words, roughly in order of frequency. They hold a third to a half of a text."""
+
+_ALIKE = ("da", "no")
+"""Languages that share most of their frequent words, so that neither has a lead on the other."""
 
 _GREEK, _CYRILLIC = re.compile("[\u0370-\u03ff\u1f00-\u1fff]"), re.compile("[\u0400-\u052f]")
-_RUSSIAN, _NOT_RUSSIAN = re.compile("[ыэё]"), re.compile("[іїєґўѓђјљњћќџѕ]")
-_MIN_RUSSIAN = 0.002  # of Cyrillic letters; Russian has 0.02, and Bulgarian, Serbian and Macedonian have none
+_RUSSIAN = re.compile("[ыэё]")
+_NOT_RUSSIAN = re.compile(r"[іїєґўѓђјљњћќџѕәғқңөұүһ]|\b(?:е|са|се|си|ще|във|със|който)\b")  # letters of others; words of Bulgarian
+_MIN_RUSSIAN = 0.005  # of Cyrillic letters; Russian has 0.02
+
+_MIN_DIFFERENT, _MIN_CERTAINTY = 2.0, 0.7
+_ROUGHLY = 5  # the ranks are rough, those of the first few words above all
 
 _WORD = re.compile(r"[^\W_]+")
 _ACCENT = re.compile("(?<=[a-z])[\u0300-\u036f]+")
@@ -112,28 +120,34 @@ def _language(text: str) -> str:
         return "el"
     if 2 * (num_cyrillic := len(_CYRILLIC.findall(text))) > num_letters:
         num_russian = len(_RUSSIAN.findall(text))
-        return "ru" if num_russian >= _MIN_RUSSIAN * num_cyrillic and num_russian > len(_NOT_RUSSIAN.findall(text)) else ""
-    known = _languages_by_word()  # a word of several languages counts in part for each
+        return "ru" if num_russian >= max(int(_MIN_RUSSIAN * num_cyrillic), len(_NOT_RUSSIAN.findall(text))) else ""
     num_words: dict[str, float] = dict.fromkeys(_FREQUENT, 0.0)
     num_different = num_words.copy()
+    shares = _shares_by_word()
     for word, count in Counter(words).items():
-        for language in (languages := known.get(word, ())):
-            num_words[language] += count / len(languages)
-            num_different[language] += 1 / len(languages)
-    *_, next_num, num = sorted(num_words.values())
+        for language, share in shares.get(word, {}).items():
+            num_words[language] += share * count
+            num_different[language] += share
     best = max(num_words, key=lambda language: num_words[language])
+    num, others = num_words[best], num_words.keys() - {best, *(_ALIKE if best in _ALIKE else ())}
+    next_num = max(num_words[language] for language in others)
+    least = _MIN_DIFFERENT if len(words) > SENTENCE_WORDS else _MIN_CERTAINTY
     is_clear = num >= max(MIN_SHARE * len(words), MIN_LEAD * next_num)
-    is_varied = num_different[best] >= max(MIN_DIFFERENT, *num_different.values())
+    is_varied = num_different[best] >= max(least, *num_different.values())
     return best if best in _SNOWBALL and is_clear and is_varied else ""
 
 
 @cache
-def _languages_by_word() -> dict[str, tuple[str, ...]]:
-    by_word: dict[str, tuple[str, ...]] = {}
+def _shares_by_word() -> dict[str, dict[str, float]]:
+    """Return word → language → the probability that the word is in that language, as Zipf's law has it by the word's ranks."""
+    frequencies: dict[str, dict[str, float]] = {}
     for language, words in _FREQUENT.items():
-        for word in words.split():
-            by_word[word] = (*by_word.get(word, ()), language)
-    return by_word
+        for rank, word in enumerate(words.split()):
+            frequencies.setdefault(word, {})[language] = 1 / (rank + _ROUGHLY)
+    return {
+        word: {language: frequency / sum(languages.values()) for language, frequency in languages.items()}
+        for word, languages in frequencies.items()
+    }
 
 
 def stemmed(text: str, language: str) -> str:

@@ -172,7 +172,7 @@ UNKNOWN = {
     "Chinese": "租房合同的期限是一年。租客如果要提前退租,必须提前三十天书面通知房东。",
     "two languages": f"{SAMPLES['de']}\n\n{SAMPLES['fr']}",
     "German and English": f"{SAMPLES['de']} The tenant must give notice one month before, and the deposit is returned when it is empty.",
-    "one word": "die Kündigungsfrist",
+    "one word": "Kündigungsfrist 2024",
     "nothing": "",
 }
 
