@@ -33,7 +33,7 @@ from localrag.files import (
     sqlite_transaction,
 )
 from localrag.kb.filters import folded
-from localrag.text.languages import language_of, stemmed
+from localrag.text.languages import LANGUAGES, language_of, stemmed
 from localrag.text.terms import CJK, spaced
 
 CJK_GLOB = f"*{CJK.pattern}*"
@@ -289,6 +289,7 @@ _NUMBERS = {
     "sqlite_sequence": ("seq",),
 }
 """Columns that hold integers from 0 to _MAX_NUMBER. Ids begin at 1, but an id of 0 does no harm."""
+_KNOWN_LANGUAGES = ", ".join(f"'{language}'" for language in ("", *sorted(LANGUAGES)))
 
 
 class SqliteFile:
@@ -367,6 +368,8 @@ class SqliteFile:
                     for table, columns in _NUMBERS.items()
                     if db.execute(f"SELECT 1 FROM {table} WHERE {' OR '.join(map(_cannot_be, columns))} LIMIT 1").fetchone()  # noqa: S608  # our own names
                 ]
+            if not problems and db.execute(f"SELECT 1 FROM chunks WHERE language NOT IN ({_KNOWN_LANGUAGES}) LIMIT 1").fetchone():  # noqa: S608  # as above
+                problems = ["a chunk is in a language that localrag does not know"]
         except sqlite3.DatabaseError as error:
             problems = [str(error)]
         return list(dict.fromkeys(problems))[:_MAX_PROBLEMS]

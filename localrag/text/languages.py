@@ -46,6 +46,9 @@ _SNOWBALL = {
 }
 """ISO 639-1 code → Snowball's name of the algorithm."""
 
+LANGUAGES = frozenset(_SNOWBALL)
+"""The languages whose words are stemmed here."""
+
 _FREQUENT = {
     "cs": "a se na je že v s z do o to jsou by ale jako za pro jeho nebo k po jen jsem který která které při podle už také aby však bylo "
     "byl není být má od ve co když jejich této pokud až",
@@ -96,6 +99,8 @@ _MIN_RUSSIAN = 0.005  # of Cyrillic letters; Russian has 0.02
 
 _MIN_DIFFERENT, _MIN_CERTAINTY = 2.0, 0.7
 _ROUGHLY = 5  # the ranks are rough, those of the first few words above all
+
+_MAX_WORD_CHARS = 64  # as in FTS5's Porter stemmer; longer ones are no words
 
 _WORD = re.compile(r"[^\W_]+")
 _ACCENT = re.compile("(?<=[a-z])[\u0300-\u036f]+")
@@ -157,9 +162,13 @@ def stemmed(text: str, language: str) -> str:
     return _WORD.sub(lambda word: stem(word[0], language), unicodedata.normalize("NFC", text).lower())
 
 
-@lru_cache(maxsize=20_000)
 def stem(word: str, language: str) -> str:
-    """Return the stem of a word in lower case."""
+    """Return the stem of a word in lower case; the word itself if it is very long or the language is unknown."""
+    return _stem(word, language) if len(word) <= _MAX_WORD_CHARS and language in _SNOWBALL else word
+
+
+@lru_cache(maxsize=20_000)
+def _stem(word: str, language: str) -> str:
     return str(_algorithm(language)().stemWord(word))  # a stemmer of its own, since one holds the word at hand and threads would share it
 
 
