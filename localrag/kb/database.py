@@ -241,7 +241,9 @@ _WORDS = (
 def add_languages(db: sqlite3.Connection) -> None:
     """Add the language of its document to each chunk, and index the stems of that language instead of the words.
 
-    "" is English, several languages or an unknown one. Stems stand in columns of their own, so that a search can tell them from words.
+    "" is English, several languages or an unknown one. Stems stand in columns of their own, so that a search can tell them from words, but
+    in the same table, so that BM25 has one number of chunks and one mean length. The language stands with the chunk, since triggers can no
+    longer read a document that is being deleted.
     """
     db.execute("ALTER TABLE chunks ADD COLUMN language TEXT NOT NULL DEFAULT ''")
     db.execute("CREATE INDEX chunks_by_language ON chunks (language) WHERE language != ''")

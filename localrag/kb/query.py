@@ -95,9 +95,9 @@ class Variant:
 def variants(term: Term, languages: Sequence[str]) -> list[Variant]:
     """Return the forms of a term in a knowledge base whose documents are in these languages, apart from English.
 
-    A question has no reliable language, so it is stemmed in each. A chunk matches one form at most, or BM25 would count the term twice:
-    either all chunks are searched for the same form, or words and stems for one each. The former keeps the weight of a name the same
-    in all languages.
+    A question has no reliable language, so it is stemmed in each. A chunk should match one form, or BM25 would count the term twice. So if
+    a language leaves a term as it is, as most do with a name, all chunks are searched for it, and it weighs the same in all of them.
+    Otherwise, words are searched for the term and stems for its stems.
     """
     own = [Variant(term.text, is_prefix=term.is_prefix), *map(Variant, term.stems)]
     if not languages:

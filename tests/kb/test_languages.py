@@ -143,6 +143,19 @@ def test_an_older_knowledge_base_gets_the_stems(tmp_path):
     assert problems(path) == []
 
 
+def test_an_older_server_gets_the_stems(tmp_path, request):
+    with made_store("server", tmp_path, request) as store:
+        from localrag.kb.postgres.server import enter  # noqa: PLC0415  # its library is an extra
+
+        put(store, TEXTS)
+        store._db.rows("ALTER TABLE chunks DROP COLUMN language")
+        store._db.rows("UPDATE chunks SET words = to_tsvector('words', text)")
+        store._db.rows("UPDATE state SET version = 4")
+        enter(store._db, store._schema.removeprefix("localrag_"))
+        assert [word for word, name in INFLECTED.items() if found(store, word) != [name]] == []
+        assert store.full_text_is_sound("words")
+
+
 SAMPLES = {
     "cs": "Nájemní smlouva je na dobu neurčitou a výpovědní lhůta, která se počítá od prvního dne měsíce, je pro nájemce tři měsíce.",
     "da": "Du skal sige lejligheden op tre måneder før, og det er ikke nok at ringe; der skal sendes et brev efter aftale med udlejeren.",
