@@ -13,16 +13,16 @@ pytestmark = pytest.mark.model
 COLLECTIONS = Path(__file__).parents[1] / "kb" / "languages"
 
 
-@pytest.mark.parametrize("name", ["house", "town"])
-def test_hybrid_search_is_as_good_as_words_alone(embedder, tmp_path, name):
+@pytest.mark.parametrize(("name", "num"), [("house", 22), ("town", 22), ("short", 26)])
+def test_hybrid_search_is_as_good_as_words_alone(embedder, tmp_path, name, num):
     collection = read_collection(COLLECTIONS / name)
-    assert len(collection.queries) == 22
+    assert len(collection.queries) == num
     store = open_index(collection, embedder, tmp_path)
     try:
         hybrid, keyword = (result.measures["nDCG@10"] for result in evaluate(collection, store, embedder, modes=("hybrid", "keyword")))
     finally:
         store.close()
-    assert keyword > 0.97
+    assert keyword > 0.96  # without stems, 0.76 for the short ones
     assert hybrid >= keyword
 
 
