@@ -113,7 +113,7 @@ class Catalog:
         return self._choose("embedder", name_or_path)
 
     def reranker(self, name_or_path: str) -> ModelSpec:
-        """Return the entry with that name, or the CrossEncoder folder at that path."""
+        """Return the entry with that name, or the .gguf file or CrossEncoder folder at that path."""
         return self._choose("reranker", name_or_path)
 
     def entry(self, name: str) -> ModelSpec:
@@ -231,8 +231,6 @@ class Catalog:
             raise ModelNotFoundError(f"There is no file {text}.", hint=_listed(self._known(thing)[0]), path=text)
         if kind == "folder" and thing == "model":
             raise ModelNotFoundError(f"{text} is a folder; a model is one .gguf file.", path=text)
-        if kind != "folder" and thing == "reranker":
-            raise ModelNotFoundError(f"{text} is a file; a reranker is the folder of a CrossEncoder.", path=text)
         return ModelSpec(name=text, kind="path", source=str(path))
 
     def _unknown(self, thing: str, name: str, names: tuple[str, ...]) -> ModelNotFoundError:

@@ -33,6 +33,7 @@ PLAIN = (
 """Two questions, each with the passage that answers it and says nothing about the other."""
 MIN_GAP = 1e-4
 """Least difference of two scores that is not a rounding error."""
+OF_GGUF = "llama.cpp, since the reranker is a GGUF file."
 _HEAD = "cls.output.weight"
 _TAKE_ANOTHER = "Many published conversions are broken. Use another one, or the folder of the original model."
 
@@ -192,7 +193,9 @@ class _Segments:
             first, second = _rows(path, tensors["token_types.weight"])([0, 1])
             self._rows([0])
         except (NotImplementedError, ValueError) as error:
-            raise ModelFileError(f"{path.name} stores its token vectors in a type that cannot be read: {error}", hint=_TAKE_ANOTHER) from error
+            raise ModelFileError(
+                f"{path.name} stores its token vectors in a type that cannot be read: {error}", hint=_TAKE_ANOTHER
+            ) from error
         self._difference = second - first
 
     def vectors(self, pairs: Sequence[tuple[Sequence[int], int]]) -> np.ndarray:

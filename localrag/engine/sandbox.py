@@ -130,13 +130,19 @@ TAKE_ANOTHER = "Compare the file's sha256 with the publisher's and download it a
 
 
 def ensure_safe(
-    path: Path, *, home: Path | None, sha256: str | None = None, vocab_only: bool = False, use: Literal["generate", "embed", "rank"] = "generate"
+    path: Path,
+    *,
+    home: Path | None,
+    sha256: str | None = None,
+    vocab_only: bool = False,
+    use: Literal["generate", "embed", "rank"] = "generate",
 ) -> None:
     """Try a model file in a child process, unless it passed before. Call `gguf.read_header` first.
 
-    `vocab_only` tries only the tokenizer, for files without weights. `use` says what the trial does: it generates a token, embeds texts or
-    scores pairs. Pass the file's current `sha256` if it is known. Files that passed are recorded in `home`; if that is None or cannot be written, the file is tried again
-    next time. ModelFileError if llama.cpp refuses the file, crashes or exceeds its time limit; EngineError if llama.cpp does not start.
+    `vocab_only` tries only the tokenizer, for files without weights. `use` says what the trial does: generate a token, embed texts or score
+    pairs. Pass the file's current `sha256` if it is known. Files that passed are recorded in `home`; if that is None or cannot be written,
+    the file is tried again next time. ModelFileError if llama.cpp refuses the file, crashes or exceeds its time limit; EngineError if
+    llama.cpp does not start.
     """
     passed = Passed(home)
     key, file_bytes = identity(path, sha256)
