@@ -81,6 +81,7 @@ class LlamaReranker:
             self._check_head()
             if not is_tested:
                 self._test_order()
+                self.num_cut = 0
         except LocalragError:
             self.close()
             raise
