@@ -127,7 +127,7 @@ class NumpyEmbedder:
     def score(self, question, passage):
         """What a cross-encoder says of a pair, whose passage is cut to what it takes."""
         pair = self.tokenizer.encode(question, passage)
-        state = self._states(pair.ids[: POSITIONS - 1] + [3] if len(pair.ids) > POSITIONS else pair.ids, pair.type_ids[:POSITIONS])
+        state = self._states([*pair.ids[: POSITIONS - 1], 3] if len(pair.ids) > POSITIONS else pair.ids, pair.type_ids[:POSITIONS])
         return float(self._linear(np.tanh(self._linear(state[0], "pooler.dense")), "classifier")[0])
 
     def _layer(self, state, layer, *, distil):
