@@ -62,11 +62,7 @@ class LlamaReranker:
         self.path = path
         self.num_cut = 0
         info, tensors = gguf.read_header_and_tensors(path)
-        if _HEAD not in tensors:  # llama.cpp would copy numbers from behind its vectors
-            raise ModelFileError(
-                f"{path.name} is not a reranker: it has no classification head ({_HEAD}).",
-                hint="Use the GGUF file of a cross-encoder. A chat model reranks with: --rerank llm",
-            )
+        _check_head(path, tensors)
         if not is_trusted:
             sandbox.ensure_safe(path, home=home, sha256=sha256, use="rank")
         self._lock = threading.Lock()
@@ -78,7 +74,6 @@ class LlamaReranker:
         try:
             self._start, self._middle, self._end = _special_ids(self._model)
             self.max_tokens = min(info.n_ctx_train, MAX_TEXT_TOKENS)
-            self._check_head()
             if not is_tested:
                 self._test_order()
                 self.num_cut = 0
@@ -132,15 +127,6 @@ class LlamaReranker:
             raise EngineError("The reranker is closed.")
         return tokenize(self._model, text, special=False) if self._encode is None else self._encode(text)
 
-    def _check_head(self) -> None:
-        num_scores = int(self._model.lib.llama_model_n_cls_out(self._model.handle))
-        if num_scores != 1:
-            raise ModelFileError(
-                f"{self.path.name} is not a reranker for pairs: it returns {num_scores} numbers per pair instead of one.",
-                hint="Use a cross-encoder with one output. A model that answers yes or no reranks with: --model FILE --rerank llm",
-                num_scores=num_scores,
-            )
-
     def _test_order(self) -> None:
         """Raise ModelFileError unless each question of PLAIN prefers its own passage."""
         passages = [passage for _, passage in PLAIN]
@@ -163,6 +149,22 @@ class LlamaReranker:
         """Free the memory. Later calls raise EngineError."""
         with self._lock:
             self._memory.free()
+
+
+def _check_head(path: Path, tensors: Mapping[str, gguf.Tensor]) -> None:
+    """Raise ModelFileError unless the file has a classification head with one output. llama.cpp would read other memory as scores."""
+    head = tensors.get(_HEAD)
+    if head is None:
+        raise ModelFileError(
+            f"{path.name} is not a reranker: it has no classification head ({_HEAD}).",
+            hint="Use the GGUF file of a cross-encoder. A chat model reranks with: --rerank llm",
+        )
+    if (num_scores := head.sizes[1] if len(head.sizes) > 1 else 1) != 1:
+        raise ModelFileError(
+            f"{path.name} is not a reranker: it returns {num_scores} numbers per pair instead of one.",
+            hint="Use a cross-encoder with one output. A model that answers yes or no reranks with: --model FILE --rerank llm",
+            num_scores=num_scores,
+        )
 
 
 def _special_ids(model: LlamaModel) -> tuple[list[int], list[int], list[int]]:

@@ -14,7 +14,7 @@ from localrag.kb.embedder import CrossEncoderReranker
 from localrag.session.opening import open_reranker
 from localrag.settings import Settings
 from tests.bert_folders import BROKEN, SOUND, NumpyEmbedder, write_cross_encoder, write_folder
-from tests.gguf_files import write_model
+from tests.gguf_files import bpe_keys, tiny_tensors, write_gguf, write_model
 
 PASSAGES = ["hot bedding a", "a 12", "漢 한 bed", "", "a " * 30, "a b c " * 40]
 
@@ -95,6 +95,9 @@ def test_what_is_not_a_cross_encoder_is_refused(tmp_path):
     for path in (tmp_path / "embedder.gguf", write_model(tmp_path / "model.gguf")):
         with pytest.raises(ModelFileError, match="is not a reranker: it has no classification head"):
             LlamaReranker(path, home=tmp_path)
+    path = write_gguf(tmp_path / "two.gguf", bpe_keys(), tiny_tensors(266) | {"cls.output.weight": np.ones((2, 32), np.float32)})
+    with pytest.raises(ModelFileError, match="it returns 2 numbers per pair"):
+        LlamaReranker(path, home=tmp_path)
     for changes, why in (({"id2label": {"0": "a", "1": "b"}}, "one number per pair"), ({"architectures": ["BertModel"]}, "BertModel")):
         with pytest.raises(ModelFileError, match=why):
             convert(write_cross_encoder(tmp_path / "tiny", **changes), tmp_path / "tiny.gguf", ranks=True)
