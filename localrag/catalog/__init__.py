@@ -186,6 +186,11 @@ class Catalog:
         sources.check(spec, path, self.models_dir, self.checksums)
         return path
 
+    def digest(self, spec: ModelSpec) -> str:
+        """Return the sha256 of the file, or of the weights in a folder. A file that has not changed is not hashed again."""
+        file = hashed_file(spec, self.locate(spec))
+        return self.checksums.known(file) or self.checksums.measure(file)
+
     def verify(self, spec: ModelSpec) -> VerifyResult:
         """Hash the file again. A mismatch is in the result and does not raise an error."""
         file = hashed_file(spec, self.locate(spec))

@@ -179,7 +179,7 @@ def open_reranker(settings: Settings, name: str, engine: Engine | None = None) -
         return LlamaReranker(path, home=settings.home, is_trusted=spec.sha256 is not None, sha256=spec.sha256)
     from localrag.kb.embedder import CrossEncoderReranker  # noqa: PLC0415  # weight
 
-    original = CrossEncoderReranker(path, sha256=spec.sha256)
+    original = CrossEncoderReranker(path, sha256=catalog.digest(spec))
     return open_copy(original, settings) or original
 
 
