@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from localrag.engine import gguf
 from localrag.engine.convert import convert
+from localrag.engine.optimize import quantize
 from localrag.engine.rerank import LlamaReranker, open_copy, scoring_path
 from localrag.errors import EngineError, ModelFileError
 from localrag.kb.embedder import CrossEncoderReranker
@@ -65,6 +67,15 @@ def test_the_file_s_own_tokenizer_gives_the_same_pairs(file, reranker):
     passages = [passage for passage in PASSAGES if passage.isascii()]  # llama.cpp splits Hangul otherwise
     assert alone.scores("hot bed", passages) == pytest.approx(reranker.scores("hot bed", passages), abs=1e-5)
     alone.close()
+
+
+def test_a_quantized_file_gives_nearly_the_same_scores(file, reranker, tmp_path):
+    quantize(file, tmp_path / "q8.gguf", "Q8_0", expected=32 << 20, num_threads=1)
+    assert gguf.read_header_and_tensors(tmp_path / "q8.gguf")[1]["token_embd.weight"].type == 8
+    small = LlamaReranker(tmp_path / "q8.gguf", is_trusted=True, encode=reranker._encode)
+    scores = small.scores("hot bed", PASSAGES), reranker.scores("hot bed", PASSAGES)
+    assert np.corrcoef(scores)[0, 1] > 0.99
+    small.close()
 
 
 def test_it_keeps_a_deadline_and_ends(reranker):
