@@ -305,7 +305,9 @@ def _plot_answers(tallies: Sequence[Tally], file: Path, title: str) -> None:
     "--qa", "qa_file", type=InputFile(), metavar="FILE.jsonl", help="Measure answers to the questions in this file, instead of DIR."
 )
 @click.option("--mode", "modes", type=click.Choice(MODES), multiple=True, help="DIR: search mode to measure. Repeatable.  [default: all]")
-@click.option("--rerank", metavar="llm|NAME", help="DIR: also measure hybrid search with a reranker: llm (uses --model) or a CrossEncoder.")
+@click.option(
+    "--rerank", metavar="llm|NAME", help="DIR: also measure hybrid search with a reranker: llm (uses --model) or a cross-encoder."
+)
 @click.option("--kb", "kbs", multiple=True, metavar="NAME", help="--qa: a knowledge base to answer from. Repeatable.")
 @click.option(
     "--context-ratio",

@@ -233,7 +233,7 @@ def opener(asking: Asking, *, vocab_only: bool, keep: bool, name: str = "ask") -
         if is_given and not asking["kbs"]:
             raise UsageError(f"{option} needs a knowledge base.", hint="Name one with --kb.")
     if vocab_only and asking["rerank"] == "llm":
-        raise UsageError("--rerank llm needs the model, which this command does not run.", hint="Leave it out, or name a CrossEncoder.")
+        raise UsageError("--rerank llm needs the model, which this command does not run.", hint="Leave it out, or name a cross-encoder.")
     return partial(
         Session.open,
         asking["model"],
@@ -315,7 +315,7 @@ where_option = click.option(
 rerank_option = click.option(
     "--rerank",
     metavar="llm|NAME",
-    help="Rerank the best passages, with the model itself or with a CrossEncoder (a name in models.toml, or a folder).",
+    help="Rerank the best passages, with the model itself or with a cross-encoder (a name in models.toml, a .gguf file or a folder).",
 )
 max_seconds = click.option(
     "--max-seconds",
