@@ -91,7 +91,7 @@ class _Turn(BaseModel):
     model_config = ConfigDict(strict=True)
 
     role: Literal["system", "user", "assistant"]
-    content: str
+    content: Annotated[str, StringConstraints(max_length=MAX_LINE_BYTES)]  # a limit makes pydantic refuse lone surrogates
 
 
 class _Conversation(BaseModel):

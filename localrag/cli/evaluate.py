@@ -6,7 +6,7 @@ import importlib.util
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
@@ -38,7 +38,7 @@ from localrag.grading import (
 )
 from localrag.kb import MODES, Mode, shown
 from localrag.question import DEFAULT_CITE, Cite, TopK
-from localrag.session import Retriever, open_embedder, open_knowledge_base, opened_reranker
+from localrag.session import Retriever, open_embedder, opened_reranker
 from localrag.session.quality import AskWay, CouncilWay, Means, Way, conversation_searches
 from localrag.settings import Settings
 from localrag.text.sanitize import safe
@@ -56,7 +56,8 @@ Key = tuple[str, str]
 
 def mark(question: Question, way: Way) -> str:
     """Hash the question and the way it is asked. The known answers are not included, so they can be corrected later."""
-    content = json.dumps([question.question, dict(way.about)], sort_keys=True)
+    asked = [[message.role, message.content] for message in question.messages] or question.question
+    content = json.dumps([asked, dict(way.about)], sort_keys=True)
     return blake2b(content.encode(), digest_size=8).hexdigest()
 
 
@@ -177,12 +178,20 @@ def ask_all(
     as_json: bool,
 ) -> None:
     """Ask all questions in all ways and print the measures. InterruptedRunError after Ctrl-C."""
-    if not means.kbs:
-        raise UsageError("--qa needs a knowledge base.", hint="Name one with --kb.")
     if out is not None and out.exists() and file.exists() and out.samefile(file):
         raise UsageError("--qa and --out are the same file.", hint="Use another file for --out.")
     question_file = read_questions(file)
-    questions = spread(question_file.questions, max_queries)
+    judged = [each for each in question_file.questions if each.is_judged]
+    questions = spread(judged, max_queries)
+    has_conversations = any(each.messages for each in questions)
+    if has_conversations and council is not None:
+        raise UsageError("A council cannot be asked in a conversation.", hint="Leave out --council.")
+    if not means.kbs:
+        if not has_conversations or not (file.parent / "corpus.jsonl").is_file():
+            raise UsageError("--qa needs a knowledge base.", hint="Name one with --kb.")
+        means = replace(means, collection=_indexed(file.parent, means.settings))
+    if num_others := len(question_file.questions) - len(judged):
+        note(f"{counted(num_others, 'conversation')} not asked: neither answerable nor unanswerable.")
     num_astray = _num_astray(questions, means)
     ways = _ways(means, ratios, council)
     job = _Job(questions, ways, question_file.refusals or REFUSALS)
@@ -192,6 +201,16 @@ def ask_all(
     _show(tallies, graded, _about(file, means), num_astray=num_astray, as_json=as_json)
     if plot_file is not None:
         _plot_answers(tallies, plot_file, f"{file.name}: {counted(len(questions), 'question')}")
+
+
+def _indexed(folder: Path, settings: Settings) -> tuple[Path, str]:
+    """Index the corpus of a folder of conversations. Return the folder and the name of the knowledge base."""
+    from localrag.kb import evaluate as measuring  # noqa: PLC0415  # weight
+
+    collection, embedder = measuring.Collection(measuring.corpus_of(folder), {}, {}), open_embedder(settings)
+    with render.Progress(f"Indexing {folder.resolve().name}") as progress:
+        measuring.open_index(collection, embedder, settings.home, lambda done, total: progress("indexing", done, total)).close()
+    return settings.home / measuring.FOLDER, measuring.index_name(collection, embedder)
 
 
 class _Job:
@@ -225,7 +244,7 @@ class _Job:
             return
         with way.opened() as answering:
             for question in questions:
-                outcome = answering(question.question)
+                outcome = answering(question.messages or question.question)
                 if lines is not None:
                     lines.write(question, way, outcome, grade(question, outcome, self._refusals))
                 self._outcomes[question.id, way.name] = outcome
@@ -248,15 +267,15 @@ def _ways(means: Means, ratios: Sequence[float], council: str | None) -> list[Wa
 def _num_astray(questions: Sequence[Question], means: Means) -> int:
     """Count the questions that name a page missing from every knowledge base."""
     sources: set[str] = set()
-    for name in means.kbs:
-        with open_knowledge_base(name, settings=means.settings) as kb:
-            sources.update(source for source, _ in kb.sources())
+    with means.opened_kbs() as knowledge_bases:
+        sources.update(source for kb in knowledge_bases for source, _ in kb.sources())
     is_present = {page: any(is_page(source, page) for source in sources) for question in questions for page in question.pages}
     return sum(not all(is_present[page] for page in question.pages) for question in questions)
 
 
 def _about(file: Path, means: Means) -> dict[str, object]:
-    return {"file": file.name, "model": means.model_name, "kbs": [shown(each) for each in means.kbs]}
+    kbs = [shown(each) for each in means.kbs] if means.collection is None else [file.resolve().parent.name]
+    return {"file": file.name, "model": means.model_name, "kbs": kbs}
 
 
 def _show(
@@ -659,7 +678,7 @@ def _conversation_tables(results: Sequence[Result], parts: Parts, subcollections
         rows.append([*cells, f"{result.p50_ms:.1f}"])
     columns.append("ms/query")
     render.table(columns, rows, right=columns[1:])
-    sizes = ", ".join(f"{len(ids)} {title}" for title, ids in groups.items())
+    sizes = ", ".join(counted(len(ids), title.removesuffix("s")) for title, ids in groups.items())
     note(f"{sizes}. conversation: searched with the turns before, as ask, chat and serve do; the others: the last turn alone.")
     if not subcollections:
         return

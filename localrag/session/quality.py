@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
@@ -25,14 +25,14 @@ from localrag.grading import Outcome, Passage
 from localrag.question import DEFAULT_CITE, Cite, Question, TopK
 from localrag.session.answer import Answer
 from localrag.session.council_run import CouncilRun
-from localrag.session.opening import open_council, open_profile, read_template
+from localrag.session.opening import open_council, open_embedder, open_knowledge_bases, open_profile, read_template
 from localrag.session.retrieval import FOLLOW_UP_DEPTH, Retriever, asked_before, retrieve_after
 from localrag.session.session import Session
 from localrag.settings import Settings
 from localrag.types import Citation, Hit, Message
 
 if TYPE_CHECKING:
-    from localrag.kb import Mode
+    from localrag.kb import KnowledgeBase, Mode
     from localrag.kb.evaluate import Search
     from localrag.kb.protocols import Reranker
 
@@ -61,6 +61,19 @@ class Means:
     repeatable: bool = False
     """See SamplingParams."""
     system: str | None = None
+    collection: tuple[Path, str] | None = None
+    """Folder and name of a knowledge base outside the home's, to answer from in place of `kbs`: the index of a test collection."""
+
+    @contextmanager
+    def opened_kbs(self) -> Iterator[list[KnowledgeBase]]:
+        """Open the knowledge bases to answer from."""
+        with ExitStack() as stack:
+            if self.collection is not None:
+                from localrag.kb import KnowledgeBase  # noqa: PLC0415  # weight
+
+                yield [stack.enter_context(KnowledgeBase.open(*self.collection))]
+            else:
+                yield open_knowledge_bases(self.kbs, settings=self.settings, opened=stack)
 
     @property
     def model_name(self) -> str:
@@ -71,7 +84,8 @@ class Means:
         """Everything that an answer depends on, as JSON data. A stored answer is reused only if this is equal."""
         names = ("n_ctx", "top_k", "max_tokens", "seed", "system")
         options = {name: getattr(self, name) for name in names}
-        return {"model": _identity(self.model, self.settings, self.chat_template), "kbs": list(self.kbs)} | options
+        kbs = list(self.kbs) if self.collection is None else [self.collection[1]]
+        return {"model": _identity(self.model, self.settings, self.chat_template), "kbs": kbs} | options
 
 
 class Way(Protocol):
@@ -111,7 +125,13 @@ class AskWay:
         with Session.open(
             means.model, kbs=means.kbs, n_ctx=means.n_ctx, chat_template=means.chat_template, keep=False, settings=means.settings
         ) as session:
-            yield partial(_ask, session, self._question)
+            if means.collection is None:
+                yield partial(_ask, session, self._question)
+                return
+            with means.opened_kbs() as knowledge_bases:
+                session.knowledge_bases = tuple(knowledge_bases)
+                session.embedder = open_embedder(means.settings, for_queries=True)
+                yield partial(_ask, session, self._question)
 
     def _question(self, asked: str | Sequence[Message]) -> Question:
         means = self.means
