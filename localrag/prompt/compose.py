@@ -89,7 +89,7 @@ def account(
 def _entry(name: str, demand: Demand, draft: Draft, used: int, room: int, item_tokens: Mapping[tuple[str, str], int], slack: int) -> Entry:
     omitted = _omitted(name, demand, draft)
     shortened = _shortened(name, demand, draft, item_tokens)
-    is_whole = not omitted and not shortened
+    is_whole = not omitted and all(each.is_chosen for each in shortened)
     num_wanted = used if is_whole else max(used, demand.wanted(name))
     allotted = used if is_whole else used + min(max(0, room - used), slack)
     parts = _tiers(demand, draft, item_tokens, allotted - used) if name == "evidence" else ()
@@ -119,7 +119,10 @@ def _omitted(name: str, demand: Demand, draft: Draft) -> tuple[str, ...]:
 def _shortened(name: str, demand: Demand, draft: Draft, item_tokens: Mapping[tuple[str, str], int]) -> tuple[Shortened, ...]:
     if name in draft.packed:
         partial_items = [each for each in draft.packed[name].kept if each.level != "full"]
-        return tuple(Shortened(each.label, each.level, item_tokens[name, each.label], each.item.cost) for each in partial_items)
+        return tuple(
+            Shortened(each.label, each.level, item_tokens[name, each.label], each.item.whole_cost or each.item.cost, each.sentences)
+            for each in partial_items
+        )
     current = {number for number, message in demand.split.current if message.role != "user"}
     spoken = {number for exchange in draft.kept for number, _ in exchange.messages}
     shortened = []
