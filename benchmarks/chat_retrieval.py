@@ -94,7 +94,8 @@ def measure_conversations(folder: Path) -> None:
     collection, embedder = evaluation.read_collection(folder), open_embedder(settings)
     evaluation.open_index(collection, embedder, settings.home).close()
     kinds = conversation_cases(collection)
-    with KnowledgeBase.open(settings.home / evaluation.FOLDER, evaluation.index_name(collection, embedder)) as kb:
+    name, embedder = evaluation.index_name(collection, embedder), open_embedder(settings, for_queries=True)
+    with KnowledgeBase.open(settings.home / evaluation.FOLDER, name) as kb:
         retriever = Retriever(knowledge_bases=[kb], embedder=embedder, learning="off")
         depth = retrieval.FOLLOW_UP_DEPTH
         ways: dict[str, Callable[[list[str], str], list[Hit]]] = {

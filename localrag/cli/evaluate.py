@@ -630,7 +630,7 @@ def _conversation_results(
     from localrag.kb import evaluate as measuring  # noqa: PLC0415
 
     with KnowledgeBase.open(settings.home / measuring.FOLDER, measuring.index_name(collection, embedder)) as kb:
-        retriever = Retriever(knowledge_bases=[kb], embedder=embedder, learning="off")
+        retriever = Retriever(knowledge_bases=[kb], embedder=open_embedder(settings, for_queries=True), learning="off")
         searches = conversation_searches(retriever, collection.conversations, modes, reranker)
         return measuring.measured(collection, searches, measuring.CONVERSATION_MEASURES, progress)
 
