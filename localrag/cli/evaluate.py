@@ -161,7 +161,7 @@ MEANS = {
     "mean_evaluated_tokens": "Evaluated",
     "mean_completion_tokens": "Written",
     "mean_first_token_s": "First token, s",
-    "mean_s": "s",
+    "mean_s": "Answer, s",
 }
 """Column titles for the means of a Tally, in tokens and seconds."""
 
@@ -289,8 +289,11 @@ def _show(
         rows = {"ways": [each.to_dict() for each in tallies], "compared": [each.to_dict() for each in compared]}
         emit({**about, **rows, "same_prompts": alike, "num_sources_not_found": num_astray})
         return
-    columns = ("Way", "Questions", *COLUMNS.values(), "Invented", *MEANS.values(), "Errors")
+    columns = ("Way", "Questions", *COLUMNS.values(), "Invented", "Errors")
     render.table(columns, [_row(each) for each in tallies], right=columns[1:-1])
+    click.echo()
+    columns = ("Means", *MEANS.values())
+    render.table(columns, [_means(each) for each in tallies], right=columns[1:])
     for each in compared:
         note(
             f"Right only with {each.way}: {each.num_only_way}; right only with {each.other}: {each.num_only_other} "
@@ -306,9 +309,12 @@ def _show(
 
 def _row(row: Tally) -> tuple[str, ...]:
     shares = (_cell(share, is_right=name == "is_right") for name, share in row.shares.items())
-    means = (f"{getattr(row, name):.{1 if name.endswith('_s') else 0}f}" for name in MEANS)
     errors = ", ".join(f"{num} {name}" for name, num in row.errors.items())
-    return row.way, str(row.num_questions), *shares, str(row.num_invented), *means, errors
+    return row.way, str(row.num_questions), *shares, str(row.num_invented), errors
+
+
+def _means(row: Tally) -> tuple[str, ...]:
+    return row.way, *(f"{getattr(row, name):.{1 if name.endswith('_s') else 0}f}" for name in MEANS)
 
 
 def _cell(share: Share, *, is_right: bool) -> str:

@@ -84,9 +84,11 @@ def test_a_row_for_each_ratio_and_one_for_the_council(asked):
     ways = ("--context-ratio", "0.1", "--context-ratio", "0.6", "--context-ratio", "0.1", "--council", "default")
     code, out, err = asked(*ways, "--ctx", "3000", "--max-tokens", "200")
     assert code == 0, err
-    header, *lines = out.splitlines()
-    assert header.split()[:4] == ["Way", "Questions", "In", "evidence"]
-    assert [line.split("  ")[0] for line in lines] == ["ask at 0.1", "ask at 0.6", "council default"]
+    shares, means = (table.splitlines() for table in out.split("\n\n"))
+    assert shares[0].split()[:4] == ["Way", "Questions", "In", "evidence"]
+    assert means[0].split()[:4] == ["Means", "Evidence", "Prompt", "Evaluated"]
+    for lines in (shares, means):
+        assert [line.split("  ")[0] for line in lines[1:]] == ["ask at 0.1", "ask at 0.6", "council default"]
     assert "Right only with ask at 0.6: " in err
     assert "Right only with council default: " in err
     assert "the very same prompts" not in err
