@@ -148,7 +148,8 @@ def assess(text: str, hits: Iterable[Hit], citations: Iterable[Citation], embed:
         span = None if match is None else match.passage.span(match.first, match.last)
         results.append(SentenceSupport(start, end, labels, span, contributions))
         claims += _unsupported(sentence, sources, match, weigh)
-    return Support(tuple(results), tuple(sorted(claims, key=lambda claim: (claim.start, claim.end))))
+    distinct = {(claim.kind, claim.text.casefold()): claim for claim in reversed(claims)}
+    return Support(tuple(results), tuple(sorted(distinct.values(), key=lambda claim: (claim.start, claim.end))))
 
 
 # --- the sentences of an answer, and what each cites ---
@@ -162,8 +163,8 @@ _NUMBERED = re.compile(r"\s*+\(?\d{1,3}[.)]\s++")
 def _cited_sentences(text: str, citations: Sequence[Citation]) -> tuple[str, list[tuple[int, int, tuple[str, ...]]]]:
     """Return the text with its citations blanked out, and (start, end, labels) of each sentence.
 
-    A citation within a sentence, or after its stop, belongs to it. A paragraph that begins with a citation cites before it says: there,
-    each citation also covers the sentences after it, up to the next one.
+    A citation within a sentence belongs to it. One between two sentences belongs to the first, as in "It is stiff. [KB#1]"; in a paragraph
+    that begins with a citation it belongs to the second.
     """
     tags = sorted((start, end, each.label) for each in citations for start, end in each.spans)
     chars = list(text)
@@ -188,10 +189,6 @@ def _cited_sentences(text: str, citations: Sequence[Citation]) -> tuple[str, lis
             at += 1
         if at >= 0:
             labels[at][label] = None
-    for at in range(1, len(spans)):
-        paragraph = breaks[bisect_right(breaks, starts[at]) - 1] if breaks and breaks[0] <= starts[at] else 0
-        if not labels[at] and paragraph in leading and paragraph <= starts[at - 1]:
-            labels[at] = labels[at - 1]
     return plain, [(start, end, tuple(names)) for (start, end), names in zip(spans, labels, strict=True)]
 
 
@@ -402,13 +399,13 @@ def _best_match(
 ) -> _Match | None:
     """Return the best span for a sentence in its sources, by words and cosine similarity."""
     weights = {key: weigh(key) for key in sentence.keys}
-    total = sum(weights.values())
+    total = math.fsum(weights.values())
     sources = [source for source in sources if source.units]
     if not total or not sources:
         return None
 
     def covered(keys: Iterable[str]) -> float:
-        return sum(weights[key] for key in keys) / total
+        return math.fsum(weights[key] for key in keys) / total
 
     nearest = sorted(sources, key=lambda source: -covered(sentence.keys & source.keys))[:MAX_PASSAGES]
     spans = [span for source in nearest for span in _spans(sentence.keys, source, covered)]
@@ -450,16 +447,6 @@ def _grown(at: int, own: Sequence[frozenset[str]], covered: Callable[[Iterable[s
 
 # --- claims: numbers with units, names ---
 
-_GAP = r"[ \u00a0\u202f\u2009]"
-_QUANTITY = re.compile(
-    rf"(?P<sign>(?<![\w)\]%°])[-−–](?=\d)|(?<!\w))"
-    rf"(?P<money>[€$£¥]{_GAP}?)?"
-    rf"(?P<digits>(?<![\w])\d++(?:[.,]\d++|['’\u00a0\u202f\u2009 ]\d{{3}}(?!\d))*+)"
-    rf"(?P<unit>(?:{_GAP}|-)?(?:degrees?{_GAP}(?:celsius|fahrenheit|c\b|f\b)|grad{_GAP}celsius|°{_GAP}?[CF]?|per{_GAP}cent"
-    rf"|[%‰€$£¥℃℉]|[^\W\d_]++(?:/[a-z]++)?))?",
-    re.IGNORECASE,
-)
-_WORD = re.compile(r"[^\W_](?:\w|[-./+'’](?=\w))*+|`[^`\n]{1,80}`")
 _JOINT = re.compile(r"\s*+(?:[-–—~〜～,/]|to|and|or|bis|und|oder|à|et|ou|a|y|o|e|до|и|至|到|から)?+\s*+")
 _MAX_DIGITS = 40
 
@@ -470,7 +457,7 @@ def _unit_table() -> dict[str, tuple[str, float]]:
     time 1 s sec secs second seconds sekunde sekunden seconde secondes segundo segundos secondo secondi секунд секунды секунда 秒
     time 60 min mins minute minutes minuten minuto minutos minuti минут минуты минута 分 分钟 分間
     time 3600 h hr hrs hour hours std stunde stunden heure heures hora horas ora ore uur uren час часа часов 小时 時間 시간
-    time 86400 d day days tag tage tagen jour jours día días dia dias giorno giorni dag dagen день дня дней 天 日 일
+    time 86400 day days tag tage tagen jour jours día días dia dias giorno giorni dag dagen день дня дней 天 日 일
     time 604800 week weeks woche wochen semaine semaines semana semanas settimana settimane weken неделя недели недель 周 週 週間 주
     months 1 month months monat monate monaten mois mes meses mese mesi maand maanden месяц месяца месяцев 个月 ヶ月 개월
     months 12 year years yr yrs jahr jahre jahren an ans année années año años ano anos anno anni jaar год года лет 年 년
@@ -490,11 +477,11 @@ def _unit_table() -> dict[str, tuple[str, float]]:
     mass 0.028349523125 oz ounce ounces
     volume 0.001 ml millilitre millilitres milliliter milliliters
     volume 0.01 cl
-    volume 1 l litre litres liter liters litro litros литр литра литров 升
-    celsius 1 °c ℃ degc celsius
-    fahrenheit 1 °f ℉ degf fahrenheit
+    volume 1 l L litre litres liter liters litro litros литр литра литров 升
+    celsius 1 °C ℃ celsius
+    fahrenheit 1 °F ℉ fahrenheit
     degree 1 ° degree degrees grad degré degrés grado grados gradi graden градус градуса градусов 度 도
-    ratio 0.01 % percent prozent procent процент процента процентов 퍼센트
+    ratio 0.01 % percent percents prozent procent процент процента процентов 퍼센트
     ratio 0.001 ‰
     euro 1 € eur euro euros евро
     dollar 1 $ usd dollar dollars
@@ -520,11 +507,11 @@ def _unit_table() -> dict[str, tuple[str, float]]:
     pressure 1e6 mpa
     pressure 1e9 gpa
     pressure 1e5 bar
-    power 1 w watt watts
+    power 1 W watt watts
     power 1000 kw
     energy 1 wh
     energy 1000 kwh
-    voltage 1 v volt volts
+    voltage 1 V volt volts
     current 1 amp amps
     force 1 newton newtons
     angle 1 rad
@@ -537,6 +524,18 @@ def _unit_table() -> dict[str, tuple[str, float]]:
 
 
 _UNITS = _unit_table()
+_GAP = r"[ \u00a0\u202f\u2009]"
+_OUTSIDE = rf"(?:(?<!\w)(?<!\w[.,])|(?<={CJK.pattern}))"
+_QUANTITY = re.compile(
+    rf"(?P<sign>(?<![\w)\]%°])[-−–](?=\d)|{_OUTSIDE})(?P<money>[€$£¥]{_GAP}?)?"
+    rf"(?P<digits>\d++(?:[.,]\d++|['’\u00a0\u202f\u2009 ]\d{{3}}(?!\d))*+)"
+    rf"(?P<unit>(?:{_GAP}|-)?(?:degrees?{_GAP}(?:celsius|fahrenheit|c\b|f\b)|grad{_GAP}celsius|°{_GAP}?[CF]?|per{_GAP}cent|[%‰€$£¥℃℉]"
+    rf"|{'|'.join(sorted((name for name in _UNITS if CJK.match(name)), key=len, reverse=True))}"
+    rf"|(?:(?!{CJK.pattern})[^\W\d_])++(?:/[a-z]++)?))?",
+    re.IGNORECASE,
+)
+_WORD = re.compile(rf"(?!{CJK.pattern})[^\W_](?:(?!{CJK.pattern})\w|[-./+'’](?=\w)(?!.{CJK.pattern}))*+|`[^`\n]{{1,80}}`")
+_DECADE = re.compile(r"[12]\d{3}s")
 _DEGREES = {"celsius", "fahrenheit", "degree"}
 
 
@@ -578,14 +577,13 @@ class _Facts:
 
     @cached_property
     def values(self) -> frozenset[float]:
-        return frozenset(value for each in self.quantities for value in each.values) | {
-            _NUMBER_WORDS[word] for each in self.words if (word := each[0].casefold()) in _NUMBER_WORDS
-        }
+        return self.bare_values.union(*(each.values for each in self.quantities))
 
     @cached_property
     def bare_values(self) -> frozenset[float]:
-        """The numbers without a unit, whose unit may stand elsewhere, as in the head of a table."""
-        return frozenset(value for each in self.quantities if not each.dimension for value in each.values)
+        """The numbers without a unit, whose unit may stand elsewhere, as in the head of a table, and number words."""
+        named = (_NUMBER_WORDS.get(each[0].casefold()) for each in self.words)
+        return frozenset(value for each in self.quantities if not each.dimension for value in each.values).union(filter(None, named))
 
     @cached_property
     def amounts(self) -> frozenset[tuple[str, float]]:
@@ -594,8 +592,8 @@ class _Facts:
     @cached_property
     def dimensions(self) -> frozenset[str]:
         """The dimensions of all units in the text."""
-        alone = (_UNITS.get(each[0].casefold()) for each in self.words)
-        signs = (_UNITS[sign] for sign in re.findall("°C|°F|[%€$£¥°]", self.text.casefold()) if sign in _UNITS)
+        alone = (_unit(each[0]) for each in self.words)
+        signs = (_UNITS[sign] for sign in re.findall("°[CF]|[%€$£¥°]", self.text) if sign in _UNITS)
         return frozenset(unit[0] for unit in (*alone, *signs) if unit) | {each.dimension for each in self.quantities if each.dimension}
 
     @cached_property
@@ -624,7 +622,7 @@ _NUMBER_WORDS = {
     word: float(value)
     for value, row in enumerate(
         (
-            "one ein eine einen einem einer un une uno una один одна одно",
+            "one a an ein eine einen einem einer un une uno una один одна одно",
             "two zwei deux dos due два две",
             "three drei trois tres tre три",
             "four vier quatre cuatro quattro четыре",
@@ -651,8 +649,9 @@ def _quantities(text: str) -> tuple[list[_Quantity], str]:
         values = _values(match["digits"], is_negative=match["sign"] not in ("", None))
         name = (match["unit"] or "").lstrip(" \u00a0\u202f\u2009-")
         unit = _unit(name)
-        if values is None or (unit is None and name and match["unit"] == name and name[0].isalpha()):
-            continue  # a code, such as 3D or 1.2.3
+        is_attached = bool(name) and match["unit"] == name and name[0].isalpha()
+        if values is None or (is_attached and (unit is None or _DECADE.fullmatch(match[0]))):
+            continue  # a code, such as 3D or 1.2.3, or a decade
         start, end = match.start(), match.end() if unit else match.end("digits")
         dimension, size = unit or (_UNITS[match["money"][0]] if match["money"] else ("", 1.0))
         found.append(_Quantity(start, end, text[start:end].strip(), values, dimension, size))
@@ -665,10 +664,12 @@ def _quantities(text: str) -> tuple[list[_Quantity], str]:
 
 
 def _unit(name: str) -> tuple[str, float] | None:
-    name = " ".join(name.casefold().split())
-    if name.startswith(("degree", "grad ")) and " " in name:
-        return ("fahrenheit" if name.split()[1].startswith("f") else "celsius"), 1.0
-    return _UNITS.get(name.replace(" ", "")) or _UNITS.get("percent" if name == "per cent" else name)
+    """Look up a unit. A unit of one letter must be written as in the table: 3 D is no time."""
+    first, *others = name.casefold().split() or [""]
+    if others and first != "per":
+        name = "°F" if others[-1].startswith("f") else "°C"
+    name = "".join(name.split())
+    return _UNITS.get(name) or (_UNITS.get(name.casefold()) if len(name) > 1 else None)
 
 
 def _values(digits: str, *, is_negative: bool) -> frozenset[float] | None:
@@ -704,6 +705,7 @@ def _stem(name: str) -> str:
 
 _CODE = re.compile(r"[^\W\d_]\d|\d[^\W\d_]|[a-z]_[a-z]|[a-z][A-Z]|\A[A-Z]{2}")
 _STARTS = re.compile(r"(?:\A|[.!?…:;\"“„«»(\[\n*_#>|–—])[\s\"“„«»(\[*_#>|–—-]*\Z")
+_MAX_START = 40
 _CAPITALISING = frozenset({"de"})
 """Languages that capitalise all nouns."""
 
@@ -717,7 +719,7 @@ def _names(facts: _Facts, language: str) -> Iterator[re.Match[str]]:
             continue
         if _CODE.search(word) or word[0] == "`":
             yield match
-        elif word[0].isupper() and language not in _CAPITALISING and not _STARTS.search(text[max(0, match.start() - 8) : match.start()]):
+        elif word[0].isupper() and language not in _CAPITALISING and not _STARTS.search(text, max(0, match.start() - _MAX_START), match.start()):
             yield match
 
 
@@ -752,8 +754,8 @@ def language_of(text: str) -> str:
 
 
 _NEGATIONS = {
-    "en": r"\b(?:no|not|never|none|neither|nor|nothing|nobody|cannot|without)\b|n['’]t\b",
-    "de": r"\b(?:nicht|nichts|nie|niemals|kein\w{0,2}|weder|ohne)\b",
+    "en": r"\b(?:no|not)\b(?!\s+(?:only|more|less|fewer|\w+er)\b)|\b(?:never|none|neither|nor|nothing|nobody|cannot|without)\b|n['’]t\b",
+    "de": r"\bnicht\b(?!\s+(?:nur|mehr|weniger|\w+er)\b)|\b(?:nichts|nie|niemals|kein\w{0,2}|weder|ohne)\b",
     "fr": r"\b(?:pas|jamais|aucune?|rien|sans|ni|non)\b",
     "es": r"\b(?:no|nunca|jamás|ningún|ninguna?|nada|sin|ni|tampoco)\b",
     "it": r"\b(?:non|mai|nessun\w?|niente|senza|né)\b",
@@ -767,7 +769,7 @@ _NEGATIONS = {
 }
 _NEGATED = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in _NEGATIONS.items()}
 _SOFT = re.compile(
-    r"\b(?:avoid\w*|unlike|fail\w*|lack\w*|hardly|rarely|seldom|except|instead|rather|prevent\w*|unable|un\w{4,}|in\w{4,}able|non\w*"
+    r"\b(?:avoid\w*|unlike|fail\w*|lack\w*|hardly|rarely|seldom|except|instead|rather|prevent\w*|unable|(?:no|not|nicht)\s+(?:more|less|fewer|mehr|weniger|\w+er)|un\w{4,}|in\w{4,}able|non\w*"
     r"|vermeid\w*|kaum|selten|außer|un\w{5,}|statt|évit\w*|sauf|evit\w*|salvo|избега\w*|кроме)\b|避|禁",
     re.IGNORECASE,
 )
@@ -790,10 +792,10 @@ def _negated_clauses(text: str, language: str) -> Iterator[tuple[int, int]]:
 
 
 def _is_about(clause: str, others: Collection[str], weigh: Callable[[str], float]) -> bool:
-    """Tell whether a text with these keys has most words of a clause, and at least two."""
+    """Tell whether a text with these keys has most words of a clause, and at least two unless it has one."""
     weights = {key: weigh(key) for key in _keys(clause)}
     shared = [key for key in weights if key in others]
-    return len(shared) > 1 and sum(weights[key] for key in shared) >= MIN_CLAUSE_SHARE * sum(weights.values())
+    return len(shared) >= min(2, len(weights)) and math.fsum(weights[key] for key in shared) >= MIN_CLAUSE_SHARE * math.fsum(weights.values())
 
 
 def _contradicted(sentence: _Sentence, match: _Match, weigh: Callable[[str], float]) -> Iterator[tuple[int, int]]:
