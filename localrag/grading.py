@@ -191,6 +191,8 @@ _NUMBERS = ("prompt_tokens", "evaluated_tokens", "completion_tokens")
 _KINDS: Mapping[str, tuple[type, ...]] = {
     "citations": (list, tuple),
     "passages": (list, tuple),
+    "support": (int, float, type(None)),
+    "unsupported_claims": (list, tuple),
     "seconds": (int, float),
     **dict.fromkeys(_NUMBERS, (int,)),
 }
@@ -223,6 +225,9 @@ class Outcome:
     prompt_tokens: int = 0
     evaluated_tokens: int = 0
     completion_tokens: int = 0
+    support: float | None = None
+    """Mean support score of the cited sentences (localrag/support.py); None if there are none."""
+    unsupported_claims: tuple[str, ...] = ()
     error: str = ""
     error_text: str = ""
 
@@ -239,6 +244,7 @@ class Outcome:
             if each.name in values and not isinstance(values[each.name], _KINDS.get(each.name, (str,))):
                 raise TypeError(f"{each.name} is a {type(values[each.name]).__name__}")
         values["citations"] = tuple(Citation(str(each["label"]), bool(each["supplied"])) for each in values.get("citations", ()))
+        values["unsupported_claims"] = tuple(map(str, values.get("unsupported_claims", ())))
         values["passages"] = tuple(Passage(*(str(each[name]) for name in Passage.__slots__)) for each in values.get("passages", ()))
         return cls(**values)
 
@@ -369,6 +375,10 @@ class Tally:
     """Among questions that no page answers."""
     is_refused_wrongly: Share
     """Among questions that a page answers."""
+    mean_support: float | None
+    """Over the answers that cite a passage; None if there are none."""
+    is_supported: Share
+    """Answers without unsupported claims, among those that cite a passage."""
     mean_s: float
     mean_evaluated_tokens: float
     mean_completion_tokens: float
@@ -386,6 +396,8 @@ class Tally:
             "num_questions": self.num_questions,
             **{name: share.to_dict() for name, share in self.shares.items()},
             "num_invented": self.num_invented,
+            "mean_support": None if self.mean_support is None else round(self.mean_support, 4),
+            "is_supported": self.is_supported.to_dict(),
             "mean_s": round(self.mean_s, 3),
             "mean_evaluated_tokens": round(self.mean_evaluated_tokens, 1),
             "mean_completion_tokens": round(self.mean_completion_tokens, 1),
@@ -420,6 +432,7 @@ def tally(way: str, graded: Sequence[Graded]) -> Tally:
     answerable = [each for question, _, each in graded if question.is_answerable]
     others = [each for question, _, each in graded if not question.is_answerable]
     answered = [outcome for _, outcome, _ in graded if not outcome.error]
+    supports = [outcome.support for outcome in answered if outcome.support is not None]
     return Tally(
         way=way,
         num_questions=len(graded),
@@ -429,6 +442,8 @@ def tally(way: str, graded: Sequence[Graded]) -> Tally:
         num_invented=sum(each.num_invented for _, _, each in graded),
         is_refused=_share(each.is_refused for each in others),
         is_refused_wrongly=_share(each.is_refused for each in answerable),
+        mean_support=_mean(supports) if supports else None,
+        is_supported=_share(not each.unsupported_claims for each in answered if each.support is not None),
         mean_s=_mean([each.seconds for each in answered]),
         mean_evaluated_tokens=_mean([each.evaluated_tokens for each in answered]),
         mean_completion_tokens=_mean([each.completion_tokens for each in answered]),

@@ -21,15 +21,14 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
+from localrag.errors import LocalragError
 from localrag.text.sentences import sentences
 from localrag.text.terms import CJK, STOP_WORDS, words
 from localrag.types import Chunk, Citation, Hit
 
 if TYPE_CHECKING:
-    import numpy as np
+    from localrag.text.tokens import Embedder
 
-Embed = Callable[[Sequence[str]], "np.ndarray"]
-"""Returns a unit vector for each text."""
 ClaimKind = Literal["number", "unit", "name", "negation"]
 
 MAX_UNIT_CHARS = 400
@@ -123,10 +122,13 @@ class Support:
         return sum(scores) / len(scores) if scores else None
 
 
-def assess(text: str, hits: Iterable[Hit], citations: Iterable[Citation], embed: Embed | None = None) -> Support:
+def assess(
+    text: str, hits: Iterable[Hit], citations: Iterable[Citation], *, is_cut: bool = False, embedder: Embedder | None = None
+) -> Support:
     """Compare each sentence of an answer with the passages that it cites. `citations` are those of `citation.cite`, with their spans.
 
-    An answer without any hits has nothing to compare with, and an empty Support.
+    An answer without any hits has nothing to compare with, and an empty Support. With `is_cut`, a limit or a user ended the text: what
+    touches the end makes no claim, because 8 might have become 80. An embedder that fails, because it was closed, counts as none.
     """
     hits, citations = list(hits), list(citations)
     if not hits:
@@ -135,8 +137,9 @@ def assess(text: str, hits: Iterable[Hit], citations: Iterable[Citation], embed:
     plain, cited = _cited_sentences(text, citations)
     weigh = _weights(passages.values())
     language = language_of(plain)
-    similarity = _Similarity(embed)
-    results, claims = [], []
+    similarity = _Similarity(embedder)
+    results: list[SentenceSupport] = []
+    claims: list[Claim] = []
     for start, end, labels in cited:
         if not labels:
             results.append(SentenceSupport(start, end))
@@ -148,6 +151,8 @@ def assess(text: str, hits: Iterable[Hit], citations: Iterable[Citation], embed:
         span = None if match is None else match.passage.span(match.first, match.last)
         results.append(SentenceSupport(start, end, labels, span, contributions))
         claims += _unsupported(sentence, sources, match, weigh)
+    if is_cut:
+        claims = [claim for claim in claims if claim.end < len(text.rstrip())]
     distinct = {(claim.kind, claim.text.casefold()): claim for claim in reversed(claims)}
     return Support(tuple(results), tuple(sorted(distinct.values(), key=lambda claim: (claim.start, claim.end))))
 
@@ -194,12 +199,10 @@ def _cited_sentences(text: str, citations: Sequence[Citation]) -> tuple[str, lis
 
 def _sentence_spans(text: str) -> Iterator[tuple[int, int]]:
     """Yield where each sentence or line with a word begins and ends, without list marks and white space around it."""
-    at, begin = 0, None
+    at = 0
     for piece in sentences(text):
         start, at = at, at + len(piece)
-        if begin is not None:
-            start, begin = begin, None
-        elif _NUMBERED.fullmatch(piece) and "\n" not in piece.lstrip() and at < len(text):
+        if _NUMBERED.fullmatch(piece) and "\n" not in piece.lstrip() and at < len(text):
             continue  # the number of a list
         bullet = _BULLET.match(text, start, at)
         start = bullet.end() if bullet else start
@@ -382,21 +385,31 @@ class _Sentence:
 class _Similarity:
     """Cosine similarities, for at most MAX_EMBEDDED texts. `of` returns None for each text if they are used up or cannot be embedded."""
 
-    def __init__(self, embed: Embed | None) -> None:
-        self._embed = embed
+    def __init__(self, embedder: Embedder | None) -> None:
+        self._embedder = embedder
         self._left = MAX_EMBEDDED
 
     def of(self, sentence: str, texts: Sequence[str]) -> list[float] | None:
-        if self._embed is None or self._left < len(texts) + 1:
+        if self._embedder is None or self._left < len(texts) + 1:
             return None
         self._left -= len(texts) + 1
-        vectors = self._embed([sentence, *texts])
+        try:
+            vectors = self._embedder.embed([_fitted(text, self._embedder) for text in (sentence, *texts)])
+        except LocalragError:
+            self._embedder = None
+            return None
         return [min(1.0, max(0.0, float(each))) for each in vectors[1:] @ vectors[0]]
 
 
-def _best_match(
-    sentence: _Sentence, sources: Sequence[_Passage], weigh: Callable[[str], float], similarity: _Similarity
-) -> _Match | None:
+def _fitted(text: str, embedder: Embedder) -> str:
+    """Return as much of the beginning of a text as the embedder takes."""
+    text = text[: 4 * MAX_SPAN_UNITS * MAX_UNIT_CHARS]
+    while embedder.count(text) > embedder.max_tokens:
+        text = text[: len(text) * 3 // 4]
+    return text
+
+
+def _best_match(sentence: _Sentence, sources: Sequence[_Passage], weigh: Callable[[str], float], similarity: _Similarity) -> _Match | None:
     """Return the best span for a sentence in its sources, by words and cosine similarity."""
     weights = {key: weigh(key) for key in sentence.keys}
     total = math.fsum(weights.values())
@@ -422,9 +435,7 @@ def _best_match(
     return max(matches, key=lambda match: match.score)
 
 
-def _spans(
-    keys: frozenset[str], source: _Passage, covered: Callable[[Iterable[str]], float]
-) -> list[tuple[_Passage, int, int, float]]:
+def _spans(keys: frozenset[str], source: _Passage, covered: Callable[[Iterable[str]], float]) -> list[tuple[_Passage, int, int, float]]:
     """Return the best candidates in one passage, as (passage, first unit, last unit, share of the words)."""
     units, own = source.units, [keys & (unit.keys | unit.header | source.context) for unit in source.units]
     shares = [covered(each) for each in own]
@@ -608,9 +619,13 @@ class _Facts:
         """Return what of a quantity is missing here: "" if nothing."""
         if not quantity.dimension:
             return "" if quantity.values & self.values else "number"
-        dimensions = _DEGREES if quantity.dimension == "degree" else {quantity.dimension, "degree"} if quantity.dimension in _DEGREES else {
-            quantity.dimension
-        }
+        dimensions = (
+            _DEGREES
+            if quantity.dimension == "degree"
+            else {quantity.dimension, "degree"}
+            if quantity.dimension in _DEGREES
+            else {quantity.dimension}
+        )
         if any((dimension, amount) in self.amounts for dimension in dimensions for amount in quantity.amounts):
             return ""
         if not quantity.values & self.values:
@@ -717,10 +732,14 @@ def _names(facts: _Facts, language: str) -> Iterator[re.Match[str]]:
         word = match[0]
         if word.casefold() in STOP_WORDS or len(word) == 1:
             continue
-        if _CODE.search(word) or word[0] == "`":
+        is_capitalised = word[0].isupper() and language not in _CAPITALISING
+        if _CODE.search(word) or word[0] == "`" or (is_capitalised and not _begins(text, match.start())):
             yield match
-        elif word[0].isupper() and language not in _CAPITALISING and not _STARTS.search(text, max(0, match.start() - _MAX_START), match.start()):
-            yield match
+
+
+def _begins(text: str, at: int) -> bool:
+    """Tell whether the word at `at` begins a sentence, a line or a quotation, where every word has a capital."""
+    return _STARTS.search(text, max(0, at - _MAX_START), at) is not None
 
 
 # --- claims: negations ---
@@ -735,10 +754,15 @@ _FUNCTION_WORDS = {
     "nl": "de het een en van is dat niet in op te voor met zijn aan bij wordt of ook",
     "pl": "nie się na w z do jest że i to o jak po co dla od przy lub są przez",
 }
-_LANGUAGE_OF = {word: [name for name, row in _FUNCTION_WORDS.items() if word in row.split()] for row in _FUNCTION_WORDS.values()
-                for word in row.split()}
-_SCRIPTS = (("ru", re.compile("[\u0400-\u04ff]")), ("ja", re.compile("[\u3040-\u30ff]")), ("ko", re.compile("[\uac00-\ud7af]")),
-            ("zh", re.compile("[\u4e00-\u9fff]")))
+_LANGUAGE_OF = {
+    word: [name for name, row in _FUNCTION_WORDS.items() if word in row.split()] for row in _FUNCTION_WORDS.values() for word in row.split()
+}
+_SCRIPTS = (
+    ("ru", re.compile("[\u0400-\u04ff]")),
+    ("ja", re.compile("[\u3040-\u30ff]")),
+    ("ko", re.compile("[\uac00-\ud7af]")),
+    ("zh", re.compile("[\u4e00-\u9fff]")),
+)
 _MAX_LANGUAGE_WORDS = 400
 
 
@@ -795,7 +819,9 @@ def _is_about(clause: str, others: Collection[str], weigh: Callable[[str], float
     """Tell whether a text with these keys has most words of a clause, and at least two unless it has one."""
     weights = {key: weigh(key) for key in _keys(clause)}
     shared = [key for key in weights if key in others]
-    return len(shared) >= min(2, len(weights)) and math.fsum(weights[key] for key in shared) >= MIN_CLAUSE_SHARE * math.fsum(weights.values())
+    return len(shared) >= min(2, len(weights)) and math.fsum(weights[key] for key in shared) >= MIN_CLAUSE_SHARE * math.fsum(
+        weights.values()
+    )
 
 
 def _contradicted(sentence: _Sentence, match: _Match, weigh: Callable[[str], float]) -> Iterator[tuple[int, int]]:
@@ -813,9 +839,7 @@ def _contradicted(sentence: _Sentence, match: _Match, weigh: Callable[[str], flo
             yield 0, len(sentence.text)
 
 
-def _unsupported(
-    sentence: _Sentence, sources: Sequence[_Passage], match: _Match | None, weigh: Callable[[str], float]
-) -> Iterator[Claim]:
+def _unsupported(sentence: _Sentence, sources: Sequence[_Passage], match: _Match | None, weigh: Callable[[str], float]) -> Iterator[Claim]:
     """Yield the claims of a sentence that none of its sources has."""
 
     def claim(kind: ClaimKind, start: int, end: int) -> Claim:

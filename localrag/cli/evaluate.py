@@ -252,7 +252,7 @@ def _show(
         rows = {"ways": [each.to_dict() for each in tallies], "compared": [each.to_dict() for each in compared]}
         emit({**about, **rows, "same_prompts": alike, "num_sources_not_found": num_astray})
         return
-    columns = ("Way", "Questions", *COLUMNS.values(), "Invented", "s", "Evaluated", "Written", "Errors")
+    columns = ("Way", "Questions", *COLUMNS.values(), "Invented", "Support", "No unsupported claims", "s", "Evaluated", "Written", "Errors")
     render.table(columns, [_row(each) for each in tallies], right=columns[1:-1])
     for each in compared:
         note(
@@ -269,9 +269,11 @@ def _show(
 
 def _row(row: Tally) -> tuple[str, ...]:
     shares = (_cell(share, is_right=name == "is_right") for name, share in row.shares.items())
+    support = "–" if row.mean_support is None else f"{row.mean_support:.2f}"
+    supported = _cell(row.is_supported, is_right=False)
     means = f"{row.mean_s:.1f}", f"{row.mean_evaluated_tokens:.0f}", f"{row.mean_completion_tokens:.0f}"
     errors = ", ".join(f"{num} {name}" for name, num in row.errors.items())
-    return row.way, str(row.num_questions), *shares, str(row.num_invented), *means, errors
+    return row.way, str(row.num_questions), *shares, str(row.num_invented), support, supported, *means, errors
 
 
 def _cell(share: Share, *, is_right: bool) -> str:

@@ -181,6 +181,7 @@ def _ask(session: Session, question_of: Callable[[str], Question], text: str) ->
     seconds = time.perf_counter() - started - (engine.load_s - loaded_s)  # not counting the creation of a context
     if answer.finish_reason == "cancelled":
         raise InterruptedRunError("Interrupted.")
+    support = answer.support
     return Outcome(
         text=answer.text,
         citations=answer.citations,
@@ -191,6 +192,8 @@ def _ask(session: Session, question_of: Callable[[str], Question], text: str) ->
         prompt_tokens=answer.prompt_tokens,
         evaluated_tokens=answer.prompt_tokens - answer.cached_tokens,
         completion_tokens=answer.completion_tokens,
+        support=support.mean_score,
+        unsupported_claims=tuple(each.text for each in support.unsupported_claims),
     )
 
 
