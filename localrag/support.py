@@ -162,6 +162,8 @@ def assess(
 _NO_TAG = re.compile(r"\[none\]", re.IGNORECASE)
 _BRACKETS = re.compile(r"[\[［【〔(（{<][\s,;、，；&\0]*+[\]］】〕)）}>]")
 _BULLET = re.compile(r"\s*+(?:[-*+•>#|]++[ \t]++)*+(?:\(?\d{1,3}[.)](?=\s))?+")
+_BEFORE_TEXT = " \t-*+•>#|[［【〔(（0123456789."
+"""What can stand between the beginning of a line and a citation that begins it."""
 _NUMBERED = re.compile(r"\s*+\(?\d{1,3}[.)]\s++")
 
 
@@ -181,18 +183,18 @@ def _cited_sentences(text: str, citations: Sequence[Citation]) -> tuple[str, lis
     spans = list(_sentence_spans(plain))
     labels: list[dict[str, None]] = [{} for _ in spans]
     starts = [start for start, _ in spans]
-    leading: set[int] = set()  # paragraphs that begin with a citation, each by the place of its first sentence
-    breaks = [match.end() for match in re.finditer(r"\n\s*+", text)]
+    leads: dict[int, bool] = {}  # whether the paragraph that begins here begins with a citation of what follows
+    breaks = [0, *(match.end() for match in re.finditer(r"\n\s*+", text))]
     for start, _, label in tags:
         at = bisect_right(starts, start) - 1  # the sentence that begins before the tag
-        paragraph = breaks[bisect_right(breaks, start) - 1] if breaks and breaks[0] <= start else 0
-        is_first = not plain[paragraph:start].strip(" \t-*+•>#|[［【〔(（0123456789.")
-        if is_first and at + 1 < len(spans) and "\n" not in text[start : starts[at + 1]]:
-            leading.add(paragraph)
-        is_before = at < 0 or (start >= spans[at][1] and paragraph in leading)
-        if is_before and at + 1 < len(spans):
+        paragraph = breaks[bisect_right(breaks, start) - 1]
+        if paragraph not in leads:
+            is_first = not plain[paragraph:start].strip(_BEFORE_TEXT)
+            leads[paragraph] = is_first and at + 1 < len(spans) and "\n" not in text[start : starts[at + 1]]
+        is_between = at < 0 or start >= spans[at][1]
+        if at < 0 or (is_between and leads[paragraph] and at + 1 < len(spans)):
             at += 1
-        if at >= 0:
+        if at < len(spans):
             labels[at][label] = None
     return plain, [(start, end, tuple(names)) for (start, end), names in zip(spans, labels, strict=True)]
 
@@ -213,6 +215,43 @@ def _sentence_spans(text: str) -> Iterator[tuple[int, int]]:
             yield start, end
 
 
+# --- languages ---
+
+_FUNCTION_WORDS = {
+    "en": "the of and is to in it that are for with this be on you from by at which can",
+    "de": "der die das und ist nicht ein eine mit zu den von auf für im dem wird bei werden oder",
+    "fr": "le la les des est et une dans pour que qui du sur pas par avec au ce ne il",
+    "es": "el los las una que en por con para es del se como su al lo más y de la",
+    "it": "il gli di che è una per con non della dei sono nel si alla del lo più e la",
+    "pt": "o os as um uma que não em com para é do da dos se ao na no mais e",
+    "nl": "de het een en van is dat niet in op te voor met zijn aan bij wordt of ook",
+    "pl": "nie się na w z do jest że i to o jak po co dla od przy lub są przez",
+}
+_LANGUAGES_OF = {
+    word: [name for name, row in _FUNCTION_WORDS.items() if word in row.split()] for word in " ".join(_FUNCTION_WORDS.values()).split()
+}
+_COMMON = STOP_WORDS.union(_LANGUAGES_OF)
+"""Words that say nothing alone, in any of the languages."""
+_SCRIPTS = (
+    ("ru", re.compile("[\u0400-\u04ff]")),
+    ("ja", re.compile("[\u3040-\u30ff]")),
+    ("ko", re.compile("[\uac00-\ud7af]")),
+    ("zh", re.compile("[\u4e00-\u9fff]")),
+)
+_MAX_LANGUAGE_WORDS = 400
+
+
+def language_of(text: str) -> str:
+    """Guess the language of a text by its script and its commonest words; "en" if nothing tells."""
+    text = text[: 20 * _MAX_LANGUAGE_WORDS]
+    num_letters = sum(map(str.isalpha, text))
+    for name, script in _SCRIPTS:
+        if 4 * len(script.findall(text)) > num_letters:
+            return name
+    votes = Counter(name for word in words(text.casefold())[:_MAX_LANGUAGE_WORDS] for name in _LANGUAGES_OF.get(word, ()))
+    return max(_FUNCTION_WORDS, key=lambda name: votes[name])
+
+
 # --- words, compared without their endings ---
 
 _SUFFIX = re.compile(r"(?<=...)(?:ing|ed|es|er|en|em|e|s|n)\Z")
@@ -224,7 +263,7 @@ def _keys(text: str) -> list[str]:
     characters. Stop words are left out, unless there is nothing else.
     """
     found = words(unicodedata.normalize("NFKC", text).casefold())
-    return [key for word in found if word not in STOP_WORDS for key in _keys_of(word)] or [key for word in found for key in _keys_of(word)]
+    return [key for word in found if word not in _COMMON for key in _keys_of(word)] or [key for word in found for key in _keys_of(word)]
 
 
 def _keys_of(word: str) -> Iterator[str]:
@@ -255,12 +294,14 @@ def _weights(passages: Collection[_Passage]) -> Callable[[str], float]:
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """A sentence or line of a passage: characters `start` to `end` of its text. `header` has the keys of its table's first row."""
+    """A sentence or line of a passage: characters `start` to `end` of its text. `known` also has the keys of what explains it: the
+    passage's heading, and the first row of its table.
+    """
 
     start: int
     end: int
     keys: frozenset[str]
-    header: frozenset[str] = frozenset()
+    known: frozenset[str]
 
 
 class _Passage:
@@ -272,7 +313,7 @@ class _Passage:
 
     @cached_property
     def units(self) -> tuple[_Unit, ...]:
-        return tuple(_units(self.text))
+        return tuple(_units(self.text, self.context))
 
     @cached_property
     def context(self) -> frozenset[str]:
@@ -281,7 +322,7 @@ class _Passage:
 
     @cached_property
     def keys(self) -> frozenset[str]:
-        return self.context.union(*(unit.keys for unit in self.units))
+        return self.context.union(*(unit.known for unit in self.units))
 
     @cached_property
     def facts(self) -> _Facts:
@@ -317,7 +358,7 @@ def _lines(place: str, text: str, start: int, end: int) -> str:
 _RULE = re.compile(r"[\s|:-]*-{2}[\s|:-]*\Z")
 
 
-def _units(text: str) -> Iterator[_Unit]:
+def _units(text: str, context: frozenset[str]) -> Iterator[_Unit]:
     header: frozenset[str] = frozenset()
     before: _Unit | None = None
     for start, end in _unit_spans(text):
@@ -327,7 +368,8 @@ def _units(text: str) -> Iterator[_Unit]:
         elif _RULE.match(line):
             header = frozenset() if before is None else before.keys
             continue
-        unit = _Unit(start, end, frozenset(_keys(line)), header)
+        keys = frozenset(_keys(line))
+        unit = _Unit(start, end, keys, keys | header | context)
         if unit.keys:
             yield unit
         before = unit
@@ -437,7 +479,7 @@ def _best_match(sentence: _Sentence, sources: Sequence[_Passage], weigh: Callabl
 
 def _spans(keys: frozenset[str], source: _Passage, covered: Callable[[Iterable[str]], float]) -> list[tuple[_Passage, int, int, float]]:
     """Return the best candidates in one passage, as (passage, first unit, last unit, share of the words)."""
-    units, own = source.units, [keys & (unit.keys | unit.header | source.context) for unit in source.units]
+    units, own = source.units, [keys & unit.known for unit in source.units]
     shares = [covered(each) for each in own]
     best = sorted(range(len(units)), key=lambda at: -shares[at])[:NUM_CANDIDATES]
     return [(source, *_grown(at, own, covered)) for at in best]
@@ -718,7 +760,7 @@ def _stem(name: str) -> str:
     return next(iter(_keys_of(name)), "") if name else ""
 
 
-_CODE = re.compile(r"[^\W\d_]\d|\d[^\W\d_]|[a-z]_[a-z]|[a-z][A-Z]|\A[A-Z]{2}")
+_CODE = re.compile(r"[^\W\d_]\d|\d[^\W\d_]|\A\d++(?:\.\d++){2}|[a-z]_[a-z]|[a-z][A-Z]|\A[A-Z]{2}")
 _STARTS = re.compile(r"(?:\A|[.!?…:;\"“„«»(\[\n*_#>|–—])[\s\"“„«»(\[*_#>|–—-]*\Z")
 _MAX_START = 40
 _CAPITALISING = frozenset({"de"})
@@ -743,39 +785,6 @@ def _begins(text: str, at: int) -> bool:
 
 
 # --- claims: negations ---
-
-_FUNCTION_WORDS = {
-    "en": "the of and is to in it that are for with this be on you from by at which can",
-    "de": "der die das und ist nicht ein eine mit zu den von auf für im dem wird bei werden oder",
-    "fr": "le la les des est et une dans pour que qui du sur pas par avec au ce ne il",
-    "es": "el los las una que en por con para es del se como su al lo más y de la",
-    "it": "il gli di che è una per con non della dei sono nel si alla del lo più e la",
-    "pt": "o os as um uma que não em com para é do da dos se ao na no mais e",
-    "nl": "de het een en van is dat niet in op te voor met zijn aan bij wordt of ook",
-    "pl": "nie się na w z do jest że i to o jak po co dla od przy lub są przez",
-}
-_LANGUAGE_OF = {
-    word: [name for name, row in _FUNCTION_WORDS.items() if word in row.split()] for row in _FUNCTION_WORDS.values() for word in row.split()
-}
-_SCRIPTS = (
-    ("ru", re.compile("[\u0400-\u04ff]")),
-    ("ja", re.compile("[\u3040-\u30ff]")),
-    ("ko", re.compile("[\uac00-\ud7af]")),
-    ("zh", re.compile("[\u4e00-\u9fff]")),
-)
-_MAX_LANGUAGE_WORDS = 400
-
-
-def language_of(text: str) -> str:
-    """Guess the language of a text by its script and its commonest words; "en" if nothing tells."""
-    text = text[: 20 * _MAX_LANGUAGE_WORDS]
-    num_letters = sum(map(str.isalpha, text))
-    for name, script in _SCRIPTS:
-        if 4 * len(script.findall(text)) > num_letters:
-            return name
-    votes = Counter(name for word in words(text.casefold())[:_MAX_LANGUAGE_WORDS] for name in _LANGUAGE_OF.get(word, ()))
-    return max(_FUNCTION_WORDS, key=lambda name: votes[name])
-
 
 _NEGATIONS = {
     "en": r"\b(?:no|not)\b(?!\s+(?:only|more|less|fewer|\w+er)\b)|\b(?:never|none|neither|nor|nothing|nobody|cannot|without)\b|n['’]t\b",
@@ -807,11 +816,12 @@ def _denied(text: str, language: str) -> bool:
     return bool(_NEGATED[language].search(text) or _SOFT.search(text))
 
 
-def _negated_clauses(text: str, language: str) -> Iterator[tuple[int, int]]:
+def _negated_clauses(text: str, language: str) -> Iterator[tuple[int, int, str]]:
+    """Yield where each negated clause begins and ends, and its text without the negation."""
     pattern, at = _NEGATED[language], 0
     for end in (*(match.start() for match in _CLAUSE.finditer(text)), len(text)):
         if pattern.search(text, at, end):
-            yield at, end
+            yield at, end, pattern.sub(" ", text[at:end])
         at = end
 
 
@@ -828,14 +838,14 @@ def _contradicted(sentence: _Sentence, match: _Match, weigh: Callable[[str], flo
     """Yield the parts of a sentence that are negated there and not in their span, and the sentence if it is the other way round."""
     source = match.passage
     span = source.text[source.units[match.first].start : source.units[match.last].end]
-    keys = source.context.union(*(unit.keys for unit in source.units[match.first : match.last + 1]))
+    keys = source.context.union(*(unit.known for unit in source.units[match.first : match.last + 1]))
     if not _denied(span, source.language):
-        for start, end in _negated_clauses(sentence.text, sentence.language):
-            if _is_about(sentence.text[start:end], keys, weigh):
+        for start, end, clause in _negated_clauses(sentence.text, sentence.language):
+            if _is_about(clause, keys, weigh):
                 yield start, end
     elif not _denied(sentence.text, sentence.language):
         clauses = _negated_clauses(span, source.language)
-        if any(_is_about(span[start:end], sentence.keys, weigh) for start, end in clauses):
+        if any(_is_about(clause, sentence.keys, weigh) for _, _, clause in clauses):
             yield 0, len(sentence.text)
 
 
