@@ -46,7 +46,7 @@ NUM_CANDIDATES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class SupportingSpan:
     """The stretch of a source that supports a sentence best: characters `start` to `end` of the document (code points, end exclusive).
 
     If the passage is not a literal part of its document, such as a fact noted from it, `start` and `end` are those of the passage.
@@ -75,7 +75,7 @@ class SentenceSupport:
     start: int
     end: int
     labels: tuple[str, ...] = ()
-    span: Span | None = None
+    span: SupportingSpan | None = None
     contributions: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -94,7 +94,7 @@ class SentenceSupport:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class UnsupportedClaim:
     """Characters `start` to `end` of an answer that no source of their sentence has: a number, a number with another unit, a name, or a
     statement that is negated on one side only.
     """
@@ -113,7 +113,7 @@ class Support:
     """What the sources of an answer support: each sentence in order, and the claims in cited sentences that they do not."""
 
     sentences: tuple[SentenceSupport, ...] = ()
-    unsupported_claims: tuple[Claim, ...] = ()
+    unsupported_claims: tuple[UnsupportedClaim, ...] = ()
 
     @property
     def mean_score(self) -> float | None:
@@ -139,7 +139,7 @@ def assess(
     language = language_of(plain)
     similarity = _Similarity(embedder)
     results: list[SentenceSupport] = []
-    claims: list[Claim] = []
+    claims: list[UnsupportedClaim] = []
     for start, end, labels in cited:
         if not labels:
             results.append(SentenceSupport(start, end))
@@ -332,14 +332,19 @@ class _Passage:
     def language(self) -> str:
         return language_of(self.text)
 
-    def span(self, first: int, last: int) -> Span:
+    @cached_property
+    def denying(self) -> frozenset[_Unit]:
+        """The units that deny something."""
+        return frozenset(unit for unit in self.units if _denied(self.text[unit.start : unit.end], self.language))
+
+    def span(self, first: int, last: int) -> SupportingSpan:
         """Return the span of some units in the document."""
         chunk, start, end = self.chunk, self.units[first].start, self.units[last].end
         text = self.text[start:end]
         if len(self.text) != chunk.end - chunk.start:  # not a literal part of its document
-            return Span(chunk.label, chunk.source, chunk.start, chunk.end, text, chunk.place)
+            return SupportingSpan(chunk.label, chunk.source, chunk.start, chunk.end, text, chunk.place)
         place = _lines(chunk.place, self.text, start, end)
-        return Span(chunk.label, chunk.source, chunk.start + start, chunk.start + end, text, place)
+        return SupportingSpan(chunk.label, chunk.source, chunk.start + start, chunk.start + end, text, place)
 
 
 _LINES = re.compile(r"lines? (\d{1,9})(?:-\d{1,9})?")
@@ -587,7 +592,8 @@ _QUANTITY = re.compile(
     rf"|(?:(?!{CJK.pattern})[^\W\d_])++(?:/[a-z]++)?))?",
     re.IGNORECASE,
 )
-_WORD = re.compile(rf"(?!{CJK.pattern})[^\W_](?:(?!{CJK.pattern})\w|[-./+'’](?=\w)(?!.{CJK.pattern}))*+|`[^`\n]{{1,80}}`")
+_WORD = re.compile(rf"(?!{CJK.pattern})[^\W_](?:(?!{CJK.pattern})\w|[-./+'’](?=\w)(?!.{CJK.pattern}))*+|`[^`\s]{{1,80}}`")
+_LEADING = re.compile(r"\d{1,15}(?=[^\W\d])")
 _DECADE = re.compile(r"[12]\d{3}s")
 _DEGREES = {"celsius", "fahrenheit", "degree"}
 
@@ -634,9 +640,11 @@ class _Facts:
 
     @cached_property
     def bare_values(self) -> frozenset[float]:
-        """The numbers without a unit, whose unit may stand elsewhere, as in the head of a table, and number words."""
+        """Numbers without a unit, which may stand elsewhere, as in the head of a table; number words; and numbers that begin codes."""
         named = (_NUMBER_WORDS.get(each[0].casefold()) for each in self.words)
-        return frozenset(value for each in self.quantities if not each.dimension for value in each.values).union(filter(None, named))
+        begun = (_LEADING.match(each[0]) for each in self.words)
+        values = [value for each in self.quantities if not each.dimension for value in each.values]
+        return frozenset((*values, *filter(None, named), *(float(match[0]) for match in begun if match)))
 
     @cached_property
     def amounts(self) -> frozenset[tuple[str, float]]:
@@ -761,7 +769,7 @@ def _stem(name: str) -> str:
 
 
 _CODE = re.compile(r"[^\W\d_]\d|\d[^\W\d_]|\A\d++(?:\.\d++){2}|[a-z]_[a-z]|[a-z][A-Z]|\A[A-Z]{2}")
-_STARTS = re.compile(r"(?:\A|[.!?…:;\"“„«»(\[\n*_#>|–—])[\s\"“„«»(\[*_#>|–—-]*\Z")
+_STARTS = re.compile(r"(?:\A|[.!?…:;\"“„«»(\[\n*_#>|–—]|\s-)[\s\"“„«»(\[*_#>|–—-]*\Z")
 _MAX_START = 40
 _CAPITALISING = frozenset({"de"})
 """Languages that capitalise all nouns."""
@@ -825,38 +833,51 @@ def _negated_clauses(text: str, language: str) -> Iterator[tuple[int, int, str]]
         at = end
 
 
-def _is_about(clause: str, others: Collection[str], weigh: Callable[[str], float]) -> bool:
-    """Tell whether a text with these keys has most words of a clause, and at least two unless it has one."""
+def _about(clause: str, weigh: Callable[[str], float]) -> Callable[[Collection[str]], bool]:
+    """Return a function that tells whether a text with some keys has most words of a clause: two at least, unless the clause has one."""
     weights = {key: weigh(key) for key in _keys(clause)}
-    shared = [key for key in weights if key in others]
-    return len(shared) >= min(2, len(weights)) and math.fsum(weights[key] for key in shared) >= MIN_CLAUSE_SHARE * math.fsum(
-        weights.values()
-    )
+    least, most = min(2, len(weights)), MIN_CLAUSE_SHARE * math.fsum(weights.values())
+
+    def is_shared(keys: Collection[str]) -> bool:
+        shared = [weights[key] for key in weights if key in keys]
+        return len(shared) >= least > 0 and math.fsum(shared) >= most
+
+    return is_shared
 
 
-def _contradicted(sentence: _Sentence, match: _Match, weigh: Callable[[str], float]) -> Iterator[tuple[int, int]]:
-    """Yield the parts of a sentence that are negated there and not in their span, and the sentence if it is the other way round."""
-    source = match.passage
-    span = source.text[source.units[match.first].start : source.units[match.last].end]
-    keys = source.context.union(*(unit.known for unit in source.units[match.first : match.last + 1]))
+def _contradicted(
+    sentence: _Sentence, sources: Sequence[_Passage], match: _Match, weigh: Callable[[str], float]
+) -> Iterator[tuple[int, int]]:
+    """Yield the parts of a sentence that are negated there and not in their span, and the sentence if it is the other way round.
+
+    Nothing is yielded if another place in the sources that speaks of the same agrees with the sentence.
+    """
+    source, units = match.passage, match.passage.units[match.first : match.last + 1]
+    span = source.text[units[0].start : units[-1].end]
     if not _denied(span, source.language):
+        keys = frozenset[str]().union(*(unit.known for unit in units))
         for start, end, clause in _negated_clauses(sentence.text, sentence.language):
-            if _is_about(clause, keys, weigh):
+            is_shared = _about(clause, weigh)
+            if is_shared(keys) and not any(is_shared(unit.known) for each in sources for unit in each.denying):
                 yield start, end
     elif not _denied(sentence.text, sentence.language):
         clauses = _negated_clauses(span, source.language)
-        if any(_is_about(clause, sentence.keys, weigh) for _, _, clause in clauses):
-            yield 0, len(sentence.text)
+        if any(_about(clause, weigh)(sentence.keys) for _, _, clause in clauses):
+            is_shared = _about(sentence.text, weigh)
+            if not any(is_shared(unit.known) for each in sources for unit in each.units if unit not in each.denying):
+                yield 0, len(sentence.text)
 
 
-def _unsupported(sentence: _Sentence, sources: Sequence[_Passage], match: _Match | None, weigh: Callable[[str], float]) -> Iterator[Claim]:
+def _unsupported(
+    sentence: _Sentence, sources: Sequence[_Passage], match: _Match | None, weigh: Callable[[str], float]
+) -> Iterator[UnsupportedClaim]:
     """Yield the claims of a sentence that none of its sources has."""
 
-    def claim(kind: ClaimKind, start: int, end: int) -> Claim:
+    def claim(kind: ClaimKind, start: int, end: int) -> UnsupportedClaim:
         text = sentence.text[start:end]
         start += len(text) - len(text.lstrip(" ,;:"))
         text = text.strip(" ,;:")
-        return Claim(kind, text, sentence.start + start, sentence.start + start + len(text))
+        return UnsupportedClaim(kind, text, sentence.start + start, sentence.start + start + len(text))
 
     for quantity in sentence.facts.quantities:
         missing = [source.facts.has(quantity) for source in sources] or ["number"]
@@ -869,5 +890,5 @@ def _unsupported(sentence: _Sentence, sources: Sequence[_Passage], match: _Match
         if squeezed and not any({squeezed, _stem(squeezed)} & each or all(part in each for part in parts) for each in names):
             yield claim("name", name.start(), name.end())
     if match is not None:
-        for start, end in _contradicted(sentence, match, weigh):
+        for start, end in _contradicted(sentence, sources, match, weigh):
             yield claim("negation", start, end)
