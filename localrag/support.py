@@ -150,15 +150,18 @@ def assess(
         contributions = {"words": 0.0} if match is None else match.contributions
         span = None if match is None else match.passage.span(match.first, match.last)
         results.append(SentenceSupport(start, end, labels, span, contributions))
-        claims += _unsupported(sentence, sources, match, weigh)
+        if not _ASKS.search(sentence.text):
+            claims += _unsupported(sentence, sources, match, weigh)
     if is_cut:
-        claims = [claim for claim in claims if claim.end < len(text.rstrip())]
+        claims = [claim for claim in claims if any(map(str.isalnum, text[claim.end :]))]
     distinct = {(claim.kind, claim.text.casefold()): claim for claim in reversed(claims)}
     return Support(tuple(results), tuple(sorted(distinct.values(), key=lambda claim: (claim.start, claim.end))))
 
 
 # --- the sentences of an answer, and what each cites ---
 
+_ASKS = re.compile(r"[?？][\"'”’)\]»*_\s]*\Z")
+"""The end of a question, which claims nothing."""
 _NO_TAG = re.compile(r"\[none\]", re.IGNORECASE)
 _BRACKETS = re.compile(r"[\[［【〔(（{<][\s,;、，；&\0]*+[\]］】〕)）}>]")
 _BULLET = re.compile(r"\s*+(?:[-*+•>#|]++[ \t]++)*+(?:\(?\d{1,3}[.)](?=\s))?+")

@@ -141,6 +141,8 @@ def test_a_claim_is_listed_once_and_only_from_cited_sentences():
 def test_what_a_limit_cut_off_is_no_claim():
     assert [each.text for each in assessed("[KB#1] Heat PLA to 8").unsupported_claims] == ["8"]
     assert assessed("[KB#1] Heat PLA to 8", is_cut=True).unsupported_claims == ()
+    assert assessed("[KB#1] Heat PLA to 8.", is_cut=True).unsupported_claims == ()
+    assert assessed("[KB#1] Can ASA take 500 °C?").unsupported_claims == ()
 
 
 def test_a_heading_counts_as_part_of_its_passage():

@@ -18,7 +18,7 @@ from localrag.engine.echo import open_echo
 from localrag.question import Question
 from localrag.session import Session
 from localrag.settings import Settings
-from localrag.types import SamplingParams
+from localrag.types import Chunk, Hit, SamplingParams
 from tests import identities
 from tests.gguf_files import write_model, write_vocab
 from tests.homes import know_attention
@@ -83,6 +83,20 @@ def test_explain_shows_who_got_what(run):
     assert (code, out) == (0, "You asked: Why?\n")
     assert [line.split()[0] for line in err.strip().splitlines()[:6]] == ["Section", "template", "question", "answer", "spare", "window"]
     assert "window 400 of 131072 trained, limited by requested" in err
+
+
+def test_explain_shows_the_support_of_each_sentence(capsys):
+    text = "Dry it first. PLA is annealed at 80 \x1b[31m°C."
+    hit = Hit(Chunk(1, 1, 0, text, 0, len(text), "pla.md", place="line 7"), 1.0)
+    with open_echo() as engine:
+        answer = Session(engine).ask(Question.of("PLA is annealed at 80 °F.\n\nSo it is.", hits=(hit,)))
+    render.support(answer)
+    score = answer.support.sentences[0].score
+    assert capsys.readouterr().err.splitlines() == [
+        "Support of each sentence by the passages that it cites, 0 to 1 by words alone, because no embedder is loaded:",
+        "  none  You asked: PLA is annealed at 80 °F.",
+        f"  {score:.2f}  So it is.",
+    ]
 
 
 def test_the_speed_of_a_prompt_is_that_of_what_was_evaluated(home, capsys):
