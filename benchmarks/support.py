@@ -3,9 +3,9 @@
     python -m benchmarks.support answers OUT.jsonl       # written by `localrag eval --qa … --out OUT.jsonl`
     python -m benchmarks.support references FOLDER       # conversations.jsonl and corpus.jsonl of MTRAG
 
-`answers` compares the scores of right and wrong answers, and prints the claims to be checked by hand. `references` takes answers that people
-wrote: each is compared with its own passages and with those of another question of the same collection, with a number changed, and with a
-"not" inserted.
+`answers` compares the scores of right and wrong answers, and prints the claims, to be checked by hand. `references` takes answers that
+people wrote. Each is compared with its own passages and with those of another question of the same collection. Then a number in it is
+changed, or a "not" inserted.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _hits_of(row: dict[str, Any]) -> Iterator[Hit]:
 
 
 def references(folder: Path, embedder: Embedder | None, every: int) -> None:
-    chance = random.Random(0)  # noqa: S311  # not for secrets
+    chance = random.Random(0)
     corpus = {row["_id"]: row for row in map(json.loads, (folder / "corpus.jsonl").read_text(encoding="utf-8").splitlines())}
     tasks = [json.loads(line) for line in (folder / "conversations.jsonl").read_text(encoding="utf-8").splitlines()]
     tasks = [task for task in tasks if task["relevant"] and task["reference"] and task["answerability"] == "answerable"]
