@@ -89,13 +89,14 @@ def test_explain_shows_the_support_of_each_sentence(capsys):
     text = "Dry it first. PLA is annealed at 80 \x1b[31m°C."
     hit = Hit(Chunk(1, 1, 0, text, 0, len(text), "pla.md", place="line 7"), 1.0)
     with open_echo() as engine:
-        answer = Session(engine).ask(Question.of("PLA is annealed at 80 °F.\n\nSo it is.", hits=(hit,)))
+        answer = Session(engine).ask(Question.of("So it is. PLA is annealed at 80 °F.", hits=(hit,)))
     render.support(answer)
-    score = answer.support.sentences[0].score
     assert capsys.readouterr().err.splitlines() == [
         "Support of each sentence by the passages that it cites, 0 to 1 by words alone, because no embedder is loaded:",
-        "  none  You asked: PLA is annealed at 80 °F.",
-        f"  {score:.2f}  So it is.",
+        "  none  You asked: So it is.",
+        f"  {answer.support.mean_score:.2f}  PLA is annealed at 80 °F.",
+        "        [KB#1] PLA is annealed at 80 [31m°C.  (line 7)",
+        "Not in the cited passages: 80 °F (unit)",
     ]
 
 
