@@ -22,26 +22,28 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from localrag.errors import LocalragError
-from localrag.text.sentences import sentences
+from localrag.text.sentences import Unit, sentences, units
 from localrag.text.terms import CJK, STOP_WORDS, words
 from localrag.types import Chunk, Citation, Hit
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from localrag.text.tokens import Embedder
 
 ClaimKind = Literal["number", "unit", "name", "negation"]
 
-MAX_UNIT_CHARS = 400
+MAX_STRETCH_CHARS = 400
 """Longest stretch of a passage that counts as one sentence. A longer one, as in text without stops, is divided between words."""
-MAX_SPAN_UNITS = 3
+MAX_SPAN_STRETCHES = 3
 """Most sentences and lines, next to each other, in one supporting span."""
 MIN_GAIN = 0.1
 """How much of a sentence's words a neighbouring sentence must add to become part of the span."""
 MAX_PASSAGES = 4
 """Most passages of one sentence that are searched for its span: those with most of its words."""
-MAX_EMBEDDED = 24
+MAX_EMBEDDED = 18
 """Most texts to embed for one answer."""
-NUM_CANDIDATES = 3
+NUM_CANDIDATES = 2
 """Stretches of a passage, best by words, whose cosine similarity is computed."""
 
 
@@ -282,8 +284,8 @@ def _keys_of(word: str) -> Iterator[str]:
 
 def _weights(passages: Collection[_Passage]) -> Callable[[str], float]:
     """Return the weight of a word: high if few sentences of the passages have it, as in BM25."""
-    counts = Counter(key for passage in passages for unit in passage.units for key in unit.keys)
-    total = sum(len(passage.units) for passage in passages)
+    counts = Counter(key for passage in passages for stretch in passage.stretches for key in stretch.keys)
+    total = sum(len(passage.stretches) for passage in passages)
 
     def weigh(key: str) -> float:
         count = counts[key]
@@ -296,7 +298,7 @@ def _weights(passages: Collection[_Passage]) -> Callable[[str], float]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Unit:
+class _Stretch:
     """A sentence or line of a passage: characters `start` to `end` of its text. `known` also has the keys of what explains it: the
     passage's heading, and the first row of its table.
     """
@@ -315,8 +317,8 @@ class _Passage:
         self.text = chunk.text
 
     @cached_property
-    def units(self) -> tuple[_Unit, ...]:
-        return tuple(_units(self.text, self.context))
+    def stretches(self) -> tuple[_Stretch, ...]:
+        return tuple(_stretches(self.text, self.context))
 
     @cached_property
     def context(self) -> frozenset[str]:
@@ -325,7 +327,7 @@ class _Passage:
 
     @cached_property
     def keys(self) -> frozenset[str]:
-        return self.context.union(*(unit.known for unit in self.units))
+        return self.context.union(*(stretch.known for stretch in self.stretches))
 
     @cached_property
     def facts(self) -> _Facts:
@@ -336,13 +338,13 @@ class _Passage:
         return language_of(self.text)
 
     @cached_property
-    def denying(self) -> frozenset[_Unit]:
-        """The units that deny something."""
-        return frozenset(unit for unit in self.units if _denied(self.text[unit.start : unit.end], self.language))
+    def denying(self) -> frozenset[_Stretch]:
+        """The stretches that deny something."""
+        return frozenset(each for each in self.stretches if _denied(self.text[each.start : each.end], self.language))
 
     def span(self, first: int, last: int) -> SupportingSpan:
-        """Return the span of some units in the document."""
-        chunk, start, end = self.chunk, self.units[first].start, self.units[last].end
+        """Return the span of some stretches in the document."""
+        chunk, start, end = self.chunk, self.stretches[first].start, self.stretches[last].end
         text = self.text[start:end]
         if len(self.text) != chunk.end - chunk.start:  # not a literal part of its document
             return SupportingSpan(chunk.label, chunk.source, chunk.start, chunk.end, text, chunk.place)
@@ -363,38 +365,28 @@ def _lines(place: str, text: str, start: int, end: int) -> str:
     return f"line {first}" if first == last else f"lines {first}-{last}"
 
 
-_RULE = re.compile(r"[\s|:-]*-{2}[\s|:-]*\Z")
+def _stretches(text: str, context: frozenset[str]) -> Iterator[_Stretch]:
+    """Yield what a span can be made of: sentences, list items, rows, and code, divided if it is long."""
+    headers: dict[tuple[int, int], frozenset[str]] = {}
+    for unit in units(text) or [Unit((0, len(text)))]:
+        known = context
+        if unit.header is not None:
+            if unit.header not in headers:
+                headers[unit.header] = context.union(_keys(text[slice(*unit.header)]))
+            known = headers[unit.header]
+        for start, end in _divided(text, *unit.span):
+            keys = frozenset(_keys(text[start:end]))
+            if keys:
+                yield _Stretch(start, end, keys, keys | known)
 
 
-def _units(text: str, context: frozenset[str]) -> Iterator[_Unit]:
-    header: frozenset[str] = frozenset()
-    before: _Unit | None = None
-    for start, end in _unit_spans(text):
-        line = text[start:end]
-        if not line.startswith("|"):
-            header = frozenset()
-        elif _RULE.match(line):
-            header = frozenset() if before is None else before.keys
-            continue
-        keys = frozenset(_keys(line))
-        unit = _Unit(start, end, keys, keys | header | context)
-        if unit.keys:
-            yield unit
-        before = unit
-
-
-def _unit_spans(text: str) -> Iterator[tuple[int, int]]:
-    at = 0
-    for piece in sentences(text):
-        start, at = at + len(piece) - len(piece.lstrip()), at + len(piece)
-        end = start + len(piece.strip())
-        while end - start > MAX_UNIT_CHARS:
-            space = text.rfind(" ", start + MAX_UNIT_CHARS // 2, start + MAX_UNIT_CHARS)
-            middle = space if space > 0 else start + MAX_UNIT_CHARS
-            yield start, middle
-            start = middle
-        if start < end:
-            yield start, end
+def _divided(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
+    while end - start > MAX_STRETCH_CHARS:
+        space = text.rfind(" ", start + MAX_STRETCH_CHARS // 2, start + MAX_STRETCH_CHARS)
+        middle = space if space > 0 else start + MAX_STRETCH_CHARS
+        yield start, middle
+        start = middle
+    yield start, end
 
 
 # --- the best span ---
@@ -402,7 +394,7 @@ def _unit_spans(text: str) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Match:
-    """Units `first` to `last` of a passage, and their score against a sentence."""
+    """Stretches `first` to `last` of a passage, and their score against a sentence."""
 
     passage: _Passage
     first: int
@@ -433,27 +425,29 @@ class _Sentence:
 
 
 class _Similarity:
-    """Cosine similarities, for at most MAX_EMBEDDED texts. `of` returns None for each text if they are used up or cannot be embedded."""
+    """Cosine similarities, until MAX_EMBEDDED different texts were embedded."""
 
     def __init__(self, embedder: Embedder | None) -> None:
         self._embedder = embedder
-        self._left = MAX_EMBEDDED
+        self._vectors: dict[str, np.ndarray] = {}
 
     def of(self, sentence: str, texts: Sequence[str]) -> list[float] | None:
-        if self._embedder is None or self._left < len(texts) + 1:
+        """Return the similarity of a sentence to each text, 0 to 1; None without an embedder, or if that were too many texts."""
+        new = [text for text in dict.fromkeys((sentence, *texts)) if text not in self._vectors]
+        if self._embedder is None or len(self._vectors) + len(new) > MAX_EMBEDDED:
             return None
-        self._left -= len(texts) + 1
         try:
-            vectors = self._embedder.embed([_fitted(text, self._embedder) for text in (sentence, *texts)])
+            vectors = self._embedder.embed([_fitted(text, self._embedder) for text in new]) if new else ()
         except LocalragError:
             self._embedder = None
             return None
-        return [min(1.0, max(0.0, float(each))) for each in vectors[1:] @ vectors[0]]
+        self._vectors |= zip(new, vectors, strict=True)
+        return [min(1.0, max(0.0, float(each))) for each in (self._vectors[text] @ self._vectors[sentence] for text in texts)]
 
 
 def _fitted(text: str, embedder: Embedder) -> str:
     """Return as much of the beginning of a text as the embedder takes."""
-    text = text[: 4 * MAX_SPAN_UNITS * MAX_UNIT_CHARS]
+    text = text[: 4 * MAX_SPAN_STRETCHES * MAX_STRETCH_CHARS]
     while embedder.count(text) > embedder.max_tokens:
         text = text[: len(text) * 3 // 4]
     return text
@@ -463,7 +457,7 @@ def _best_match(sentence: _Sentence, sources: Sequence[_Passage], weigh: Callabl
     """Return the best span for a sentence in its sources, by words and cosine similarity."""
     weights = {key: weigh(key) for key in sentence.keys}
     total = math.fsum(weights.values())
-    sources = [source for source in sources if source.units]
+    sources = [source for source in sources if source.stretches]
     if not total or not sources:
         return None
 
@@ -473,7 +467,7 @@ def _best_match(sentence: _Sentence, sources: Sequence[_Passage], weigh: Callabl
     nearest = sorted(sources, key=lambda source: -covered(sentence.keys & source.keys))[:MAX_PASSAGES]
     spans = [span for source in nearest for span in _spans(sentence.keys, source, covered)]
     spans = sorted(spans, key=lambda span: (-span[3], span[2] - span[1]))[:NUM_CANDIDATES]
-    texts = [source.text[source.units[first].start : source.units[last].end] for source, first, last, _ in spans]
+    texts = [source.text[source.stretches[first].start : source.stretches[last].end] for source, first, last, _ in spans]
     cosines = similarity.of(sentence.text, texts)
     if cosines is None:
         matches = [_Match(source, first, last, {"words": share}) for source, first, last, share in spans]
@@ -486,18 +480,18 @@ def _best_match(sentence: _Sentence, sources: Sequence[_Passage], weigh: Callabl
 
 
 def _spans(keys: frozenset[str], source: _Passage, covered: Callable[[Iterable[str]], float]) -> list[tuple[_Passage, int, int, float]]:
-    """Return the best candidates in one passage, as (passage, first unit, last unit, share of the words)."""
-    units, own = source.units, [keys & unit.known for unit in source.units]
+    """Return the best candidates in one passage, as (passage, first stretch, last stretch, share of the words)."""
+    own = [keys & stretch.known for stretch in source.stretches]
     shares = [covered(each) for each in own]
-    best = sorted(range(len(units)), key=lambda at: -shares[at])[:NUM_CANDIDATES]
+    best = sorted(range(len(own)), key=lambda at: -shares[at])[:NUM_CANDIDATES]
     return [(source, *_grown(at, own, covered)) for at in best]
 
 
 def _grown(at: int, own: Sequence[frozenset[str]], covered: Callable[[Iterable[str]], float]) -> tuple[int, int, float]:
-    """Add neighbours to a unit while each adds enough of the words."""
+    """Add neighbours to a stretch while each adds enough of the words."""
     first = last = at
     keys = own[at]
-    while last - first + 1 < MAX_SPAN_UNITS:
+    while last - first + 1 < MAX_SPAN_STRETCHES:
         gains = [(covered(own[next_] - keys), -abs(next_ - at), next_) for next_ in (first - 1, last + 1) if 0 <= next_ < len(own)]
         gain, _, chosen = max(gains, default=(0.0, 0, at))
         if gain < MIN_GAIN:
@@ -855,19 +849,19 @@ def _contradicted(
 
     Nothing is yielded if another place in the sources that speaks of the same agrees with the sentence.
     """
-    source, units = match.passage, match.passage.units[match.first : match.last + 1]
-    span = source.text[units[0].start : units[-1].end]
+    source, stretches = match.passage, match.passage.stretches[match.first : match.last + 1]
+    span = source.text[stretches[0].start : stretches[-1].end]
     if not _denied(span, source.language):
-        keys = frozenset[str]().union(*(unit.known for unit in units))
+        keys = frozenset[str]().union(*(stretch.known for stretch in stretches))
         for start, end, clause in _negated_clauses(sentence.text, sentence.language):
             is_shared = _about(clause, weigh)
-            if is_shared(keys) and not any(is_shared(unit.known) for each in sources for unit in each.denying):
+            if is_shared(keys) and not any(is_shared(stretch.known) for each in sources for stretch in each.denying):
                 yield start, end
     elif not _denied(sentence.text, sentence.language):
         clauses = _negated_clauses(span, source.language)
         if any(_about(clause, weigh)(sentence.keys) for _, _, clause in clauses):
             is_shared = _about(sentence.text, weigh)
-            if not any(is_shared(unit.known) for each in sources for unit in each.units if unit not in each.denying):
+            if not any(is_shared(stretch.known) for each in sources for stretch in each.stretches if stretch not in each.denying):
                 yield 0, len(sentence.text)
 
 
