@@ -582,7 +582,7 @@ _UNITS = _unit_table()
 _GAP = r"[ \u00a0\u202f\u2009]"
 _OUTSIDE = rf"(?:(?<!\w)(?<!\w[.,])|(?<={CJK.pattern}))"
 _QUANTITY = re.compile(
-    rf"(?P<sign>(?<![\w)\]%°])[-−–](?=\d)|{_OUTSIDE})(?P<money>[€$£¥]{_GAP}?)?"
+    rf"(?P<sign>(?<![\w)\]%°])(?<!\d\s)[-−–](?=\d)|{_OUTSIDE})(?P<money>[€$£¥]{_GAP}?)?"
     rf"(?P<digits>\d++(?:[.,]\d++|['’\u00a0\u202f\u2009 ]\d{{3}}(?!\d))*+)"
     rf"(?P<unit>(?:{_GAP}|-)?(?:degrees?{_GAP}(?:celsius|fahrenheit|c\b|f\b)|grad{_GAP}celsius|°{_GAP}?[CF]?|per{_GAP}cent|[%‰€$£¥℃℉]"
     rf"|{'|'.join(sorted((name for name in _UNITS if CJK.match(name)), key=len, reverse=True))}"
@@ -592,7 +592,12 @@ _QUANTITY = re.compile(
 _WORD = re.compile(rf"(?!{CJK.pattern})[^\W_](?:(?!{CJK.pattern})\w|[-./+'’](?=\w)(?!.{CJK.pattern}))*+|`[^`\s]{{1,80}}`")
 _LEADING = re.compile(r"\d{1,15}(?=[^\W\d])")
 _DECADE = re.compile(r"[12]\d{3}s")
-_DEGREES = {"celsius", "fahrenheit", "degree"}
+_DEGREES = {
+    "degree": {"degree", "celsius", "fahrenheit"},
+    "celsius": {"degree", "celsius"},
+    "fahrenheit": {"degree", "fahrenheit"},
+}
+"""What degrees of each kind may be called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -666,13 +671,7 @@ class _Facts:
         """Return what of a quantity is missing here: "" if nothing."""
         if not quantity.dimension:
             return "" if quantity.values & self.values else "number"
-        dimensions = (
-            _DEGREES
-            if quantity.dimension == "degree"
-            else {quantity.dimension, "degree"}
-            if quantity.dimension in _DEGREES
-            else {quantity.dimension}
-        )
+        dimensions = _DEGREES.get(quantity.dimension, {quantity.dimension})
         if any((dimension, amount) in self.amounts for dimension in dimensions for amount in quantity.amounts):
             return ""
         if not quantity.values & self.values:
@@ -807,7 +806,8 @@ _NEGATIONS = {
 }
 _NEGATED = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in _NEGATIONS.items()}
 _SOFT = re.compile(
-    r"\b(?:avoid\w*|unlike|fail\w*|lack\w*|hardly|rarely|seldom|except|instead|rather|prevent\w*|unable|(?:no|not|nicht)\s+(?:more|less|fewer|mehr|weniger|\w+er)|un\w{4,}|in\w{4,}able|non\w*"
+    r"\b(?:avoid\w*|unlike|fail\w*|lack\w*|hardly|rarely|seldom|except|instead|rather|prevent\w*"
+    r"|unable|(?:no|not|nicht)\s+(?:more|less|fewer|mehr|weniger|\w+er)|un\w{4,}|in\w{4,}able|non\w*"
     r"|vermeid\w*|kaum|selten|außer|un\w{5,}|statt|évit\w*|sauf|evit\w*|salvo|избега\w*|кроме)\b|避|禁",
     re.IGNORECASE,
 )

@@ -102,6 +102,7 @@ def test_a_passage_that_is_no_part_of_its_document_is_named_as_a_whole():
         ("Heat to 80 degrees.", "Heat to 80 °C.", []),
         ("Heat to 80°C.", "Heat to 70–80 degrees Celsius.", []),
         ("Heat to 70 °C.", "Heat to 70 or 80 °C.", []),
+        ("Heat to 80 °C.", "Heat to 70 –80 °C.", []),
         ("Heat to 80 °C.", "| Bed, °C |\n|---|\n| 80 |", []),
         ("烘烤到80度。", "Heat to 80 °C.", []),
         ("Heat to 85 °C.", "Heat to 80 °C.", ["number: 85 °C"]),
