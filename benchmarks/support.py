@@ -5,7 +5,7 @@
 
 `answers` compares the scores of right and wrong answers, and prints the claims, to be checked by hand. `references` takes answers that
 people wrote. Each is compared with its own passages and with those of another question of the same collection. Then a number in it is
-changed, or a "not" inserted.
+changed, a "not" inserted, or one removed.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from localrag.types import Chunk, Citation, Hit
 _SENT = re.compile(r"\[[^\]]*\] (?P<text>.*) \((?P<place>[^()]*(?:\([^()]*\)[^()]*)*)\)", re.DOTALL)
 """A passage as a prompt shows it."""
 _NUMBER = re.compile(r"(?<![\w.,])\d{1,6}(?![\w,]|\.\d)")
+_NOT = re.compile(r"\b(?:not|never) |n['’]t\b")
 _VERB = re.compile(r"\b(?:is|are|can|was|were|will|does|do|has|have|should|must)\b(?! not)")
 
 
@@ -91,11 +92,12 @@ def references(folder: Path, embedder: Embedder | None, every: int) -> None:
         support = _assessed(text, passages, embedder)
         own.append(support)
         others.append(_assessed(text, [corpus[each] for each in chance.choice(alike)["relevant"]], embedder))
-        for name, changed in (("numbers", _with_another_number(text, chance)), ("negations", _negated(text))):
+        changes = {"number changed": _with_another_number(text, chance), "not inserted": _negated(text), "not removed": _affirmed(text)}
+        for name, changed in changes.items():
             if changed is not None:
-                counts[f"{name} changed"] += 1
+                counts[name] += 1
                 now = _assessed(changed, passages, embedder)
-                counts[f"{name} told"] += len(now.unsupported_claims) > len(support.unsupported_claims)
+                counts[f"{name}, listed"] += len(now.unsupported_claims) > len(support.unsupported_claims)
     row = {
         "answers": len(own),
         "auc per sentence": auc(_scores(own), _scores(others)),
@@ -115,7 +117,7 @@ def _assessed(text: str, passages: Sequence[dict[str, Any]], embedder: Embedder 
         for number, each in enumerate(passages, 1)
     ]
     cited, spans = "", []
-    for sentence in re.split(r"(?<=[.!?])\s+", text.strip()):
+    for sentence in re.split(r"(?<=[^\d\s][.!?])\s+", text.strip()):
         spans.append((len(cited) + len(sentence) + 1, len(cited) + len(sentence) + 4))
         cited += f"{sentence} [*] "
     return assess(cited, hits, [Citation(hit.label, True, tuple(spans)) for hit in hits], embedder=embedder)
@@ -132,6 +134,11 @@ def _with_another_number(text: str, chance: random.Random) -> str | None:
 def _negated(text: str) -> str | None:
     verb = _VERB.search(text)
     return None if verb is None else f"{text[: verb.end()]} not{text[verb.end() :]}"
+
+
+def _affirmed(text: str) -> str | None:
+    affirmed = _NOT.sub("", text, count=1)
+    return None if affirmed == text else affirmed
 
 
 def _scores(supports: Iterable[Support]) -> list[float]:

@@ -813,7 +813,7 @@ _SOFT = re.compile(
 )
 """Words that deny without a negation. They never make a claim, but where one side has them, both sides may mean the same."""
 _CLAUSE = re.compile(r"[,;:.!?—–()，。；：、]|\b(?:but|while|whereas|although|because|aber|sondern|während|mais|pero|ma|mas|maar|ale|но)\b")
-MIN_CLAUSE_SHARE = 0.6
+MIN_CLAUSE_SHARE = 0.8
 """How much of a negated clause's words the other side must have for both to speak of the same thing."""
 
 
