@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from localrag.session.history_window import Forgotten, Turn
     from localrag.session.query_rewrite import QueryRewrite
     from localrag.settings import Learning, Settings
+    from localrag.support import SentenceSupport, Support, SupportingSpan, UnsupportedClaim
     from localrag.text.tokens import Embedder
     from localrag.types import (
         Attachment,
@@ -155,11 +156,14 @@ __all__ = [
     "SamplingParams",
     "Search",
     "Section",
+    "SentenceSupport",
     "Session",
     "Settings",
     "Shortened",
     "SkippedFile",
     "Slot",
+    "Support",
+    "SupportingSpan",
     "Tagging",
     "TemplateError",
     "Text",
@@ -175,6 +179,7 @@ __all__ = [
     "ToolSpec",
     "TopK",
     "Turn",
+    "UnsupportedClaim",
     "UsageError",
     "Verdict",
     "VerifyResult",
@@ -290,6 +295,12 @@ _MODULES = {
     "settings": (
         "Learning",
         "Settings",
+    ),
+    "support": (
+        "SentenceSupport",
+        "Support",
+        "SupportingSpan",
+        "UnsupportedClaim",
     ),
     "text.tokens": ("Embedder",),
     "types": (

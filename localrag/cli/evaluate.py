@@ -289,7 +289,7 @@ def _show(
         rows = {"ways": [each.to_dict() for each in tallies], "compared": [each.to_dict() for each in compared]}
         emit({**about, **rows, "same_prompts": alike, "num_sources_not_found": num_astray})
         return
-    columns = ("Way", "Questions", *COLUMNS.values(), "Invented", "Errors")
+    columns = ("Way", "Questions", *COLUMNS.values(), "Invented", "Support", "No unsupported claims", "Errors")
     render.table(columns, [_row(each) for each in tallies], right=columns[1:-1])
     click.echo()
     columns = ("Means", *MEANS.values())
@@ -309,8 +309,10 @@ def _show(
 
 def _row(row: Tally) -> tuple[str, ...]:
     shares = (_cell(share, is_right=name == "is_right") for name, share in row.shares.items())
+    support = "–" if row.mean_support is None else f"{row.mean_support:.2f}"
+    supported = _cell(row.is_supported, is_right=False)
     errors = ", ".join(f"{num} {name}" for name, num in row.errors.items())
-    return row.way, str(row.num_questions), *shares, str(row.num_invented), errors
+    return row.way, str(row.num_questions), *shares, str(row.num_invented), support, supported, errors
 
 
 def _means(row: Tally) -> tuple[str, ...]:

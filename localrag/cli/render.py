@@ -280,6 +280,7 @@ def answer(
         prompt(result.prompt.parts, tokenizer, err=True)
     if explain:
         ledger(result.ledger, err=True)
+        support(result)
         _usage(result)
         models_files(settings)
 
@@ -323,6 +324,34 @@ def _sources(result: Answer) -> None:
         note("  * cited in the answer")
     else:
         note("  The answer cites none of them.")
+
+
+_MAX_QUOTED = 160
+"""Most characters of a sentence or span that are printed."""
+
+
+def support(result: Answer) -> None:
+    """Print each sentence of an answer with its score and its best supporting span, and the claims that the cited passages lack."""
+    checked = result.support
+    cited = [each for each in checked.sentences if each.score is not None]
+    if not checked.sentences:
+        return
+    has_cosines = any("cosine" in each.contributions for each in cited)
+    how = " by words and cosine similarity" if has_cosines else " by words alone, because no embedder is loaded" if cited else ""
+    note(f"Support of each sentence by the passages that it cites, 0 to 1{how}:")
+    for each in checked.sentences:
+        note(f"  {'none' if each.score is None else f'{each.score:.2f}'}  {_quoted(result.text[each.start : each.end])}")
+        if (span := each.span) is not None:
+            position = safe(span.place) or f"characters {span.start} to {span.end}"
+            note(f"        [{span.label}] {_quoted(span.text)}  ({position})")
+    if checked.unsupported_claims:
+        claims = [f"{_quoted(each.text)} ({each.kind})" for each in checked.unsupported_claims]
+        note(f"Not in the cited passages: {', '.join(claims)}")
+
+
+def _quoted(text: str) -> str:
+    line = " ".join(safe(text).split())
+    return line if len(line) <= _MAX_QUOTED else f"{line[: _MAX_QUOTED - 1]}…"
 
 
 def _usage(result: Answer) -> None:

@@ -170,6 +170,8 @@ _KEPT = (
     "evidence",
     "citations",
     "unsupported_citations",
+    "support",
+    "unsupported_claims",
     "coverage",
     "timings",
     "tokens_per_s",

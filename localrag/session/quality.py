@@ -211,6 +211,7 @@ def _ask(session: Session, question_of: Callable[[str | Sequence[Message]], Ques
     seconds = time.perf_counter() - started - (engine.load_s - loaded_s)  # not counting the creation of a context
     if answer.finish_reason == "cancelled":
         raise InterruptedRunError("Interrupted.")
+    support = answer.support
     return Outcome(
         text=answer.text,
         citations=answer.citations,
@@ -223,6 +224,8 @@ def _ask(session: Session, question_of: Callable[[str | Sequence[Message]], Ques
         completion_tokens=answer.completion_tokens,
         evidence_tokens=sum(entry.used for entry in answer.ledger.entries if entry.name in _EVIDENCE),
         first_token_s=round(max(0.0, answer.timings.first_token_s - answer.timings.load_s), 4),
+        support=support.mean_score,
+        unsupported_claims=tuple(each.text for each in support.unsupported_claims),
     )
 
 

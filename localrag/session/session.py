@@ -433,6 +433,7 @@ class Session:
             logprobs=completion.logprobs,
             bypass=prepared.bypass,
             rewriting=prepared.rewriting,
+            embedder=self.embedder if any("semantic" in hit.scores for hit in prepared.offered) else None,
             warnings=(*self.warnings, *ledger_warnings(ledger)),
         )
 
