@@ -174,6 +174,7 @@ class Asking(TypedDict):
     max_seconds: float | None
     weigh: bool
     cite: Cite | None
+    quote: bool
 
 
 class Number(click.FloatRange):
@@ -275,6 +276,7 @@ def question(asking: Asking, text: str, sampling: SamplingParams | None = None) 
         top_k=asking["top_k"],
         weigh=asking["weigh"],
         cite=asking["cite"],
+        quote=asking["quote"],
         context_ratio=asking["context_ratio"],
         overflow=asking["overflow"],
         max_seconds=max_seconds,
@@ -324,6 +326,12 @@ cite_option = click.option(
     help="enforced: an answer with evidence cites at least one source and cannot name any other, or says [none]. free: the model may do "
     f"either.  [default: {DEFAULT_CITE}]",
 )
+quote_option = click.option(
+    "--quote",
+    is_flag=True,
+    help="The model may choose a sentence of the sources, such as [KB#12.3], and its exact text is copied into the answer. Includes "
+    "--cite enforced.",
+)
 _ASKING = (
     click.option(
         "--max-tokens",
@@ -366,6 +374,7 @@ _ASKING = (
     ),
     click.option("--budget", metavar="NAME", help="A [budgets.NAME] table of models.toml."),
     cite_option,
+    quote_option,
     click.option("--weigh", is_flag=True, help="Weight passages by the relevance of their files (see localrag score)."),
     click.option(
         "--attach",

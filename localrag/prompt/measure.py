@@ -448,8 +448,14 @@ def _items(inputs: PromptInputs, counter: TokenCounter) -> dict[str, list[Item]]
         cost = count_content(dress(body), counter) + JOIN_TOKENS
         return Item(section, label, score, body, dress, cost, **more)  # type: ignore[arg-type]  # tier and modified
 
+    formatted: Callable[[Hit, str | None], str] = source_text
+    if inputs.quotes:
+        from localrag.prompt.quotes import numbered_text  # noqa: PLC0415  # weight: few answers quote
+
+        formatted = numbered_text
+
     def source(section: str, hit: Hit) -> Item:
-        return item(section, hit.label, hit.score, hit.chunk.text, partial(source_text, hit), tier=inputs.profile.tier(hit.relevance))
+        return item(section, hit.label, hit.score, hit.chunk.text, partial(formatted, hit), tier=inputs.profile.tier(hit.relevance))
 
     items = {
         "memories": [item("memories", m.label, m.importance, m.text, partial(memory_text, m)) for m in inputs.memories],

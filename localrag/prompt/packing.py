@@ -127,7 +127,7 @@ def _truncated(item: Item, room: int, count: Count) -> Shown | None:
 def _shown(item: Item, body: str, level: str, count: Count, room: int) -> Shown | None:
     text = item.dress(body)
     cost = count(text) + JOIN_TOKENS
-    return Shown(item, text, cost, level) if cost <= room else None
+    return Shown(item, text, cost, level, body) if cost <= room else None
 
 
 def _step_down(items: Sequence[Item], room: int, count: Count, shortening: Shortening) -> Packed:

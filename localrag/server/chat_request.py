@@ -264,6 +264,8 @@ CITE_MEANS = (
     f"By default {DEFAULT_CITE}."
 )
 
+QUOTE_MEANS = "The model may choose a sentence of the sources, whose exact text is copied into the answer. Includes cite: enforced."
+
 
 class ChatRequest(Unused):
     """A conversation to answer. Unknown parameters are refused. Fields are checked in this order."""
@@ -284,6 +286,7 @@ class ChatRequest(Unused):
     )
     context_token_ratio: Ratio | None = Field(default=None, description=WITHOUT_RATIO)
     cite: CiteField | None = Field(default=None, description=CITE_MEANS)
+    quote: bool | None = Field(default=None, description=QUOTE_MEANS)
     messages: Annotated[
         list[ChatMessage],
         Field(min_length=1, max_length=MAX_MESSAGES, description="Must have a question after the last answer."),
@@ -335,6 +338,7 @@ class ChatQuestion:
     sampling: dict[str, Any]
     ratio: float | None
     cite: Cite | None
+    quote: bool
     streams: bool
     includes_usage: bool
     tools: Tools | None = None
@@ -356,6 +360,7 @@ class ChatQuestion:
         ratio = DEFAULT_RATIO if self.ratio is None and self.sampling.get("max_tokens") is None else self.ratio
         options = {"context_ratio": ratio, "top_k": "fit"} if self.searches else {}
         options = options if self.cite is None else {**options, "cite": self.cite}
+        options = {**options, "quote": True} if self.quote else options
         forms = {} if self.tools is None else {"json_schema": self.tools.schema, "or_text": self.tools.or_text}
         return {
             "op": "ask",
@@ -384,6 +389,8 @@ def read(body: object, *, has_index: Callable[[str], bool], rejects_tools: bool 
     if has_tools and index is not None and rejects_tools:
         raise Problem(400, "tools and functions are not supported.", param="tools")
     tools = read_tools(request)
+    if request.quote and request.cite == "free":
+        raise Problem(400, "quote needs enforced citations, but cite is free. Leave one out.", param="quote")
     has_question = _has_question(messages)
     if not has_question and (reason is None or not any(each.content.strip() for each in messages)):
         raise Problem(400, NO_QUESTION, param="messages")
@@ -397,6 +404,7 @@ def read(body: object, *, has_index: Callable[[str], bool], rejects_tools: bool 
         sampling=sampling,
         ratio=request.context_token_ratio,
         cite=request.cite,
+        quote=bool(request.quote),
         streams=bool(request.stream),
         includes_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
         tools=tools,

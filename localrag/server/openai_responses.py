@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field
 from localrag.server.chat_request import (
     CITE_MEANS,
     MAX_MESSAGES,
+    QUOTE_MEANS,
     WITHOUT_RATIO,
     ChatQuestion,
     ChatRequest,
@@ -105,6 +106,7 @@ class ResponsesRequest(Unused):
     )
     context_token_ratio: Ratio | None = Field(default=None, description=WITHOUT_RATIO.replace("max_tokens", "max_output_tokens"))
     cite: CiteField | None = Field(default=None, description=CITE_MEANS)
+    quote: bool | None = Field(default=None, description=QUOTE_MEANS)
     seed: int | None = None
     stop: Stop | None = None
 

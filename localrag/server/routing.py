@@ -154,6 +154,7 @@ _KEPT = (
     "evidence",
     "citations",
     "unsupported_citations",
+    "quotes",
     "coverage",
     "timings",
     "tokens_per_s",

@@ -46,11 +46,15 @@ class Means:
     n_ctx: int | None = None
     top_k: TopK | None = None
     cite: Cite | None = None
+    quote: bool = False
     max_tokens: int | None = None
     seed: int = 0
     repeatable: bool = False
     """See SamplingParams."""
     system: str | None = None
+
+    def __post_init__(self) -> None:
+        Question.of("?", cite=self.cite, quote=self.quote)  # UsageError for options that contradict each other
 
     @property
     def model_name(self) -> str:
@@ -93,7 +97,8 @@ class AskWay:
     def about(self) -> Mapping[str, object]:
         profile, _ = open_profile(None, settings=self.means.settings)
         budget = {} if profile == Profile() else {"budget": _digest(repr(profile))}
-        return self.means.about() | {"context_ratio": self.context_ratio, "cite": self.means.cite or DEFAULT_CITE} | budget
+        quote = {"quote": True} if self.means.quote else {}
+        return self.means.about() | {"context_ratio": self.context_ratio, "cite": self.means.cite or DEFAULT_CITE} | quote | budget
 
     @contextmanager
     def opened(self) -> Iterator[Answering]:
@@ -113,6 +118,7 @@ class AskWay:
             seed=means.seed,
             repeatable=means.repeatable,
             cite=means.cite,
+            quote=means.quote,
         )
         return question if means.max_tokens is None else question.but(max_tokens=means.max_tokens)
 
