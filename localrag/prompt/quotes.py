@@ -5,6 +5,7 @@ The model writes only the tag of a sentence, `[KB#12.3]`. The engine copies the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +24,8 @@ OPENS, CLOSES = ' "', '"'
 
 Span = tuple[int, int]
 
+_ITEM_MARK = re.compile(r"\s*+(?:[-*+•]\s++(?=\S))?+")
+
 
 def numbered_text(hit: Hit, body: str | None = None) -> str:
     """Format a chunk for the prompt, as `source_text` does, with the tag of each sentence that may be quoted before it."""
@@ -32,45 +35,53 @@ def numbered_text(hit: Hit, body: str | None = None) -> str:
 def quotable(hit: Hit, body: str | None = None) -> tuple[Span, ...]:
     """Return the spans in the chunk's text of the sentences that may be quoted from a passage shown as `body` (None: whole), in order.
 
-    Sentence s is number s - 1. Only whole sentences of the source count. Headings, and lines without a letter or digit, are left out,
-    and so are sentences that contain the tag of a source, which would become a citation.
+    Sentence s is number s - 1. Only whole sentences of the source count, without the mark of a list item. Headings and lines without a
+    letter are left out, and so are sentences that contain the tag of a source, which would become a citation.
     """
-    return tuple(span for _, span in _pieces(hit, (hit.chunk.text if body is None else body).strip()) if span is not None)
+    return tuple(span for _, span, _ in _pieces(hit, (hit.chunk.text if body is None else body).strip()) if span is not None)
 
 
 def _numbered(hit: Hit, text: str) -> str:
     pieces, number = [], 0
-    for piece, span in _pieces(hit, text):
-        if span is not None:
+    for piece, span, start in _pieces(hit, text):
+        if span is None:
+            pieces.append(piece)
+        else:
             number += 1
-            pieces.append(f"[{hit.label}.{number}] ")
-        pieces.append(piece)
+            pieces.append(f"{piece[:start]}[{hit.label}.{number}] {piece[start:]}")
     return "".join(pieces)
 
 
-def _pieces(hit: Hit, text: str) -> Iterator[tuple[str, Span | None]]:
-    """Yield the sentences of a text without tags, each with its span in the chunk's text if it may be quoted."""
+def _pieces(hit: Hit, text: str) -> Iterator[tuple[str, Span | None, int]]:
+    """Yield the sentences of a text without tags, each with its span in the chunk's text if it may be quoted, and where it starts."""
     safe = untagged(text)
     pieces, safe_pieces = list(sentences(text)), list(sentences(safe))
     if len(pieces) != len(safe_pieces):
-        yield safe, None
+        yield safe, None, 0
         return
     source, at = list(_spans(hit.chunk.text)), 0
     for piece, shown in zip(pieces, safe_pieces, strict=True):
-        sentence, place = piece.strip(), None
-        if piece == shown and not sentence.startswith("#") and any(map(str.isalnum, sentence)):
+        (start, end), place = _trimmed(piece), None
+        sentence = piece[start:end]
+        if piece == shown and not sentence.startswith("#") and any(map(str.isalpha, sentence)):
             place = next((i for i in range(at, len(source)) if hit.chunk.text[slice(*source[i])] == sentence), None)
         at = at if place is None else place + 1
-        yield shown, None if place is None else source[place]
+        yield shown, None if place is None else source[place], start
 
 
 def _spans(text: str) -> Iterator[Span]:
-    """Yield the span of each sentence of a text, without the white space around it."""
-    start = 0
+    """Yield the span of each sentence of a text."""
+    position = 0
     for each in sentences(text):
-        begin = start + len(each) - len(each.lstrip())
-        yield begin, begin + len(each.strip())
-        start += len(each)
+        start, end = _trimmed(each)
+        yield position + start, position + end
+        position += len(each)
+
+
+def _trimmed(sentence: str) -> Span:
+    """Return the start and end of a sentence without the white space around it and the mark of a list item."""
+    mark = _ITEM_MARK.match(sentence)
+    return mark.end() if mark else 0, len(sentence.rstrip())
 
 
 @dataclass(frozen=True, slots=True)
