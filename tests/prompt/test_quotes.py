@@ -92,6 +92,16 @@ def test_of_a_shortened_passage_only_whole_sentences_of_the_source_are_numbered(
     assert [source.chunk.text[slice(*each)] for each in quotable(source, "Dry it. […]\nCool it slowly.")] == ["Dry it.", "Cool it slowly."]
 
 
+def test_a_truncated_passage_keeps_its_whole_sentences_quotable(session):
+    source = hit("".join(f"Fact {n} of the long list is this one. " for n in range(60)))
+    for max_tokens in (2200, 2500):
+        answer = session.ask(Question.of("What?", hits=[source], quote=True, max_tokens=max_tokens, overflow=[("truncate", "evidence")]))
+        [(start, end)] = [each.span for each in answer.quotes]
+        assert answer.prompt.levels == {"KB#1": "truncated"}
+        assert answer.text[start:end] == "Fact 0 of the long list is this one."
+        assert 1 < len(answer.prompt.quotable.spans["KB#1"]) < 60
+
+
 @pytest.fixture(scope="module")
 def session():
     with open_echo() as engine:
