@@ -21,19 +21,33 @@ DEFAULT_CITE: Cite = "free"
 TopK = int | Literal["fit"]
 """A number of passages, or "fit" for as many as fit in the window."""
 
+Evidence = Literal["sentences", "passages"]
+"""What is sent of the passages that were retrieved: their best sentences, or all of each."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
     """The search for evidence.
 
-    `kbs` names the knowledge bases to open for this question; None uses the session's. `top_k` is the number of passages (default: 4). Only
-    documents that match `where` are searched. With `weigh`, passages are weighted by the relevance of their files.
+    `kbs` names the knowledge bases to open for this question; None uses the session's. Only documents that match `where` are searched. With
+    `weigh`, passages are weighted by the relevance of their files.
+
+    `top_k` is the number of passages, `evidence` says what to send of them, and `evidence_tokens` limits their tokens in the prompt, 1 or
+    more. None leaves it to the rule for the model (see session/selection.py). Raises UsageError for another value.
     """
 
     kbs: tuple[str, ...] | None = None
     top_k: TopK | None = None
+    evidence: Evidence | None = None
+    evidence_tokens: int | None = None
     where: Where | None = None
     weigh: bool = False
+
+    def __post_init__(self) -> None:
+        if self.evidence not in (None, *get_args(Evidence)):
+            raise UsageError(f"evidence is {self.evidence!r}, but must be {' or '.join(get_args(Evidence))}.")
+        if self.evidence_tokens is not None and not (isinstance(self.evidence_tokens, int) and self.evidence_tokens > 0):
+            raise UsageError(f"evidence_tokens is {self.evidence_tokens!r}, but must be a whole number, 1 or more.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,7 +106,8 @@ class Hit:
 
     `relevance` says how close the chunk is to the question, 0 to 1, independent of other hits; None if unknown. `scores` are
     the scores of the rankings that include it, each on its own scale: "semantic" is the cosine similarity, "keyword" is BM25.
-    `copies` are other chunks with the same text (see `merged`): this one represents them in a prompt.
+    `copies` are other chunks with the same text (see `merged`): this one represents them in a prompt. `spans` are the parts of the
+    chunk's text to send, in order, as (start, end) in it; empty for all of it.
     """
 
     chunk: Chunk
@@ -115,6 +116,7 @@ class Hit:
     relevance: float | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
     copies: tuple[Chunk, ...] = ()
+    spans: tuple[tuple[int, int], ...] = ()
 
     @property
     def label(self) -> str:

@@ -16,12 +16,36 @@ _OPTIONAL = ("shortened", "covered", "parts", "omitted_reasons", "copied")
 
 @dataclass(frozen=True, slots=True)
 class Shortened:
-    """An item sent in a shorter form. `level` is "truncated", "detailed", "summary" or "stub"; `tokens` of its `of` tokens remain."""
+    """An item sent in a shorter form. `level` is "truncated", "detailed", "summary" or "stub"; `tokens` of its `of` tokens remain.
+
+    The level "sentences" is that of a passage of which only the best sentences were chosen, whatever the room; `sentences` is the
+    number chosen and the number in the passage.
+    """
 
     id: str
     level: str
     tokens: int
     of: int
+    sentences: tuple[int, int] | None = None
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether it was shortened by choice, not for want of room."""
+        return self.sentences is not None
+
+    @property
+    def form(self) -> str:
+        """Its level for people, such as "3 of 7 sentences"."""
+        return self.level if self.sentences is None else "{} of {} sentences".format(*self.sentences)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object in `--json` output. `sentences` is left out for other levels."""
+        data: dict[str, Any] = {"id": self.id, "level": self.level, "tokens": self.tokens, "of": self.of}
+        return data if self.sentences is None else {**data, "sentences": list(self.sentences)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Shortened:
+        return cls(**{**data, "sentences": tuple(data["sentences"]) if "sentences" in data else None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +119,7 @@ class Entry:
         """Return the entry in `--json` output. Optional fields are left out if they are empty."""
         data = {field.name: getattr(self, field.name) for field in fields(self)}  # asdict would copy thousands of names
         data |= {name: list(data[name]) for name in ("omitted", "covered")}
-        data |= {"shortened": [asdict(each) for each in self.shortened], "parts": [part.to_dict() for part in self.parts]}
+        data |= {"shortened": [each.to_dict() for each in self.shortened], "parts": [part.to_dict() for part in self.parts]}
         data["omitted_reasons"] = dict(self.omitted_reasons)
         return {key: value for key, value in data.items() if value or key not in _OPTIONAL}
 
@@ -104,7 +128,7 @@ class Entry:
         fields = {
             **data,
             "omitted": tuple(data["omitted"]),
-            "shortened": tuple(Shortened(**each) for each in data.get("shortened", ())),
+            "shortened": tuple(map(Shortened.from_dict, data.get("shortened", ()))),
             "covered": tuple(data.get("covered", ())),
             "parts": tuple(cls.from_dict(each) for each in data.get("parts", ())),
             "omitted_reasons": dict(data.get("omitted_reasons", {})),

@@ -79,7 +79,7 @@ def _table(first: str, *columns: str, numbers: int | None = None) -> Table:
 
 def _changes(entry: Entry) -> str:
     """List the items left out, shortened, and replaced by a summary. Long lists are abbreviated in the middle."""
-    shorter = [f"{each.id} {each.level} {each.tokens}/{each.of}" for each in entry.shortened]
+    shorter = [f"{each.id} {each.form} {each.tokens}/{each.of}" for each in entry.shortened]
     omitted = [_named(names) + (f" ({reason})" if reason else "") for reason, names in _reasons(entry)]
     changes = (*omitted, _named(shorter), f"summarizes {_named(entry.covered)}" if entry.covered else "")
     return safe("; ".join(filter(None, changes)))

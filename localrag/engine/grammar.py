@@ -37,9 +37,11 @@ TEXT: /(?s:.*)/ & ~/(?s:(\{{|{CALL_OPENS}).*)/
 json: %json """
 _CITING_TEXT = rf"""start: ANSWER
 ANSWER: TEXT (TAG TEXT)+
-TEXT: /[^\[［【〔]*/ & ~/(?s:.*)[KkＫｋ{KELVIN}][BbＢｂ]([\s\x1c-\x1f]{{0,3}}\\?[#＃﹟♯№]|[:：]\p{{Nd}})(?s:.*)/
+TEXT: /[^\[［【〔%s]*/ & ~/(?s:.*)[KkＫｋ{KELVIN}][BbＢｂ]([\s\x1c-\x1f]{{0,3}}\\?[#＃﹟♯№]|[:：]\p{{Nd}})(?s:.*)/
 TAG: """
 """Text without an opening square bracket, and without any other spelling of a tag that citation.py reads, except in whole tags."""
+_QUOTATION_MARKS = '"“”„‟＂'
+"""In an answer that may quote, only the engine writes these, around what it copies."""
 _FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
 """Formats that llguidance enforces. JSON Schema allows others to be treated as annotations."""
 _SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions")
@@ -60,12 +62,15 @@ def grammar_of(schema: Mapping[str, Any] | str, *, or_text: bool = False) -> str
 
 
 @functools.lru_cache(maxsize=64)
-def grammar_of_citations(labels: tuple[str, ...]) -> str:
-    """Return the grammar of a text that cites: at least one tag, `[label]` or NO_TAG, and no other spelling of a source anywhere."""
+def grammar_of_citations(labels: tuple[str, ...], *, is_quoting: bool = False) -> str:
+    """Return the grammar of a text that cites: at least one tag, `[label]` or NO_TAG, and no other spelling of a source anywhere.
+
+    With `is_quoting`, it has no double quotation mark either.
+    """
     from llguidance import LLMatcher  # noqa: PLC0415  # heavy
 
     tags = " | ".join(json.dumps(tag) for tag in tags_of(labels))
-    return str(LLMatcher.grammar_from_lark(_CITING_TEXT + tags))
+    return str(LLMatcher.grammar_from_lark(_CITING_TEXT.replace("%s", _QUOTATION_MARKS if is_quoting else "") + tags))
 
 
 def tags_of(labels: Iterable[str]) -> list[str]:
@@ -262,14 +267,14 @@ class CitingMatcher(Matcher):
 
     `quotes` maps further labels to the tokens of their quotes. When such a tag closes, `take_copied` returns these tokens; the position
     stays after the tag, where any text may follow. Such a tag can be written once, and only while there is room for the tag and its
-    quote, so no quote is cut either.
+    quote, so no quote is cut either. Double quotation marks cannot be written, so what stands between two is copied.
     """
 
     def __init__(
         self, vocabulary: Vocabulary, labels: tuple[str, ...], max_tokens: int, quotes: Mapping[str, tuple[int, ...]] | None = None
     ) -> None:
         quotes = quotes or {}
-        super().__init__(vocabulary, grammar_of_citations((*labels, *quotes)))
+        super().__init__(vocabulary, grammar_of_citations((*labels, *quotes), is_quoting=bool(quotes)))
         self._room = max_tokens
         self._reserved = max(len(tag.encode()) for tag in tags_of(labels))  # at most as many tokens as bytes
         self._in_tag = self._has_tag = self._must_open = False

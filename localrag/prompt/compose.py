@@ -15,6 +15,7 @@ from localrag.prompt.layout import PARTIAL_SOURCES_INTRO, SOURCES_INTRO, Choice,
 from localrag.prompt.measure import JOIN_TOKENS, Demand, thinking_of, used_by
 from localrag.prompt.packing import GIVING, SOURCES, Draft, Shortening, fill, give_way
 from localrag.text.markup import EncodedPart
+from localrag.text.sentences import excerpt
 from localrag.text.thinking import Thinking
 from localrag.types import Hit
 
@@ -93,7 +94,7 @@ def account(
 def _entry(name: str, demand: Demand, draft: Draft, used: int, room: int, item_tokens: Mapping[tuple[str, str], int], slack: int) -> Entry:
     omitted = _omitted(name, demand, draft)
     shortened = _shortened(name, demand, draft, item_tokens)
-    is_whole = not omitted and not shortened
+    is_whole = not omitted and all(each.is_chosen for each in shortened)
     num_wanted = used if is_whole else max(used, demand.wanted(name))
     allotted = used if is_whole else used + min(max(0, room - used), slack)
     parts = _tiers(demand, draft, item_tokens, allotted - used) if name == "evidence" else ()
@@ -123,7 +124,10 @@ def _omitted(name: str, demand: Demand, draft: Draft) -> tuple[str, ...]:
 def _shortened(name: str, demand: Demand, draft: Draft, item_tokens: Mapping[tuple[str, str], int]) -> tuple[Shortened, ...]:
     if name in draft.packed:
         partial_items = [each for each in draft.packed[name].kept if each.level != "full"]
-        return tuple(Shortened(each.label, each.level, item_tokens[name, each.label], each.item.cost) for each in partial_items)
+        return tuple(
+            Shortened(each.label, each.level, item_tokens[name, each.label], each.item.whole_cost or each.item.cost, each.sentences)
+            for each in partial_items
+        )
     current = {number for number, message in demand.split.current if message.role != "user"}
     spoken = {number for exchange in draft.kept for number, _ in exchange.messages}
     shortened = []
@@ -273,8 +277,9 @@ def _quotable(demand: Demand, draft: Draft) -> Quotable | None:
 
     bodies = {each.label: each.body for name in SOURCES for each in draft.packed[name].kept}
     sent = [as_sent(message) for message in demand.inputs.messages]
-    earlier = [hit for hit in _earlier(demand, draft) if any(numbered_text(hit).strip() in text for text in sent)]
-    return Quotable.of([*((hit, None) for hit in earlier), *((hit, bodies[hit.label]) for hit in _hits(demand, draft))])
+    earlier = [(hit, excerpt(hit.chunk.text, hit.spans) if hit.spans else hit.chunk.text) for hit in _earlier(demand, draft)]
+    numbered = [(hit, body) for hit, body in earlier if any(numbered_text(hit, body).strip() in text for text in sent)]
+    return Quotable.of([*numbered, *((hit, bodies[hit.label]) for hit in _hits(demand, draft))])
 
 
 def _floor(demand: Demand, budget: Budget) -> int:

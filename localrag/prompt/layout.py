@@ -94,7 +94,8 @@ class Item:
     """Content that can be left out or shortened.
 
     `cost` is its tokens, including what joining it to its neighbours may add. The item with the lowest `score` in a section is
-    dropped first. `dress` adds the wording to a `body` of any length. `modified` is in seconds since the epoch.
+    dropped first. `dress` adds the wording to a `body` of any length. `modified` is in seconds since the epoch. For the excerpt of a
+    passage, `sentences` is the number of its sentences and that of the passage, and `whole_cost` the cost of all of it.
     """
 
     section: str
@@ -105,6 +106,13 @@ class Item:
     cost: int
     tier: str | None = None
     modified: float | None = None
+    sentences: tuple[int, int] | None = None
+    whole_cost: int = 0
+
+    @property
+    def level(self) -> str:
+        """The form in which it is sent if all of it fits."""
+        return "full" if self.sentences is None else "sentences"
 
 
 def source_text(hit: Hit, body: str | None = None, *, safe: Callable[[str], str] = untagged) -> str:
@@ -162,11 +170,16 @@ class Shown:
     text: str
     cost: int
     level: str = "full"
-    body: str | None = None
+    body: str = ""
 
     @property
     def label(self) -> str:
         return self.item.label
+
+    @property
+    def sentences(self) -> tuple[int, int] | None:
+        """The number of sentences chosen and of the passage's, if they are sent as chosen."""
+        return self.item.sentences if self.level == self.item.level else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

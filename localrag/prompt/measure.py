@@ -32,6 +32,7 @@ from localrag.prompt.layout import (
 )
 from localrag.prompt.tool_results import compact
 from localrag.text.markup import EncodedPart, Part, count_content, encode
+from localrag.text.sentences import excerpt, units
 from localrag.text.thinking import Thinking, mark_ids
 from localrag.text.tokens import ChatTemplate, TokenCounter, Tokenizer
 from localrag.types import MIN_THINK_TOKENS, Hit, Message, ToolSpec
@@ -455,7 +456,13 @@ def _items(inputs: PromptInputs, counter: TokenCounter) -> dict[str, list[Item]]
         formatted = numbered_text
 
     def source(section: str, hit: Hit) -> Item:
-        return item(section, hit.label, hit.score, hit.chunk.text, partial(formatted, hit), tier=inputs.profile.tier(hit.relevance))
+        whole = item(section, hit.label, hit.score, hit.chunk.text, partial(formatted, hit), tier=inputs.profile.tier(hit.relevance))
+        if not hit.spans:
+            return whole
+        body, chosen = excerpt(hit.chunk.text, hit.spans), set(hit.spans)
+        spans = [unit.span for unit in units(hit.chunk.text)]
+        cost = count_content(whole.dress(body), counter) + JOIN_TOKENS
+        return replace(whole, body=body, cost=cost, whole_cost=whole.cost, sentences=(len(chosen.intersection(spans)), len(spans)))
 
     items = {
         "memories": [item("memories", m.label, m.importance, m.text, partial(memory_text, m)) for m in inputs.memories],

@@ -77,7 +77,7 @@ def pack(items: Sequence[Item], room: int, cut: Cut, *, count: Count, shortening
 
 
 def _whole(item: Item) -> Shown:
-    return Shown(item, item.dress(item.body), item.cost)
+    return Shown(item, item.dress(item.body), item.cost, item.level, item.body)
 
 
 def _in_order(items: Sequence[Item], forms: dict[Item, Shown]) -> Packed:

@@ -13,16 +13,14 @@ from functools import partial
 from localrag.citation import untagged
 from localrag.prompt.layout import source_text
 from localrag.text.markup import as_content
-from localrag.text.sentences import sentences
+from localrag.text.sentences import Span, sentences
 from localrag.text.tokens import Tokenizer
 from localrag.types import Hit, Quote
 
-QUOTE = "\n\nAnswer with the tag of the sentence above that holds the answer, like [{label}.1]."
+QUOTE = "\n\nAnswer in one or two sentences from the sources above. Begin with the tag of the sentence that you use, like [{label}.1]."
 
 OPENS, CLOSES = ' "', '"'
 """What the engine writes around a quote, after its tag."""
-
-Span = tuple[int, int]
 
 _ITEM_MARK = re.compile(r"\s*+(?:[-*+•]\s++(?=\S))?+")
 
@@ -32,13 +30,13 @@ def numbered_text(hit: Hit, body: str | None = None) -> str:
     return source_text(hit, body, safe=partial(_numbered, hit))
 
 
-def quotable(hit: Hit, body: str | None = None) -> tuple[Span, ...]:
-    """Return the spans in the chunk's text of the sentences that may be quoted from a passage shown as `body` (None: whole), in order.
+def quotable(hit: Hit, body: str) -> tuple[Span, ...]:
+    """Return the spans in the chunk's text of the sentences that may be quoted from a passage shown as `body`, in order.
 
     Sentence s is number s - 1. Only whole sentences of the source count, without the mark of a list item. Headings and lines without a
     letter are left out, and so are sentences that contain the tag of a source, which would become a citation.
     """
-    return tuple(span for _, span, _ in _pieces(hit, (hit.chunk.text if body is None else body).strip()) if span is not None)
+    return tuple(span for _, span, _ in _pieces(hit, body.strip()) if span is not None)
 
 
 def _numbered(hit: Hit, text: str) -> str:
@@ -92,8 +90,8 @@ class Quotable:
     spans: Mapping[str, Sequence[Span]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, shown: Iterable[tuple[Hit, str | None]]) -> Quotable:
-        """Return the sentences of passages, each given with the body that the prompt shows (None: whole)."""
+    def of(cls, shown: Iterable[tuple[Hit, str]]) -> Quotable:
+        """Return the sentences of passages, each given with the body that the prompt shows."""
         shown = list(shown)
         return cls({hit.label: hit for hit, _ in shown}, {hit.label: quotable(hit, body) for hit, body in shown})
 

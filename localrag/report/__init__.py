@@ -141,10 +141,11 @@ def _cut_sections(asks: Sequence[StoredAsk]) -> list[Cut]:
     for ask in asks:
         for entry in ask.ledger.entries:
             less = max(0, entry.wanted - entry.allotted)
-            if less or entry.without_room or entry.shortened:
+            cut = [each for each in entry.shortened if not each.is_chosen]
+            if less or entry.without_room or cut:
                 times[entry.name] += 1
                 omitted[entry.name] += len(entry.without_room)
-                shortened[entry.name] += len(entry.shortened)
+                shortened[entry.name] += len(cut)
                 missing[entry.name] += less
     cuts = [Cut(name, times[name], omitted[name], shortened[name], missing[name]) for name in times]
     return sorted(cuts, key=lambda cut: (-cut.num_asks, -cut.missing_tokens, cut.section))

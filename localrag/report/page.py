@@ -216,7 +216,7 @@ def _entry_rows(entry: Entry) -> Iterator[list[str]]:
 
 
 def _amounts(entry: Entry) -> list[str]:
-    shortened = [f"{each.id} to {each.level} ({each.tokens:,} of {each.of:,})" for each in entry.shortened]
+    shortened = [f"{each.id} to {each.form} ({each.tokens:,} of {each.of:,})" for each in entry.shortened]
     omitted = [(f"{text(reason)}: " if reason else "", names) for reason, names in entry.omitted_by_reason.items()]
     groups = (*omitted, ("shortened: ", shortened), ("summarized: ", entry.covered))
     left_out = "".join(f"<div>{start}{_names(names)}</div>" for start, names in groups if names)

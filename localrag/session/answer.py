@@ -12,6 +12,7 @@ from localrag.errors import counted
 from localrag.prompt import Prompt
 from localrag.question import Question
 from localrag.session.query_rewrite import QueryRewrite
+from localrag.text.sentences import units
 from localrag.types import Citation, Hit, Quote, Slot, Timings, TokenLogprob
 
 if TYPE_CHECKING:
@@ -248,8 +249,13 @@ def ledger_warnings(ledger: Ledger) -> list[str]:
 
 
 def evidence(hit: Hit, tokens: int | None = None) -> dict[str, object]:
-    """Return a hit as the answer object shows it. `tokens` is its size in the prompt, tag line included; None if it is not in one."""
+    """Return a hit as the answer object shows it. `tokens` is its size in the prompt, tag line included; None if it is not in one.
+
+    If only some of its sentences were sent, `spans` are their places in the document, and `omitted_sentences` counts the others.
+    """
     chunk = hit.chunk
+    spans = [[chunk.start + start, chunk.start + end] for start, end in hit.spans]
+    num_omitted = sum(unit.span not in hit.spans for unit in units(chunk.text)) if spans else 0
     counted = {} if tokens is None else {"tokens": tokens}
     relevance = {} if hit.relevance is None else {"relevance": round(hit.relevance, 4)}
     return {
@@ -262,6 +268,7 @@ def evidence(hit: Hit, tokens: int | None = None) -> dict[str, object]:
         "score": hit.score,
         "contributions": dict(hit.contributions),
         **relevance,
+        **({"spans": spans, "omitted_sentences": num_omitted} if spans else {}),
         **counted,
     }
 

@@ -27,6 +27,7 @@ from localrag.session.history_window import (
 )
 from localrag.session.memory import propose
 from localrag.session.query_rewrite import QueryRewrite, QueryRewriter
+from localrag.session.selection import Selection
 from localrag.types import Hit, Message, comparable
 
 if TYPE_CHECKING:
@@ -123,26 +124,27 @@ class Chat:
         unsearched = self.session.unsearched(whole)
         rewriting = None if unsearched or question.given.hits is not None else self._rewriting(question, before)
         rewritten = "" if rewriting is None else rewriting.text
+        query, top_k = search_query(messages), self.session.rule_for(question).top_k
         candidates = self.session.retriever.offered(
-            question, search_query(messages), before=before, rewritten=rewritten, searches=unsearched is None
+            question, query, top_k=top_k, before=before, rewritten=rewritten, searches=unsearched is None
         )
-        hits = retrieval.distinct(candidates)
-        drop_stale_sources(self.turns, hits, {kb.name for kb in self.session.knowledge_bases})
+        drop_stale_sources(self.turns, candidates, {kb.name for kb in self.session.knowledge_bases})
+        selection = self.session.chosen(question, rewritten or query, candidates)
         try:
-            prepared, self._standing = self._fitting(question, hits)
+            prepared, self._standing = self._fitting(question, selection)
         except BudgetExceededError as error:
             raise self._with_way_out(error) from None
-        sources = (*prepared.prompt.hits, *self._above(hits, self._standing))
-        return replace(prepared, bypass=outcome(unsearched, hits, sources), rewriting=rewriting)
+        sources = (*prepared.prompt.hits, *self._above(selection.hits, self._standing))
+        return replace(prepared, bypass=outcome(unsearched, candidates, sources), rewriting=rewriting)
 
-    def _fitting(self, question: Question, hits: Sequence[Hit]) -> tuple[Prepared, HistoryWindow]:
+    def _fitting(self, question: Question, selection: Selection) -> tuple[Prepared, HistoryWindow]:
         """Fit a question and its evidence into the window, and return the prompt with the history window that made it fit."""
-        fitter, standing = self._fitter(question), HistoryWindow.of(self.turns)
+        hits, fitter, standing = selection.hits, self._fitter(question), HistoryWindow.of(self.turns)
         while True:
             above = self._above(hits, standing)
             full_question = self._asked(question, standing).but(
                 hits=[hit for hit in hits if hit.label not in above],
-                left_out=_left_out(hits, above),
+                left_out=selection.left_out | _left_out(hits, above),
                 again=list(dict.fromkeys(above.values()))[:MAX_AGAIN],
             )
             prepared = self.session.prepare(full_question)
@@ -159,13 +161,13 @@ class Chat:
         return HistoryFitter(turns=self.turns, count=session.engine.counter, n_ctx=session.slot.n_ctx, max_messages=most)
 
     def _above(self, hits: Iterable[Hit], standing: HistoryWindow) -> dict[str, str]:
-        """Map the label of each hit whose text is in an earlier message to the label that it has there."""
-        labels: dict[str, str] = {}
+        """Map the label of each hit whose text is in an earlier message, all that is to be sent of it, to the label that it has there."""
+        sent: dict[str, list[Hit]] = {}
         for at in standing.carrying(self.turns):
             for hit in self.turns[at].hits:
-                labels.setdefault(comparable(hit.chunk.text), hit.label)
-        texts = {hit.label: comparable(hit.chunk.text) for hit in hits}
-        return {label: labels[text] for label, text in texts.items() if text in labels}
+                sent.setdefault(comparable(hit.chunk.text), []).append(hit)
+        labels = {hit.label: [each.label for each in sent.get(comparable(hit.chunk.text), ()) if _holds(each, hit)] for hit in hits}
+        return {label: earlier[0] for label, earlier in labels.items() if earlier}
 
     def _rewriting(self, question: Question, before: Sequence[str]) -> QueryRewrite | None:
         """Rewrite a follow-up as a standalone question, if rewriting is on."""
@@ -236,7 +238,7 @@ class Chat:
             return Forgotten()
         short_question = self._short(question)
         try:
-            prepared, standing = self._fitting(short_question, ())
+            prepared, standing = self._fitting(short_question, Selection())
         except BudgetExceededError:
             return Forgotten()
         planned = self._fitter(short_question).planned(standing)
@@ -333,6 +335,11 @@ class _Writer:
             with suppress(LocalragError):  # the end of the turn reports it
                 self._write(self.text)
         self._on_text(piece)
+
+
+def _holds(sent: Hit, hit: Hit) -> bool:
+    """Whether all that is to be sent of a hit is in one with the same text that was sent before."""
+    return not sent.spans or (bool(hit.spans) and set(hit.spans) <= set(sent.spans))
 
 
 def _left_out(hits: Iterable[Hit], above: Mapping[str, str]) -> dict[str, str]:

@@ -102,7 +102,7 @@ def turn_record(turn: Turn, answer: Answer) -> dict[str, Any]:
     return {
         "finish_reason": answer.finish_reason,
         "sent": turn.sent,
-        "hits": [asdict(hit.chunk) | {"score": hit.score} for hit in turn.hits],
+        "hits": [asdict(hit.chunk) | {"score": hit.score} | ({"spans": hit.spans} if hit.spans else {}) for hit in turn.hits],
         "citations": sorted(cited),
         "unsupported_citations": answer.unsupported_citations,
         "prompt_tokens": answer.prompt_tokens,
@@ -135,7 +135,8 @@ def restored(stored: StoredTurn) -> Turn:
 def _hit(stored: Mapping[str, Any]) -> Hit:
     fields = dict(stored)
     score = float(fields.pop("score"))
-    return Hit(Chunk(**fields), score)
+    spans = tuple((int(start), int(end)) for start, end in fields.pop("spans", ()))
+    return Hit(Chunk(**fields), score, spans=spans)
 
 
 CARRIED_SHARE = 0.5

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from localrag.conversation import split
 from localrag.errors import UsageError
-from localrag.question import Question, Search
+from localrag.question import Question, TopK
 from localrag.session.timing import TimedReranker
 from localrag.text.terms import terms
 from localrag.types import Chunk, Hit, Message, comparable, expanded, merged
@@ -85,6 +85,7 @@ class Retriever:
         question: Question,
         query: str,
         *,
+        top_k: TopK | None = None,
         before: Sequence[str] = (),
         rewritten: str = "",
         searches: bool = True,
@@ -93,12 +94,14 @@ class Retriever:
         """All evidence for a question: its piped text, then the hits for `query` if it `searches`. Identical texts are included; the prompt
         merges them.
 
-        Hits given with the question replace the search. `before` and `rewritten` are as in `retrieve_after`. With `reads_all`, every
-        passage that matches the question's filters is included.
+        Hits given with the question replace the search. `top_k` is the number of passages; None is the question's own, or DEFAULT_TOP_K.
+        `before` and `rewritten` are as in `retrieve_after`. With `reads_all`, every passage that matches the question's filters is
+        included.
         """
         if question.given.hits is not None:
             return list(question.given.hits)
-        hits = self._hits(query, question.search, before, rewritten, reads_all=reads_all) if searches else []
+        top_k = top_k or question.search.top_k or DEFAULT_TOP_K
+        hits = self._hits(query, top_k, question.search.where, before, rewritten, reads_all=reads_all) if searches else []
         if question.search.weigh and hits:
             hits = weighed(hits, query, self.knowledge_bases, self.weights)
         hits = expanded(hits)
@@ -109,8 +112,7 @@ class Retriever:
 
         return [*piped_hits(piped, query, self._count), *hits]
 
-    def _hits(self, query: str, search: Search, before: Sequence[str], rewritten: str, *, reads_all: bool) -> list[Hit]:
-        top_k, where = search.top_k or DEFAULT_TOP_K, search.where
+    def _hits(self, query: str, top_k: TopK, where: Where | None, before: Sequence[str], rewritten: str, *, reads_all: bool) -> list[Hit]:
         if reads_all:
             return self.everything(query, where=where)
         if top_k == "fit":

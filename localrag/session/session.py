@@ -24,6 +24,7 @@ from localrag.session.answer import Answer, Bypass, Prepared, bypass, ledger_war
 from localrag.session.opening import names_of, open_embedder, open_engine, open_knowledge_bases, open_profile, open_reranker
 from localrag.session.pipeline import Event, InFlight, Pipeline, is_free_text
 from localrag.session.retrieval import DEFAULT_TOP_K, Retriever
+from localrag.session.selection import EvidenceRule, Selection, rule_for, select
 from localrag.session.shortening import Shortener
 from localrag.session.timing import Plan, TimedReranker, check_seconds, plan
 from localrag.settings import Learning, Settings, default_home
@@ -160,7 +161,7 @@ class Session:
         retriever = self.retriever_until(question.budget.max_seconds, started_at)
         unsearched = self.unsearched(question)
         hits, retrieve_s = self._evidence(question, query, retriever, searches=unsearched is None)
-        demand = self.measure(self._inputs(question, hits), is_plain=question.is_plain)
+        demand = self.measure(self._inputs(question, self.chosen(question, query, hits)), is_plain=question.is_plain)
         composed, deadline = self._composed(demand, question, retriever, started_at, write=write)
         return Prepared(
             question=question,
@@ -221,10 +222,27 @@ class Session:
         started, loaded_s = time.perf_counter(), self.engine.load_s
         searches = searches and bool(query)
         before = retrieval.asked_before(question.messages) if searches else []
-        hits = retriever.offered(question, query, before=before, searches=searches)
+        hits = retriever.offered(question, query, top_k=self.rule_for(question).top_k, before=before, searches=searches)
         return hits, time.perf_counter() - started - (self.engine.load_s - loaded_s)  # not counting a context made for reranking
 
-    def _inputs(self, question: Question, hits: Sequence[Hit]) -> PromptInputs:
+    def rule_for(self, question: Question) -> EvidenceRule:
+        """How much evidence to send with a question."""
+        return rule_for(question.search, self.engine.info)
+
+    def chosen(self, question: Question, query: str, hits: Sequence[Hit]) -> Selection:
+        """What to send of the hits that `query` retrieved, each text once. Hits given with the question are not chosen from, nor is piped
+        text.
+        """
+        if question.given.hits is not None:
+            left_out = question.given.left_out
+            return Selection(list(hits) if left_out is not None else retrieval.distinct(hits), dict(left_out or {}))
+        hits = retrieval.distinct(hits)
+        piped = [hit for hit in hits if not hit.chunk.kb]
+        searched = [hit for hit in hits if hit.chunk.kb]
+        selection = select(searched, query, self.rule_for(question), self.engine.counter)
+        return replace(selection, hits=[*piped, *selection.hits])
+
+    def _inputs(self, question: Question, selection: Selection) -> PromptInputs:
         content, thread, is_timed = question.given, question.thread, question.budget.max_seconds is not None
         max_tokens = question.sampling.max_tokens
         think_tokens = 0 if is_timed else question.sampling.room_to_think  # reasoning without an answer is useless
@@ -236,8 +254,8 @@ class Session:
             settled=thread.settled,
             earlier=thread.earlier,
             again=thread.again,
-            hits=hits if content.left_out is not None else retrieval.distinct(hits),
-            left_out=content.left_out or {},
+            hits=selection.hits,
+            left_out=selection.left_out,
             tools=content.tools,
             must_call=content.must_call,
             memories=content.memories,
@@ -245,7 +263,7 @@ class Session:
             max_tokens=prompt.ANSWER_BASIS if max_tokens is None and is_timed else max_tokens,
             think_tokens=think_tokens,
             profile=self.profile_of(question),
-            cite=_instruction(question, quotes=quotes and bool(hits)),
+            cite=_instruction(question, quotes=quotes and bool(selection.hits)),
             quotes=quotes,
         )
 

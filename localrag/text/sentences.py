@@ -1,4 +1,4 @@
-"""Sentence boundaries: one rule for summaries, outlines, cuts and repeats.
+"""Sentence boundaries: one rule for summaries, outlines, cuts, repeats and excerpts.
 
 A sentence ends with its stops and the closing marks after them. In alphabetic scripts, white space must follow; in Chinese and
 Japanese it need not. All repetitions are possessive, so that the time is linear in the length of any text.
@@ -7,7 +7,8 @@ Japanese it need not. All repetitions are possessive, so that the time is linear
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 _STOPS = r"(?<![.!?…])[.!?…]++[\"'”’)\]*_]*+"
 _WIDE_STOPS = r"[。！？]++[”’」』）]*+"
@@ -39,3 +40,88 @@ def whole_sentences(text: str) -> str:
     """Remove an incomplete sentence at the end. A text without a complete sentence is returned unchanged."""
     ends = [match.end() for match in END.finditer(f"{text}\n")]
     return text[: ends[-1]] if ends else text
+
+
+Span = tuple[int, int]
+"""Start and end (exclusive) of a part of a text, in code points."""
+
+OMITTED = "…"
+"""Marks the places of an excerpt where something is left out."""
+
+_ROW = re.compile(r"[ \t]*+\|.*\|[ \t]*+\Z")
+_RULE = re.compile(r"[ \t]*+\|[ \t|:-]++\|[ \t]*+\Z")
+_ITEM = re.compile(r"[ \t]*+(?:[-*+]|\d{1,9}[.)])[ \t]")
+_FENCE = re.compile(r"[ \t]*+(?:```|~~~)")
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """The smallest part of a passage that can be read alone: a sentence, a list item, a table row or a block of code. `header` is the
+    span of the head of a row's table."""
+
+    span: Span
+    header: Span | None = None
+
+
+def units(text: str) -> list[Unit]:
+    """Return the units of a Markdown text in order. Headings and blank lines belong to none."""
+    found: list[Unit] = []
+    lines = list(_lines(text))
+    at = 0
+    while at < len(lines):
+        start, end = lines[at]
+        line = text[start:end]
+        if _ROW.match(line) and at + 1 < len(lines) and _RULE.match(text[slice(*lines[at + 1])]):
+            header, at = (start, lines[at + 1][1]), at + 2
+            while at < len(lines) and _ROW.match(text[slice(*lines[at])]):
+                found.append(Unit(lines[at], header))
+                at += 1
+            continue
+        if _FENCE.match(line):
+            last = next((number for number in range(at + 1, len(lines)) if _FENCE.match(text[slice(*lines[number])])), len(lines) - 1)
+            found.append(Unit((start, lines[last][1])))
+            at = last
+        elif _ITEM.match(line):
+            found.append(Unit((start, end)))
+        elif line.strip() and not line.startswith("#"):
+            found += [Unit(span) for span in _sentence_spans(text, start, end)]
+        at += 1
+    return found
+
+
+def excerpt(text: str, spans: Sequence[Span]) -> str:
+    """Return these parts of a text, in order and without overlap, with OMITTED where others are left out."""
+    pieces: list[str] = []
+    end_before = 0
+    for start, end in spans:
+        gap = text[end_before:start]
+        if gap.strip():
+            is_line = "\n" in gap and pieces
+            pieces.append(f"\n{OMITTED}\n" if is_line else f" {OMITTED} " if pieces else f"{OMITTED} ")
+        elif pieces:
+            pieces.append(gap)
+        pieces.append(text[start:end])
+        end_before = end
+    if text[end_before:].strip():
+        pieces.append(f"\n{OMITTED}" if text[end_before:].lstrip(" \t").startswith("\n") else f" {OMITTED}")
+    return "".join(pieces)
+
+
+def _lines(text: str) -> Iterator[Span]:
+    """Yield the span of each line, without its end."""
+    start = 0
+    while start < len(text):
+        end = text.find("\n", start)
+        end = len(text) if end < 0 else end
+        yield start, end
+        start = end + 1
+
+
+def _sentence_spans(text: str, start: int, end: int) -> Iterator[Span]:
+    """Yield the spans of the sentences of a line, without white space around them."""
+    for sentence in sentences(text[start:end]):
+        stripped = sentence.strip()
+        if stripped:
+            first = start + len(sentence) - len(sentence.lstrip())
+            yield first, first + len(stripped)
+        start += len(sentence)

@@ -106,3 +106,9 @@ def test_a_random_writer_never_cuts_a_quote_and_writes_each_once(max_tokens):
         assert len(set(copied)) == len(copied)
         for label, token_ids in QUOTES.items():
             assert text.count(f"[{label}]") == copied.count(label) == text.count(f"[{label}]{bytes(token_ids).decode()}")
+
+
+def test_only_the_engine_writes_quotation_marks_in_an_answer_that_may_quote():
+    matcher = byte_vocabulary().citing_matcher(LABELS, 80, QUOTES.items())
+    assert [mark for mark in "\"'x" if not matcher.allows(ord(mark))] == ['"']
+    assert byte_vocabulary().citing_matcher(LABELS, 80).allows(ord('"'))

@@ -40,7 +40,7 @@ def named(events, name):
 @pytest.mark.parametrize("n_ctx", WINDOWS)
 def test_the_default_council_at_any_window_and_what_its_members_share_is_read_from_disk_the_next_time(settings, n_ctx):
     shutil.rmtree(settings.home / "prefixes", ignore_errors=True)  # of other tests with this home
-    council = replace(Catalog.load(settings).council("default"), top_k=4).changed(n_ctx=n_ctx, max_tokens=64)
+    council = replace(Catalog.load(settings).council("default"), top_k=4).changed(n_ctx=n_ctx, max_tokens=96)
     result, events = run(council, settings)
     for role, answer in result.answers:
         assert answer.prompt_tokens == answer.ledger.prompt_tokens == len(answer.prompt.token_ids), role

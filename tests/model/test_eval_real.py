@@ -55,3 +55,8 @@ def test_two_questions_in_three_ways(asked, tmp_path):
     assert all(row["text"] and row["completion_tokens"] <= 24 for row in rows if row["way"] != "council default")
     again = asked(*args, "--out", str(tmp_path / "out.jsonl"))
     assert again["ways"][:2] == asks
+
+
+def test_asked_again_the_model_says_the_same(asked):
+    first, second = (asked("--ctx", "2048", "--top-k", "1", "--max-tokens", "12")["ways"][0] for _ in range(2))
+    assert {**first, "mean_s": 0} == {**second, "mean_s": 0}

@@ -24,7 +24,6 @@ NOTES = (
     "Nylon PA6 is dried at 80 °C for twelve hours before it is printed.",
     "Nylon PA12 is dried at 70 °C for eight hours; a vacuum shortens it to four.",
     "Dried nylon is kept in a box with silica gel, since it takes up water within a day.",
-    "Wet nylon hisses at the nozzle. Dry it again at 80 °C until the sound is gone.",
 )
 HARD = {
     "cjk.md": "# 材料\n\n" + "退火可以提高耐热性。打印温度是多少？" * 60,

@@ -65,11 +65,11 @@ def tokenizers(tmp_path_factory):
 @settings(max_examples=300, deadline=None)
 def test_what_may_be_quoted_is_exact_and_holds_no_markup(tokenizers, text):
     source = hit(text)
-    sentences = [text[start:end] for start, end in quotable(source)]
+    sentences = [text[start:end] for start, end in quotable(source, source.chunk.text)]
     assert all(each == each.strip() and not cite(f"[KB#1] {each}", ())[1:] for each in sentences)
     for tokenizer in tokenizers:
         special = {token for _, token in (*tokenizer.special_texts, *tokenizer.tag_texts)}
-        for label, token_ids in Quotable.of([(source, None)]).copies(tokenizer):
+        for label, token_ids in Quotable.of([(source, text)]).copies(tokenizer):
             sentence = sentences[int(label.rpartition(".")[2]) - 1]
             assert b"".join(tokenizer.piece(token) for token in token_ids).decode() == f' "{sentence}"'
             assert special.isdisjoint(token_ids)
@@ -80,7 +80,7 @@ def test_what_may_be_quoted_is_exact_and_holds_no_markup(tokenizers, text):
 def test_the_prompt_shows_the_number_of_each_sentence_before_it(text):
     source = hit(text)
     shown = numbered_text(source)
-    for number, (start, end) in enumerate(quotable(source), 1):
+    for number, (start, end) in enumerate(quotable(source, source.chunk.text), 1):
         assert shown.count(f"[KB#1.{number}] {text[start:end]}") == 1
     tags = re.findall(r"\[KB#[\d.]+\]", shown)
     assert tags == ["[KB#1]", *(f"[KB#1.{number}]" for number in range(1, len(tags)))]
