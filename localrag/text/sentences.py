@@ -49,7 +49,7 @@ OMITTED = "…"
 """Marks the places of an excerpt where something is left out."""
 
 _ROW = re.compile(r"[ \t]*+\|.*\|[ \t]*+\Z")
-_RULE = re.compile(r"[ \t]*+\|[ \t|:-]++\|[ \t]*+\Z")
+_RULE = re.compile(r"[ \t]*+\|(?=[^-]*-)[ \t|:-]++(?<=[| \t])\Z")
 _ITEM = re.compile(r"[ \t]*+(?:[-*+]|\d{1,9}[.)])[ \t]")
 _FENCE = re.compile(r"[ \t]*+(?:```|~~~)")
 
