@@ -121,6 +121,9 @@ class Question:
     model may do either (None: DEFAULT_CITE). Answers after a reasoning model's thoughts, with a JSON schema, logprobs or tools, and those
     of the echo are always free. `cite_instruction` replaces the instruction to cite.
 
+    With `quote`, citations are enforced, and the model may also choose a sentence of the evidence, `[KB#12.3]`: the engine copies it into
+    the answer. Answers that are always free do not quote, except those of the echo.
+
     Use `Question.of` for the common case:
 
         Question.of("Which plastic lasts outdoors?", top_k=3, max_tokens=64)
@@ -133,6 +136,7 @@ class Question:
     budget: BudgetOptions = BudgetOptions()
     thread: Thread = Thread()
     cite: Cite | None = None
+    quote: bool = False
     cite_instruction: str | None = None
     calls: ToolCalls | None = None
     needs_question: bool = True
@@ -142,6 +146,8 @@ class Question:
     def __post_init__(self) -> None:
         if self.cite not in (None, *get_args(Cite)):
             raise UsageError(f"cite is {self.cite!r}, but must be {' or '.join(get_args(Cite))}.")
+        if self.quote and self.cite == "free":
+            raise UsageError("Quotes need enforced citations, but cite is 'free'.", hint="Leave cite out, or do not ask for quotes.")
 
     @classmethod
     def of(cls, asked: str | Sequence[Message], *, system: str | None = None, **options: Any) -> Self:  # noqa: ANN401  # fields of several types

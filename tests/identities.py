@@ -13,6 +13,7 @@ def check(answer: dict, retrieved: list[str]) -> None:
     assert all(0 <= entry["used"] <= entry["allotted"] for entry in entries.values())
     assert sum(entry["used"] for entry in written) == usage["completion_tokens"]
     assert sum(entry["used"] for entry in written[:-1]) == usage.get("reasoning_tokens", 0)
+    assert entries["answer"].get("copied", 0) == usage.get("copied_tokens", 0)
     assert bool(answer.get("reasoning", "")) <= bool(usage.get("reasoning_tokens", 0))
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     kept = [each["id"] for each in answer["evidence"]]

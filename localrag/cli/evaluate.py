@@ -396,6 +396,7 @@ def _plot_answers(tallies: Sequence[Tally], file: Path, title: str) -> None:
     metavar="N",
     help="--qa: maximum length of an answer, in tokens.  [default: 512; a council's own]",
 )
+@click.option("--quote", is_flag=True, help="--qa: as in ask; not for a council.")
 @click.option("--cite", type=click.Choice(get_args(Cite)), help=f"--qa: as in ask; not for a council.  [default: {DEFAULT_CITE}]")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="--qa: random seed, for repeatable sampling.  [default: 0]")
 @click.option("--system", type=options.Text(), metavar="TEXT", help="--qa: system prompt (@file for a file).")
@@ -431,6 +432,7 @@ def eval_command(
     council: str | None,
     top_k: TopK | None,
     cite: Cite | None,
+    quote: bool,
     max_tokens: int | None,
     seed: int | None,
     system: str | None,
@@ -467,6 +469,7 @@ def eval_command(
         "--ctx": n_ctx,
         "--max-tokens": max_tokens,
         "--cite": cite,
+        "--quote": quote or None,
         "--seed": seed,
         "--system": system,
     }
@@ -506,6 +509,7 @@ def eval_command(
         n_ctx=n_ctx,
         top_k=top_k,
         cite=cite,
+        quote=quote,
         max_tokens=max_tokens,
         seed=seed or 0,
         repeatable=seed is not None,

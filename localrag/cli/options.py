@@ -177,6 +177,7 @@ class Asking(TypedDict):
     cite: Cite | None
     evidence: EvidenceKind | None
     evidence_tokens: int | None
+    quote: bool
 
 
 class Number(click.FloatRange):
@@ -280,6 +281,7 @@ def question(asking: Asking, text: str, sampling: SamplingParams | None = None) 
         cite=asking["cite"],
         evidence=asking["evidence"],
         evidence_tokens=asking["evidence_tokens"],
+        quote=asking["quote"],
         context_ratio=asking["context_ratio"],
         overflow=asking["overflow"],
         max_seconds=max_seconds,
@@ -340,6 +342,12 @@ evidence_tokens_option = click.option(
     metavar="N",
     help=f"Maximum tokens of the passages in the prompt.  [default: {SENTENCE_TOKENS} for sentences]",
 )
+quote_option = click.option(
+    "--quote",
+    is_flag=True,
+    help="The model may choose a sentence of the sources, such as [KB#12.3], and its exact text is copied into the answer. Includes "
+    "--cite enforced.",
+)
 _ASKING = (
     click.option(
         "--max-tokens",
@@ -384,6 +392,7 @@ _ASKING = (
     ),
     click.option("--budget", metavar="NAME", help="A [budgets.NAME] table of models.toml."),
     cite_option,
+    quote_option,
     click.option("--weigh", is_flag=True, help="Weight passages by the relevance of their files (see localrag score)."),
     click.option(
         "--attach",

@@ -357,10 +357,11 @@ def _quoted(text: str) -> str:
 def _usage(result: Answer) -> None:
     timings, slot = result.timings, result.slot
     speed = timings.tokens_per_s(result.completion_tokens) or 0.0
+    copied = f", {result.copied_tokens} of them copied" if result.copied_tokens else ""
     prefill = (result.prompt_tokens - result.cached_tokens) / timings.prefill_s if timings.prefill_s > 0 else 0.0
     note(
         f"{result.model}: window {slot.n_ctx} of {slot.n_ctx_train} trained, limited by {slot.bound}; "
-        f"{result.prompt_tokens} tokens in ({prefill:.0f}/s), {result.completion_tokens} out ({speed:.0f}/s), "
+        f"{result.prompt_tokens} tokens in ({prefill:.0f}/s), {result.completion_tokens} out ({speed:.0f}/s){copied}, "
         f"first token after {timings.first_token_s:.2f} s, {timings.total_s:.2f} s in total"
     )
 

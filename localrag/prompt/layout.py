@@ -76,6 +76,8 @@ class PromptInputs:
     attachments: Sequence[Attachment] = ()
     cite: str = CITE
     """Text after the question (or after the instructions) if there is evidence; `{label}` is replaced by the tag of a source."""
+    quotes: bool = False
+    """Whether the sentences of the evidence are numbered, so that the answer can quote them (see quotes.py)."""
     cited: frozenset[str] = frozenset()
     """Labels of hits in a section of their own, which is served before other evidence: council members cite them."""
     tells_omitted: bool = False
@@ -116,10 +118,10 @@ class Item:
         return "full" if self.sentences is None else "sentences"
 
 
-def source_text(hit: Hit, body: str | None = None) -> str:
-    """Format a chunk for the prompt. A tag inside the document is broken up, so that it cannot pose as a source."""
+def source_text(hit: Hit, body: str | None = None, *, safe: Callable[[str], str] = untagged) -> str:
+    """Format a chunk for the prompt. `safe` breaks up a tag inside the document, so that it cannot pose as a source."""
     chunk = hit.chunk
-    text = untagged((chunk.text if body is None else body).strip())
+    text = safe((chunk.text if body is None else body).strip())
     place = _one_line(chunk.heading or chunk.source)
     first, _, rest = text.partition("\n")
     if rest and first.startswith("#") and first.lstrip("# ") == place.rpartition(" > ")[2]:
@@ -165,12 +167,13 @@ def _one_line(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shown:
-    """An item in the form that is sent: whole, or shortened to a `level`. `cost` is as in Item."""
+    """An item in the form that is sent: whole, or shortened to a `level`, with that `body`. `cost` is as in Item."""
 
     item: Item
     text: str
     cost: int
     level: str = "full"
+    body: str = ""
 
     @property
     def label(self) -> str:

@@ -267,6 +267,8 @@ CITE_MEANS = (
     f"By default {DEFAULT_CITE}."
 )
 
+QUOTE_MEANS = "The model may choose a sentence of the sources, whose exact text is copied into the answer. Includes cite: enforced."
+
 
 EvidenceField = Annotated[EvidenceKind, with_message("evidence must be sentences or passages.")]
 EVIDENCE_MEANS = (
@@ -297,6 +299,7 @@ class ChatRequest(Unused):
     evidence: EvidenceField | None = Field(default=None, description=EVIDENCE_MEANS)
     evidence_tokens: NumTokens | None = Field(default=None, description=EVIDENCE_TOKENS_MEAN)
     cite: CiteField | None = Field(default=None, description=CITE_MEANS)
+    quote: bool | None = Field(default=None, description=QUOTE_MEANS)
     messages: Annotated[
         list[ChatMessage],
         Field(min_length=1, max_length=MAX_MESSAGES, description="Must have a question after the last answer."),
@@ -350,6 +353,7 @@ class ChatQuestion:
     evidence: EvidenceKind | None
     evidence_tokens: int | None
     cite: Cite | None
+    quote: bool
     streams: bool
     includes_usage: bool
     tools: Tools | None = None
@@ -368,7 +372,7 @@ class ChatQuestion:
         Without `max_tokens`, the answer gets all tokens that the prompt leaves. With a ratio, as many passages are sent as fit in it.
         """
         ratio = {"context_ratio": self.ratio, "top_k": "fit"} if self.ratio is not None and self.searches else {}
-        chosen = {"evidence": self.evidence, "evidence_tokens": self.evidence_tokens, "cite": self.cite}
+        chosen = {"evidence": self.evidence, "evidence_tokens": self.evidence_tokens, "cite": self.cite, "quote": self.quote or None}
         options: dict[str, Any] = ratio | {name: value for name, value in chosen.items() if value is not None}
         forms = {} if self.tools is None else {"json_schema": self.tools.schema, "or_text": self.tools.or_text}
         return {
@@ -398,6 +402,8 @@ def read(body: object, *, has_index: Callable[[str], bool], rejects_tools: bool 
     if has_tools and index is not None and rejects_tools:
         raise Problem(400, "tools and functions are not supported.", param="tools")
     tools = read_tools(request)
+    if request.quote and request.cite == "free":
+        raise Problem(400, "quote needs enforced citations, but cite is free. Leave one out.", param="quote")
     has_question = _has_question(messages)
     if not has_question and (reason is None or not any(each.content.strip() for each in messages)):
         raise Problem(400, NO_QUESTION, param="messages")
@@ -413,6 +419,7 @@ def read(body: object, *, has_index: Callable[[str], bool], rejects_tools: bool 
         evidence=request.evidence,
         evidence_tokens=request.evidence_tokens,
         cite=request.cite,
+        quote=bool(request.quote),
         streams=bool(request.stream),
         includes_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
         tools=tools,

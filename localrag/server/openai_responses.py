@@ -18,6 +18,7 @@ from localrag.server.chat_request import (
     EVIDENCE_MEANS,
     EVIDENCE_TOKENS_MEAN,
     MAX_MESSAGES,
+    QUOTE_MEANS,
     RATIO_MEANS,
     ChatQuestion,
     ChatRequest,
@@ -110,6 +111,7 @@ class ResponsesRequest(Unused):
     evidence: EvidenceField | None = Field(default=None, description=EVIDENCE_MEANS)
     evidence_tokens: NumTokens | None = Field(default=None, description=EVIDENCE_TOKENS_MEAN)
     cite: CiteField | None = Field(default=None, description=CITE_MEANS)
+    quote: bool | None = Field(default=None, description=QUOTE_MEANS)
     seed: int | None = None
     stop: Stop | None = None
 

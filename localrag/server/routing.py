@@ -172,6 +172,7 @@ _KEPT = (
     "unsupported_citations",
     "support",
     "unsupported_claims",
+    "quotes",
     "coverage",
     "timings",
     "tokens_per_s",

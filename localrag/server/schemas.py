@@ -224,6 +224,7 @@ class LedgerEntry(BaseModel):
     shortened: list[Shortening] = Field(default_factory=list, description="Items that were shortened.")
     covered: list[str] = Field(default_factory=list, description="Messages that are replaced by a summary.")
     parts: list[LedgerEntry] = Field(default_factory=list, description="The tiers of a section.")
+    copied: int = Field(default=0, description="How many of the used tokens were copied from sources, not written by the model.")
 
 
 class TimePlan(BaseModel):
@@ -337,6 +338,17 @@ class ChatUsage(BaseModel):
     completion_tokens_details: CompletionTokens
 
 
+class QuoteInfo(BaseModel):
+    """A sentence of a source that was copied into the answer. Positions are in code points, ends exclusive."""
+
+    id: str = Field(description="The passage.")
+    sentence: int = Field(description="Its number within the passage, from 1.")
+    source: str
+    start: int = Field(description="Its position in the document.")
+    end: int
+    span: tuple[int, int] = Field(description="Its position in the answer, without quotation marks.")
+
+
 class LocalAccount(BaseModel):
     """Details of an answer, as in the output of `localrag ask --json`."""
 
@@ -348,6 +360,7 @@ class LocalAccount(BaseModel):
     unsupported_citations: list[str]
     support: list[SentenceSupport] = Field(description="Each sentence of the answer, compared with its sources.")
     unsupported_claims: list[UnsupportedClaim] = Field(description="What cited sentences say and their sources do not.")
+    quotes: list[QuoteInfo] = Field(default_factory=list, description="Sentences copied into the answer, with `quote`.")
     coverage: dict[str, Any]
     timings: dict[str, float] = Field(description="In seconds.")
     tokens_per_s: float | None = Field(default=None, description="Decode speed; null for fewer than two tokens.")

@@ -13,7 +13,7 @@ from localrag.prompt import Prompt
 from localrag.question import Question
 from localrag.session.query_rewrite import QueryRewrite
 from localrag.text.sentences import units
-from localrag.types import Citation, Hit, Slot, Timings, TokenLogprob
+from localrag.types import Citation, Hit, Quote, Slot, Timings, TokenLogprob
 
 if TYPE_CHECKING:
     from localrag.engine.memory import MemoryPlan
@@ -160,6 +160,10 @@ class Answer:
     """`bypass` and `rewriting` are as in Prepared. The cost of rewriting is not included in the answer's counts."""
     embedder: Embedder | None = field(default=None, repr=False, compare=False)
     """The embedder that found the hits, which is therefore loaded; None if they were found without one. `support` uses it."""
+    quotes: tuple[Quote, ...] | None = None
+    """Sentences copied from the evidence; None if the answer could not quote."""
+    copied_tokens: int = 0
+    """How many of the completion tokens were copied from sources, not written."""
 
     @property
     def hits(self) -> tuple[Hit, ...]:
@@ -209,6 +213,7 @@ class Answer:
         support = self.support
         bypass = None if self.bypass is Bypass.NO_KNOWLEDGE_BASE else self.bypass  # no sources were requested
         thoughts = {"reasoning_tokens": self.reasoning_tokens} if self.reasoning_tokens else {}
+        copied = {} if self.quotes is None else {"copied_tokens": self.copied_tokens}
         return {
             "answer": self.text,
             **({"reasoning": self.reasoning} if self.reasoning else {}),
@@ -221,6 +226,7 @@ class Answer:
                 "total_tokens": self.prompt_tokens + self.completion_tokens,
                 "cached_tokens": self.cached_tokens,
                 **thoughts,
+                **copied,
             },
             "ledger": self.ledger.to_dict(),
             "evidence": supplied(self.prompt),
@@ -228,6 +234,7 @@ class Answer:
             "unsupported_citations": self.unsupported_citations,
             "support": [each.to_dict() for each in support.sentences],
             "unsupported_claims": [each.to_dict() for each in support.unsupported_claims],
+            **({} if self.quotes is None else {"quotes": [each.to_dict() for each in self.quotes]}),
             "coverage": self.coverage,
             "timings": {name: round(getattr(self.timings, name), 4) for name in Timings.__slots__},
             **({"memory": self.memory.to_summary()} if self.memory is not None else {}),

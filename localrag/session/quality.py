@@ -56,6 +56,7 @@ class Means:
     n_ctx: int | None = None
     top_k: TopK | None = None
     cite: Cite | None = None
+    quote: bool = False
     max_tokens: int | None = None
     seed: int = 0
     repeatable: bool = False
@@ -74,6 +75,9 @@ class Means:
                 yield [stack.enter_context(KnowledgeBase.open(*self.collection))]
             else:
                 yield open_knowledge_bases(self.kbs, settings=self.settings, opened=stack)
+
+    def __post_init__(self) -> None:
+        Question.of("?", cite=self.cite, quote=self.quote)  # UsageError for options that contradict each other
 
     @property
     def model_name(self) -> str:
@@ -117,7 +121,8 @@ class AskWay:
     def about(self) -> Mapping[str, object]:
         profile, _ = open_profile(None, settings=self.means.settings)
         budget = {} if profile == Profile() else {"budget": _digest(repr(profile))}
-        return self.means.about() | {"context_ratio": self.context_ratio, "cite": self.means.cite or DEFAULT_CITE} | budget
+        quote = {"quote": True} if self.means.quote else {}
+        return self.means.about() | {"context_ratio": self.context_ratio, "cite": self.means.cite or DEFAULT_CITE} | quote | budget
 
     @contextmanager
     def opened(self) -> Iterator[Answering]:
@@ -143,6 +148,7 @@ class AskWay:
             seed=means.seed,
             repeatable=means.repeatable,
             cite=means.cite,
+            quote=means.quote,
         )
         return question if means.max_tokens is None else question.but(max_tokens=means.max_tokens)
 
