@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from localrag.kb.filters import Where
 
 Cite = Literal["enforced", "free"]
-DEFAULT_CITE: Cite = "free"
+DEFAULT_CITE: Cite = "enforced"
 
 TopK = int | Literal["fit"]
 """A number of passages, or "fit" for as many as fit in the window."""
@@ -117,9 +117,9 @@ class Question:
     message, which is sent unchanged, without the model's template. `calls` restricts the tool calls in the answer. `id` identifies the
     question.
 
-    With `cite` "enforced", an answer with evidence cites at least one source, or says `[none]`, and can name no other; with "free", the
-    model may do either (None: DEFAULT_CITE). Answers after a reasoning model's thoughts, with a JSON schema, logprobs or tools, and those
-    of the echo are always free. `cite_instruction` replaces the instruction to cite.
+    With `cite` "enforced", an answer with evidence begins with the tag of a source, or `[none]`, and can name no other; with "free", the
+    model may cite or not (None: DEFAULT_CITE). `cite_instruction` replaces the instruction to begin with a tag; an answer then cites
+    anywhere. Answers after a reasoning model's thoughts, with a JSON schema, logprobs or tools, and those of the echo are always free.
 
     With `quote`, citations are enforced, and the model may also choose a sentence of the evidence, `[KB#12.3]`: the engine copies it into
     the answer. Answers that are always free do not quote, except those of the echo.

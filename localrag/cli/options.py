@@ -328,8 +328,8 @@ max_seconds = click.option(
 cite_option = click.option(
     "--cite",
     type=click.Choice(get_args(Cite)),
-    help="enforced: an answer with evidence cites at least one source and cannot name any other, or says [none]. free: the model may do "
-    f"either.  [default: {DEFAULT_CITE}]",
+    help="enforced: an answer with evidence begins with the tag of a source, or [none], and can name no other. free: the model may cite or "
+    f"not.  [default: {DEFAULT_CITE}]",
 )
 evidence_option = click.option(
     "--evidence",

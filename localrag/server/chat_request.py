@@ -263,7 +263,7 @@ class StreamOptions(BaseModel):
 
 CiteField = Annotated[Cite, with_message("cite must be enforced or free.")]
 CITE_MEANS = (
-    "enforced: an answer with sources cites at least one of them and cannot name any other, or says [none]. free: the model may do either. "
+    "enforced: an answer with sources begins with the tag of one, or [none], and can name no other. free: the model may cite or not. "
     f"By default {DEFAULT_CITE}."
 )
 

@@ -238,7 +238,8 @@ def _sampling_of(prepared: Prepared, tokenizer: Tokenizer) -> SamplingParams:
     question, composed = prepared.question, prepared.prompt
     sampling, calls = question.sampling.with_max_tokens(composed.max_tokens), question.calls
     if may_enforce_citations(prepared):
-        sampling = replace(sampling, citations=tuple(dict.fromkeys(hit.label for hit in (*composed.hits, *composed.earlier))))
+        labels = tuple(dict.fromkeys(hit.label for hit in (*composed.hits, *composed.earlier)))
+        sampling = replace(sampling, citations=labels, cites_first=question.cite_instruction is None)
         if composed.quotable is not None:
             sampling = replace(sampling, quotes=composed.quotable.copies(tokenizer, sampling.stop))
     omitted = {name for entry in composed.ledger.entries if entry.name == "tools" for name in entry.omitted}
