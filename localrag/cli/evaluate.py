@@ -37,7 +37,7 @@ from localrag.grading import (
     tally,
 )
 from localrag.kb import MODES, Mode, shown
-from localrag.question import DEFAULT_CITE, Cite, TopK
+from localrag.question import DEFAULT_CITE, Cite, EvidenceKind, TopK
 from localrag.session import Retriever, open_embedder, opened_reranker
 from localrag.session.quality import AskWay, CouncilWay, Means, Way, conversation_searches
 from localrag.settings import Settings
@@ -388,7 +388,10 @@ def _plot_answers(tallies: Sequence[Tally], file: Path, title: str) -> None:
 )
 @click.option("--council", metavar="NAME", help="--qa: also measure this council of models.toml.")
 @click.option(
-    "--top-k", type=options.Depth(), metavar="N", help="--qa: number of passages to retrieve, or fit.  [default: 4; a council's own]"
+    "--top-k",
+    type=options.Depth(),
+    metavar="N",
+    help="--qa: number of passages to retrieve, or fit.  [default: as in ask; a council's own]",
 )
 @click.option(
     "--max-tokens",
@@ -397,6 +400,8 @@ def _plot_answers(tallies: Sequence[Tally], file: Path, title: str) -> None:
     help="--qa: maximum length of an answer, in tokens.  [default: 512; a council's own]",
 )
 @click.option("--quote", is_flag=True, help="--qa: as in ask; not for a council.")
+@click.option("--evidence", type=click.Choice(get_args(EvidenceKind)), help="--qa: as in ask; not for a council.")
+@click.option("--evidence-tokens", type=click.IntRange(min=1), metavar="N", help="--qa: as in ask; not for a council.")
 @click.option("--cite", type=click.Choice(get_args(Cite)), help=f"--qa: as in ask; not for a council.  [default: {DEFAULT_CITE}]")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="--qa: random seed, for repeatable sampling.  [default: 0]")
 @click.option("--system", type=options.Text(), metavar="TEXT", help="--qa: system prompt (@file for a file).")
@@ -431,6 +436,8 @@ def eval_command(
     ratios: tuple[float, ...],
     council: str | None,
     top_k: TopK | None,
+    evidence: EvidenceKind | None,
+    evidence_tokens: int | None,
     cite: Cite | None,
     quote: bool,
     max_tokens: int | None,
@@ -468,6 +475,8 @@ def eval_command(
         "--top-k": top_k,
         "--ctx": n_ctx,
         "--max-tokens": max_tokens,
+        "--evidence": evidence,
+        "--evidence-tokens": evidence_tokens,
         "--cite": cite,
         "--quote": quote or None,
         "--seed": seed,
@@ -508,6 +517,8 @@ def eval_command(
         kbs=tuple(dict.fromkeys(kbs)),
         n_ctx=n_ctx,
         top_k=top_k,
+        evidence=evidence,
+        evidence_tokens=evidence_tokens,
         cite=cite,
         quote=quote,
         max_tokens=max_tokens,

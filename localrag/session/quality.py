@@ -22,7 +22,7 @@ from localrag.conversation import search_query
 from localrag.deliberation import Council
 from localrag.errors import InterruptedRunError, LocalragError, UsageError
 from localrag.grading import Outcome, Passage
-from localrag.question import DEFAULT_CITE, Cite, Question, TopK
+from localrag.question import DEFAULT_CITE, Cite, EvidenceKind, Question, TopK
 from localrag.session.answer import Answer
 from localrag.session.council_run import CouncilRun
 from localrag.session.opening import open_council, open_embedder, open_knowledge_bases, open_profile, read_template
@@ -55,6 +55,8 @@ class Means:
     kbs: Sequence[str] = ()
     n_ctx: int | None = None
     top_k: TopK | None = None
+    evidence: EvidenceKind | None = None
+    evidence_tokens: int | None = None
     cite: Cite | None = None
     quote: bool = False
     max_tokens: int | None = None
@@ -122,7 +124,13 @@ class AskWay:
         profile, _ = open_profile(None, settings=self.means.settings)
         budget = {} if profile == Profile() else {"budget": _digest(repr(profile))}
         quote = {"quote": True} if self.means.quote else {}
-        return self.means.about() | {"context_ratio": self.context_ratio, "cite": self.means.cite or DEFAULT_CITE} | quote | budget
+        options = {
+            "context_ratio": self.context_ratio,
+            "evidence": self.means.evidence,
+            "evidence_tokens": self.means.evidence_tokens,
+            "cite": self.means.cite or DEFAULT_CITE,
+        }
+        return self.means.about() | options | quote | budget
 
     @contextmanager
     def opened(self) -> Iterator[Answering]:
@@ -147,6 +155,8 @@ class AskWay:
             top_k=means.top_k,
             seed=means.seed,
             repeatable=means.repeatable,
+            evidence=means.evidence,
+            evidence_tokens=means.evidence_tokens,
             cite=means.cite,
             quote=means.quote,
         )
