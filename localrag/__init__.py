@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from localrag.session.history_window import Forgotten, Turn
     from localrag.session.query_rewrite import QueryRewrite
     from localrag.settings import Learning, Settings
+    from localrag.support import SentenceSupport, Support, SupportingSpan, UnsupportedClaim
     from localrag.text.tokens import Embedder
     from localrag.types import (
         Attachment,
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
         Message,
         ModelInfo,
         Proposal,
+        Quote,
         SamplingParams,
         Slot,
         Timings,
@@ -149,17 +151,21 @@ __all__ = [
     "Proposal",
     "QueryRewrite",
     "Question",
+    "Quote",
     "Reranker",
     "RetrieveOptions",
     "Retriever",
     "SamplingParams",
     "Search",
     "Section",
+    "SentenceSupport",
     "Session",
     "Settings",
     "Shortened",
     "SkippedFile",
     "Slot",
+    "Support",
+    "SupportingSpan",
     "Tagging",
     "TemplateError",
     "Text",
@@ -175,6 +181,7 @@ __all__ = [
     "ToolSpec",
     "TopK",
     "Turn",
+    "UnsupportedClaim",
     "UsageError",
     "Verdict",
     "VerifyResult",
@@ -291,6 +298,12 @@ _MODULES = {
         "Learning",
         "Settings",
     ),
+    "support": (
+        "SentenceSupport",
+        "Support",
+        "SupportingSpan",
+        "UnsupportedClaim",
+    ),
     "text.tokens": ("Embedder",),
     "types": (
         "Attachment",
@@ -302,6 +315,7 @@ _MODULES = {
         "Message",
         "ModelInfo",
         "Proposal",
+        "Quote",
         "SamplingParams",
         "Slot",
         "Timings",
