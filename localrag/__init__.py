@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         ModelNotFoundError,
         TemplateError,
         TimeLimitError,
+        UnanswerableError,
         UsageError,
     )
     from localrag.journal import Journal
@@ -175,6 +176,7 @@ __all__ = [
     "ToolSpec",
     "TopK",
     "Turn",
+    "UnanswerableError",
     "UsageError",
     "Verdict",
     "VerifyResult",
@@ -221,6 +223,7 @@ _MODULES = {
         "ModelNotFoundError",
         "TemplateError",
         "TimeLimitError",
+        "UnanswerableError",
         "UsageError",
     ),
     "journal": ("Journal",),

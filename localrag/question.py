@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 Cite = Literal["enforced", "free"]
 DEFAULT_CITE: Cite = "free"
 
+Unanswerable = Literal["say", "answer", "error"]
+"""What to do if the sources probably do not answer a question: say so, let the model answer, or raise an error."""
+DEFAULT_UNANSWERABLE: Unanswerable = "say"
+
 TopK = int | Literal["fit"]
 """A number of passages, or "fit" for as many as fit in the window."""
 
@@ -121,6 +125,10 @@ class Question:
     model may do either (None: DEFAULT_CITE). Answers after a reasoning model's thoughts, with a JSON schema, logprobs or tools, and those
     of the echo are always free. `cite_instruction` replaces the instruction to cite.
 
+    `unanswerable` says what to do if the knowledge bases probably do not answer the question (None: DEFAULT_UNANSWERABLE). It applies where
+    they are all that the question gives to answer from: not with attachments, memories, tools, piped text, hits or a JSON schema, nor to
+    small talk such as "Hello!".
+
     Use `Question.of` for the common case:
 
         Question.of("Which plastic lasts outdoors?", top_k=3, max_tokens=64)
@@ -133,6 +141,7 @@ class Question:
     budget: BudgetOptions = BudgetOptions()
     thread: Thread = Thread()
     cite: Cite | None = None
+    unanswerable: Unanswerable | None = None
     cite_instruction: str | None = None
     calls: ToolCalls | None = None
     needs_question: bool = True
@@ -142,6 +151,8 @@ class Question:
     def __post_init__(self) -> None:
         if self.cite not in (None, *get_args(Cite)):
             raise UsageError(f"cite is {self.cite!r}, but must be {' or '.join(get_args(Cite))}.")
+        if self.unanswerable not in (None, *get_args(Unanswerable)):
+            raise UsageError(f"unanswerable is {self.unanswerable!r}, but must be {', '.join(get_args(Unanswerable))}.")
 
     @classmethod
     def of(cls, asked: str | Sequence[Message], *, system: str | None = None, **options: Any) -> Self:  # noqa: ANN401  # fields of several types

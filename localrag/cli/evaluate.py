@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -34,11 +35,13 @@ from localrag.grading import (
     tally,
 )
 from localrag.kb import MODES, Mode, shown
-from localrag.question import DEFAULT_CITE, Cite, TopK
+from localrag.question import DEFAULT_CITE, DEFAULT_UNANSWERABLE, Cite, TopK, Unanswerable
 from localrag.session import open_embedder, open_knowledge_base, opened_reranker
-from localrag.session.quality import AskWay, CouncilWay, Means, Way
+from localrag.session.answerability import MIN_QUESTIONS
+from localrag.session.quality import AskWay, CouncilWay, Means, Way, calibrated
 from localrag.settings import Settings
 from localrag.text.sanitize import safe
+from localrag.types import Message
 
 if TYPE_CHECKING:
     from localrag.kb.evaluate import Collection, Result
@@ -174,6 +177,31 @@ def ask_all(
     _show(tallies, graded, _about(file, means), num_astray=num_astray, as_json=as_json)
     if plot_file is not None:
         _plot_answers(tallies, plot_file, f"{file.name}: {counted(len(questions), 'question')}")
+
+
+def _calibrate(file: Path, means: Means, *, as_json: bool) -> None:
+    """Calibrate with the questions of a file, and print how well it tells the unanswerable ones."""
+    if not means.kbs:
+        raise UsageError("--qa needs a knowledge base.", hint="Name one with --kb.")
+    questions = read_questions(file).questions
+    with render.Progress("Searching") as progress:
+        done = itertools.count(1)
+        fitted = calibrated(
+            [((Message("user", each.question),), each.is_answerable) for each in questions],
+            means,
+            on_question=lambda: progress("questions", next(done), len(questions)),
+        )
+    if as_json:
+        emit({"file": file.name, "kbs": [shown(each) for each in means.kbs], **fitted.to_dict()})
+        return
+    columns = ("Threshold", "Refused wrongly", "Caught")
+    rows = [(f"{each.threshold:.3f}", f"{100 * each.refused_wrongly:.0f} %", f"{100 * each.caught:.0f} %") for each in fitted.curve]
+    render.table(columns, rows, right=columns)
+    note(
+        f"{fitted.num_answerable} answerable and {fitted.num_unanswerable} unanswerable questions. On questions that it was not fitted to: "
+        f"AUC {fitted.auc:.3f}, {100 * fitted.unseen.refused_wrongly:.0f} % refused wrongly, {100 * fitted.unseen.caught:.0f} % caught. "
+        f"Stored with the threshold {fitted.calibration.threshold:.3f}."
+    )
 
 
 class _Job:
@@ -326,6 +354,17 @@ def _plot_answers(tallies: Sequence[Tally], file: Path, title: str) -> None:
     help="--qa: maximum length of an answer, in tokens.  [default: 512; a council's own]",
 )
 @click.option("--cite", type=click.Choice(get_args(Cite)), help=f"--qa: as in ask; not for a council.  [default: {DEFAULT_CITE}]")
+@click.option(
+    "--unanswerable",
+    type=click.Choice(get_args(Unanswerable)),
+    help=f"--qa: as in ask; not for a council.  [default: {DEFAULT_UNANSWERABLE}]",
+)
+@click.option(
+    "--calibrate",
+    is_flag=True,
+    help="--qa: instead of asking the model, learn from these questions when the sources do not answer one, and store it for the embedder. "
+    f"Needs {MIN_QUESTIONS} questions with answers and {MIN_QUESTIONS} without.",
+)
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="--qa: random seed, for repeatable sampling.  [default: 0]")
 @click.option("--system", type=options.Text(), metavar="TEXT", help="--qa: system prompt (@file for a file).")
 @click.option(
@@ -352,6 +391,8 @@ def eval_command(
     council: str | None,
     top_k: TopK | None,
     cite: Cite | None,
+    unanswerable: Unanswerable | None,
+    calibrate: bool,
     max_tokens: int | None,
     seed: int | None,
     system: str | None,
@@ -383,6 +424,8 @@ def eval_command(
         "--ctx": n_ctx,
         "--max-tokens": max_tokens,
         "--cite": cite,
+        "--unanswerable": unanswerable,
+        "--calibrate": calibrate,
         "--seed": seed,
         "--system": system,
         "--out": out,
@@ -390,6 +433,8 @@ def eval_command(
     _check_one(folder, qa_file, {name: bool(value) or value == 0 for name, value in (of_folder if qa_file else of_qa).items()})
     if out == STANDARD_OUTPUT:
         raise UsageError("The measures go to standard output, so --out needs a file.", hint="Use --out OUT.jsonl.")
+    if calibrate:
+        _check_calibration({**of_qa, "--model": model, "--chat-template": chat_template, "--queries": max_queries, "--plot": plot_file})
     _check_plot(plot_file)
     _check_installed(*(["ir_measures"] if folder is not None else []), *(["matplotlib"] if plot_file is not None else []))
     if folder is not None:
@@ -417,11 +462,15 @@ def eval_command(
         n_ctx=n_ctx,
         top_k=top_k,
         cite=cite,
+        unanswerable=unanswerable,
         max_tokens=max_tokens,
         seed=seed or 0,
         repeatable=seed is not None,
         system=system,
     )
+    if calibrate:
+        _calibrate(qa_file, means, as_json=as_json)
+        return
     ask_all(qa_file, means, tuple(dict.fromkeys(ratios)), council, max_queries=max_queries, out=out, plot_file=plot_file, as_json=as_json)
 
 
@@ -433,6 +482,13 @@ def _check_one(folder: Path | None, qa_file: Path | None, others: dict[str, bool
     if conflicts := [name for name, is_given in others.items() if is_given]:
         here, there = ("--qa", "DIR") if qa_file else ("DIR", "--qa")
         raise UsageError(f"{conflicts[0]} does not work with {here}.", hint=f"Leave it out. It works only with {there}.")
+
+
+def _check_calibration(others: Mapping[str, object]) -> None:
+    """UsageError for options that a calibration does not use."""
+    conflicts = [name for name, value in others.items() if (value or value == 0) and name not in ("--kb", "--calibrate")]
+    if conflicts:
+        raise UsageError(f"{conflicts[0]} does not work with --calibrate.", hint="Leave it out. No model is asked.")
 
 
 def _check_plot(plot_file: Path | None) -> None:

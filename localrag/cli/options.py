@@ -23,7 +23,7 @@ from localrag.files import secure_home
 from localrag.kb.filters import Where
 from localrag.process import age_s
 from localrag.prompt import ANSWER_BASIS
-from localrag.question import DEFAULT_CITE, Cite, Question, TopK
+from localrag.question import DEFAULT_CITE, DEFAULT_UNANSWERABLE, Cite, Question, TopK, Unanswerable
 from localrag.session import DEFAULT_TOP_K, Session
 from localrag.session.retrieval import MAX_DEPTH
 from localrag.settings import MAX_TEXT_BYTES, Settings, default_home, expanded
@@ -174,6 +174,7 @@ class Asking(TypedDict):
     max_seconds: float | None
     weigh: bool
     cite: Cite | None
+    unanswerable: Unanswerable | None
 
 
 class Number(click.FloatRange):
@@ -275,6 +276,7 @@ def question(asking: Asking, text: str, sampling: SamplingParams | None = None) 
         top_k=asking["top_k"],
         weigh=asking["weigh"],
         cite=asking["cite"],
+        unanswerable=asking["unanswerable"],
         context_ratio=asking["context_ratio"],
         overflow=asking["overflow"],
         max_seconds=max_seconds,
@@ -324,6 +326,12 @@ cite_option = click.option(
     help="enforced: an answer with evidence cites at least one source and cannot name any other, or says [none]. free: the model may do "
     f"either.  [default: {DEFAULT_CITE}]",
 )
+unanswerable_option = click.option(
+    "--unanswerable",
+    type=click.Choice(get_args(Unanswerable)),
+    help="What to do if the knowledge base probably does not answer the question. say: say so and list the nearest passages, without "
+    f"asking the model. answer: let the model answer. error: fail with exit code 6.  [default: {DEFAULT_UNANSWERABLE}]",
+)
 _ASKING = (
     click.option(
         "--max-tokens",
@@ -366,6 +374,7 @@ _ASKING = (
     ),
     click.option("--budget", metavar="NAME", help="A [budgets.NAME] table of models.toml."),
     cite_option,
+    unanswerable_option,
     click.option("--weigh", is_flag=True, help="Weight passages by the relevance of their files (see localrag score)."),
     click.option(
         "--attach",

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, SkipValidation, ValidationError, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
 from localrag.engine.grammar import CALL_CLOSES, CALL_OPENS, schema_of_calls
-from localrag.question import DEFAULT_CITE, Cite
+from localrag.question import DEFAULT_CITE, DEFAULT_UNANSWERABLE, Cite, Unanswerable
 from localrag.server.errors import Problem
 from localrag.server.schemas import example, fault, parse, with_message
 from localrag.session.answer import Bypass, bypass
@@ -265,6 +265,13 @@ CITE_MEANS = (
 )
 
 
+UnanswerableField = Annotated[Unanswerable, with_message("unanswerable must be say, answer or error.")]
+UNANSWERABLE_MEANS = (
+    "What to do if the index probably does not answer the question. say: say so, without asking the model. answer: let the model answer. "
+    f"error: respond with an error. By default {DEFAULT_UNANSWERABLE}."
+)
+
+
 class ChatRequest(Unused):
     """A conversation to answer. Unknown parameters are refused. Fields are checked in this order."""
 
@@ -284,6 +291,7 @@ class ChatRequest(Unused):
     )
     context_token_ratio: Ratio | None = Field(default=None, description=WITHOUT_RATIO)
     cite: CiteField | None = Field(default=None, description=CITE_MEANS)
+    unanswerable: UnanswerableField | None = Field(default=None, description=UNANSWERABLE_MEANS)
     messages: Annotated[
         list[ChatMessage],
         Field(min_length=1, max_length=MAX_MESSAGES, description="Must have a question after the last answer."),
@@ -335,6 +343,7 @@ class ChatQuestion:
     sampling: dict[str, Any]
     ratio: float | None
     cite: Cite | None
+    unanswerable: Unanswerable | None
     streams: bool
     includes_usage: bool
     tools: Tools | None = None
@@ -356,6 +365,7 @@ class ChatQuestion:
         ratio = DEFAULT_RATIO if self.ratio is None and self.sampling.get("max_tokens") is None else self.ratio
         options = {"context_ratio": ratio, "top_k": "fit"} if self.searches else {}
         options = options if self.cite is None else {**options, "cite": self.cite}
+        options = options if self.unanswerable is None else {**options, "unanswerable": self.unanswerable}
         forms = {} if self.tools is None else {"json_schema": self.tools.schema, "or_text": self.tools.or_text}
         return {
             "op": "ask",
@@ -397,6 +407,7 @@ def read(body: object, *, has_index: Callable[[str], bool], rejects_tools: bool 
         sampling=sampling,
         ratio=request.context_token_ratio,
         cite=request.cite,
+        unanswerable=request.unanswerable,
         streams=bool(request.stream),
         includes_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
         tools=tools,

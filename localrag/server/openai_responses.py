@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field
 from localrag.server.chat_request import (
     CITE_MEANS,
     MAX_MESSAGES,
+    UNANSWERABLE_MEANS,
     WITHOUT_RATIO,
     ChatQuestion,
     ChatRequest,
@@ -27,6 +28,7 @@ from localrag.server.chat_request import (
     Stop,
     Temperature,
     TopP,
+    UnanswerableField,
     Unused,
     read,
 )
@@ -105,6 +107,7 @@ class ResponsesRequest(Unused):
     )
     context_token_ratio: Ratio | None = Field(default=None, description=WITHOUT_RATIO.replace("max_tokens", "max_output_tokens"))
     cite: CiteField | None = Field(default=None, description=CITE_MEANS)
+    unanswerable: UnanswerableField | None = Field(default=None, description=UNANSWERABLE_MEANS)
     seed: int | None = None
     stop: Stop | None = None
 

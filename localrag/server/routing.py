@@ -154,6 +154,8 @@ _KEPT = (
     "evidence",
     "citations",
     "unsupported_citations",
+    "answerable",
+    "abstained",
     "coverage",
     "timings",
     "tokens_per_s",

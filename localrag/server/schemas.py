@@ -313,6 +313,8 @@ class LocalAccount(BaseModel):
     evidence: list[Evidence]
     citations: list[CitationInfo]
     unsupported_citations: list[str]
+    answerable: float | None = Field(default=None, description="The probability that the sources answer the question; null if unknown.")
+    abstained: bool = Field(default=False, description="Whether the answer says that the sources do not answer. The model was not asked.")
     coverage: dict[str, Any]
     timings: dict[str, float] = Field(description="In seconds.")
     tokens_per_s: float | None = Field(default=None, description="Decode speed; null for fewer than two tokens.")

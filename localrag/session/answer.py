@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 from localrag.budget import Ledger
 from localrag.errors import counted
 from localrag.prompt import Prompt
-from localrag.question import Question
+from localrag.question import DEFAULT_UNANSWERABLE, Question
+from localrag.session.answerability import Answerability, is_small_talk
 from localrag.session.query_rewrite import QueryRewrite
 from localrag.text.sentences import units
 from localrag.types import Citation, Hit, Slot, Timings, TokenLogprob
@@ -107,6 +108,18 @@ class Prepared:
     """Why there are no sources; None if there are some."""
     rewriting: QueryRewrite | None = None
     """The query that replaced a follow-up question; None if none was rewritten."""
+    answerability: Answerability | None = None
+    """How likely the knowledge bases answer the question; None if that is unknown."""
+
+    @property
+    def abstains(self) -> bool:
+        """Whether the model is not asked, because the knowledge bases are all that it has and probably do not answer the question."""
+        question = self.question
+        given, mode = question.given, question.unanswerable or DEFAULT_UNANSWERABLE
+        has_others = given.attachments or given.memories or given.tools or given.piped.strip() or question.sampling.json_schema is not None
+        if self.answerability is None or self.answerability.is_likely or mode == "answer" or has_others or question.is_plain:
+            return False
+        return not is_small_talk(question.messages[-1].content)
 
     @property
     def warnings(self) -> list[str]:
@@ -156,6 +169,10 @@ class Answer:
     bypass: Bypass | None = None
     rewriting: QueryRewrite | None = None
     """`bypass` and `rewriting` are as in Prepared. The cost of rewriting is not included in the answer's counts."""
+    answerability: Answerability | None = None
+    """As in Prepared."""
+    abstained: bool = False
+    """Whether the text says that the sources do not answer the question. The model was not asked: `hits` are the nearest passages."""
 
     @property
     def hits(self) -> tuple[Hit, ...]:
@@ -166,7 +183,8 @@ class Answer:
     def coverage(self) -> dict[str, object]:
         """How many passages were read of those in the knowledge bases, with one entry per pass if there were several."""
         passes = {"passes": [asdict(each) for each in self.passes]} if self.passes else {}
-        return {"chunks_read": len(self.hits) if self.num_read is None else self.num_read, "chunks_in_kb": self.chunks_in_kb, **passes}
+        num_read = 0 if self.abstained else len(self.hits) if self.num_read is None else self.num_read
+        return {"chunks_read": num_read, "chunks_in_kb": self.chunks_in_kb, **passes}
 
     @property
     def ending(self) -> str:
@@ -213,6 +231,8 @@ class Answer:
             "evidence": supplied(self.prompt),
             "citations": [{"id": each.label, "supplied": each.supplied, "spans": list(map(list, each.spans))} for each in self.citations],
             "unsupported_citations": self.unsupported_citations,
+            "answerable": None if self.answerability is None else round(self.answerability.probability, 4),
+            "abstained": self.abstained,
             "coverage": self.coverage,
             "timings": {name: round(getattr(self.timings, name), 4) for name in Timings.__slots__},
             **({"memory": self.memory.to_summary()} if self.memory is not None else {}),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
@@ -16,16 +16,19 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from localrag.budget import Profile
+from localrag.conversation import search_query
 from localrag.deliberation import Council
 from localrag.errors import InterruptedRunError, LocalragError
 from localrag.grading import Outcome, Passage
-from localrag.question import DEFAULT_CITE, Cite, Question, TopK
+from localrag.question import DEFAULT_CITE, Cite, Question, TopK, Unanswerable
 from localrag.session.answer import Answer
+from localrag.session.answerability import NUM_COMPARED, CalibrationFile, Features, Fit, Sample, fit
 from localrag.session.council_run import CouncilRun
-from localrag.session.opening import open_council, open_profile, read_template
+from localrag.session.opening import open_council, open_embedder, open_knowledge_bases, open_profile, read_template
+from localrag.session.retrieval import Retriever, asked_before, retrieve_after
 from localrag.session.session import Session
 from localrag.settings import Settings
-from localrag.types import Citation
+from localrag.types import Citation, Message
 
 _EVIDENCE = ("evidence", "cited")
 """Prompt sections that hold passages."""
@@ -46,6 +49,7 @@ class Means:
     n_ctx: int | None = None
     top_k: TopK | None = None
     cite: Cite | None = None
+    unanswerable: Unanswerable | None = None
     max_tokens: int | None = None
     seed: int = 0
     repeatable: bool = False
@@ -93,7 +97,8 @@ class AskWay:
     def about(self) -> Mapping[str, object]:
         profile, _ = open_profile(None, settings=self.means.settings)
         budget = {} if profile == Profile() else {"budget": _digest(repr(profile))}
-        return self.means.about() | {"context_ratio": self.context_ratio, "cite": self.means.cite or DEFAULT_CITE} | budget
+        mode = {} if self.means.unanswerable is None else {"unanswerable": self.means.unanswerable}
+        return self.means.about() | {"context_ratio": self.context_ratio, "cite": self.means.cite or DEFAULT_CITE} | mode | budget
 
     @contextmanager
     def opened(self) -> Iterator[Answering]:
@@ -113,6 +118,7 @@ class AskWay:
             seed=means.seed,
             repeatable=means.repeatable,
             cite=means.cite,
+            unanswerable=means.unanswerable,
         )
         return question if means.max_tokens is None else question.but(max_tokens=means.max_tokens)
 
@@ -226,6 +232,26 @@ def _ask_council(council: Council, means: Means, question: str) -> Outcome:
         seconds=round(seconds, 4),
         **usage,
     )
+
+
+def calibrated(questions: Iterable[tuple[Sequence[Message], bool]], means: Means, *, on_question: Callable[[], None] = lambda: None) -> Fit:
+    """Fit the probability that the knowledge bases answer a question, and store it for their embedder. No model is asked.
+
+    `questions` are conversations that end with a question, each with whether the knowledge bases answer it. Raises UsageError if there are
+    too few.
+    """
+    with ExitStack() as stack:
+        knowledge_bases = open_knowledge_bases(means.kbs, settings=means.settings, opened=stack)
+        embedder = open_embedder(means.settings, for_queries=True)
+        retriever = Retriever(knowledge_bases=knowledge_bases, embedder=embedder, learning="off")
+        samples = []
+        for messages, is_answerable in questions:
+            hits = retrieve_after(retriever, asked_before(messages), search_query(messages), top_k=NUM_COMPARED)
+            samples.append(Sample(features=Features.of(hits), is_answerable=is_answerable))
+            on_question()
+        fitted = fit(samples)
+        CalibrationFile(means.settings.home).save(embedder.fingerprint, fitted.calibration)
+    return fitted
 
 
 def _failed(error: LocalragError, seconds: float) -> Outcome:
