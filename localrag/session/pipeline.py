@@ -193,7 +193,7 @@ class Pipeline:
         """The last event of a question that the sources do not answer. The model is not asked."""
         text = not_said(flight.question.messages[-1].content)
         completion = Completion(text=text, completion_ids=(), finish_reason="stop", prompt_tokens=0)
-        return self._end(flight, JobEvent(flight.job, text=text, completion=completion))
+        return self._end(flight, JobEvent(job=flight.job, text=text, completion=completion))
 
     def _end(self, flight: InFlight, event: JobEvent) -> Event:
         """The last event of a question. If its knowledge base fails, only this question gets the error."""
