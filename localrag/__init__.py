@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from localrag.question import BudgetOptions, Given, Question, Search, Thread, ToolCalls, TopK
     from localrag.session import Answer, Event, Prepared, Retriever, Session
     from localrag.session.answer import Bypass, Pass
+    from localrag.session.answerability import Answerability, Calibration
     from localrag.session.chat import Chat
     from localrag.session.council_run import CouncilResult
     from localrag.session.council_run import council as council
@@ -93,12 +94,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Answer",
+    "Answerability",
     "Attachment",
     "Budget",
     "BudgetExceededError",
     "BudgetOptions",
     "BundleError",
     "Bypass",
+    "Calibration",
     "Chat",
     "Chunk",
     "Citation",
@@ -275,6 +278,10 @@ _MODULES = {
         "Prepared",
         "Retriever",
         "Session",
+    ),
+    "session.answerability": (
+        "Answerability",
+        "Calibration",
     ),
     "session.answer": (
         "Bypass",

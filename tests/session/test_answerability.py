@@ -62,9 +62,9 @@ def opened(folder, **options):
         yield Session(engine, knowledge_bases=[kb], embedder=HashEmbedder(), journal=journal, settings=settings, **options)
 
 
-@pytest.fixture
-def session(tmp_path):
-    with opened(tmp_path) as one:
+@pytest.fixture(scope="module")
+def session(tmp_path_factory):
+    with opened(tmp_path_factory.mktemp("pets")) as one:
         yield one
 
 
@@ -128,8 +128,8 @@ def test_what_they_say_is_answered(session):
     assert session.ask(Question.of(FOUND, max_tokens=8, top_k=1)).answerability == answer.answerability
 
 
-def test_the_nearest_passages_are_listed(session, capsys):
-    session._calibrations["hash-1"] = Calibration(bias=-9.0, nearest=0.0, lead=0.0, threshold=0.5)  # nothing is likely
+def test_the_nearest_passages_are_listed(session, capsys, monkeypatch):
+    monkeypatch.setitem(session._calibrations, "hash-1", Calibration(bias=-9.0, nearest=0.0, lead=0.0, threshold=0.5))  # nothing is likely
     pieces = []
     answer = session.ask(Question.of("hamsters sleep by day: wie und wann?"), on_text=pieces.append)
     assert "".join(pieces) == answer.text == "Die Quellen sagen dazu nichts."
@@ -179,12 +179,9 @@ def test_a_chat_goes_on_after_it(session):
     assert chat.turns[0].answer == "The sources do not say."
 
 
-def test_an_embedder_without_a_calibration_refuses_nothing(tmp_path):
-    with opened(tmp_path) as session:
-        CalibrationFile(session.settings.home).save("another", CALIBRATION)
-        session.embedder.fingerprint = "hash-1"
-        session._calibrations["hash-1"] = None
-        answer = session.ask(Question.of(NOT_FOUND, max_tokens=4))
+def test_an_embedder_without_a_calibration_refuses_nothing(session, monkeypatch):
+    monkeypatch.setitem(session._calibrations, "hash-1", CalibrationFile(session.settings.home).calibration("another"))
+    answer = session.ask(Question.of(NOT_FOUND, max_tokens=4))
     assert (answer.answerability, answer.to_dict()["answerable"], answer.abstained) == (None, None, False)
 
 
