@@ -8,6 +8,7 @@ import pytest
 
 from localrag.cli import render
 from localrag.engine.echo import open_echo
+from localrag.engine.jobs import SERVE
 from localrag.errors import UnanswerableError, UsageError
 from localrag.journal import Journal
 from localrag.kb import KnowledgeBase
@@ -148,6 +149,20 @@ def test_an_error_carries_the_numbers_and_does_not_stop_others(session):
     assert (error.exit_code, error.numbers["answerable"], error.numbers["threshold"]) == (6, 0.018, 0.5)
     assert [each.question.id for each in events if each.answer is not None] == [FOUND]
     assert session.prepare(Question.of(NOT_FOUND, unanswerable="error")).abstains  # a dry run shows it
+
+
+def test_a_stream_tells_it_as_it_tells_an_answer(session):
+    asked = [
+        Question.of(NOT_FOUND, id="no"),
+        Question.of(NOT_FOUND, id="error", unanswerable="error"),
+        Question.of(FOUND, max_tokens=4, id="yes"),
+    ]
+    events = [each for each in session.run([*asked, None], policy=SERVE) if each.question is not None]
+    told = {one: [each for each in events if each.question.id == one] for one in ("no", "error", "yes")}
+    assert [bool(each.prepared) for each in told["no"]] == [True, False]
+    assert (told["no"][1].text, told["no"][1].answer.abstained) == ("The sources do not say.", True)
+    assert isinstance(told["error"][0].error, UnanswerableError)
+    assert told["yes"][-1].answer.completion_tokens == 4
 
 
 @pytest.mark.parametrize(
