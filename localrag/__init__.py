@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from localrag.session.history_window import Forgotten, Turn
     from localrag.session.query_rewrite import QueryRewrite
     from localrag.settings import Learning, Settings
+    from localrag.support import SentenceSupport, Support, SupportingSpan, UnsupportedClaim
     from localrag.text.tokens import Embedder
     from localrag.types import (
         Attachment,
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
         Message,
         ModelInfo,
         Proposal,
+        Quote,
         SamplingParams,
         Slot,
         Timings,
@@ -153,17 +155,21 @@ __all__ = [
     "Proposal",
     "QueryRewrite",
     "Question",
+    "Quote",
     "Reranker",
     "RetrieveOptions",
     "Retriever",
     "SamplingParams",
     "Search",
     "Section",
+    "SentenceSupport",
     "Session",
     "Settings",
     "Shortened",
     "SkippedFile",
     "Slot",
+    "Support",
+    "SupportingSpan",
     "Tagging",
     "TemplateError",
     "Text",
@@ -180,6 +186,7 @@ __all__ = [
     "TopK",
     "Turn",
     "UnanswerableError",
+    "UnsupportedClaim",
     "UsageError",
     "Verdict",
     "VerifyResult",
@@ -301,6 +308,12 @@ _MODULES = {
         "Learning",
         "Settings",
     ),
+    "support": (
+        "SentenceSupport",
+        "Support",
+        "SupportingSpan",
+        "UnsupportedClaim",
+    ),
     "text.tokens": ("Embedder",),
     "types": (
         "Attachment",
@@ -312,6 +325,7 @@ _MODULES = {
         "Message",
         "ModelInfo",
         "Proposal",
+        "Quote",
         "SamplingParams",
         "Slot",
         "Timings",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from localrag.kb.filters import Where
 
 Cite = Literal["enforced", "free"]
-DEFAULT_CITE: Cite = "free"
+DEFAULT_CITE: Cite = "enforced"
 
 Unanswerable = Literal["say", "answer", "error"]
 """What to do if the sources probably do not answer a question: say so, let the model answer, or raise an error."""
@@ -25,7 +25,7 @@ DEFAULT_UNANSWERABLE: Unanswerable = "say"
 TopK = int | Literal["fit"]
 """A number of passages, or "fit" for as many as fit in the window."""
 
-Evidence = Literal["sentences", "passages"]
+EvidenceKind = Literal["sentences", "passages"]
 """What is sent of the passages that were retrieved: their best sentences, or all of each."""
 
 
@@ -42,14 +42,14 @@ class Search:
 
     kbs: tuple[str, ...] | None = None
     top_k: TopK | None = None
-    evidence: Evidence | None = None
+    evidence: EvidenceKind | None = None
     evidence_tokens: int | None = None
     where: Where | None = None
     weigh: bool = False
 
     def __post_init__(self) -> None:
-        if self.evidence not in (None, *get_args(Evidence)):
-            raise UsageError(f"evidence is {self.evidence!r}, but must be {' or '.join(get_args(Evidence))}.")
+        if self.evidence not in (None, *get_args(EvidenceKind)):
+            raise UsageError(f"evidence is {self.evidence!r}, but must be {' or '.join(get_args(EvidenceKind))}.")
         if self.evidence_tokens is not None and not (isinstance(self.evidence_tokens, int) and self.evidence_tokens > 0):
             raise UsageError(f"evidence_tokens is {self.evidence_tokens!r}, but must be a whole number, 1 or more.")
 
@@ -121,9 +121,12 @@ class Question:
     message, which is sent unchanged, without the model's template. `calls` restricts the tool calls in the answer. `id` identifies the
     question.
 
-    With `cite` "enforced", an answer with evidence cites at least one source, or says `[none]`, and can name no other; with "free", the
-    model may do either (None: DEFAULT_CITE). Answers after a reasoning model's thoughts, with a JSON schema, logprobs or tools, and those
-    of the echo are always free. `cite_instruction` replaces the instruction to cite.
+    With `cite` "enforced", an answer with evidence begins with the tag of a source, or `[none]`, and can name no other; with "free", the
+    model may cite or not (None: DEFAULT_CITE). `cite_instruction` replaces the instruction to begin with a tag; an answer then cites
+    anywhere. Answers after a reasoning model's thoughts, with a JSON schema, logprobs or tools, and those of the echo are always free.
+
+    With `quote`, citations are enforced, and the model may also choose a sentence of the evidence, `[KB#12.3]`: the engine copies it into
+    the answer. Answers that are always free do not quote, except those of the echo.
 
     `unanswerable` says what to do if the knowledge bases probably do not answer the question (None: DEFAULT_UNANSWERABLE). It applies where
     they are all that the question gives to answer from: not with attachments, memories, tools, piped text, hits or a JSON schema, nor to
@@ -142,6 +145,7 @@ class Question:
     thread: Thread = Thread()
     cite: Cite | None = None
     unanswerable: Unanswerable | None = None
+    quote: bool = False
     cite_instruction: str | None = None
     calls: ToolCalls | None = None
     needs_question: bool = True
@@ -153,6 +157,8 @@ class Question:
             raise UsageError(f"cite is {self.cite!r}, but must be {' or '.join(get_args(Cite))}.")
         if self.unanswerable not in (None, *get_args(Unanswerable)):
             raise UsageError(f"unanswerable is {self.unanswerable!r}, but must be {', '.join(get_args(Unanswerable))}.")
+        if self.quote and self.cite == "free":
+            raise UsageError("Quotes need enforced citations, but cite is 'free'.", hint="Leave cite out, or do not ask for quotes.")
 
     @classmethod
     def of(cls, asked: str | Sequence[Message], *, system: str | None = None, **options: Any) -> Self:  # noqa: ANN401  # fields of several types

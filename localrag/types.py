@@ -171,6 +171,27 @@ class Citation:
     spans: tuple[tuple[int, int], ...] = field(default=(), compare=False)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quote:
+    """A sentence that the engine copied into an answer: number `sentence`, from 1, of the passage `label`.
+
+    `span` is its place in the answer, without the quotation marks; `start` and `end` are its place in the document `source`. All are in
+    code points, ends exclusive. Both texts are the same.
+    """
+
+    label: str
+    sentence: int
+    source: str
+    start: int
+    end: int
+    span: tuple[int, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return an entry of `quotes` in `--json` output."""
+        place = {"source": self.source, "start": self.start, "end": self.end}
+        return {"id": self.label, "sentence": self.sentence, **place, "span": list(self.span)}
+
+
 SourceKind = Literal["wheel", "repo", "path"]
 Bound = Literal["requested", "training", "memory"]
 
@@ -181,7 +202,8 @@ class ModelSpec:
 
     `kind` is the type of the source and `source` its value: a pinned requirement, a hub repository or a path. `file` is the
     file inside it (empty for a path). `sha256` is of the GGUF file, or of an embedder folder's model.safetensors. `n_ctx` is
-    the requested context in tokens; `revision` is a branch, tag or commit of a hub repository.
+    the requested context in tokens; `revision` is a branch, tag or commit of a hub repository. An embedder reads each question after
+    `query_prefix` and each passage after `passage_prefix`.
     """
 
     name: str
@@ -192,6 +214,8 @@ class ModelSpec:
     sha256: str | None = None
     n_ctx: int | None = None
     chat_template: Path | None = None
+    query_prefix: str = ""
+    passage_prefix: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,8 +322,9 @@ class SamplingParams:
     `json_schema` forces the answer to be JSON that is valid under a schema (engine/grammar.py lists the supported keywords). It
     is given as a mapping or as JSON text, and stored as text. An answer that reaches `max_tokens` before the JSON is closed is
     not valid. With `or_text`, the answer may also be any text that does not begin like such JSON. With `citations`, the
-    answer names at least one of these labels (or `[none]`), and can name no other source. `logprobs` returns the log
-    probability of each token of the answer and that many alternatives; it turns thinking off.
+    answer names at least one of these labels (or `[none]`), and can name no other source; with `cites_first`, it begins with
+    one. `quotes` are pairs of a further label and tokens: once the answer names that label, the engine appends these tokens.
+    `logprobs` returns the log probability of each token of the answer and that many alternatives; it turns thinking off.
     """
 
     temperature: float = 0.0
@@ -318,6 +343,8 @@ class SamplingParams:
     json_schema: Mapping[str, Any] | str | None = None
     or_text: bool = False
     citations: tuple[str, ...] = field(default=(), repr=False)
+    cites_first: bool = field(default=False, repr=False)
+    quotes: tuple[tuple[str, tuple[int, ...]], ...] = field(default=(), repr=False)
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
@@ -412,7 +439,7 @@ class Completion:
 
     `prompt_tokens` is the length of the prompt, of which `cached_tokens` were not evaluated again. `completion_ids` are the
     generated tokens, including the one that ended the answer; `reasoning_tokens` of them are thoughts, whose text is
-    `reasoning`.
+    `reasoning`, and `copied_tokens` of them were copied, not written: they are the text at the spans `copied`.
     """
 
     text: str
@@ -424,6 +451,8 @@ class Completion:
     reasoning: str = ""
     reasoning_tokens: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
+    copied: tuple[tuple[int, int], ...] = ()
+    copied_tokens: int = 0
 
     @property
     def completion_tokens(self) -> int:

@@ -47,7 +47,7 @@ NOT_RUN_HERE = {
     ("docs/how-to/gpu.md", "sh"): "compiling for a GPU; there was none",
     ("docs/how-to/air-gap.md", "sh"): "minutes of packing and compiling: tests/bundle does it with a small wheel; the namespace: below",
     ("docs/how-to/big-models.md", "sh"): "a download of gigabytes",
-    ("docs/how-to/documents.md", "sh"): "installs another program",
+    ("docs/how-to/documents.md", "sh"): "installs another program, downloads a reranker",
 }
 """Blocks that the tests of whole pages do not run: what runs them, or why nothing does."""
 INDEXING = Step("localrag index examples/handbook --kb handbook")
@@ -262,5 +262,5 @@ def test_the_site_is_built_without_a_warning_and_takes_nothing_from_elsewhere(tm
 def test_the_fields_of_an_answer_are_those_that_are_told(home):
     told = re.findall(r"^\| `(\w+)` \|", pages()["docs/reference/output.md"].text.partition("## Errors")[0], re.MULTILINE)
     with Session.open("echo") as session:
-        answer = replace(session.ask("How?"), reasoning="Hm.", warnings=("Look.",), bypass=Bypass.NOTHING_FOUND)
+        answer = replace(session.ask("How?"), reasoning="Hm.", warnings=("Look.",), bypass=Bypass.NOTHING_FOUND, quotes=())
     assert {*answer.to_dict(), "memory", "rewriting"} == set(told)

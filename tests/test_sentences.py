@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localrag.text.sentences import first_sentence, sentences, whole_sentences
+from localrag.text.sentences import first_sentence, sentences, units, whole_sentences
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,10 @@ def test_hostile_text_takes_no_time(text):
     list(sentences(text))
     whole_sentences(text)
     assert time.process_time() - started < 2
+
+
+def test_a_row_knows_the_head_of_its_table():
+    text = "| a | b |\n| --- | :-: |\n| 1 | 2 |\n|3|4|\nText."
+    told = [(text[slice(*each.span)], each.header and text[slice(*each.header)]) for each in units(text)]
+    assert told == [("| 1 | 2 |", text[:23]), ("|3|4|", text[:23]), ("Text.", None)]
+    assert all(each.header is None for each in units("| a |\n|   |\n| 1 |"))

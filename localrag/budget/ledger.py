@@ -10,6 +10,9 @@ ANSWER = "answer"
 WRITTEN = ("thinking", ANSWER)
 """Sections that the model writes; all others are the prompt."""
 
+_OPTIONAL = ("shortened", "covered", "parts", "omitted_reasons", "copied")
+"""Fields of an entry that `--json` leaves out if they are empty."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shortened:
@@ -77,7 +80,7 @@ class Entry:
     `omitted` names each chunk, message or tool that was left out, `shortened` each that was sent in a shorter form, and
     `covered` each message that the summary covers. `parts` are the tiers of a section; they add up to it, except for the
     section's own wording. `omitted_reasons` gives the reason for names in `omitted`, such as "identical to KB#1"; a name
-    without a reason did not fit.
+    without a reason did not fit. `copied` of the `used` tokens were copied into the answer from sources, not written.
     """
 
     name: str
@@ -89,10 +92,13 @@ class Entry:
     covered: tuple[str, ...] = ()
     parts: tuple[Entry, ...] = ()
     omitted_reasons: Mapping[str, str] = field(default_factory=dict)
+    copied: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.wanted, self.allotted, self.used) < 0:
+        if min(self.wanted, self.allotted, self.used, self.copied) < 0:
             raise ValueError(f"a count of tokens is negative: {self}")
+        if self.copied > self.used:
+            raise ValueError(f"more tokens are copied than used: {self}")
         if self.used > self.allotted:
             raise ValueError(f"more tokens are used than were allotted: {self}")
 
@@ -115,7 +121,7 @@ class Entry:
         data |= {name: list(data[name]) for name in ("omitted", "covered")}
         data |= {"shortened": [each.to_dict() for each in self.shortened], "parts": [part.to_dict() for part in self.parts]}
         data["omitted_reasons"] = dict(self.omitted_reasons)
-        return {key: value for key, value in data.items() if value or key not in ("shortened", "covered", "parts", "omitted_reasons")}
+        return {key: value for key, value in data.items() if value or key not in _OPTIONAL}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Entry:
@@ -161,9 +167,9 @@ class Ledger:
                 return entry
         raise KeyError(name)
 
-    def with_used(self, name: str, used: int) -> Ledger:
-        """Return the same ledger with `used` tokens in one entry. Raises KeyError."""
-        changed = replace(self.entry(name), used=used)
+    def with_used(self, name: str, used: int, *, copied: int = 0) -> Ledger:
+        """Return the same ledger with `used` tokens in one entry, of which `copied` were copied. Raises KeyError."""
+        changed = replace(self.entry(name), used=used, copied=copied)
         return replace(self, entries=tuple(changed if entry.name == name else entry for entry in self.entries))
 
     def unsent(self) -> Ledger:

@@ -282,6 +282,7 @@ def answer(
     if explain:
         answerability(result.answerability, err=True)
         ledger(result.ledger, err=True)
+        support(result)
         _usage(result)
         models_files(settings)
 
@@ -349,13 +350,42 @@ def answerability(assessed: Answerability | None, *, err: bool) -> None:
         click.echo(text, err=err)
 
 
+_MAX_QUOTED = 160
+"""Most characters of a sentence or span that are printed."""
+
+
+def support(result: Answer) -> None:
+    """Print each sentence of an answer with its score and its best supporting span, and the claims that the cited passages lack."""
+    checked = result.support
+    cited = [each for each in checked.sentences if each.score is not None]
+    if not checked.sentences:
+        return
+    has_cosines = any("cosine" in each.contributions for each in cited)
+    how = " by words and cosine similarity" if has_cosines else " by words alone, because no embedder is loaded" if cited else ""
+    note(f"Support of each sentence by the passages that it cites, 0 to 1{how}:")
+    for each in checked.sentences:
+        note(f"  {'none' if each.score is None else f'{each.score:.2f}'}  {_quoted(result.text[each.start : each.end])}")
+        if (span := each.span) is not None:
+            position = safe(span.place) or f"characters {span.start} to {span.end}"
+            note(f"        [{span.label}] {_quoted(span.text)}  ({position})")
+    if checked.unsupported_claims:
+        claims = [f"{_quoted(each.text)} ({each.kind})" for each in checked.unsupported_claims]
+        note(f"Not in the cited passages: {', '.join(claims)}")
+
+
+def _quoted(text: str) -> str:
+    line = " ".join(safe(text).split())
+    return line if len(line) <= _MAX_QUOTED else f"{line[: _MAX_QUOTED - 1]}…"
+
+
 def _usage(result: Answer) -> None:
     timings, slot = result.timings, result.slot
     speed = timings.tokens_per_s(result.completion_tokens) or 0.0
+    copied = f", {result.copied_tokens} of them copied" if result.copied_tokens else ""
     prefill = (result.prompt_tokens - result.cached_tokens) / timings.prefill_s if timings.prefill_s > 0 else 0.0
     note(
         f"{result.model}: window {slot.n_ctx} of {slot.n_ctx_train} trained, limited by {slot.bound}; "
-        f"{result.prompt_tokens} tokens in ({prefill:.0f}/s), {result.completion_tokens} out ({speed:.0f}/s), "
+        f"{result.prompt_tokens} tokens in ({prefill:.0f}/s), {result.completion_tokens} out ({speed:.0f}/s){copied}, "
         f"first token after {timings.first_token_s:.2f} s, {timings.total_s:.2f} s in total"
     )
 

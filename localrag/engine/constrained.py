@@ -64,6 +64,15 @@ class ConstrainedSampler:
                 self.lib.llama_sampler_accept(chain, token)
         return token
 
+    def take_copied(self) -> tuple[int, ...]:
+        """Return the tokens of the quote that follows the last sampled token, once. Penalties count them."""
+        copied = self.matcher.take_copied()
+        for token in copied:
+            for chain in (self._penalties, self._choose_chain):
+                if chain:
+                    self.lib.llama_sampler_accept(chain, token)
+        return copied
+
     def _choose(self, ids: _Ids, scores: _Logits) -> int | None:
         """Select one of `ids` by its score; None if no id has a finite score."""
         if not len(ids):

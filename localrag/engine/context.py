@@ -227,6 +227,8 @@ class Context:
             top = tuple((tokenizer.piece(each), logprobs.of(each)) for each in logprobs.likeliest)
             sequence.logprobs.append(TokenLogprob(piece, logprobs.of(token), top))
         text = sequence.append(token, piece, is_end=is_end)
+        if copied := () if sequence.is_finished else runner.take_copied(slot_of(sequence)):
+            text += sequence.copy(copied, b"".join(tokenizer.piece(each, special=False) for each in copied))
         return Piece(sequence.seq_id, token, text, sequence.finish_reason, sequence.take_thought())
 
     def release(self, sequence: Sequence) -> None:

@@ -483,7 +483,7 @@ class EngineCore:
 
     def _expected_s(self, share: Share) -> float:
         sequence, num_tokens = share.sequence, len(share.token_ids)
-        expect = self.speed.decode_s if sequence.completion_ids else self.speed.prefill_s
+        expect = self.speed.decode_s if sequence.completion_ids and num_tokens == 1 else self.speed.prefill_s
         return expect(num_tokens, sequence.num_evaluated)
 
     def end(self, sequence: Sequence, reason: FinishReason) -> Piece:

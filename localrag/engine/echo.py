@@ -124,6 +124,7 @@ class EchoRunner:
         self._num_used = 0
         self._replies: dict[int, deque[int]] = {}
         self._answers: dict[int, tuple[int, ...]] = {}
+        self._copies: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._outputs: dict[int, int] = {}
         self.num_evaluated_tokens = 0
 
@@ -137,6 +138,8 @@ class EchoRunner:
             answer = _as_json(str(sampling.json_schema), answer)
         elif self._thinking is not None:
             thought = _thought(prompt_ids, self._thinking, answer)
+        elif quoted := _quoting(answer, sampling):
+            answer, self._copies[seq_id] = quoted
         self._answers[seq_id] = (*answer.encode(), _END)
         self._replies[seq_id] = deque((*thought.encode(), *self._answers[seq_id]))
 
@@ -165,6 +168,10 @@ class EchoRunner:
             self._replies[seq_id] = reply = deque(self._answers[seq_id])
         return reply.popleft()
 
+    def take_copied(self, seq_id: int) -> tuple[int, ...]:
+        num_left, token_ids = self._copies.get(seq_id, (-1, ()))
+        return self._copies.pop(seq_id)[1] if token_ids and len(self._replies[seq_id]) == num_left else ()
+
     def _ends(self, seq_id: int, text: str) -> bool:
         """Whether a sequence's tokens end with this text."""
         ending = text.encode()
@@ -187,6 +194,7 @@ class EchoRunner:
     def end(self, seq_id: int) -> None:
         self._replies.pop(seq_id)
         self._answers.pop(seq_id)
+        self._copies.pop(seq_id, None)
 
     def copy(self, source: int, seq_id: int, num_tokens: int) -> bool:
         self.cut(seq_id, 0)
@@ -244,6 +252,21 @@ def _reply(prompt_ids: Sequence[int], max_tokens: int) -> str:
     most = min(int(times[1]), 1 + max_tokens // len(f"2 times: {question}")) if times else 1
     more = (f"{number} times{tags[(number - 1) % len(tags)]}: {question}" for number in range(2, most + 1))
     return "\n".join((f"You asked: {question}{tags[0]}", *more))
+
+
+def _quoting(answer: str, sampling: SamplingParams) -> tuple[str, tuple[int, tuple[int, ...]]] | None:
+    """Make the first tag of an answer that of a quote that fits. Also return the number of tokens after that tag, and those of the quote.
+
+    None if no quote fits, or if the answer has no tag.
+    """
+    tag = TAG.search(answer)
+    if tag is None:
+        return None
+    for label, token_ids in sampling.quotes:
+        before, after = f"{answer[: tag.start()]}{label}]", answer[tag.end() + 1 :]
+        if label.rpartition(".")[0] == tag[0] and len(before.encode()) + len(token_ids) <= sampling.num_answer_tokens:
+            return before + after, (len(after.encode()) + 1, token_ids)
+    return None
 
 
 def _as_json(schema: str, text: str) -> str:

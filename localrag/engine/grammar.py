@@ -37,9 +37,11 @@ TEXT: /(?s:.*)/ & ~/(?s:(\{{|{CALL_OPENS}).*)/
 json: %json """
 _CITING_TEXT = rf"""start: ANSWER
 ANSWER: TEXT (TAG TEXT)+
-TEXT: /[^\[［【〔]*/ & ~/(?s:.*)[KkＫｋ{KELVIN}][BbＢｂ]([\s\x1c-\x1f]{{0,3}}\\?[#＃﹟♯№]|[:：]\p{{Nd}})(?s:.*)/
+TEXT: /[^\[［【〔%s]*/ & ~/(?s:.*)[KkＫｋ{KELVIN}][BbＢｂ]([\s\x1c-\x1f]{{0,3}}\\?[#＃﹟♯№]|[:：]\p{{Nd}})(?s:.*)/
 TAG: """
 """Text without an opening square bracket, and without any other spelling of a tag that citation.py reads, except in whole tags."""
+_QUOTATION_MARKS = '"“”„‟＂'
+"""In an answer that may quote, only the engine writes these, around what it copies."""
 _FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
 """Formats that llguidance enforces. JSON Schema allows others to be treated as annotations."""
 _SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions")
@@ -60,12 +62,15 @@ def grammar_of(schema: Mapping[str, Any] | str, *, or_text: bool = False) -> str
 
 
 @functools.lru_cache(maxsize=64)
-def grammar_of_citations(labels: tuple[str, ...]) -> str:
-    """Return the grammar of a text that cites: at least one tag, `[label]` or NO_TAG, and no other spelling of a source anywhere."""
+def grammar_of_citations(labels: tuple[str, ...], *, is_quoting: bool = False) -> str:
+    """Return the grammar of a text that cites: at least one tag, `[label]` or NO_TAG, and no other spelling of a source anywhere.
+
+    With `is_quoting`, it has no double quotation mark either.
+    """
     from llguidance import LLMatcher  # noqa: PLC0415  # heavy
 
     tags = " | ".join(json.dumps(tag) for tag in tags_of(labels))
-    return str(LLMatcher.grammar_from_lark(_CITING_TEXT + tags))
+    return str(LLMatcher.grammar_from_lark(_CITING_TEXT.replace("%s", _QUOTATION_MARKS if is_quoting else "") + tags))
 
 
 def tags_of(labels: Iterable[str]) -> list[str]:
@@ -172,13 +177,17 @@ class Vocabulary:
         """Tokens that begin with a digit."""
         self.openers = frozenset(number for number, piece in enumerate(pieces) if b"[" in piece)
         """Tokens with an opening bracket."""
+        self.starters = frozenset(number for number in self.openers if pieces[number].lstrip().startswith(b"["))
+        """Tokens with nothing but white space before their opening bracket."""
         self.letter = pieces.index(b"x") if b"x" in pieces else None
         """A token that is allowed wherever any text is."""
         self.tokenizer = LLTokenizer(TokenizerWrapper(tokens), eos_token=list(end_ids))
 
-    def citing_matcher(self, labels: tuple[str, ...], max_tokens: int) -> Matcher:
-        """Return a matcher for an answer that cites these labels; see CitingMatcher."""
-        return CitingMatcher(self, labels, max_tokens)
+    def citing_matcher(
+        self, labels: tuple[str, ...], max_tokens: int, quotes: Iterable[tuple[str, tuple[int, ...]]] = (), *, is_first: bool = False
+    ) -> Matcher:
+        """Return a matcher for an answer that cites these labels and may quote; see CitingMatcher."""
+        return CitingMatcher(self, labels, max_tokens, dict(quotes), is_first=is_first)
 
     def matcher(self, grammar: str) -> Matcher:
         """Return a matcher for one sequence. EngineError for a grammar that llguidance refuses."""
@@ -242,6 +251,10 @@ class Matcher:
         num_last = len(piece) - len(piece.rstrip(b"0123456789"))
         self._num_digits = num_last + (self._num_digits if num_last == len(piece) else 0)
 
+    def take_copied(self) -> tuple[int, ...]:
+        """Return the tokens to append after the last accepted one, once. They need not be accepted."""
+        return ()
+
     def _check(self) -> None:
         if self._matcher.is_error():
             raise EngineError(
@@ -254,17 +267,38 @@ class CitingMatcher(Matcher):
     """A position in the grammar of `grammar_of_citations`, for an answer of at most `max_tokens` tokens.
 
     The answer is never cut inside a tag, and it has one however it ends: where the model would end it without, or where only the room
-    for a tag is left, only tokens that open a tag are allowed. With too few tokens for any tag, there is none.
+    for a tag is left, only tokens that open a tag are allowed. With too few tokens for any tag, there is none. With `is_first`, a tag
+    comes before anything else.
+
+    `quotes` maps further labels to the tokens of their quotes. When such a tag closes, `take_copied` returns these tokens; the position
+    stays after the tag, where any text may follow. Such a tag can be written once, and only while there is room for the tag and its
+    quote, so no quote is cut either. Double quotation marks cannot be written, so what stands between two is copied.
     """
 
-    def __init__(self, vocabulary: Vocabulary, labels: tuple[str, ...], max_tokens: int) -> None:
-        super().__init__(vocabulary, grammar_of_citations(labels))
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        labels: tuple[str, ...],
+        max_tokens: int,
+        quotes: Mapping[str, tuple[int, ...]] | None = None,
+        *,
+        is_first: bool = False,
+    ) -> None:
+        quotes = quotes or {}
+        super().__init__(vocabulary, grammar_of_citations((*labels, *quotes), is_quoting=bool(quotes)))
         self._room = max_tokens
         self._reserved = max(len(tag.encode()) for tag in tags_of(labels))  # at most as many tokens as bytes
         self._in_tag = self._has_tag = self._must_open = False
+        self._must_start = is_first and max_tokens >= self._reserved
+        self._copies: dict[bytes, tuple[int, ...]] = {tag.encode(): () for tag in tags_of(labels)}
+        self._copies |= {f"[{label}]".encode(): token_ids for label, token_ids in quotes.items()}
+        self._tag = b""
+        self._copied: tuple[int, ...] = ()
 
     def allows(self, token: int) -> bool:
         vocabulary = self._vocabulary
+        if self._must_start and token not in vocabulary.starters:
+            return False
         if token in vocabulary.end_ids and not self._has_tag:
             self._must_open = not self._in_tag and self._room >= self._reserved
             return self._room < self._reserved and not self._in_tag
@@ -272,18 +306,19 @@ class CitingMatcher(Matcher):
             if self._room < self._reserved:
                 return token not in vocabulary.openers and super().allows(token)
             if self._room == self._reserved and not self._has_tag:
-                return token in vocabulary.openers and super().allows(token)
-        return super().allows(token)
+                return token in vocabulary.openers and super().allows(token) and self._fits(token)
+        return super().allows(token) and self._fits(token)
 
     def allowed(self) -> NDArray[np.bool_]:
-        mask = super().allowed()
+        mask = super().allowed().copy()
         if self._in_tag:
-            return mask
-        openers = list(self._vocabulary.openers)
+            return self._fitting(mask, mask.nonzero()[0])
+        openers = list(self._vocabulary.starters if self._must_start else self._vocabulary.openers)
         if self._room < self._reserved:
-            mask = mask.copy()
             mask[openers] = False
-        elif not self._has_tag and (self._must_open or self._room == self._reserved):
+            return mask
+        mask = self._fitting(mask, openers)
+        if not self._has_tag and (self._must_start or self._must_open or self._room == self._reserved):
             opening = mask.copy()
             opening[:] = False
             opening[openers] = mask[openers]
@@ -296,10 +331,39 @@ class CitingMatcher(Matcher):
         super().accept(token)
         piece = self._vocabulary.pieces[token]
         self._room -= 1
-        self._must_open = False
+        self._must_start = self._must_open = False
+        tag = (self._tag + piece)[max(0, (self._tag + piece).rfind(b"[")) :]
         opens, closes = piece.rfind(b"["), piece.rfind(b"]")
         self._has_tag = self._has_tag or (closes >= 0 and (self._in_tag or 0 <= piece.find(b"[") < closes))
         self._in_tag = opens > closes or (self._in_tag and closes < 0)
+        self._tag = tag if self._in_tag else b""
+        if closes >= 0 and self._copies.get(tag):
+            self._copied = self._copies.pop(tag)
+            self._room -= len(self._copied)
+            self._num_digits = 0  # a quotation mark comes last
+
+    def take_copied(self) -> tuple[int, ...]:
+        copied, self._copied = self._copied, ()
+        return copied
+
+    def _fitting(self, mask: NDArray[np.bool_], tokens: Iterable[int]) -> NDArray[np.bool_]:
+        """Return the mask without those of these tokens after which a tag would not fit."""
+        mask[[token for token in tokens if mask[token] and not self._fits(token)]] = False
+        return mask
+
+    def _fits(self, token: int) -> bool:
+        """Whether the tags that a token begins, continues or closes fit in the room left, with their quotes. A quote follows its tag."""
+        text, room = self._tag + self._vocabulary.pieces[token], self._room - 1
+        while (start := text.find(b"[")) >= 0:
+            text = text[start:]
+            end = text.find(b"]") + 1
+            if not end:
+                return any(tag.startswith(text) and len(tag) - len(text) + len(copy) <= room for tag, copy in self._copies.items())
+            copy = self._copies.get(text[:end])
+            if copy is None or (copy and (end < len(text) or len(copy) > room)):
+                return False
+            text = text[end:]
+        return True
 
 
 @functools.cache

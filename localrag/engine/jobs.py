@@ -42,6 +42,9 @@ class Sequence:
     thinking: Thinking | None = None
     reasoning: str = ""
     num_thought: int = 0
+    copied: list[tuple[int, int]] = field(default_factory=list)
+    """Spans of `text` that were copied from sources, not written."""
+    num_copied: int = 0
     slot: int | None = None
     added_at: float = field(default_factory=time.perf_counter)
     started_at: float | None = None
@@ -128,6 +131,20 @@ class Sequence:
             return self.finish("length")
         return self._release(len(self._held) - self._may_begin_stop())
 
+    def copy(self, token_ids: tuple[int, ...], text: bytes) -> str:
+        """Append the tokens of a quote as if they had been sampled. Returns the text that has become final: all of it, at once.
+
+        Stop strings are not looked for in it, so a quote is never cut.
+        """
+        start = len(self.text) + len(self._held)
+        self.completion_ids += token_ids
+        self._held += text.decode()
+        self.copied.append((start, len(self.text) + len(self._held)))
+        self.num_copied += len(token_ids)
+        if len(self.completion_ids) - self.num_thought >= self.sampling.num_answer_tokens:
+            return self.finish("length")
+        return self._release(len(self._held))
+
     def _read(self, text: str) -> None:
         """Add text. For a reasoning model, separate the reasoning from the answer."""
         if self._splitter is None:
@@ -205,6 +222,8 @@ class Sequence:
             reasoning=self.reasoning,
             reasoning_tokens=self.num_thought,
             logprobs=tuple(self.logprobs),
+            copied=tuple(self.copied),
+            copied_tokens=self.num_copied,
             timings=Timings(
                 prefill_s=first - started, first_token_s=first - self.added_at, decode_s=end - first, total_s=end - self.added_at
             ),

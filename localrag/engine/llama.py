@@ -265,7 +265,9 @@ class LlamaSampler:
         if params.json_schema is not None:
             return model.grammar_vocabulary.matcher(grammar_of(params.json_schema, or_text=params.or_text))
         if params.citations:
-            return model.grammar_vocabulary.citing_matcher(params.citations, params.num_answer_tokens)
+            return model.grammar_vocabulary.citing_matcher(
+                params.citations, params.num_answer_tokens, params.quotes, is_first=params.cites_first
+            )
         return None
 
     def _chain(self) -> Any:  # noqa: ANN401  # a C pointer
@@ -283,6 +285,10 @@ class LlamaSampler:
         if self._constrained is not None:
             return self._constrained.sample(self.lib.llama_get_logits_ith(context, index))
         return int(self.lib.llama_sampler_sample(self.handle, context, index))
+
+    def take_copied(self) -> tuple[int, ...]:
+        """Return the tokens to append after the last sampled one, once."""
+        return () if self._constrained is None else self._constrained.take_copied()
 
     def close(self) -> None:
         if self.handle:
@@ -407,6 +413,10 @@ class LlamaContext:
         if index not in self._outputs:
             raise EngineError(f"Entry {index} of the last batch has no logits.")
         return self._samplers[seq_id].sample(self.handle, index)
+
+    def take_copied(self, seq_id: int) -> tuple[int, ...]:
+        """Return the tokens to append after the last sampled one; see `localrag.engine.backend.Runner`."""
+        return self._samplers[seq_id].take_copied()
 
     def logits(self, index: int, token_ids: tuple[int, ...]) -> tuple[float, ...]:
         """Return the logits of some tokens at entry `index` of the last batch, which must have requested logits."""

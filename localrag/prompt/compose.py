@@ -6,16 +6,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from localrag.budget import Budget, Entry, Ledger, Shortened, TimeLimit, settle
 from localrag.budget.sections import ORDER, PROTECTED
 from localrag.errors import BudgetExceededError
-from localrag.prompt.layout import PARTIAL_SOURCES_INTRO, SOURCES_INTRO, Choice, encode_prompt
+from localrag.prompt.layout import PARTIAL_SOURCES_INTRO, SOURCES_INTRO, Choice, as_sent, encode_prompt
 from localrag.prompt.measure import JOIN_TOKENS, Demand, thinking_of, used_by
 from localrag.prompt.packing import GIVING, SOURCES, Draft, Shortening, fill, give_way
 from localrag.text.markup import EncodedPart
+from localrag.text.sentences import excerpt
 from localrag.text.thinking import Thinking
 from localrag.types import Hit
+
+if TYPE_CHECKING:
+    from localrag.prompt.quotes import Quotable
 
 MIN_APART_TOKENS = 256
 """Minimum distance of breakpoints, except for the last: smaller batches are slower (measured)."""
@@ -171,6 +176,8 @@ class Prompt:
     levels: dict[str, str] = field(default_factory=dict)
     omitted_costs: dict[str, int] = field(default_factory=dict)
     tiers: dict[str, str | None] = field(default_factory=dict)
+    quotable: Quotable | None = None
+    """The sentences that the answer may quote; None if it may not quote."""
 
     @property
     def max_tokens(self) -> int:
@@ -258,7 +265,21 @@ def compose(
         levels={each.label: each.level for packed in packs for each in packed.kept},
         omitted_costs={item.label: item.cost for packed in packs for item in packed.omitted},
         tiers={item.label: item.tier for name in SOURCES for item in demand.items.get(name, ())},
+        quotable=_quotable(demand, draft),
     )
+
+
+def _quotable(demand: Demand, draft: Draft) -> Quotable | None:
+    """Return the numbered sentences of the prompt, those of earlier messages included; None if there are none."""
+    if not demand.inputs.quotes:
+        return None
+    from localrag.prompt.quotes import Quotable, numbered_text  # noqa: PLC0415  # weight: few answers quote
+
+    bodies = {each.label: each.body for name in SOURCES for each in draft.packed[name].kept}
+    sent = [as_sent(message) for message in demand.inputs.messages]
+    earlier = [(hit, excerpt(hit.chunk.text, hit.spans) if hit.spans else hit.chunk.text) for hit in _earlier(demand, draft)]
+    numbered = [(hit, body) for hit, body in earlier if any(numbered_text(hit, body).strip() in text for text in sent)]
+    return Quotable.of([*numbered, *((hit, bodies[hit.label]) for hit in _hits(demand, draft))])
 
 
 def _floor(demand: Demand, budget: Budget) -> int:

@@ -37,6 +37,9 @@ INSTRUCTIONS_INTRO = "\n\n"
 MAX_PLACES = 8
 """Maximum number of other places named for a text that occurs in several."""
 
+EXCERPT = ", excerpt"
+"""Marks a passage of which only some sentences are sent."""
+
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]+")
 
 
@@ -73,6 +76,8 @@ class PromptInputs:
     attachments: Sequence[Attachment] = ()
     cite: str = CITE
     """Text after the question (or after the instructions) if there is evidence; `{label}` is replaced by the tag of a source."""
+    quotes: bool = False
+    """Whether the sentences of the evidence are numbered, so that the answer can quote them (see quotes.py)."""
     cited: frozenset[str] = frozenset()
     """Labels of hits in a section of their own, which is served before other evidence: council members cite them."""
     tells_omitted: bool = False
@@ -113,15 +118,15 @@ class Item:
         return "full" if self.sentences is None else "sentences"
 
 
-def source_text(hit: Hit, body: str | None = None) -> str:
-    """Format a chunk for the prompt. A tag inside the document is broken up, so that it cannot pose as a source."""
+def source_text(hit: Hit, body: str | None = None, *, safe: Callable[[str], str] = untagged) -> str:
+    """Format a chunk for the prompt. `safe` breaks up a tag inside the document, so that it cannot pose as a source."""
     chunk = hit.chunk
-    text = untagged((chunk.text if body is None else body).strip())
+    text = safe((chunk.text if body is None else body).strip())
     place = _one_line(chunk.heading or chunk.source)
     first, _, rest = text.partition("\n")
     if rest and first.startswith("#") and first.lstrip("# ") == place.rpartition(" > ")[2]:
         text = rest.lstrip()  # the heading is in `place`
-    return f"[{hit.label}] {text} ({place}{_elsewhere(hit)})\n\n"
+    return f"[{hit.label}] {text} ({place}{_elsewhere(hit)}{EXCERPT if hit.spans else ''})\n\n"
 
 
 def _elsewhere(hit: Hit) -> str:
@@ -162,12 +167,13 @@ def _one_line(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shown:
-    """An item in the form that is sent: whole, or shortened to a `level`. `cost` is as in Item."""
+    """An item in the form that is sent: whole, or shortened to a `level`, with that `body`. `cost` is as in Item."""
 
     item: Item
     text: str
     cost: int
     level: str = "full"
+    body: str = ""
 
     @property
     def label(self) -> str:

@@ -449,8 +449,14 @@ def _items(inputs: PromptInputs, counter: TokenCounter) -> dict[str, list[Item]]
         cost = count_content(dress(body), counter) + JOIN_TOKENS
         return Item(section, label, score, body, dress, cost, **more)  # type: ignore[arg-type]  # tier and modified
 
+    formatted: Callable[[Hit, str | None], str] = source_text
+    if inputs.quotes:
+        from localrag.prompt.quotes import numbered_text  # noqa: PLC0415  # weight: few answers quote
+
+        formatted = numbered_text
+
     def source(section: str, hit: Hit) -> Item:
-        whole = item(section, hit.label, hit.score, hit.chunk.text, partial(source_text, hit), tier=inputs.profile.tier(hit.relevance))
+        whole = item(section, hit.label, hit.score, hit.chunk.text, partial(formatted, hit), tier=inputs.profile.tier(hit.relevance))
         if not hit.spans:
             return whole
         body, chosen = excerpt(hit.chunk.text, hit.spans), set(hit.spans)

@@ -77,7 +77,7 @@ def pack(items: Sequence[Item], room: int, cut: Cut, *, count: Count, shortening
 
 
 def _whole(item: Item) -> Shown:
-    return Shown(item, item.dress(item.body), item.cost, item.level)
+    return Shown(item, item.dress(item.body), item.cost, item.level, item.body)
 
 
 def _in_order(items: Sequence[Item], forms: dict[Item, Shown]) -> Packed:
@@ -117,17 +117,20 @@ def _fill(items: Sequence[Item], room: int, tier_rooms: dict[str | None, int]) -
 
 def _truncated(item: Item, room: int, count: Count) -> Shown | None:
     """Return the beginning of an item, if enough of it fits."""
-    frame = frame_of(item, count)
-    if room - frame < MIN_TRUNCATED_TOKENS:
-        return None
-    body = truncate(item.body, room - frame, count)
-    return _shown(item, body, "truncated", count, room) if body else None
+    limit = room - frame_of(item, count)
+    while limit >= MIN_TRUNCATED_TOKENS:
+        body = truncate(item.body, limit, count)
+        form = _shown(item, body, "truncated", count, room) if body else None
+        if form is not None or not body:
+            return form
+        limit -= 1 + limit // 8  # the tags of sentences take tokens too
+    return None
 
 
 def _shown(item: Item, body: str, level: str, count: Count, room: int) -> Shown | None:
     text = item.dress(body)
     cost = count(text) + JOIN_TOKENS
-    return Shown(item, text, cost, level) if cost <= room else None
+    return Shown(item, text, cost, level, body) if cost <= room else None
 
 
 def _step_down(items: Sequence[Item], room: int, count: Count, shortening: Shortening) -> Packed:

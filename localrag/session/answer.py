@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,10 +14,12 @@ from localrag.question import DEFAULT_UNANSWERABLE, Question
 from localrag.session.answerability import Answerability, is_small_talk
 from localrag.session.query_rewrite import QueryRewrite
 from localrag.text.sentences import units
-from localrag.types import Citation, Hit, Slot, Timings, TokenLogprob
+from localrag.types import Citation, Hit, Quote, Slot, Timings, TokenLogprob
 
 if TYPE_CHECKING:
     from localrag.engine.memory import MemoryPlan
+    from localrag.support import Support
+    from localrag.text.tokens import Embedder
 
 
 ROLES = ("system", "developer", "user", "assistant")
@@ -173,6 +175,12 @@ class Answer:
     """As in Prepared."""
     abstained: bool = False
     """Whether the text says that the sources do not answer the question. The model was not asked: `hits` are the nearest passages."""
+    embedder: Embedder | None = field(default=None, repr=False, compare=False)
+    """The embedder that found the hits, which is therefore loaded; None if they were found without one. `support` uses it."""
+    quotes: tuple[Quote, ...] | None = None
+    """Sentences copied from the evidence; None if the answer could not quote."""
+    copied_tokens: int = 0
+    """How many of the completion tokens were copied from sources, not written."""
 
     @property
     def hits(self) -> tuple[Hit, ...]:
@@ -211,9 +219,21 @@ class Answer:
     def unsupported_citations(self) -> list[str]:
         return [each.label for each in self.citations if not each.supplied]
 
+    @property
+    def support(self) -> Support:
+        """How well the cited passages support each sentence, and the claims that they lack. Computed at each access."""
+        from localrag.support import Support, assess  # noqa: PLC0415  # weight: an answer that is only read does not need it
+
+        if self.abstained:
+            return Support()
+        hits = (*self.prompt.hits, *self.prompt.earlier)
+        return assess(self.text, hits, self.citations, is_cut=self.finish_reason != "stop", embedder=self.embedder)
+
     def to_dict(self) -> dict[str, object]:
+        support = self.support
         bypass = None if self.bypass is Bypass.NO_KNOWLEDGE_BASE else self.bypass  # no sources were requested
         thoughts = {"reasoning_tokens": self.reasoning_tokens} if self.reasoning_tokens else {}
+        copied = {} if self.quotes is None else {"copied_tokens": self.copied_tokens}
         return {
             "answer": self.text,
             **({"reasoning": self.reasoning} if self.reasoning else {}),
@@ -226,6 +246,7 @@ class Answer:
                 "total_tokens": self.prompt_tokens + self.completion_tokens,
                 "cached_tokens": self.cached_tokens,
                 **thoughts,
+                **copied,
             },
             "ledger": self.ledger.to_dict(),
             "evidence": supplied(self.prompt),
@@ -233,6 +254,9 @@ class Answer:
             "unsupported_citations": self.unsupported_citations,
             "answerable": None if self.answerability is None else round(self.answerability.probability, 4),
             "abstained": self.abstained,
+            "support": [each.to_dict() for each in support.sentences],
+            "unsupported_claims": [each.to_dict() for each in support.unsupported_claims],
+            **({} if self.quotes is None else {"quotes": [each.to_dict() for each in self.quotes]}),
             "coverage": self.coverage,
             "timings": {name: round(getattr(self.timings, name), 4) for name in Timings.__slots__},
             **({"memory": self.memory.to_summary()} if self.memory is not None else {}),

@@ -236,84 +236,50 @@ def _logistic(value: float) -> float:
     return 1 / (1 + math.exp(-max(-700.0, min(700.0, value))))
 
 
-@dataclass(frozen=True, slots=True)
-class _Language:
-    not_said: str
-    function_words: frozenset[str]
-    greetings: frozenset[str] = frozenset()
-
-
-def _language(not_said: str, function_words: str, greetings: str) -> _Language:
-    return _Language(not_said, frozenset(function_words.split()), frozenset(greetings.split()))
-
-
-LANGUAGES: Mapping[str, _Language] = {
-    "en": _language(
-        "The sources do not say.", "", "hello hi hey thanks thank bye goodbye good morning afternoon evening night ok okay great"
-    ),
-    "de": _language(
-        "Die Quellen sagen dazu nichts.",
-        "der die das den dem des ein eine einen ist sind war wie was wer wo wann warum welche welcher welches und oder nicht ich du er sie "
-        "es wir ihr mit für von zu im auf bei kann muss wird hat",
-        "hallo guten tag morgen abend danke dir schön tschüss servus moin",
-    ),
-    "fr": _language(
-        "Les sources ne le disent pas.",
-        "le la les un une des du est sont que qui quoi quel quelle quels quelles où quand comment pourquoi combien et ou pas je tu il elle "
-        "nous vous avec pour dans sur au aux ce cette",
-        "bonjour bonsoir salut merci beaucoup revoir",
-    ),
-    "es": _language(
-        "Las fuentes no lo dicen.",
-        "el la los las un una es son que qué quién cuál cuáles dónde cuándo cómo cuánto cuánta cuántos y o no yo tú él ella con para por "
-        "en del al se su",
-        "hola buenos buenas días tardes noches gracias muchas adiós",
-    ),
-    "it": _language(
-        "Le fonti non lo dicono.",
-        "il lo la gli le un una è sono che chi cosa quale quali dove quando come perché quanto e o non io tu lui lei con per in del della "
-        "nel nella si",
-        "ciao buongiorno buonasera grazie mille",
-    ),
-    "pt": _language(
-        "As fontes não o dizem.",
-        "o a os as um uma é são que quem qual quais onde quando como porquê quanto e ou não eu ele ela com para por em do da dos das no na",
-        "olá oi bom boa dia tarde noite obrigado obrigada",
-    ),
-    "nl": _language(
-        "De bronnen zeggen dat niet.",
-        "de het een is zijn was wat wie waar wanneer waarom hoe welke hoeveel en of niet ik jij hij zij wij met voor van op bij kan moet",
-        "hallo goedemorgen goedendag dank bedankt dag",
-    ),
-    "ru": _language("В источниках об этом не говорится.", "", "привет здравствуйте спасибо добрый день"),
-    "zh": _language("资料中没有说明。", "", "你好 您好 谢谢 谢谢你"),
-    "ja": _language("資料には記載がありません。", "", "こんにちは ありがとう おはよう"),
-    "ko": _language("자료에 나와 있지 않습니다.", "", "안녕 안녕하세요 감사합니다"),
+NOT_SAID: Mapping[str, str] = {
+    "": "The sources do not say.",
+    "cs": "Zdroje to neuvádějí.",
+    "da": "Kilderne siger det ikke.",
+    "de": "Die Quellen sagen dazu nichts.",
+    "el": "Οι πηγές δεν το αναφέρουν.",
+    "es": "Las fuentes no lo dicen.",
+    "fi": "Lähteet eivät kerro sitä.",
+    "fr": "Les sources ne le disent pas.",
+    "hu": "A források ezt nem mondják meg.",
+    "it": "Le fonti non lo dicono.",
+    "ja": "資料には記載がありません。",
+    "ko": "자료에 나와 있지 않습니다.",
+    "nl": "De bronnen zeggen dat niet.",
+    "no": "Kildene sier det ikke.",
+    "pl": "Źródła tego nie podają.",
+    "pt": "As fontes não o dizem.",
+    "ro": "Sursele nu spun acest lucru.",
+    "ru": "В источниках об этом не говорится.",
+    "sv": "Källorna säger det inte.",
+    "tr": "Kaynaklar bunu söylemiyor.",
+    "zh": "资料中没有说明。",
 }
-"""Languages in which to say that the sources do not answer. English is for all others."""
+"""Language → how to say that the sources do not answer. "" is English, which is also used for all others."""
 
-_SCRIPTS = (("ja", "\u3040", "\u30ff"), ("ko", "\uac00", "\ud7a3"), ("zh", "\u4e00", "\u9fff"), ("ru", "\u0400", "\u04ff"))
-_GREETINGS = frozenset().union(*(each.greetings for each in LANGUAGES.values()))
+_SCRIPTS = (("ja", "\u3040", "\u30ff"), ("ko", "\uac00", "\ud7a3"), ("zh", "\u4e00", "\u9fff"))
 
-
-def language_of(text: str) -> str:
-    """Guess the language of a question by its script, or by the function words that it has most of; "en" if there are none.
-
-    Indexing detects the language of documents by other means, and needs more text than a question has.
-    """
-    for language, first, last in _SCRIPTS:
-        if any(first <= char <= last for char in text):
-            return language
-    question_words = set(words(text.lower()))
-    english = len(question_words & STOP_WORDS)
-    counts = {name: len(question_words & each.function_words) for name, each in LANGUAGES.items()}
-    best = max(counts, key=lambda name: counts[name])
-    return best if counts[best] > english else "en"
+_GREETINGS = frozenset(
+    """hello hi hey thanks thank bye goodbye good morning afternoon evening night ok okay great
+    hallo guten tag morgen abend danke dir schön tschüss servus moin bonjour bonsoir salut merci beaucoup hola buenos buenas días tardes
+    noches gracias muchas adiós ciao buongiorno buonasera grazie mille olá oi bom boa dia tarde noite obrigado obrigada goedemorgen
+    goedendag dank bedankt dag привет здравствуйте спасибо добрый день 你好 您好 谢谢 谢谢你 こんにちは ありがとう おはよう 안녕 안녕하세요
+    감사합니다""".split()  # noqa: SIM905  # a word list reads better as words
+)
 
 
 def not_said(question: str) -> str:
     """Return "The sources do not say." in the language of the question."""
-    return LANGUAGES[language_of(question)].not_said
+    for language, first, last in _SCRIPTS:
+        if any(first <= char <= last for char in question):
+            return NOT_SAID[language]
+    from localrag.text.languages import language_of  # noqa: PLC0415  # weight
+
+    return NOT_SAID.get(language_of([question]), NOT_SAID[""])
 
 
 def is_small_talk(text: str) -> bool:

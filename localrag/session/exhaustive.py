@@ -72,7 +72,7 @@ def ask_all(
     question = question if isinstance(question, Question) else Question.of(question)
     limit, started = question.budget.max_seconds, question.budget.started_at or time.perf_counter()
     overflow = (*question.budget.overflow, ("prioritize", "evidence"))  # passages that do not fit are left to the next pass
-    question = question.but(overflow=overflow, started_at=started)
+    question = question.but(overflow=overflow, started_at=started, quote=False)  # facts noted from a passage are not its sentences
     retriever = session.retriever_until(limit, started)
     hits = retrieval.distinct(retriever.offered(question, search_query(question.messages), reads_all=True))
     ends_at = None if limit is None else started + PASSES_SHARE * limit

@@ -20,6 +20,7 @@ from localrag.types import Completion, Hit, SamplingParams, Slot, TokenLogprob
 
 if TYPE_CHECKING:
     from localrag.engine.engine import Engine
+    from localrag.text.tokens import Tokenizer
 
 WINDOW_QUESTIONS = 256
 """Number of questions that are prepared and sorted together, and so are in memory at the same time."""
@@ -154,7 +155,7 @@ class Pipeline:
         composed, ends_after_s = prepared.prompt, prepared.question.budget.ends_after_s
         job = Job(
             prompt_ids=list(composed.token_ids),
-            sampling=_sampling_of(prepared),
+            sampling=_sampling_of(prepared, session.engine.tokenizer),
             deadline=prepared.deadline if ends_after_s is None else arrived + ends_after_s,
             breakpoints=composed.breakpoints,
             thinking=composed.thinking,
@@ -232,10 +233,17 @@ def may_enforce_citations(prepared: Prepared) -> bool:
     """Whether the grammar of citations applies: there is evidence for the question, and nothing else shapes the answer."""
     question, composed = prepared.question, prepared.prompt
     return (
-        (question.cite or DEFAULT_CITE) == "enforced"
+        (question.quote or (question.cite or DEFAULT_CITE) == "enforced")
         and bool(composed.hits or question.thread.again)
         and composed.thinking is None  # a grammar would begin with the thoughts
-        and question.sampling.json_schema is None
+        and is_free_text(question)
+    )
+
+
+def is_free_text(question: Question) -> bool:
+    """Whether nothing but citations and quotes may shape the answer: no schema, log probabilities or tools."""
+    return (
+        question.sampling.json_schema is None
         and question.sampling.logprobs is None
         and question.calls is None
         and not question.given.tools
@@ -243,12 +251,15 @@ def may_enforce_citations(prepared: Prepared) -> bool:
     )
 
 
-def _sampling_of(prepared: Prepared) -> SamplingParams:
+def _sampling_of(prepared: Prepared, tokenizer: Tokenizer) -> SamplingParams:
     """The sampling of the answer, limited to the available room and without calls to tools that were left out of the prompt."""
     question, composed = prepared.question, prepared.prompt
     sampling, calls = question.sampling.with_max_tokens(composed.max_tokens), question.calls
     if may_enforce_citations(prepared):
-        sampling = replace(sampling, citations=tuple(dict.fromkeys(hit.label for hit in (*composed.hits, *composed.earlier))))
+        labels = tuple(dict.fromkeys(hit.label for hit in (*composed.hits, *composed.earlier)))
+        sampling = replace(sampling, citations=labels, cites_first=question.cite_instruction is None)
+        if composed.quotable is not None:
+            sampling = replace(sampling, quotes=composed.quotable.copies(tokenizer, sampling.stop))
     omitted = {name for entry in composed.ledger.entries if entry.name == "tools" for name in entry.omitted}
     if calls is None or not omitted:
         return sampling

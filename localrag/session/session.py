@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from localrag.session import recorder, retrieval
 from localrag.session.answer import Answer, Bypass, Prepared, bypass, ledger_warnings, outcome, window_warnings
 from localrag.session.answerability import Answerability, Calibration, CalibrationFile
 from localrag.session.opening import names_of, open_embedder, open_engine, open_knowledge_bases, open_profile, open_reranker
-from localrag.session.pipeline import Event, InFlight, Pipeline
+from localrag.session.pipeline import Event, InFlight, Pipeline, is_free_text
 from localrag.session.retrieval import DEFAULT_TOP_K, Retriever
 from localrag.session.selection import EvidenceRule, Selection, rule_for, select
 from localrag.session.shortening import Shortener
@@ -107,7 +107,7 @@ class Session:
         """Open a model by name or path (None for the default, "echo" for no file) and knowledge bases by name.
 
         `kbs` is one name or several. `budget` names a [budgets.NAME] table of models.toml. Without `keep`, nothing is written to the
-        journal. `rerank` is "llm", or the name or folder of a CrossEncoder (see open_reranker). Raises UsageError for an argument of the
+        journal. `rerank` is "llm", or the name or path of a cross-encoder (see open_reranker). Raises UsageError for an argument of the
         wrong type.
         """
         settings = settings or Settings.from_env()
@@ -254,6 +254,8 @@ class Session:
     def _inputs(self, question: Question, selection: Selection) -> PromptInputs:
         content, thread, is_timed = question.given, question.thread, question.budget.max_seconds is not None
         max_tokens = question.sampling.max_tokens
+        think_tokens = 0 if is_timed else question.sampling.room_to_think  # reasoning without an answer is useless
+        quotes = question.quote and is_free_text(question) and not (think_tokens and self.engine.template.thinking)
         return PromptInputs(
             messages=question.messages,
             needs_question=question.needs_question,
@@ -268,9 +270,10 @@ class Session:
             memories=content.memories,
             attachments=content.attachments,
             max_tokens=prompt.ANSWER_BASIS if max_tokens is None and is_timed else max_tokens,
-            think_tokens=0 if is_timed else question.sampling.room_to_think,  # reasoning without an answer is useless
+            think_tokens=think_tokens,
             profile=self.profile_of(question),
-            cite=CITE if question.cite_instruction is None else question.cite_instruction,
+            cite=_instruction(question, quotes=quotes and bool(selection.hits)),
+            quotes=quotes,
         )
 
     def measure(self, inputs: PromptInputs, *, is_plain: bool = False) -> Demand:
@@ -422,7 +425,8 @@ class Session:
     def to_answer(self, prepared: Prepared, completion: Completion) -> Answer:
         """Turn a completion into an answer with its citations checked. Nothing is recorded."""
         composed = prepared.prompt
-        ledger = composed.ledger.with_used("answer", completion.completion_tokens - completion.reasoning_tokens)
+        num_answered = completion.completion_tokens - completion.reasoning_tokens
+        ledger = composed.ledger.with_used("answer", num_answered, copied=completion.copied_tokens)
         if prepared.abstains:
             ledger = ledger.unsent()
         elif composed.thinking is not None:
@@ -448,6 +452,8 @@ class Session:
             prompt=composed,
             offered=prepared.offered,
             citations=tuple(_cited(composed, completion)),
+            quotes=None if composed.quotable is None else composed.quotable.quotes(completion.text, completion.copied),
+            copied_tokens=completion.copied_tokens,
             chunks_in_kb=prepared.num_chunks,
             timings=timings,
             memory=self.engine.memory_plan,
@@ -458,6 +464,7 @@ class Session:
             rewriting=prepared.rewriting,
             answerability=prepared.answerability,
             abstained=prepared.abstains,
+            embedder=self.embedder if any("semantic" in hit.scores for hit in prepared.offered) else None,
             warnings=(*self.warnings, *ledger_warnings(ledger)),
         )
 
@@ -478,7 +485,27 @@ class Session:
 def _cited(composed: prompt.Prompt, completion: Completion) -> list[Citation]:
     hits = (*composed.hits, *composed.earlier)
     files = [each.part.text for each in composed.parts if each.part.section == "attachments"]
-    return citation.cite(completion.text, hits, is_cut=completion.finish_reason != "stop", notes=files)
+    citations = citation.cite(completion.text, hits, is_cut=completion.finish_reason != "stop", notes=files)
+    return citations if composed.quotable is None else _of_passages(citations, {hit.label for hit in hits})
+
+
+def _of_passages(citations: Iterable[Citation], labels: Collection[str]) -> list[Citation]:
+    """Count the tag of a sentence, `KB#12.3`, as a citation of its passage."""
+    spans: dict[str, list[tuple[int, int]]] = {}
+    for each in citations:
+        passage, _, _ = each.label.rpartition(".")
+        spans.setdefault(passage if passage in labels else each.label, []).extend(each.spans)
+    return [Citation(label, label in labels, tuple(sorted(places))) for label, places in spans.items()]
+
+
+def _instruction(question: Question, *, quotes: bool) -> str:
+    if question.cite_instruction is not None:
+        return question.cite_instruction
+    if not quotes:
+        return CITE
+    from localrag.prompt.quotes import QUOTE  # noqa: PLC0415  # weight: few answers quote
+
+    return QUOTE
 
 
 def _question(question: Question | str) -> Question:

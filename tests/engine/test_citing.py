@@ -51,11 +51,12 @@ def test_what_the_grammar_accepts_names_no_other_source(parts):
         assert any(tag in text for tag in tags_of(LABELS))
 
 
+@pytest.mark.parametrize("is_first", [False, True])
 @pytest.mark.parametrize("max_tokens", [*range(1, 40), 80])
-def test_a_random_writer_never_leaves_a_tag_cut_or_an_answer_without_one(max_tokens):
-    for seed in range(12):
+def test_a_random_writer_never_leaves_a_tag_cut_or_an_answer_without_one(max_tokens, is_first):
+    for seed in range(6):
         rng, written = random.Random(seed), b""
-        matcher = byte_vocabulary().citing_matcher(LABELS, max_tokens)
+        matcher = byte_vocabulary().citing_matcher(LABELS, max_tokens, is_first=is_first)
         for _ in range(max_tokens):
             token = rng.choice((END, ord("["), ord("K"), *b"KB# 1]x.\n"))
             if not matcher.allows(token):
@@ -68,6 +69,7 @@ def test_a_random_writer_never_leaves_a_tag_cut_or_an_answer_without_one(max_tok
         assert supplied_only(text)
         assert text.count("[") == sum(text.count(tag) for tag in tags_of(LABELS)), "a cut tag"
         assert ("[" in text) or max_tokens < max(map(len, tags_of(LABELS))), "no tag"
+        assert not is_first or text.startswith(tuple(tags_of(LABELS))) or "[" not in text
 
 
 def test_a_writer_who_would_end_without_a_tag_must_write_one():
@@ -79,3 +81,36 @@ def test_a_writer_who_would_end_without_a_tag_must_write_one():
         assert matcher.allows(byte)
         matcher.accept(byte)
     assert matcher.allows(END)
+
+
+QUOTES = {"KB#1.1": tuple(b' "PLA"'), "KB#1.2": tuple(b' "At [80] degrees."'), "KB#12.1": tuple(b' "x"')}
+
+
+@pytest.mark.parametrize("max_tokens", [*range(1, 60), 120])
+def test_a_random_writer_never_cuts_a_quote_and_writes_each_once(max_tokens):
+    for seed in range(12):
+        rng, written, copied = random.Random(seed), b"", []
+        matcher = byte_vocabulary().citing_matcher(LABELS, max_tokens, QUOTES.items())
+        while len(written) < max_tokens:
+            token = rng.choice((END, ord("["), *b"KB#12.]x"))
+            if not matcher.allows(token):
+                token = int(rng.choice(matcher.allowed().nonzero()[0]))
+            matcher.accept(token)
+            if token == END:
+                break
+            written += bytes([token])
+            if copy := bytes(matcher.take_copied()):
+                copied.append(written.rpartition(b"[")[2][:-1].decode())
+                assert copy == bytes(QUOTES[copied[-1]])
+                written += copy
+        text = written.decode("utf-8", "ignore")
+        assert len(written) <= max_tokens
+        assert len(set(copied)) == len(copied)
+        for label, token_ids in QUOTES.items():
+            assert text.count(f"[{label}]") == copied.count(label) == text.count(f"[{label}]{bytes(token_ids).decode()}")
+
+
+def test_only_the_engine_writes_quotation_marks_in_an_answer_that_may_quote():
+    matcher = byte_vocabulary().citing_matcher(LABELS, 80, QUOTES.items())
+    assert [mark for mark in "\"'x" if not matcher.allows(ord(mark))] == ['"']
+    assert byte_vocabulary().citing_matcher(LABELS, 80).allows(ord('"'))

@@ -91,3 +91,20 @@ def test_an_answer_ends_at_its_deadline_and_a_prompt_may_take_as_long_again():
     assert sequence.latest_end == 104.0
     assert Sequence(0, [1], SamplingParams(), added_at=100.0, deadline=99.0).latest_end == 99.0
     assert Sequence(0, [1], SamplingParams()).latest_end is None
+
+
+def test_copied_text_is_final_at_once_and_no_stop_string_cuts_it():
+    sequence = Sequence(0, [1], SamplingParams(max_tokens=9, stop=('."',)))
+    assert sequence.append(7, b"It [1]", is_end=False) == "It [1]"
+    assert sequence.copy((8, 9, 9), b' "lasts."') == ' "lasts."'
+    assert sequence.append(7, b"\n", is_end=False) == "\n"
+    done = sequence.completion()
+    assert (done.text, done.copied, done.copied_tokens, done.completion_tokens) == ('It [1] "lasts."\n', ((6, 15),), 3, 5)
+    assert sequence.pending(512) == [1]
+
+
+def test_a_quote_can_fill_the_answer():
+    sequence = Sequence(0, [1], SamplingParams(max_tokens=3))
+    sequence.append(7, b"[1]", is_end=False)
+    sequence.copy((8, 9), b' "x"')
+    assert (sequence.text, sequence.finish_reason) == ('[1] "x"', "length")

@@ -85,6 +85,19 @@ def test_a_conversation_of_several_roles_is_answered_from_the_index(http, index,
     assert "bypass" not in answer.json()["localrag"]
 
 
+def test_a_quote_is_copied_from_the_source_and_streams_in_one_piece(http, index):
+    answer = chat(http, QUESTION, max_tokens=300, quote=True).json()
+    local, text = answer["localrag"], answer["choices"][0]["message"]["content"]
+    [quote] = local["quotes"]
+    start, end = quote["span"]
+    assert text[start:end] == ANNEALED[quote["start"] : quote["end"]] != ""
+    assert local["citations"] == [{"id": quote["id"], "supplied": True, "spans": [[text.index("KB#"), start - 3]]}]
+    assert next(each["copied"] for each in local["ledger"]["entries"] if each["name"] == "answer") == len(text[start:end].encode()) + 3
+    streamed = chat(http, QUESTION, max_tokens=300, quote=True, stream=True).text
+    assert sum(f'] \\"{text[start:end]}\\"' in line for line in streamed.splitlines()) == 1
+    assert chat(http, QUESTION, quote=True, cite="free").status_code == 400
+
+
 @pytest.mark.parametrize("messages", [[QUESTION, {"role": "tool", "tool_call_id": "x", "content": "80"}]])
 def test_roles_that_no_index_is_searched_for_are_answered_by_the_model_alone(http, index, messages):
     answer = chat(http, *messages)

@@ -15,8 +15,8 @@ from localrag.kb import KnowledgeBase
 from localrag.question import Question
 from localrag.session import Session
 from localrag.session.answerability import (
-    LANGUAGES,
     MAX_WRONG,
+    NOT_SAID,
     Calibration,
     CalibrationFile,
     Features,
@@ -203,14 +203,14 @@ def test_an_embedder_without_a_calibration_refuses_nothing(session, monkeypatch)
 @pytest.mark.parametrize(
     ("text", "language"),
     [
-        ("Who invented the ramp?", "en"),
-        ("Ramp?", "en"),
-        ("", "en"),
+        ("Who invented the ramp?", ""),
+        ("Ramp?", ""),
+        ("", ""),
         ("Wie hoch ist die Kündigungsfrist?", "de"),
         ("Quel est le délai de livraison ?", "fr"),
         ("¿Cuál es el plazo de entrega?", "es"),
         ("Qual è il termine di consegna?", "it"),
-        ("Wat is de levertijd?", "nl"),
+        ("Wat is de levertijd van het pakket?", "nl"),
         ("Qual é o prazo de entrega?", "pt"),
         ("Каков срок доставки?", "ru"),
         ("配達期限はいつですか。", "ja"),
@@ -219,7 +219,7 @@ def test_an_embedder_without_a_calibration_refuses_nothing(session, monkeypatch)
     ],
 )
 def test_it_is_said_in_the_language_of_the_question(text, language):
-    assert not_said(text) == LANGUAGES[language].not_said
+    assert not_said(text) == NOT_SAID[language]
 
 
 def test_small_talk_is_greetings_and_thanks():

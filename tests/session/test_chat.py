@@ -115,6 +115,15 @@ def test_a_citation_of_an_earlier_passage_is_supplied(journal):
     assert [(each.label, each.supplied) for each in answer.citations] == [("KB#1", True), ("KB#9", False)]
 
 
+def test_passages_of_earlier_turns_can_be_quoted_where_their_sentences_were_numbered(journal):
+    chat = chat_in(journal)
+    chat.say(Question.of("Which?", sampling=SHORT, hits=[passage(1)], quote=True))
+    chat.say(Question.of("And?", sampling=SHORT, hits=[passage(2)]))
+    ready = chat.prepare(Question.of("Now?", sampling=SHORT, hits=[passage(1), passage(2), passage(3)], quote=True))
+    assert {hit.label for hit in ready.prompt.earlier} == {"KB#1", "KB#2"}
+    assert {label: len(spans) for label, spans in ready.prompt.quotable.spans.items()} == {"KB#1": 3, "KB#3": 3}
+
+
 def test_passages_that_take_too_much_of_the_window_leave_the_prompt_and_are_given_anew(journal):
     chat = chat_in(journal, n_ctx=2048)
     for number in range(1, 40):
