@@ -528,7 +528,7 @@ def eval_command(
         "--evidence-tokens": evidence_tokens,
         "--cite": cite,
         "--unanswerable": unanswerable,
-        "--calibrate": calibrate,
+        "--calibrate": calibrate or None,
         "--quote": quote or None,
         "--seed": seed,
         "--system": system,
