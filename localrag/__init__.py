@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         ModelNotFoundError,
         TemplateError,
         TimeLimitError,
+        UnanswerableError,
         UsageError,
     )
     from localrag.journal import Journal
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from localrag.question import BudgetOptions, Given, Question, Search, Thread, ToolCalls, TopK
     from localrag.session import Answer, Event, Prepared, Retriever, Session
     from localrag.session.answer import Bypass, Pass
+    from localrag.session.answerability import Answerability, Calibration
     from localrag.session.chat import Chat
     from localrag.session.council_run import CouncilResult
     from localrag.session.council_run import council as council
@@ -95,12 +97,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Answer",
+    "Answerability",
     "Attachment",
     "Budget",
     "BudgetExceededError",
     "BudgetOptions",
     "BundleError",
     "Bypass",
+    "Calibration",
     "Chat",
     "Chunk",
     "Citation",
@@ -184,6 +188,7 @@ __all__ = [
     "ToolSpec",
     "TopK",
     "Turn",
+    "UnanswerableError",
     "UnsupportedClaim",
     "UsageError",
     "Verdict",
@@ -231,6 +236,7 @@ _MODULES = {
         "ModelNotFoundError",
         "TemplateError",
         "TimeLimitError",
+        "UnanswerableError",
         "UsageError",
     ),
     "journal": ("Journal",),
@@ -282,6 +288,10 @@ _MODULES = {
         "Prepared",
         "Retriever",
         "Session",
+    ),
+    "session.answerability": (
+        "Answerability",
+        "Calibration",
     ),
     "session.answer": (
         "Bypass",

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 Cite = Literal["enforced", "free"]
 DEFAULT_CITE: Cite = "enforced"
 
+Unanswerable = Literal["say", "answer", "error"]
+"""What to do if the sources probably do not answer a question: say so, let the model answer, or raise an error."""
+DEFAULT_UNANSWERABLE: Unanswerable = "say"
+
 TopK = int | Literal["fit"]
 """A number of passages, or "fit" for as many as fit in the window."""
 
@@ -124,6 +128,10 @@ class Question:
     With `quote`, citations are enforced, and the model may also choose a sentence of the evidence, `[KB#12.3]`: the engine copies it into
     the answer. Answers that are always free do not quote, except those of the echo.
 
+    `unanswerable` says what to do if the knowledge bases probably do not answer the question (None: DEFAULT_UNANSWERABLE). It applies where
+    they are all that the question gives to answer from: not with attachments, memories, tools, piped text, hits or a JSON schema, nor to
+    small talk such as "Hello!".
+
     Use `Question.of` for the common case:
 
         Question.of("Which plastic lasts outdoors?", top_k=3, max_tokens=64)
@@ -136,6 +144,7 @@ class Question:
     budget: BudgetOptions = BudgetOptions()
     thread: Thread = Thread()
     cite: Cite | None = None
+    unanswerable: Unanswerable | None = None
     quote: bool = False
     cite_instruction: str | None = None
     calls: ToolCalls | None = None
@@ -146,6 +155,8 @@ class Question:
     def __post_init__(self) -> None:
         if self.cite not in (None, *get_args(Cite)):
             raise UsageError(f"cite is {self.cite!r}, but must be {' or '.join(get_args(Cite))}.")
+        if self.unanswerable not in (None, *get_args(Unanswerable)):
+            raise UsageError(f"unanswerable is {self.unanswerable!r}, but must be {', '.join(get_args(Unanswerable))}.")
         if self.quote and self.cite == "free":
             raise UsageError("Quotes need enforced citations, but cite is 'free'.", hint="Leave cite out, or do not ask for quotes.")
 

@@ -23,7 +23,7 @@ from localrag.files import secure_home
 from localrag.kb.filters import Where
 from localrag.process import age_s
 from localrag.prompt import ANSWER_BASIS
-from localrag.question import DEFAULT_CITE, Cite, EvidenceKind, Question, TopK
+from localrag.question import DEFAULT_CITE, DEFAULT_UNANSWERABLE, Cite, EvidenceKind, Question, TopK, Unanswerable
 from localrag.session import Session
 from localrag.session.retrieval import DEFAULT_TOP_K, MAX_DEPTH, SENTENCE_TOKENS
 from localrag.settings import MAX_TEXT_BYTES, Settings, default_home, expanded
@@ -174,6 +174,7 @@ class Asking(TypedDict):
     max_seconds: float | None
     weigh: bool
     cite: Cite | None
+    unanswerable: Unanswerable | None
     evidence: EvidenceKind | None
     evidence_tokens: int | None
     quote: bool
@@ -278,6 +279,7 @@ def question(asking: Asking, text: str, sampling: SamplingParams | None = None) 
         top_k=asking["top_k"],
         weigh=asking["weigh"],
         cite=asking["cite"],
+        unanswerable=asking["unanswerable"],
         evidence=asking["evidence"],
         evidence_tokens=asking["evidence_tokens"],
         quote=asking["quote"],
@@ -347,6 +349,12 @@ quote_option = click.option(
     help="The model may choose a sentence of the sources, such as [KB#12.3], and its exact text is copied into the answer. Includes "
     "--cite enforced.",
 )
+unanswerable_option = click.option(
+    "--unanswerable",
+    type=click.Choice(get_args(Unanswerable)),
+    help="What to do if the knowledge base probably does not answer the question. say: say so and list the nearest passages, without "
+    f"asking the model. answer: let the model answer. error: fail with exit code 6.  [default: {DEFAULT_UNANSWERABLE}]",
+)
 _ASKING = (
     click.option(
         "--max-tokens",
@@ -391,6 +399,7 @@ _ASKING = (
     ),
     click.option("--budget", metavar="NAME", help="A [budgets.NAME] table of models.toml."),
     cite_option,
+    unanswerable_option,
     quote_option,
     click.option("--weigh", is_flag=True, help="Weight passages by the relevance of their files (see localrag score)."),
     click.option(

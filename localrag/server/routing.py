@@ -170,6 +170,8 @@ _KEPT = (
     "evidence",
     "citations",
     "unsupported_citations",
+    "answerable",
+    "abstained",
     "support",
     "unsupported_claims",
     "quotes",

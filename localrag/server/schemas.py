@@ -358,6 +358,8 @@ class LocalAccount(BaseModel):
     evidence: list[Evidence]
     citations: list[CitationInfo]
     unsupported_citations: list[str]
+    answerable: float | None = Field(default=None, description="The probability that the sources answer the question; null if unknown.")
+    abstained: bool = Field(default=False, description="Whether the answer says that the sources do not answer. The model was not asked.")
     support: list[SentenceSupport] = Field(description="Each sentence of the answer, compared with its sources.")
     unsupported_claims: list[UnsupportedClaim] = Field(description="What cited sentences say and their sources do not.")
     quotes: list[QuoteInfo] = Field(default_factory=list, description="Sentences copied into the answer, with `quote`.")

@@ -18,6 +18,7 @@ from localrag.conversation import split
 from localrag.errors import UsageError
 from localrag.prompt.layout import source_text
 from localrag.question import EvidenceKind, Question, Search, TopK
+from localrag.session.answerability import NUM_COMPARED, Answerability, Calibration
 from localrag.session.timing import TimedReranker
 from localrag.text.sentences import Span, Unit, excerpt, units
 from localrag.text.terms import terms
@@ -66,6 +67,8 @@ class Retriever:
     """The model's window in tokens, for `top_k` "fit"."""
     weights: Mapping[str, object] = field(default_factory=dict)
     """Fields of relevance.Weights, for `weigh`."""
+    calibration: Calibration | None = None
+    """Turns what a search finds into a probability; None for an embedder that was not calibrated."""
 
     def search(self, query: str, *, top_k: int, mode: Mode = "hybrid", where: Where | None = None, rerank: bool = True) -> list[Hit]:
         """The `top_k` best texts of all knowledge bases, best first, each once: `copies` holds further passages with the same text.
@@ -110,6 +113,24 @@ class Retriever:
             return list(question.given.hits)
         top_k = top_k or question.search.top_k or DEFAULT_TOP_K
         hits = self._hits(query, top_k, question.search.where, before, rewritten, reads_all=reads_all) if searches else []
+        return self._completed(hits, question, query)
+
+    def assessed(
+        self, question: Question, query: str, *, top_k: TopK, before: Sequence[str] = (), rewritten: str = "", searches: bool = True
+    ) -> tuple[list[Hit], Answerability | None]:
+        """Return the evidence for a question as `offered` does, and how likely the knowledge bases answer it.
+
+        None if nothing was searched, or not by meaning, or if the embedder was not calibrated.
+        """
+        if question.given.hits is not None or not searches or self.calibration is None or self.embedder is None:
+            return self.offered(question, query, top_k=top_k, before=before, rewritten=rewritten, searches=searches), None
+        depth = top_k if top_k == "fit" else max(top_k, NUM_COMPARED)
+        hits = self._hits(query, depth, question.search.where, before, rewritten, reads_all=False)
+        answerability = self.calibration.assess(hits)
+        return self._completed(hits if top_k == "fit" else hits[:top_k], question, query), answerability
+
+    def _completed(self, hits: list[Hit], question: Question, query: str) -> list[Hit]:
+        """The hits of a search, weighed if the question says so, with their copies, after the piped text."""
         if question.search.weigh and hits:
             hits = weighed(hits, query, self.knowledge_bases, self.weights)
         hits = expanded(hits)
