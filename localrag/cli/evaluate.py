@@ -41,7 +41,7 @@ from localrag.kb import MODES, Mode, shown
 from localrag.question import DEFAULT_CITE, DEFAULT_UNANSWERABLE, Cite, EvidenceKind, TopK, Unanswerable
 from localrag.session import Retriever, open_embedder, opened_reranker
 from localrag.session.answerability import MIN_QUESTIONS
-from localrag.session.quality import AskWay, CouncilWay, Means, Way, calibrated, conversation_searches
+from localrag.session.quality import TUNED_SEARCHES, AskWay, CouncilWay, Means, Way, calibrated, conversation_searches, keep_tuned
 from localrag.settings import Settings
 from localrag.text.sanitize import safe
 from localrag.types import Message
@@ -175,12 +175,16 @@ def ask_all(
     ratios: Sequence[float],
     council: str | None,
     *,
+    tunes: bool,
     max_queries: int | None,
     out: Path | None,
     plot_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Ask all questions in all ways and print the measures. InterruptedRunError after Ctrl-C."""
+    """Ask all questions in all ways and print the measures. InterruptedRunError after Ctrl-C.
+
+    If it `tunes`, the ways are amounts of evidence, and the best one is stored for the model.
+    """
     if out is not None and out.exists() and file.exists() and out.samefile(file):
         raise UsageError("--qa and --out are the same file.", hint="Use another file for --out.")
     question_file = read_questions(file)
@@ -193,14 +197,28 @@ def ask_all(
     if num_others := len(question_file.questions) - len(judged):
         note(f"{counted(num_others, 'conversation')} not asked: neither answerable nor unanswerable.")
     num_astray = _num_astray(questions, means)
-    ways = _ways(means, ratios, council)
+    tuned = [AskWay(means, search=search) for search in TUNED_SEARCHES] if tunes else []
+    ways = tuned or _ways(means, ratios, council)
     job = _Job(questions, ways, question_file.refusals or REFUSALS)
     job.answer(out)
     graded = {way.name: job.graded(way) for way in ways}
     tallies = [tally(name, each) for name, each in graded.items()]
-    _show(tallies, graded, _about(file, means), num_astray=num_astray, as_json=as_json)
+    best = _best(tuned, tallies) if tuned else None
+    about = _about(file, means) | ({} if not tuned else {"tuned": None if best is None else best.name})
+    _show(tallies, graded, about, num_astray=num_astray, as_json=as_json)
+    if best is not None and best.search is not None:
+        keep_tuned(means, best.search)
+        note(f"Most answers are right with: {best.name}. Stored for {means.model_name}.")
+    elif tuned:
+        note("No answer is right, so nothing is stored.")
     if plot_file is not None:
         _plot_answers(tallies, plot_file, f"{file.name}: {counted(len(questions), 'question')}")
+
+
+def _best(ways: Sequence[AskWay], tallies: Sequence[Tally]) -> AskWay | None:
+    """Return the way with the most right answers, of equals the one with the least evidence; None if no answer is right."""
+    way, best = max(zip(ways, tallies, strict=True), key=lambda pair: (pair[1].is_right.num, -pair[1].mean_evidence_tokens))
+    return way if best.is_right.num else None
 
 
 def _with_kbs(means: Means, file: Path, *, has_conversations: bool) -> Means:
@@ -450,6 +468,11 @@ def _plot_answers(tallies: Sequence[Tally], file: Path, title: str) -> None:
     help="--qa: instead of asking the model, learn from these questions when the sources do not answer one, and store it for the embedder. "
     f"Needs {MIN_QUESTIONS} questions with answers and {MIN_QUESTIONS} without.",
 )
+@click.option(
+    "--tune-evidence",
+    is_flag=True,
+    help="--qa: measure several amounts of evidence with this model, and store the one with the most right answers for it.",
+)
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="--qa: random seed, for repeatable sampling.  [default: 0]")
 @click.option("--system", type=options.Text(), metavar="TEXT", help="--qa: system prompt (@file for a file).")
 @click.option(
@@ -488,6 +511,7 @@ def eval_command(
     cite: Cite | None,
     unanswerable: Unanswerable | None,
     calibrate: bool,
+    tune_evidence: bool,
     quote: bool,
     max_tokens: int | None,
     seed: int | None,
@@ -529,6 +553,7 @@ def eval_command(
         "--cite": cite,
         "--unanswerable": unanswerable,
         "--calibrate": calibrate or None,
+        "--tune-evidence": tune_evidence or None,
         "--quote": quote or None,
         "--seed": seed,
         "--system": system,
@@ -541,6 +566,8 @@ def eval_command(
     _check_one(folder, qa_file, {name: bool(value) or value == 0 for name, value in (of_folder if qa_file else of_qa).items()})
     if out == STANDARD_OUTPUT:
         raise UsageError("The measures go to standard output, so --out needs a file.", hint="Use --out OUT.jsonl.")
+    if tune_evidence:
+        _check_tuning({name: of_qa[name] for name in ("--top-k", "--evidence", "--evidence-tokens", "--context-ratio", "--council")})
     if calibrate:
         _check_calibration({**of_qa, "--model": model, "--chat-template": chat_template, "--queries": max_queries, "--plot": plot_file})
     _check_plot(plot_file)
@@ -583,7 +610,17 @@ def eval_command(
     if calibrate:
         _calibrate(qa_file, means, as_json=as_json)
         return
-    ask_all(qa_file, means, tuple(dict.fromkeys(ratios)), council, max_queries=max_queries, out=out, plot_file=plot_file, as_json=as_json)
+    ask_all(
+        qa_file,
+        means,
+        tuple(dict.fromkeys(ratios)),
+        council,
+        tunes=tune_evidence,
+        max_queries=max_queries,
+        out=out,
+        plot_file=plot_file,
+        as_json=as_json,
+    )
 
 
 def _check_one(folder: Path | None, qa_file: Path | None, others: dict[str, bool]) -> None:
@@ -594,6 +631,13 @@ def _check_one(folder: Path | None, qa_file: Path | None, others: dict[str, bool
     if conflicts := [name for name, is_given in others.items() if is_given]:
         here, there = ("--qa", "DIR") if qa_file else ("DIR", "--qa")
         raise UsageError(f"{conflicts[0]} does not work with {here}.", hint=f"Leave it out. It works only with {there}.")
+
+
+def _check_tuning(others: Mapping[str, object]) -> None:
+    """UsageError for options that --tune-evidence sets itself."""
+    conflicts = [name for name, value in others.items() if value]
+    if conflicts:
+        raise UsageError(f"{conflicts[0]} does not work with --tune-evidence.", hint="Leave it out: several amounts are measured.")
 
 
 def _check_calibration(others: Mapping[str, object]) -> None:

@@ -50,7 +50,7 @@ _MAX_CHUNKS = 1000
 _LINK = b"../corpus.jsonl"
 """Content of a corpus.jsonl that was a symbolic link before it was copied or checked out as a text."""
 
-Search = Callable[[str], list[Hit]]
+Searching = Callable[[str], list[Hit]]
 """Searches for the question with this id."""
 
 
@@ -207,7 +207,7 @@ def evaluate(
     index = load_index(store)
     num_chunks = min(_MAX_CHUNKS, DEPTH * max(1, -(-3 * store.num_chunks // max(1, 2 * store.num_documents))))
 
-    def searching(mode: Mode, reranker: Reranker | None = None) -> Search:
+    def searching(mode: Mode, reranker: Reranker | None = None) -> Searching:
         return lambda one: retrieve(store, lambda: index, collection.queries[one], embedder, k=num_chunks, mode=mode, reranker=reranker)
 
     searches = {str(mode): searching(mode) for mode in modes}
@@ -218,7 +218,7 @@ def evaluate(
 
 def measured(
     collection: Collection,
-    searches: Mapping[str, Search],
+    searches: Mapping[str, Searching],
     names: Iterable[str],
     progress: Callable[[str, int, int], None] = lambda _name, _done, _total: None,
 ) -> list[Result]:

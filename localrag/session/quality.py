@@ -20,21 +20,21 @@ from typing import TYPE_CHECKING, Any, Protocol
 from localrag.budget import Profile
 from localrag.conversation import search_query
 from localrag.deliberation import Council
-from localrag.errors import InterruptedRunError, LocalragError, UsageError
+from localrag.errors import InterruptedRunError, LocalragError, UsageError, counted
 from localrag.grading import Outcome, Passage
-from localrag.question import DEFAULT_CITE, Cite, EvidenceKind, Question, TopK, Unanswerable
+from localrag.question import DEFAULT_CITE, Cite, EvidenceKind, Question, Search, TopK, Unanswerable
 from localrag.session.answer import Answer
 from localrag.session.answerability import NUM_COMPARED, CalibrationFile, Features, Fit, Sample, fit
 from localrag.session.council_run import CouncilRun
 from localrag.session.opening import open_council, open_embedder, open_knowledge_bases, open_profile, read_template
-from localrag.session.retrieval import FOLLOW_UP_DEPTH, Retriever, asked_before, retrieve_after
+from localrag.session.retrieval import FOLLOW_UP_DEPTH, EvidenceFile, Retriever, asked_before, retrieve_after
 from localrag.session.session import Session
 from localrag.settings import Settings
 from localrag.types import Citation, Hit, Message
 
 if TYPE_CHECKING:
     from localrag.kb import KnowledgeBase, Mode
-    from localrag.kb.evaluate import Search
+    from localrag.kb.evaluate import Searching
     from localrag.kb.protocols import Reranker
 
 _EVIDENCE = ("evidence", "cited")
@@ -110,15 +110,28 @@ class Way(Protocol):
         ...
 
 
+TUNED_SEARCHES = (
+    *(Search(evidence="sentences", evidence_tokens=num) for num in (60, 120, 240)),
+    *(Search(top_k=num) for num in (1, 2, 4, 8)),
+)
+"""The amounts of evidence that `localrag eval --tune-evidence` compares, least first."""
+
+
 @dataclass(frozen=True, slots=True)
 class AskWay:
-    """A single ask. `context_ratio` is the maximum share of evidence in the window; None uses that of the current budget."""
+    """A single ask. `context_ratio` is the maximum share of evidence in the window; None uses that of the current budget. `search` says how
+    much evidence is sent, in place of the options in `means`.
+    """
 
     means: Means
     context_ratio: float | None = None
+    search: Search | None = None
 
     @property
     def name(self) -> str:
+        if self.search is not None:
+            top_k = self.search.top_k
+            return counted(top_k, "passage") if isinstance(top_k, int) else f"sentences, {self.search.evidence_tokens} tokens"
         return "ask" if self.context_ratio is None else f"ask at {self.context_ratio:g}"
 
     @property
@@ -128,12 +141,17 @@ class AskWay:
         quote = {"quote": True} if self.means.quote else {}
         options = {
             "context_ratio": self.context_ratio,
-            "evidence": self.means.evidence,
-            "evidence_tokens": self.means.evidence_tokens,
+            "evidence": self._search.evidence,
+            "evidence_tokens": self._search.evidence_tokens,
             "cite": self.means.cite or DEFAULT_CITE,
         }
         mode = {} if self.means.unanswerable is None else {"unanswerable": self.means.unanswerable}
-        return self.means.about() | options | quote | mode | budget
+        return self.means.about() | {"top_k": self._search.top_k} | options | quote | mode | budget
+
+    @property
+    def _search(self) -> Search:
+        means = self.means
+        return self.search or Search(top_k=means.top_k, evidence=means.evidence, evidence_tokens=means.evidence_tokens)
 
     @contextmanager
     def opened(self) -> Iterator[Answering]:
@@ -155,11 +173,11 @@ class AskWay:
             asked,
             system=means.system,
             context_ratio=self.context_ratio,
-            top_k=means.top_k,
+            top_k=self._search.top_k,
             seed=means.seed,
             repeatable=means.repeatable,
-            evidence=means.evidence,
-            evidence_tokens=means.evidence_tokens,
+            evidence=self._search.evidence,
+            evidence_tokens=self._search.evidence_tokens,
             cite=means.cite,
             unanswerable=means.unanswerable,
             quote=means.quote,
@@ -199,6 +217,12 @@ class CouncilWay:
     @contextmanager
     def opened(self) -> Iterator[Answering]:
         yield partial(_ask_council, self.council, self.means)
+
+
+def keep_tuned(means: Means, search: Search) -> None:
+    """Store how much evidence to send to the model of `means`. Sessions with the same settings use it from then on."""
+    with Session.open(means.model, chat_template=means.chat_template, vocab_only=True, keep=False, settings=means.settings) as session:
+        EvidenceFile(means.settings.home).save(session.engine.info, search)
 
 
 def _identity(model: str | None, settings: Settings, chat_template: Path | None = None) -> list[object]:
@@ -324,21 +348,21 @@ def _passages(answers: Iterable[Answer]) -> tuple[Passage, ...]:
 
 def conversation_searches(
     retriever: Retriever, conversations: Mapping[str, Sequence[Message]], modes: Sequence[Mode], reranker: Reranker | None = None
-) -> dict[str, Search]:
+) -> dict[str, Searching]:
     """Return name → search by the id of a conversation: "conversation" searches as every command does, with the turns before.
 
     The others search for the last turn alone, in each of `modes`. A `reranker` adds "conversation + rerank". Each search returns
     FOLLOW_UP_DEPTH hits, whose order does not depend on how many of them a command uses.
     """
 
-    def after(retriever: Retriever) -> Search:
+    def after(retriever: Retriever) -> Searching:
         def search(one: str) -> list[Hit]:
             messages = conversations[one]
             return retrieve_after(retriever, asked_before(messages), search_query(messages), top_k=FOLLOW_UP_DEPTH)
 
         return search
 
-    def alone(mode: Mode) -> Search:
+    def alone(mode: Mode) -> Searching:
         return lambda one: retriever.search(search_query(conversations[one]), top_k=FOLLOW_UP_DEPTH, mode=mode)
 
     reranked = {} if reranker is None else {"conversation + rerank": after(replace(retriever, reranker=reranker))}

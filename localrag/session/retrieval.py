@@ -10,12 +10,14 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localrag.conversation import split
 from localrag.errors import UsageError
+from localrag.files import JsonCache
 from localrag.prompt.layout import source_text
 from localrag.question import EvidenceKind, Question, Search, TopK
 from localrag.session.answerability import NUM_COMPARED, Answerability, Calibration
@@ -269,6 +271,8 @@ first four with at least 0.7 of its score 93, in 30 % less text."""
 MIN_SENTENCE_SHARE = 0.9
 """Least share of the best sentence's score. Both halves of the handbook's questions keep most answers with 0.85 to 0.95."""
 SENTENCE_TOKENS = 120
+MAX_TUNED = 256
+"""Number of models whose tuned options are kept."""
 
 LESS_RELEVANT = "less relevant"
 """The reason in the ledger for a passage that was retrieved and not chosen."""
@@ -296,8 +300,38 @@ class Selection:
     left_out: dict[str, str] = field(default_factory=dict)
 
 
-def rule_for(search: Search, model: ModelInfo) -> EvidenceRule:
-    """Return the rule for a question. Options that it gives override what its model's size suggests."""
+class EvidenceFile:
+    """The file `evidence.json` in the home: for each model, the options of Search that `localrag eval --tune-evidence` found best."""
+
+    def __init__(self, home: Path | None) -> None:
+        self._kept = JsonCache(None if home is None else home / "evidence.json", most=MAX_TUNED)
+
+    def search_for(self, model: ModelInfo) -> Search | None:
+        """Return the options for a model; None if there are none, or invalid ones."""
+        options = self._kept.read().get(_key(model))
+        if not isinstance(options, dict) or not options.keys() <= set(_TUNED):
+            return None
+        top_k = options.get("top_k")
+        with suppress(UsageError):
+            return Search(**options) if top_k is None or (type(top_k) is int and 1 <= top_k <= MAX_DEPTH) else None
+        return None
+
+    def save(self, model: ModelInfo, search: Search) -> None:
+        values = {name: getattr(search, name) for name in _TUNED}
+        self._kept.put(_key(model), {name: value for name, value in values.items() if value is not None})
+
+
+_TUNED = ("top_k", "evidence", "evidence_tokens")
+
+
+def _key(model: ModelInfo) -> str:
+    return f"{model.path.name}, {model.file_size} bytes"
+
+
+def rule_for(search: Search, model: ModelInfo, tuned: Search | None = None) -> EvidenceRule:
+    """Return the rule for a question. Options that it gives override those `tuned` for its model, which override what its size suggests."""
+    if tuned not in (None, Search()) and all(getattr(search, name) is None for name in _TUNED):
+        return replace(rule_for(tuned, model), is_strict=False)
     kind = search.evidence or ("sentences" if search.top_k is None and _is_small(model) else "passages")
     limit = SENTENCE_TOKENS if search.evidence_tokens is None and kind == "sentences" else search.evidence_tokens
     return EvidenceRule(

@@ -18,13 +18,13 @@ from localrag.engine.jobs import SINGLE, Policy, last_event
 from localrag.errors import UsageError
 from localrag.files import secure_home
 from localrag.prompt import CITE, PLAIN, Demand, PromptInputs
-from localrag.question import Question
+from localrag.question import Question, Search
 from localrag.session import recorder, retrieval
 from localrag.session.answer import Answer, Bypass, Prepared, bypass, ledger_warnings, outcome, window_warnings
 from localrag.session.answerability import Answerability, Calibration, CalibrationFile
 from localrag.session.opening import names_of, open_embedder, open_engine, open_knowledge_bases, open_profile, open_reranker
 from localrag.session.pipeline import Event, InFlight, Pipeline, is_free_text
-from localrag.session.retrieval import DEFAULT_TOP_K, EvidenceRule, Retriever, Selection, rule_for, select
+from localrag.session.retrieval import DEFAULT_TOP_K, EvidenceFile, EvidenceRule, Retriever, Selection, rule_for, select
 from localrag.session.shortening import Shortener
 from localrag.session.timing import Plan, TimedReranker, check_seconds, plan
 from localrag.settings import Learning, Settings, default_home
@@ -87,6 +87,7 @@ class Session:
         """Knowledge base names of this session if it is a copy made by `scoped`."""
         self._in_flight: dict[str | int, InFlight] = {}
         self._calibrations: dict[str, Calibration | None] = {}
+        self._tuned: Search | None = None
 
     @classmethod
     def open(
@@ -235,7 +236,10 @@ class Session:
 
     def rule_for(self, question: Question) -> EvidenceRule:
         """How much evidence to send with a question."""
-        return rule_for(question.search, self.engine.info)
+        if self._tuned is None:
+            home = None if self.settings is None else self.settings.home
+            self._tuned = EvidenceFile(home).search_for(self.engine.info) or Search()
+        return rule_for(question.search, self.engine.info, self._tuned)
 
     def chosen(self, question: Question, query: str, hits: Sequence[Hit]) -> Selection:
         """What to send of the hits that `query` retrieved, each text once. Hits given with the question are not chosen from, nor is piped

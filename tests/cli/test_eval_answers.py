@@ -298,6 +298,21 @@ def test_out_may_not_be_a_device(asked, refused):
     assert "is not a regular file" in refused(2, "eval", "--qa", "qa.jsonl", "--kb", "notes", "--model", "echo", "--out", os.devnull)
 
 
+def test_the_amount_of_evidence_with_the_most_right_answers_is_stored_for_the_model(asked, home):
+    code, out, err = asked("--tune-evidence", "--unanswerable", "answer", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    ways = [(way["way"], way["is_right"]["num"], way["mean_evidence_tokens"]) for way in found["ways"]]
+    assert [name for name, _, _ in ways] == [
+        *(f"sentences, {num} tokens" for num in (60, 120, 240)), "1 passage", *(f"{num} passages" for num in (2, 4, 8))
+    ]  # fmt: skip
+    assert found["tuned"] == max(ways, key=lambda way: (way[1], -way[2]))[0]
+    assert f"Most answers are right with: {found['tuned']}. Stored for echo." in err
+    assert json.loads((home / "evidence.json").read_text()).keys() == {"echo, 0 bytes"}
+    code, _, err = asked("--tune-evidence", "--top-k", "2")
+    assert (code, "--top-k does not work with --tune-evidence." in err) == (2, True)
+
+
 def test_a_calibration_is_learned_shown_and_stored(asked, tmp_path, localrag):
     facts = [
         "PLA annealed at 90 degrees",

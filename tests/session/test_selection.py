@@ -10,7 +10,7 @@ from localrag.engine.echo import open_echo
 from localrag.errors import UsageError
 from localrag.prompt.layout import source_text
 from localrag.question import Question, Search
-from localrag.session.retrieval import LESS_RELEVANT, EvidenceRule, rule_for, select
+from localrag.session.retrieval import LESS_RELEVANT, EvidenceFile, EvidenceRule, rule_for, select
 from localrag.text.sentences import excerpt, units
 from localrag.types import Chunk, Hit
 
@@ -89,3 +89,16 @@ def test_whatever_is_retrieved_is_sent_or_named(texts, question, limit):
         assert set(each.spans) <= whole
         assert list(each.spans) == sorted(each.spans)
         assert all(end <= start for (_, end), (start, _) in zip(each.spans, each.spans[1:], strict=False))
+
+
+def test_what_was_tuned_is_used_where_a_question_says_nothing(tmp_path):
+    file = EvidenceFile(tmp_path)
+    assert file.search_for(LARGE) is None
+    file.save(LARGE, Search(evidence="sentences", evidence_tokens=60))
+    tuned = EvidenceFile(tmp_path).search_for(LARGE)
+    assert rule_for(Search(), LARGE, tuned) == EvidenceRule(kind="sentences", top_k=8, min_share=0.6, max_tokens=60)
+    assert rule_for(Search(top_k=2), LARGE, tuned) == EvidenceRule(kind="passages", top_k=2)
+    assert file.search_for(replace(LARGE, file_size=1)) is None
+    for damaged in ('{"top_k": 0}', '{"evidence": "words"}', '{"where": 1}', "[]", '{"top_k": true}'):
+        (tmp_path / "evidence.json").write_text(f'{{"{LARGE.path.name}, {LARGE.file_size} bytes": {damaged}}}')
+        assert file.search_for(LARGE) is None
