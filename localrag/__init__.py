@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from localrag.session.council_run import council as council
     from localrag.session.history_window import Forgotten, Turn
     from localrag.session.query_rewrite import QueryRewrite
+    from localrag.session.retrieval import EvidenceRule, Selection
     from localrag.settings import Learning, Settings
     from localrag.support import SentenceSupport, Support, SupportingSpan, UnsupportedClaim
     from localrag.text.tokens import Embedder
@@ -117,6 +118,7 @@ __all__ = [
     "EngineError",
     "Entry",
     "Event",
+    "EvidenceRule",
     "Feedback",
     "FileEntry",
     "Flex",
@@ -162,6 +164,7 @@ __all__ = [
     "SamplingParams",
     "Search",
     "Section",
+    "Selection",
     "SentenceSupport",
     "Session",
     "Settings",
@@ -304,6 +307,10 @@ _MODULES = {
         "Turn",
     ),
     "session.query_rewrite": ("QueryRewrite",),
+    "session.retrieval": (
+        "EvidenceRule",
+        "Selection",
+    ),
     "settings": (
         "Learning",
         "Settings",

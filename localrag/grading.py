@@ -664,6 +664,11 @@ def _paired_tests(a: Run, way: str, b: Run, other: str) -> list[PairedTest]:
         paired_test("num_invented", [(float(one["grade"]["num_invented"]), float(two["grade"]["num_invented"])) for one, two in pairs])
     )
     whole = [pair for pair in pairs if not any(row.get("error") for row in pair)]
+    cited = [pair for pair in whole if all(isinstance(row.get("support"), int | float) for row in pair)]
+    if cited:
+        tests.append(paired_test("support", [(float(one["support"]), float(two["support"])) for one, two in cited]))
+        claims = [tuple(bool(row.get("unsupported_claims")) for row in pair) for pair in cited]
+        tests.append(paired_test("has_unsupported_claims", [(one, two) for one, two in claims]))
     names = [name for name in _MEANS if whole and all(name in row for pair in whole for row in pair)]
     return tests + [paired_test(name, [(float(one[name]), float(two[name])) for one, two in whole]) for name in names]
 

@@ -37,7 +37,7 @@ class Search:
     `weigh`, passages are weighted by the relevance of their files.
 
     `top_k` is the number of passages, `evidence` says what to send of them, and `evidence_tokens` limits their tokens in the prompt, 1 or
-    more. None leaves it to the rule for the model (see session/selection.py). Raises UsageError for another value.
+    more. None leaves it to the rule for the model (see session/retrieval.py). Raises UsageError for another value.
     """
 
     kbs: tuple[str, ...] | None = None

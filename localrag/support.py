@@ -22,6 +22,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from localrag.errors import LocalragError
+from localrag.text.languages import language_of
 from localrag.text.sentences import Unit, sentences, units
 from localrag.text.terms import CJK, STOP_WORDS, words
 from localrag.types import Chunk, Citation, Hit
@@ -138,7 +139,7 @@ def assess(
     passages = {hit.label: _Passage(hit.chunk) for hit in hits}
     plain, cited = _cited_sentences(text, citations)
     weigh = _weights(passages.values())
-    language = language_of(plain)
+    language = _language(plain)
     similarity = _Similarity(embedder)
     results: list[SentenceSupport] = []
     claims: list[UnsupportedClaim] = []
@@ -222,39 +223,22 @@ def _sentence_spans(text: str) -> Iterator[tuple[int, int]]:
 
 # --- languages ---
 
-_FUNCTION_WORDS = {
-    "en": "the of and is to in it that are for with this be on you from by at which can",
-    "de": "der die das und ist nicht ein eine mit zu den von auf für im dem wird bei werden oder",
-    "fr": "le la les des est et une dans pour que qui du sur pas par avec au ce ne il",
-    "es": "el los las una que en por con para es del se como su al lo más y de la",
-    "it": "il gli di che è una per con non della dei sono nel si alla del lo più e la",
-    "pt": "o os as um uma que não em com para é do da dos se ao na no mais e",
-    "nl": "de het een en van is dat niet in op te voor met zijn aan bij wordt of ook",
-    "pl": "nie się na w z do jest że i to o jak po co dla od przy lub są przez",
-}
-_LANGUAGES_OF = {
-    word: [name for name, row in _FUNCTION_WORDS.items() if word in row.split()] for word in " ".join(_FUNCTION_WORDS.values()).split()
-}
-_COMMON = STOP_WORDS.union(_LANGUAGES_OF)
-"""Words that say nothing alone, in any of the languages."""
 _SCRIPTS = (
-    ("ru", re.compile("[\u0400-\u04ff]")),
     ("ja", re.compile("[\u3040-\u30ff]")),
     ("ko", re.compile("[\uac00-\ud7af]")),
     ("zh", re.compile("[\u4e00-\u9fff]")),
 )
-_MAX_LANGUAGE_WORDS = 400
+_MAX_SCRIPT_CHARS = 2000
 
 
-def language_of(text: str) -> str:
-    """Guess the language of a text by its script and its commonest words; "en" if nothing tells."""
-    text = text[: 20 * _MAX_LANGUAGE_WORDS]
-    num_letters = sum(map(str.isalpha, text))
+def _language(text: str) -> str:
+    """Return a language of _NEGATIONS, told by the script or the most frequent words; "en" if nothing tells."""
+    beginning = text[:_MAX_SCRIPT_CHARS]
+    num_letters = sum(map(str.isalpha, beginning))
     for name, script in _SCRIPTS:
-        if 4 * len(script.findall(text)) > num_letters:
+        if 4 * len(script.findall(beginning)) > num_letters:
             return name
-    votes = Counter(name for word in words(text.casefold())[:_MAX_LANGUAGE_WORDS] for name in _LANGUAGES_OF.get(word, ()))
-    return max(_FUNCTION_WORDS, key=lambda name: votes[name])
+    return language_of([text]) or "en"
 
 
 # --- words, compared without their endings ---
@@ -268,7 +252,7 @@ def _keys(text: str) -> list[str]:
     characters. Stop words are left out, unless there is nothing else.
     """
     found = words(unicodedata.normalize("NFKC", text).casefold())
-    return [key for word in found if word not in _COMMON for key in _keys_of(word)] or [key for word in found for key in _keys_of(word)]
+    return [key for word in found if word not in STOP_WORDS for key in _keys_of(word)] or [key for word in found for key in _keys_of(word)]
 
 
 def _keys_of(word: str) -> Iterator[str]:
@@ -335,7 +319,7 @@ class _Passage:
 
     @cached_property
     def language(self) -> str:
-        return language_of(self.text)
+        return _language(self.text)
 
     @cached_property
     def denying(self) -> frozenset[_Stretch]:
@@ -790,16 +774,25 @@ def _begins(text: str, at: int) -> bool:
 
 # --- claims: negations ---
 
-_NEGATIONS = {
+_NEGATIONS = {  # of each language that `_language` can tell
     "en": r"\b(?:no|not)\b(?!\s+(?:only|more|less|fewer|\w+er)\b)|\b(?:never|none|neither|nor|nothing|nobody|cannot|without)\b|n['’]t\b",
     "de": r"\bnicht\b(?!\s+(?:nur|mehr|weniger|\w+er)\b)|\b(?:nichts|nie|niemals|kein\w{0,2}|weder|ohne)\b",
-    "fr": r"\b(?:pas|jamais|aucune?|rien|sans|ni|non)\b",
+    "cs": r"\b(?:ne|není|nejsou|nelze|nesmí|nikdy|žádn\w+|bez|ani)\b",
+    "da": r"\b(?:ikke|aldrig|ingen|intet|uden|hverken)\b",
+    "el": r"\b(?:δεν|δε|μη|μην|όχι|ποτέ|χωρίς|ούτε)\b",
     "es": r"\b(?:no|nunca|jamás|ningún|ninguna?|nada|sin|ni|tampoco)\b",
+    "fi": r"\b(?:ei|eivät|en|et|emme|ette|älä|älkää|ilman)\b",
+    "fr": r"\b(?:ne|pas|jamais|aucune?|rien|sans|ni|non)\b",
+    "hu": r"\b(?:nem|ne|nincs|nincsenek|sem|se|soha|nélkül)\b",
     "it": r"\b(?:non|mai|nessun\w?|niente|senza|né)\b",
-    "pt": r"\b(?:não|nunca|jamais|nenhuma?|nada|sem|nem)\b",
     "nl": r"\b(?:niet|nooit|geen|niets|zonder|noch)\b",
+    "no": r"\b(?:ikke|aldri|ingen|intet|uten|verken)\b",
     "pl": r"\b(?:nie|nigdy|żaden|żadna|bez|ani)\b",
+    "pt": r"\b(?:não|nunca|jamais|nenhuma?|nada|sem|nem)\b",
+    "ro": r"\b(?:nu|niciodată|niciun|nicio|nimic|fără|nici)\b",
     "ru": r"\b(?:не|нет|никогда|нельзя|без|ни)\b",
+    "sv": r"\b(?:inte|ej|aldrig|ingen|inget|inga|utan|varken)\b",
+    "tr": r"\b(?:değil|yok|asla|hiçbir)\b",
     "ja": r"ない|なく|ません|なし|ずに|いけない",
     "ko": r"않|없|못하|아니|금지",
     "zh": r"不|没|無|无|未|勿|别|非",

@@ -25,8 +25,7 @@ from localrag.process import age_s
 from localrag.prompt import ANSWER_BASIS
 from localrag.question import DEFAULT_CITE, DEFAULT_UNANSWERABLE, Cite, EvidenceKind, Question, TopK, Unanswerable
 from localrag.session import Session
-from localrag.session.retrieval import MAX_DEPTH
-from localrag.session.selection import NUM_PASSAGES, SENTENCE_TOKENS
+from localrag.session.retrieval import DEFAULT_TOP_K, MAX_DEPTH, SENTENCE_TOKENS
 from localrag.settings import MAX_TEXT_BYTES, Settings, default_home, expanded
 from localrag.text.sanitize import one_line
 from localrag.types import DEFAULT_THINK_TOKENS, MIN_THINK_TOKENS, Attachment, SamplingParams
@@ -378,7 +377,7 @@ _ASKING = (
         type=Depth(),
         metavar="N",
         help="Number of passages to send, or fit for as many as the window can hold. Unless --context-ratio is set, passages also use the "
-        f"window's spare tokens.  [default: up to {NUM_PASSAGES}, by relevance]",
+        f"window's spare tokens.  [default: up to {DEFAULT_TOP_K}, by relevance]",
     ),
     evidence_option,
     evidence_tokens_option,

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from localrag.budget import Ledger
 from localrag.budget.ledger import ANSWER
+from localrag.errors import counted
 from localrag.prompt import ANSWER_BASIS, Prompt
 from localrag.session import DEFAULT_TOP_K, Answer, Prepared
 from localrag.text.sanitize import one_line, visible
@@ -272,7 +273,7 @@ def answer_text(result: AskResult) -> list[str]:
     omitted = sum(section.num_omitted for section in result.ledger.sections)
     lines.append(
         f"Context window {result.ledger.window} tokens: prompt {result.prompt_tokens}, answer {result.completion_tokens} of at most "
-        f"{answer}; {omitted} items left out."
+        f"{answer}; {counted(omitted, 'item')} left out."
     )
     return [visible(result.answer), "\n".join([*lines, *map(one_line, result.warnings)])]
 

@@ -27,7 +27,7 @@ from localrag.session.history_window import (
 )
 from localrag.session.memory import propose
 from localrag.session.query_rewrite import QueryRewrite, QueryRewriter
-from localrag.session.selection import Selection
+from localrag.session.retrieval import Selection
 from localrag.types import Hit, Message, comparable
 
 if TYPE_CHECKING:

@@ -24,8 +24,7 @@ from localrag.session.answer import Answer, Bypass, Prepared, bypass, ledger_war
 from localrag.session.answerability import UNCALIBRATED, Answerability, Calibration, CalibrationFile
 from localrag.session.opening import names_of, open_embedder, open_engine, open_knowledge_bases, open_profile, open_reranker
 from localrag.session.pipeline import Event, InFlight, Pipeline, is_free_text
-from localrag.session.retrieval import DEFAULT_TOP_K, Retriever
-from localrag.session.selection import EvidenceRule, Selection, rule_for, select
+from localrag.session.retrieval import DEFAULT_TOP_K, EvidenceRule, Retriever, Selection, rule_for, select
 from localrag.session.shortening import Shortener
 from localrag.session.timing import Plan, TimedReranker, check_seconds, plan
 from localrag.settings import Learning, Settings, default_home

@@ -125,7 +125,8 @@ def test_json_is_one_object_and_keeps_its_promises(run):
     assert answer["answer"] == "You asked: Why?"
     assert list(answer) == [
         "answer", "finish_reason", "model", "slot", "usage", "ledger", "evidence", "citations",
-        "unsupported_citations", "answerable", "abstained", "support", "unsupported_claims", "coverage", "timings", "stdin_bytes", "models_files",
+        "unsupported_citations", "answerable", "abstained", "support", "unsupported_claims", "coverage", "timings", "stdin_bytes",
+        "models_files",
     ]  # fmt: skip
     assert list(answer["timings"]) == ["load_s", "retrieve_s", "prefill_s", "first_token_s", "decode_s", "total_s"]
 
