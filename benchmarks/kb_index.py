@@ -44,7 +44,7 @@ def index(folder: Path, num_runs: int) -> None:
     """Chunks a second, from an open embedder to the last commit: walking, reading, cutting, counting, writing included."""
     embedder = open_embedder(Settings.from_env())
     assert isinstance(embedder, SentenceTransformerEmbedder)
-    texts = _texts(folder, embedder)
+    texts = embedded_texts(folder, embedder)
 
     def ours() -> dict[str, float]:
         with tempfile.TemporaryDirectory() as home, KnowledgeBase.open(Path(home), "bench", create=True) as kb:
@@ -107,7 +107,7 @@ def _cold_ask(home: str, question: str) -> dict[str, float]:
     return found
 
 
-def _texts(folder: Path, embedder: SentenceTransformerEmbedder) -> list[str]:
+def embedded_texts(folder: Path, embedder: SentenceTransformerEmbedder) -> list[str]:
     """What indexing embeds of the folder."""
     from localrag.kb.chunking import cut  # noqa: PLC0415
     from localrag.kb.readers import read  # noqa: PLC0415

@@ -44,7 +44,8 @@ _SECTION = "as [built in](../explanation/budget.md#sections)"
 _TABLES: tuple[tuple[str, type[BaseModel]], ...] = (
     ("Top level", schema.CatalogTable),
     ("[models.NAME]", entries.ModelTable),
-    ("[embedders.NAME] and [rerankers.NAME]", entries.EmbedderTable),
+    ("[embedders.NAME]", entries.EmbedderTable),
+    ("[rerankers.NAME]", entries.RerankerTable),
     ("[budgets.NAME]", budgets.BudgetTable),
     ("[budgets.NAME.SECTION]", budgets.FlexTable),
     ("[budgets.NAME.history]", budgets.HistoryTable),
@@ -64,6 +65,8 @@ _NOTES = {
     "A section that is not there, and a key that is left out, are as built in.",
     "[budgets.NAME.tiers.TIER]": "TIER is `primary`, `supporting` or `reference`.",
     "[budgets.NAME.history]": "The keys of any section, and one more:",
+    "[embedders.NAME]": "An index remembers the prefixes of its embedder. With others it is refused, since its vectors would not be "
+    "comparable: restore them, or index the documents into a new knowledge base.",
     "Top level": "Besides these two keys, the file is made of tables.",
 }
 _TYPES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false"}

@@ -21,7 +21,7 @@ DEFAULT_CITE: Cite = "free"
 TopK = int | Literal["fit"]
 """A number of passages, or "fit" for as many as fit in the window."""
 
-Evidence = Literal["sentences", "passages"]
+EvidenceKind = Literal["sentences", "passages"]
 """What is sent of the passages that were retrieved: their best sentences, or all of each."""
 
 
@@ -38,14 +38,14 @@ class Search:
 
     kbs: tuple[str, ...] | None = None
     top_k: TopK | None = None
-    evidence: Evidence | None = None
+    evidence: EvidenceKind | None = None
     evidence_tokens: int | None = None
     where: Where | None = None
     weigh: bool = False
 
     def __post_init__(self) -> None:
-        if self.evidence not in (None, *get_args(Evidence)):
-            raise UsageError(f"evidence is {self.evidence!r}, but must be {' or '.join(get_args(Evidence))}.")
+        if self.evidence not in (None, *get_args(EvidenceKind)):
+            raise UsageError(f"evidence is {self.evidence!r}, but must be {' or '.join(get_args(EvidenceKind))}.")
         if self.evidence_tokens is not None and not (isinstance(self.evidence_tokens, int) and self.evidence_tokens > 0):
             raise UsageError(f"evidence_tokens is {self.evidence_tokens!r}, but must be a whole number, 1 or more.")
 

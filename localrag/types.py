@@ -202,7 +202,8 @@ class ModelSpec:
 
     `kind` is the type of the source and `source` its value: a pinned requirement, a hub repository or a path. `file` is the
     file inside it (empty for a path). `sha256` is of the GGUF file, or of an embedder folder's model.safetensors. `n_ctx` is
-    the requested context in tokens; `revision` is a branch, tag or commit of a hub repository.
+    the requested context in tokens; `revision` is a branch, tag or commit of a hub repository. An embedder reads each question after
+    `query_prefix` and each passage after `passage_prefix`.
     """
 
     name: str
@@ -213,6 +214,8 @@ class ModelSpec:
     sha256: str | None = None
     n_ctx: int | None = None
     chat_template: Path | None = None
+    query_prefix: str = ""
+    passage_prefix: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

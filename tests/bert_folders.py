@@ -6,11 +6,12 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 HIDDEN, HEADS, LAYERS, FEED_FORWARD, POSITIONS = 64, 2, 2, 128, 64
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+SOUND, BROKEN = 12, 5  # seeds of cross-encoders that pass and fail the test of the order, by luck
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,()=:_漢한"
 
 
@@ -38,6 +39,17 @@ def write_folder(folder: Path, *, family: str = "bert", pooling: str = "mean", s
         folder / "1_Pooling" / "config.json", {"word_embedding_dimension": HIDDEN} | {name: pooling == mode for mode, name in names.items()}
     )
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": 40})
+    return folder
+
+
+def write_cross_encoder(folder: Path, *, seed: int = 0, **config: object) -> Path:
+    """A tiny CrossEncoder folder of random weights. Some seeds order plain passages correctly by luck: see SOUND and BROKEN."""
+    write_folder(folder, seed=seed, **({"architectures": ["BertForSequenceClassification"], "id2label": {"0": "LABEL_0"}} | config))
+    weights, rng = load_file(str(folder / "model.safetensors")), np.random.default_rng(seed + 1000)
+    head = {"pooler.dense.bias": (HIDDEN,), "classifier.weight": (1, HIDDEN), "classifier.bias": (1,)}
+    save_file(
+        weights | {name: rng.normal(0, 0.3, sizes).astype(np.float32) for name, sizes in head.items()}, str(folder / "model.safetensors")
+    )
     return folder
 
 
@@ -83,8 +95,6 @@ class NumpyEmbedder:
     """What the folder computes, written down once more: the original that a copy is compared with."""
 
     def __init__(self, folder: Path, *, pooling: str = "mean") -> None:
-        from safetensors.numpy import load_file  # noqa: PLC0415
-
         self.folder, self.pooling, self.fingerprint, self.dim, self.max_tokens = folder, pooling, "f" * 64, HIDDEN, 38
         self.weights = {key: value.astype(np.float64) for key, value in load_file(str(folder / "model.safetensors")).items()}
 
@@ -102,13 +112,23 @@ class NumpyEmbedder:
         return np.stack([self._embed(self.input_ids(text)) for text in texts]).astype(np.float32)
 
     def _embed(self, ids):
-        state = self.weights["embeddings.word_embeddings.weight"][ids] + self.weights["embeddings.position_embeddings.weight"][: len(ids)]
-        types = self.weights.get("embeddings.token_type_embeddings.weight")
-        state = self._norm(state if types is None else state + types[0], "embeddings.LayerNorm")
-        for layer in range(LAYERS):
-            state = self._layer(state, layer, distil=types is None)
+        state = self._states(ids, [0] * len(ids))
         vector = state[0] if self.pooling == "cls" else state.mean(axis=0)
         return vector / np.linalg.norm(vector)
+
+    def _states(self, ids, segments):
+        state = self.weights["embeddings.word_embeddings.weight"][ids] + self.weights["embeddings.position_embeddings.weight"][: len(ids)]
+        types = self.weights.get("embeddings.token_type_embeddings.weight")
+        state = self._norm(state if types is None else state + types[segments], "embeddings.LayerNorm")
+        for layer in range(LAYERS):
+            state = self._layer(state, layer, distil=types is None)
+        return state
+
+    def score(self, question, passage):
+        """What a cross-encoder says of a pair, whose passage is cut to what it takes."""
+        pair = self.tokenizer.encode(question, passage)
+        state = self._states([*pair.ids[: POSITIONS - 1], 3] if len(pair.ids) > POSITIONS else pair.ids, pair.type_ids[:POSITIONS])
+        return float(self._linear(np.tanh(self._linear(state[0], "pooler.dense")), "classifier")[0])
 
     def _layer(self, state, layer, *, distil):
         names = {bert: f"transformer.layer.{layer}.{d}" if distil else f"encoder.layer.{layer}.{bert}" for bert, d in _DISTIL.items()}

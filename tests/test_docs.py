@@ -47,7 +47,7 @@ NOT_RUN_HERE = {
     ("docs/how-to/gpu.md", "sh"): "compiling for a GPU; there was none",
     ("docs/how-to/air-gap.md", "sh"): "minutes of packing and compiling: tests/bundle does it with a small wheel; the namespace: below",
     ("docs/how-to/big-models.md", "sh"): "a download of gigabytes",
-    ("docs/how-to/documents.md", "sh"): "installs another program",
+    ("docs/how-to/documents.md", "sh"): "installs another program, downloads a reranker",
 }
 """Blocks that the tests of whole pages do not run: what runs them, or why nothing does."""
 INDEXING = Step("localrag index examples/handbook --kb handbook")

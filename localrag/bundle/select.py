@@ -18,6 +18,7 @@ from localrag.errors import BundleError, KnowledgeBaseError, UsageError
 from localrag.kb import KnowledgeBase, list_kbs
 from localrag.kb.embedder import SentenceTransformerEmbedder
 from localrag.settings import Settings, shipped_file
+from localrag.text.tokens import prefixed_fingerprint
 from localrag.types import ModelSpec
 
 
@@ -88,7 +89,7 @@ def select(settings: Settings, *, models: Sequence[str] = (), embedders: Sequenc
     sources += [_source(catalog, spec, "embedder", settings) for spec in embedder_specs]
     if len({source.name for source in sources}) < len(sources):
         raise UsageError("Two of the models and embedders have the same name.", hint="Name each once.")
-    fingerprints = _add_copies(sources, settings)
+    fingerprints = _add_copies(sources, embedder_specs, settings)
     templates = {spec.name: spec.chat_template for spec in catalog.models.values() if spec.chat_template is not None}
     sources += [Source("template", name, file, f"{HOME}models/templates/{name}.jinja", file) for name, file in templates.items()]
     _check_names(sources)
@@ -153,15 +154,16 @@ def _new_name(location: Path, catalog: Catalog) -> str:
     return name
 
 
-def _add_copies(sources: list[Source], settings: Settings) -> dict[str, str]:
+def _add_copies(sources: list[Source], specs: Sequence[ModelSpec], settings: Settings) -> dict[str, str]:
     """Add the llama.cpp copies of embedders that are folders. Returns the embedders' fingerprints by name."""
     fingerprints = {}
-    for source in [source for source in sources if source.kind == "embedder"]:
+    embedders = [source for source in sources if source.kind == "embedder"]
+    for source, spec in zip(embedders, specs, strict=True):
         if source.location.is_file():
-            fingerprints[source.name] = source.sha256 or ""
+            fingerprints[source.name] = prefixed_fingerprint(source.sha256, spec.query_prefix, spec.passage_prefix) if source.sha256 else ""
             continue
         embedder = SentenceTransformerEmbedder(source.location, sha256=source.sha256)
-        fingerprints[source.name] = embedder.fingerprint
+        fingerprints[source.name] = prefixed_fingerprint(embedder.fingerprint, spec.query_prefix, spec.passage_prefix)
         copies = accepted_copy(embedder, settings) or ()
         sources.extend(Source("copy", source.name, file, f"{HOME}embedders/{file.name}", file) for file in copies)
     return fingerprints

@@ -113,7 +113,7 @@ class Catalog:
         return self._choose("embedder", name_or_path)
 
     def reranker(self, name_or_path: str) -> ModelSpec:
-        """Return the entry with that name, or the CrossEncoder folder at that path."""
+        """Return the entry with that name, or the .gguf file or CrossEncoder folder at that path."""
         return self._choose("reranker", name_or_path)
 
     def entry(self, name: str) -> ModelSpec:
@@ -186,6 +186,11 @@ class Catalog:
         sources.check(spec, path, self.models_dir, self.checksums)
         return path
 
+    def digest(self, spec: ModelSpec) -> str:
+        """Return the sha256 of the file, or of the weights in a folder. A file that has not changed is not hashed again."""
+        file = hashed_file(spec, self.locate(spec))
+        return self.checksums.known(file) or self.checksums.measure(file)
+
     def verify(self, spec: ModelSpec) -> VerifyResult:
         """Hash the file again. A mismatch is in the result and does not raise an error."""
         file = hashed_file(spec, self.locate(spec))
@@ -231,8 +236,6 @@ class Catalog:
             raise ModelNotFoundError(f"There is no file {text}.", hint=_listed(self._known(thing)[0]), path=text)
         if kind == "folder" and thing == "model":
             raise ModelNotFoundError(f"{text} is a folder; a model is one .gguf file.", path=text)
-        if kind != "folder" and thing == "reranker":
-            raise ModelNotFoundError(f"{text} is a file; a reranker is the folder of a CrossEncoder.", path=text)
         return ModelSpec(name=text, kind="path", source=str(path))
 
     def _unknown(self, thing: str, name: str, names: tuple[str, ...]) -> ModelNotFoundError:

@@ -89,8 +89,8 @@ _REQUIREMENT = re.compile(
 )
 
 
-class EmbedderTable(BaseModel):
-    """One [embedders.NAME] or [rerankers.NAME]."""
+class RerankerTable(BaseModel):
+    """One [rerankers.NAME]."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -101,14 +101,23 @@ class EmbedderTable(BaseModel):
     path: str | None = None
     """A file or folder on this machine; `~` is your home, and a relative path starts at the folder of models.toml."""
     file: str | None = None
-    """The file (for an embedder also: the folder) inside the wheel or the repository."""
+    """The file inside the wheel or the repository; for an embedder or a reranker from a wheel also the folder."""
     revision: str | None = None
     """A branch, tag or commit of the repository."""
     sha256: str | None = None
     """Hash of the file, in 64 hexadecimal digits; for a folder, of its model.safetensors. A file with another hash is not loaded."""
 
 
-class ModelTable(EmbedderTable):
+class EmbedderTable(RerankerTable):
+    """One [embedders.NAME]."""
+
+    query_prefix: str | None = Field(default=None, max_length=1000)
+    """A text that the embedder expects before each question, such as `"query: "`. Part of the embedder's identity, see below."""
+    passage_prefix: str | None = Field(default=None, max_length=1000)
+    """A text that the embedder expects before each passage, such as `"passage: "`."""
+
+
+class ModelTable(RerankerTable):
     """One [models.NAME]."""
 
     n_ctx: int | None = Field(default=None, ge=1, le=2**31 - 1)
@@ -119,19 +128,22 @@ class ModelTable(EmbedderTable):
 
 def embedder_of(place: TableRef, name: str, entry: EmbedderTable) -> ModelSpec:
     """Like `spec_of`, for an embedder."""
-    if entry.repo is not None and entry.file is not None and not entry.file.endswith(".gguf"):
-        raise place.error("file", "an embedder from a hub repository must be one .gguf file; a folder must come from a wheel or a path")
+    _check_repo(place, entry, "an embedder")
     return spec_of(place, name, entry)
 
 
-def reranker_of(place: TableRef, name: str, entry: EmbedderTable) -> ModelSpec:
+def reranker_of(place: TableRef, name: str, entry: RerankerTable) -> ModelSpec:
     """Like `spec_of`, for a reranker."""
-    if entry.repo is not None:
-        raise place.error("repo", "a reranker is a CrossEncoder folder, which must come from a wheel or a path")
+    _check_repo(place, entry, "a reranker")
     return spec_of(place, name, entry)
 
 
-def spec_of(place: TableRef, name: str, entry: EmbedderTable) -> ModelSpec:
+def _check_repo(place: TableRef, entry: RerankerTable, thing: str) -> None:
+    if entry.repo is not None and entry.file is not None and not entry.file.endswith(".gguf"):
+        raise place.error("file", f"{thing} from a hub repository must be one .gguf file; a folder must come from a wheel or a path")
+
+
+def spec_of(place: TableRef, name: str, entry: RerankerTable) -> ModelSpec:
     """Convert a table to a ModelSpec, and check rules that pydantic's types cannot express."""
     if name in RESERVED_NAMES:
         raise place.error(None, f"the name {shown(name)} is reserved for a built-in engine")
@@ -159,10 +171,12 @@ def spec_of(place: TableRef, name: str, entry: EmbedderTable) -> ModelSpec:
         sha256=entry.sha256.lower() if entry.sha256 else None,
         n_ctx=entry.n_ctx if isinstance(entry, ModelTable) else None,
         chat_template=_chat_template(place, entry) if isinstance(entry, ModelTable) else None,
+        query_prefix=entry.query_prefix or "" if isinstance(entry, EmbedderTable) else "",
+        passage_prefix=entry.passage_prefix or "" if isinstance(entry, EmbedderTable) else "",
     )
 
 
-def _source(place: TableRef, entry: EmbedderTable) -> tuple[SourceKind, str]:
+def _source(place: TableRef, entry: RerankerTable) -> tuple[SourceKind, str]:
     """Return the only source of an entry, with its format checked."""
     sources: list[tuple[SourceKind, str]] = []
     for kind, text in (("wheel", entry.wheel), ("repo", entry.repo), ("path", entry.path)):

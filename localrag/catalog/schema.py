@@ -26,6 +26,7 @@ from localrag.catalog.entries import (
     EmbedderTable,
     Factor,
     ModelTable,
+    RerankerTable,
     Table,
     TableRef,
     UpToOne,
@@ -84,8 +85,8 @@ class CatalogTable(BaseModel):
     """Models that answer."""
     embedders: dict[str, EmbedderTable] = {}
     """Models that turn passages and questions into vectors: a sentence-transformers folder, or a .gguf file."""
-    rerankers: dict[str, EmbedderTable] = {}
-    """CrossEncoders for `--rerank NAME`: the folder of a sentence-transformers model, from a wheel or a path."""
+    rerankers: dict[str, RerankerTable] = {}
+    """Cross-encoders for `--rerank NAME`: a .gguf file, or the folder of a sentence-transformers model."""
     budgets: dict[str, BudgetTable] = {}
     """Ways to share a window, for `--budget NAME`; one named "default" is the default."""
     relevance: RelevanceTable = RelevanceTable()

@@ -31,7 +31,7 @@ Id = str | int
 MAX_ID_CHARS = 1000
 _LIKE = '{"id": 1, "question": "…"}'
 _SAMPLING = {"max_tokens": (int,), "seed": (int,), "temperature": (int, float)}
-_OPTIONS = {"system": (str,), "top_k": (int, str), "context_ratio": (int, float)}
+_OPTIONS = {"system": (str,), "top_k": (int, str), "context_ratio": (int, float), "evidence": (str,), "evidence_tokens": (int,)}
 _KINDS: dict[str, tuple[type, ...]] = {"id": (str, int), "question": (str,), **_SAMPLING, **_OPTIONS}
 _OPTIONAL = (*_SAMPLING, *_OPTIONS)
 _KIND_NAMES = {
@@ -110,7 +110,7 @@ def _question(question_id: Id, row: Mapping[str, Any], template: Question) -> Qu
         raise UsageError(f"top_k is {json.dumps(top_k)[:80]}, but must be 1 to {MAX_DEPTH}, or fit.")
     if not 0 <= row.get("context_ratio", 0) <= 1:
         raise UsageError(f"context_ratio is {row['context_ratio']}, but must be 0 to 1.")
-    options = {key: row[key] for key in (*_SAMPLING, "top_k", "context_ratio") if key in row}
+    options = {key: row[key] for key in (*_SAMPLING, "top_k", "context_ratio", "evidence", "evidence_tokens") if key in row}
     system = row.get("system") or next((each.content for each in template.messages if each.role == "system"), None)
     messages = Question.of(row["question"], system=system).messages
     return replace(template, messages=messages, id=question_id).but(repeatable=template.sampling.repeatable or "seed" in row, **options)

@@ -17,6 +17,7 @@ from localrag.cli import options, render
 from localrag.cli.terminal import emit, note
 from localrag.errors import EngineError, LocalragError
 from localrag.settings import Settings
+from localrag.text.tokens import PrefixedEmbedder
 from localrag.types import ModelSpec
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ def catalogue_facts(settings: Settings, *, gpu: bool) -> dict[str, object]:
         "models": models,
         "two_models": collect(_two_models, plans, catalog.default_model),
         "embedders": {spec.name: collect(_embedder_facts, catalog, spec, settings) for spec in catalog.embedders.values()},
-        "rerankers": {spec.name: collect(_reranker_facts, catalog, spec) for spec in catalog.rerankers.values()},
+        "rerankers": {spec.name: collect(_reranker_facts, catalog, spec, settings) for spec in catalog.rerankers.values()},
     }
 
 
@@ -234,16 +235,21 @@ def _embedder_facts(catalog: Catalog, spec: ModelSpec, settings: Settings) -> di
     from localrag.session import open_embedder  # noqa: PLC0415  # weight
 
     path = catalog.locate(spec)
-    questions = OF_GGUF if path.is_file() else query_path(open_embedder(settings, spec.name), settings)  # opening a file would load it
+    questions = OF_GGUF
+    if not path.is_file():  # opening a file would load it
+        embedder = open_embedder(settings, spec.name)
+        questions = query_path(embedder.original if isinstance(embedder, PrefixedEmbedder) else embedder, settings)
     return {"path": str(path), "size_bytes": _size(path)["bytes"], "questions": questions}
 
 
-def _reranker_facts(catalog: Catalog, spec: ModelSpec) -> dict[str, object]:
-    """Return a reranker's folder and the size of its files."""
+def _reranker_facts(catalog: Catalog, spec: ModelSpec, settings: Settings) -> dict[str, object]:
+    """Return a reranker's path and size, and which backend scores passages."""
+    from localrag.engine.rerank import OF_GGUF, scoring_path  # noqa: PLC0415  # weight
     from localrag.kb.embedder import CrossEncoderReranker  # noqa: PLC0415  # weight
 
-    folder = CrossEncoderReranker(catalog.locate(spec)).folder
-    return {"path": str(folder), "size_bytes": _size(folder)["bytes"]}
+    path = catalog.locate(spec)
+    scores = OF_GGUF if path.is_file() else scoring_path(CrossEncoderReranker(path, sha256=spec.sha256), settings)
+    return {"path": str(path), "size_bytes": _size(path)["bytes"], "scores": scores}
 
 
 @click.command("doctor")
@@ -306,6 +312,9 @@ def _show(facts: Mapping[str, object]) -> None:
     for name, entry in _mapping(catalogue["embedders"]).items():
         if questions := _mapping(entry).get("questions"):
             click.echo(f"\n{name} embeds questions with {questions}")
+    for name, entry in _mapping(catalogue["rerankers"]).items():
+        if scores := _mapping(entry).get("scores"):
+            click.echo(f"\n{name} scores passages with {scores}")
 
 
 def _machine_lines(facts: Mapping[str, object]) -> Iterator[tuple[str, str]]:

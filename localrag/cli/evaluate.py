@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
@@ -23,26 +23,31 @@ from localrag.grading import (
     Grade,
     Graded,
     Outcome,
+    PairedTest,
     Question,
     Share,
     Tally,
     compare,
+    compare_runs,
     grade,
     is_page,
     read_questions,
+    read_run,
     spread,
     tally,
 )
 from localrag.kb import MODES, Mode, shown
 from localrag.question import DEFAULT_CITE, Cite, TopK
-from localrag.session import open_embedder, open_knowledge_base, opened_reranker
-from localrag.session.quality import AskWay, CouncilWay, Means, Way
+from localrag.session import Retriever, open_embedder, opened_reranker
+from localrag.session.quality import AskWay, CouncilWay, Means, Way, conversation_searches
 from localrag.settings import Settings
 from localrag.text.sanitize import safe
 
 if TYPE_CHECKING:
     from localrag.kb.evaluate import Collection, Result
+    from localrag.kb.protocols import Reranker
     from localrag.kb.store import Store
+    from localrag.text.tokens import Embedder
 
 
 Key = tuple[str, str]
@@ -51,7 +56,8 @@ Key = tuple[str, str]
 
 def mark(question: Question, way: Way) -> str:
     """Hash the question and the way it is asked. The known answers are not included, so they can be corrected later."""
-    content = json.dumps([question.question, dict(way.about)], sort_keys=True)
+    asked = [[message.role, message.content] for message in question.messages] or question.question
+    content = json.dumps([asked, dict(way.about)], sort_keys=True)
     return blake2b(content.encode(), digest_size=8).hexdigest()
 
 
@@ -71,7 +77,8 @@ class Lines(ResultFile):
         """Append an answer. The grade is for readers of the file; a resumed evaluation computes it again."""
         key = question.id, way.name
         row = {"id": question.id, "way": way.name, "request": self._marks[key], "question": question.question}
-        self.append(row | outcome.to_dict() | {"grade": grade.to_dict()})
+        known = {"answerable": question.is_answerable, "has_answers": bool(question.answers)}
+        self.append(row | known | outcome.to_dict() | {"grade": grade.to_dict()})
 
     def is_line(self, row: object) -> bool:
         if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in ("id", "way", "request", "text")):
@@ -137,6 +144,9 @@ def draw_bars(rows: Sequence[Bars], measures: Sequence[str], file: Path, *, titl
         plt.close(figure)
 
 
+_LARGE = 20
+"""Means from here on are shown with one decimal."""
+
 COLUMNS = {
     "in_evidence": "In evidence",
     "is_right": "Right",
@@ -145,6 +155,15 @@ COLUMNS = {
     "is_refused_wrongly": "Refused wrongly",
 }
 """Column titles for the shares of a Tally."""
+MEANS = {
+    "mean_evidence_tokens": "Evidence",
+    "mean_prompt_tokens": "Prompt",
+    "mean_evaluated_tokens": "Evaluated",
+    "mean_completion_tokens": "Written",
+    "mean_first_token_s": "First token, s",
+    "mean_s": "Answer, s",
+}
+"""Column titles for the means of a Tally, in tokens and seconds."""
 
 
 def ask_all(
@@ -159,12 +178,20 @@ def ask_all(
     as_json: bool,
 ) -> None:
     """Ask all questions in all ways and print the measures. InterruptedRunError after Ctrl-C."""
-    if not means.kbs:
-        raise UsageError("--qa needs a knowledge base.", hint="Name one with --kb.")
     if out is not None and out.exists() and file.exists() and out.samefile(file):
         raise UsageError("--qa and --out are the same file.", hint="Use another file for --out.")
     question_file = read_questions(file)
-    questions = spread(question_file.questions, max_queries)
+    judged = [each for each in question_file.questions if each.is_judged]
+    questions = spread(judged, max_queries)
+    has_conversations = any(each.messages for each in questions)
+    if has_conversations and council is not None:
+        raise UsageError("A council cannot be asked in a conversation.", hint="Leave out --council.")
+    if not means.kbs:
+        if not has_conversations or not (file.parent / "corpus.jsonl").is_file():
+            raise UsageError("--qa needs a knowledge base.", hint="Name one with --kb.")
+        means = replace(means, collection=_indexed(file.parent, means.settings))
+    if num_others := len(question_file.questions) - len(judged):
+        note(f"{counted(num_others, 'conversation')} not asked: neither answerable nor unanswerable.")
     num_astray = _num_astray(questions, means)
     ways = _ways(means, ratios, council)
     job = _Job(questions, ways, question_file.refusals or REFUSALS)
@@ -174,6 +201,16 @@ def ask_all(
     _show(tallies, graded, _about(file, means), num_astray=num_astray, as_json=as_json)
     if plot_file is not None:
         _plot_answers(tallies, plot_file, f"{file.name}: {counted(len(questions), 'question')}")
+
+
+def _indexed(folder: Path, settings: Settings) -> tuple[Path, str]:
+    """Index the corpus of a folder of conversations. Return the folder and the name of the knowledge base."""
+    from localrag.kb import evaluate as measuring  # noqa: PLC0415  # weight
+
+    collection, embedder = measuring.Collection(measuring.corpus_of(folder), {}, {}), open_embedder(settings)
+    with render.Progress(f"Indexing {folder.resolve().name}") as progress:
+        measuring.open_index(collection, embedder, settings.home, lambda done, total: progress("indexing", done, total)).close()
+    return settings.home / measuring.FOLDER, measuring.index_name(collection, embedder)
 
 
 class _Job:
@@ -207,7 +244,7 @@ class _Job:
             return
         with way.opened() as answering:
             for question in questions:
-                outcome = answering(question.question)
+                outcome = answering(question.messages or question.question)
                 if lines is not None:
                     lines.write(question, way, outcome, grade(question, outcome, self._refusals))
                 self._outcomes[question.id, way.name] = outcome
@@ -230,15 +267,15 @@ def _ways(means: Means, ratios: Sequence[float], council: str | None) -> list[Wa
 def _num_astray(questions: Sequence[Question], means: Means) -> int:
     """Count the questions that name a page missing from every knowledge base."""
     sources: set[str] = set()
-    for name in means.kbs:
-        with open_knowledge_base(name, settings=means.settings) as kb:
-            sources.update(source for source, _ in kb.sources())
+    with means.opened_kbs() as knowledge_bases:
+        sources.update(source for kb in knowledge_bases for source, _ in kb.sources())
     is_present = {page: any(is_page(source, page) for source in sources) for question in questions for page in question.pages}
     return sum(not all(is_present[page] for page in question.pages) for question in questions)
 
 
 def _about(file: Path, means: Means) -> dict[str, object]:
-    return {"file": file.name, "model": means.model_name, "kbs": [shown(each) for each in means.kbs]}
+    kbs = [shown(each) for each in means.kbs] if means.collection is None else [file.resolve().parent.name]
+    return {"file": file.name, "model": means.model_name, "kbs": kbs}
 
 
 def _show(
@@ -252,8 +289,11 @@ def _show(
         rows = {"ways": [each.to_dict() for each in tallies], "compared": [each.to_dict() for each in compared]}
         emit({**about, **rows, "same_prompts": alike, "num_sources_not_found": num_astray})
         return
-    columns = ("Way", "Questions", *COLUMNS.values(), "Invented", "s", "Evaluated", "Written", "Errors")
+    columns = ("Way", "Questions", *COLUMNS.values(), "Invented", "Errors")
     render.table(columns, [_row(each) for each in tallies], right=columns[1:-1])
+    click.echo()
+    columns = ("Means", *MEANS.values())
+    render.table(columns, [_means(each) for each in tallies], right=columns[1:])
     for each in compared:
         note(
             f"Right only with {each.way}: {each.num_only_way}; right only with {each.other}: {each.num_only_other} "
@@ -269,9 +309,12 @@ def _show(
 
 def _row(row: Tally) -> tuple[str, ...]:
     shares = (_cell(share, is_right=name == "is_right") for name, share in row.shares.items())
-    means = f"{row.mean_s:.1f}", f"{row.mean_evaluated_tokens:.0f}", f"{row.mean_completion_tokens:.0f}"
     errors = ", ".join(f"{num} {name}" for name, num in row.errors.items())
-    return row.way, str(row.num_questions), *shares, str(row.num_invented), *means, errors
+    return row.way, str(row.num_questions), *shares, str(row.num_invented), errors
+
+
+def _means(row: Tally) -> tuple[str, ...]:
+    return row.way, *(f"{getattr(row, name):.{1 if name.endswith('_s') else 0}f}" for name in MEANS)
 
 
 def _cell(share: Share, *, is_right: bool) -> str:
@@ -286,6 +329,30 @@ def _alike(graded: Mapping[str, Sequence[Graded]]) -> list[tuple[str, str]]:
     prompts = {way: [outcome.prompt for _, outcome, _ in each] for way, each in graded.items()}
     ways = [way for way, each in prompts.items() if any(each)]
     return [(one, other) for at, one in enumerate(ways) for other in ways[at + 1 :] if prompts[one] == prompts[other]]
+
+
+def _compare_files(one: Path, other: Path, *, as_json: bool) -> None:
+    """Compare two OUT files on the same questions, and print the paired tests."""
+    compared = compare_runs(read_run(one), read_run(other))
+    if as_json:
+        emit({"a": one.name, "b": other.name, "compared": [each.to_dict() for each in compared]})
+        return
+    columns = ("Measure", "Pairs", "A", "B", "B − A", "95 % interval", "Only A", "Only B", "p")
+    for each in compared:
+        if len(compared) > 1 or each.way != each.other:
+            click.echo(safe(f"A: {each.way}, B: {each.other}"))
+        render.table(columns, [_test_row(test) for test in each.tests], right=columns[1:])
+    note(f"A: {safe(str(one))}, B: {safe(str(other))}. p: exact McNemar test for shares, paired bootstrap for means.")
+
+
+def _test_row(test: PairedTest) -> tuple[str, ...]:
+    def shown(value: float, sign: str = "") -> str:
+        return f"{value:{sign}.1f}" if max(abs(test.a), abs(test.b)) >= _LARGE else f"{value:{sign}.3f}"
+
+    only = ("", "") if test.is_mean else (str(test.num_only_a), str(test.num_only_b))
+    interval = f"{shown(test.low, '+')} to {shown(test.high, '+')}"
+    numbers = shown(test.a), shown(test.b), shown(test.difference, "+"), interval
+    return test.measure, str(test.num_pairs), *numbers, *only, f"{test.p_value:.4f}"
 
 
 def _plot_answers(tallies: Sequence[Tally], file: Path, title: str) -> None:
@@ -305,7 +372,9 @@ def _plot_answers(tallies: Sequence[Tally], file: Path, title: str) -> None:
     "--qa", "qa_file", type=InputFile(), metavar="FILE.jsonl", help="Measure answers to the questions in this file, instead of DIR."
 )
 @click.option("--mode", "modes", type=click.Choice(MODES), multiple=True, help="DIR: search mode to measure. Repeatable.  [default: all]")
-@click.option("--rerank", metavar="llm|NAME", help="DIR: also measure hybrid search with a reranker: llm (uses --model) or a CrossEncoder.")
+@click.option(
+    "--rerank", metavar="llm|NAME", help="DIR: also measure hybrid search with a reranker: llm (uses --model) or a cross-encoder."
+)
 @click.option("--kb", "kbs", multiple=True, metavar="NAME", help="--qa: a knowledge base to answer from. Repeatable.")
 @click.option(
     "--context-ratio",
@@ -333,7 +402,15 @@ def _plot_answers(tallies: Sequence[Tally], file: Path, title: str) -> None:
     "--out",
     type=click.Path(path_type=Path),
     metavar="OUT.jsonl",
-    help="--qa: file for the answers; questions already answered there are skipped.",
+    help="File for the measures of each question and, with --qa, the answers. --qa skips questions already answered there.",
+)
+@click.option(
+    "--compare",
+    "runs",
+    nargs=2,
+    type=InputFile(exists=True),
+    metavar="A.jsonl B.jsonl",
+    help="Compare two --out files on the same questions by paired tests, instead of DIR.",
 )
 @click.option("--queries", "max_queries", type=click.IntRange(min=1), metavar="N", help="Ask only N of the questions.")
 @click.option(
@@ -358,6 +435,7 @@ def eval_command(
     seed: int | None,
     system: str | None,
     out: Path | None,
+    runs: tuple[Path, Path] | None,
     max_queries: int | None,
     plot_file: Path | None,
     n_ctx: int | None,
@@ -368,13 +446,17 @@ def eval_command(
 ) -> None:
     """Measure retrieval on a collection with relevance judgments or, with --qa, the answers to questions with known answers.
 
-    DIR holds corpus.jsonl, queries.jsonl and qrels.tsv in BEIR's format. It is indexed once per embedder; the index is kept in localrag's
-    home, under "eval". Each line of FILE.jsonl is {"id", "question", "answers": [["spelling", …], …], "sources": ["page", …]}. An empty
+    DIR holds corpus.jsonl, queries.jsonl and qrels.tsv in BEIR's format, or corpus.jsonl and conversations.jsonl in MTRAG's: the last turn
+    of each conversation is then searched as in a chat, with the turns before it. DIR is indexed once per embedder; the index is kept in
+    localrag's home, under "eval".
+
+    Each line of FILE.jsonl is {"id", "question", "answers": [["spelling", …], …], "sources": ["page", …]}, or a conversation. An empty
     "answers" list means that no page answers the question (docs/how-to/quality.md).
 
     \b
       localrag eval cranfield
       localrag eval --qa questions.jsonl --kb handbook --context-ratio 0.2 --context-ratio 0.8 --out answers.jsonl
+      localrag eval --compare before.jsonl after.jsonl
     """
     of_folder: dict[str, object] = {"--mode": modes, "--rerank": rerank}
     of_qa: dict[str, object] = {
@@ -388,8 +470,12 @@ def eval_command(
         "--quote": quote or None,
         "--seed": seed,
         "--system": system,
-        "--out": out,
     }
+    if runs is not None:
+        both = {"DIR": folder, "--qa": qa_file, "--out": out, "--queries": max_queries, "--plot": plot_file, "--model": model}
+        _check_alone({**both, **of_folder, **of_qa})
+        _compare_files(*runs, as_json=as_json)
+        return
     _check_one(folder, qa_file, {name: bool(value) or value == 0 for name, value in (of_folder if qa_file else of_qa).items()})
     if out == STANDARD_OUTPUT:
         raise UsageError("The measures go to standard output, so --out needs a file.", hint="Use --out OUT.jsonl.")
@@ -403,6 +489,7 @@ def eval_command(
             rerank,
             max_queries=max_queries,
             plot_file=plot_file,
+            out=out,
             settings=settings,
             model=model,
             chat_template=chat_template,
@@ -433,10 +520,16 @@ def _check_one(folder: Path | None, qa_file: Path | None, others: dict[str, bool
     """UsageError unless exactly one of DIR and --qa is given, without the options that apply only to the other."""
     if (folder is None) == (qa_file is None):
         message = "DIR and --qa exclude each other." if folder else "DIR or --qa is missing."
-        raise UsageError(message, hint="Give a collection to search, or a file of questions: --qa FILE.jsonl")
+        raise UsageError(message, hint="Give a collection to search, a file of questions (--qa FILE.jsonl), or --compare A.jsonl B.jsonl.")
     if conflicts := [name for name, is_given in others.items() if is_given]:
         here, there = ("--qa", "DIR") if qa_file else ("DIR", "--qa")
         raise UsageError(f"{conflicts[0]} does not work with {here}.", hint=f"Leave it out. It works only with {there}.")
+
+
+def _check_alone(others: Mapping[str, object]) -> None:
+    """UsageError if --compare is given with other options, which would do nothing."""
+    if conflicts := [name for name, value in others.items() if value or value == 0]:
+        raise UsageError(f"{conflicts[0]} does not work with --compare.", hint="Leave it out: --compare only reads two files.")
 
 
 def _check_plot(plot_file: Path | None) -> None:
@@ -466,6 +559,7 @@ def _measure(
     *,
     max_queries: int | None,
     plot_file: Path | None,
+    out: Path | None,
     settings: Settings,
     model: str | None,
     chat_template: Path | None,
@@ -477,24 +571,37 @@ def _measure(
     collection = measuring.read_collection(folder, max_queries=max_queries)
     embedder, name = open_embedder(settings), folder.resolve().name
     with (
+        ExitStack() as stack,
         opened_reranker(rerank, settings=settings, model=model, chat_template=chat_template) as reranker,
         render.Progress(f"Evaluating {name}") as progress,
     ):
+        lines = None if out is None else stack.enter_context(RetrievalLines(out))
         store = measuring.open_index(collection, embedder, settings.home, lambda done, total: progress("indexing", done, total))
         try:
             if not store.num_documents:
-                raise UsageError(f"{folder / 'corpus.jsonl'} has no document with text.", hint="Check that the file is complete.")
+                raise UsageError(f"{collection.corpus} has no document with text.", hint="Check that the file is complete.")
             num_missing = _num_missing(collection, store)
-            results = measuring.evaluate(collection, store, embedder, modes=modes or MODES, reranker=reranker, progress=progress)
             sizes = {"num_documents": store.num_documents, "num_chunks": store.num_chunks, "num_queries": len(collection.queries)}
+            if collection.conversations:
+                results = _conversation_results(collection, embedder, settings, modes or MODES, reranker, progress)
+            else:
+                results = measuring.evaluate(collection, store, embedder, modes=modes or MODES, reranker=reranker, progress=progress)
         finally:
             store.close()
+        if lines is not None:
+            lines.write(results)
     gain = measuring.gain(results)
+    parts, subcollections = _parts(collection)
     if as_json:
-        rows = [result.to_dict() for result in results]
+        rows = [result.to_dict() | _parts_json(result, parts, subcollections) for result in results]
         emit({"collection": name, **sizes, "num_missing": num_missing, "results": rows, "hybrid_gain": gain})
     else:
-        _table(results, gain)
+        if parts:
+            _conversation_tables(results, parts, subcollections)
+        else:
+            _table(results)
+        if gain is not None:
+            note(f"Hybrid reaches {gain:.3f} times the nDCG@10 of the better single mode, keyword or semantic.")
         if num_missing:
             note(f"Warning: {counted(num_missing, 'relevant document')} missing from corpus.jsonl. They count as not found.")
     if plot_file is not None:
@@ -503,25 +610,115 @@ def _measure(
         )
 
 
+class RetrievalLines(ResultFile):
+    """The OUT file of a retrieval measurement: one line per question and search mode, all written at the end."""
+
+    run: ClassVar[str] = "evaluation"
+
+    def write(self, results: Iterable[Result]) -> None:
+        for result in results:
+            for one, scores in result.scores.items():
+                self.append({"id": one, "way": result.name, "scores": dict(scores)})
+
+    def is_line(self, row: object) -> bool:
+        return (
+            isinstance(row, dict) and all(isinstance(row.get(name), str) for name in ("id", "way")) and isinstance(row.get("scores"), dict)
+        )
+
+    def is_kept(self, number: int, row: dict[str, Any]) -> bool:  # noqa: ARG002  # every line belongs to another run
+        raise UsageError(f"{self.path} holds the measures of another run.", hint="Use another --out.")
+
+
+def _conversation_results(
+    collection: Collection,
+    embedder: Embedder,
+    settings: Settings,
+    modes: Sequence[Mode],
+    reranker: Reranker | None,
+    progress: Callable[[str, int, int], None],
+) -> list[Result]:
+    """Search for each question as every command does after the turns before it, and alone in each mode."""
+    from localrag.kb import KnowledgeBase  # noqa: PLC0415  # weight
+    from localrag.kb import evaluate as measuring  # noqa: PLC0415
+
+    with KnowledgeBase.open(settings.home / measuring.FOLDER, measuring.index_name(collection, embedder)) as kb:
+        retriever = Retriever(knowledge_bases=[kb], embedder=open_embedder(settings, for_queries=True), learning="off")
+        searches = conversation_searches(retriever, collection.conversations, modes, reranker)
+        return measuring.measured(collection, searches, measuring.CONVERSATION_MEASURES, progress)
+
+
+Parts = Mapping[str, Sequence[str]]
+"""Name → ids of some questions of a collection."""
+
+
+def _parts(collection: Collection) -> tuple[Parts, Parts]:
+    """Return the first questions and the follow-ups of conversations, and the questions by subcollection. Empty for BEIR."""
+    from localrag.session.retrieval import asked_before  # noqa: PLC0415  # weight
+
+    parts: dict[str, list[str]] = {}
+    subcollections: dict[str, list[str]] = {}
+    for one, messages in collection.conversations.items():
+        parts.setdefault("follow_ups" if asked_before(messages) else "first", []).append(one)
+        if one in collection.subcollections:
+            subcollections.setdefault(collection.subcollections[one], []).append(one)
+    return parts, dict(sorted(subcollections.items()))
+
+
+def _parts_json(result: Result, parts: Parts, subcollections: Parts) -> dict[str, object]:
+    def measures(ids: Sequence[str]) -> dict[str, object]:
+        return {"num_queries": len(ids), **result.over(ids)}
+
+    if not parts:
+        return {}
+    by_name = {name: measures(ids) for name, ids in parts.items()}
+    return {**by_name, "subcollections": {name: measures(ids) for name, ids in subcollections.items()}}
+
+
+def _conversation_tables(results: Sequence[Result], parts: Parts, subcollections: Parts) -> None:
+    from localrag.kb.evaluate import CONVERSATION_MEASURES  # noqa: PLC0415  # weight
+
+    titles = {"first": "first questions", "follow_ups": "follow-ups"}
+    groups = {titles[name]: parts[name] for name in titles if name in parts}
+    columns = ["Search"]
+    for title in CONVERSATION_MEASURES.values():
+        columns += [title, *groups]
+    rows = []
+    for result in results:
+        cells = [result.name]
+        for measure, mean in result.measures.items():
+            cells += [f"{mean:.4f}", *(f"{result.over(ids)[measure]:.4f}" for ids in groups.values())]
+        rows.append([*cells, f"{result.p50_ms:.1f}"])
+    columns.append("ms/query")
+    render.table(columns, rows, right=columns[1:])
+    sizes = ", ".join(counted(len(ids), title.removesuffix("s")) for title, ids in groups.items())
+    note(f"{sizes}. conversation: searched with the turns before, as ask, chat and serve do; the others: the last turn alone.")
+    if not subcollections:
+        return
+    for measure, title in CONVERSATION_MEASURES.items():
+        columns = [title, *(f"{name} ({len(ids)})" for name, ids in subcollections.items())]
+        rows = [[one.name, *(f"{one.over(ids)[measure]:.4f}" for ids in subcollections.values())] for one in results]
+        click.echo()
+        render.table(columns, rows, right=columns[1:])
+
+
 def _num_missing(collection: Collection, store: Store) -> int:
     """Count the documents that are judged relevant but missing from the collection."""
     relevant = {document for grades in collection.qrels.values() for document, grade in grades.items() if grade > 0}
     return len(relevant.difference(store.documents()))
 
 
-def _table(results: Sequence[Result], gain: float | None) -> None:
+def _table(results: Sequence[Result]) -> None:
     from localrag.kb.evaluate import MEASURES  # noqa: PLC0415  # weight
 
     columns = ("Mode", *MEASURES.values(), "ms/query")
     rows = [(one.name, *(f"{one.measures[name]:.4f}" for name in MEASURES), f"{one.p50_ms:.1f}") for one in results]
     render.table(columns, rows, right=columns[1:])
-    if gain is not None:
-        note(f"Hybrid reaches {gain:.3f} times the nDCG@10 of the better single mode, keyword or semantic.")
 
 
 def _plot_retrieval(results: Sequence[Result], file: Path, title: str) -> None:
-    from localrag.kb.evaluate import MEASURES  # noqa: PLC0415  # weight
+    from localrag.kb.evaluate import CONVERSATION_MEASURES, MEASURES  # noqa: PLC0415  # weight
 
-    rows = [Bars(f"{one.name} ({one.p50_ms:.0f} ms)", [one.measures[name] for name in MEASURES]) for one in results]
-    draw_bars(rows, list(MEASURES.values()), file, title=title)
+    rows = [Bars(f"{one.name} ({one.p50_ms:.0f} ms)", list(one.measures.values())) for one in results]
+    titles = MEASURES | CONVERSATION_MEASURES
+    draw_bars(rows, [titles[name] for name in results[0].measures], file, title=title)
     note(f"Plotted the measures to {safe(str(file))}.")

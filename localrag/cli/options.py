@@ -23,9 +23,10 @@ from localrag.files import secure_home
 from localrag.kb.filters import Where
 from localrag.process import age_s
 from localrag.prompt import ANSWER_BASIS
-from localrag.question import DEFAULT_CITE, Cite, Question, TopK
-from localrag.session import DEFAULT_TOP_K, Session
+from localrag.question import DEFAULT_CITE, Cite, EvidenceKind, Question, TopK
+from localrag.session import Session
 from localrag.session.retrieval import MAX_DEPTH
+from localrag.session.selection import NUM_PASSAGES, SENTENCE_TOKENS
 from localrag.settings import MAX_TEXT_BYTES, Settings, default_home, expanded
 from localrag.text.sanitize import one_line
 from localrag.types import DEFAULT_THINK_TOKENS, MIN_THINK_TOKENS, Attachment, SamplingParams
@@ -175,6 +176,8 @@ class Asking(TypedDict):
     weigh: bool
     cite: Cite | None
     quote: bool
+    evidence: EvidenceKind | None
+    evidence_tokens: int | None
 
 
 class Number(click.FloatRange):
@@ -231,7 +234,7 @@ def opener(asking: Asking, *, vocab_only: bool, keep: bool, name: str = "ask") -
         if is_given and not asking["kbs"]:
             raise UsageError(f"{option} needs a knowledge base.", hint="Name one with --kb.")
     if vocab_only and asking["rerank"] == "llm":
-        raise UsageError("--rerank llm needs the model, which this command does not run.", hint="Leave it out, or name a CrossEncoder.")
+        raise UsageError("--rerank llm needs the model, which this command does not run.", hint="Leave it out, or name a cross-encoder.")
     return partial(
         Session.open,
         asking["model"],
@@ -277,6 +280,8 @@ def question(asking: Asking, text: str, sampling: SamplingParams | None = None) 
         weigh=asking["weigh"],
         cite=asking["cite"],
         quote=asking["quote"],
+        evidence=asking["evidence"],
+        evidence_tokens=asking["evidence_tokens"],
         context_ratio=asking["context_ratio"],
         overflow=asking["overflow"],
         max_seconds=max_seconds,
@@ -312,7 +317,7 @@ where_option = click.option(
 rerank_option = click.option(
     "--rerank",
     metavar="llm|NAME",
-    help="Rerank the best passages, with the model itself or with a CrossEncoder (a name in models.toml, or a folder).",
+    help="Rerank the best passages, with the model itself or with a cross-encoder (a name in models.toml, a .gguf file or a folder).",
 )
 max_seconds = click.option(
     "--max-seconds",
@@ -331,6 +336,17 @@ quote_option = click.option(
     is_flag=True,
     help="The model may choose a sentence of the sources, such as [KB#12.3], and its exact text is copied into the answer. Includes "
     "--cite enforced.",
+)
+evidence_option = click.option(
+    "--evidence",
+    type=click.Choice(get_args(EvidenceKind)),
+    help="What to send of the passages: their sentences nearest to the question, or all of each.  [default: sentences for small models]",
+)
+evidence_tokens_option = click.option(
+    "--evidence-tokens",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help=f"Maximum tokens of the passages in the prompt.  [default: {SENTENCE_TOKENS} for sentences]",
 )
 _ASKING = (
     click.option(
@@ -353,9 +369,11 @@ _ASKING = (
         "--top-k",
         type=Depth(),
         metavar="N",
-        help="Number of passages to retrieve, or fit for as many as the window can hold. Unless --context-ratio is set, passages also "
-        f"use the window's spare tokens.  [default: {DEFAULT_TOP_K}]",
+        help="Number of passages to send, or fit for as many as the window can hold. Unless --context-ratio is set, passages also use the "
+        f"window's spare tokens.  [default: up to {NUM_PASSAGES}, by relevance]",
     ),
+    evidence_option,
+    evidence_tokens_option,
     rerank_option,
     where_option,
     max_seconds,

@@ -1,7 +1,8 @@
-"""Convert a sentence-transformers folder of the BERT family to a GGUF file, so that llama.cpp computes the same vectors.
+"""Convert a sentence-transformers folder of the BERT family to a GGUF file, so that llama.cpp computes the same vectors or scores.
 
 The folder's configuration is checked first: a model that llama.cpp would compute differently is refused, with the reason.
-query_embedder.py compares the vectors of the result with the original's. Weights are read with numpy; torch is not imported.
+query_embedder.py compares the vectors of an embedder's copy with the original's; rerank.py tests a cross-encoder's copy on two questions.
+Weights are read with numpy; torch is not imported.
 
 Source: src/models/bert.cpp and src/llama-vocab.cpp of llama.cpp, as of llama-cpp-python 0.3.36.
 """
@@ -55,6 +56,8 @@ _INNER = {  # BERT's names, then DistilBERT's
     "output_layer_norm": "layer_output_norm",
 }
 _LEFT_OUT = re.compile(r"pooler\.|cls\.|vocab_|embeddings\.position_ids$")  # tensors that an embedder does not need
+_HEAD = {"pooler.dense": "cls", "classifier": "cls.output"}  # of a cross-encoder
+_RANK = 4  # llama.cpp's number for the pooling that scores texts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,15 +74,17 @@ class _Shape:
     epsilon: float
 
 
-def convert(folder: Path, target: Path) -> None:
-    """Write the model in `folder` to `target`: matrices as f16; norms, biases and positions as f32.
+def convert(folder: Path, target: Path, *, ranks: bool = False) -> None:
+    """Write the model in `folder` to `target`: matrices as f16; norms, biases, positions and a cross-encoder's head as f32.
 
-    The file appears under its name only when it is complete. ModelFileError, with the reason, for a damaged folder or a model that
-    llama.cpp computes differently.
+    The folder holds an embedder or, with `ranks`, a cross-encoder. The file appears under its name only when it is complete.
+    ModelFileError, with the reason, for a damaged folder or a model that llama.cpp computes differently.
     """
     config = _read_json(folder / "config.json")
     shape = _shape(folder, config)
-    pooling = _pooling(folder)
+    if ranks:
+        _check_head(folder, config)
+    pooling = _RANK if ranks else _pooling(folder)
     tokenizer = _read_json(folder / "tokenizer.json")
     from gguf import GGUFWriter  # noqa: PLC0415  # heavy
 
@@ -90,7 +95,7 @@ def convert(folder: Path, target: Path) -> None:
         writer = GGUFWriter(part, "bert")
         _write_keys(writer, folder, shape, pooling)
         _write_vocabulary(writer, folder, tokenizer, shape)
-        for name, tensor in _tensors(folder, shape):
+        for name, tensor in _tensors(folder, shape, ranks=ranks):
             writer.add_tensor(name, tensor)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -152,6 +157,16 @@ def _pooling(folder: Path) -> int:
     return _POOLINGS[modes.pop()]
 
 
+def _check_head(folder: Path, config: Mapping[str, Any]) -> None:
+    """Raise ModelFileError unless the model scores a pair with one number, by the head that BERT has."""
+    names = config.get("architectures")
+    if names != ["BertForSequenceClassification"]:
+        raise _refused(folder, f"its architecture is {names!r}; only BertForSequenceClassification is supported")
+    labels = config.get("id2label")
+    if not isinstance(labels, dict) or len(labels) != 1:
+        raise _refused(folder, "it does not return one number per pair")
+
+
 def _write_keys(writer: GGUFWriter, folder: Path, shape: _Shape, pooling: int) -> None:
     writer.add_name(folder.name)
     writer.add_file_type(_MOSTLY_F16)
@@ -204,28 +219,30 @@ def _write_vocabulary(writer: GGUFWriter, folder: Path, tokenizer: Mapping[str, 
             raise _refused(folder, f"its tokenizer has no {name}")
 
 
-def _tensors(folder: Path, shape: _Shape) -> Iterator[tuple[str, np.ndarray]]:
+def _tensors(folder: Path, shape: _Shape, *, ranks: bool) -> Iterator[tuple[str, np.ndarray]]:
     """Yield each tensor with its GGUF name. ModelFileError if a tensor is missing, repeated or unknown, or the file is unreadable."""
     import numpy as np  # noqa: PLC0415  # heavy
     from safetensors import SafetensorError, safe_open  # noqa: PLC0415  # an extension module
 
     required_names = {*_OUTER.values()} - ({"token_types"} if shape.num_token_types == 1 else set())
     required_names |= {f"blk.{layer}.{name}" for layer in range(shape.num_layers) for name in _INNER.values()}
+    required_names |= {*_HEAD.values()} if ranks else set()
     names: set[str] = set()
     try:
         with safe_open(folder / "model.safetensors", framework="numpy") as weights:
             for key in weights.keys():  # noqa: SIM118  # not a mapping
                 bare = key.removeprefix("bert.").removeprefix("distilbert.").replace(".gamma", ".weight").replace(".beta", ".bias")
-                if _LEFT_OUT.match(bare):
+                head = _HEAD.get(bare.rpartition(".")[0]) if ranks else None
+                if head is None and _LEFT_OUT.match(bare):
                     continue
-                name = _name(folder, bare, shape)
+                name = _name(folder, bare, shape) if head is None else f"{head}.{bare.rpartition('.')[2]}"
                 if name in names:  # with and without a prefix, or under its old and its new name
                     raise _refused(folder, f"it has the tensor {bare!r} twice")
                 names.add(name)
                 if (kind := weights.get_slice(key).get_dtype()) not in _FLOATS:
                     raise _refused(folder, f"its weights are {kind}; only {', '.join(_FLOATS)} are supported")
                 tensor = weights.get_tensor(key)
-                is_matrix = tensor.ndim == 2 and not name.startswith(("position_embd", "token_types"))
+                is_matrix = tensor.ndim == 2 and not name.startswith(("position_embd", "token_types", "cls"))
                 yield name, np.ascontiguousarray(tensor, dtype=np.float16 if is_matrix else np.float32)
     except (SafetensorError, OSError) as error:
         raise _refused(folder, f"its weights cannot be read: {error}") from error
@@ -256,5 +273,5 @@ def _read_json(file: Path, kind: type = dict) -> Any:  # noqa: ANN401  # JSON
 
 def _refused(folder: Path, why: str) -> ModelFileError:
     return ModelFileError(
-        f"The embedder in {folder.name} cannot be converted: {' '.join(why.split())[:300]}.", hint="It runs in sentence-transformers."
+        f"The model in {folder.name} cannot be converted: {' '.join(why.split())[:300]}.", hint="It runs in sentence-transformers."
     )

@@ -23,16 +23,29 @@ if TYPE_CHECKING:
 
 
 POOLINGS = {1: "mean", 2: "cls", 3: "last"}
-"""Pooling methods by llama.cpp's numbers. Method 4 ranks texts and produces no vector."""
+"""Pooling methods that produce vectors, by llama.cpp's numbers."""
+RANK = 4
+"""The pooling method that applies a classification head: a text gets scores instead of a vector."""
 
 
 class EmbeddingContext:
     """A llama.cpp context that embeds up to `num_sequences` texts with `batch_tokens` tokens in total per call.
 
-    Texts do not affect later calls. ModelFileError if the file defines no pooling; EngineError if memory does not suffice.
+    With `ranks` it scores them instead, by the classification head; check first that the file has one. With `takes_vectors`, tokens are
+    handed over as vectors. Texts do not affect later calls. ModelFileError if the file defines no pooling; EngineError if memory does not
+    suffice.
     """
 
-    def __init__(self, model: LlamaModel, *, batch_tokens: int, num_sequences: int, num_threads: int) -> None:
+    def __init__(
+        self,
+        model: LlamaModel,
+        *,
+        batch_tokens: int,
+        num_sequences: int,
+        num_threads: int,
+        ranks: bool = False,
+        takes_vectors: bool = False,
+    ) -> None:
         # llama.cpp asserts that a batch divides evenly among its texts
         divides = 1 <= num_sequences <= MAX_SEQUENCES and batch_tokens % num_sequences == 0
         if not (divides and 1 <= batch_tokens <= 65_536 and num_threads >= 1):
@@ -46,6 +59,8 @@ class EmbeddingContext:
         params.n_seq_max = num_sequences
         params.n_threads = params.n_threads_batch = num_threads
         params.embeddings = True
+        if ranks:
+            params.pooling_type = RANK  # few files name it
         params.kv_unified = True  # else each text gets an equal share of the cells
         params.no_perf = True
         begin_log()
@@ -60,7 +75,7 @@ class EmbeddingContext:
                 hint="Free some memory, or use a smaller embedder.",
                 batch_tokens=batch_tokens,
             )
-        if lib.llama_pooling_type(self.handle) not in POOLINGS:
+        if not ranks and lib.llama_pooling_type(self.handle) not in POOLINGS:
             lib.llama_free(self.handle)
             self.handle = None
             raise ModelFileError(
@@ -68,18 +83,28 @@ class EmbeddingContext:
                 hint="Use the GGUF file of an embedding model.",
             )
         self.memory = lib.llama_get_memory(self.handle)  # NULL for an encoder
-        self.dim = int(lib.llama_model_n_embd_out(model.handle))
-        self._batch = lib.llama_batch_init(batch_tokens, 0, 1)
+        self.dim = int(lib.llama_model_n_cls_out(model.handle) if ranks else lib.llama_model_n_embd_out(model.handle))
+        self._input_dim = int(lib.llama_model_n_embd_inp(model.handle)) if takes_vectors else 0
+        self._batch = lib.llama_batch_init(batch_tokens, self._input_dim, 1)
         self._abort = Abort(lib, self.handle)
 
     def set_threads(self, num_threads: int) -> None:
         self.lib.llama_set_n_threads(self.handle, max(1, num_threads), max(1, num_threads))
 
-    def embed(self, texts: Sequence[Sequence[int]], out: np.ndarray) -> None:
-        """Write the pooled vector of each text (token ids) to a row of `out`: float32, len(texts) x dim, not normalized."""
+    def embed(self, texts: Sequence[Sequence[int]], out: np.ndarray, *, vectors: np.ndarray | None = None) -> None:
+        """Write the pooled vector or the scores of each text (token ids) to a row of `out`: float32, len(texts) x dim, not normalized.
+
+        If the context takes vectors, `vectors` has those of all tokens in order: float32, tokens x width of the model.
+        """
         import numpy as np  # noqa: PLC0415  # heavy
 
-        self._fill(texts)
+        num_tokens = self._fill(texts)
+        if (self._input_dim > 0) != (vectors is not None):
+            raise EngineError("A context takes either token ids or vectors.")
+        if vectors is not None:
+            if vectors.shape != (num_tokens, self._input_dim):
+                raise EngineError(f"{num_tokens} tokens need as many vectors of {self._input_dim} numbers.")
+            np.ctypeslib.as_array(self._batch.embd, vectors.shape)[:] = vectors
         if self.memory:
             self.lib.llama_memory_clear(self.memory, True)
         begin_log()
@@ -94,7 +119,8 @@ class EmbeddingContext:
                 raise EngineError("llama.cpp gave no vector for a text.")
             out[seq_id] = np.ctypeslib.as_array(vector, (self.dim,))
 
-    def _fill(self, texts: Sequence[Sequence[int]]) -> None:
+    def _fill(self, texts: Sequence[Sequence[int]]) -> int:
+        """Check the texts and write them to the batch. Return their number of tokens."""
         num_tokens = sum(map(len, texts))
         if not (0 < len(texts) <= self.num_sequences and all(texts) and num_tokens <= self.batch_tokens):
             raise EngineError(f"A batch of {num_tokens} tokens for {len(texts)} texts is out of bounds.")
@@ -103,10 +129,13 @@ class EmbeddingContext:
             for position, token in enumerate(ids):
                 if not 0 <= token < self.model.num_vocab_tokens:
                     raise EngineError(f"Token id {token} is not in the vocabulary of {self.model.num_vocab_tokens}.")
-                batch.token[index], batch.pos[index], batch.n_seq_id[index] = token, position, 1
+                if not self._input_dim:
+                    batch.token[index] = token
+                batch.pos[index], batch.n_seq_id[index] = position, 1
                 batch.seq_id[index][0], batch.logits[index] = seq_id, True
                 index += 1
         batch.n_tokens = index
+        return index
 
     def close(self) -> None:
         if self.handle:
@@ -122,12 +151,34 @@ BATCH_TOKENS = 512
 BATCH_TEXTS = 32
 
 
-class _Memory:
+class ModelMemory:
     """A model and its context. Separate from the embedder so that a finalizer can free them."""
 
-    def __init__(self, model: LlamaModel) -> None:
+    def __init__(self, model: LlamaModel, *, ranks: bool = False, takes_vectors: bool = False) -> None:
         self.model = model
         self.context: EmbeddingContext | None = None
+        self._ranks = ranks
+        self._takes_vectors = takes_vectors
+        self._governor = threads.ThreadGovernor()
+
+    def ready(self, num_tokens: int) -> EmbeddingContext:
+        """Return a context for `num_tokens` tokens. It starts at BATCH_TOKENS and is replaced by a larger one for longer texts."""
+        if self.context is not None and num_tokens <= self.context.batch_tokens:
+            self.context.set_threads(self._governor.measure())
+            return self.context
+        self.free_context()  # if the larger context fails, the next text creates a new one
+        size = BATCH_TOKENS
+        while size < num_tokens:
+            size *= 2
+        self.context = EmbeddingContext(
+            self.model,
+            batch_tokens=size,
+            num_sequences=BATCH_TEXTS,
+            num_threads=self._governor.measure(),
+            ranks=self._ranks,
+            takes_vectors=self._takes_vectors,
+        )
+        return self.context
 
     def free_context(self) -> None:
         if self.context is not None:
@@ -165,11 +216,10 @@ class LlamaEmbedder:
         if info.is_vocab_only:
             raise ModelFileError(f"{path.name} holds a vocabulary and no weights.", hint="Use the GGUF file of an embedding model.")
         if not is_trusted:
-            sandbox.ensure_safe(path, home=home, sha256=sha256, embeds=True)
+            sandbox.ensure_safe(path, home=home, sha256=sha256, use="embed")
         self._lock = threading.Lock()
-        self._governor = threads.ThreadGovernor()
         self._model = LlamaModel(path)
-        self._memory = _Memory(self._model)
+        self._memory = ModelMemory(self._model)
         weakref.finalize(self, self._memory.free).atexit = False  # frees the memory of an embedder that nobody closed
         self._given_input_ids = input_ids
         self._num_special = len(self._input_ids(""))
@@ -209,10 +259,9 @@ class LlamaEmbedder:
             check_length(max(map(len, ids), default=0) - self._num_special, self.max_tokens)
             if not all(ids):  # for an empty text llama.cpp writes before its buffer and aborts later
                 raise UsageError("An empty text has no vector.", hint="Leave empty texts out.")
-            # longest first, so that batches hold texts of similar length
-            for batch in _batches(sorted(range(len(ids)), key=lambda row: -len(ids[row])), [len(row) for row in ids]):
+            for batch in batches([len(row) for row in ids]):
                 part = np.empty((len(batch), self.dim), dtype=np.float32)
-                self._ready(sum(len(ids[row]) for row in batch)).embed([ids[row] for row in batch], part)
+                self._memory.ready(sum(len(ids[row]) for row in batch)).embed([ids[row] for row in batch], part)
                 vectors[batch] = part
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         if not (np.isfinite(lengths).all() and (lengths > 0).all()):
@@ -220,39 +269,13 @@ class LlamaEmbedder:
         vectors /= lengths
         return vectors
 
-    def _ready(self, num_tokens: int) -> EmbeddingContext:
-        """Return a context for `num_tokens` tokens. It starts at BATCH_TOKENS and is replaced by a larger one for longer texts."""
-        context = self._memory.context
-        if context is not None and num_tokens <= context.batch_tokens:
-            context.set_threads(self._governor.measure())
-            return context
-        self._memory.free_context()  # if the larger context fails, the next text creates a new one
-        size = BATCH_TOKENS
-        while size < num_tokens:
-            size *= 2
-        num_threads = self._governor.measure()
-        context = EmbeddingContext(self._model, batch_tokens=size, num_sequences=BATCH_TEXTS, num_threads=num_threads)
-        self._memory.context = context
-        return context
-
     def _checked_ids(self, text: str) -> list[int]:
         if not self._model.handle:
             raise EngineError("The embedder is closed.")
         return self._input_ids(text)
 
     def _input_ids(self, text: str) -> list[int]:
-        return self._own_input_ids(text) if self._given_input_ids is None else self._given_input_ids(text)
-
-    def _own_input_ids(self, text: str) -> list[int]:
-        """Tokenize with the file's own tokenizer. Special strings in the text are treated as plain text."""
-        raw = text.encode("utf-8", "replace")  # lone surrogates, as in file names, have no UTF-8
-        if len(raw) > MAX_TEXT_BYTES:
-            raise UsageError(f"A text of {len(raw)} bytes is too long to tokenize; the limit is {MAX_TEXT_BYTES}.")
-        tokenize, vocab = self._model.lib.llama_tokenize, self._model.vocab
-        room = abs(int(tokenize(vocab, raw, len(raw), None, 0, True, False)))
-        buffer = (self._model.lib.llama_token * room)()
-        count = int(tokenize(vocab, raw, len(raw), buffer, room, True, False))
-        return buffer[:count]  # type: ignore[no-any-return]  # a slice of a ctypes array is a list of int
+        return tokenize(self._model, text, special=True) if self._given_input_ids is None else self._given_input_ids(text)
 
     def close(self) -> None:
         """Free the memory. Later calls raise EngineError."""
@@ -260,15 +283,29 @@ class LlamaEmbedder:
             self._memory.free()
 
 
-def _batches(order: Sequence[int], lengths: Sequence[int]) -> list[list[int]]:
-    """Group the rows in `order` into batches of at most BATCH_TEXTS texts and BATCH_TOKENS tokens. A longer text gets its own batch."""
-    batches: list[list[int]] = []
+def tokenize(model: LlamaModel, text: str, *, special: bool) -> list[int]:
+    """Tokenize with the file's own tokenizer. `special` adds the tokens that begin and end a text. Such strings in the text stay text."""
+    raw = text.encode("utf-8", "replace")  # lone surrogates, as in file names, have no UTF-8
+    if len(raw) > MAX_TEXT_BYTES:
+        raise UsageError(f"A text of {len(raw)} bytes is too long to tokenize; the limit is {MAX_TEXT_BYTES}.")
+    room = abs(int(model.lib.llama_tokenize(model.vocab, raw, len(raw), None, 0, special, False)))
+    buffer = (model.lib.llama_token * room)()
+    count = int(model.lib.llama_tokenize(model.vocab, raw, len(raw), buffer, room, special, False))
+    return buffer[:count]  # type: ignore[no-any-return]  # a slice of a ctypes array is a list of int
+
+
+def batches(lengths: Sequence[int]) -> list[list[int]]:
+    """Group texts of these lengths, by their indices, into batches of at most BATCH_TEXTS texts and BATCH_TOKENS tokens.
+
+    The longest come first, so that a batch holds texts of similar length. A longer text gets its own batch.
+    """
+    groups: list[list[int]] = []
     used = 0
-    for row in order:
-        if batches and used + lengths[row] <= BATCH_TOKENS and len(batches[-1]) < BATCH_TEXTS:
-            batches[-1].append(row)
+    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+        if groups and used + lengths[row] <= BATCH_TOKENS and len(groups[-1]) < BATCH_TEXTS:
+            groups[-1].append(row)
             used += lengths[row]
         else:
-            batches.append([row])
+            groups.append([row])
             used = lengths[row]
-    return batches
+    return groups

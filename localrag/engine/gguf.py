@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from struct import Struct
 from struct import error as struct_error
+from typing import NamedTuple
 
 from localrag.errors import ModelFileError, counted
 from localrag.types import ModelInfo
@@ -145,15 +146,29 @@ CHECK_THE_PATH = "Check the path; `localrag models list` shows the known models.
 _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
+class Tensor(NamedTuple):
+    """The place of a tensor in its file: its dimensions, innermost first, its type number (see TENSOR_TYPES) and its first byte."""
+
+    sizes: tuple[int, ...]
+    type: int
+    start: int
+
+
 def read_header(path: Path) -> ModelInfo:
     """Read the header of the GGUF file at `path`, in time that grows with the vocabulary.
 
     A file without weights may omit its shape: ModelInfo then has zeros and an empty `num_kv_heads`.
     Raises ModelFileError for anything but a complete GGUF file of a language model.
     """
+    return read_header_and_tensors(path)[0]
+
+
+def read_header_and_tensors(path: Path) -> tuple[ModelInfo, dict[str, Tensor]]:
+    """Like `read_header`, with the place of each tensor by name."""
     buffer, file_bytes = _map(path)
     with buffer:
-        return _model_info(parse(path, buffer, file_bytes))
+        header = parse(path, buffer, file_bytes)
+        return _model_info(header), header.tensors
 
 
 def _map(path: Path) -> tuple[mmap.mmap, int]:
@@ -326,8 +341,6 @@ class Value:
 class Header:
     """The keys of a GGUF file and the positions of their values in `buffer`, which maps the start of the file.
 
-    `tensors` holds each tensor's dimensions, innermost first, and its type number.
-
     Look-ups return None for a missing key. They raise ModelFileError for a value of another type or out of range.
     """
 
@@ -338,7 +351,7 @@ class Header:
     num_tensors: int = 0
     values: dict[str, Value] = field(default_factory=dict)
     tokens: list[bytes] = field(default_factory=list)
-    tensors: dict[str, tuple[tuple[int, ...], int]] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
 
     def error(self, problem: str, *, hint: str = TAKE_ANOTHER, **numbers: object) -> ModelFileError:
         """Return the error for `problem`, which follows the path of the file in the message."""
@@ -540,7 +553,9 @@ def _check_tensors(header: Header, cursor: _Cursor) -> None:
             raise header.error(problem, tensor=name, offset=offset, expected=next_offset)
         end = offset + num_bytes
         next_offset = _pad(end, alignment)
-    needed = _pad(cursor.pos, alignment) + end if header.num_tensors else 0
+    first = _pad(cursor.pos, alignment)
+    header.tensors = {name: tensor._replace(start=first + tensor.start) for name, tensor in header.tensors.items()}
+    needed = first + end if header.num_tensors else 0
     if needed > header.file_bytes:
         missing = needed - header.file_bytes
         problem = f"is truncated: the header claims {needed} bytes, the file has {header.file_bytes}; {counted(missing, 'byte')} missing."
@@ -560,7 +575,7 @@ def _read_tensor(header: Header, cursor: _Cursor, name: str) -> tuple[int, int]:
     if not 0 < num_elements < 1 << 63 or sizes[0] % block_elements:
         problem = f"is damaged: the tensor {name} has the impossible shape {' x '.join(map(str, sizes))}."
         raise header.error(problem, tensor=name)
-    header.tensors[name] = tuple(sizes), type_
+    header.tensors[name] = Tensor(tuple(sizes), type_, offset)  # of the first tensor, until all are read
     return num_elements // block_elements * block_bytes, offset
 
 

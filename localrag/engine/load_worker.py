@@ -1,7 +1,7 @@
 """Child process that tries to load an unknown model file. sandbox.py starts it.
 
-The job has the keys "path", "vocab_only", "embeds" (true for an embedder), "spare_bytes" and "cpu_s". The limits hold even if the parent
-has died.
+The job has the keys "path", "vocab_only", "use" ("generate", "embed" or "rank"), "spare_bytes" and "cpu_s". The limits hold even if the
+parent has died.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ def work(job: dict[str, Any], _parent: Parent) -> None:
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # stacks of numpy's threads would count against the memory limit
     shrink_stacks()
     limit_self(spare_bytes=job["spare_bytes"], cpu_s=job["cpu_s"])
-    if job.get("embeds"):
+    use = job.get("use")
+    if use == "embed":
         try_embedder(Path(job["path"]))
+    elif use == "rank":
+        try_reranker(Path(job["path"]))
     else:
         try_file(Path(job["path"]), vocab_only=job["vocab_only"])
 
@@ -45,6 +48,17 @@ def try_embedder(path: Path) -> None:
         embedder.embed(["a", longer])
     finally:
         embedder.close()
+
+
+def try_reranker(path: Path) -> None:
+    """Score two pairs in one batch. What the scores are worth is tested later."""
+    from localrag.engine.rerank import LlamaReranker  # noqa: PLC0415  # imports numpy, which try_file does not need
+
+    reranker = LlamaReranker(path, is_trusted=True, is_tested=True)
+    try:
+        reranker.scores("a", ["b", TEXT])
+    finally:
+        reranker.close()
 
 
 def try_file(path: Path, *, vocab_only: bool) -> None:

@@ -226,7 +226,7 @@ def query_embedder(original: Embedder, settings: Settings) -> Embedder:
     Never converts, and does not import torch. A copy that was changed or no longer loads is ignored.
     """
     if isinstance(original, FolderEmbedder):
-        place = _Place(original, settings)
+        place = CopyPlace(original.fingerprint, settings)
         verdict = place.verdict()
         if verdict is not None and verdict.is_accepted and place.is_whole(verdict):
             with suppress(LocalragError):
@@ -242,7 +242,7 @@ def convert_for_queries(original: Embedder, settings: Settings, *, on_start: Cal
     """
     if not isinstance(original, FolderEmbedder):
         return None
-    place = _Place(original, settings)
+    place = CopyPlace(original.fingerprint, settings)
     if (cached_verdict := place.settled()) is not None:
         return cached_verdict
     with suppress(OSError):
@@ -264,7 +264,7 @@ def query_path(original: Embedder, settings: Settings) -> str:
     """Return a sentence that says what embeds questions, and why. No heavy imports."""
     if not isinstance(original, FolderEmbedder):
         return OF_GGUF
-    place = _Place(original, settings)
+    place = CopyPlace(original.fingerprint, settings)
     verdict = place.verdict()
     if verdict is None:
         return "sentence-transformers, since no copy for llama.cpp exists yet: the next `localrag index` makes one."
@@ -279,16 +279,16 @@ def accepted_copy(original: Embedder, settings: Settings) -> tuple[Path, Path] |
     """Return the paths of the accepted copy and its verdict; None if there is none."""
     if not isinstance(original, FolderEmbedder):
         return None
-    place = _Place(original, settings)
+    place = CopyPlace(original.fingerprint, settings)
     verdict = place.verdict()
     return (place.gguf, place.record) if verdict is not None and verdict.is_accepted and place.is_whole(verdict) else None
 
 
-class _Place:
-    """The paths of an embedder's copy, its verdict and its lock."""
+class CopyPlace:
+    """The paths of the copy of an embedder or a reranker, its verdict and its lock."""
 
-    def __init__(self, original: FolderEmbedder, settings: Settings) -> None:
-        stem = settings.embedders_dir / original.fingerprint[:_KEY_LENGTH]
+    def __init__(self, fingerprint: str, settings: Settings) -> None:
+        stem = settings.embedders_dir / fingerprint[:_KEY_LENGTH]
         self.home = settings.home
         self.gguf, self.record, self.lock = (stem.with_suffix(suffix) for suffix in (".gguf", ".json", ".lock"))
 
@@ -299,7 +299,7 @@ class _Place:
             verdict = Verdict(**fields)
             types = {field.name: type(field.default) for field in dataclasses.fields(Verdict) if field.default is not dataclasses.MISSING}
             types |= {"is_accepted": bool, "reason": str, "maker": str}
-            if verdict.maker == _maker() and all(isinstance(getattr(verdict, name), kind) for name, kind in types.items()):
+            if verdict.maker == maker() and all(isinstance(getattr(verdict, name), kind) for name, kind in types.items()):
                 return verdict
         return None
 
@@ -316,7 +316,7 @@ class _Place:
         with suppress(OSError):
             status = self.gguf.stat()
             if status.st_size == verdict.file_bytes:
-                return status.st_mtime_ns == verdict.mtime_ns or _sha256(self.gguf) == verdict.sha256
+                return status.st_mtime_ns == verdict.mtime_ns or sha256_of(self.gguf) == verdict.sha256
         return False
 
     def open(self, original: FolderEmbedder, *, sha256: str | None = None) -> LlamaEmbedder:
@@ -331,27 +331,27 @@ class _Place:
         )
 
 
-def _judge(place: _Place, original: FolderEmbedder) -> Verdict:
+def _judge(place: CopyPlace, original: FolderEmbedder) -> Verdict:
     """Convert the embedder and compare the copy. OSError if the copy cannot be written, which is not a verdict on the embedder."""
     from localrag.engine.convert import convert  # noqa: PLC0415  # not needed by queries
 
     try:
         convert(original.folder, place.gguf)
-        sha256 = _sha256(place.gguf)
+        sha256 = sha256_of(place.gguf)
         copy = place.open(original, sha256=sha256)
     except LocalragError as error:
-        return Verdict(is_accepted=False, reason=error.message.rstrip("."), maker=_maker())
+        return Verdict(is_accepted=False, reason=error.message.rstrip("."), maker=maker())
     try:
         acceptance = accept(copy, original, acceptance_texts(original.count, original.max_tokens))
     except LocalragError as error:
-        return Verdict(is_accepted=False, reason=error.message.rstrip("."), maker=_maker())
+        return Verdict(is_accepted=False, reason=error.message.rstrip("."), maker=maker())
     finally:
         copy.close()
     status = place.gguf.stat()
     return Verdict(
         is_accepted=acceptance.is_accepted,
         reason=acceptance.reason,
-        maker=_maker(),
+        maker=maker(),
         worst_cosine=acceptance.worst_cosine,
         median_cosine=acceptance.median_cosine,
         num_texts=acceptance.num_texts,
@@ -363,7 +363,7 @@ def _judge(place: _Place, original: FolderEmbedder) -> Verdict:
     )
 
 
-def _maker() -> str:
+def maker() -> str:
     """Return the versions of this converter and llama.cpp. The next `localrag index` repeats the test if either has changed."""
     try:
         version = importlib.metadata.version("llama-cpp-python")
@@ -372,6 +372,6 @@ def _maker() -> str:
     return f"{CONVERTER}, llama-cpp-python {version}"
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
     with path.open("rb") as data:
         return hashlib.file_digest(data, "sha256").hexdigest()

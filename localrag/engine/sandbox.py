@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from localrag.engine.gguf import clip, file_error
 from localrag.engine.llama_lib import begin_log, first_error, library, package_folder
@@ -128,19 +129,27 @@ MAX_KEPT = 256
 TAKE_ANOTHER = "Compare the file's sha256 with the publisher's and download it again, or use another model or a newer llama-cpp-python."
 
 
-def ensure_safe(path: Path, *, home: Path | None, sha256: str | None = None, vocab_only: bool = False, embeds: bool = False) -> None:
+def ensure_safe(
+    path: Path,
+    *,
+    home: Path | None,
+    sha256: str | None = None,
+    vocab_only: bool = False,
+    use: Literal["generate", "embed", "rank"] = "generate",
+) -> None:
     """Try a model file in a child process, unless it passed before. Call `gguf.read_header` first.
 
-    `vocab_only` tries only the tokenizer, for files without weights. `embeds` embeds texts instead of generating a token. Pass the file's
-    current `sha256` if it is known. Files that passed are recorded in `home`; if that is None or cannot be written, the file is tried again
-    next time. ModelFileError if llama.cpp refuses the file, crashes or exceeds its time limit; EngineError if llama.cpp does not start.
+    `vocab_only` tries only the tokenizer, for files without weights. `use` says what the trial does: generate a token, embed texts or score
+    pairs. Pass the file's current `sha256` if it is known. Files that passed are recorded in `home`; if that is None or cannot be written,
+    the file is tried again next time. ModelFileError if llama.cpp refuses the file, crashes or exceeds its time limit; EngineError if
+    llama.cpp does not start.
     """
     passed = Passed(home)
     key, file_bytes = identity(path, sha256)
-    entry = f"embeds-{key}" if embeds else key
+    entry = key if use == "generate" else f"{use}s-{key}"
     if passed.holds(entry, vocab_only=vocab_only):
         return
-    _try(path, file_bytes, vocab_only=vocab_only, embeds=embeds)
+    _try(path, file_bytes, vocab_only=vocab_only, use=use)
     if identity(path, sha256) == (key, file_bytes):  # otherwise it changed during the trial
         passed.add(entry, vocab_only=vocab_only)
 
@@ -184,9 +193,9 @@ def _build() -> str:
     return " ".join(f"{library.name} {status.st_size} {status.st_mtime_ns}" for library in libraries if (status := library.stat()))
 
 
-def _try(path: Path, file_bytes: int, *, vocab_only: bool, embeds: bool) -> None:
+def _try(path: Path, file_bytes: int, *, vocab_only: bool, use: str) -> None:
     job = {
-        "embeds": embeds,
+        "use": use,
         "path": str(path.absolute()),
         "vocab_only": vocab_only,
         "spare_bytes": SPARE_BYTES + FILE_COPIES * file_bytes,

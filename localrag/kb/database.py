@@ -15,6 +15,8 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from localrag.files import (
     sqlite_transaction,
 )
 from localrag.kb.filters import folded
+from localrag.text.languages import LANGUAGES, language_of, stemmed
 from localrag.text.terms import CJK, spaced
 
 CJK_GLOB = f"*{CJK.pattern}*"
@@ -207,7 +210,54 @@ def add_texts(db: sqlite3.Connection) -> None:
         db.execute(statement)
 
 
-MIGRATIONS: tuple[Migration, ...] = (create_tables, add_fields_places_and_characters, add_min_similarity, add_texts)
+def _words_of(row: str) -> str:
+    """Return the SQL values of a row of `chunks_words`, made from a row of `chunks`."""
+    words = (f"CASE {row}.language WHEN '' THEN {row}.{column} ELSE '' END" for column in ("heading", "text"))
+    stems = (f"CASE {row}.language WHEN '' THEN '' ELSE stemmed({row}.{column}, {row}.language) END" for column in ("heading", "text"))
+    return ", ".join((f"{row}.id", *words, *stems))
+
+
+_COLUMNS = "heading, text, heading_stems, text_stems"
+_ADD_WORDS = f"INSERT INTO chunks_fts (rowid, {_COLUMNS}) VALUES ({_words_of('new')});"  # noqa: S608  # our own names
+_DELETE_WORDS = f"INSERT INTO chunks_fts (chunks_fts, rowid, {_COLUMNS}) VALUES ('delete', {_words_of('old')});"  # noqa: S608  # our own names
+_DROP_WORDS = ("DROP TRIGGER chunks_inserted", "DROP TRIGGER chunks_deleted", "DROP TABLE chunks_fts")
+_WORDS = (
+    f"CREATE VIEW chunks_words (id, {_COLUMNS}) AS SELECT {_words_of('chunks')} FROM chunks",  # noqa: S608  # our own names
+    f"""CREATE VIRTUAL TABLE chunks_fts USING fts5 (
+        {_COLUMNS}, content = 'chunks_words', content_rowid = 'id', tokenize = 'porter unicode61 remove_diacritics 2'
+    )""",
+    "INSERT INTO chunks_fts (chunks_fts) VALUES ('rebuild')",
+    *(
+        f"CREATE TRIGGER chunks_{name} {event} ON chunks BEGIN {''.join(statements)} END"
+        for name, event, statements in (
+            ("inserted", "AFTER INSERT", (_ADD_WORDS,)),
+            ("deleted", "AFTER DELETE", (_DELETE_WORDS,)),
+            ("changed_language", "AFTER UPDATE OF language", (_DELETE_WORDS, _ADD_WORDS)),
+        )
+    ),
+)
+
+
+def add_languages(db: sqlite3.Connection) -> None:
+    """Add the language of its document to each chunk, and index the stems of that language instead of the words.
+
+    "" is English, several languages or an unknown one. Stems stand in columns of their own, so that a search can tell them from words, but
+    in the same table, so that BM25 has one number of chunks and one mean length. The language stands with the chunk, since triggers can no
+    longer read a document that is being deleted.
+    """
+    db.execute("ALTER TABLE chunks ADD COLUMN language TEXT NOT NULL DEFAULT ''")
+    db.execute("CREATE INDEX chunks_by_language ON chunks (language) WHERE language != ''")
+    rows = db.execute("SELECT document_id, text FROM chunks ORDER BY document_id, ordinal")
+    languages = {document_id: language_of(text for _, text in chunks) for document_id, chunks in groupby(rows, key=itemgetter(0))}
+    for statement in _DROP_WORDS:
+        db.execute(statement)
+    values = [(language, document_id) for document_id, language in languages.items() if language]
+    db.executemany("UPDATE chunks SET language = ? WHERE document_id = ?", values)
+    for statement in _WORDS:
+        db.execute(statement)
+
+
+MIGRATIONS: tuple[Migration, ...] = (create_tables, add_fields_places_and_characters, add_min_similarity, add_texts, add_languages)
 
 
 def migrate(db: sqlite3.Connection, migrations: tuple[Migration, ...] = MIGRATIONS) -> None:
@@ -222,7 +272,8 @@ def migrate(db: sqlite3.Connection, migrations: tuple[Migration, ...] = MIGRATIO
         )
 
     db.create_function("embedded_sha256", 2, embedded_sha256, deterministic=True)
-    db.create_function("spaced", 1, spaced, deterministic=True)  # called by triggers
+    db.create_function("spaced", 1, spaced, deterministic=True)  # called by triggers, as the next one
+    db.create_function("stemmed", 2, stemmed, deterministic=True)
     apply_missing(db, migrations, newer)
 
 
@@ -240,6 +291,7 @@ _NUMBERS = {
     "sqlite_sequence": ("seq",),
 }
 """Columns that hold integers from 0 to _MAX_NUMBER. Ids begin at 1, but an id of 0 does no harm."""
+_KNOWN_LANGUAGES = ", ".join(f"'{language}'" for language in ("", *sorted(LANGUAGES)))
 
 
 class SqliteFile:
@@ -318,6 +370,8 @@ class SqliteFile:
                     for table, columns in _NUMBERS.items()
                     if db.execute(f"SELECT 1 FROM {table} WHERE {' OR '.join(map(_cannot_be, columns))} LIMIT 1").fetchone()  # noqa: S608  # our own names
                 ]
+            if not problems and db.execute(f"SELECT 1 FROM chunks WHERE language NOT IN ({_KNOWN_LANGUAGES}) LIMIT 1").fetchone():  # noqa: S608  # as above
+                problems = ["a chunk is in a language that localrag does not know"]
         except sqlite3.DatabaseError as error:
             problems = [str(error)]
         return list(dict.fromkeys(problems))[:_MAX_PROBLEMS]

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -60,12 +60,8 @@ class SentenceTransformerEmbedder:
     @cached_property
     def fingerprint(self) -> str:
         """The sha256 of everything that shapes a vector: weights, tokenizer and settings."""
-        digest = hashlib.sha256()
-        for file in (self.folder / _TOKENIZER, *self._module_configs, *(self.folder / name for name in _CONFIGS)):
-            if file.is_file():
-                digest.update(f"{file.name}\0{_sha256(file)}\0".encode())
-        digest.update((self._sha256 or _sha256(self.folder / _WEIGHTS)).encode())
-        return digest.hexdigest()
+        configs = (self.folder / _TOKENIZER, *self._module_configs, *(self.folder / name for name in _CONFIGS))
+        return _fingerprint(configs, self._sha256 or _sha256(self.folder / _WEIGHTS))
 
     @cached_property
     def dim(self) -> int:
@@ -116,15 +112,10 @@ class SentenceTransformerEmbedder:
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
-        from tokenizers import Tokenizer  # noqa: PLC0415  # an extension module
-
         try:
-            tokenizer = Tokenizer.from_file(str(self.folder / _TOKENIZER))
+            return _open_tokenizer(self.folder)
         except Exception as error:  # the only class that tokenizers raises
             raise self._broken(_TOKENIZER, error) from error
-        tokenizer.no_truncation()  # the file may enable both, which would falsify counts
-        tokenizer.no_padding()
-        return tokenizer
 
     @cached_property
     def _model(self) -> Any:  # noqa: ANN401  # SentenceTransformer, of a package without types
@@ -157,13 +148,31 @@ class SentenceTransformerEmbedder:
 class CrossEncoderReranker:
     """Implements `localrag.kb.protocols.Reranker` with the cross-encoder in `folder`, which reads question and passage together."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, sha256: str | None = None) -> None:
         self.folder = folder
-        for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        self._sha256 = sha256
+        for name in ("config.json", _WEIGHTS, _TOKENIZER):
             if not (folder / name).is_file():
                 raise ModelNotFoundError(
                     f"The reranker folder {folder} has no {name}.", hint="Name a CrossEncoder folder with safetensors weights."
                 )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The sha256 of everything that shapes a score: weights, tokenizer and settings."""
+        return _fingerprint((self.folder / _TOKENIZER, self.folder / "config.json"), self._sha256 or _sha256(self.folder / _WEIGHTS))
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text, without special ones and without truncation."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        try:
+            return _open_tokenizer(self.folder)
+        except Exception as error:  # the only class that tokenizers raises
+            raise self._broken(error) from error
 
     def scores(self, query: str, texts: Sequence[str]) -> list[float]:
         """Score each text with the model; higher is better. A pair that is too long is truncated."""
@@ -206,6 +215,24 @@ class CrossEncoderReranker:
         return ModelFileError(
             f"The reranker in {self.folder} cannot be used: {(str(why).splitlines() or [repr(why)])[0]}", hint="Fetch its folder again."
         )
+
+
+def _open_tokenizer(folder: Path) -> Tokenizer:
+    from tokenizers import Tokenizer  # noqa: PLC0415  # an extension module
+
+    tokenizer = Tokenizer.from_file(str(folder / _TOKENIZER))
+    tokenizer.no_truncation()  # the file may enable both, which would falsify counts
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _fingerprint(configs: Iterable[Path], weights_sha256: str) -> str:
+    digest = hashlib.sha256()
+    for file in configs:
+        if file.is_file():
+            digest.update(f"{file.name}\0{_sha256(file)}\0".encode())
+    digest.update(weights_sha256.encode())
+    return digest.hexdigest()
 
 
 def _load(name: str, folder: Path) -> Any:  # noqa: ANN401  # of a package without types

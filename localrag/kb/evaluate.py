@@ -1,7 +1,9 @@
 """Measure how well a search finds relevant documents, on a test collection in the BEIR layout.
 
 A collection is a folder with corpus.jsonl (`_id`, `title`, `text`), queries.jsonl (`_id`, `text`) and qrels.tsv or qrels/test.tsv (query
-id, document id, grade). It is chunked, embedded and indexed like other documents, once, in a folder of its own under `home`.
+id, document id, grade). In place of the last two it may hold conversations.jsonl (see grading.read_questions): each line is a conversation
+that ends with a question, and the documents relevant to that question. A corpus is chunked, embedded and indexed like other documents,
+once, in a folder of its own under `home`.
 
 A repeated `_id`, or two grades for one document and question, is an error, as in trec_eval: the result would depend on which one counts.
 """
@@ -11,60 +13,88 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
+from localrag.conversation import search_query
 from localrag.errors import UsageError
+from localrag.grading import read_questions
 from localrag.kb.chunking import Passage, cut
 from localrag.kb.ingest import min_similarity, vectors_for
+from localrag.kb.names import FILE
 from localrag.kb.protocols import DocumentRow, Reranker
 from localrag.kb.readers.base import Reading, Section
 from localrag.kb.retrieve import DEPTH, MODES, Mode, retrieve
 from localrag.kb.store import Store
 from localrag.text.tokens import Embedder
-from localrag.types import Hit
+from localrag.types import Hit, Message
 
 MEASURES = {"nDCG@10": "nDCG@10", "R@10": "Recall@10", "R@100": "Recall@100", "RR": "MRR"}
 """Name in ir-measures → name shown."""
+CONVERSATION_MEASURES = {"nDCG@10": "nDCG@10", "R@5": "Recall@5"}
+"""The measures of a collection of conversations, as in MEASURES."""
 NUM_DOCUMENTS = 100
 """Documents to rank for each question: the depth of the deepest measure."""
 
+FOLDER = "eval"
+"""Folder of the home that holds the indexes of collections, each a knowledge base."""
+CONVERSATIONS = "conversations.jsonl"
+
 _DOCUMENTS_AT_ONCE = 128
 _MAX_CHUNKS = 1000
+_LINK = b"../corpus.jsonl"
+"""Content of a corpus.jsonl that was a symbolic link before it was copied or checked out as a text."""
+
+Search = Callable[[str], list[Hit]]
+"""Searches for the question with this id."""
 
 
 @dataclass(frozen=True)
 class Collection:
-    """A test collection: its folder, questions, and the graded documents for each question."""
+    """A test collection: its corpus.jsonl, questions, and the graded documents for each question, by question id.
 
-    folder: Path
+    A collection of conversations also has the messages up to and including each question, and the name of the subcollection that a question
+    belongs to, if any.
+    """
+
+    corpus: Path
     queries: Mapping[str, str]
     qrels: Mapping[str, Mapping[str, int]]
+    conversations: Mapping[str, Sequence[Message]] = field(default_factory=dict)
+    subcollections: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def sha256(self) -> str:
         """The sha256 of the corpus."""
-        with (self.folder / "corpus.jsonl").open("rb") as file:
+        with self.corpus.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def documents(self) -> Iterator[tuple[str, str, str]]:
         """Yield (id, title, text) of every document."""
-        for row in _rows(self.folder / "corpus.jsonl"):
+        for row in _rows(self.corpus):
             yield row["_id"], " ".join(str(row.get("title") or "").split()), str(row.get("text") or "")
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of one search method: the mean of each measure over the questions, and the median time per question in ms."""
+    """The result of one search method: the mean of each measure over the questions, and the median time per question in ms.
+
+    `scores` holds the measures of each question by its id.
+    """
 
     name: str
     measures: Mapping[str, float]
     p50_ms: float
+    scores: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def over(self, ids: Sequence[str]) -> dict[str, float]:
+        """Return the mean of each measure over some of the questions."""
+        return {name: fmean(self.scores[one][name] for one in ids) for name in self.measures}
 
     def to_dict(self) -> dict[str, object]:
         return {"mode": self.name, **self.measures, "p50_ms": round(self.p50_ms, 2)}
@@ -72,6 +102,8 @@ class Result:
 
 def read_collection(folder: Path, *, max_queries: int | None = None) -> Collection:
     """Read a collection, with at most `max_queries` evenly spaced questions. Raises UsageError if it is invalid."""
+    if not (folder / "queries.jsonl").exists() and (folder / CONVERSATIONS).is_file():
+        return _conversations(folder, max_queries)
     queries = {row["_id"]: str(row.get("text") or "") for row in _rows(folder / "queries.jsonl")}
     file = next((file for file in (folder / "qrels.tsv", folder / "qrels" / "test.tsv") if file.is_file()), folder / "qrels.tsv")
     qrels: dict[str, dict[str, int]] = {}
@@ -88,11 +120,50 @@ def read_collection(folder: Path, *, max_queries: int | None = None) -> Collecti
     if not any(grade > 0 for grades in qrels.values() for grade in grades.values()):
         raise UsageError(f"{file} names no relevant document for any question of queries.jsonl.", hint="Check that both belong together.")
     judged = [query for query in queries if query in qrels]
-    step = 1 if max_queries is None else max(1, len(judged) // max_queries)
-    sample = judged[::step][:max_queries]
-    if not (folder / "corpus.jsonl").is_file():
-        raise _missing(folder / "corpus.jsonl")
-    return Collection(folder, {query: queries[query] for query in sample}, {query: qrels[query] for query in sample})
+    sample = _sample(judged, max_queries)
+    return Collection(corpus_of(folder), {query: queries[query] for query in sample}, {query: qrels[query] for query in sample})
+
+
+def _conversations(folder: Path, max_queries: int | None) -> Collection:
+    """Read the conversations whose last question has relevant documents."""
+    file = folder / CONVERSATIONS
+    judged = {each.id: each for each in read_questions(file).questions if each.messages and each.sources}
+    if not judged:
+        raise UsageError(f"{file} names no relevant document for any question.", hint='Give the ids of documents as "relevant".')
+    sample = [judged[one] for one in _sample(list(judged), max_queries)]
+    return Collection(
+        corpus_of(folder),
+        {each.id: search_query(each.messages) for each in sample},
+        {each.id: dict.fromkeys(each.pages, 1) for each in sample},
+        {each.id: each.messages for each in sample},
+        {each.id: each.collection for each in sample if each.collection},
+    )
+
+
+def corpus_of(folder: Path) -> Path:
+    """Return the corpus.jsonl of a folder, or of its parent if the file is a link to that which became a text.
+
+    Raises UsageError if it is missing.
+    """
+    file, linked = folder / "corpus.jsonl", folder.parent / "corpus.jsonl"
+    if not file.is_file():
+        raise _missing(file)
+    with file.open("rb") as lines:
+        is_link = lines.read(len(_LINK) + 2).strip() == _LINK
+    if is_link and not linked.is_file():
+        raise UsageError(f"{file} only names {_LINK.decode()}, which does not exist.", hint=f"Copy the corpus to {file}.")
+    return linked if is_link else file
+
+
+def _sample(ids: Sequence[str], num: int | None) -> Sequence[str]:
+    """Return at most `num` of the ids at even distances."""
+    step = 1 if num is None else max(1, len(ids) // num)
+    return ids[::step][:num]
+
+
+def index_name(collection: Collection, embedder: Embedder) -> str:
+    """Return the name of the collection's knowledge base in the folder `home/eval`."""
+    return f"{collection.sha256[:16]}-{embedder.fingerprint[:16]}"
 
 
 def open_index(
@@ -103,8 +174,7 @@ def open_index(
     Raises UsageError for an invalid corpus before anything is embedded.
     """
     total = sum(1 for _ in collection.documents())
-    name = f"{collection.sha256[:16]}-{embedder.fingerprint[:16]}"
-    store = Store(home / "eval" / name / "kb.sqlite", create=True)
+    store = Store(home / FOLDER / index_name(collection, embedder) / FILE, create=True)
     try:
         stored_ids = set(store.documents())
         num_done = 0
@@ -137,24 +207,36 @@ def evaluate(
     index = load_index(store)
     num_chunks = min(_MAX_CHUNKS, DEPTH * max(1, -(-3 * store.num_chunks // max(1, 2 * store.num_documents))))
 
-    def searching(mode: Mode, reranker: Reranker | None = None) -> Callable[[str], list[Hit]]:
-        return lambda query: retrieve(store, lambda: index, query, embedder, k=num_chunks, mode=mode, reranker=reranker)
+    def searching(mode: Mode, reranker: Reranker | None = None) -> Search:
+        return lambda one: retrieve(store, lambda: index, collection.queries[one], embedder, k=num_chunks, mode=mode, reranker=reranker)
 
-    ways = {str(mode): searching(mode) for mode in modes}
+    searches = {str(mode): searching(mode) for mode in modes}
     if reranker is not None:
-        ways["hybrid + rerank"] = searching("hybrid", reranker)
+        searches["hybrid + rerank"] = searching("hybrid", reranker)
+    return measured(collection, searches, MEASURES, progress)
+
+
+def measured(
+    collection: Collection,
+    searches: Mapping[str, Search],
+    names: Iterable[str],
+    progress: Callable[[str, int, int], None] = lambda _name, _done, _total: None,
+) -> list[Result]:
+    """Measure each search. `names` are measures of ir-measures. Questions are timed as in `evaluate`."""
     results = []
-    for name, way in ways.items():
-        way(next(iter(collection.queries.values())))
+    for name, search in searches.items():
+        search(next(iter(collection.queries)))
         run: dict[str, dict[str, float]] = {}
         seconds = []
-        for number, (query_id, query) in enumerate(collection.queries.items(), start=1):
+        for number, query_id in enumerate(collection.queries, start=1):
             started = time.perf_counter()
-            hits = way(query)
+            hits = search(query_id)
             seconds.append(time.perf_counter() - started)
             run[query_id] = ranked_documents(hits)
             progress(name, number, len(collection.queries))
-        results.append(Result(name, measures(collection.qrels, run), 1000 * median(seconds)))
+        scores = scored(collection.qrels, run, names)
+        means = {measure: fmean(each[measure] for each in scores.values()) for measure in names}
+        results.append(Result(name, means, 1000 * median(seconds), scores))
     return results
 
 
@@ -166,13 +248,21 @@ def ranked_documents(hits: Sequence[Hit]) -> dict[str, float]:
 
 def measures(qrels: Mapping[str, Mapping[str, int]], run: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Return the mean of each of MEASURES over the questions of `qrels`. A question without results counts as 0."""
+    scores = scored(qrels, run, MEASURES).values()
+    return {name: fmean(each[name] for each in scores) for name in MEASURES}
+
+
+def scored(
+    qrels: Mapping[str, Mapping[str, int]], run: Mapping[str, Mapping[str, float]], names: Iterable[str]
+) -> dict[str, dict[str, float]]:
+    """Return question → measure → value for every question of `qrels`. A question without results counts as 0."""
     import ir_measures  # noqa: PLC0415  # heavy
 
-    parsed = [ir_measures.parse_measure(name) for name in MEASURES]
-    sums = dict.fromkeys(MEASURES, 0.0)
+    parsed = [ir_measures.parse_measure(name) for name in names]
+    scores = {query: dict.fromkeys(names, 0.0) for query in qrels}
     for metric in ir_measures.iter_calc(parsed, qrels, run):
-        sums[str(metric.measure)] += float(metric.value)
-    return {name: total / len(qrels) for name, total in sums.items()}
+        scores[metric.query_id][str(metric.measure)] = float(metric.value)
+    return scores
 
 
 def gain(results: Sequence[Result]) -> float | None:
@@ -236,7 +326,8 @@ def _rows(file: Path) -> Iterator[dict[str, Any]]:
 
 def _missing(file: Path) -> UsageError:
     return UsageError(
-        f"There is no {file}.", hint="Name a folder in the BEIR layout: corpus.jsonl, queries.jsonl, and qrels.tsv or qrels/test.tsv."
+        f"There is no {file}.",
+        hint="Name a folder with corpus.jsonl, and either queries.jsonl with qrels.tsv (or qrels/test.tsv), or conversations.jsonl.",
     )
 
 

@@ -24,7 +24,7 @@ from localrag.kb.protocols import AnyStore, DocumentRow, StoredDocument, UnreadF
 from localrag.kb.readers import UnreadableError
 from localrag.kb.reading import Readers
 from localrag.kb.walk import FileEntry, SkippedFile, reason_of, walk
-from localrag.text.tokens import Embedder
+from localrag.text.tokens import Embedder, embed_queries
 
 EMBED_AT_ONCE = 128
 """Chunks to embed in one call, from several documents if they are short. One document at a time, short ones took 1.7 times the CPU time.
@@ -112,8 +112,8 @@ def min_similarity(embedder: Embedder) -> float | None:
 
     if any(embedder.count(text) > embedder.max_tokens for pair in PAIRS for text in pair):
         return None
-    questions, passages = (embedder.embed(list(texts)) for texts in zip(*PAIRS, strict=True))
-    similarities = questions @ passages.T
+    questions, passages = (list(texts) for texts in zip(*PAIRS, strict=True))
+    similarities = embed_queries(embedder, questions) @ embedder.embed(passages).T
     answers = float(np.median(similarities.diagonal()))
     unrelated = float(np.median(similarities[~np.eye(len(PAIRS), dtype=bool)]))
     if not answers - unrelated >= MIN_GAP:

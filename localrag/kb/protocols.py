@@ -299,7 +299,8 @@ def other_embedder(name: str, kb_embedder: tuple[str, int], embedder: tuple[str,
     return KnowledgeBaseError(
         f"Knowledge base {name!r} was indexed with another embedder ({kb_embedder[1]} dimensions, {kb_embedder[0][:12]}…) "
         f"than this one ({embedder[1]} dimensions, {embedder[0][:12]}…), so their vectors cannot be compared.",
-        hint=f"Use the embedder it was indexed with, or index the documents into a new one: localrag index PATH --kb {name}-2",
+        hint="Use the embedder it was indexed with, with the same prefixes, or index the documents into a new one: "
+        f"localrag index PATH --kb {name}-2",
         dim=kb_embedder[1],
         given_dim=embedder[1],
     )

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
+from localrag.text.languages import stem, unaccented
 from localrag.text.terms import CJK, MAX_TERMS, STOP_WORDS, spaced, terms, words
 
 MAX_PHRASE_WORDS = 12
@@ -36,6 +38,10 @@ class Term:
     text: str
     is_prefix: bool = False
     stems: tuple[str, ...] = ()
+
+    @property
+    def is_phrase(self) -> bool:
+        return " " in self.text and not self.is_prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,45 @@ def parse(text: str) -> Query:
             if has_cjk:  # chunks may have the word inside a CJK run
                 characters[Term(part)] = None
     return Query(tuple(keyword)[:MAX_TERMS], tuple(characters)[:MAX_TERMS])
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A form of a term to look up: in words, in the stems of documents in other languages than English, or in all of both."""
+
+    text: str
+    scope: Literal["all", "words", "stems"] = "all"
+    is_prefix: bool = False
+
+
+def variants(term: Term, languages: Sequence[str]) -> list[Variant]:
+    """Return the forms of a term in a knowledge base whose documents are in these languages, apart from English.
+
+    A question has no reliable language, so it is stemmed in each. A chunk should match one form, or BM25 would count the term twice. So if
+    a language leaves a term as it is, as most do with a name, all chunks are searched for it, and it weighs the same in all of them.
+    Otherwise, words are searched for the term and stems for its stems.
+    """
+    own = [Variant(term.text, is_prefix=term.is_prefix), *map(Variant, term.stems)]
+    if not languages:
+        return own
+    stems = list(dict.fromkeys(" ".join(stem(word, language) for word in term.text.split()) for language in languages))
+    if term.is_prefix:  # the stem of a word can be shorter than the prefix
+        return own + [Variant(one, "stems") for one in stems if not unaccented(one).startswith(unaccented(term.text))]
+    same = unaccented(term.text)
+    others = [Variant(one, "stems") for one in stems if unaccented(one) != same]
+    return [*own, *others] if len(others) < len(stems) else [Variant(term.text, "words"), *others]
+
+
+def has_phrase(phrase: str, heading: str, text: str) -> bool:
+    """Whether a heading or a text has these words in a row, whatever their case and accents.
+
+    Stems alone find a phrase in other forms of its words too.
+    """
+    return any(f" {_comparable(phrase)} " in f" {_comparable(whole)} " for whole in (heading, text))
+
+
+def _comparable(text: str) -> str:
+    return " ".join(words(unaccented(text.lower())))
 
 
 def _phrases(text: str) -> Iterator[tuple[str, str]]:

@@ -18,7 +18,7 @@ from localrag.kb.protocols import AnyIndex, AnyStore, Reranker
 from localrag.kb.query import Query, parse
 from localrag.settings import Learning
 from localrag.text.terms import terms
-from localrag.text.tokens import Embedder
+from localrag.text.tokens import Embedder, embed_queries
 from localrag.types import Chunk, Hit, comparable
 
 if TYPE_CHECKING:
@@ -403,6 +403,6 @@ def _embed(query: str, embedder: Embedder) -> Vectors | None:
     pieces = [query] if embedder.count(query) <= limit else [piece for _, piece in split_counted(query, embedder.count, limit)]
     import numpy as np  # noqa: PLC0415  # heavy
 
-    mean = embedder.embed(pieces).mean(axis=0)
+    mean = embed_queries(embedder, pieces).mean(axis=0)
     length = float(np.linalg.norm(mean))
     return (mean / length).astype(np.float32) if length else None

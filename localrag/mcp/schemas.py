@@ -21,6 +21,10 @@ from localrag.types import Chunk, Hit
 MAX_K = 50
 """Limit of passages per search, since they go into the context window of another model."""
 
+MAX_QUERY_CHARS = 20_000
+MAX_EARLIER = 100
+"""Limit of questions before a follow-up."""
+
 Question = Annotated[str, Field(description="The question, in plain words.")]
 Kbs = Annotated[list[str], Field(max_length=64, description="Names of the knowledge bases to answer from. Default: all of them.")]
 Kb = Annotated[str, Field(description="The name of the knowledge base. Optional if there is only one.")]
@@ -33,8 +37,19 @@ class Arguments(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+class Exchange(Arguments):
+    """A question asked before, and its answer."""
+
+    question: Annotated[str, Field(max_length=MAX_QUERY_CHARS, description="A question of the conversation.")]
+    answer: Annotated[str, Field(max_length=MAX_QUERY_CHARS, description="Its answer.")]
+
+
 class BudgetArguments(Arguments):
     question: Question
+    history: Annotated[
+        list[Exchange],
+        Field(max_length=MAX_EARLIER, description="The conversation before a follow-up question, oldest first. Default: none."),
+    ] = []
     kbs: Kbs = []
     max_tokens: MaxTokens = ANSWER_BASIS
 
@@ -44,7 +59,15 @@ class AskArguments(BudgetArguments):
 
 
 class SearchArguments(Arguments):
-    query: Annotated[str, Field(max_length=20_000, description="Words or a question to search for.")]
+    query: Annotated[str, Field(max_length=MAX_QUERY_CHARS, description="Words or a question to search for.")]
+    earlier: Annotated[
+        list[Annotated[str, Field(max_length=MAX_QUERY_CHARS)]],
+        Field(
+            max_length=MAX_EARLIER,
+            description="For a follow-up question, such as 'And its price?': the questions before it, oldest first. A query that changes "
+            "the subject is searched for alone.",
+        ),
+    ] = []
     kb: Kb = ""
     k: Annotated[int, Field(ge=1, le=MAX_K, description="Maximum number of passages to return.")] = DEFAULT_TOP_K
 

@@ -28,7 +28,9 @@ from localrag.mcp.schemas import (
 )
 from localrag.question import Question
 from localrag.session import Retriever, Session, open_embedder, open_knowledge_base
+from localrag.session.retrieval import retrieve_after
 from localrag.settings import Settings
+from localrag.types import Message
 
 if TYPE_CHECKING:
     from localrag.text.tokens import Embedder
@@ -90,14 +92,15 @@ class ToolService:
         return schemas.budget_result(session.prepare(self.question_of(arguments)), session.engine.name)
 
     def search(self, arguments: SearchArguments, _is_cancelled: Callable[[], bool]) -> SearchResult:
-        """Search one knowledge base."""
+        """Search one knowledge base, as a chat does after the questions in `earlier`."""
         if not arguments.query.strip():
             raise UsageError("The query is empty.", hint="Give some words to look for.")
         name = self._name(arguments.kb)
         settings = self._options.settings
         with open_knowledge_base(self._address(name), settings=settings) as kb:
             retriever = Retriever(knowledge_bases=[kb], embedder=self._embedder, learning=settings.learn)
-            return schemas.search_result(name, retriever.search(arguments.query, top_k=arguments.k))
+            earlier = [question.strip() for question in arguments.earlier if question.strip()]
+            return schemas.search_result(name, retrieve_after(retriever, earlier, arguments.query, top_k=arguments.k))
 
     def read_chunk(self, arguments: ReadArguments, _is_cancelled: Callable[[], bool]) -> ReadResult:
         """Read a passage and its neighbours by the tag of the passage."""
@@ -125,7 +128,10 @@ class ToolService:
         if not names:
             raise self._not_found()
         kbs = tuple(self._address(name) for name in names)
-        question = Question.of(arguments.question, kbs=kbs, max_tokens=arguments.max_tokens)
+        messages = [
+            message for each in arguments.history for message in (Message("user", each.question), Message("assistant", each.answer))
+        ]
+        question = Question.of([*messages, Message("user", arguments.question)], kbs=kbs, max_tokens=arguments.max_tokens)
         if not isinstance(arguments, AskArguments):
             return question
         return question.but(seed=arguments.seed, repeatable="seed" in arguments.model_fields_set)
@@ -241,7 +247,8 @@ TOOLS = {
     ),
     "search": ToolDefinition(
         title="Search the documents",
-        description=f"Find the passages of a knowledge base that best match a query, with their tags, places, scores and text. {_DATA}",
+        description=f"Find the passages of a knowledge base that best match a query, with their tags, places, scores and text. For a "
+        f"follow-up question, give the questions before it as `earlier`. {_DATA}",
         arguments=SearchArguments,
         result=SearchResult,
         run=ToolService.search,

@@ -37,6 +37,9 @@ INSTRUCTIONS_INTRO = "\n\n"
 MAX_PLACES = 8
 """Maximum number of other places named for a text that occurs in several."""
 
+EXCERPT = ", excerpt"
+"""Marks a passage of which only some sentences are sent."""
+
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]+")
 
 
@@ -123,7 +126,7 @@ def source_text(hit: Hit, body: str | None = None, *, safe: Callable[[str], str]
     first, _, rest = text.partition("\n")
     if rest and first.startswith("#") and first.lstrip("# ") == place.rpartition(" > ")[2]:
         text = rest.lstrip()  # the heading is in `place`
-    return f"[{hit.label}] {text} ({place}{_elsewhere(hit)})\n\n"
+    return f"[{hit.label}] {text} ({place}{_elsewhere(hit)}{EXCERPT if hit.spans else ''})\n\n"
 
 
 def _elsewhere(hit: Hit) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, get_args
 from localrag.errors import ConfigError, UsageError
 from localrag.relevance.profile import File, Profile, Rating, count_words, idf, kind_of, task_terms
 from localrag.relevance.references import choose_roots, import_graph, rate_depths, rate_mentions
-from localrag.text.tokens import Embedder
+from localrag.text.tokens import Embedder, embed_queries
 from localrag.types import Hit
 
 if TYPE_CHECKING:
@@ -345,7 +345,7 @@ def _direction(task: str, weights: Mapping[str, float], embedder: Embedder) -> n
     pieces = [piece for text in texts if text and (piece := _fitted(text, embedder))]
     if not pieces:
         return None
-    mean = embedder.embed(pieces).mean(axis=0)
+    mean = embed_queries(embedder, pieces).mean(axis=0)
     length = float((mean @ mean) ** 0.5)
     return mean / length if length else None
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, SkipValidation, ValidationError, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
 from localrag.engine.grammar import CALL_CLOSES, CALL_OPENS, schema_of_calls
-from localrag.question import DEFAULT_CITE, Cite
+from localrag.question import DEFAULT_CITE, Cite, EvidenceKind
 from localrag.server.errors import Problem
 from localrag.server.schemas import example, fault, parse, with_message
 from localrag.session.answer import Bypass, bypass
@@ -74,8 +74,11 @@ def compact(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-MIN_RATIO, MAX_RATIO, DEFAULT_RATIO = 0.2, 0.8, 0.5
-WITHOUT_RATIO = f"The default is {DEFAULT_RATIO}. If max_tokens is set, sources by default also use the spare tokens of the window."
+MIN_RATIO, MAX_RATIO = 0.2, 0.8
+RATIO_MEANS = (
+    "Maximum share of the window for sources: as many passages as fit in it. Without it, sources are chosen as in localrag ask: only those "
+    "that come near the best."
+)
 MAX_MESSAGES = 2048
 NO_QUESTION = "There must be a user prompt since the latest assistant message."
 
@@ -267,6 +270,14 @@ CITE_MEANS = (
 QUOTE_MEANS = "The model may choose a sentence of the sources, whose exact text is copied into the answer. Includes cite: enforced."
 
 
+EvidenceField = Annotated[EvidenceKind, with_message("evidence must be sentences or passages.")]
+EVIDENCE_MEANS = (
+    "What to send of the sources: their sentences nearest to the question, or all of each. By default sentences for small models, and "
+    "passages with context_token_ratio."
+)
+EVIDENCE_TOKENS_MEAN = "Maximum tokens of the sources in the prompt."
+
+
 class ChatRequest(Unused):
     """A conversation to answer. Unknown parameters are refused. Fields are checked in this order."""
 
@@ -284,7 +295,9 @@ class ChatRequest(Unused):
     index_name: str | None = Field(
         default=None, description="The index to answer from. Without it, the model answers from its own knowledge."
     )
-    context_token_ratio: Ratio | None = Field(default=None, description=WITHOUT_RATIO)
+    context_token_ratio: Ratio | None = Field(default=None, description=RATIO_MEANS)
+    evidence: EvidenceField | None = Field(default=None, description=EVIDENCE_MEANS)
+    evidence_tokens: NumTokens | None = Field(default=None, description=EVIDENCE_TOKENS_MEAN)
     cite: CiteField | None = Field(default=None, description=CITE_MEANS)
     quote: bool | None = Field(default=None, description=QUOTE_MEANS)
     messages: Annotated[
@@ -337,6 +350,8 @@ class ChatQuestion:
     bypass: Bypass | None
     sampling: dict[str, Any]
     ratio: float | None
+    evidence: EvidenceKind | None
+    evidence_tokens: int | None
     cite: Cite | None
     quote: bool
     streams: bool
@@ -354,13 +369,11 @@ class ChatQuestion:
     def to_message(self) -> dict[str, Any]:
         """Return the message for the engine's process.
 
-        Without `max_tokens`, the answer gets all tokens that the prompt leaves, and sources get at most DEFAULT_RATIO of the window. With
-        `max_tokens` but without a ratio from the client, sources also use the spare tokens.
+        Without `max_tokens`, the answer gets all tokens that the prompt leaves. With a ratio, as many passages are sent as fit in it.
         """
-        ratio = DEFAULT_RATIO if self.ratio is None and self.sampling.get("max_tokens") is None else self.ratio
-        options = {"context_ratio": ratio, "top_k": "fit"} if self.searches else {}
-        options = options if self.cite is None else {**options, "cite": self.cite}
-        options = {**options, "quote": True} if self.quote else options
+        ratio = {"context_ratio": self.ratio, "top_k": "fit"} if self.ratio is not None and self.searches else {}
+        chosen = {"evidence": self.evidence, "evidence_tokens": self.evidence_tokens, "cite": self.cite, "quote": self.quote or None}
+        options: dict[str, Any] = ratio | {name: value for name, value in chosen.items() if value is not None}
         forms = {} if self.tools is None else {"json_schema": self.tools.schema, "or_text": self.tools.or_text}
         return {
             "op": "ask",
@@ -403,6 +416,8 @@ def read(body: object, *, has_index: Callable[[str], bool], rejects_tools: bool 
         bypass=reason,
         sampling=sampling,
         ratio=request.context_token_ratio,
+        evidence=request.evidence,
+        evidence_tokens=request.evidence_tokens,
         cite=request.cite,
         quote=bool(request.quote),
         streams=bool(request.stream),

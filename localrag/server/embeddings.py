@@ -179,7 +179,7 @@ class EmbeddingList(BaseModel):
 
 @router.post("/v1/embeddings", operation_id="create_embeddings", responses=failures(400, 422, 503))
 def create_embeddings(body: EmbeddingRequest, state: State, token_ids: Annotated[TokenIds, Depends(token_ids)]) -> EmbeddingList:
-    """Embed one or more texts. A text that exceeds the embedder's limit is refused, never truncated.
+    """Embed one or more texts, without the prefixes of models.toml. A text that exceeds the embedder's limit is refused, never truncated.
 
     Token ids must be those of OpenAI's embedding models (cl100k_base). They are refused if this machine does not have that vocabulary.
     """
@@ -192,7 +192,7 @@ def create_embeddings(body: EmbeddingRequest, state: State, token_ids: Annotated
         if count > embedder.max_tokens:
             message = f"Text {number} has {count} tokens. The embedder's limit is {embedder.max_tokens}."
             raise Problem(400, message, "context_length_exceeded", "input")
-    vectors = embedder.embed(texts).astype("<f4")
+    vectors = embedder.embed_plain(texts).astype("<f4")
     data = [
         EmbeddingVector(object="embedding", index=at, embedding=_encoded(vector, body.encoding_format)) for at, vector in enumerate(vectors)
     ]

@@ -176,7 +176,12 @@ def question_of(message: Mapping[str, Any]) -> Question:
     return Question(
         messages=tuple(Message(each["role"], each["content"]) for each in message["messages"]),
         sampling=SamplingParams(**{**message["sampling"], "stop": tuple(message["sampling"].get("stop", ()))}),
-        search=Search(kbs=tuple(message["kbs"]), top_k=options.get("top_k")),
+        search=Search(
+            kbs=tuple(message["kbs"]),
+            top_k=options.get("top_k"),
+            evidence=options.get("evidence"),
+            evidence_tokens=options.get("evidence_tokens"),
+        ),
         given=Given(tools=tools, must_call=tuple(calls["choices"]) if tools and not calls["or_text"] else ()),
         budget=BudgetOptions(context_ratio=options.get("context_ratio"), ends_after_s=message.get("max_seconds")),
         calls=ToolCalls(choices=tuple(calls["choices"]), strict=tuple(calls["strict"]), or_text=calls["or_text"]) if tools else None,

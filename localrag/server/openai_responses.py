@@ -15,13 +15,16 @@ from pydantic import BaseModel, Field
 
 from localrag.server.chat_request import (
     CITE_MEANS,
+    EVIDENCE_MEANS,
+    EVIDENCE_TOKENS_MEAN,
     MAX_MESSAGES,
     QUOTE_MEANS,
-    WITHOUT_RATIO,
+    RATIO_MEANS,
     ChatQuestion,
     ChatRequest,
     CiteField,
     Effort,
+    EvidenceField,
     FreeForm,
     NumTokens,
     Ratio,
@@ -104,7 +107,9 @@ class ResponsesRequest(Unused):
     index_name: str | None = Field(
         default=None, description="The index to answer from. Without it, the model answers from its own knowledge."
     )
-    context_token_ratio: Ratio | None = Field(default=None, description=WITHOUT_RATIO.replace("max_tokens", "max_output_tokens"))
+    context_token_ratio: Ratio | None = Field(default=None, description=RATIO_MEANS)
+    evidence: EvidenceField | None = Field(default=None, description=EVIDENCE_MEANS)
+    evidence_tokens: NumTokens | None = Field(default=None, description=EVIDENCE_TOKENS_MEAN)
     cite: CiteField | None = Field(default=None, description=CITE_MEANS)
     quote: bool | None = Field(default=None, description=QUOTE_MEANS)
     seed: int | None = None

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import InitVar, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from fastapi import Depends, Request
@@ -22,7 +23,7 @@ from localrag.server.metrics import Metrics
 from localrag.server.security import Guard
 from localrag.session.opening import open_embedder
 from localrag.settings import Settings
-from localrag.text.tokens import Embedder
+from localrag.text.tokens import Embedder, PrefixedEmbedder, embed_queries
 
 if TYPE_CHECKING:
     import numpy as np
@@ -73,9 +74,9 @@ class Embedders:
     def __init__(self, settings: Settings, embedder: Embedder | None = None) -> None:
         self._settings = settings
         self._lock = threading.Lock()
-        shared = None if embedder is None else _SerialEmbedder(embedder)
+        shared = None if embedder is None else SerialEmbedder(embedder)
         self._name = None if embedder is None else embedder.fingerprint
-        self._opened: dict[bool, _SerialEmbedder | None] = {False: shared, True: shared}
+        self._opened: dict[bool, SerialEmbedder | None] = {False: shared, True: shared}
 
     @property
     def name(self) -> str:
@@ -86,25 +87,25 @@ class Embedders:
             self._name = Catalog.load(self._settings).embedder().name
         return self._name
 
-    def for_texts(self) -> Embedder:
+    def for_texts(self) -> SerialEmbedder:
         """Return the embedder for stored texts. Raises errors of open_embedder."""
         return self._get(for_queries=False)
 
-    def for_queries(self) -> Embedder:
+    def for_queries(self) -> SerialEmbedder:
         """Return the embedder for questions. Raises errors of open_embedder."""
         return self._get(for_queries=True)
 
-    def _get(self, *, for_queries: bool) -> Embedder:
+    def _get(self, *, for_queries: bool) -> SerialEmbedder:
         with self._lock:
             embedder, other = self._opened[for_queries], self._opened[not for_queries]
             if embedder is None:
                 candidate = open_embedder(self._settings, for_queries=for_queries)
-                embedder = other if other is not None and other.is_like(candidate) else _SerialEmbedder(candidate)
+                embedder = other if other is not None and other.is_like(candidate) else SerialEmbedder(candidate)
                 self._opened[for_queries] = embedder
             return embedder
 
 
-class _SerialEmbedder:
+class SerialEmbedder:
     """A thread-safe `localrag.text.tokens.Embedder`: one thread embeds at a time."""
 
     def __init__(self, embedder: Embedder) -> None:
@@ -127,17 +128,32 @@ class _SerialEmbedder:
         return self._embedder.count(text)
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
+        return self._batched(self._embedder.embed, texts)
+
+    def embed_queries(self, texts: Sequence[str]) -> np.ndarray:
+        return self._batched(partial(embed_queries, self._embedder), texts)
+
+    def embed_plain(self, texts: Sequence[str]) -> np.ndarray:
+        """Embed texts as they are, without the embedder's prefixes."""
+        return self._batched(_without_prefixes(self._embedder).embed, texts)
+
+    def _batched(self, embed: Callable[[Sequence[str]], np.ndarray], texts: Sequence[str]) -> np.ndarray:
         import numpy as np  # noqa: PLC0415  # heavy
 
         parts = []
         for at in range(0, max(1, len(texts)), _EMBED_BATCH):
             with self._lock:
-                parts.append(self._embedder.embed(texts[at : at + _EMBED_BATCH]))
+                parts.append(embed(texts[at : at + _EMBED_BATCH]))
         return np.concatenate(parts)
 
     def is_like(self, other: Embedder) -> bool:
         """Return whether the other embedder is equivalent, so that it need not be loaded as well."""
-        return type(self._embedder) is type(other) and self.fingerprint == other.fingerprint
+        kinds = {type(_without_prefixes(each)) for each in (self._embedder, other)}
+        return len(kinds) == 1 and self.fingerprint == other.fingerprint
+
+
+def _without_prefixes(embedder: Embedder) -> Embedder:
+    return embedder.original if isinstance(embedder, PrefixedEmbedder) else embedder
 
 
 FINISHES = {"stop": "stop", "length": "length", "time": "length", "cancelled": "stop"}

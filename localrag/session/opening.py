@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from localrag.budget import Profile
 from localrag.errors import ConfigError, ModelNotFoundError, UsageError
 from localrag.settings import MAX_TEXT_BYTES, Settings, expanded
+from localrag.text.tokens import PrefixedEmbedder
 
 if TYPE_CHECKING:
     from localrag.deliberation import Council
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from localrag.kb.filters import FolderRule
     from localrag.kb.protocols import Reranker
     from localrag.text.tokens import Embedder
+    from localrag.types import ModelSpec
 
 
 def open_engine(
@@ -125,7 +127,13 @@ def open_embedder(settings: Settings, name: str | None = None, *, for_queries: b
 
     catalog = Catalog.load(settings)
     spec = catalog.embedder(name)
-    path = catalog.open(spec)
+    embedder = _embedder_at(catalog.open(spec), spec, settings, for_queries=for_queries)
+    if not spec.query_prefix and not spec.passage_prefix:
+        return embedder
+    return PrefixedEmbedder(embedder, query_prefix=spec.query_prefix, passage_prefix=spec.passage_prefix)
+
+
+def _embedder_at(path: Path, spec: ModelSpec, settings: Settings, *, for_queries: bool) -> Embedder:
     if path.is_file():
         from localrag.engine.embed import LlamaEmbedder  # noqa: PLC0415  # weight
 
@@ -153,23 +161,33 @@ def opened_reranker(
 
 
 def open_reranker(settings: Settings, name: str, engine: Engine | None = None) -> Reranker:
-    """Open a reranker: "llm" uses the open `engine`; any other name is a CrossEncoder in models.toml or its folder."""
+    """Open a reranker: "llm" uses the open `engine`; any other name is a cross-encoder in models.toml, a .gguf file or a folder.
+
+    A folder is scored by its llama.cpp copy, which is made if it does not exist; by sentence-transformers if llama.cpp cannot replace it.
+    """
     if name == "llm" and engine is not None:
         from localrag.session.llm_reranker import Judge  # noqa: PLC0415  # weight
 
         return Judge(engine)
     from localrag.catalog import Catalog  # noqa: PLC0415  # weight
-    from localrag.kb.embedder import CrossEncoderReranker  # noqa: PLC0415  # weight
+    from localrag.engine.rerank import LlamaReranker, open_copy  # noqa: PLC0415  # weight
 
     catalog = Catalog.load(settings)
-    return CrossEncoderReranker(catalog.open(catalog.reranker(name)))
+    spec = catalog.reranker(name)
+    path = catalog.open(spec)
+    if path.is_file():
+        return LlamaReranker(path, home=settings.home, is_trusted=spec.sha256 is not None, sha256=spec.sha256)
+    from localrag.kb.embedder import CrossEncoderReranker  # noqa: PLC0415  # weight
+
+    original = CrossEncoderReranker(path, sha256=catalog.digest(spec))
+    return open_copy(original, settings) or original
 
 
 def prepare_queries(embedder: Embedder, settings: Settings, *, on_start: Callable[[], None]) -> None:
     """Prepare to embed questions without torch, if llama.cpp gives the same vectors. `on_start` is called before a long conversion."""
     from localrag.engine.query_embedder import convert_for_queries  # noqa: PLC0415  # weight
 
-    convert_for_queries(embedder, settings, on_start=on_start)
+    convert_for_queries(embedder.original if isinstance(embedder, PrefixedEmbedder) else embedder, settings, on_start=on_start)
 
 
 def read_template(path: Path) -> str:

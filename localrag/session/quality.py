@@ -1,5 +1,7 @@
 """Ask questions with known answers in several ways, by a single ask or a council. localrag/grading judges the outcomes.
 
+`conversation_searches` searches for the questions of conversations, for localrag/kb/evaluate to measure.
+
 The engine's caches are cleared between questions, so that no answer benefits from an earlier one. The seconds and tokens of a question
 are therefore what it takes alone, with its model loaded.
 """
@@ -8,31 +10,39 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from localrag.budget import Profile
+from localrag.conversation import search_query
 from localrag.deliberation import Council
-from localrag.errors import InterruptedRunError, LocalragError
+from localrag.errors import InterruptedRunError, LocalragError, UsageError
 from localrag.grading import Outcome, Passage
 from localrag.question import DEFAULT_CITE, Cite, Question, TopK
 from localrag.session.answer import Answer
 from localrag.session.council_run import CouncilRun
-from localrag.session.opening import open_council, open_profile, read_template
+from localrag.session.opening import open_council, open_embedder, open_knowledge_bases, open_profile, read_template
+from localrag.session.retrieval import FOLLOW_UP_DEPTH, Retriever, asked_before, retrieve_after
 from localrag.session.session import Session
 from localrag.settings import Settings
-from localrag.types import Citation
+from localrag.types import Citation, Hit, Message
+
+if TYPE_CHECKING:
+    from localrag.kb import KnowledgeBase, Mode
+    from localrag.kb.evaluate import Search
+    from localrag.kb.protocols import Reranker
 
 _EVIDENCE = ("evidence", "cited")
 """Prompt sections that hold passages."""
 _DIGEST_BYTES = 8
 
-Answering = Callable[[str], Outcome]
-"""Answers a question text. Raises InterruptedRunError if the user stops it; the outcome reports all other errors."""
+Answering = Callable[[str | Sequence[Message]], Outcome]
+"""Answers a question, or the last one of a conversation. Raises InterruptedRunError if the user stops it; the outcome reports all other
+errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +62,19 @@ class Means:
     repeatable: bool = False
     """See SamplingParams."""
     system: str | None = None
+    collection: tuple[Path, str] | None = None
+    """Folder and name of a knowledge base outside the home's, to answer from in place of `kbs`: the index of a test collection."""
+
+    @contextmanager
+    def opened_kbs(self) -> Iterator[list[KnowledgeBase]]:
+        """Open the knowledge bases to answer from."""
+        with ExitStack() as stack:
+            if self.collection is not None:
+                from localrag.kb import KnowledgeBase  # noqa: PLC0415  # weight
+
+                yield [stack.enter_context(KnowledgeBase.open(*self.collection))]
+            else:
+                yield open_knowledge_bases(self.kbs, settings=self.settings, opened=stack)
 
     def __post_init__(self) -> None:
         Question.of("?", cite=self.cite, quote=self.quote)  # UsageError for options that contradict each other
@@ -65,7 +88,8 @@ class Means:
         """Everything that an answer depends on, as JSON data. A stored answer is reused only if this is equal."""
         names = ("n_ctx", "top_k", "max_tokens", "seed", "system")
         options = {name: getattr(self, name) for name in names}
-        return {"model": _identity(self.model, self.settings, self.chat_template), "kbs": list(self.kbs)} | options
+        kbs = list(self.kbs) if self.collection is None else [self.collection[1]]
+        return {"model": _identity(self.model, self.settings, self.chat_template), "kbs": kbs} | options
 
 
 class Way(Protocol):
@@ -106,12 +130,18 @@ class AskWay:
         with Session.open(
             means.model, kbs=means.kbs, n_ctx=means.n_ctx, chat_template=means.chat_template, keep=False, settings=means.settings
         ) as session:
-            yield partial(_ask, session, self._question)
+            if means.collection is None:
+                yield partial(_ask, session, self._question)
+                return
+            with means.opened_kbs() as knowledge_bases:
+                session.knowledge_bases = tuple(knowledge_bases)
+                session.embedder = open_embedder(means.settings, for_queries=True)
+                yield partial(_ask, session, self._question)
 
-    def _question(self, text: str) -> Question:
+    def _question(self, asked: str | Sequence[Message]) -> Question:
         means = self.means
         question = Question.of(
-            text,
+            asked,
             system=means.system,
             context_ratio=self.context_ratio,
             top_k=means.top_k,
@@ -174,12 +204,12 @@ def _digest(text: str) -> str:
     return blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
 
 
-def _ask(session: Session, question_of: Callable[[str], Question], text: str) -> Outcome:
+def _ask(session: Session, question_of: Callable[[str | Sequence[Message]], Question], asked: str | Sequence[Message]) -> Outcome:
     engine = session.engine
     engine.forget()
     started, loaded_s = time.perf_counter(), engine.load_s
     try:
-        answer = session.ask(question_of(text))
+        answer = session.ask(question_of(asked))
     except InterruptedRunError:
         raise
     except LocalragError as error:
@@ -197,11 +227,15 @@ def _ask(session: Session, question_of: Callable[[str], Question], text: str) ->
         prompt_tokens=answer.prompt_tokens,
         evaluated_tokens=answer.prompt_tokens - answer.cached_tokens,
         completion_tokens=answer.completion_tokens,
+        evidence_tokens=sum(entry.used for entry in answer.ledger.entries if entry.name in _EVIDENCE),
+        first_token_s=round(max(0.0, answer.timings.first_token_s - answer.timings.load_s), 4),
     )
 
 
-def _ask_council(council: Council, means: Means, question: str) -> Outcome:
+def _ask_council(council: Council, means: Means, question: str | Sequence[Message]) -> Outcome:
     """Ask a council. Without a verdict, the outcome is an error, with the seconds and tokens used."""
+    if not isinstance(question, str):
+        raise UsageError("A council cannot be asked in a conversation.", hint="Leave out --council.")
     events: dict[str, dict[str, Any]] = {}
 
     def hear(event: dict[str, Any]) -> None:
@@ -250,3 +284,26 @@ def _passages(answers: Iterable[Answer]) -> tuple[Passage, ...]:
         for hit in answer.hits:
             passages.setdefault(hit.label, Passage(hit.label, hit.chunk.source, texts.get(hit.label, "").strip()))
     return tuple(passages.values())
+
+
+def conversation_searches(
+    retriever: Retriever, conversations: Mapping[str, Sequence[Message]], modes: Sequence[Mode], reranker: Reranker | None = None
+) -> dict[str, Search]:
+    """Return name → search by the id of a conversation: "conversation" searches as every command does, with the turns before.
+
+    The others search for the last turn alone, in each of `modes`. A `reranker` adds "conversation + rerank". Each search returns
+    FOLLOW_UP_DEPTH hits, whose order does not depend on how many of them a command uses.
+    """
+
+    def after(retriever: Retriever) -> Search:
+        def search(one: str) -> list[Hit]:
+            messages = conversations[one]
+            return retrieve_after(retriever, asked_before(messages), search_query(messages), top_k=FOLLOW_UP_DEPTH)
+
+        return search
+
+    def alone(mode: Mode) -> Search:
+        return lambda one: retriever.search(search_query(conversations[one]), top_k=FOLLOW_UP_DEPTH, mode=mode)
+
+    reranked = {} if reranker is None else {"conversation + rerank": after(replace(retriever, reranker=reranker))}
+    return {"conversation": after(retriever), **{str(mode): alone(mode) for mode in modes}, **reranked}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from localrag.prompt.layout import source_text
-from localrag.question import Evidence, Search, TopK
+from localrag.question import EvidenceKind, Search, TopK
 from localrag.text.sentences import Span, Unit, excerpt, units
 from localrag.text.terms import terms
 from localrag.types import Hit, ModelInfo
@@ -40,7 +40,7 @@ class EvidenceRule:
     `max_tokens` limits the passages in the prompt, with their tags; None sets no limit. Unless it `is_strict`, the best one is always sent.
     """
 
-    kind: Evidence
+    kind: EvidenceKind
     top_k: TopK
     min_share: float = 0.0
     max_tokens: int | None = None

@@ -105,7 +105,7 @@ class Session:
         """Open a model by name or path (None for the default, "echo" for no file) and knowledge bases by name.
 
         `kbs` is one name or several. `budget` names a [budgets.NAME] table of models.toml. Without `keep`, nothing is written to the
-        journal. `rerank` is "llm", or the name or folder of a CrossEncoder (see open_reranker). Raises UsageError for an argument of the
+        journal. `rerank` is "llm", or the name or path of a cross-encoder (see open_reranker). Raises UsageError for an argument of the
         wrong type.
         """
         settings = settings or Settings.from_env()

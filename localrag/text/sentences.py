@@ -45,9 +45,6 @@ def whole_sentences(text: str) -> str:
 Span = tuple[int, int]
 """Start and end (exclusive) of a part of a text, in code points."""
 
-OMITTED = "…"
-"""Marks the places of an excerpt where something is left out."""
-
 _ROW = re.compile(r"[ \t]*+\|.*\|[ \t]*+\Z")
 _RULE = re.compile(r"[ \t]*+\|(?=[^-]*-)[ \t|:-]++(?<=[| \t])\Z")
 _ITEM = re.compile(r"[ \t]*+(?:[-*+]|\d{1,9}[.)])[ \t]")
@@ -90,20 +87,18 @@ def units(text: str) -> list[Unit]:
 
 
 def excerpt(text: str, spans: Sequence[Span]) -> str:
-    """Return these parts of a text, in order and without overlap, with OMITTED where others are left out."""
+    """Return these parts of a text, in order and without overlap. Parts of one line are joined by a space, others by a line end.
+
+    Nothing marks the gaps: small models stop copying at an ellipsis.
+    """
     pieces: list[str] = []
     end_before = 0
     for start, end in spans:
         gap = text[end_before:start]
-        if gap.strip():
-            is_line = "\n" in gap and pieces
-            pieces.append(f"\n{OMITTED}\n" if is_line else f" {OMITTED} " if pieces else f"{OMITTED} ")
-        elif pieces:
-            pieces.append(gap)
+        if pieces:
+            pieces.append(gap if not gap.strip() else "\n" if "\n" in gap else " ")
         pieces.append(text[start:end])
         end_before = end
-    if text[end_before:].strip():
-        pieces.append(f"\n{OMITTED}" if text[end_before:].lstrip(" \t").startswith("\n") else f" {OMITTED}")
     return "".join(pieces)
 
 

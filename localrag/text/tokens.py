@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
-from typing import TYPE_CHECKING, Protocol
+from hashlib import blake2b, sha256
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from localrag.errors import KnowledgeBaseError
+from localrag.errors import ConfigError, KnowledgeBaseError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -122,6 +122,69 @@ class Embedder(Protocol):
     def embed(self, texts: Sequence[str]) -> np.ndarray:
         """Return a float32 array of shape (len(texts), dim) with rows of length 1. A text that is too long is an error (`check_length`)."""
         ...
+
+
+class PrefixedEmbedder:
+    """An embedder that was trained with instructions: it reads passages after one text and questions after another.
+
+    `embed` is for passages. Both prefixes are part of the fingerprint, and the longer one is taken off `max_tokens`. `original` embeds
+    texts as they are.
+    """
+
+    def __init__(self, original: Embedder, *, query_prefix: str, passage_prefix: str) -> None:
+        self.original = original
+        self._query_prefix = query_prefix
+        self._passage_prefix = passage_prefix
+
+    @property
+    def fingerprint(self) -> str:
+        return prefixed_fingerprint(self.original.fingerprint, self._query_prefix, self._passage_prefix)
+
+    @property
+    def dim(self) -> int:
+        return self.original.dim
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest text in tokens, beside a prefix. One token is spare, since a word can be split otherwise after a prefix."""
+        longest = max(map(self.original.count, (self._query_prefix, self._passage_prefix)))
+        left = self.original.max_tokens - longest - 1
+        if left < 1:
+            raise ConfigError(f"A prefix of {longest} tokens leaves the embedder no room.", hint="Shorten query_prefix or passage_prefix.")
+        return left
+
+    def count(self, text: str) -> int:
+        return self.original.count(text)
+
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        return self._embed(self._passage_prefix, texts)
+
+    def embed_queries(self, texts: Sequence[str]) -> np.ndarray:
+        """Like `embed`, for questions."""
+        return self._embed(self._query_prefix, texts)
+
+    def _embed(self, prefix: str, texts: Sequence[str]) -> np.ndarray:
+        check_length(max(map(self.count, texts), default=0), self.max_tokens)
+        return self.original.embed([f"{prefix}{text}" for text in texts])
+
+
+def prefixed_fingerprint(fingerprint: str, query_prefix: str, passage_prefix: str) -> str:
+    """Return the fingerprint of an embedder with these prefixes: its own if there are none."""
+    if not query_prefix and not passage_prefix:
+        return fingerprint
+    return sha256(repr((fingerprint, query_prefix, passage_prefix)).encode()).hexdigest()
+
+
+@runtime_checkable
+class QueryEmbedder(Protocol):
+    """An embedder that embeds questions in another way than passages."""
+
+    def embed_queries(self, texts: Sequence[str], /) -> np.ndarray: ...
+
+
+def embed_queries(embedder: Embedder, texts: Sequence[str]) -> np.ndarray:
+    """Embed questions, after the embedder's prefix for them if it has one. The result is that of `Embedder.embed`."""
+    return embedder.embed_queries(texts) if isinstance(embedder, QueryEmbedder) else embedder.embed(texts)
 
 
 def check_length(num_tokens: int, max_tokens: int) -> None:

@@ -53,7 +53,7 @@ def test_the_catalogue_that_ships_is_the_one_that_is_promised(tmp_path, monkeypa
     assert catalog.names() == ("smollm2-135m", "qwen3-4b", "athene-v2-agent", "gpt-oss-120b", "minilm")
 
 
-def test_rerankers_are_folders_and_have_names_of_their_own(tmp_path):
+def test_rerankers_are_files_or_folders_and_have_names_of_their_own(tmp_path):
     catalog = load(tmp_path, '[embedders.e]\npath = "e"\n[rerankers.r]\npath = "r"\n')
     (tmp_path / "r").mkdir()
     assert catalog.open(catalog.reranker("r")) == tmp_path / "r"
@@ -63,11 +63,11 @@ def test_rerankers_are_folders_and_have_names_of_their_own(tmp_path):
     with pytest.raises(ModelNotFoundError, match="No reranker is named 'e'"):
         catalog.reranker("e")
     (tmp_path / "x.gguf").write_bytes(b"")
-    with pytest.raises(ModelNotFoundError, match="a reranker is the folder of a CrossEncoder"):
-        catalog.reranker(str(tmp_path / "x.gguf"))
+    assert catalog.open(catalog.reranker(str(tmp_path / "x.gguf"))) == tmp_path / "x.gguf"
     for text, fault in (
         ('[embedders.e]\npath = "e"\n[rerankers.e]\npath = "r"\n', "an embedder already has this name"),
-        ('[rerankers.r]\nrepo = "a/b"\nfile = "x"\n', "must come from a wheel or a path"),
+        ('[rerankers.r]\nrepo = "a/b"\nfile = "x"\n', "must be one .gguf file; a folder must come from a wheel or a path"),
+        ('[rerankers.r]\npath = "r"\nquery_prefix = "query: "\n', "unknown key"),
         ('[rerankers.llm]\npath = "r"\n', "is reserved"),
     ):
         with pytest.raises(ConfigError, match=fault):

@@ -140,10 +140,13 @@ def test_rerankers_are_there_or_named_with_what_they_lack(doctor, tmp_path):
     file = tmp_path / "doctor.toml"
     file.write_text("".join(f'[rerankers.{name}]\npath = "{tmp_path / name}"\n' for name in ("whole", "half", "absent")))
     found = facts(doctor("--models", file, "--json"))["catalogue"]["rerankers"]
-    assert found["whole"] == {"path": str(tmp_path / "whole"), "size_bytes": 2002}
+    assert (found["whole"]["path"], found["whole"]["size_bytes"]) == (str(tmp_path / "whole"), 2002)
+    assert found["whole"]["scores"].startswith("llama.cpp if its copy passes the test")
     assert "has no model.safetensors" in found["half"]["error"]
     assert "There is no file" in found["absent"]["error"]
-    rows = {line.split()[0]: line for line in doctor("--models", file).stdout.splitlines() if line.strip()}
+    lines = doctor("--models", file).stdout.splitlines()
+    assert any(line.startswith("whole scores passages with llama.cpp") for line in lines)
+    rows = {line.split()[0]: line for line in reversed(lines) if line.strip()}
     assert "reranker, present" in rows["whole"]
     assert "has no model.safetensors" in rows["half"]
     assert "There is no file" in rows["absent"]

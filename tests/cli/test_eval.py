@@ -76,6 +76,9 @@ def test_judged_documents_that_are_missing_are_counted(localrag, pots):
         (["none"], "'none' does not exist"),
         (["pots/corpus.jsonl"], "is a file"),
         (["."], "There is no queries.jsonl"),
+        (["pots", "--out", "-"], "--out needs a file"),
+        (["pots", "--compare", "pots/qrels.tsv", "pots/qrels.tsv"], "DIR does not work with --compare"),
+        (["--compare", "pots/qrels.tsv", "pots/qrels.tsv"], "was not written by an evaluation"),
         (["pots", "--queries", "0"], "--queries"),
         (["pots", "--mode", "fuzzy"], "--mode"),
         (["pots", "--plot", "pots.svg"], "FILE.png"),
@@ -118,3 +121,74 @@ def test_a_broken_collection_is_refused_by_file_and_line(localrag, refused, pots
     assert says in refused(2, "eval", "pots", "--mode", "keyword")
     code, out, _ = localrag("eval", "pots", "--mode", "keyword", "--json")
     assert (code, json.loads(out)["error"]["type"]) == (2, "UsageError")
+
+
+def test_a_corpus_that_was_a_link_to_that_of_the_folder_above(localrag, refused, pots):
+    (pots / "last").mkdir()
+    for name in ("queries.jsonl", "qrels.tsv"):
+        (pots / "last" / name).write_bytes((pots / name).read_bytes())
+    (pots / "last" / "corpus.jsonl").write_text("../corpus.jsonl\n")
+    found = json.loads(localrag("eval", "pots/last", "--mode", "keyword", "--json")[1])
+    assert (found["num_documents"], found["results"][0]["RR"]) == (3, 1.0)
+    (pots / "last" / "corpus.jsonl").write_text("../../secret.jsonl")
+    assert "Line 1 of corpus.jsonl cannot be used: it is not JSON" in refused(2, "eval", "pots/last")
+    (pots / "corpus.jsonl").write_text("../corpus.jsonl")
+    assert "only names ../corpus.jsonl, which does not exist" in refused(2, "eval", "pots")
+
+
+@pytest.fixture
+def talks(pots):
+    """The same documents with three conversations, one of which has no answer."""
+    (pots / "queries.jsonl").unlink()
+    (pots / "qrels.tsv").unlink()
+    kiln = [{"role": "user", "content": "What does a kiln fire?"}, {"role": "assistant", "content": "Clay."}]
+    rows = [
+        {"id": "first", "messages": kiln[:1], "relevant": ["d1"], "collection": "fire"},
+        {
+            "id": "then",
+            "messages": [*kiln, {"role": "user", "content": "What is glaze on a pot?"}],
+            "relevant": ["d3"],
+            "collection": "glass",
+        },
+        {"id": "none", "messages": [*kiln, {"role": "user", "content": "Who invented it?"}], "answerability": "unanswerable"},
+        {"id": "unclear", "messages": [{"role": "user", "content": "What?"}], "answerability": "underspecified"},
+    ]
+    write_rows(pots / "conversations.jsonl", rows)
+    return pots
+
+
+def test_conversations_are_searched_after_the_turns_before(localrag, talks, tmp_path):
+    code, out, err = localrag("eval", "pots", "--json", "--out", "runs.jsonl")
+    found = json.loads(out)
+    assert code == 0, err
+    assert (found["num_queries"], [each["mode"] for each in found["results"]]) == (2, ["conversation", *MODES])
+    ours = found["results"][0]
+    assert (ours["nDCG@10"], ours["first"]["num_queries"], ours["follow_ups"]["R@5"], list(ours["subcollections"])) == (
+        1.0, 1, 1.0, ["fire", "glass"],
+    )  # fmt: skip
+    lines = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
+    assert [(line["id"], line["way"]) for line in lines[:2]] == [("first", "conversation"), ("then", "conversation")]
+    compared = json.loads(localrag("eval", "--compare", "runs.jsonl", "runs.jsonl", "--json")[1])["compared"]
+    assert [(each["way_a"], each["tests"][0]["p_value"]) for each in compared][:1] == [("conversation", 1.0)]
+    code, out, _ = localrag("eval", "--compare", "runs.jsonl", "runs.jsonl")
+    assert (code, out.splitlines()[1].split()[:2]) == (0, ["Measure", "Pairs"])
+    assert "holds the measures of another run" in localrag("eval", "pots", "--out", "runs.jsonl")[2]
+    code, out, err = localrag("eval", "pots", "--mode", "keyword")
+    assert out.split()[:5] == ["Search", "nDCG@10", "first", "questions", "follow-ups"]
+    assert "1 first question, 1 follow-up. " in err
+
+
+def test_answers_in_conversations_are_from_the_corpus_beside_them(localrag, refused, talks, tmp_path):
+    asked = ("eval", "--qa", "pots/conversations.jsonl", "--model", "echo")
+    code, out, err = localrag(*asked, "--json", "--out", "answers.jsonl")
+    found = json.loads(out)
+    assert code == 0, err
+    [way] = found["ways"]
+    assert (found["kbs"], found["num_sources_not_found"], way["num_questions"]) == (["pots"], 0, 3)
+    assert (way["in_evidence"]["of"], way["is_right"]["of"], way["is_refused"]["of"]) == (2, 0, 1)
+    assert way["in_evidence"]["num"] == 2
+    assert way["mean_prompt_tokens"] > way["mean_evidence_tokens"] > 0
+    assert "1 conversation not asked: neither answerable nor unanswerable." in err
+    assert "A council cannot be asked in a conversation." in refused(2, *asked, "--council", "default")
+    (talks / "corpus.jsonl").unlink()
+    assert "--qa needs a knowledge base." in refused(2, *asked)

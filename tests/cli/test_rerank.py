@@ -4,6 +4,9 @@ import json
 
 import pytest
 
+from localrag.engine.convert import convert
+from tests.bert_folders import BROKEN, SOUND, write_cross_encoder
+
 
 @pytest.fixture
 def notes(localrag, tmp_path):
@@ -21,6 +24,16 @@ def test_the_model_reads_the_best_passages_again(localrag, notes):
     assert answer["evidence"]
     assert all("rerank" in each["contributions"] for each in answer["evidence"])
     assert all(each["score"] == pytest.approx(sum(each["contributions"].values())) for each in answer["evidence"])
+
+
+def test_a_gguf_cross_encoder_reads_the_best_passages_again(localrag, refused, notes, tmp_path):
+    for name, seed in (("sound", SOUND), ("broken", BROKEN)):
+        convert(write_cross_encoder(tmp_path / name, seed=seed), tmp_path / f"{name}.gguf", ranks=True)
+    code, out, err = localrag("search", "How is PLA annealed?", "--kb", "notes", "--rerank", tmp_path / "sound.gguf", "--json")
+    assert code == 0, err
+    assert all("rerank" in hit["contributions"] for hit in json.loads(out)["hits"])
+    error = refused(4, "search", "PLA?", "--kb", "notes", "--rerank", tmp_path / "broken.gguf")
+    assert "broken.gguf cannot rerank" in error
 
 
 @pytest.mark.parametrize("command", [("ask", "--dry-run"), ("budget",)])

@@ -51,7 +51,7 @@ def test_a_text_over_the_limit_is_an_error_with_its_numbers(embedder):
 def test_where_no_larger_context_can_be_made_shorter_texts_go_on(embedder):
     before = embedder.embed(["hot"])
     with pytest.raises(EngineError, match="out of bounds"):
-        embedder._ready(1 << 17)
+        embedder._memory.ready(1 << 17)
     np.testing.assert_allclose(embedder.embed(["hot"]), before, atol=1e-5)
 
 

@@ -7,7 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from localrag.errors import UsageError
-from localrag.grading import MAX_LINE_BYTES, Question, read_questions, spread
+from localrag.grading import MAX_LINE_BYTES, Outcome, Passage, Question, Share, grade, read_questions, spread, tally
+from localrag.types import Citation
 
 GOOD = {"id": "q1", "question": "How hard?", "answers": [["95A"]], "sources": ["tpu.md"]}
 
@@ -140,3 +141,45 @@ def test_any_bytes_are_questions_or_one_error_that_names_a_line(file, lines):
 )
 def test_some_of_them_lie_at_even_distances(num, expected):
     assert spread(range(6), num) == expected
+
+
+def turns(*texts):
+    return [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(texts)]
+
+
+def test_the_last_question_of_a_conversation(tmp_path):
+    rows = [
+        {"id": "a", "messages": turns("Dry PETG?", "At 65.", "How long?"), "relevant": ["d1", "d1"], "collection": "c", "reference": "6 h"},
+        {"id": "b", "messages": turns("Who?"), "answerability": "unanswerable"},
+        {"id": "c", "messages": turns("What?"), "answerability": "underspecified", "relevant": []},
+    ]
+    (tmp_path / "c.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    a, b, c = read_questions(tmp_path / "c.jsonl").questions
+    assert (a.question, a.sources, a.collection, a.is_answerable, a.is_judged) == ("How long?", ("d1",), "c", True, True)
+    assert [(each.role, each.content) for each in a.messages] == [("user", "Dry PETG?"), ("assistant", "At 65."), ("user", "How long?")]
+    assert [(each.is_answerable, each.is_judged) for each in (b, c)] == [(False, True), (False, False)]
+    outcome = Outcome(text="6 h.", citations=(Citation("KB#1", True),), passages=(Passage("KB#1", "d1", "For hours."),))
+    found = grade(a, outcome)
+    assert (found.in_evidence, found.cites_holder, found.is_right) == (True, True, False)
+    row = tally("ask", [(a, outcome, found), (b, outcome, grade(b, outcome))])
+    assert (row.is_right, row.cites_holder, row.is_refused) == (Share(0, 0), Share(1, 1), Share(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"messages": turns("a", "b")}, "its messages do not end with a question"),
+        ({"messages": turns(" ")}, "its messages do not end with a question"),
+        ({"messages": []}, "messages: List should have at least 1 item"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role: "),
+        ({"messages": turns("a"), "relevant": [1]}, "relevant.0: "),
+        ({"messages": turns("a"), "answerability": "perhaps"}, "answerability: "),
+        ({"messages": turns("a"), "answerability": "unanswerable", "relevant": ["d"]}, "it is unanswerable but has relevant documents"),
+        ({"messages": turns("half \ud83d")}, "messages.0.content: "),
+    ],
+)
+def test_what_is_no_conversation(tmp_path, row, says):
+    (tmp_path / "c.jsonl").write_text(json.dumps({"id": "a"} | row))
+    with pytest.raises(UsageError, match=r"Line 1 of c\.jsonl cannot be used") as caught:
+        read_questions(tmp_path / "c.jsonl")
+    assert says in caught.value.message

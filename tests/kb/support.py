@@ -3,6 +3,8 @@
 import sqlite3
 from contextlib import closing
 
+from localrag.text.languages import stemmed
+
 
 def contents(kb) -> dict[str, list[tuple]]:
     """Every document's chunks, without ids: what two builds of the same folder have in common."""
@@ -73,6 +75,7 @@ def problems(path) -> list[str]:
     """What is wrong inside a knowledge base file: its pages, its full text, rows without their counterparts."""
     with closing(sqlite3.connect(path, timeout=30)) as db:
         found = [line for (line,) in db.execute("PRAGMA integrity_check") if line != "ok"]
+        db.create_function("stemmed", 2, stemmed, deterministic=True)
         found += [f"foreign key {row}" for row in db.execute("PRAGMA foreign_key_check")]
         try:
             db.execute("INSERT INTO chunks_fts (chunks_fts, rank) VALUES ('integrity-check', 1)")

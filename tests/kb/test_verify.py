@@ -114,6 +114,12 @@ def test_a_name_that_steers_a_terminal_is_a_problem(kb, statement):
     assert problem.isprintable()
 
 
+def test_a_language_that_is_none_is_a_problem_and_no_error_of_a_search(kb):
+    _change(kb, "DROP TRIGGER chunks_changed_language", "UPDATE chunks SET language = 'x' || id")
+    assert kb.retrieve("zebra1x1", None, mode="keyword")
+    assert kb.verify().problems == ("a chunk is in a language that localrag does not know",)
+
+
 @pytest.mark.parametrize("name", ["a\x1b[2Jb.md", "a\nb.md", "a\x9bb.md", "a\u202eb.md", "a\x7f.md"])
 def test_a_file_with_control_characters_in_its_name_is_sound_by_another(notes, kb_dir, embedder, name):
     (notes / name).write_text("# Odd\n\nAn odd name.\n")

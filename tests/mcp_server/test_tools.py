@@ -100,6 +100,22 @@ def test_a_search(live):
     assert "\n> A cat purrs at 25 hertz." in text_of(result)
 
 
+def test_a_follow_up_is_searched_with_the_questions_before(live):
+    question, before = "Why?", "How long does a cat sleep?"
+    found = live.given("search", query=question, kb="pets", earlier=[before, " "])["hits"]
+    assert "sleeps 15 hours" in found[0]["text"]
+    assert "sleeps 15 hours" not in live.given("search", query=question, kb="pets")["hits"][0]["text"]
+    budget = live.given("budget", question=question, kbs=["pets"], history=[{"question": before, "answer": "15 hours."}])
+    assert {each["id"] for each in budget["sources"]} == {each["id"] for each in found}
+    assert next(entry for entry in budget["ledger"]["entries"] if entry["name"] == "history")["used"] > 0
+
+
+def test_what_is_no_conversation_is_refused(live):
+    assert "earlier: List should have at most 100 items" in live.refused("search", query="x", kb="pets", earlier=["x"] * 101)
+    assert live.refused("search", query="x", kb="pets", earlier=[1]) == "earlier.0: Input should be a valid string."
+    assert live.refused("ask", question="x", history=[{"question": "x"}]) == "history.0.answer: Field required."
+
+
 def test_a_passage_is_read_with_its_neighbours(live):
     tag = next(each["id"] for each in live.given("search", query="cat sleeps", kb="pets")["hits"] if "sleeps" in each["text"])
     number = tag.removeprefix("KB#")

@@ -60,3 +60,14 @@ def test_two_questions_in_three_ways(asked, tmp_path):
 def test_asked_again_the_model_says_the_same(asked):
     first, second = (asked("--ctx", "2048", "--top-k", "1", "--max-tokens", "12")["ways"][0] for _ in range(2))
     assert {**first, "mean_s": 0} == {**second, "mean_s": 0}
+
+
+def test_a_follow_up_is_answered_after_its_conversation(asked, tmp_path):
+    turns = [("user", "At which temperature is PETG dried?"), ("assistant", "At 65 °C."), ("user", "And for how many hours?")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    row = {"id": "hours", "messages": messages, "relevant": ["guides/drying-and-moisture.md", "materials/petg.md"]}
+    (tmp_path / "talk.jsonl").write_text(json.dumps(row))
+    [way] = asked("--qa", str(tmp_path / "talk.jsonl"), "--max-tokens", "16")["ways"]
+    assert (way["in_evidence"]["num"], way["is_right"]["of"], way["errors"]) == (1, 0, {})
+    assert 0 < way["mean_first_token_s"] < way["mean_s"]
+    assert 0 < way["mean_evidence_tokens"] < way["mean_prompt_tokens"]

@@ -39,6 +39,14 @@ def test_what_is_found_is_read(live):
     assert "quoted from documents" in text_of(live.use("read_chunk", tag=hit["id"]))
 
 
+def test_a_follow_up_is_found_with_the_question_before(live):
+    found = live.given("search", query="And for how many hours?", earlier=["At which temperature is PETG dried?"], k=3)["hits"]
+    assert any("PETG" in each["text"] and "6" in each["text"] for each in found)
+    history = [{"question": "At which temperature is PETG dried?", "answer": "At 65 °C."}]
+    sources = live.given("budget", question="And for how many hours?", history=history)["sources"]
+    assert found[0]["id"] in [each["id"] for each in sources]
+
+
 def test_a_question_that_is_too_long(live):
     assert "but the window holds 4096." in live.refused("ask", question="anneal " * 5000)
 

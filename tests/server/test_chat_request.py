@@ -173,13 +173,14 @@ def test_an_unknown_role_is_refused():
 # --- what shapes the answer ---
 
 
-def test_max_tokens_limits_the_answer_and_leaves_to_evidence_what_would_stay_spare():
+def test_max_tokens_limits_the_answer_and_a_ratio_asks_for_all_that_fits():
     with_limit = asked(messages=PLAIN, index_name="docs_index", max_tokens=7).to_message()
     without = asked(messages=PLAIN, index_name="docs_index").to_message()
     assert with_limit["sampling"]["max_tokens"] == 7
     assert without["sampling"]["max_tokens"] is None  # what is left
-    assert with_limit["options"] == {"context_ratio": None, "top_k": "fit"}
-    assert without["options"] == {"context_ratio": 0.5, "top_k": "fit"}
+    assert with_limit["options"] == without["options"] == {}
+    with_ratio = asked(messages=PLAIN, index_name="docs_index", context_token_ratio=0.4, evidence_tokens=90).to_message()
+    assert with_ratio["options"] == {"context_ratio": 0.4, "top_k": "fit", "evidence_tokens": 90}
 
 
 def test_all_that_can_be_honoured_arrives():

@@ -43,18 +43,17 @@ def most_of_evidence(found, ratio):
 
 
 def test_example_1_no_max_tokens_specified(session):
+    """Without a ratio, only what comes near the best is sent, as in localrag ask."""
     found = ledger(session, DETAIL)
-    most = most_of_evidence(found, 0.5)
-    assert most - PASSAGE < found.entry("evidence").used <= most
+    assert 0 < found.entry("evidence").used < 5 * PASSAGE
     assert found.entry("answer").allotted == WINDOW - found.prompt_tokens
 
 
 def test_example_2_conservative_max_tokens(session):
-    """What a limit of the answer leaves unused goes to the documents, unless the client gives a ratio: then that is their most."""
+    """A limit of the answer changes no evidence. A ratio is the most of it."""
     found = ledger(session, DETAIL, max_tokens=100)
     assert found.entry("answer").allotted == 100
-    assert most_of_evidence(found, 0.9) < found.entry("evidence").used
-    assert found.spare < PASSAGE
+    assert found.entry("evidence").used == ledger(session, DETAIL).entry("evidence").used
     for ratio in (0.2, 0.5, 0.8):
         given = ledger(session, DETAIL, max_tokens=100, context_token_ratio=ratio)
         assert most_of_evidence(given, ratio) - PASSAGE < given.entry("evidence").used <= most_of_evidence(given, ratio)

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Literal
 
 from localrag.kb.filters import Where
 from localrag.kb.postgres.database import Database, raw, vector
-from localrag.kb.query import Term
+from localrag.kb.query import Term, Variant, has_phrase, variants
+from localrag.kb.store import LANGUAGES
+from localrag.text.languages import stemmed
 from localrag.text.terms import CJK, spaced, words
 
 if TYPE_CHECKING:
@@ -32,6 +34,13 @@ FullText = Literal["words", "characters"]
 FULL_TEXTS: tuple[FullText, ...] = ("words", "characters")
 
 CONFIGURATION: dict[FullText, str] = {"words": "words", "characters": "simple"}
+
+Body = tuple[int, str, str, str]
+"""(chunk id, heading, text, language) of a chunk to index."""
+
+_MATCHES = """{} @@ query AND (scope = 'all' OR (scope = 'stems') = (language != ''))
+    AND (language = '' OR other_ids IS NULL OR id = ANY(other_ids))"""
+"""Whether a chunk matches a row of `_queries`. `other_ids` are the chunks in other languages than English that have a phrase."""
 
 _ACCENTS = re.compile("[\u0300-\u036f]")
 _MAX_WORD_CHARS = 255  # PostgreSQL rejects a query with a word of 2 kB or more
@@ -51,24 +60,21 @@ def plain(text: str) -> str:
     return " ".join(word[:_MAX_WORD_CHARS] for word in words(lower))
 
 
-def indexed(heading: str, text: str) -> tuple[str, str | None]:
-    """Return the two texts of a chunk to index: words, and characters (None if the chunk has no CJK characters)."""
+def indexed(heading: str, text: str, language: str) -> tuple[str, str | None]:
+    """Return the two texts of a chunk to index: words or their stems, and characters (None if the chunk has no CJK characters)."""
     both = f"{heading}\n{text}"
-    return plain(both), plain(spaced(both)) if CJK.search(both) else None
+    return plain(stemmed(both, language)), plain(spaced(both)) if CJK.search(both) else None
 
 
-def compiled(term: Term, name: FullText) -> tuple[str, list[str]]:
-    """Return an SQL expression for the tsquery of a term, and its values."""
+def _compiled(variant: Variant, name: FullText) -> tuple[str, list[str]]:
+    """Return an SQL expression for the tsquery of a form of a term, and its values."""
     exactly = f"phraseto_tsquery('{CONFIGURATION[name]}', %s::text)"
-    text = plain(term.text)
-    if not (term.is_prefix and text):
+    text = plain(variant.text)
+    if not (variant.is_prefix and text):
         return exactly, [text]
     before, _, last = text.rpartition(" ")
-    parts, values = ["to_tsquery('simple', %s::text)"], [f"'{last}':*"]  # words contain no quotation marks
-    if before:
-        parts, values = [f"({exactly} <-> {parts[0]})"], [before, *values]
-    stems = [plain(stem) for stem in term.stems]
-    return " || ".join([*parts, *[exactly] * len(stems)]), [*values, *stems]
+    beginning, value = "to_tsquery('simple', %s::text)", f"'{last}':*"  # words contain no quotation marks
+    return (f"({exactly} <-> {beginning})", [before, value]) if before else (beginning, [value])
 
 
 def passing(where: Where) -> tuple[str, list[object]]:
@@ -98,15 +104,15 @@ def _like(glob: str) -> str:
 
 def best(db: Database, name: FullText, terms: Sequence[Term], limit: int, where: Where | None) -> list[tuple[int, float]]:
     """Return (chunk id, BM25 score) of the chunks that best match any of the terms, best first, ties by id. Higher is better."""
-    queries, values = _term_queries(name, terms)
+    queries, values = _queries(db, name, terms, is_counted_together=False)
     selection, filter_values = "", list[object]()
     if where:
         matching, filter_values = passing(where)
         selection = f"WHERE id IN (SELECT id FROM chunks WHERE document_id IN ({matching}))"  # noqa: S608  # no values in it
     statement = f"""WITH
-        queries (n, query) AS MATERIALIZED ({queries}),
+        queries (n, query, scope, other_ids) AS MATERIALIZED ({queries}),
         held AS MATERIALIZED (
-            SELECT n, id, {_OFTEN.format(name)} AS often, length({name})::float8 AS size FROM queries JOIN chunks ON {name} @@ query
+            SELECT n, id, {_OFTEN.format(name)} AS often, length({name})::float8 AS size FROM queries JOIN chunks ON {_MATCHES.format(name)}
         ),
         counted AS (SELECT (SELECT count(*) FROM chunks)::float8 AS num, avg(size) AS mean FROM held),
         weights AS (
@@ -122,18 +128,18 @@ def holders(db: Database, name: FullText, terms: Sequence[Term], among: Sequence
     """Return for each term the number of chunks that match it, and the ids in `among` that do."""
     if not terms:
         return []
-    queries, values = _term_queries(name, terms)
+    queries, values = _queries(db, name, terms, is_counted_together=True)
     rows = db.rows(
-        f"WITH queries (n, query) AS MATERIALIZED ({queries}) "  # noqa: S608  # our own names
-        "SELECT count(id), array_agg(id) FILTER (WHERE id = ANY(%s::bigint[])) "
-        f"FROM queries LEFT JOIN chunks ON {name} @@ query GROUP BY n ORDER BY n",
+        f"WITH queries (n, query, scope, other_ids) AS MATERIALIZED ({queries}) "  # noqa: S608  # our own names
+        "SELECT count(DISTINCT id), array_agg(DISTINCT id) FILTER (WHERE id = ANY(%s::bigint[])) "
+        f"FROM queries LEFT JOIN chunks ON {_MATCHES.format(name)} GROUP BY n ORDER BY n",
         (*values, list(among)),
     )
     return [(num, ids or []) for num, ids in rows]
 
 
-def is_sound(db: Database, name: FullText, texts: Iterator[list[tuple[int, str, str]]]) -> bool:
-    """Whether a full-text index agrees with the chunks. `texts` yields (chunk id, heading, text) of all chunks, in batches."""
+def is_sound(db: Database, name: FullText, texts: Iterator[list[Body]]) -> bool:
+    """Whether a full-text index agrees with the chunks. `texts` yields the bodies of all chunks, in batches."""
     changed = (
         f"SELECT 1 FROM unnest(%s::bigint[], %s::text[]) AS expected (chunk_id, body) JOIN chunks ON id = chunk_id "  # noqa: S608  # our own names
         f"WHERE {name} IS DISTINCT FROM to_tsvector('{CONFIGURATION[name]}', body) LIMIT 1"
@@ -141,7 +147,7 @@ def is_sound(db: Database, name: FullText, texts: Iterator[list[tuple[int, str, 
     return not any(db.rows(changed, _bodies(name, rows)) for rows in texts)
 
 
-def rebuild(db: Database, name: FullText, texts: Iterator[list[tuple[int, str, str]]]) -> None:
+def rebuild(db: Database, name: FullText, texts: Iterator[list[Body]]) -> None:
     """Rebuild a full-text index from the chunks."""
     for rows in texts:
         db.rows(
@@ -151,19 +157,39 @@ def rebuild(db: Database, name: FullText, texts: Iterator[list[tuple[int, str, s
         )
 
 
-def _term_queries(name: FullText, terms: Sequence[Term]) -> tuple[str, list[str]]:
-    """Return a VALUES list of (number, tsquery), and its values."""
-    rows, values = [], list[str]()
-    for number, term in enumerate(terms):
-        query, query_values = compiled(term, name)
-        rows.append(f"({number}, {query})")
-        values += query_values
+def set_language(db: Database, document_id: int, language: str) -> None:
+    """Record the language of a document at its chunks, and index those again that had another."""
+    statement = "UPDATE chunks SET language = %s WHERE document_id = %s AND language != %s RETURNING id, heading, text, language"
+    changed = db.rows(statement, (language, document_id, language))
+    if changed:
+        rebuild(db, "words", iter([[(chunk_id, heading, text, new) for chunk_id, heading, text, new in changed]]))
+
+
+def _queries(db: Database, name: FullText, terms: Sequence[Term], *, is_counted_together: bool) -> tuple[str, list[object]]:
+    """Return a VALUES list of (number, tsquery, scope, other_ids), and its values: a row for each form of each term.
+
+    The forms of a term have one number if they are counted together. Otherwise each has its own, and with it its own weight in BM25.
+    """
+    languages = [row[0] for row in db.rows(LANGUAGES)] if name == "words" else []
+    forms = [(number, term, variant) for number, term in enumerate(terms) for variant in variants(term, languages)]
+    rows, values = [], list[object]()
+    for place, (number, term, variant) in enumerate(forms):
+        query, query_values = _compiled(variant, name)
+        other_ids = _with_phrase(db, term, query, query_values) if languages and term.is_phrase else None
+        rows.append(f"({number if is_counted_together else place}, {query}, '{variant.scope}', %s::bigint[])")
+        values += [*query_values, other_ids]
     return f"VALUES {', '.join(rows)}", values
 
 
-def _bodies(name: FullText, rows: list[tuple[int, str, str]]) -> tuple[list[int], list[str | None]]:
-    both = [indexed(heading, text) for _, heading, text in rows]
-    return [one for one, _, _ in rows], [words if name == "words" else characters for words, characters in both]
+def _with_phrase(db: Database, term: Term, query: str, values: list[str]) -> list[int]:
+    """Return the chunks in other languages than English that have a phrase, of those that match its stems."""
+    rows = db.rows(f"SELECT id, heading, text FROM chunks WHERE language != '' AND words @@ {query}", values)  # noqa: S608  # our own names
+    return [one for one, heading, text in rows if has_phrase(term.text, heading, text)]
+
+
+def _bodies(name: FullText, rows: list[Body]) -> tuple[list[int], list[str | None]]:
+    both = [indexed(heading, text, language) for _, heading, text, language in rows]
+    return [one for one, *_ in rows], [words if name == "words" else characters for words, characters in both]
 
 
 # Vectors

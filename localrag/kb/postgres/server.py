@@ -5,15 +5,16 @@ Migrations are numbered. Each is applied once, in one transaction.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from localrag.errors import KnowledgeBaseBusyError, KnowledgeBaseError, KnowledgeBaseNotFoundError
 from localrag.kb.names import not_found, parse_address
 from localrag.kb.postgres.database import Database
-from localrag.kb.postgres.search import PostgresIndex, index_problems, maintain_index
+from localrag.kb.postgres.search import PostgresIndex, index_problems, maintain_index, set_language
 from localrag.kb.postgres.store import PostgresStore
+from localrag.text.languages import language_of
 
 _SCHEMA = "localrag_"
 _CREATING = "tables"
@@ -125,8 +126,28 @@ _ADD_TEXTS = (
     "CREATE INDEX entries_by_entry ON entries (entry)",
 )
 
-MIGRATIONS = (_CREATE, _ADD_MACHINES, _ADD_MIN_SIMILARITY, _ADD_TEXTS)
-"""The statements of each migration. A released migration is never edited; a change is a new migration."""
+
+def _detect_languages(db: Database) -> None:
+    for (document_id,) in db.rows("SELECT id FROM documents ORDER BY id"):
+        texts = db.rows("SELECT text FROM chunks WHERE document_id = %s ORDER BY ordinal", (document_id,))
+        set_language(db, document_id, language_of(text for (text,) in texts))
+
+
+# The language of its document: "" is English, several languages or an unknown one. Stems of other languages are indexed instead of words.
+_ADD_LANGUAGES = (
+    "ALTER TABLE chunks ADD COLUMN language text COLLATE \"C\" NOT NULL DEFAULT ''",
+    "CREATE INDEX chunks_by_language ON chunks (language) WHERE language != ''",
+    _detect_languages,
+)
+
+MIGRATIONS: tuple[tuple[str | Callable[[Database], None], ...], ...] = (
+    _CREATE,
+    _ADD_MACHINES,
+    _ADD_MIN_SIMILARITY,
+    _ADD_TEXTS,
+    _ADD_LANGUAGES,
+)
+"""The steps of each migration: statements and functions. A released migration is never edited; a change is a new migration."""
 
 
 def schema_of(name: str) -> str:
@@ -155,8 +176,7 @@ def enter(db: Database, name: str, *, create: bool = False) -> bool:
                 _add_vectors(db)
                 db.rows(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
                 db.rows("SELECT set_config('search_path', %s, true)", (_path(db, schema),))
-                for statement in MIGRATIONS[0]:
-                    db.rows(statement)
+                _apply(db, MIGRATIONS[0])
                 db.rows("UPDATE state SET version = 1")
     db.use(_path(db, schema))
     _migrate(db, schema)
@@ -205,6 +225,14 @@ def _no_vectors(db: Database) -> KnowledgeBaseError:
     )
 
 
+def _apply(db: Database, steps: Sequence[str | Callable[[Database], None]]) -> None:
+    for step in steps:
+        if callable(step):
+            step(db)
+        else:
+            db.rows(step)
+
+
 def _migrate(db: Database, schema: str) -> None:
     version = db.one("SELECT version FROM state")
     if version > len(MIGRATIONS):
@@ -218,8 +246,7 @@ def _migrate(db: Database, schema: str) -> None:
     while version < len(MIGRATIONS):
         with db.writing(schema):
             if db.one("SELECT version FROM state") == version:  # otherwise another process has just applied it
-                for statement in MIGRATIONS[version]:
-                    db.rows(statement)
+                _apply(db, MIGRATIONS[version])
                 db.rows("UPDATE state SET version = %s", (version + 1,))
         version = db.one("SELECT version FROM state")
 

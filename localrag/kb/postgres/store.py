@@ -16,7 +16,7 @@ from typing import Any
 from localrag.kb.chunking import Passage
 from localrag.kb.filters import Where, folded
 from localrag.kb.postgres.database import Database, raw, vector
-from localrag.kb.postgres.search import FULL_TEXTS, FullText, best, holders, indexed, is_sound, passing, rebuild
+from localrag.kb.postgres.search import FULL_TEXTS, Body, FullText, best, holders, indexed, is_sound, passing, rebuild, set_language
 from localrag.kb.protocols import (
     DocumentRow,
     Feedback,
@@ -31,6 +31,7 @@ from localrag.kb.protocols import (
 )
 from localrag.kb.query import Term
 from localrag.kb.store import NUM_STAMPS, match_chunks
+from localrag.text.languages import language_of
 from localrag.types import Chunk
 
 _AT_ONCE = 500  # rows to fetch at a time, with their vectors
@@ -56,8 +57,8 @@ _PUT_TEXT = """INSERT INTO texts (document_id, id, metadata, text) VALUES (%s, %
     ON CONFLICT (document_id) DO UPDATE SET metadata = excluded.metadata, text = excluded.text"""
 
 _ADD_CHUNK = """WITH added AS (
-        INSERT INTO chunks (document_id, ordinal, "start", "end", place, heading, text, sha256, words, characters)
-        VALUES (%s, %s, %s, %s, %s, %s, %s, %s, to_tsvector('words', %s::text), to_tsvector('simple', %s::text)) RETURNING id
+        INSERT INTO chunks (document_id, ordinal, "start", "end", place, heading, text, sha256, language, words, characters)
+        VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, to_tsvector('words', %s::text), to_tsvector('simple', %s::text)) RETURNING id
     ) INSERT INTO vectors (chunk_id, embedding) SELECT id, %s FROM added"""
 
 _TEXTS = "FROM texts t JOIN documents d ON d.id = t.document_id"
@@ -290,7 +291,7 @@ class PostgresStore:
         self.set_fields(document_id, (*(("tag", tag) for tag in row.tags), *row.fields), "file")
         if row.given is not None:
             self._put_given(document_id, row.source, row.given)
-        self._put_chunks(document_id, passages, vectors)
+        self._put_chunks(document_id, passages, vectors, language_of(passage.text for passage in passages))
         return document_id
 
     def move_document(self, document_id: int, path: str, source: str) -> None:
@@ -344,11 +345,11 @@ class PostgresStore:
     def reset_feedback(self) -> None:
         self._db.rows("DELETE FROM feedback")
 
-    def _texts(self) -> Iterator[list[tuple[int, str, str]]]:
-        """Yield (chunk id, heading, text) of all chunks, in batches."""
-        after, statement = 0, "SELECT id, heading, text FROM chunks WHERE id > %s ORDER BY id LIMIT %s"
+    def _texts(self) -> Iterator[list[Body]]:
+        """Yield the bodies of all chunks, in batches."""
+        after, statement = 0, "SELECT id, heading, text, language FROM chunks WHERE id > %s ORDER BY id LIMIT %s"
         while rows := self._db.rows(statement, (after, _AT_ONCE)):
-            yield [(chunk_id, heading, text) for chunk_id, heading, text in rows]
+            yield [(chunk_id, heading, text, language) for chunk_id, heading, text, language in rows]
             after = rows[-1][0]
 
     def _by_id(self, statement: str, after: int) -> Iterator[tuple[Any, ...]]:
@@ -368,7 +369,7 @@ class PostgresStore:
         self._db.rows("DELETE FROM entries WHERE document_id = %s", (document_id,))
         self._db.many("INSERT INTO entries (document_id, entry) VALUES (%s, %s)", [(document_id, entry) for entry in sorted(text.entries)])
 
-    def _put_chunks(self, document_id: int, passages: Sequence[Passage], vectors: Mapping[bytes, bytes]) -> None:
+    def _put_chunks(self, document_id: int, passages: Sequence[Passage], vectors: Mapping[bytes, bytes], language: str) -> None:
         statement = "SELECT id, sha256, heading FROM chunks WHERE document_id = %s ORDER BY ordinal DESC"
         present = [(int(chunk_id), bytes(sha256), str(heading)) for chunk_id, sha256, heading in self._db.rows(statement, (document_id,))]
         chunk_ids, stale_ids = match_chunks(present, passages)
@@ -376,11 +377,12 @@ class PostgresStore:
             self._db.rows("DELETE FROM chunks WHERE id = ANY(%s::bigint[])", (stale_ids,))
             # The ordinals of a document are unique after every statement, so first move those of the remaining chunks out of the way.
             self._db.rows("UPDATE chunks SET ordinal = -1 - ordinal WHERE document_id = %s", (document_id,))
+            set_language(self._db, document_id, language)
         moved, added = [], []
         for ordinal, (passage, chunk_id) in enumerate(zip(passages, chunk_ids, strict=True)):
             where = (ordinal, passage.start, passage.end, passage.place)
             if chunk_id is None:
-                texts = (passage.heading, passage.text, passage.sha256, *indexed(passage.heading, passage.text))
+                texts = (passage.heading, passage.text, passage.sha256, language, *indexed(passage.heading, passage.text, language))
                 added.append((document_id, *where, *texts, vector(vectors[passage.sha256])))
             else:
                 moved.append((*where, chunk_id))
