@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         ModelNotFoundError,
         TemplateError,
         TimeLimitError,
+        UnanswerableError,
         UsageError,
     )
     from localrag.journal import Journal
@@ -66,12 +67,15 @@ if TYPE_CHECKING:
     from localrag.question import BudgetOptions, Given, Question, Search, Thread, ToolCalls, TopK
     from localrag.session import Answer, Event, Prepared, Retriever, Session
     from localrag.session.answer import Bypass, Pass
+    from localrag.session.answerability import Answerability, Calibration
     from localrag.session.chat import Chat
     from localrag.session.council_run import CouncilResult
     from localrag.session.council_run import council as council
     from localrag.session.history_window import Forgotten, Turn
     from localrag.session.query_rewrite import QueryRewrite
+    from localrag.session.retrieval import EvidenceRule, Selection
     from localrag.settings import Learning, Settings
+    from localrag.support import SentenceSupport, Support, SupportingSpan, UnsupportedClaim
     from localrag.text.tokens import Embedder
     from localrag.types import (
         Attachment,
@@ -93,12 +97,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Answer",
+    "Answerability",
     "Attachment",
     "Budget",
     "BudgetExceededError",
     "BudgetOptions",
     "BundleError",
     "Bypass",
+    "Calibration",
     "Chat",
     "Chunk",
     "Citation",
@@ -112,6 +118,7 @@ __all__ = [
     "EngineError",
     "Entry",
     "Event",
+    "EvidenceRule",
     "Feedback",
     "FileEntry",
     "Flex",
@@ -157,11 +164,15 @@ __all__ = [
     "SamplingParams",
     "Search",
     "Section",
+    "Selection",
+    "SentenceSupport",
     "Session",
     "Settings",
     "Shortened",
     "SkippedFile",
     "Slot",
+    "Support",
+    "SupportingSpan",
     "Tagging",
     "TemplateError",
     "Text",
@@ -177,6 +188,8 @@ __all__ = [
     "ToolSpec",
     "TopK",
     "Turn",
+    "UnanswerableError",
+    "UnsupportedClaim",
     "UsageError",
     "Verdict",
     "VerifyResult",
@@ -223,6 +236,7 @@ _MODULES = {
         "ModelNotFoundError",
         "TemplateError",
         "TimeLimitError",
+        "UnanswerableError",
         "UsageError",
     ),
     "journal": ("Journal",),
@@ -275,6 +289,10 @@ _MODULES = {
         "Retriever",
         "Session",
     ),
+    "session.answerability": (
+        "Answerability",
+        "Calibration",
+    ),
     "session.answer": (
         "Bypass",
         "Pass",
@@ -289,9 +307,19 @@ _MODULES = {
         "Turn",
     ),
     "session.query_rewrite": ("QueryRewrite",),
+    "session.retrieval": (
+        "EvidenceRule",
+        "Selection",
+    ),
     "settings": (
         "Learning",
         "Settings",
+    ),
+    "support": (
+        "SentenceSupport",
+        "Support",
+        "SupportingSpan",
+        "UnsupportedClaim",
     ),
     "text.tokens": ("Embedder",),
     "types": (

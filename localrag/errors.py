@@ -12,7 +12,8 @@
     ├── TimeLimitError              5   not even the shortest answer fits the time limit
     ├── KnowledgeBaseError          6   a knowledge base cannot be used
     │   ├── KnowledgeBaseNotFoundError
-    │   └── KnowledgeBaseBusyError      another process is indexing
+    │   ├── KnowledgeBaseBusyError      another process is indexing
+    │   └── UnanswerableError           it probably does not answer the question
     ├── EngineError                 7   llama.cpp failed, or ran out of memory
     └── InterruptedRunError       130   the user stopped the run
 
@@ -22,6 +23,7 @@ the numbers involved, so that scripts can read them without parsing text.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -127,6 +129,22 @@ class KnowledgeBaseNotFoundError(KnowledgeBaseError):
 
 class KnowledgeBaseBusyError(KnowledgeBaseError):
     """Another process is indexing into the knowledge base."""
+
+
+class UnanswerableError(KnowledgeBaseError):
+    """The knowledge bases probably do not answer a question that asks for an error in that case (`unanswerable`).
+
+    `answerable` is the probability that they do, below `threshold`. `nearest` are the labels of the nearest passages.
+    """
+
+    def __init__(self, answerable: float, threshold: float, nearest: Sequence[str]) -> None:
+        super().__init__(
+            f"The sources do not answer this question: the probability is {answerable:.2f}, below {threshold:.2f}.",
+            hint="Ask in other words, add documents, or use --unanswerable answer.",
+            answerable=round(answerable, 4),
+            threshold=round(threshold, 4),
+            nearest=list(nearest),
+        )
 
 
 class EngineError(LocalragError):

@@ -29,8 +29,8 @@ _OTHERS = 0o077
 
 _IN_HOME = re.compile(
     r"journal\.sqlite.*|kb|models|embedders|eval|exports|prefixes|chat-history|server-token|models\.toml.*"
-    r"|(?:attention|loads|speeds|trials|verified)\.json"
-    r"|\.(?:attention|loads|models|pull|speeds|trials|unbundle|verified)[.-].*"
+    r"|(?:answerability|attention|loads|speeds|trials|verified)\.json"
+    r"|\.(?:answerability|attention|loads|models|pull|speeds|trials|unbundle|verified)[.-].*"
 )
 """Names that localrag gives to entries of its home."""
 

@@ -241,6 +241,8 @@ _NUMBERS = ("prompt_tokens", "evaluated_tokens", "completion_tokens", "evidence_
 _KINDS: Mapping[str, tuple[type, ...]] = {
     "citations": (list, tuple),
     "passages": (list, tuple),
+    "support": (int, float, type(None)),
+    "unsupported_claims": (list, tuple),
     "seconds": (int, float),
     "first_token_s": (int, float),
     **dict.fromkeys(_NUMBERS, (int,)),
@@ -276,6 +278,9 @@ class Outcome:
     completion_tokens: int = 0
     evidence_tokens: int = 0
     first_token_s: float = 0.0
+    support: float | None = None
+    """Mean support score of the cited sentences (localrag/support.py); None if there are none."""
+    unsupported_claims: tuple[str, ...] = ()
     error: str = ""
     error_text: str = ""
 
@@ -292,6 +297,7 @@ class Outcome:
             if each.name in values and not isinstance(values[each.name], _KINDS.get(each.name, (str,))):
                 raise TypeError(f"{each.name} is a {type(values[each.name]).__name__}")
         values["citations"] = tuple(Citation(str(each["label"]), bool(each["supplied"])) for each in values.get("citations", ()))
+        values["unsupported_claims"] = tuple(map(str, values.get("unsupported_claims", ())))
         values["passages"] = tuple(Passage(*(str(each[name]) for name in Passage.__slots__)) for each in values.get("passages", ()))
         return cls(**values)
 
@@ -423,6 +429,10 @@ class Tally:
     """Among questions that no page answers."""
     is_refused_wrongly: Share
     """Among questions that a page answers."""
+    mean_support: float | None
+    """Over the answers that cite a passage; None if there are none."""
+    is_supported: Share
+    """Answers without unsupported claims, among those that cite a passage."""
     mean_s: float
     mean_first_token_s: float
     mean_prompt_tokens: float
@@ -443,6 +453,8 @@ class Tally:
             "num_questions": self.num_questions,
             **{name: share.to_dict() for name, share in self.shares.items()},
             "num_invented": self.num_invented,
+            "mean_support": None if self.mean_support is None else round(self.mean_support, 4),
+            "is_supported": self.is_supported.to_dict(),
             "mean_s": round(self.mean_s, 3),
             "mean_first_token_s": round(self.mean_first_token_s, 3),
             "mean_prompt_tokens": round(self.mean_prompt_tokens, 1),
@@ -480,6 +492,7 @@ def tally(way: str, graded: Sequence[Graded]) -> Tally:
     answerable = [each for question, _, each in graded if question.is_answerable]
     others = [each for question, _, each in graded if not question.is_answerable]
     answered = [outcome for _, outcome, _ in graded if not outcome.error]
+    supports = [outcome.support for outcome in answered if outcome.support is not None]
     return Tally(
         way=way,
         num_questions=len(graded),
@@ -489,6 +502,8 @@ def tally(way: str, graded: Sequence[Graded]) -> Tally:
         num_invented=sum(each.num_invented for _, _, each in graded),
         is_refused=_share(each.is_refused for each in others),
         is_refused_wrongly=_share(each.is_refused for each in answerable),
+        mean_support=_mean(supports) if supports else None,
+        is_supported=_share(not each.unsupported_claims for each in answered if each.support is not None),
         mean_s=_mean([each.seconds for each in answered]),
         mean_first_token_s=_mean([each.first_token_s for each in answered]),
         mean_prompt_tokens=_mean([each.prompt_tokens for each in answered]),
@@ -649,6 +664,11 @@ def _paired_tests(a: Run, way: str, b: Run, other: str) -> list[PairedTest]:
         paired_test("num_invented", [(float(one["grade"]["num_invented"]), float(two["grade"]["num_invented"])) for one, two in pairs])
     )
     whole = [pair for pair in pairs if not any(row.get("error") for row in pair)]
+    cited = [pair for pair in whole if all(isinstance(row.get("support"), int | float) for row in pair)]
+    if cited:
+        tests.append(paired_test("support", [(float(one["support"]), float(two["support"])) for one, two in cited]))
+        claims = [tuple(bool(row.get("unsupported_claims")) for row in pair) for pair in cited]
+        tests.append(paired_test("has_unsupported_claims", [(one, two) for one, two in claims]))
     names = [name for name in _MEANS if whole and all(name in row for pair in whole for row in pair)]
     return tests + [paired_test(name, [(float(one[name]), float(two[name])) for one, two in whole]) for name in names]
 

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from localrag.kb.filters import Where
 
 Cite = Literal["enforced", "free"]
-DEFAULT_CITE: Cite = "free"
+DEFAULT_CITE: Cite = "enforced"
+
+Unanswerable = Literal["say", "answer", "error"]
+"""What to do if the sources probably do not answer a question: say so, let the model answer, or raise an error."""
+DEFAULT_UNANSWERABLE: Unanswerable = "say"
 
 TopK = int | Literal["fit"]
 """A number of passages, or "fit" for as many as fit in the window."""
@@ -33,7 +37,7 @@ class Search:
     `weigh`, passages are weighted by the relevance of their files.
 
     `top_k` is the number of passages, `evidence` says what to send of them, and `evidence_tokens` limits their tokens in the prompt, 1 or
-    more. None leaves it to the rule for the model (see session/selection.py). Raises UsageError for another value.
+    more. None leaves it to the rule for the model (see session/retrieval.py). Raises UsageError for another value.
     """
 
     kbs: tuple[str, ...] | None = None
@@ -117,12 +121,16 @@ class Question:
     message, which is sent unchanged, without the model's template. `calls` restricts the tool calls in the answer. `id` identifies the
     question.
 
-    With `cite` "enforced", an answer with evidence cites at least one source, or says `[none]`, and can name no other; with "free", the
-    model may do either (None: DEFAULT_CITE). Answers after a reasoning model's thoughts, with a JSON schema, logprobs or tools, and those
-    of the echo are always free. `cite_instruction` replaces the instruction to cite.
+    With `cite` "enforced", an answer with evidence begins with the tag of a source, or `[none]`, and can name no other; with "free", the
+    model may cite or not (None: DEFAULT_CITE). `cite_instruction` replaces the instruction to begin with a tag; an answer then cites
+    anywhere. Answers after a reasoning model's thoughts, with a JSON schema, logprobs or tools, and those of the echo are always free.
 
     With `quote`, citations are enforced, and the model may also choose a sentence of the evidence, `[KB#12.3]`: the engine copies it into
     the answer. Answers that are always free do not quote, except those of the echo.
+
+    `unanswerable` says what to do if the knowledge bases probably do not answer the question (None: DEFAULT_UNANSWERABLE). It applies where
+    they are all that the question gives to answer from: not with attachments, memories, tools, piped text, hits or a JSON schema, nor to
+    small talk such as "Hello!".
 
     Use `Question.of` for the common case:
 
@@ -136,6 +144,7 @@ class Question:
     budget: BudgetOptions = BudgetOptions()
     thread: Thread = Thread()
     cite: Cite | None = None
+    unanswerable: Unanswerable | None = None
     quote: bool = False
     cite_instruction: str | None = None
     calls: ToolCalls | None = None
@@ -146,6 +155,8 @@ class Question:
     def __post_init__(self) -> None:
         if self.cite not in (None, *get_args(Cite)):
             raise UsageError(f"cite is {self.cite!r}, but must be {' or '.join(get_args(Cite))}.")
+        if self.unanswerable not in (None, *get_args(Unanswerable)):
+            raise UsageError(f"unanswerable is {self.unanswerable!r}, but must be {', '.join(get_args(Unanswerable))}.")
         if self.quote and self.cite == "free":
             raise UsageError("Quotes need enforced citations, but cite is 'free'.", hint="Leave cite out, or do not ask for quotes.")
 

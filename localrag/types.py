@@ -322,9 +322,9 @@ class SamplingParams:
     `json_schema` forces the answer to be JSON that is valid under a schema (engine/grammar.py lists the supported keywords). It
     is given as a mapping or as JSON text, and stored as text. An answer that reaches `max_tokens` before the JSON is closed is
     not valid. With `or_text`, the answer may also be any text that does not begin like such JSON. With `citations`, the
-    answer names at least one of these labels (or `[none]`), and can name no other source. `quotes` are pairs of a further
-    label and tokens: once the answer names that label, the engine appends these tokens. `logprobs` returns the log
-    probability of each token of the answer and that many alternatives; it turns thinking off.
+    answer names at least one of these labels (or `[none]`), and can name no other source; with `cites_first`, it begins with
+    one. `quotes` are pairs of a further label and tokens: once the answer names that label, the engine appends these tokens.
+    `logprobs` returns the log probability of each token of the answer and that many alternatives; it turns thinking off.
     """
 
     temperature: float = 0.0
@@ -343,6 +343,7 @@ class SamplingParams:
     json_schema: Mapping[str, Any] | str | None = None
     or_text: bool = False
     citations: tuple[str, ...] = field(default=(), repr=False)
+    cites_first: bool = field(default=False, repr=False)
     quotes: tuple[tuple[str, tuple[int, ...]], ...] = field(default=(), repr=False)
     logprobs: int | None = None
 

@@ -26,4 +26,20 @@ def check(answer: dict, retrieved: list[str]) -> None:
     assert all(each["spans"] for each in answer["citations"])
     assert all(0 <= start < end <= len(answer["answer"]) for start, end in spans)
     assert answer["unsupported_citations"] == [label for label, is_supplied in supplied.items() if not is_supplied]
+    _check_support(answer, kept)
     assert answer["coverage"]["chunks_read"] == len(kept)
+
+
+def _check_support(answer: dict, kept: list[str]) -> None:
+    text, sources = answer["answer"], {each["id"]: each for each in answer["evidence"]}
+    assert bool(answer["support"]) == (bool(kept) and any(map(str.isalnum, text)))
+    for each in answer["support"]:
+        assert 0 <= each["start"] < each["end"] <= len(text)
+        assert (each["score"] is None) == (each["citations"] == [])
+        if span := each["span"]:
+            source = sources[span["id"]]
+            assert span["id"] in each["citations"]
+            assert source["start"] <= span["start"] < span["end"] <= source["end"]
+            assert span["source"] == source["source"]
+    for claim in answer["unsupported_claims"]:
+        assert text[claim["start"] : claim["end"]] == claim["text"]

@@ -172,6 +172,14 @@ class Ledger:
         changed = replace(self.entry(name), used=used, copied=copied)
         return replace(self, entries=tuple(changed if entry.name == name else entry for entry in self.entries))
 
+    def unsent(self) -> Ledger:
+        """Return the same ledger for a prompt that was not sent: nothing is used."""
+
+        def unused(entry: Entry) -> Entry:
+            return replace(entry, used=0, parts=tuple(map(unused, entry.parts)))
+
+        return replace(self, entries=tuple(map(unused, self.entries)))
+
     def to_dict(self) -> dict[str, Any]:
         """Return the object under `"ledger"` in `--json` output."""
         data = {"window": self.window, "entries": [entry.to_dict() for entry in self.entries], "spare": self.spare}

@@ -141,13 +141,16 @@ def speed_facts(home: Path) -> dict[str, object]:
     return learned
 
 
+_FACTS = ("speeds.json", "attention.json", "answerability.json", "verified.json")
+
+
 def home_facts(settings: Settings) -> dict[str, object]:
     """Return localrag's home and the disk usage of its parts, in bytes."""
     home = settings.home
     if home.exists():
         next(home.iterdir(), None)  # fail once if the home is a file or unreadable, not once for each part
     parts = {"models": settings.models_dir, "kb": settings.kb_dir, "embedders": settings.embedders_dir}
-    parts |= {name: home / name for name in ("eval", "prefixes", "journal.sqlite", "speeds.json", "attention.json", "verified.json")}
+    parts |= {name: home / name for name in ("eval", "prefixes", "journal.sqlite", *_FACTS)}
     sizes = {name: collect(_size, path) for name, path in parts.items()}
     sizes["prefixes"]["max_bytes"] = settings.prefix_bytes
     return {"path": str(home), "exists": home.exists(), "parts": sizes}

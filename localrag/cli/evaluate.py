@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -37,11 +38,13 @@ from localrag.grading import (
     tally,
 )
 from localrag.kb import MODES, Mode, shown
-from localrag.question import DEFAULT_CITE, Cite, TopK
+from localrag.question import DEFAULT_CITE, DEFAULT_UNANSWERABLE, Cite, EvidenceKind, TopK, Unanswerable
 from localrag.session import Retriever, open_embedder, opened_reranker
-from localrag.session.quality import AskWay, CouncilWay, Means, Way, conversation_searches
+from localrag.session.answerability import MIN_QUESTIONS
+from localrag.session.quality import AskWay, CouncilWay, Means, Way, calibrated, conversation_searches
 from localrag.settings import Settings
 from localrag.text.sanitize import safe
+from localrag.types import Message
 
 if TYPE_CHECKING:
     from localrag.kb.evaluate import Collection, Result
@@ -186,10 +189,7 @@ def ask_all(
     has_conversations = any(each.messages for each in questions)
     if has_conversations and council is not None:
         raise UsageError("A council cannot be asked in a conversation.", hint="Leave out --council.")
-    if not means.kbs:
-        if not has_conversations or not (file.parent / "corpus.jsonl").is_file():
-            raise UsageError("--qa needs a knowledge base.", hint="Name one with --kb.")
-        means = replace(means, collection=_indexed(file.parent, means.settings))
+    means = _with_kbs(means, file, has_conversations=has_conversations)
     if num_others := len(question_file.questions) - len(judged):
         note(f"{counted(num_others, 'conversation')} not asked: neither answerable nor unanswerable.")
     num_astray = _num_astray(questions, means)
@@ -201,6 +201,39 @@ def ask_all(
     _show(tallies, graded, _about(file, means), num_astray=num_astray, as_json=as_json)
     if plot_file is not None:
         _plot_answers(tallies, plot_file, f"{file.name}: {counted(len(questions), 'question')}")
+
+
+def _with_kbs(means: Means, file: Path, *, has_conversations: bool) -> Means:
+    """Return the means with the corpus beside a file of conversations, unless knowledge bases are named. UsageError if there is neither."""
+    if means.kbs:
+        return means
+    if not has_conversations or not (file.parent / "corpus.jsonl").is_file():
+        raise UsageError("--qa needs a knowledge base.", hint="Name one with --kb.")
+    return replace(means, collection=_indexed(file.parent, means.settings))
+
+
+def _calibrate(file: Path, means: Means, *, as_json: bool) -> None:
+    """Calibrate with the questions of a file, and print how well it tells the unanswerable ones."""
+    questions = [each for each in read_questions(file).questions if each.is_judged]
+    means = _with_kbs(means, file, has_conversations=any(each.messages for each in questions))
+    with render.Progress("Searching") as progress:
+        done = itertools.count(1)
+        fitted = calibrated(
+            [(each.messages or (Message("user", each.question),), each.is_answerable) for each in questions],
+            means,
+            on_question=lambda: progress("questions", next(done), len(questions)),
+        )
+    if as_json:
+        emit({"file": file.name, "kbs": _kb_names(file, means), **fitted.to_dict()})
+        return
+    columns = ("Threshold", "Refused wrongly", "Caught")
+    rows = [(f"{each.threshold:.3f}", f"{100 * each.refused_wrongly:.0f} %", f"{100 * each.caught:.0f} %") for each in fitted.curve]
+    render.table(columns, rows, right=columns)
+    note(
+        f"{fitted.num_answerable} answerable and {fitted.num_unanswerable} unanswerable questions. On questions that it was not fitted to: "
+        f"AUC {fitted.auc:.3f}, {100 * fitted.unseen.refused_wrongly:.0f} % refused wrongly, {100 * fitted.unseen.caught:.0f} % caught. "
+        f"Stored with the threshold {fitted.calibration.threshold:.3f}."
+    )
 
 
 def _indexed(folder: Path, settings: Settings) -> tuple[Path, str]:
@@ -274,8 +307,11 @@ def _num_astray(questions: Sequence[Question], means: Means) -> int:
 
 
 def _about(file: Path, means: Means) -> dict[str, object]:
-    kbs = [shown(each) for each in means.kbs] if means.collection is None else [file.resolve().parent.name]
-    return {"file": file.name, "model": means.model_name, "kbs": kbs}
+    return {"file": file.name, "model": means.model_name, "kbs": _kb_names(file, means)}
+
+
+def _kb_names(file: Path, means: Means) -> list[str]:
+    return [shown(each) for each in means.kbs] if means.collection is None else [file.resolve().parent.name]
 
 
 def _show(
@@ -289,7 +325,7 @@ def _show(
         rows = {"ways": [each.to_dict() for each in tallies], "compared": [each.to_dict() for each in compared]}
         emit({**about, **rows, "same_prompts": alike, "num_sources_not_found": num_astray})
         return
-    columns = ("Way", "Questions", *COLUMNS.values(), "Invented", "Errors")
+    columns = ("Way", "Questions", *COLUMNS.values(), "Invented", "Support", "No unsupported claims", "Errors")
     render.table(columns, [_row(each) for each in tallies], right=columns[1:-1])
     click.echo()
     columns = ("Means", *MEANS.values())
@@ -309,8 +345,10 @@ def _show(
 
 def _row(row: Tally) -> tuple[str, ...]:
     shares = (_cell(share, is_right=name == "is_right") for name, share in row.shares.items())
+    support = "–" if row.mean_support is None else f"{row.mean_support:.2f}"
+    supported = _cell(row.is_supported, is_right=False)
     errors = ", ".join(f"{num} {name}" for name, num in row.errors.items())
-    return row.way, str(row.num_questions), *shares, str(row.num_invented), errors
+    return row.way, str(row.num_questions), *shares, str(row.num_invented), support, supported, errors
 
 
 def _means(row: Tally) -> tuple[str, ...]:
@@ -386,7 +424,10 @@ def _plot_answers(tallies: Sequence[Tally], file: Path, title: str) -> None:
 )
 @click.option("--council", metavar="NAME", help="--qa: also measure this council of models.toml.")
 @click.option(
-    "--top-k", type=options.Depth(), metavar="N", help="--qa: number of passages to retrieve, or fit.  [default: 4; a council's own]"
+    "--top-k",
+    type=options.Depth(),
+    metavar="N",
+    help="--qa: number of passages to retrieve, or fit.  [default: as in ask; a council's own]",
 )
 @click.option(
     "--max-tokens",
@@ -395,7 +436,20 @@ def _plot_answers(tallies: Sequence[Tally], file: Path, title: str) -> None:
     help="--qa: maximum length of an answer, in tokens.  [default: 512; a council's own]",
 )
 @click.option("--quote", is_flag=True, help="--qa: as in ask; not for a council.")
+@click.option("--evidence", type=click.Choice(get_args(EvidenceKind)), help="--qa: as in ask; not for a council.")
+@click.option("--evidence-tokens", type=click.IntRange(min=1), metavar="N", help="--qa: as in ask; not for a council.")
 @click.option("--cite", type=click.Choice(get_args(Cite)), help=f"--qa: as in ask; not for a council.  [default: {DEFAULT_CITE}]")
+@click.option(
+    "--unanswerable",
+    type=click.Choice(get_args(Unanswerable)),
+    help=f"--qa: as in ask; not for a council.  [default: {DEFAULT_UNANSWERABLE}]",
+)
+@click.option(
+    "--calibrate",
+    is_flag=True,
+    help="--qa: instead of asking the model, learn from these questions when the sources do not answer one, and store it for the embedder. "
+    f"Needs {MIN_QUESTIONS} questions with answers and {MIN_QUESTIONS} without.",
+)
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="--qa: random seed, for repeatable sampling.  [default: 0]")
 @click.option("--system", type=options.Text(), metavar="TEXT", help="--qa: system prompt (@file for a file).")
 @click.option(
@@ -429,7 +483,11 @@ def eval_command(
     ratios: tuple[float, ...],
     council: str | None,
     top_k: TopK | None,
+    evidence: EvidenceKind | None,
+    evidence_tokens: int | None,
     cite: Cite | None,
+    unanswerable: Unanswerable | None,
+    calibrate: bool,
     quote: bool,
     max_tokens: int | None,
     seed: int | None,
@@ -466,7 +524,11 @@ def eval_command(
         "--top-k": top_k,
         "--ctx": n_ctx,
         "--max-tokens": max_tokens,
+        "--evidence": evidence,
+        "--evidence-tokens": evidence_tokens,
         "--cite": cite,
+        "--unanswerable": unanswerable,
+        "--calibrate": calibrate or None,
         "--quote": quote or None,
         "--seed": seed,
         "--system": system,
@@ -479,6 +541,8 @@ def eval_command(
     _check_one(folder, qa_file, {name: bool(value) or value == 0 for name, value in (of_folder if qa_file else of_qa).items()})
     if out == STANDARD_OUTPUT:
         raise UsageError("The measures go to standard output, so --out needs a file.", hint="Use --out OUT.jsonl.")
+    if calibrate:
+        _check_calibration({**of_qa, "--model": model, "--chat-template": chat_template, "--queries": max_queries, "--plot": plot_file})
     _check_plot(plot_file)
     _check_installed(*(["ir_measures"] if folder is not None else []), *(["matplotlib"] if plot_file is not None else []))
     if folder is not None:
@@ -506,13 +570,19 @@ def eval_command(
         kbs=tuple(dict.fromkeys(kbs)),
         n_ctx=n_ctx,
         top_k=top_k,
+        evidence=evidence,
+        evidence_tokens=evidence_tokens,
         cite=cite,
+        unanswerable=unanswerable,
         quote=quote,
         max_tokens=max_tokens,
         seed=seed or 0,
         repeatable=seed is not None,
         system=system,
     )
+    if calibrate:
+        _calibrate(qa_file, means, as_json=as_json)
+        return
     ask_all(qa_file, means, tuple(dict.fromkeys(ratios)), council, max_queries=max_queries, out=out, plot_file=plot_file, as_json=as_json)
 
 
@@ -524,6 +594,13 @@ def _check_one(folder: Path | None, qa_file: Path | None, others: dict[str, bool
     if conflicts := [name for name, is_given in others.items() if is_given]:
         here, there = ("--qa", "DIR") if qa_file else ("DIR", "--qa")
         raise UsageError(f"{conflicts[0]} does not work with {here}.", hint=f"Leave it out. It works only with {there}.")
+
+
+def _check_calibration(others: Mapping[str, object]) -> None:
+    """UsageError for options that a calibration does not use."""
+    conflicts = [name for name, value in others.items() if (value or value == 0) and name not in ("--kb", "--calibrate")]
+    if conflicts:
+        raise UsageError(f"{conflicts[0]} does not work with --calibrate.", hint="Leave it out. No model is asked.")
 
 
 def _check_alone(others: Mapping[str, object]) -> None:

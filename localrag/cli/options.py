@@ -23,10 +23,9 @@ from localrag.files import secure_home
 from localrag.kb.filters import Where
 from localrag.process import age_s
 from localrag.prompt import ANSWER_BASIS
-from localrag.question import DEFAULT_CITE, Cite, EvidenceKind, Question, TopK
+from localrag.question import DEFAULT_CITE, DEFAULT_UNANSWERABLE, Cite, EvidenceKind, Question, TopK, Unanswerable
 from localrag.session import Session
-from localrag.session.retrieval import MAX_DEPTH
-from localrag.session.selection import NUM_PASSAGES, SENTENCE_TOKENS
+from localrag.session.retrieval import DEFAULT_TOP_K, MAX_DEPTH, SENTENCE_TOKENS
 from localrag.settings import MAX_TEXT_BYTES, Settings, default_home, expanded
 from localrag.text.sanitize import one_line
 from localrag.types import DEFAULT_THINK_TOKENS, MIN_THINK_TOKENS, Attachment, SamplingParams
@@ -175,9 +174,10 @@ class Asking(TypedDict):
     max_seconds: float | None
     weigh: bool
     cite: Cite | None
-    quote: bool
+    unanswerable: Unanswerable | None
     evidence: EvidenceKind | None
     evidence_tokens: int | None
+    quote: bool
 
 
 class Number(click.FloatRange):
@@ -279,9 +279,10 @@ def question(asking: Asking, text: str, sampling: SamplingParams | None = None) 
         top_k=asking["top_k"],
         weigh=asking["weigh"],
         cite=asking["cite"],
-        quote=asking["quote"],
+        unanswerable=asking["unanswerable"],
         evidence=asking["evidence"],
         evidence_tokens=asking["evidence_tokens"],
+        quote=asking["quote"],
         context_ratio=asking["context_ratio"],
         overflow=asking["overflow"],
         max_seconds=max_seconds,
@@ -328,14 +329,8 @@ max_seconds = click.option(
 cite_option = click.option(
     "--cite",
     type=click.Choice(get_args(Cite)),
-    help="enforced: an answer with evidence cites at least one source and cannot name any other, or says [none]. free: the model may do "
-    f"either.  [default: {DEFAULT_CITE}]",
-)
-quote_option = click.option(
-    "--quote",
-    is_flag=True,
-    help="The model may choose a sentence of the sources, such as [KB#12.3], and its exact text is copied into the answer. Includes "
-    "--cite enforced.",
+    help="enforced: an answer with evidence begins with the tag of a source, or [none], and can name no other. free: the model may cite or "
+    f"not.  [default: {DEFAULT_CITE}]",
 )
 evidence_option = click.option(
     "--evidence",
@@ -347,6 +342,18 @@ evidence_tokens_option = click.option(
     type=click.IntRange(min=1),
     metavar="N",
     help=f"Maximum tokens of the passages in the prompt.  [default: {SENTENCE_TOKENS} for sentences]",
+)
+quote_option = click.option(
+    "--quote",
+    is_flag=True,
+    help="The model may choose a sentence of the sources, such as [KB#12.3], and its exact text is copied into the answer. Includes "
+    "--cite enforced.",
+)
+unanswerable_option = click.option(
+    "--unanswerable",
+    type=click.Choice(get_args(Unanswerable)),
+    help="What to do if the knowledge base probably does not answer the question. say: say so and list the nearest passages, without "
+    f"asking the model. answer: let the model answer. error: fail with exit code 6.  [default: {DEFAULT_UNANSWERABLE}]",
 )
 _ASKING = (
     click.option(
@@ -370,7 +377,7 @@ _ASKING = (
         type=Depth(),
         metavar="N",
         help="Number of passages to send, or fit for as many as the window can hold. Unless --context-ratio is set, passages also use the "
-        f"window's spare tokens.  [default: up to {NUM_PASSAGES}, by relevance]",
+        f"window's spare tokens.  [default: up to {DEFAULT_TOP_K}, by relevance]",
     ),
     evidence_option,
     evidence_tokens_option,
@@ -392,6 +399,7 @@ _ASKING = (
     ),
     click.option("--budget", metavar="NAME", help="A [budgets.NAME] table of models.toml."),
     cite_option,
+    unanswerable_option,
     quote_option,
     click.option("--weigh", is_flag=True, help="Weight passages by the relevance of their files (see localrag score)."),
     click.option(

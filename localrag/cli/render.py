@@ -21,6 +21,7 @@ from localrag.types import Hit
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from localrag.session.answerability import Answerability
     from localrag.text.markup import EncodedPart
     from localrag.text.tokens import Tokenizer
 
@@ -279,7 +280,9 @@ def answer(
     if explain == "full":
         prompt(result.prompt.parts, tokenizer, err=True)
     if explain:
+        answerability(result.answerability, err=True)
         ledger(result.ledger, err=True)
+        support(result)
         _usage(result)
         models_files(settings)
 
@@ -289,11 +292,15 @@ def remarks(result: Answer, asked_kbs: Sequence[str], *, tells_history: bool = T
 
     `known_warnings` were shown before and are not repeated.
     """
-    if result.hits:
+    if result.abstained:
+        _nearest(result)
+    elif result.hits:
         _sources(result)
+        if result.answerability is not None and not result.answerability.is_likely:
+            note(f"The sources probably do not answer this: the probability is {result.answerability.probability:.2f}.")
     if result.unsupported_citations and (result.hits or asked_kbs):
         note(f"Cited but not among the sources: {', '.join(map(safe, result.unsupported_citations))}")
-    if result.bypass is not None and (reason := result.bypass.told(asked_kbs)):
+    if result.bypass is not None and not result.abstained and (reason := result.bypass.told(asked_kbs)):
         note(f"\n{reason}")
     if result.ending:
         note(result.ending)
@@ -323,6 +330,52 @@ def _sources(result: Answer) -> None:
         note("  * cited in the answer")
     else:
         note("  The answer cites none of them.")
+
+
+def _nearest(result: Answer) -> None:
+    """List the passages that come nearest to a question that the sources do not answer."""
+    if result.hits:
+        note("\nNearest passages")
+        for hit in result.hits:
+            note(f"    {place(hit)}")
+    note("The model was not asked. To let it answer: --unanswerable answer")
+
+
+def answerability(assessed: Answerability | None, *, err: bool) -> None:
+    """Print the probability that the sources answer the question, and what it is made of. None prints nothing."""
+    if assessed is not None:
+        parts = ", ".join(f"{name} {value:+.2f}" for name, value in assessed.contributions.items())
+        verdict = "not below" if assessed.is_likely else "below"
+        text = f"Answerable: {assessed.probability:.2f}, {verdict} the threshold of {assessed.threshold:.2f} (log odds: {parts})"
+        click.echo(text, err=err)
+
+
+_MAX_QUOTED = 160
+"""Most characters of a sentence or span that are printed."""
+
+
+def support(result: Answer) -> None:
+    """Print each sentence of an answer with its score and its best supporting span, and the claims that the cited passages lack."""
+    checked = result.support
+    cited = [each for each in checked.sentences if each.score is not None]
+    if not checked.sentences:
+        return
+    has_cosines = any("cosine" in each.contributions for each in cited)
+    how = " by words and cosine similarity" if has_cosines else " by words alone, because no embedder is loaded" if cited else ""
+    note(f"Support of each sentence by the passages that it cites, 0 to 1{how}:")
+    for each in checked.sentences:
+        note(f"  {'none' if each.score is None else f'{each.score:.2f}'}  {_quoted(result.text[each.start : each.end])}")
+        if (span := each.span) is not None:
+            position = safe(span.place) or f"characters {span.start} to {span.end}"
+            note(f"        [{span.label}] {_quoted(span.text)}  ({position})")
+    if checked.unsupported_claims:
+        claims = [f"{_quoted(each.text)} ({each.kind})" for each in checked.unsupported_claims]
+        note(f"Not in the cited passages: {', '.join(claims)}")
+
+
+def _quoted(text: str) -> str:
+    line = " ".join(safe(text).split())
+    return line if len(line) <= _MAX_QUOTED else f"{line[: _MAX_QUOTED - 1]}…"
 
 
 def _usage(result: Answer) -> None:
@@ -359,6 +412,9 @@ def prepared(
             "ledger": composed.ledger.to_dict(),
             "evidence": supplied(composed),
             "coverage": {"chunks_read": len(composed.hits), "chunks_in_kb": ready.num_chunks},
+            "answerable": None if ready.answerability is None else round(ready.answerability.probability, 4),
+            **({"answerability": ready.answerability.to_dict()} if ready.answerability is not None else {}),
+            "abstained": ready.abstains,
             **({"warnings": ready.warnings} if ready.warnings else {}),
             "stdin_bytes": stdin_bytes,
             "models_files": _models_files(settings),
@@ -375,6 +431,7 @@ def prepared(
     if with_allocation:
         allocation(ready, task, model)
         return
+    answerability(ready.answerability, err=False)
     ledger(composed.ledger)
     click.echo(f"{model}: window {ready.slot.n_ctx} of {ready.slot.n_ctx_train} trained, limited by {ready.slot.bound}")
     if explain:

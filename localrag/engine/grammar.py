@@ -177,13 +177,17 @@ class Vocabulary:
         """Tokens that begin with a digit."""
         self.openers = frozenset(number for number, piece in enumerate(pieces) if b"[" in piece)
         """Tokens with an opening bracket."""
+        self.starters = frozenset(number for number in self.openers if pieces[number].lstrip().startswith(b"["))
+        """Tokens with nothing but white space before their opening bracket."""
         self.letter = pieces.index(b"x") if b"x" in pieces else None
         """A token that is allowed wherever any text is."""
         self.tokenizer = LLTokenizer(TokenizerWrapper(tokens), eos_token=list(end_ids))
 
-    def citing_matcher(self, labels: tuple[str, ...], max_tokens: int, quotes: Iterable[tuple[str, tuple[int, ...]]] = ()) -> Matcher:
+    def citing_matcher(
+        self, labels: tuple[str, ...], max_tokens: int, quotes: Iterable[tuple[str, tuple[int, ...]]] = (), *, is_first: bool = False
+    ) -> Matcher:
         """Return a matcher for an answer that cites these labels and may quote; see CitingMatcher."""
-        return CitingMatcher(self, labels, max_tokens, dict(quotes))
+        return CitingMatcher(self, labels, max_tokens, dict(quotes), is_first=is_first)
 
     def matcher(self, grammar: str) -> Matcher:
         """Return a matcher for one sequence. EngineError for a grammar that llguidance refuses."""
@@ -263,7 +267,8 @@ class CitingMatcher(Matcher):
     """A position in the grammar of `grammar_of_citations`, for an answer of at most `max_tokens` tokens.
 
     The answer is never cut inside a tag, and it has one however it ends: where the model would end it without, or where only the room
-    for a tag is left, only tokens that open a tag are allowed. With too few tokens for any tag, there is none.
+    for a tag is left, only tokens that open a tag are allowed. With too few tokens for any tag, there is none. With `is_first`, a tag
+    comes before anything else.
 
     `quotes` maps further labels to the tokens of their quotes. When such a tag closes, `take_copied` returns these tokens; the position
     stays after the tag, where any text may follow. Such a tag can be written once, and only while there is room for the tag and its
@@ -271,13 +276,20 @@ class CitingMatcher(Matcher):
     """
 
     def __init__(
-        self, vocabulary: Vocabulary, labels: tuple[str, ...], max_tokens: int, quotes: Mapping[str, tuple[int, ...]] | None = None
+        self,
+        vocabulary: Vocabulary,
+        labels: tuple[str, ...],
+        max_tokens: int,
+        quotes: Mapping[str, tuple[int, ...]] | None = None,
+        *,
+        is_first: bool = False,
     ) -> None:
         quotes = quotes or {}
         super().__init__(vocabulary, grammar_of_citations((*labels, *quotes), is_quoting=bool(quotes)))
         self._room = max_tokens
         self._reserved = max(len(tag.encode()) for tag in tags_of(labels))  # at most as many tokens as bytes
         self._in_tag = self._has_tag = self._must_open = False
+        self._must_start = is_first and max_tokens >= self._reserved
         self._copies: dict[bytes, tuple[int, ...]] = {tag.encode(): () for tag in tags_of(labels)}
         self._copies |= {f"[{label}]".encode(): token_ids for label, token_ids in quotes.items()}
         self._tag = b""
@@ -285,6 +297,8 @@ class CitingMatcher(Matcher):
 
     def allows(self, token: int) -> bool:
         vocabulary = self._vocabulary
+        if self._must_start and token not in vocabulary.starters:
+            return False
         if token in vocabulary.end_ids and not self._has_tag:
             self._must_open = not self._in_tag and self._room >= self._reserved
             return self._room < self._reserved and not self._in_tag
@@ -299,12 +313,12 @@ class CitingMatcher(Matcher):
         mask = super().allowed().copy()
         if self._in_tag:
             return self._fitting(mask, mask.nonzero()[0])
-        openers = list(self._vocabulary.openers)
+        openers = list(self._vocabulary.starters if self._must_start else self._vocabulary.openers)
         if self._room < self._reserved:
             mask[openers] = False
             return mask
         mask = self._fitting(mask, openers)
-        if not self._has_tag and (self._must_open or self._room == self._reserved):
+        if not self._has_tag and (self._must_start or self._must_open or self._room == self._reserved):
             opening = mask.copy()
             opening[:] = False
             opening[openers] = mask[openers]
@@ -317,7 +331,7 @@ class CitingMatcher(Matcher):
         super().accept(token)
         piece = self._vocabulary.pieces[token]
         self._room -= 1
-        self._must_open = False
+        self._must_start = self._must_open = False
         tag = (self._tag + piece)[max(0, (self._tag + piece).rfind(b"[")) :]
         opens, closes = piece.rfind(b"["), piece.rfind(b"]")
         self._has_tag = self._has_tag or (closes >= 0 and (self._in_tag or 0 <= piece.find(b"[") < closes))

@@ -265,7 +265,9 @@ class LlamaSampler:
         if params.json_schema is not None:
             return model.grammar_vocabulary.matcher(grammar_of(params.json_schema, or_text=params.or_text))
         if params.citations:
-            return model.grammar_vocabulary.citing_matcher(params.citations, params.num_answer_tokens, params.quotes)
+            return model.grammar_vocabulary.citing_matcher(
+                params.citations, params.num_answer_tokens, params.quotes, is_first=params.cites_first
+            )
         return None
 
     def _chain(self) -> Any:  # noqa: ANN401  # a C pointer

@@ -14,7 +14,7 @@ from localrag.errors import KnowledgeBaseError, KnowledgeBaseNotFoundError, Usag
 from localrag.kb.database import INDEX_WAIT_S, taken
 from localrag.kb.filters import Where
 from localrag.kb.ingest import IngestResult, Tagging, ingest
-from localrag.kb.names import FILE, SERVER_PREFIXES, check_name, list_kbs, not_found
+from localrag.kb.names import FILE, NAME, SERVER_PREFIXES, invalid_name, list_kbs, not_found
 from localrag.kb.plan import IndexProgress, Plan, plan
 from localrag.kb.protocols import AnyStore, Feedback, KbLocation, Reranker
 from localrag.kb.retrieve import Mode, retrieve
@@ -250,7 +250,8 @@ class FolderLocation:
     """A knowledge base in the folder `kb_dir/name`. Implements `KbLocation`. Raises KnowledgeBaseError for an invalid name."""
 
     def __init__(self, kb_dir: Path, name: str) -> None:
-        check_name(name)
+        if not NAME.fullmatch(name):
+            raise invalid_name(name)
         self.name = name
         self.address = name
         self.path = kb_dir / name / FILE

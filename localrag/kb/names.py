@@ -41,14 +41,13 @@ def list_kbs(kb_dir: Path) -> list[str]:
     return sorted(entry.name for entry in kb_dir.iterdir() if NAME.fullmatch(entry.name) and (entry / FILE).is_file())
 
 
-def check_name(name: str) -> None:
-    """Raise KnowledgeBaseError if a name is not valid for a knowledge base."""
-    if not NAME.fullmatch(name):
-        raise KnowledgeBaseError(
-            f"{name!r} is not a valid name for a knowledge base.",
-            hint="Use 1 to 64 lower-case letters, digits, '-' and '_', beginning with a letter or a digit.",
-            kb=name,
-        )
+def invalid_name(name: str) -> KnowledgeBaseError:
+    """Make the error for a name that is not valid for a knowledge base."""
+    return KnowledgeBaseError(
+        f"{name!r} is not a valid name for a knowledge base.",
+        hint="Use 1 to 64 lower-case letters, digits, '-' and '_', beginning with a letter or a digit.",
+        kb=name,
+    )
 
 
 def not_found(address: str, name: str, names: list[str]) -> KnowledgeBaseNotFoundError:
@@ -173,5 +172,6 @@ def name_of(address: str) -> str:
     """Return the name, as used in labels, of the knowledge base at a name or address. Raises KnowledgeBaseError if it is not valid."""
     if address.startswith(SERVER_PREFIXES):
         return parse_address(address).name
-    check_name(address)
+    if not NAME.fullmatch(address):
+        raise invalid_name(address)
     return address

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from localrag.budget import Ledger
 from localrag.budget.ledger import ANSWER
+from localrag.errors import counted
 from localrag.prompt import ANSWER_BASIS, Prompt
 from localrag.session import DEFAULT_TOP_K, Answer, Prepared
 from localrag.text.sanitize import one_line, visible
@@ -154,6 +155,8 @@ class AskResult(BaseModel):
     ledger: LedgerSummary
     prompt_tokens: int
     completion_tokens: int
+    answerable: float | None = Field(description="The probability that the documents answer the question; null if it is unknown.")
+    abstained: bool = Field(description="Whether the answer says that the documents do not answer. The sources are the nearest passages.")
     bypass: str | None = Field(description="Why there are no sources, such as nothing_found; null if there are sources.")
     warnings: list[str]
 
@@ -182,6 +185,8 @@ def ask_result(answer: Answer, redact: Callable[[str], str]) -> AskResult:
         ledger=_summary(answer.ledger),
         prompt_tokens=answer.prompt_tokens,
         completion_tokens=answer.completion_tokens,
+        answerable=None if answer.answerability is None else round(answer.answerability.probability, 4),
+        abstained=answer.abstained,
         bypass=None if answer.bypass is None else answer.bypass.value,
         warnings=[redact(warning) for warning in answer.warnings],
     )
@@ -257,8 +262,9 @@ def answer_text(result: AskResult) -> list[str]:
         limit = "the context window is full" if result.ledger.spare == 0 else "the limit of max_tokens"
         lines.append(f"The answer was cut off after {result.completion_tokens} tokens: {limit}.")
     if result.sources:
-        lines += ["Sources:", *(f"{passage_line(source)}{', cited' if source.is_cited else ''}" for source in result.sources)]
-    if result.bypass is not None:
+        title = "Nearest passages, which do not answer the question:" if result.abstained else "Sources:"
+        lines += [title, *(f"{passage_line(source)}{', cited' if source.is_cited else ''}" for source in result.sources)]
+    if result.bypass is not None and not result.abstained:
         lines.append(f"There are no sources ({result.bypass}): the model answered from its own knowledge.")
     made_up = [citation.id for citation in result.citations if not citation.supplied]
     if made_up:
@@ -267,7 +273,7 @@ def answer_text(result: AskResult) -> list[str]:
     omitted = sum(section.num_omitted for section in result.ledger.sections)
     lines.append(
         f"Context window {result.ledger.window} tokens: prompt {result.prompt_tokens}, answer {result.completion_tokens} of at most "
-        f"{answer}; {omitted} items left out."
+        f"{answer}; {counted(omitted, 'item')} left out."
     )
     return [visible(result.answer), "\n".join([*lines, *map(one_line, result.warnings)])]
 

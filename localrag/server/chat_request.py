@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, SkipValidation, ValidationError, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
 from localrag.engine.grammar import CALL_CLOSES, CALL_OPENS, schema_of_calls
-from localrag.question import DEFAULT_CITE, Cite, EvidenceKind
+from localrag.question import DEFAULT_CITE, DEFAULT_UNANSWERABLE, Cite, EvidenceKind, Unanswerable
 from localrag.server.errors import Problem
 from localrag.server.schemas import example, fault, parse, with_message
 from localrag.session.answer import Bypass, bypass
@@ -263,7 +263,7 @@ class StreamOptions(BaseModel):
 
 CiteField = Annotated[Cite, with_message("cite must be enforced or free.")]
 CITE_MEANS = (
-    "enforced: an answer with sources cites at least one of them and cannot name any other, or says [none]. free: the model may do either. "
+    "enforced: an answer with sources begins with the tag of one, or [none], and can name no other. free: the model may cite or not. "
     f"By default {DEFAULT_CITE}."
 )
 
@@ -276,6 +276,13 @@ EVIDENCE_MEANS = (
     "passages with context_token_ratio."
 )
 EVIDENCE_TOKENS_MEAN = "Maximum tokens of the sources in the prompt."
+
+
+UnanswerableField = Annotated[Unanswerable, with_message("unanswerable must be say, answer or error.")]
+UNANSWERABLE_MEANS = (
+    "What to do if the index probably does not answer the question. say: say so, without asking the model. answer: let the model answer. "
+    f"error: respond with an error. By default {DEFAULT_UNANSWERABLE}."
+)
 
 
 class ChatRequest(Unused):
@@ -299,6 +306,7 @@ class ChatRequest(Unused):
     evidence: EvidenceField | None = Field(default=None, description=EVIDENCE_MEANS)
     evidence_tokens: NumTokens | None = Field(default=None, description=EVIDENCE_TOKENS_MEAN)
     cite: CiteField | None = Field(default=None, description=CITE_MEANS)
+    unanswerable: UnanswerableField | None = Field(default=None, description=UNANSWERABLE_MEANS)
     quote: bool | None = Field(default=None, description=QUOTE_MEANS)
     messages: Annotated[
         list[ChatMessage],
@@ -353,6 +361,7 @@ class ChatQuestion:
     evidence: EvidenceKind | None
     evidence_tokens: int | None
     cite: Cite | None
+    unanswerable: Unanswerable | None
     quote: bool
     streams: bool
     includes_usage: bool
@@ -372,7 +381,13 @@ class ChatQuestion:
         Without `max_tokens`, the answer gets all tokens that the prompt leaves. With a ratio, as many passages are sent as fit in it.
         """
         ratio = {"context_ratio": self.ratio, "top_k": "fit"} if self.ratio is not None and self.searches else {}
-        chosen = {"evidence": self.evidence, "evidence_tokens": self.evidence_tokens, "cite": self.cite, "quote": self.quote or None}
+        chosen = {
+            "evidence": self.evidence,
+            "evidence_tokens": self.evidence_tokens,
+            "cite": self.cite,
+            "quote": self.quote or None,
+            "unanswerable": self.unanswerable,
+        }
         options: dict[str, Any] = ratio | {name: value for name, value in chosen.items() if value is not None}
         forms = {} if self.tools is None else {"json_schema": self.tools.schema, "or_text": self.tools.or_text}
         return {
@@ -419,6 +434,7 @@ def read(body: object, *, has_index: Callable[[str], bool], rejects_tools: bool 
         evidence=request.evidence,
         evidence_tokens=request.evidence_tokens,
         cite=request.cite,
+        unanswerable=request.unanswerable,
         quote=bool(request.quote),
         streams=bool(request.stream),
         includes_usage=request.stream_options is not None and bool(request.stream_options.include_usage),

@@ -38,7 +38,9 @@ from localrag.server.schemas import (
     LedgerInfo,
     LocalAccount,
     NodeWithScore,
+    SentenceSupport,
     SlotInfo,
+    UnsupportedClaim,
     example,
     parse,
     with_message,
@@ -185,6 +187,8 @@ class LiveAccount(BaseModel):
     completion_tokens: int | None = Field(default=None, description="Number of tokens generated so far.")
     citations: list[CitationInfo] | None = None
     unsupported_citations: list[str] | None = None
+    support: list[SentenceSupport] | None = None
+    unsupported_claims: list[UnsupportedClaim] | None = None
     coverage: dict[str, Any] | None = None
     timings: dict[str, float] | None = None
     tokens_per_s: float | None = None

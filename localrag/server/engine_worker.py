@@ -187,6 +187,7 @@ def question_of(message: Mapping[str, Any]) -> Question:
         calls=ToolCalls(choices=tuple(calls["choices"]), strict=tuple(calls["strict"]), or_text=calls["or_text"]) if tools else None,
         needs_question=options.get("needs_question", True),
         cite=options.get("cite"),
+        unanswerable=options.get("unanswerable"),
         quote=options.get("quote", False),
         is_plain=message["is_plain"],
         id=message["id"],

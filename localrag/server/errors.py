@@ -20,6 +20,7 @@ from localrag.errors import (
     LocalragError,
     ModelError,
     TimeLimitError,
+    UnanswerableError,
     UsageError,
 )
 
@@ -31,6 +32,7 @@ _STATUSES: tuple[tuple[type[LocalragError], int, str, str | None], ...] = (
     (TimeLimitError, 400, "", None),
     (UsageError, 400, "", None),
     (KnowledgeBaseBusyError, 503, "", "index_busy"),
+    (UnanswerableError, 422, "", "unanswerable"),
     (KnowledgeBaseError, 409, "The index cannot be used.", "index_unusable"),
     (ModelError, 503, "The model cannot be used.", "model_unavailable"),
     (EngineError, 503, "The model could not answer.", "model_unavailable"),

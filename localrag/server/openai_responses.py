@@ -20,6 +20,7 @@ from localrag.server.chat_request import (
     MAX_MESSAGES,
     QUOTE_MEANS,
     RATIO_MEANS,
+    UNANSWERABLE_MEANS,
     ChatQuestion,
     ChatRequest,
     CiteField,
@@ -31,6 +32,7 @@ from localrag.server.chat_request import (
     Stop,
     Temperature,
     TopP,
+    UnanswerableField,
     Unused,
     read,
 )
@@ -111,6 +113,7 @@ class ResponsesRequest(Unused):
     evidence: EvidenceField | None = Field(default=None, description=EVIDENCE_MEANS)
     evidence_tokens: NumTokens | None = Field(default=None, description=EVIDENCE_TOKENS_MEAN)
     cite: CiteField | None = Field(default=None, description=CITE_MEANS)
+    unanswerable: UnanswerableField | None = Field(default=None, description=UNANSWERABLE_MEANS)
     quote: bool | None = Field(default=None, description=QUOTE_MEANS)
     seed: int | None = None
     stop: Stop | None = None

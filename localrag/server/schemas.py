@@ -86,6 +86,8 @@ ACCOUNT = {
     "evidence": [],
     "citations": [],
     "unsupported_citations": [],
+    "support": [],
+    "unsupported_claims": [],
     "coverage": {"chunks_read": 0, "chunks_in_kb": 0},
     "timings": {"load_s": 0.0, "prefill_s": 0.01, "first_token_s": 0.02, "decode_s": 0.2, "total_s": 0.22},
 }
@@ -269,6 +271,37 @@ class CitationInfo(BaseModel):
     spans: list[tuple[int, int]] = Field(description="Positions of the citations in the answer: start and exclusive end, in code points.")
 
 
+class SupportingSpan(BaseModel):
+    """The stretch of a source that supports a sentence best. Start and end are code points of the document."""
+
+    id: str
+    source: str
+    start: int
+    end: int
+    place: str = ""
+    text: str
+
+
+class SentenceSupport(BaseModel):
+    """A sentence of the answer, the sources that it cites, and how well the best span in them supports it."""
+
+    start: int
+    end: int
+    citations: list[str]
+    span: SupportingSpan | None
+    score: float | None = Field(description="0 to 1, the sum of `contributions`; null for a sentence without a citation.")
+    contributions: dict[str, float] = Field(description="`words` and, if an embedder is loaded, `cosine`.")
+
+
+class UnsupportedClaim(BaseModel):
+    """A part of a cited sentence that none of its sources has."""
+
+    kind: Literal["number", "unit", "name", "negation"]
+    text: str
+    start: int
+    end: int
+
+
 # --- sources and tokens of an answer ---
 
 
@@ -325,6 +358,10 @@ class LocalAccount(BaseModel):
     evidence: list[Evidence]
     citations: list[CitationInfo]
     unsupported_citations: list[str]
+    answerable: float | None = Field(default=None, description="The probability that the sources answer the question; null if unknown.")
+    abstained: bool = Field(default=False, description="Whether the answer says that the sources do not answer. The model was not asked.")
+    support: list[SentenceSupport] = Field(description="Each sentence of the answer, compared with its sources.")
+    unsupported_claims: list[UnsupportedClaim] = Field(description="What cited sentences say and their sources do not.")
     quotes: list[QuoteInfo] = Field(default_factory=list, description="Sentences copied into the answer, with `quote`.")
     coverage: dict[str, Any]
     timings: dict[str, float] = Field(description="In seconds.")

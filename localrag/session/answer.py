@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 from localrag.budget import Ledger
 from localrag.errors import counted
 from localrag.prompt import Prompt
-from localrag.question import Question
+from localrag.question import DEFAULT_UNANSWERABLE, Question
+from localrag.session.answerability import Answerability, is_small_talk
 from localrag.session.query_rewrite import QueryRewrite
 from localrag.text.sentences import units
 from localrag.types import Citation, Hit, Quote, Slot, Timings, TokenLogprob
 
 if TYPE_CHECKING:
     from localrag.engine.memory import MemoryPlan
+    from localrag.support import Support
+    from localrag.text.tokens import Embedder
 
 
 ROLES = ("system", "developer", "user", "assistant")
@@ -107,6 +110,18 @@ class Prepared:
     """Why there are no sources; None if there are some."""
     rewriting: QueryRewrite | None = None
     """The query that replaced a follow-up question; None if none was rewritten."""
+    answerability: Answerability | None = None
+    """How likely the knowledge bases answer the question; None if that is unknown."""
+
+    @property
+    def abstains(self) -> bool:
+        """Whether the model is not asked, because the knowledge bases are all that it has and probably do not answer the question."""
+        question = self.question
+        given, mode = question.given, question.unanswerable or DEFAULT_UNANSWERABLE
+        has_others = given.attachments or given.memories or given.tools or given.piped.strip() or question.sampling.json_schema is not None
+        if self.answerability is None or self.answerability.is_likely or mode == "answer" or has_others or question.is_plain:
+            return False
+        return not is_small_talk(question.messages[-1].content)
 
     @property
     def warnings(self) -> list[str]:
@@ -156,6 +171,12 @@ class Answer:
     bypass: Bypass | None = None
     rewriting: QueryRewrite | None = None
     """`bypass` and `rewriting` are as in Prepared. The cost of rewriting is not included in the answer's counts."""
+    answerability: Answerability | None = None
+    """As in Prepared."""
+    abstained: bool = False
+    """Whether the text says that the sources do not answer the question. The model was not asked: `hits` are the nearest passages."""
+    embedder: Embedder | None = field(default=None, repr=False, compare=False)
+    """The embedder that found the hits, which is therefore loaded; None if they were found without one. `support` uses it."""
     quotes: tuple[Quote, ...] | None = None
     """Sentences copied from the evidence; None if the answer could not quote."""
     copied_tokens: int = 0
@@ -170,7 +191,8 @@ class Answer:
     def coverage(self) -> dict[str, object]:
         """How many passages were read of those in the knowledge bases, with one entry per pass if there were several."""
         passes = {"passes": [asdict(each) for each in self.passes]} if self.passes else {}
-        return {"chunks_read": len(self.hits) if self.num_read is None else self.num_read, "chunks_in_kb": self.chunks_in_kb, **passes}
+        num_read = 0 if self.abstained else len(self.hits) if self.num_read is None else self.num_read
+        return {"chunks_read": num_read, "chunks_in_kb": self.chunks_in_kb, **passes}
 
     @property
     def ending(self) -> str:
@@ -197,7 +219,18 @@ class Answer:
     def unsupported_citations(self) -> list[str]:
         return [each.label for each in self.citations if not each.supplied]
 
+    @property
+    def support(self) -> Support:
+        """How well the cited passages support each sentence, and the claims that they lack. Computed at each access."""
+        from localrag.support import Support, assess  # noqa: PLC0415  # weight: an answer that is only read does not need it
+
+        if self.abstained:
+            return Support()
+        hits = (*self.prompt.hits, *self.prompt.earlier)
+        return assess(self.text, hits, self.citations, is_cut=self.finish_reason != "stop", embedder=self.embedder)
+
     def to_dict(self) -> dict[str, object]:
+        support = self.support
         bypass = None if self.bypass is Bypass.NO_KNOWLEDGE_BASE else self.bypass  # no sources were requested
         thoughts = {"reasoning_tokens": self.reasoning_tokens} if self.reasoning_tokens else {}
         copied = {} if self.quotes is None else {"copied_tokens": self.copied_tokens}
@@ -219,6 +252,10 @@ class Answer:
             "evidence": supplied(self.prompt),
             "citations": [{"id": each.label, "supplied": each.supplied, "spans": list(map(list, each.spans))} for each in self.citations],
             "unsupported_citations": self.unsupported_citations,
+            "answerable": None if self.answerability is None else round(self.answerability.probability, 4),
+            "abstained": self.abstained,
+            "support": [each.to_dict() for each in support.sentences],
+            "unsupported_claims": [each.to_dict() for each in support.unsupported_claims],
             **({} if self.quotes is None else {"quotes": [each.to_dict() for each in self.quotes]}),
             "coverage": self.coverage,
             "timings": {name: round(getattr(self.timings, name), 4) for name in Timings.__slots__},

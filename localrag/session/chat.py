@@ -27,7 +27,7 @@ from localrag.session.history_window import (
 )
 from localrag.session.memory import propose
 from localrag.session.query_rewrite import QueryRewrite, QueryRewriter
-from localrag.session.selection import Selection
+from localrag.session.retrieval import Selection
 from localrag.types import Hit, Message, comparable
 
 if TYPE_CHECKING:
@@ -109,8 +109,9 @@ class Chat:
         except BaseException:
             self._end(turn, "stopped" if writer.text.strip() else "failed", writer.text, about)
             raise
-        self._last_ids = list(prepared.prompt.token_ids)
-        turn.sent, turn.hits = sent_message(prepared) if answer.text.strip() else "", answer.hits
+        if not answer.abstained:
+            self._last_ids = list(prepared.prompt.token_ids)
+            turn.sent, turn.hits = sent_message(prepared) if answer.text.strip() else "", answer.hits
         state: Ending = "stopped" if answer.finish_reason in ("cancelled", "time") else "done"
         self._end(turn, state, answer.text, about | turn_record(turn, answer) | {"standing": self._standing.to_keep()})
         return answer
@@ -125,7 +126,7 @@ class Chat:
         rewriting = None if unsearched or question.given.hits is not None else self._rewriting(question, before)
         rewritten = "" if rewriting is None else rewriting.text
         query, top_k = search_query(messages), self.session.rule_for(question).top_k
-        candidates = self.session.retriever.offered(
+        candidates, answerability = self.session.retriever.assessed(
             question, query, top_k=top_k, before=before, rewritten=rewritten, searches=unsearched is None
         )
         drop_stale_sources(self.turns, candidates, {kb.name for kb in self.session.knowledge_bases})
@@ -135,7 +136,7 @@ class Chat:
         except BudgetExceededError as error:
             raise self._with_way_out(error) from None
         sources = (*prepared.prompt.hits, *self._above(selection.hits, self._standing))
-        return replace(prepared, bypass=outcome(unsearched, candidates, sources), rewriting=rewriting)
+        return replace(prepared, bypass=outcome(unsearched, candidates, sources), rewriting=rewriting, answerability=answerability)
 
     def _fitting(self, question: Question, selection: Selection) -> tuple[Prepared, HistoryWindow]:
         """Fit a question and its evidence into the window, and return the prompt with the history window that made it fit."""

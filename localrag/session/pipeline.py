@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from localrag.engine.grammar import schema_of_calls
 from localrag.engine.jobs import SINGLE, Job, JobEvent, Policy
-from localrag.errors import EngineError, InterruptedRunError, LocalragError
+from localrag.errors import EngineError, InterruptedRunError, LocalragError, UnanswerableError
 from localrag.question import DEFAULT_CITE, Question
 from localrag.session.answer import Answer, Prepared
+from localrag.session.answerability import not_said
 from localrag.types import Completion, Hit, SamplingParams, Slot, TokenLogprob
 
 if TYPE_CHECKING:
@@ -110,8 +111,11 @@ class Pipeline:
                 except LocalragError as error:
                     yield Event(question=_question_of(question), error=error)
                 else:
-                    jobs.append(flight.job)
                     yield Event(question=flight.question, prepared=flight.prepared)
+                    if flight.prepared.abstains:
+                        yield self._abstained(flight)
+                    else:
+                        jobs.append(flight.job)
             if jobs:
                 yield from self._heard(jobs, deque())
 
@@ -131,7 +135,11 @@ class Pipeline:
                         yield None
                     else:
                         pending_events.append(_begun(flight))
-                        yield flight.job
+                        if flight.prepared.abstains:
+                            pending_events.append(self._abstained(flight))
+                            yield None
+                        else:
+                            yield flight.job
 
             yield from self._heard(jobs(), pending_events)
 
@@ -140,6 +148,10 @@ class Pipeline:
         own = stack.enter_context(ExitStack())
         session, arrived = own.enter_context(self._session.scoped(_question_of(question))), time.perf_counter()
         prepared = question if isinstance(question, Prepared) else session.prepare(question, write=not self._policy.is_stream)
+        if prepared.abstains and prepared.question.unanswerable == "error":
+            assert prepared.answerability is not None, "only then it abstains"
+            assessed = prepared.answerability
+            raise UnanswerableError(assessed.probability, assessed.threshold, [hit.label for hit in prepared.prompt.hits])
         composed, ends_after_s = prepared.prompt, prepared.question.budget.ends_after_s
         job = Job(
             prompt_ids=list(composed.token_ids),
@@ -177,6 +189,12 @@ class Pipeline:
             num_tokens=len(sequence.completion_ids),
             logprobs=event.logprobs,
         )
+
+    def _abstained(self, flight: InFlight) -> Event:
+        """The last event of a question that the sources do not answer. The model is not asked."""
+        text = not_said(flight.question.messages[-1].content)
+        completion = Completion(text=text, completion_ids=(), finish_reason="stop", prompt_tokens=0)
+        return self._end(flight, JobEvent(job=flight.job, text=text, completion=completion))
 
     def _end(self, flight: InFlight, event: JobEvent) -> Event:
         """The last event of a question. If its knowledge base fails, only this question gets the error."""
@@ -238,7 +256,8 @@ def _sampling_of(prepared: Prepared, tokenizer: Tokenizer) -> SamplingParams:
     question, composed = prepared.question, prepared.prompt
     sampling, calls = question.sampling.with_max_tokens(composed.max_tokens), question.calls
     if may_enforce_citations(prepared):
-        sampling = replace(sampling, citations=tuple(dict.fromkeys(hit.label for hit in (*composed.hits, *composed.earlier))))
+        labels = tuple(dict.fromkeys(hit.label for hit in (*composed.hits, *composed.earlier)))
+        sampling = replace(sampling, citations=labels, cites_first=question.cite_instruction is None)
         if composed.quotable is not None:
             sampling = replace(sampling, quotes=composed.quotable.copies(tokenizer, sampling.stop))
     omitted = {name for entry in composed.ledger.entries if entry.name == "tools" for name in entry.omitted}

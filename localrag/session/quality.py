@@ -22,8 +22,9 @@ from localrag.conversation import search_query
 from localrag.deliberation import Council
 from localrag.errors import InterruptedRunError, LocalragError, UsageError
 from localrag.grading import Outcome, Passage
-from localrag.question import DEFAULT_CITE, Cite, Question, TopK
+from localrag.question import DEFAULT_CITE, Cite, EvidenceKind, Question, TopK, Unanswerable
 from localrag.session.answer import Answer
+from localrag.session.answerability import NUM_COMPARED, CalibrationFile, Features, Fit, Sample, fit
 from localrag.session.council_run import CouncilRun
 from localrag.session.opening import open_council, open_embedder, open_knowledge_bases, open_profile, read_template
 from localrag.session.retrieval import FOLLOW_UP_DEPTH, Retriever, asked_before, retrieve_after
@@ -55,7 +56,10 @@ class Means:
     kbs: Sequence[str] = ()
     n_ctx: int | None = None
     top_k: TopK | None = None
+    evidence: EvidenceKind | None = None
+    evidence_tokens: int | None = None
     cite: Cite | None = None
+    unanswerable: Unanswerable | None = None
     quote: bool = False
     max_tokens: int | None = None
     seed: int = 0
@@ -122,7 +126,14 @@ class AskWay:
         profile, _ = open_profile(None, settings=self.means.settings)
         budget = {} if profile == Profile() else {"budget": _digest(repr(profile))}
         quote = {"quote": True} if self.means.quote else {}
-        return self.means.about() | {"context_ratio": self.context_ratio, "cite": self.means.cite or DEFAULT_CITE} | quote | budget
+        options = {
+            "context_ratio": self.context_ratio,
+            "evidence": self.means.evidence,
+            "evidence_tokens": self.means.evidence_tokens,
+            "cite": self.means.cite or DEFAULT_CITE,
+        }
+        mode = {} if self.means.unanswerable is None else {"unanswerable": self.means.unanswerable}
+        return self.means.about() | options | quote | mode | budget
 
     @contextmanager
     def opened(self) -> Iterator[Answering]:
@@ -147,7 +158,10 @@ class AskWay:
             top_k=means.top_k,
             seed=means.seed,
             repeatable=means.repeatable,
+            evidence=means.evidence,
+            evidence_tokens=means.evidence_tokens,
             cite=means.cite,
+            unanswerable=means.unanswerable,
             quote=means.quote,
         )
         return question if means.max_tokens is None else question.but(max_tokens=means.max_tokens)
@@ -217,6 +231,7 @@ def _ask(session: Session, question_of: Callable[[str | Sequence[Message]], Ques
     seconds = time.perf_counter() - started - (engine.load_s - loaded_s)  # not counting the creation of a context
     if answer.finish_reason == "cancelled":
         raise InterruptedRunError("Interrupted.")
+    support = answer.support
     return Outcome(
         text=answer.text,
         citations=answer.citations,
@@ -229,6 +244,8 @@ def _ask(session: Session, question_of: Callable[[str | Sequence[Message]], Ques
         completion_tokens=answer.completion_tokens,
         evidence_tokens=sum(entry.used for entry in answer.ledger.entries if entry.name in _EVIDENCE),
         first_token_s=round(max(0.0, answer.timings.first_token_s - answer.timings.load_s), 4),
+        support=support.mean_score,
+        unsupported_claims=tuple(each.text for each in support.unsupported_claims),
     )
 
 
@@ -266,6 +283,25 @@ def _ask_council(council: Council, means: Means, question: str | Sequence[Messag
         seconds=round(seconds, 4),
         **usage,
     )
+
+
+def calibrated(questions: Iterable[tuple[Sequence[Message], bool]], means: Means, *, on_question: Callable[[], None] = lambda: None) -> Fit:
+    """Fit the probability that the knowledge bases answer a question, and store it for their embedder. No model is asked.
+
+    `questions` are conversations that end with a question, each with whether the knowledge bases answer it. Raises UsageError if there are
+    too few.
+    """
+    with means.opened_kbs() as knowledge_bases:
+        embedder = open_embedder(means.settings, for_queries=True)
+        retriever = Retriever(knowledge_bases=knowledge_bases, embedder=embedder, learning="off")
+        samples = []
+        for messages, is_answerable in questions:
+            hits = retrieve_after(retriever, asked_before(messages), search_query(messages), top_k=NUM_COMPARED)
+            samples.append(Sample(features=Features.of(hits), is_answerable=is_answerable))
+            on_question()
+        fitted = fit(samples)
+        CalibrationFile(means.settings.home).save(embedder.fingerprint, fitted.calibration)
+    return fitted
 
 
 def _failed(error: LocalragError, seconds: float) -> Outcome:

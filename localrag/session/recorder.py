@@ -107,7 +107,7 @@ def remember(answer: Answer, knowledge_bases: Sequence[KnowledgeBase]) -> None:
         return
     from localrag.kb.protocols import Feedback  # noqa: PLC0415  # weight
 
-    prompt_labels = {hit.label for hit in answer.hits}
+    prompt_labels = set() if answer.abstained else {hit.label for hit in answer.hits}
     cited = {each.label for each in answer.citations if each.supplied}
     for kb in knowledge_bases:
         own = [hit for hit in answer.offered if hit.chunk.kb == kb.name]

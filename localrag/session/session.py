@@ -21,10 +21,10 @@ from localrag.prompt import CITE, PLAIN, Demand, PromptInputs
 from localrag.question import Question
 from localrag.session import recorder, retrieval
 from localrag.session.answer import Answer, Bypass, Prepared, bypass, ledger_warnings, outcome, window_warnings
+from localrag.session.answerability import Answerability, Calibration, CalibrationFile
 from localrag.session.opening import names_of, open_embedder, open_engine, open_knowledge_bases, open_profile, open_reranker
 from localrag.session.pipeline import Event, InFlight, Pipeline, is_free_text
-from localrag.session.retrieval import DEFAULT_TOP_K, Retriever
-from localrag.session.selection import EvidenceRule, Selection, rule_for, select
+from localrag.session.retrieval import DEFAULT_TOP_K, EvidenceRule, Retriever, Selection, rule_for, select
 from localrag.session.shortening import Shortener
 from localrag.session.timing import Plan, TimedReranker, check_seconds, plan
 from localrag.settings import Learning, Settings, default_home
@@ -86,6 +86,7 @@ class Session:
         self._scope: tuple[str, ...] | None = None
         """Knowledge base names of this session if it is a copy made by `scoped`."""
         self._in_flight: dict[str | int, InFlight] = {}
+        self._calibrations: dict[str, Calibration | None] = {}
 
     @classmethod
     def open(
@@ -160,7 +161,7 @@ class Session:
         query = search_query(question.messages, needs_question=question.needs_question)
         retriever = self.retriever_until(question.budget.max_seconds, started_at)
         unsearched = self.unsearched(question)
-        hits, retrieve_s = self._evidence(question, query, retriever, searches=unsearched is None)
+        hits, answerability, retrieve_s = self._evidence(question, query, retriever, searches=unsearched is None)
         demand = self.measure(self._inputs(question, self.chosen(question, query, hits)), is_plain=question.is_plain)
         composed, deadline = self._composed(demand, question, retriever, started_at, write=write)
         return Prepared(
@@ -172,6 +173,7 @@ class Session:
             retrieve_s=retrieve_s,
             deadline=deadline,
             bypass=outcome(unsearched, hits, composed.hits),
+            answerability=answerability,
         )
 
     def run(self, questions: Iterable[Question | Prepared | None], *, policy: Policy | None = None) -> Iterator[Event]:
@@ -217,13 +219,19 @@ class Session:
 
     # --- its steps ---
 
-    def _evidence(self, question: Question, query: str, retriever: Retriever, *, searches: bool) -> tuple[list[Hit], float]:
-        """The evidence for a question, and the seconds spent on retrieval."""
+    def _evidence(
+        self, question: Question, query: str, retriever: Retriever, *, searches: bool
+    ) -> tuple[list[Hit], Answerability | None, float]:
+        """The evidence for a question, how likely it answers the question, and the seconds spent on retrieval."""
         started, loaded_s = time.perf_counter(), self.engine.load_s
         searches = searches and bool(query)
         before = retrieval.asked_before(question.messages) if searches else []
-        hits = retriever.offered(question, query, top_k=self.rule_for(question).top_k, before=before, searches=searches)
-        return hits, time.perf_counter() - started - (self.engine.load_s - loaded_s)  # not counting a context made for reranking
+        hits, answerability = retriever.assessed(question, query, top_k=self.rule_for(question).top_k, before=before, searches=searches)
+        return (
+            hits,
+            answerability,
+            time.perf_counter() - started - (self.engine.load_s - loaded_s),
+        )  # not counting a context made for reranking
 
     def rule_for(self, question: Question) -> EvidenceRule:
         """How much evidence to send with a question."""
@@ -303,7 +311,7 @@ class Session:
         question_text = search_query(question.messages, needs_question=question.needs_question) or question.messages[-1].content
         answer = self.to_answer(prepared, completion)
         warnings = retrieval.none_passes(self.knowledge_bases, question.search.where, prepared.offered)
-        if question.given.hits is None:
+        if question.given.hits is None and not answer.abstained:
             warnings += retrieval.left_unread(answer, question_text)
         warnings += recorder.keep(
             answer,
@@ -331,7 +339,19 @@ class Session:
             counter=self.engine.counter,
             n_ctx=self.slot.n_ctx,
             weights=self.weights,
+            calibration=self._calibration,
         )
+
+    @property
+    def _calibration(self) -> Calibration | None:
+        """The calibration for the embedder; None if it has none."""
+        if self.embedder is None:
+            return None
+        fingerprint = self.embedder.fingerprint
+        if fingerprint not in self._calibrations:
+            home = None if self.settings is None else self.settings.home
+            self._calibrations[fingerprint] = CalibrationFile(home).calibration(fingerprint)
+        return self._calibrations[fingerprint]
 
     @contextmanager
     def scoped(self, question: Question) -> Iterator[Session]:
@@ -406,7 +426,9 @@ class Session:
         composed = prepared.prompt
         num_answered = completion.completion_tokens - completion.reasoning_tokens
         ledger = composed.ledger.with_used("answer", num_answered, copied=completion.copied_tokens)
-        if composed.thinking is not None:
+        if prepared.abstains:
+            ledger = ledger.unsent()
+        elif composed.thinking is not None:
             ledger = ledger.with_used("thinking", completion.reasoning_tokens)
         load_s = self.engine.take_load_s()
         overhead_s = load_s + prepared.retrieve_s
@@ -439,6 +461,9 @@ class Session:
             logprobs=completion.logprobs,
             bypass=prepared.bypass,
             rewriting=prepared.rewriting,
+            answerability=prepared.answerability,
+            abstained=prepared.abstains,
+            embedder=self.embedder if any("semantic" in hit.scores for hit in prepared.offered) else None,
             warnings=(*self.warnings, *ledger_warnings(ledger)),
         )
 

@@ -18,7 +18,7 @@ from localrag.engine.echo import open_echo
 from localrag.question import Question
 from localrag.session import Session
 from localrag.settings import Settings
-from localrag.types import SamplingParams
+from localrag.types import Chunk, Hit, SamplingParams
 from tests import identities
 from tests.gguf_files import write_model, write_vocab
 from tests.homes import know_attention
@@ -85,6 +85,21 @@ def test_explain_shows_who_got_what(run):
     assert "window 400 of 131072 trained, limited by requested" in err
 
 
+def test_explain_shows_the_support_of_each_sentence(capsys):
+    text = "Dry it first. PLA is annealed at 80 \x1b[31m°C."
+    hit = Hit(Chunk(1, 1, 0, text, 0, len(text), "pla.md", place="line 7"), 1.0)
+    with open_echo() as engine:
+        answer = Session(engine).ask(Question.of("So it is. PLA is annealed at 80 °F.", hits=(hit,)))
+    render.support(answer)
+    assert capsys.readouterr().err.splitlines() == [
+        "Support of each sentence by the passages that it cites, 0 to 1 by words alone, because no embedder is loaded:",
+        "  none  You asked: So it is.",
+        f"  {answer.support.mean_score:.2f}  PLA is annealed at 80 °F.",
+        "        [KB#1] PLA is annealed at 80 [31m°C.  (line 7)",
+        "Not in the cited passages: 80 °F (unit)",
+    ]
+
+
 def test_the_speed_of_a_prompt_is_that_of_what_was_evaluated(home, capsys):
     with Session(open_echo()) as session:
         done = session.ask("Why?")
@@ -110,7 +125,8 @@ def test_json_is_one_object_and_keeps_its_promises(run):
     assert answer["answer"] == "You asked: Why?"
     assert list(answer) == [
         "answer", "finish_reason", "model", "slot", "usage", "ledger", "evidence", "citations",
-        "unsupported_citations", "coverage", "timings", "stdin_bytes", "models_files",
+        "unsupported_citations", "answerable", "abstained", "support", "unsupported_claims", "coverage", "timings", "stdin_bytes",
+        "models_files",
     ]  # fmt: skip
     assert list(answer["timings"]) == ["load_s", "retrieve_s", "prefill_s", "first_token_s", "decode_s", "total_s"]
 

@@ -296,3 +296,37 @@ def test_a_broken_line_is_named_in_json_too(asked, tmp_path):
 
 def test_out_may_not_be_a_device(asked, refused):
     assert "is not a regular file" in refused(2, "eval", "--qa", "qa.jsonl", "--kb", "notes", "--model", "echo", "--out", os.devnull)
+
+
+def test_a_calibration_is_learned_shown_and_stored(asked, tmp_path, localrag):
+    facts = [
+        "PLA annealed at 90 degrees",
+        "PLA in an oven",
+        "ABS smoothed with acetone vapour",
+        "nylon dried at 80 degrees",
+        "styrene of ABS",
+    ]
+    known = [{"id": f"a{n}", "question": f"{facts[n % 5]}, case {n}?", "answers": [["x"]], "sources": ["pla.md"]} for n in range(10)]
+    others = ["volcanoes", "sonnets", "taxes", "penguins", "violins", "treaties", "comets", "chess", "opera", "glaciers"]
+    unknown = [{"id": f"u{n}", "question": f"Who writes about {each}?", "answers": []} for n, each in enumerate(others)]
+    write_rows(tmp_path / "qa.jsonl", [*known, *unknown])
+    arguments = ("eval", "--qa", "qa.jsonl", "--kb", "notes", "--calibrate")
+    code, out, err = localrag(*arguments, "--json")
+    assert code == 0, err
+    fitted = json.loads(out)
+    assert (fitted["num_answerable"], fitted["num_unanswerable"]) == (10, 10)
+    assert 0.5 < fitted["auc"] <= 1.0
+    code, out, err = localrag(*arguments)
+    assert (code, out.split()[:3]) == (0, ["Threshold", "Refused", "wrongly"])
+    assert "AUC" in err
+    ask = ("ask", "--kb", "notes", "--model", "echo", "--json")
+    for row in unknown:
+        ready = json.loads(localrag(*ask, row["question"], "--dry-run")[1])
+        assert ready["answerability"]["threshold"] == round(fitted["calibration"]["threshold"], 4)
+        if ready["abstained"]:
+            break
+    code, out, err = localrag(*ask, row["question"], "--unanswerable", "error")
+    assert (code, json.loads(out)["error"]["answerable"]) == (6, ready["answerable"])
+    assert json.loads(localrag(*ask, row["question"])[1])["abstained"]
+    assert localrag(*ask, row["question"], "--unanswerable", "perhaps")[0] == 2
+    assert localrag(*arguments, "--seed", "1")[0] == 2

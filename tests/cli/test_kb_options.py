@@ -131,7 +131,7 @@ def test_search_and_ask_find_the_same_in_the_same_order_also_after_votes(localra
 
     def both():
         searched = data(localrag("search", "Where is the kiln?", *kbs, "-k", "4", "--json"))["hits"]
-        asked = data(localrag("ask", "Where is the kiln?", *kbs, "--model", "echo", "--json"))["evidence"]
+        asked = data(localrag("ask", "Where is the kiln?", *kbs, "--top-k", "4", "--model", "echo", "--json"))["evidence"]
         assert [(hit["id"], hit["score"], hit["contributions"]) for hit in sorted(searched, key=lambda hit: hit["id"])] == [
             (hit["id"], hit["score"], hit["contributions"]) for hit in sorted(asked, key=lambda hit: hit["id"])
         ]

@@ -51,11 +51,12 @@ def test_what_the_grammar_accepts_names_no_other_source(parts):
         assert any(tag in text for tag in tags_of(LABELS))
 
 
+@pytest.mark.parametrize("is_first", [False, True])
 @pytest.mark.parametrize("max_tokens", [*range(1, 40), 80])
-def test_a_random_writer_never_leaves_a_tag_cut_or_an_answer_without_one(max_tokens):
-    for seed in range(12):
+def test_a_random_writer_never_leaves_a_tag_cut_or_an_answer_without_one(max_tokens, is_first):
+    for seed in range(6):
         rng, written = random.Random(seed), b""
-        matcher = byte_vocabulary().citing_matcher(LABELS, max_tokens)
+        matcher = byte_vocabulary().citing_matcher(LABELS, max_tokens, is_first=is_first)
         for _ in range(max_tokens):
             token = rng.choice((END, ord("["), ord("K"), *b"KB# 1]x.\n"))
             if not matcher.allows(token):
@@ -68,6 +69,7 @@ def test_a_random_writer_never_leaves_a_tag_cut_or_an_answer_without_one(max_tok
         assert supplied_only(text)
         assert text.count("[") == sum(text.count(tag) for tag in tags_of(LABELS)), "a cut tag"
         assert ("[" in text) or max_tokens < max(map(len, tags_of(LABELS))), "no tag"
+        assert not is_first or text.startswith(tuple(tags_of(LABELS))) or "[" not in text
 
 
 def test_a_writer_who_would_end_without_a_tag_must_write_one():

@@ -54,6 +54,15 @@ def test_each_measure_counts_the_questions_that_it_is_about(tmp_path):
     assert (tests["seconds"].a, tests["seconds"].b, tests["seconds"].difference) == (3.0, 1.0, -2.0)
 
 
+def test_support_is_compared_where_both_cite(tmp_path):
+    a = [answer("q1", support=0.5, unsupported_claims=["7 kg"]), answer("q2", support=None, unsupported_claims=[])]
+    b = [answer("q1", support=1, unsupported_claims=[]), answer("q2", support=0.9, unsupported_claims=[])]
+    [compared] = compare_runs(run(tmp_path, "a", a), run(tmp_path, "b", b))
+    tests = {each.measure: each for each in compared.tests}
+    assert (tests["support"].num_pairs, tests["support"].difference) == (1, 0.5)
+    assert (tests["has_unsupported_claims"].num_only_a, tests["has_unsupported_claims"].num_only_b) == (1, 0)
+
+
 def test_each_way_is_compared_with_itself_or_the_only_one_with_the_only_one(tmp_path):
     two = [answer("q", way="ask at 0.2"), answer("q", way="ask at 0.5")]
     runs = [run(tmp_path, name, rows) for name, rows in (("a", two), ("b", [*two, answer("q")]), ("c", [answer("q")]), ("d", two[:1]))]

@@ -72,7 +72,10 @@ def test_the_sign_test_is_that_of_scipy(num, other):
 
 
 def test_an_outcome_is_the_same_read_back():
-    outcome = Outcome(text="a", citations=(Citation("KB#1", True),), passages=HOLDS, prompt="ab", seconds=1.5, evaluated_tokens=3)
+    outcome = Outcome(
+        text="a", citations=(Citation("KB#1", True),), passages=HOLDS, prompt="ab", seconds=1.5, evaluated_tokens=3, support=0.5,
+        unsupported_claims=("80 °C",),
+    )  # fmt: skip
     assert Outcome.from_dict(outcome.to_dict()) == outcome
     failed = Outcome(error="EngineError", error_text="no")
     assert Outcome.from_dict(failed.to_dict()) == failed
@@ -89,3 +92,12 @@ def test_what_is_no_outcome(row):
 
 def test_a_grade_is_fit_for_json():
     assert Grade(in_evidence=True, is_right=False, cites_holder=False, num_invented=2, is_refused=False).to_dict()["num_invented"] == 2
+
+
+def test_support_is_the_mean_over_answers_that_cite():
+    supports = [(0.5, ()), (1.0, ("80 °C",)), (None, ())]
+    outcomes = [Outcome(text="a", support=support, unsupported_claims=claims) for support, claims in supports]
+    question = Question(id="q", question="Why?")
+    row = tally("ask", [(question, outcome, grade(question, outcome)) for outcome in outcomes])
+    assert (row.mean_support, row.is_supported) == (0.75, Share(1, 2))
+    assert tally("ask", []).mean_support is None

@@ -62,7 +62,7 @@ def test_an_answer_with_its_sources_and_its_ledger(live):
     assert sum(each["allotted"] for each in sections) + given["ledger"]["spare"] == given["ledger"]["window"]
     assert result.content[0].text == given["answer"]
     assert f"[{cited[0]}] pets/cats.md" in result.content[1].text
-    counts = f"prompt {given['prompt_tokens']}, answer {given['completion_tokens']} of at most 512; 0 items left out."
+    counts = f"prompt {given['prompt_tokens']}, answer {given['completion_tokens']} of at most 512; 1 item left out."
     assert counts in result.content[1].text
 
 

@@ -40,3 +40,18 @@ def test_the_same_seed_gives_the_same_text_and_the_stream_is_the_whole(session):
 def test_a_free_answer_is_that_of_the_model(session):
     free = session.ask(Question.of(ASKED[0], cite="free", top_k=2, max_tokens=48))
     assert free.prompt.token_ids == session.ask(Question.of(ASKED[0], cite="enforced", top_k=2, max_tokens=48)).prompt.token_ids
+
+
+def test_the_support_of_an_answer_has_similarities_and_real_places(session, handbook):
+    answer = session.ask(Question.of(ASKED[1], cite="enforced", top_k=2, max_tokens=48))
+    support = answer.support
+    assert support == answer.support
+    cited = [each for each in support.sentences if each.labels]
+    assert cited, answer.text
+    assert {*cited[0].contributions} == {"words", "cosine"}, "the search has loaded the embedder"
+    assert cited[0].score > 0.5, "a model of this size copies"
+    hits = {hit.label: hit.chunk for hit in answer.hits}
+    for each in cited:
+        chunk = hits[each.span.label]
+        assert chunk.text[each.span.start - chunk.start : each.span.end - chunk.start] == each.span.text
+    assert [each["score"] for each in answer.to_dict()["support"]] == [each.score and round(each.score, 4) for each in support.sentences]

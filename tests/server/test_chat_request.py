@@ -150,6 +150,12 @@ def test_ratios_that_are_taken(ratio):
     assert message["options"]["context_ratio"] == ratio
 
 
+def test_what_to_do_if_the_index_does_not_answer():
+    message = asked(index_name="docs_index", unanswerable="error", messages=PLAIN).to_message()
+    assert message["options"]["unanswerable"] == "error"
+    assert refused(index_name="docs_index", unanswerable="perhaps", messages=PLAIN) == (400, "unanswerable must be say, answer or error.")
+
+
 @pytest.mark.parametrize("messages", [None, [], "hello", {"role": "user"}, [1], [[]]])
 def test_then_what_is_malformed(messages):
     assert refused(messages=messages)[0] == 400

@@ -321,6 +321,16 @@ def test_a_citation_opens_its_source(page):
     assert sources[label]["metadata"]["file_name"] in card.text
 
 
+def test_what_supports_an_answer_is_marked_and_what_nothing_supports_is_told(page):
+    page.choose("facts")
+    page.ask("PLA is annealed at 80 to 999 degrees <b>in Prague</b>.")
+    told = page.text(".exchange:last-child .notice")
+    assert told == "Not in the cited passages: 999 degrees (number), Prague (name)"
+    page.find(".prose .cite").click()
+    assert re.fullmatch(r"Open source KB#\d+, support 0\.\d\d", page.find(".prose .cite").get_attribute("title"))
+    assert page.text("#sources li.cited mark") == TEXTS[0]["text"]
+
+
 def test_a_citation_that_was_not_supplied_is_struck(page):
     page.ask("Is it in KB#987654?")
     struck = page.find(".prose .cite.unsupported")

@@ -10,7 +10,7 @@ from localrag.engine.echo import open_echo
 from localrag.errors import UsageError
 from localrag.prompt.layout import source_text
 from localrag.question import Question, Search
-from localrag.session.selection import LESS_RELEVANT, EvidenceRule, rule_for, select
+from localrag.session.retrieval import LESS_RELEVANT, EvidenceRule, rule_for, select
 from localrag.text.sentences import excerpt, units
 from localrag.types import Chunk, Hit
 
