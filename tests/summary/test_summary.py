@@ -166,7 +166,7 @@ def test_detailed_code_keeps_heads_before_docstrings():
     assert "return count" not in made.text  # bodies
     assert '"""Return the bytes of a token' not in made.text  # docstrings come last
     assert made.text.index("class Segment") < made.text.index("class Tokenizer") < made.text.index("class TokenCounter")
-    more = summarize(Source(label="tokens.py", text=TOKENS_PY), "detailed", count=in_pairs, limit=2000)
+    more = summarize(Source(label="tokens.py", text=TOKENS_PY), "detailed", count=in_pairs, limit=3000)
     assert '"""Return the bytes of a token' in more.text
 
 
