@@ -179,6 +179,8 @@ class Vocabulary:
         """Tokens with an opening bracket."""
         self.starters = frozenset(number for number in self.openers if pieces[number].lstrip().startswith(b"["))
         """Tokens with nothing but white space before their opening bracket."""
+        self.no_words = frozenset((*end_ids, *self.openers, *(number for number, piece in enumerate(pieces) if b"\n" in piece)))
+        """Tokens that cannot follow a bare tag: ends, opening brackets and line ends."""
         self.letter = pieces.index(b"x") if b"x" in pieces else None
         """A token that is allowed wherever any text is."""
         self.tokenizer = LLTokenizer(TokenizerWrapper(tokens), eos_token=list(end_ids))
@@ -268,7 +270,7 @@ class CitingMatcher(Matcher):
 
     The answer is never cut inside a tag, and it has one however it ends: where the model would end it without, or where only the room
     for a tag is left, only tokens that open a tag are allowed. With too few tokens for any tag, there is none. With `is_first`, a tag
-    comes before anything else.
+    comes before anything else, and unless it is NO_TAG, words follow it on its line: small models repeat a bare tag.
 
     `quotes` maps further labels to the tokens of their quotes. When such a tag closes, `take_copied` returns these tokens; the position
     stays after the tag, where any text may follow. Such a tag can be written once, and only while there is room for the tag and its
@@ -289,7 +291,7 @@ class CitingMatcher(Matcher):
         self._room = max_tokens
         self._reserved = max(len(tag.encode()) for tag in tags_of(labels))  # at most as many tokens as bytes
         self._in_tag = self._has_tag = self._must_open = False
-        self._must_start = is_first and max_tokens >= self._reserved
+        self._must_start = self._is_bare = is_first and max_tokens >= self._reserved
         self._copies: dict[bytes, tuple[int, ...]] = {tag.encode(): () for tag in tags_of(labels)}
         self._copies |= {f"[{label}]".encode(): token_ids for label, token_ids in quotes.items()}
         self._tag = b""
@@ -298,6 +300,8 @@ class CitingMatcher(Matcher):
     def allows(self, token: int) -> bool:
         vocabulary = self._vocabulary
         if self._must_start and token not in vocabulary.starters:
+            return False
+        if self._is_bare and self._has_tag and not self._in_tag and token in vocabulary.no_words:
             return False
         if token in vocabulary.end_ids and not self._has_tag:
             self._must_open = not self._in_tag and self._room >= self._reserved
@@ -314,6 +318,9 @@ class CitingMatcher(Matcher):
         if self._in_tag:
             return self._fitting(mask, mask.nonzero()[0])
         openers = list(self._vocabulary.starters if self._must_start else self._vocabulary.openers)
+        if self._is_bare and self._has_tag:
+            mask[list(self._vocabulary.no_words)] = False
+            return mask
         if self._room < self._reserved:
             mask[openers] = False
             return mask
@@ -337,8 +344,11 @@ class CitingMatcher(Matcher):
         self._has_tag = self._has_tag or (closes >= 0 and (self._in_tag or 0 <= piece.find(b"[") < closes))
         self._in_tag = opens > closes or (self._in_tag and closes < 0)
         self._tag = tag if self._in_tag else b""
+        if self._has_tag and not self._in_tag:
+            self._is_bare = self._is_bare and not tag.startswith(NO_TAG.encode()) and not _has_word(piece[closes + 1 :])
         if closes >= 0 and self._copies.get(tag):
             self._copied = self._copies.pop(tag)
+            self._is_bare = False
             self._room -= len(self._copied)
             self._num_digits = 0  # a quotation mark comes last
 
@@ -363,7 +373,14 @@ class CitingMatcher(Matcher):
             if copy is None or (copy and (end < len(text) or len(copy) > room)):
                 return False
             text = text[end:]
+            if self._is_bare and copy == () and (b"[" in text or b"\n" in text):
+                return False
         return True
+
+
+def _has_word(piece: bytes) -> bool:
+    """Whether a piece of text has a letter or a digit, or a part of one outside of ASCII."""
+    return any(byte >= 0x80 or chr(byte).isalnum() for byte in piece)
 
 
 @functools.cache

@@ -208,6 +208,7 @@ class Shortening(BaseModel):
     level: str
     tokens: int
     of: int
+    sentences: tuple[int, int] | None = Field(default=None, description="For `sentences`: how many were chosen, of how many.")
 
 
 class LedgerEntry(BaseModel):
@@ -261,6 +262,8 @@ class Evidence(BaseModel):
     relevance: float | None = None
     tokens: int | None = None
     level: str = Field(default="full", description="The level of detail, `full` unless the passage was shortened.")
+    spans: list[tuple[int, int]] | None = Field(default=None, description="For the level `sentences`: what was sent of the document.")
+    omitted_sentences: int | None = Field(default=None, description="For the level `sentences`: how many were not sent.")
 
 
 class CitationInfo(BaseModel):

@@ -236,6 +236,12 @@ def _logistic(value: float) -> float:
     return 1 / (1 + math.exp(-max(-700.0, min(700.0, value))))
 
 
+UNCALIBRATED = (
+    "Whether the sources answer the question is unknown, because the embedder is not calibrated. To calibrate it: "
+    "localrag eval --qa FILE.jsonl --kb NAME --calibrate"
+)
+"""The warning if a question wants to be refused and cannot be."""
+
 NOT_SAID: Mapping[str, str] = {
     "": "The sources do not say.",
     "cs": "Zdroje to neuvádějí.",

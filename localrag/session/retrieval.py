@@ -22,6 +22,7 @@ from localrag.prompt.layout import source_text
 from localrag.question import EvidenceKind, Question, Search, TopK
 from localrag.session.answerability import NUM_COMPARED, Answerability, Calibration
 from localrag.session.timing import TimedReranker
+from localrag.text.languages import language_of, stem
 from localrag.text.sentences import Span, Unit, excerpt, units
 from localrag.text.terms import terms
 from localrag.types import Chunk, Hit, Message, ModelInfo, comparable, expanded, merged
@@ -270,6 +271,8 @@ MIN_PASSAGE_SHARE = {"passages": 0.7, "sentences": 0.6}
 first four with at least 0.7 of its score 93, in 30 % less text."""
 MIN_SENTENCE_SHARE = 0.9
 """Least share of the best sentence's score. Both halves of the handbook's questions keep most answers with 0.85 to 0.95."""
+HEADING_WEIGHT = 0.5
+"""Weight of a word of the question that stands in the headings above a sentence, not in itself."""
 SENTENCE_TOKENS = 120
 MAX_TUNED = 256
 """Number of models whose tuned options are kept."""
@@ -372,7 +375,7 @@ def _within(hits: Sequence[Hit], rule: EvidenceRule, count: Callable[[str], int]
 
 
 def _best_sentences(hits: Sequence[Hit], question: str, rule: EvidenceRule, count: Callable[[str], int]) -> list[Hit]:
-    """Return the hits that hold the best sentences, in the order of the hits, each with the spans of its own."""
+    """Return the hits that hold the best sentences, in the order of their best ones, each with the spans of its own."""
     chosen: dict[int, list[Unit]] = {}
     costs: Counter[int] = Counter()
     for index, unit in _ranked(hits, question):
@@ -382,29 +385,39 @@ def _best_sentences(hits: Sequence[Hit], question: str, rule: EvidenceRule, coun
         if is_over and (chosen or rule.is_strict):
             continue
         chosen[index], costs[index] = more, cost
-    return [_excerpted(hits[index], chosen[index]) for index in sorted(chosen)]
+    return [_excerpted(hits[index], chosen[index]) for index in chosen]
 
 
 def _ranked(hits: Sequence[Hit], question: str) -> list[tuple[int, Unit]]:
     """Rank the sentences of all hits, best first, down to MIN_SENTENCE_SHARE of the best score. Returns (index of the hit, sentence).
 
-    The score is the share of the question's words, weighted by rarity among the sentences, that a sentence, its table's head and its
-    headings hold, plus its passage's score as a share of the best one's.
+    The score is the share of the question's words, weighted by rarity among the sentences, that a sentence holds, plus HEADING_WEIGHT of
+    the share that only its headings and its table's head hold, plus its passage's score as a share of the best one's. Words are compared
+    by their stems.
     """
-    question_words = set(terms(question))
-    matches: list[tuple[int, Unit, set[str]]] = []
+    language = language_of([question, *(hit.chunk.text for hit in hits)]) or "en"
+
+    def matching(*texts: str) -> set[str]:
+        return question_words.intersection(stem(word, language) for text in texts for word in terms(text))
+
+    question_words = {stem(word, language) for word in terms(question)}
+    matches: list[tuple[int, Unit, set[str], set[str]]] = []
     for index, hit in enumerate(hits):
         text = hit.chunk.text
         for unit in units(text) or [Unit((0, len(text)))]:
-            parts = (hit.chunk.heading, text[slice(*unit.header)] if unit.header else "", text[slice(*unit.span)])
-            matches.append((index, unit, question_words.intersection(terms("\n".join(parts)))))
-    holders = Counter(word for _, _, words in matches for word in words)
+            words = matching(text[slice(*unit.span)])
+            above = matching(hit.chunk.heading, text[slice(*unit.header)] if unit.header else "")
+            matches.append((index, unit, words, above - words))
+    holders = Counter(word for _, _, words, above in matches for word in words | above)
     weights = {word: math.log1p((len(matches) - holders[word] + 0.5) / (holders[word] + 0.5)) for word in question_words}
     total = sum(weights.values()) or 1.0
     best_passage = max((hit.score for hit in hits), default=0.0) or 1.0
-    scored = [
-        (sum(weights[word] for word in words) / total + hits[index].score / best_passage, index, unit) for index, unit, words in matches
-    ]
+
+    def score(index: int, words: set[str], above: set[str]) -> float:
+        share, share_above = (sum(weights[word] for word in each) / total for each in (words, above))
+        return share + HEADING_WEIGHT * share_above + hits[index].score / best_passage
+
+    scored = [(score(index, words, above), index, unit) for index, unit, words, above in matches]
     scored.sort(key=lambda each: -each[0])  # stable: equals keep the order of the hits and of their text
     return [(index, unit) for score, index, unit in scored if score >= MIN_SENTENCE_SHARE * scored[0][0]]
 

@@ -21,7 +21,7 @@ from localrag.prompt import CITE, PLAIN, Demand, PromptInputs
 from localrag.question import Question, Search
 from localrag.session import recorder, retrieval
 from localrag.session.answer import Answer, Bypass, Prepared, bypass, ledger_warnings, outcome, window_warnings
-from localrag.session.answerability import Answerability, Calibration, CalibrationFile
+from localrag.session.answerability import UNCALIBRATED, Answerability, Calibration, CalibrationFile
 from localrag.session.opening import names_of, open_embedder, open_engine, open_knowledge_bases, open_profile, open_reranker
 from localrag.session.pipeline import Event, InFlight, Pipeline, is_free_text
 from localrag.session.retrieval import DEFAULT_TOP_K, EvidenceFile, EvidenceRule, Retriever, Selection, rule_for, select
@@ -317,6 +317,8 @@ class Session:
         warnings = retrieval.none_passes(self.knowledge_bases, question.search.where, prepared.offered)
         if question.given.hits is None and not answer.abstained:
             warnings += retrieval.left_unread(answer, question_text)
+        if question.unanswerable in ("say", "error") and self.embedder is not None and self._calibration is None:
+            warnings.append(UNCALIBRATED)
         warnings += recorder.keep(
             answer,
             question=question_text,

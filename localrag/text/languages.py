@@ -163,8 +163,8 @@ def stemmed(text: str, language: str) -> str:
 
 
 def stem(word: str, language: str) -> str:
-    """Return the stem of a word in lower case; the word itself if it is very long or the language is unknown."""
-    return _stem(word, language) if len(word) <= _MAX_WORD_CHARS and language in _SNOWBALL else word
+    """Return the stem of a word in lower case; the word itself if it is very long or the language unknown. Here, "en" is English."""
+    return _stem(word, language) if len(word) <= _MAX_WORD_CHARS and (language in _SNOWBALL or language == "en") else word
 
 
 @lru_cache(maxsize=20_000)
@@ -175,7 +175,7 @@ def _stem(word: str, language: str) -> str:
 @cache
 def _algorithm(language: str) -> type[Any]:
     """Return Snowball's class for a language. `snowballstemmer.stemmer` would prefer PyStemmer, of whichever version is installed."""
-    name = _SNOWBALL[language]
+    name = _SNOWBALL.get(language, "english")
     return getattr(importlib.import_module(f"snowballstemmer.{name}_stemmer"), f"{name.title()}Stemmer")  # type: ignore[no-any-return]
 
 

@@ -141,6 +141,8 @@ def test_the_tables_know_what_the_code_knows():
     sampling = {field.name for field in fields(SamplingParams)} - {
         "stop",
         "citations",
+        "cites_first",
+        "quotes",
         "json_schema",
         "or_text",
         "logprobs",

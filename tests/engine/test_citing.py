@@ -70,6 +70,8 @@ def test_a_random_writer_never_leaves_a_tag_cut_or_an_answer_without_one(max_tok
         assert text.count("[") == sum(text.count(tag) for tag in tags_of(LABELS)), "a cut tag"
         assert ("[" in text) or max_tokens < max(map(len, tags_of(LABELS))), "no tag"
         assert not is_first or text.startswith(tuple(tags_of(LABELS))) or "[" not in text
+        if is_first and text.startswith("[KB") and token == END:
+            assert text.partition("]")[2].lstrip("\n .")[:1] not in ("", "["), "a bare tag"
 
 
 def test_a_writer_who_would_end_without_a_tag_must_write_one():

@@ -196,7 +196,10 @@ def test_a_chat_goes_on_after_it(session):
 
 def test_an_embedder_without_a_calibration_refuses_nothing(session, monkeypatch):
     monkeypatch.setitem(session._calibrations, "hash-1", CalibrationFile(session.settings.home).calibration("another"))
+    wanted = session.ask(Question.of(NOT_FOUND, max_tokens=4, unanswerable="error"))
+    assert [each for each in wanted.warnings if "--calibrate" in each]
     answer = session.ask(Question.of(NOT_FOUND, max_tokens=4))
+    assert answer.warnings == ()
     assert (answer.answerability, answer.to_dict()["answerable"], answer.abstained) == (None, None, False)
 
 

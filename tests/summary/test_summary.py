@@ -159,14 +159,14 @@ def test_extract_takes_what_is_talked_about_and_leaves_the_rest():
 
 
 def test_detailed_code_keeps_heads_before_docstrings():
-    made = summarize(Source(label="tokens.py", text=TOKENS_PY), "detailed", count=in_pairs, limit=900)
-    assert (made.method, made.level, made.limit) == ("outline", "detailed", 900)
+    made = summarize(Source(label="tokens.py", text=TOKENS_PY), "detailed", count=in_pairs, limit=1000)
+    assert (made.method, made.level, made.limit) == ("outline", "detailed", 1000)
     for head in ("class Segment:", "class Tokenizer(Protocol):", "def encode(self, text: str) -> list[int]: …", "class TokenCounter:"):
         assert head in made.text
     assert "return count" not in made.text  # bodies
     assert '"""Return the bytes of a token' not in made.text  # docstrings come last
     assert made.text.index("class Segment") < made.text.index("class Tokenizer") < made.text.index("class TokenCounter")
-    more = summarize(Source(label="tokens.py", text=TOKENS_PY), "detailed", count=in_pairs, limit=2000)
+    more = summarize(Source(label="tokens.py", text=TOKENS_PY), "detailed", count=in_pairs, limit=3000)
     assert '"""Return the bytes of a token' in more.text
 
 
