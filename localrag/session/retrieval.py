@@ -47,7 +47,7 @@ MAX_FILE_BYTES = 2 * 1024 * 1024
 MAX_FOLLOW_UP_TERMS = 4
 """Maximum number of words, without stop words, of a question that the model may rewrite as a follow-up."""
 FOLLOW_UP_DEPTH = 20
-MIN_GAIN = 0.05
+MIN_GAIN = 0.12
 """How much nearer to its best passage, in cosine similarity, a question must come by the turns before it for them to be searched too."""
 MAX_EARLIER_CHARS = 2000
 """Characters of the conversation to search with, newest first: embedding a query takes time in proportion to its length."""
