@@ -15,6 +15,7 @@ from localrag.budget import Ledger
 from localrag.budget.ledger import ANSWER
 from localrag.errors import counted
 from localrag.prompt import ANSWER_BASIS, Prompt
+from localrag.question import DEFAULT_UNANSWERABLE, Unanswerable
 from localrag.session import DEFAULT_TOP_K, Answer, Prepared
 from localrag.text.sanitize import one_line, visible
 from localrag.types import Chunk, Hit
@@ -57,6 +58,10 @@ class BudgetArguments(Arguments):
 
 class AskArguments(BudgetArguments):
     seed: Annotated[int, Field(ge=0, le=2**32 - 1, description="The same seed gives the same answer again.")] = 0
+    unanswerable: Annotated[
+        Unanswerable,
+        Field(description="What to do if the documents probably do not answer: say so without asking the model, let it answer, or fail."),
+    ] = DEFAULT_UNANSWERABLE
 
 
 class SearchArguments(Arguments):

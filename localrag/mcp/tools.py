@@ -134,7 +134,8 @@ class ToolService:
         question = Question.of([*messages, Message("user", arguments.question)], kbs=kbs, max_tokens=arguments.max_tokens)
         if not isinstance(arguments, AskArguments):
             return question
-        return question.but(seed=arguments.seed, repeatable="seed" in arguments.model_fields_set)
+        is_seeded = "seed" in arguments.model_fields_set
+        return question.but(seed=arguments.seed, repeatable=is_seeded, unanswerable=arguments.unanswerable)
 
     def _name(self, name: str) -> str:
         """Return the name, or if it is "" the only knowledge base. Raises UsageError if there are several."""

@@ -19,6 +19,7 @@ def session(model_path, embedder, handbook):
     with Session.open(model_path, keep=False) as opened:
         opened.knowledge_bases, opened.embedder = (handbook,), embedder
         yield opened
+        opened.knowledge_bases = ()  # others search it, too
 
 
 def test_the_default_embedder_is_calibrated(embedder):

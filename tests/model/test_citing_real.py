@@ -17,6 +17,7 @@ def session(model_path, embedder, handbook):
     with Session.open(model_path, keep=False) as opened:
         opened.knowledge_bases, opened.embedder = (handbook,), embedder
         yield opened
+        opened.knowledge_bases = ()  # others search it, too
 
 
 @pytest.mark.parametrize("text", ASKED)

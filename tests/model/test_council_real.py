@@ -133,4 +133,4 @@ def test_a_council_that_is_over_holds_no_model(settings):
     member = Member(name="reader", persona="You answer.", sampling=SamplingParams(max_tokens=8))
     council = Council(name="test", members=(member,), judge=Judge(sampling=SamplingParams(max_tokens=96)), top_k=1)
     run_council(council, TASK, settings=settings, kbs=["handbook"], keep=False)
-    assert num_models() == before
+    assert num_models() <= before  # the collector can find models of other tests meanwhile
