@@ -59,9 +59,12 @@ class BudgetArguments(Arguments):
 class AskArguments(BudgetArguments):
     seed: Annotated[int, Field(ge=0, le=2**32 - 1, description="The same seed gives the same answer again.")] = 0
     unanswerable: Annotated[
-        Unanswerable,
-        Field(description="What to do if the documents probably do not answer: say so without asking the model, let it answer, or fail."),
-    ] = DEFAULT_UNANSWERABLE
+        Unanswerable | None,
+        Field(
+            description="What to do if the documents probably do not answer: say so without asking the model, let it answer, or fail. "
+            f"By default {DEFAULT_UNANSWERABLE}."
+        ),
+    ] = None
 
 
 class SearchArguments(Arguments):

@@ -80,7 +80,9 @@ def test_keys(home):
         assert "You asked: pasted" not in terminal.text
         terminal.send(ENTER)
         terminal.wait_for("You asked: pasted")
-        terminal.send("half a line" + CTRL_C)
+        terminal.send("half a line")
+        terminal.wait_for("> half a line")
+        terminal.send(CTRL_C)
         terminal.wait_for("To exit, press Ctrl-D or type /exit.")
         terminal.send(CTRL_D)
         assert terminal.end() == 0

@@ -20,7 +20,7 @@ def session(tmp_path_factory):
         yield Session(engine, n_ctx=2048)
 
 
-QUOTING = (6, 11, 15, 17)
+QUOTING = (20, 23, 28)
 """Seeds with which the model quotes."""
 
 

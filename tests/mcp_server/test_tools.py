@@ -101,7 +101,7 @@ def test_a_search(live):
 
 
 def test_a_follow_up_is_searched_with_the_questions_before(live):
-    question, before = "Why?", "How long does a cat sleep?"
+    question, before = "Why?", "How many hours does a cat sleep?"
     found = live.given("search", query=question, kb="pets", earlier=[before, " "])["hits"]
     assert "sleeps 15 hours" in found[0]["text"]
     assert "sleeps 15 hours" not in live.given("search", query=question, kb="pets")["hits"][0]["text"]
