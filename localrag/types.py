@@ -223,9 +223,10 @@ class ModelInfo:
     """Contents of a GGUF header, checked before any weights are read.
 
     Lengths are in tokens, sizes in bytes; `head_size_k` and `head_size_v` are elements per head, of the layer where they are
-    largest. `num_kv_heads` has one entry per layer, 0 for a layer without keys and values. `sliding_window` is None if the file
-    has none. `name` is safe to print on a terminal. Missing values are None, or 0 for the shape of a vocabulary-only file;
-    invalid values raise ModelFileError.
+    largest. `num_kv_heads` has one entry per layer, 0 for a layer without keys and values. `layer_kv` has the numbers of elements
+    of a token's keys and of its values, for each layer that stores any. `state_bytes` is the size of the state that recurrent
+    layers keep for a sequence of any length. `sliding_window` is None if the file has none. `name` is safe to print on a terminal.
+    Missing values are None, or 0 for the shape of a vocabulary-only file; invalid values raise ModelFileError.
     """
 
     path: Path
@@ -249,6 +250,8 @@ class ModelInfo:
     chat_template: str | None
     num_tensors: int
     quantization: str | None
+    layer_kv: tuple[tuple[int, int], ...] = ()
+    state_bytes: int = 0
 
     @property
     def is_vocab_only(self) -> bool:
@@ -257,11 +260,27 @@ class ModelInfo:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes per token in an f16 KV cache with every layer stored in full (an upper bound for models with sliding windows)."""
-        return sum(self.num_kv_heads) * (self.head_size_k + self.head_size_v) * 2
+        """Bytes per token in an f16 KV cache for flash attention. Layers with a sliding window keep all tokens too."""
+        return 2 * sum(keys + values for keys, values in self.layer_kv)
+
+    @property
+    def plain_kv_bytes_per_token(self) -> int:
+        """The same for plain attention, for which llama.cpp stores the values of every layer like those of the largest one."""
+        most = max((values for _, values in self.layer_kv), default=0)
+        return 2 * sum(keys + most for keys, _ in self.layer_kv)
+
+    @property
+    def prefix_reuse(self) -> str:
+        """Where a prompt can resume that begins like an earlier one, and why only there."""
+        if self.state_bytes:
+            return "at cache breakpoints, from checkpoints in memory (recurrent layers keep one state, which cannot be truncated)"
+        if self.sliding_window:
+            return "at any token in memory; a stored prefix only at its end (it holds no more than the sliding window)"
+        return "at any token"
 
     def to_dict(self) -> dict[str, object]:
-        return {**asdict(self), "path": str(self.path), "kv_bytes_per_token": self.kv_bytes_per_token}
+        own = {name: value for name, value in asdict(self).items() if name != "layer_kv"}
+        return {**own, "path": str(self.path), "kv_bytes_per_token": self.kv_bytes_per_token, "prefix_reuse": self.prefix_reuse}
 
 
 @dataclass(frozen=True, slots=True)

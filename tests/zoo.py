@@ -43,7 +43,6 @@ KINDS: dict[str, dict[str, object]] = {
     "gemma4": {
         **_SLIDING,
         "block_count": 6,
-        "attention.head_count_kv": [2, 2, 2, 1, 2, 1],
         "attention.key_length": 2 * HEAD,
         "attention.value_length": 2 * HEAD,
         "attention.key_length_swa": HEAD,

@@ -225,7 +225,7 @@ def _model_facts(catalog: Catalog, spec: ModelSpec, plans: dict[str, MemoryPlan]
         "n_ctx_train": info.n_ctx_train,
         "kv_bytes_per_token": info.kv_bytes_per_token,
         "sliding_window": info.sliding_window,
-        "prompts_go_on_from": "the last border" if info.sliding_window or 0 in info.num_kv_heads else "any border",
+        "prompts_go_on_from": "the last border" if info.sliding_window else "any border",
         "n_ctx": n_ctx,
         "nearest_n_ctx": near,
         "plan": memory_plan.to_dict(),

@@ -11,9 +11,9 @@ from itertools import count
 from typing import TYPE_CHECKING, Self
 
 from localrag.engine.backend import Backend
-from localrag.engine.context import BATCH_TOKENS, Context, Share, slot_of
+from localrag.engine.context import BATCH_TOKENS, Context, Share
 from localrag.engine.jobs import CHAT, Job, Policy, Sequence
-from localrag.engine.kv_cache import HostSwap
+from localrag.engine.kv_cache import HostSwap, slot_of
 from localrag.engine.speed import Speed
 from localrag.errors import EngineError, LocalragError, TemplateError, UsageError
 from localrag.text.thinking import Thinking
@@ -137,6 +137,7 @@ class EngineCore:
             num_sequences,
             host_swap=self._host_swap,
             bytes_per_token=self.info.kv_bytes_per_token,
+            state_bytes=self.info.state_bytes,
             prompt_room=self._prompt_room,
             most_kept=lambda: self.speed.depth_of(MAX_KEPT_SLOWDOWN),
         )

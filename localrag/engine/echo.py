@@ -196,14 +196,14 @@ class EchoRunner:
         self._answers.pop(seq_id)
         self._copies.pop(seq_id, None)
 
-    def copy(self, source: int, seq_id: int, num_tokens: int) -> bool:
+    def copy(self, source: int, seq_id: int, num_tokens: int, _checkpoint: bytes | None = None) -> bool:
         self.cut(seq_id, 0)
         self._held[seq_id] = self._held[source][:num_tokens]
         for cell in self._held[seq_id]:
             cell.num_holders += 1
         return True
 
-    def cut(self, seq_id: int, num_tokens: int) -> bool:
+    def cut(self, seq_id: int, num_tokens: int, _checkpoint: bytes | None = None) -> bool:
         cells = self._held[seq_id]
         for cell in cells[num_tokens:]:
             cell.num_holders -= 1
@@ -211,7 +211,10 @@ class EchoRunner:
         del cells[num_tokens:]
         return True
 
-    moves_cells = False
+    moves_cells = is_recurrent = False
+
+    def checkpoint(self, _seq_id: int) -> bytes:
+        return b""
 
     def save(self, seq_id: int) -> bytes:
         return json.dumps([cell.token for cell in self._held[seq_id]]).encode()

@@ -88,8 +88,8 @@ class MemoryPlan:
     """Predicted memory, in bytes, of a process with this model and a context of `n_ctx` cells shared by `num_sequences`.
 
     `weights_bytes` is the mmapped file. `copied_bytes` is repacked weights and llama.cpp's vocabulary. `python_bytes` is the resident size
-    of the process when the plan was made. `gpu_bytes` is the part of the others on the GPU, `gpu_weights_bytes` its weights. `available`
-    and `gpu_available` were free at that time. The state of recurrent layers is not counted, since it is small and does not grow.
+    of the process when the plan was made. `kv_bytes` includes the states of recurrent layers, one for each sequence. `gpu_bytes` is the
+    part of the others on the GPU, `gpu_weights_bytes` its weights. `available` and `gpu_available` were free at that time.
     """
 
     n_ctx: int
@@ -204,7 +204,8 @@ def plan(
             kv_type=kv_type,
         )
     cells = -(-n_ctx // CELLS_PAD) * CELLS_PAD
-    kv_bytes = int(cells * info.kv_bytes_per_token * KV_TYPE_BYTES[kv_type] / KV_TYPE_BYTES["f16"])
+    bytes_per_token = info.kv_bytes_per_token if flash_attention else info.plain_kv_bytes_per_token
+    kv_bytes = int(cells * bytes_per_token * KV_TYPE_BYTES[kv_type] / KV_TYPE_BYTES["f16"]) + num_sequences * info.state_bytes
     compute_bytes = _compute_bytes(info, cells, num_sequences, flash_attention=flash_attention)
     share = min(1.0, gpu_layers / (info.num_layers + 1)) if info.num_layers else 0.0
     on_gpu = int(share * info.file_size)
