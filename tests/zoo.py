@@ -90,11 +90,16 @@ _UNUSED = re.compile(r"[._](input_)?scale$|^cls\.|^dense_2\.")
 """Optional tensors that files of these architectures mostly lack."""
 
 
-def write_kind(folder: Path, arch: str, *, seed: int = 0, changes: Mapping[str, object] | None = None) -> Path:
-    """Write a random model of one of the KINDS. `changes` replaces metadata, named without the prefix of the architecture."""
+def write_kind(
+    folder: Path, arch: str, *, seed: int = 0, changes: Mapping[str, object] | None = None, tensors_follow: bool = True
+) -> Path:
+    """Write a random model of one of the KINDS. `changes` replaces metadata, named without the prefix of the architecture.
+
+    Unless `tensors_follow`, the tensors are those of the kind without the changes. Otherwise llama.cpp may abort on absurd ones.
+    """
     keys = _keys(arch, changes or {})
     path = folder / f"{arch}.gguf"
-    shapes = _shapes(write_gguf(path, keys))
+    shapes = _shapes(write_gguf(path, keys if tensors_follow else _keys(arch, {})))
     return write_gguf(path, keys, {name: _values(name, shape, seed) for name, shape in shapes.items() if not _UNUSED.search(name)})
 
 

@@ -11,7 +11,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Self
 
 from localrag.engine.backend import Backend
-from localrag.engine.context import BATCH_TOKENS, Context, Share
+from localrag.engine.context import BATCH_TOKENS, Context, Share, num_sequence_ids
 from localrag.engine.jobs import CHAT, Job, Policy, Sequence
 from localrag.engine.kv_cache import HostSwap, slot_of
 from localrag.engine.speed import Speed
@@ -178,7 +178,8 @@ class EngineCore:
 
         needs = sorted(num_cells, reverse=True)[: 1 if policy.keeps == "shared" else policy.num_sequences]
         has = 0 if self.context is None else self.context.runner.num_cells
-        while len(needs) > 1 and has < sum(needs) and not plan(self.info, sum(needs), len(needs), situation=Situation(is_loaded=True)).fits:
+        num_ids = num_sequence_ids(policy.num_sequences, self.info.state_bytes)
+        while len(needs) > 1 and has < sum(needs) and not plan(self.info, sum(needs), num_ids, situation=Situation(is_loaded=True)).fits:
             needs.pop()
         self.reserve(max(has, sum(needs)), num_sequences=policy.num_sequences)
 
@@ -188,7 +189,8 @@ class EngineCore:
 
         if self.context is not None and self.context.serves(num_cells, self._min_sequences):
             return True
-        return plan(self.info, num_cells, self._min_sequences, situation=Situation(is_loaded=True)).fits
+        num_ids = num_sequence_ids(self._min_sequences, self.info.state_bytes)
+        return plan(self.info, num_cells, num_ids, situation=Situation(is_loaded=True)).fits
 
     def share_contexts(self) -> None:
         """From now on, create every context for at least two sequences, so that side prompts do not evict a conversation's prompt."""
@@ -201,7 +203,8 @@ class EngineCore:
         from localrag.engine.memory import Situation, plan  # noqa: PLC0415  # weight
 
         further = (policy.num_sequences - 1) * min(n_ctx, _FURTHER_CELLS)
-        while further and not plan(self.info, 2 * n_ctx + further, policy.num_sequences, situation=Situation(is_loaded=True)).fits:
+        num_ids = num_sequence_ids(policy.num_sequences, self.info.state_bytes)
+        while further and not plan(self.info, 2 * n_ctx + further, num_ids, situation=Situation(is_loaded=True)).fits:
             further //= 2
         self.reserve(n_ctx + further, num_sequences=policy.num_sequences)
 

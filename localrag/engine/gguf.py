@@ -303,7 +303,7 @@ def _shape(header: Header, arch: str) -> _Shape:
         num_kv_heads = num_heads
     state_elements = _state_elements(header, arch, embedding_length, max(num_heads, default=0))
     if header.num_tensors and not any(num_heads) and not state_elements:
-        raise header.error(f"has neither attention heads ({arch}.attention.head_count) nor recurrent layers.")
+        raise header.error(f"has no attention heads ({arch}.attention.head_count) and no recurrent layers.")
     for heads, kv_heads in zip(num_heads, num_kv_heads, strict=False):
         if kv_heads and heads % kv_heads:
             raise header.error(f"has a layer of {heads} attention heads, which is not a multiple of its {kv_heads} KV heads.")

@@ -132,6 +132,7 @@ def test_tiny_model_against_the_gguf_package_and_the_loaded_model(tmp_path: Path
         chat_template=CHATML,
         num_tensors=len(reader.tensors),
         quantization="Q8_0",
+        layer_kv=((16, 16),) * 2,
     )
     with llama_model(path, vocab_only=False) as (lib, model):
         assert lib.llama_model_n_ctx_train(model) == info.n_ctx_train

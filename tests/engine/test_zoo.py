@@ -1,0 +1,59 @@
+"""What localrag promises holds for every architecture of the zoo."""
+
+import pytest
+
+from localrag.engine.loading import open_model
+from tests import zoo_checks
+from tests.zoo import KINDS, write_kind
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def path(request, tmp_path_factory):
+    return write_kind(tmp_path_factory.mktemp("zoo"), request.param)
+
+
+@pytest.fixture(scope="module")
+def zoo_home(tmp_path_factory):
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture
+def engine(path):
+    with open_model(path, name=path.stem) as opened:
+        yield opened
+
+
+def test_it_loads(path, zoo_home):
+    zoo_checks.loads(path, zoo_home)
+
+
+def test_its_memory_is_predicted(path):
+    zoo_checks.memory_is_predicted(path)
+
+
+def test_what_is_planned_is_evaluated_and_the_same_seed_gives_the_same_text(engine):
+    zoo_checks.is_exact(engine)
+
+
+def test_prefixes_in_memory(engine):
+    zoo_checks.prefix_in_memory(engine)
+
+
+def test_prefixes_on_disk(engine, tmp_path):
+    zoo_checks.prefix_on_disk(engine, tmp_path)
+
+
+def test_batches_and_councils(engine):
+    zoo_checks.batches(engine)
+
+
+def test_cancellation(engine):
+    zoo_checks.cancellation(engine)
+
+
+def test_a_context_that_grows(engine):
+    zoo_checks.growth(engine)
+
+
+def test_follow_ups(engine):
+    zoo_checks.follow_ups(engine)

@@ -1,0 +1,284 @@
+"""What localrag promises of every architecture, checked on a model of the zoo. Each check returns what the table in docs/measured.md says."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from localrag.engine import sandbox
+from localrag.engine.backend import State
+from localrag.engine.engine import Engine
+from localrag.engine.gguf import read_header
+from localrag.engine.jobs import BATCH, COUNCIL, Job
+from localrag.engine.llama import LlamaContext, LlamaModel
+from localrag.engine.llama_lib import keep_log, library
+from localrag.engine.memory import Situation, plan
+from localrag.engine.prefix_disk_cache import PrefixDiskCache, PrefixStore
+from localrag.engine.prefix_file import Identity
+from localrag.prompt.compose import MIN_APART_TOKENS
+from localrag.question import Question
+from localrag.session import Session
+from localrag.types import Completion, SamplingParams
+
+NUM_CUTS = 50
+NEAR_TIE = 0.02  # nats
+GREEDY = SamplingParams(max_tokens=5, logprobs=2)
+DRAWN = SamplingParams(max_tokens=12, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=7, repeatable=True)
+TEXT = "The library opens at nine and closes at five. Children read for free, and everyone else pays two pounds a year. " * 4
+IDENTITY = Identity(model="m", llama_build="b", architecture="zoo", type_k="f16", type_v="f16", flash_attention=True, n_ctx_train=2048)
+
+
+def ids(seed: object, count: int) -> list[int]:
+    """Random tokens, without control tokens."""
+    rng = random.Random(str(seed))
+    return [rng.randrange(5, 250) for _ in range(count)]
+
+
+def finish(engine: Engine) -> None:
+    while not engine.is_idle:
+        engine.step()
+
+
+def loads(path: Path, home: Path) -> str:
+    """The header is accepted, and the file passes its trial in a child process."""
+    info = read_header(path)
+    sandbox.ensure_safe(path, home=home)
+    return f"yes ({info.file_size // 1024} KiB)"
+
+
+_SIZES = re.compile(r"(?:llama_kv_cache|llama_memory_recurrent): size = +([\d.]+) MiB")
+
+
+def memory_is_predicted(path: Path) -> str:
+    """The plan's bytes of the KV cache, recurrent states included, are those that llama.cpp allocates, for both attention kernels."""
+    info, model, errors = read_header(path), LlamaModel(path), []
+    num_cells, num_sequences = 16_384, 64
+    for flash in (True, False):
+        with log_lines() as lines:
+            context = LlamaContext(model, num_cells=num_cells, num_sequences=num_sequences, num_threads=1, flash_attention=flash)
+        context.close()
+        allocated = sum(float(size) for size in _SIZES.findall("\n".join(lines)))
+        situation = Situation(available_bytes=1 << 40, gpu_available_bytes=0, python_bytes=0)
+        predicted = plan(info, num_cells, num_sequences, flash_attention=flash, situation=situation).kv_bytes / (1 << 20)
+        errors.append(abs(predicted / allocated - 1))
+    model.close()
+    assert max(errors) <= 0.05, errors
+    return f"{max(errors):.1%} off"
+
+
+@contextmanager
+def log_lines() -> Iterator[list[str]]:
+    """What llama.cpp logs meanwhile."""
+    lib, lines = library(), []
+
+    @lib.llama_log_callback
+    def note(level: int, text: bytes, user_data: object) -> None:
+        lines.append(text.decode("utf-8", "replace"))
+        keep_log(level, text, user_data)
+
+    quiet = lib.llama_log_callback(keep_log)
+    lib.llama_log_set(note, None)
+    try:
+        yield lines
+    finally:
+        lib.llama_log_set(quiet, None)
+        _kept_alive.append(quiet)
+
+
+_kept_alive: list[object] = []  # C holds a pointer to it
+
+
+def is_exact(engine: Engine) -> str:
+    """As many tokens are evaluated as were planned, and the same seed gives the same text whatever came before."""
+    session = Session(engine, n_ctx=1024)
+    texts = {}
+    for text in ("When does it open?", "Who pays?", "When does it open?"):
+        question = Question.of(text, piped=TEXT, sampling=replace(DRAWN, repeatable=False))
+        prepared = session.prepare(question)
+        answer = session.ask(question)
+        planned = len(prepared.prompt.token_ids)
+        assert engine.repeatable is None
+        assert planned == answer.prompt_tokens == answer.ledger.prompt_tokens == sum(entry.used for entry in answer.ledger.entries if entry.name not in ("answer", "gap", "thinking"))
+        assert engine.context.runner.num_tokens(0) == planned + answer.completion_tokens - 1
+        assert answer.text == texts.setdefault(text, answer.text)
+    engine.reserve(2048, num_sequences=4)
+    alone = drawn(engine)
+    assert drawn(engine) == alone
+    assert drawn(engine, beside=[ids("a", 90), ids("b", 40)]) == alone
+    assert drawn(engine, sampling=replace(DRAWN, seed=8))[0] != alone[0]
+    return "yes"
+
+
+def drawn(engine: Engine, *, sampling: SamplingParams = DRAWN, beside: Sequence[list[int]] = ()) -> tuple[list[int], list[float]]:
+    """The tokens of a repeatable answer and their logprobs, to the bit."""
+    others = [engine.add(each, SamplingParams(max_tokens=20, temperature=1.0)) for each in beside]
+    sequence = engine.add(ids("prompt", 200), replace(sampling, logprobs=1), breakpoints=(60, 150))
+    finish(engine)
+    assert sequence.error is None
+    assert all(each.finish_reason == "length" for each in others)
+    return sequence.completion_ids, [each.logprob for each in sequence.logprobs]
+
+
+def is_alike(one: Completion, other: Completion) -> bool:
+    """Whether two answers have the same tokens, or part at a near tie: sums in another order may decide it differently."""
+    if one.completion_ids == other.completion_ids:
+        return True
+    at = next(i for i, (a, b) in enumerate(zip(one.completion_ids, other.completion_ids, strict=True)) if a != b)
+    (_, best), (piece, second) = one.logprobs[at].top[:2]
+    return piece == other.logprobs[at].piece and best - second < NEAR_TIE
+
+
+def cuts(seed: str, num_cuts: int) -> Iterator[tuple[list[int], list[int], tuple[int, ...]]]:
+    """A prompt, another one that begins like it up to a random cut, and breakpoints, the last of them at the cut."""
+    rng = random.Random(seed)
+    for number in range(num_cuts):
+        cut = rng.randint(17, rng.choice([40, 100, 200]))
+        stem = ids((seed, number), cut)
+        breakpoints = tuple(sorted({rng.randint(1, cut), cut}))
+        yield stem + ids((seed, number, "a"), rng.randint(1, 30)), stem + ids((seed, number, "b"), rng.randint(1, 30)), breakpoints
+
+
+def prefix_in_memory(engine: Engine, *, num_cuts: int = NUM_CUTS) -> str:
+    """At random cuts, the tokens are those of a fresh context: of one sequence at a breakpoint, of several at any token."""
+    num_ties = 0
+    for num_sequences in (1, 3):
+        engine.reserve(1024, num_sequences=num_sequences)
+        for first, second, breakpoints in cuts("memory", num_cuts):
+            engine.forget()
+            fresh = engine.generate(second, GREEDY, breakpoints=breakpoints)
+            engine.forget()
+            engine.generate(first, GREEDY, breakpoints=breakpoints)
+            taken = engine.generate(second, GREEDY, breakpoints=breakpoints)
+            assert fresh.cached_tokens == 0
+            assert taken.cached_tokens >= breakpoints[-1], (num_sequences, taken.cached_tokens, breakpoints)
+            assert is_alike(fresh, taken), (num_sequences, breakpoints)
+            is_same = taken.completion_ids == fresh.completion_ids
+            assert is_same or num_sequences > 1, breakpoints
+            num_ties += not is_same
+    ties = f", {num_ties} near ties" if num_ties else ""
+    return f"{2 * num_cuts} of {2 * num_cuts}{ties}" + (", at breakpoints" if engine.context.runner.is_recurrent else "")
+
+
+def prefix_on_disk(engine: Engine, folder: Path, *, num_cuts: int = NUM_CUTS) -> str:
+    """At random cuts, a state that was written to a file, verified and restored gives the tokens of a fresh context."""
+    store = PrefixStore(folder, IDENTITY)
+    engine.reserve(1024)
+    for first, second, breakpoints in cuts("disk", num_cuts):
+        engine.forget()
+        fresh = engine.generate(second, GREEDY, breakpoints=breakpoints)
+        engine.forget()
+        engine.generate(first, GREEDY, breakpoints=breakpoints)
+        state = engine.context.single.latest()
+        assert store.save(state.token_ids, state.breakpoints, state.data)
+        engine.forget()
+        found = store.longest(second[:-1], breakpoints, last_only=engine.context.single.last_only)
+        assert found.num_tokens == breakpoints[-1]
+        assert engine.context.single.restore(State(*store.load(found)))
+        restored = engine.generate(second, GREEDY, breakpoints=breakpoints)
+        assert restored.cached_tokens == breakpoints[-1]
+        assert restored.completion_ids == fresh.completion_ids
+        found.path.unlink()
+    _from_another_process(engine, folder)
+    return f"{num_cuts} of {num_cuts} cuts"
+
+
+def _from_another_process(engine: Engine, folder: Path) -> None:
+    """What several prompts share is read from disk by an engine that has nothing in memory."""
+    prefix = ids("shared", 600)
+    prompts = [prefix + ids(("own", number), 20) for number in range(3)]
+    cache = PrefixDiskCache(
+        lambda _: PrefixStore(folder, IDENTITY), bytes_per_token=engine.info.kv_bytes_per_token, state_bytes=engine.info.state_bytes
+    )
+    engine.forget()
+    engine.reserve(1500, num_sequences=3)
+    before = [engine.generate(each, GREEDY, breakpoints=(300, 598)) for each in prompts]
+    cache.remember_shared(engine.context.shared, prefix, prefill_s=9.0)
+    engine.forget()
+    cache.recall_shared(engine.context.shared, prefix)
+    assert cache.warning is None
+    for prompt, once in zip(prompts, before, strict=True):
+        done = engine.generate(prompt, GREEDY, breakpoints=(300, 598))
+        assert done.cached_tokens >= 598
+        assert is_alike(once, done)
+
+
+def batches(engine: Engine) -> str:
+    """Prompts of a batch and members of a council share what they begin with, and say what they say alone."""
+    evidence = ids("evidence", 300)
+    prompts = [evidence + ids(("question", number), 25) for number in range(6)]
+    engine.reserve(1024)
+    alone = [engine.generate(each, GREEDY) for each in prompts]
+    engine.forget()
+    for policy in (replace(BATCH, num_sequences=3), COUNCIL):
+        for begins_with in (0, len(evidence)):
+            jobs = [Job(prompt_ids=list(each), sampling=GREEDY, breakpoints=(150, 299), tag=n) for n, each in enumerate(prompts)]
+            done = {event.job.tag: event.completion for event in engine.run(jobs, policy) if event.completion is not None}
+            assert all(is_alike(once, done[number]) for number, once in enumerate(alone))
+            cached = sorted(each.cached_tokens for each in done.values())
+            assert cached[1] >= 299, cached
+            if policy is COUNCIL and begins_with:
+                assert cached[0] >= 299, cached
+        cells = engine.context.shared
+        assert 0 <= cells.num_free <= engine.context.runner.num_cells
+        engine.forget()
+        assert cells.num_free == engine.context.runner.num_cells
+    return "6 of 6 alike"
+
+
+def cancellation(engine: Engine) -> str:
+    """Whoever is cancelled in a prompt or an answer disturbs nobody, and what it left is right to go on from."""
+    prompts = [ids(("cancel", number), 150 + 40 * number) for number in range(3)]
+    engine.reserve(1500, num_sequences=3)
+    alone = []
+    for prompt in prompts:
+        engine.forget()
+        alone.append(engine.generate(prompt, GREEDY, breakpoints=(100,)))
+    for num_steps in range(4):
+        engine.forget()
+        sequences = [engine.add(each, GREEDY, breakpoints=(100,)) for each in prompts]
+        for _ in range(num_steps):
+            engine.step()
+        engine.cancel(sequences[1])
+        engine.context.runner.cancel()  # in the midst of a batch
+        finish(engine)
+        assert [each.finish_reason for each in sequences] == ["length", "cancelled", "length"]
+        assert all(is_alike(alone[number], sequences[number].completion()) for number in (0, 2))
+        assert is_alike(alone[1], engine.generate(prompts[1], GREEDY, breakpoints=(100,)))
+    return "yes"
+
+
+def growth(engine: Engine) -> str:
+    """A context that grows takes along what it holds."""
+    stem = ids("growth", 200)
+    for num_sequences in (1, 3):
+        engine.forget()
+        engine.reserve(256, num_sequences=num_sequences)
+        engine.generate(stem + ids("g1", 10), GREEDY, breakpoints=(100, 180))
+        before = engine.context.runner.num_cells
+        engine.reserve(4 * before, num_sequences=num_sequences)
+        assert engine.context.runner.num_cells > before
+        second = stem + ids("g2", 10)
+        grown = engine.generate(second, GREEDY, breakpoints=(100, 180))
+        assert grown.cached_tokens >= 180
+        engine.forget()
+        assert is_alike(grown, engine.generate(second, GREEDY, breakpoints=(100, 180)))
+    return "yes"
+
+
+def follow_ups(engine: Engine) -> str:
+    """Another question on the same text, and the next turn of a conversation, evaluate their own tokens and at most up to a breakpoint."""
+    session, most = Session(engine, n_ctx=2048), 0
+    sampling = SamplingParams(max_tokens=8)
+    for text in ("When does it open?", "Who pays, and how much?", "And children?"):
+        question = Question.of(text, piped=TEXT * 2, sampling=sampling)
+        answer = session.ask(question)
+        evaluated = answer.prompt_tokens - answer.cached_tokens
+        if answer.cached_tokens:
+            most = max(most, evaluated - len(engine.tokenizer.encode(text)))
+        assert answer.cached_tokens > 0 or text.startswith("When"), text
+    assert most <= MIN_APART_TOKENS
+    return f"{most} more than the question"
