@@ -74,7 +74,7 @@ KINDS: dict[str, dict[str, object]] = {
         "leading_dense_block_count": 1,
         "expert_shared_count": 1,
         "expert_weights_scale": 1.0,
-        "expert_gating_func": 2,
+        "expert_gating_func": 1,
         "attention.head_count_kv": 1,
         "attention.q_lora_rank": 24,
         "attention.kv_lora_rank": 32,
@@ -166,6 +166,8 @@ def _values(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
         return -np.exp(np.float32(0.5) * normal)
     if name.endswith(".bias") or len(shape) == 1:
         return np.float32(0.1) * normal
+    if name.endswith("ffn_gate_inp.weight"):  # one expert decides, so that rounding does not choose between two
+        return np.float32(10) * normal
     if name == "output.weight":
         normal[: len(CONTROL_TOKENS)] = 0  # an answer goes on to its limit
         return normal
