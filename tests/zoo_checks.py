@@ -7,13 +7,14 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 from localrag.engine import sandbox
 from localrag.engine.backend import State
 from localrag.engine.engine import Engine
 from localrag.engine.gguf import read_header
-from localrag.engine.jobs import BATCH, COUNCIL, Job
+from localrag.engine.jobs import BATCH, CHAT, COUNCIL, Job
 from localrag.engine.llama import LlamaContext, LlamaModel
 from localrag.engine.llama_lib import keep_log, library
 from localrag.engine.memory import Situation, plan
@@ -22,11 +23,13 @@ from localrag.engine.prefix_file import Identity
 from localrag.prompt.compose import MIN_APART_TOKENS
 from localrag.question import Question
 from localrag.session import Session
-from localrag.types import Completion, SamplingParams
+from localrag.text.tokens import common_length
+from localrag.types import Completion, Message, SamplingParams
 
 NUM_CUTS = 50
 NEAR_TIE = 0.02  # nats
 GREEDY = SamplingParams(max_tokens=5, logprobs=2)
+FEW = SamplingParams(max_tokens=8)
 DRAWN = SamplingParams(max_tokens=12, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=7, repeatable=True)
 TEXT = "The library opens at nine and closes at five. Children read for free, and everyone else pays two pounds a year. " * 4
 IDENTITY = Identity(model="m", llama_build="b", architecture="zoo", type_k="f16", type_v="f16", flash_attention=True, n_ctx_train=2048)
@@ -272,15 +275,19 @@ def growth(engine: Engine) -> str:
 
 
 def follow_ups(engine: Engine) -> str:
-    """Another question on the same text, and the next turn of a conversation, evaluate their own tokens and at most up to a breakpoint."""
-    session, most = Session(engine, n_ctx=2048), 0
-    sampling = SamplingParams(max_tokens=8)
+    """Another question on the same text, and the next turn of a conversation, evaluate what is new and at most one breakpoint's distance."""
+    session, again = Session(engine, n_ctx=2048), []
     for text in ("When does it open?", "Who pays, and how much?", "And children?"):
-        question = Question.of(text, piped=TEXT * 2, sampling=sampling)
-        answer = session.ask(question)
-        evaluated = answer.prompt_tokens - answer.cached_tokens
-        if answer.cached_tokens:
-            most = max(most, evaluated - len(engine.tokenizer.encode(text)))
-        assert answer.cached_tokens > 0 or text.startswith("When"), text
-    assert most <= MIN_APART_TOKENS
-    return f"{most} more than the question"
+        again.append(session.ask(Question.of(text, piped=TEXT * 2, sampling=FEW)))
+    turns, messages = [], []
+    engine.reserve(2048, num_sequences=CHAT.num_sequences)
+    for text in ("When does it open? " + TEXT, "Who pays, and how much? " + TEXT, "And children?"):
+        messages.append(Message("user", text))
+        (answer,) = (event.answer for event in session.run([Question(messages=tuple(messages), sampling=FEW)], policy=CHAT) if event.answer)
+        messages.append(Message("assistant", answer.text))
+        turns.append(answer)
+    for answers in (again, turns):
+        for before, answer in pairwise(answers):
+            num_new = answer.prompt_tokens - common_length(before.prompt.token_ids, answer.prompt.token_ids)
+            assert answer.prompt_tokens - answer.cached_tokens <= num_new + MIN_APART_TOKENS
+    return " / ".join(f"{answer.prompt_tokens - answer.cached_tokens} of {answer.prompt_tokens}" for answer in (again[-1], turns[-1]))

@@ -200,7 +200,10 @@ class Context:
     def add(self, sequence: Sequence) -> None:
         if self.is_idle:
             self.runner.prepare()
-        if self.single is None and not self.runner.is_recurrent:
+        if self.single is None and self.runner.is_recurrent:
+            points = {*sequence.breakpoints, sequence.text_end}
+            sequence.breakpoints = tuple(sorted(point for point in points if 0 < point < len(sequence.prompt_ids)))
+        elif self.single is None:
             sequence.breakpoints = ()  # prefix sharing does not need them here, and full batches are faster
         self.scheduler.add(sequence)
 

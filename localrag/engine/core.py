@@ -312,13 +312,15 @@ class EngineCore:
         *,
         deadline: float | None = None,
         breakpoints: tuple[int, ...] = (),
+        text_end: int = 0,
         watched: tuple[int, ...] = (),
         thinking: Thinking | None = None,
     ) -> Sequence:
         """Queue a prompt in the reserved context.
 
         `breakpoints` are ascending positions within the prompt. In a context for one sequence, two prompts with a common prefix share its
-        evaluation up to their last common breakpoint. A `repeatable` prompt needs no reserved context: such prompts run one at a time in a
+        evaluation up to their last common breakpoint. `text_end` is the position of the markup after the last text: in a context for several
+        sequences, a model with recurrent layers can resume there too. A `repeatable` prompt needs no reserved context: such prompts run one at a time in a
         context of their own that grows as needed; if memory has no room for it, the sequence ends with an error.
 
         `deadline` is in seconds on the clock of time.perf_counter. An answer ends with `finish_reason` "time" when its next token is
@@ -335,7 +337,14 @@ class EngineCore:
         if list(breakpoints) != sorted({position for position in breakpoints if 0 < position < len(prompt_ids)}):
             raise EngineError(f"The breakpoints of a prompt of {len(prompt_ids)} tokens must be ascending positions within it.")
         sequence = Sequence(
-            next(self._seq_ids), prompt_ids, sampling, deadline=deadline, breakpoints=breakpoints, watched=watched, thinking=thinking
+            next(self._seq_ids),
+            prompt_ids,
+            sampling,
+            deadline=deadline,
+            breakpoints=breakpoints,
+            text_end=text_end,
+            watched=watched,
+            thinking=thinking,
         )
         if sampling.repeatable:
             for context in self._contexts:

@@ -158,6 +158,7 @@ class Pipeline:
             sampling=_sampling_of(prepared, session.engine.tokenizer),
             deadline=prepared.deadline if ends_after_s is None else arrived + ends_after_s,
             breakpoints=composed.breakpoints,
+            text_end=composed.text_end,
             thinking=composed.thinking,
             num_cells=composed.num_cells,
         )
