@@ -17,6 +17,7 @@ import signal
 import tempfile
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from benchmarks.shared import report_table
@@ -64,7 +65,7 @@ def try_mutants(folder: Path, count: int, seed: int) -> None:
         arch = rng.choice(list(KINDS))
         changes = mutation(arch, rng)
         path = folder / f"{arch}.gguf"
-        if in_child(lambda: write_kind(folder, arch, changes=changes)) != "fine":
+        if in_child(partial(write_kind, folder, arch, changes=changes)) != "fine":
             write_kind(folder, arch, changes=changes, tensors_follow=False)
         outcome = outcome_of(path)
         outcomes[outcome.partition(":")[0]] += 1

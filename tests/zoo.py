@@ -90,9 +90,7 @@ _UNUSED = re.compile(r"[._](input_)?scale$|^cls\.|^dense_2\.")
 """Optional tensors that files of these architectures mostly lack."""
 
 
-def write_kind(
-    folder: Path, arch: str, *, seed: int = 0, changes: Mapping[str, object] | None = None, tensors_follow: bool = True
-) -> Path:
+def write_kind(folder: Path, arch: str, *, seed: int = 0, changes: Mapping[str, object] | None = None, tensors_follow: bool = True) -> Path:
     """Write a random model of one of the KINDS. `changes` replaces metadata, named without the prefix of the architecture.
 
     Unless `tensors_follow`, the tensors are those of the kind without the changes. Otherwise llama.cpp may abort on absurd ones.
@@ -159,16 +157,18 @@ def _values(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     normal = rng.standard_normal(shape, dtype=np.float32)
     if name.startswith("rope_"):  # factors of frequencies
-        return np.ones(shape, np.float32)
-    if name.endswith(("norm.weight", "layer_output_scale.weight", "ssm_d")):
-        return np.float32(1) + np.float32(0.1) * normal
-    if name.endswith("ssm_a"):  # a decay
-        return -np.exp(np.float32(0.5) * normal)
-    if name.endswith(".bias") or len(shape) == 1:
-        return np.float32(0.1) * normal
-    if name.endswith("ffn_gate_inp.weight"):  # one expert decides, so that rounding does not choose between two
-        return np.float32(10) * normal
-    if name == "output.weight":
-        normal[: len(CONTROL_TOKENS)] = 0  # an answer goes on to its limit
-        return normal
-    return normal * np.float32(1 / np.sqrt(shape[-1]) * 1.5)
+        values = np.ones(shape)
+    elif name.endswith(("norm.weight", "layer_output_scale.weight", "ssm_d")):
+        values = 1 + 0.1 * normal
+    elif name.endswith("ssm_a"):  # a decay
+        values = -np.exp(0.5 * normal)
+    elif name.endswith(".bias") or len(shape) == 1:
+        values = 0.1 * normal
+    elif name.endswith("ffn_gate_inp.weight"):  # one expert decides, so that rounding does not choose between two
+        values = 10 * normal
+    elif name == "output.weight":
+        values = normal
+        values[: len(CONTROL_TOKENS)] = 0  # an answer goes on to its limit
+    else:
+        values = normal * 1.5 / np.sqrt(shape[-1])
+    return values.astype(np.float32)

@@ -208,7 +208,7 @@ class Context:
         self.scheduler.add(sequence)
 
     def decode(self, shares: list[Share]) -> bool:
-        """Evaluate a batch. Returns False if it was cancelled: every sequence is then where it was, at a checkpoint, or at its beginning."""
+        """Evaluate a batch. Returns False if it was cancelled: each sequence is then where it was, at a checkpoint, or at its beginning."""
         runner, entries = self.runner, []
         for share in shares:
             sequence, slot = share.sequence, slot_of(share.sequence)

@@ -319,9 +319,11 @@ class EngineCore:
         """Queue a prompt in the reserved context.
 
         `breakpoints` are ascending positions within the prompt. In a context for one sequence, two prompts with a common prefix share its
-        evaluation up to their last common breakpoint. `text_end` is the position of the markup after the last text: in a context for several
-        sequences, a model with recurrent layers can resume there too. A `repeatable` prompt needs no reserved context: such prompts run one at a time in a
-        context of their own that grows as needed; if memory has no room for it, the sequence ends with an error.
+        evaluation up to their last common breakpoint. `text_end` is the position of the markup after the last text: in a context for
+        several sequences, a model with recurrent layers can resume there too.
+
+        A `repeatable` prompt needs no reserved context: such prompts run one at a time in a context of their own that grows as needed; if
+        memory has no room for it, the sequence ends with an error.
 
         `deadline` is in seconds on the clock of time.perf_counter. An answer ends with `finish_reason` "time" when its next token is
         expected after it. A prompt is evaluated whole and gives at least one token, unless that would take twice the time available when it

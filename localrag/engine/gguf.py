@@ -391,9 +391,7 @@ def _layer_kv(
     The last layers can share the keys and values of earlier ones, or predict further tokens, which localrag does not use. In multi-head
     latent attention, values are computed from the stored keys.
     """
-    unused = sum(
-        header.integer(f"{arch}.{key}", 0, MAX_LAYERS) or 0 for key in ("attention.shared_kv_layers", "nextn_predict_layers")
-    )
+    unused = sum(header.integer(f"{arch}.{key}", 0, MAX_LAYERS) or 0 for key in ("attention.shared_kv_layers", "nextn_predict_layers"))
     is_latent = all(header.integer(f"{arch}.attention.{each}_length_mla", 0, MAX_HEAD_SIZE) for each in ("key", "value"))
     slides = header.flags(f"{arch}.attention.sliding_window_pattern", len(num_kv_heads))
     layers = []
