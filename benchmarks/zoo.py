@@ -40,7 +40,8 @@ def main() -> None:
         if arguments.mutants:
             try_mutants(Path(folder), arguments.mutants, arguments.seed)
         else:
-            report_table("zoo", [row(arch, Path(folder)) for arch in KINDS])
+            rows = [row(arch, Path(folder)) for arch in KINDS]
+            report_table("zoo", [*rows, {"architecture": "bert"} | zoo_checks.embedder(Path(folder), Path(folder))])
 
 
 def row(arch: str, folder: Path) -> dict[str, object]:

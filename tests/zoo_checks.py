@@ -1,17 +1,21 @@
-"""What localrag promises of every architecture, checked on a model of the zoo. Each check returns a cell of the table in docs/measured.md."""
+"""What localrag promises of every architecture, checked on models of the zoo. A check returns a cell of the table in docs/measured.md."""
 
 from __future__ import annotations
 
 import random
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
+
 from localrag.engine import sandbox
 from localrag.engine.backend import State
+from localrag.engine.convert import convert
+from localrag.engine.embed import LlamaEmbedder
 from localrag.engine.engine import Engine
 from localrag.engine.gguf import read_header
 from localrag.engine.jobs import BATCH, CHAT, COUNCIL, Job
@@ -25,6 +29,7 @@ from localrag.question import Question
 from localrag.session import Session
 from localrag.text.tokens import common_length
 from localrag.types import Completion, Message, SamplingParams
+from tests.bert_folders import NumpyEmbedder, write_folder
 
 NUM_CUTS = 50
 NEAR_TIE = 0.02  # nats
@@ -290,3 +295,28 @@ def follow_ups(engine: Engine) -> str:
             num_new = answer.prompt_tokens - common_length(before.prompt.token_ids, answer.prompt.token_ids)
             assert answer.prompt_tokens - answer.cached_tokens <= num_new + MIN_APART_TOKENS
     return " / ".join(f"{answer.prompt_tokens - answer.cached_tokens} of {answer.prompt_tokens}" for answer in (again[-1], turns[-1]))
+
+
+def embedder(folder: Path, home: Path) -> dict[str, str]:
+    """The row of a bert-like embedder, which has no KV cache: what it computes is what numpy computes, alone and in a batch."""
+    original = NumpyEmbedder(write_folder(folder / "bert"))
+    path = folder / "bert.gguf"
+    convert(original.folder, path)
+    info = read_header(path)
+    texts = ["hot", "a hot bed", "the library opens at nine", "9-5, (a)", "hotbeds"]
+    with log_lines() as lines, closing(LlamaEmbedder(path, home=home, input_ids=original.input_ids)) as opened:
+        together = opened.embed(texts)
+        alone = np.concatenate([opened.embed([text]) for text in texts])
+        assert [opened.count(text) for text in texts] == [original.count(text) for text in texts]
+    assert np.allclose(together, alone, atol=1e-3)
+    assert np.allclose(alone, original.embed(texts), atol=2e-2)
+    assert info.kv_bytes_per_token == info.state_bytes == 0
+    assert not _SIZES.findall("\n".join(lines))
+    return {
+        "loads": f"yes ({info.file_size // 1024} KiB)",
+        "exact": "yes",
+        "prefix in memory": "none: every token attends to later ones",
+        "prefix on disk": "none, for the same reason",
+        "batch": f"{len(texts)} of {len(texts)} alike",
+        "memory predicted": "no KV cache, as predicted",
+    }

@@ -388,9 +388,11 @@ def _layer_kv(
 ) -> tuple[tuple[int, int], ...]:
     """Return the numbers of elements of a token's keys and of its values, in each layer that stores any.
 
-    The last layers can share the keys and values of earlier ones, or predict further tokens, which localrag does not use. In multi-head
-    latent attention, values are computed from the stored keys.
+    An embedder whose tokens attend to later ones stores none. The last layers can share the keys and values of earlier ones, or predict
+    further tokens, which localrag does not use. In multi-head latent attention, values are computed from the stored keys.
     """
+    if header.flag(f"{arch}.attention.causal") is False:
+        return ()
     unused = sum(header.integer(f"{arch}.{key}", 0, MAX_LAYERS) or 0 for key in ("attention.shared_kv_layers", "nextn_predict_layers"))
     is_latent = all(header.integer(f"{arch}.attention.{each}_length_mla", 0, MAX_HEAD_SIZE) for each in ("key", "value"))
     slides = header.flags(f"{arch}.attention.sliding_window_pattern", len(num_kv_heads))
@@ -457,6 +459,11 @@ class Header:
             actual = f"{value.count} values of type {VALUE_TYPES[value.type][0]}"
             raise self.error(f"has {actual} under {clip(key)}, where one or {count} of type uint32 belong.", key=key, expected=count)
         return tuple(self._integer_at(key, value, index, low, high) for index in range(count))
+
+    def flag(self, key: str) -> bool | None:
+        """Return the boolean under `key`."""
+        value = self._single(key, BOOL)
+        return None if value is None else bool(self.buffer[value.start])
 
     def flags(self, key: str, count: int) -> tuple[bool, ...] | None:
         """Return the `count` booleans under `key`; None for a single value."""

@@ -57,3 +57,7 @@ def test_a_context_that_grows(engine):
 
 def test_follow_ups(engine):
     zoo_checks.follow_ups(engine)
+
+
+def test_a_bert_like_embedder(tmp_path, zoo_home):
+    zoo_checks.embedder(tmp_path, zoo_home)
