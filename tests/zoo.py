@@ -167,8 +167,8 @@ def _values(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     elif name.endswith("ffn_gate_inp.weight"):  # one expert decides, so that rounding does not choose between two
         values = 10 * normal
     elif name == "output.weight":
-        values = normal
+        values = 0.25 * normal
         values[: len(CONTROL_TOKENS)] = 0  # an answer goes on to its limit
     else:
-        values = normal * 1.5 / np.sqrt(shape[-1])
+        values = normal / np.sqrt(shape[-1])
     return values.astype(np.float32)
