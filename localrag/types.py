@@ -273,9 +273,9 @@ class ModelInfo:
     def prefix_reuse(self) -> str:
         """Where a prompt can resume that begins like an earlier one, and why only there."""
         if self.state_bytes:
-            return "at cache breakpoints, from checkpoints in memory (recurrent layers keep one state, which cannot be truncated)"
+            return "at cache breakpoints, where checkpoints are kept (recurrent layers have one state, which cannot be truncated)"
         if self.sliding_window:
-            return "at any token in memory; a stored prefix only at its end (it holds no more than the sliding window)"
+            return "at any token of its cells; swapped out or on disk, only at its end (a state holds no more than the sliding window)"
         return "at any token"
 
     def to_dict(self) -> dict[str, object]:
