@@ -14,11 +14,13 @@ import numpy as np
 
 from localrag.engine import sandbox
 from localrag.engine.backend import State
+from localrag.engine.context import Context
 from localrag.engine.convert import convert
 from localrag.engine.embed import LlamaEmbedder
 from localrag.engine.engine import Engine
 from localrag.engine.gguf import read_header
 from localrag.engine.jobs import BATCH, CHAT, COUNCIL, Job
+from localrag.engine.kv_cache import HostSwap
 from localrag.engine.llama import LlamaContext, LlamaModel
 from localrag.engine.llama_lib import keep_log, library
 from localrag.engine.memory import Situation, plan
@@ -260,22 +262,43 @@ def cancellation(engine: Engine) -> str:
 
 
 def growth(engine: Engine) -> str:
-    """A context that grows takes along what it holds. Of several sequences with sliding windows, each can only go on from its end."""
+    """A context that grows takes along what it holds, up to the breakpoints where nothing else is possible."""
     for num_sequences in (1, 3):
         stem = ids("growth", 200)
         engine.forget()
         engine.reserve(256, num_sequences=num_sequences)
-        done = engine.generate(stem + ids("g1", 10), GREEDY, breakpoints=(100, 180))
-        if engine.info.sliding_window and num_sequences > 1:
-            stem += [*ids("g1", 10), *done.completion_ids[:-1]]
+        engine.generate(stem + ids("g1", 10), GREEDY, breakpoints=(100, 180))
         before = engine.context.runner.num_cells
         engine.reserve(4 * before, num_sequences=num_sequences)
         assert engine.context.runner.num_cells > before
         second = stem + ids("g2", 10)
         grown = engine.generate(second, GREEDY, breakpoints=(100, 180))
-        assert grown.cached_tokens >= (len(stem) if num_sequences > 1 and not engine.context.runner.is_recurrent else 180)
+        runner = engine.context.runner
+        assert grown.cached_tokens >= (180 if num_sequences == 1 or runner.is_recurrent or runner.moves_cells else len(stem))
         engine.forget()
         assert is_alike(grown, engine.generate(second, GREEDY, breakpoints=(100, 180)))
+    return "yes"
+
+
+def swapping(engine: Engine) -> str:
+    """Prompts that take turns leave the cells for main memory, and come back to where a follow-up diverges from them."""
+    stems = [ids(("swap", number), 200) for number in range(3)]
+    prompts = [[*stem, *ids(("ask", turn, number), 20)] for turn in range(2) for number, stem in enumerate(stems)]
+    engine.reserve(1024, num_sequences=2)
+    alone = []
+    for prompt in prompts:
+        engine.forget()
+        alone.append(engine.generate(prompt, GREEDY, breakpoints=(100, 180)))
+    engine.forget()
+    runner, swap = engine.context.runner, HostSwap()
+    engine.context = Context.make(
+        lambda _cells, _ids: runner, 1024, 2, host_swap=swap, bytes_per_token=0, prompt_room=lambda _: 512, most_kept=lambda: 10
+    )
+    done = [engine.generate(prompt, GREEDY, breakpoints=(100, 180)) for prompt in prompts]
+    assert swap.num_bytes > 0
+    assert all(is_alike(once, now) for once, now in zip(alone, done, strict=True))
+    assert [each.cached_tokens for each in done[:3]] == [0, 0, 0]
+    assert min(each.cached_tokens for each in done[3:]) >= (180 if runner.is_recurrent or runner.moves_cells else 200)
     return "yes"
 
 

@@ -33,7 +33,8 @@ class State:
 class Memory(Protocol):
     """The KV cache of a context. Every method checks positions; one that returns False has emptied the sequence.
 
-    A recurrent memory has one state for all tokens of a sequence, so the sequence can only be truncated where a checkpoint was taken.
+    A recurrent memory has one state for all tokens of a sequence, so the sequence can only be truncated where a checkpoint was taken. So
+    can one that was restored to a memory with sliding windows.
     """
 
     num_cells: int
@@ -46,16 +47,16 @@ class Memory(Protocol):
     def copy(self, source: int, seq_id: int, num_tokens: int, checkpoint: bytes | None = None, /) -> bool:
         """Copy the first `num_tokens` tokens of `source` to `seq_id`, sharing the same cells.
 
-        Less than the whole of a recurrent sequence needs its `checkpoint` there.
+        Less than the whole of such a sequence needs its `checkpoint` there.
         """
         ...
 
     def cut(self, seq_id: int, num_tokens: int, checkpoint: bytes | None = None, /) -> bool:
-        """Truncate a sequence to its first `num_tokens` tokens. A recurrent one needs its `checkpoint` there."""
+        """Truncate a sequence to its first `num_tokens` tokens. Such a sequence needs its `checkpoint` there."""
         ...
 
     def checkpoint(self, seq_id: int, /) -> bytes:
-        """Return the state of the recurrent layers at the end of a sequence."""
+        """Return the state of the recurrent layers at the end of a sequence, or the window of those that slide."""
         ...
 
     def save(self, seq_id: int, /) -> bytes:

@@ -200,11 +200,11 @@ class Context:
     def add(self, sequence: Sequence) -> None:
         if self.is_idle:
             self.runner.prepare()
-        if self.single is None and self.runner.is_recurrent:
-            points = {*sequence.breakpoints, sequence.text_end}
-            sequence.breakpoints = tuple(sorted(point for point in points if 0 < point < len(sequence.prompt_ids)))
-        elif self.single is None:
-            sequence.breakpoints = ()  # prefix sharing does not need them here, and full batches are faster
+        if self.single is None:
+            ends = (sequence.text_end,) if 0 < sequence.text_end < len(sequence.prompt_ids) else ()
+            sequence.marks = (*reversed(sequence.breakpoints), *ends)
+            # other memories resume anywhere, and full batches are faster
+            sequence.breakpoints = tuple(sorted({*sequence.marks})) if self.runner.is_recurrent else ()
         self.scheduler.add(sequence)
 
     def decode(self, shares: list[Share]) -> bool:

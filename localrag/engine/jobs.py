@@ -37,6 +37,8 @@ class Sequence:
     deadline: float | None = None
     breakpoints: tuple[int, ...] = ()
     text_end: int = 0
+    marks: tuple[int, ...] = ()
+    """Positions at which later prompts are likely to diverge, the likeliest first. No batch need end there."""
     watched: tuple[int, ...] = ()
     watched_logits: tuple[float, ...] = ()
     logprobs: list[TokenLogprob] = field(default_factory=list)

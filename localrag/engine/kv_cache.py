@@ -91,7 +91,7 @@ class HostSwap:
 
 
 class Checkpoints:
-    """Checkpoints of the sequences in a recurrent memory, by number of tokens. Other memories need none: all methods do nothing there.
+    """Checkpoints of the sequences in a memory that cannot truncate them otherwise, by number of tokens. Other memories need none.
 
     Sequences copied from each other share them. All together take at most `max_bytes`; the ones that were used longest ago go first.
     """
@@ -107,7 +107,7 @@ class Checkpoints:
         return sum(map(len, self._order.values()))
 
     def take(self, seq_id: int, num_tokens: int) -> None:
-        """Take a checkpoint at the end of a sequence, which has `num_tokens` tokens."""
+        """Take a checkpoint at the end of a sequence of a recurrent memory, which has `num_tokens` tokens. Others are cut anywhere."""
         if self._memory.is_recurrent:
             with suppress(EngineError):  # without it, more is evaluated again
                 self.put(seq_id, {num_tokens: self._memory.checkpoint(seq_id)})
@@ -131,10 +131,6 @@ class Checkpoints:
         if data is not None:
             self._order[id(data)] = self._order.pop(id(data))
         return data
-
-    def resumable(self, seq_id: int, num_common: int, num_tokens: int) -> int:
-        """Number of tokens that a sequence of `num_tokens` can be truncated to, if a prompt shares `num_common` of them."""
-        return resumable(num_common, num_tokens, self.of(seq_id)) if self._memory.is_recurrent else num_common
 
     def share(self, source: int, seq_id: int, num_tokens: int) -> None:
         """Let a copy of the first `num_tokens` tokens of a sequence use its checkpoints."""
@@ -172,7 +168,9 @@ class SharedCells:
     admitted only if all cells that it may need are free, so a running sequence never runs out of cells. The order of sums depends on the
     other sequences, so near-ties may be decided differently than in a sequence alone (see ExclusiveCells).
 
-    In a recurrent memory, a prompt resumes at the end of a cached sequence or at a checkpoint, which is taken at each breakpoint.
+    In a recurrent memory, a prompt resumes at the end of a cached sequence or at a checkpoint, which is taken at each breakpoint. The same
+    holds for a sequence that was swapped out of a memory with sliding windows: its state has only the window before its end, so checkpoints
+    are saved with it, of the windows before the places where a prompt is likely to diverge.
     """
 
     def __init__(
@@ -191,6 +189,7 @@ class SharedCells:
         self._ids = range(num_sequences)
         self._running: dict[int, Sequence] = {}
         self._holders: dict[int, Sequence] = {}
+        self._windowed: set[int] = set()
         self.cache = RadixTree()
 
     @property
@@ -213,9 +212,11 @@ class SharedCells:
             source, shared = self._source(sequence)
         self._swap_out_idle(source)
         while True:
-            seq_id = self._free_id()
+            in_place = source is not None and self._moves_in(source, shared)
+            seq_id = source if in_place else self._free_id()
             needed = sequence.num_reserved - shared
-            if seq_id is not None and self.num_free >= needed:
+            num_own = self.cache.num_own_cells(source, shared) if source is not None and in_place else 0
+            if seq_id is not None and self.num_free + num_own >= needed:
                 if self._begin(sequence, source, shared, seq_id):
                     return True
                 source, shared = None, 0  # this architecture cannot share that prefix
@@ -238,12 +239,24 @@ class SharedCells:
 
     def _longest(self, token_ids: Ids[int]) -> tuple[int, int] | None:
         """(sequence id, number of tokens) of the longest cached prefix that a prompt can reuse; None without a match."""
-        if not self._memory.is_recurrent:
+        if not self._memory.is_recurrent and not self._windowed:
             return self.cache.longest(token_ids)
-        held = [(seq_id, self.cache.tokens(seq_id)) for seq_id in self._ids if seq_id in self.cache]
-        matches = [(self._checkpoints.resumable(seq_id, common_length(ids, token_ids), len(ids)), seq_id) for seq_id, ids in held]
+        matches = [(self._resumable(seq_id, token_ids), seq_id) for seq_id in self._ids if seq_id in self.cache]
         length, seq_id = max(matches, key=lambda match: (match[0], self.cache.last_used(match[1])), default=(0, 0))
         return (seq_id, length) if length else None
+
+    def _resumable(self, seq_id: int, token_ids: Ids[int]) -> int:
+        """Number of tokens of a cached sequence that a prompt can reuse."""
+        held = self.cache.tokens(seq_id)
+        length = common_length(held, token_ids)
+        if not self._memory.is_recurrent and seq_id not in self._windowed:
+            return length
+        length = resumable(length, len(held), self._checkpoints.of(seq_id))
+        return 0 if seq_id in self._running and self._moves_in(seq_id, length) else length
+
+    def _moves_in(self, seq_id: int, num_tokens: int) -> bool:
+        """Whether a prompt can resume there only in the cells of that sequence: its copy would need more for the window before."""
+        return seq_id in self._windowed and num_tokens < len(self.cache.tokens(seq_id))
 
     def _swap_in(self, sequence: Sequence, shared: int) -> bool:
         """Restore a swapped-out state if it shares a much longer prefix with the prompt than the cells do."""
@@ -269,9 +282,27 @@ class SharedCells:
         tokens = self.cache.tokens(seq_id)
         if len(tokens) >= MIN_SWAPPED_TOKENS:
             with suppress(EngineError):  # a state that cannot be saved is evaluated again
-                checkpoints = self._checkpoints.of(seq_id) if self._memory.is_recurrent else None
-                self._host_swap.put(tokens, self._memory.save(seq_id), checkpoints)
+                state = self._memory.save(seq_id)
+                if self._memory.moves_cells and not self._memory.is_recurrent:
+                    self._save_windows(seq_id, len(tokens), max_bytes=len(state))
+                needs_checkpoints = self._memory.moves_cells or self._memory.is_recurrent
+                self._host_swap.put(tokens, state, self._checkpoints.of(seq_id) if needs_checkpoints else None)
         self.forget(seq_id)
+
+    def _save_windows(self, seq_id: int, num_tokens: int, *, max_bytes: int) -> None:
+        """Take checkpoints at the places in a sequence where a prompt is likely to diverge, the last ones first, up to a total size."""
+        holder, copy_id = self._holders.get(seq_id), self._free_id()
+        if holder is None or copy_id is None or seq_id in self._windowed:
+            return
+        num_bytes = 0
+        for position in holder.marks:
+            if position < num_tokens and self._memory.copy(seq_id, copy_id, position):
+                window = self._memory.checkpoint(copy_id)
+                num_bytes += len(window)
+                if num_bytes > max_bytes:
+                    break
+                self._checkpoints.put(seq_id, {position: window})
+        self._memory.cut(copy_id, 0)
 
     def swap_out_all(self) -> None:
         """Swap out all cached sequences, so that the next context can restore them. No sequence may be running."""
@@ -307,6 +338,7 @@ class SharedCells:
                 return False
             self.cache.share(source, seq_id, shared)
             self._checkpoints.share(source, seq_id, shared)
+            self._windowed.update({seq_id} if source in self._windowed else ())
             self.cache.touch(source)
         sequence.slot = seq_id
         sequence.num_evaluated = sequence.num_cached_tokens = shared
@@ -350,6 +382,7 @@ class SharedCells:
             return False
         self.cache.extend(seq_id, state.token_ids)
         self._checkpoints.put(seq_id, state.checkpoints)
+        self._windowed.update({seq_id} if self._memory.moves_cells else ())
         return True
 
     def touch(self, prefix: Ids[int]) -> None:
@@ -387,9 +420,7 @@ class SharedCells:
         seq_id = sequence.slot
         if seq_id is None or self._holders.get(seq_id) is not sequence or seq_id in self._running:
             return False
-        tokens = self.cache.tokens(seq_id)
-        shared = max((common_length(tokens, prompt) for prompt in prompts), default=0)
-        shared = self._checkpoints.resumable(seq_id, shared, len(tokens))
+        shared = max((self._resumable(seq_id, prompt) for prompt in prompts), default=0)
         if shared < MIN_SHARED_TOKENS:
             self.forget(seq_id)
             return False
@@ -406,6 +437,7 @@ class SharedCells:
         self._memory.cut(seq_id, 0)
         self.cache.drop(seq_id)
         self._checkpoints.cut(seq_id, 0)
+        self._windowed.discard(seq_id)
         self._holders.pop(seq_id, None)
 
 
@@ -466,7 +498,8 @@ class ExclusiveCells:
         )
 
     def _is_reachable(self, num_tokens: int) -> bool:
-        return self._checkpoints.resumable(0, num_tokens, len(self.token_ids)) == num_tokens
+        is_any = not self._memory.is_recurrent
+        return is_any or resumable(num_tokens, len(self.token_ids), self._checkpoints.of(0)) == num_tokens
 
     def place(self, sequence: Sequence) -> bool:
         """Admit a sequence after the prefix that it reuses. Returns False while another one is running."""

@@ -455,13 +455,13 @@ class LlamaContext:
         """Truncate a sequence to `num_tokens`. If the memory cannot, empty the sequence and return False."""
         if num_tokens < 0:
             raise EngineError(f"Sequence {seq_id} cannot be cut to {num_tokens} tokens.")
-        if checkpoint is not None:  # restore the recurrent layers first: they refuse to be truncated
+        if checkpoint is not None:  # first restore the layers that cannot be truncated
             self._write(self._checked(seq_id), checkpoint, self.lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
         self.lib.llama_memory_seq_rm(self.memory, self._checked(seq_id), num_tokens or -1, -1)
         return num_tokens == 0 or self._holds(seq_id, num_tokens)
 
     def checkpoint(self, seq_id: int) -> bytes:
-        """Return the state of the recurrent layers of a sequence, for `cut` and `copy`."""
+        """Return the state of the recurrent layers of a sequence, or the window of sliding ones, for `cut` and `copy`."""
         return self._read(self._checked(seq_id), self.lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
 
     def save(self, seq_id: int) -> bytes:

@@ -55,6 +55,10 @@ def test_a_context_that_grows(engine):
     zoo_checks.growth(engine)
 
 
+def test_prompts_that_take_turns(engine):
+    zoo_checks.swapping(engine)
+
+
 def test_follow_ups(engine):
     zoo_checks.follow_ups(engine)
 
