@@ -174,6 +174,38 @@ def test_sliding_window(tmp_path: Path) -> None:
     assert (info.head_size_k, info.head_size_v) == (32, 8)  # the larger kind of layer bounds the cache
 
 
+@pytest.mark.parametrize(
+    ("changes", "layer_kv"),
+    [
+        ({"attention.key_length_mla": 24, "attention.value_length_mla": 16}, ((16, 0), (16, 0))),  # latent: values come from the keys
+        ({"attention.shared_kv_layers": 1}, ((16, 16),)),
+        ({"nextn_predict_layers": 1}, ((16, 16),)),
+        ({"nextn_predict_layers": 9}, ()),
+        ({"attention.key_length_swa": 32, "attention.sliding_window_pattern": [True, False]}, ((64, 16), (16, 16))),
+        ({"attention.key_length_swa": 32, "attention.sliding_window_pattern": 2}, ((64, 16), (64, 16))),
+        ({"attention.causal": False}, ()),
+        ({"attention.causal": True}, ((16, 16), (16, 16))),
+    ],
+)
+def test_what_each_layer_keeps(tmp_path: Path, changes: dict[str, object], layer_kv: tuple[tuple[int, int], ...]) -> None:
+    info = read_header(write_model(tmp_path / "m.gguf", changes={f"llama.{key}": value for key, value in changes.items()}))
+    assert info.layer_kv == layer_kv
+    assert info.kv_bytes_per_token == 2 * sum(map(sum, layer_kv))
+    assert info.prefix_reuse == "at any token"
+
+
+def test_recurrent_layers(tmp_path: Path) -> None:
+    state = {"llama.ssm.conv_kernel": 4, "llama.ssm.inner_size": 64, "llama.ssm.state_size": 16, "llama.ssm.group_count": 1}
+    info = read_header(write_model(tmp_path / "m.gguf", changes=state | {"llama.attention.head_count_kv": [2, 0]}))
+    assert info.layer_kv == ((16, 16),)
+    assert info.state_bytes == 4 * (3 * (64 + 2 * 16) + 64 * 16)
+    assert "recurrent" in info.prefix_reuse
+    alone = read_header(
+        write_model(tmp_path / "m.gguf", changes=state | {"llama.attention.head_count": 0, "llama.attention.head_count_kv": None})
+    )
+    assert (alone.layer_kv, alone.state_bytes) == ((), 2 * info.state_bytes)
+
+
 def test_version_2(tmp_path: Path) -> None:
     path = tmp_path / "v2.gguf"
     path.write_bytes(raw_file(*raw_pairs(), version=2))
@@ -255,6 +287,8 @@ def test_foreign_content(tmp_path: Path, content: bytes, said: str) -> None:
         ("llama.block_count", 513, "1 to 512"),
         ("llama.embedding_length", None, "lacks llama.embedding_length"),
         ("llama.embedding_length", 3, "heads of 0 elements"),
+        ("llama.attention.sliding_window_pattern", [True, False, True], "where 2 of type bool belong"),
+        ("llama.attention.causal", 1, "where a bool belongs"),
         ("llama.attention.head_count", None, "no attention heads"),
         ("llama.attention.head_count", 0, "no attention heads"),
         ("llama.attention.head_count", 1025, "0 to 1024"),
