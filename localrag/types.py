@@ -275,7 +275,7 @@ class ModelInfo:
         if self.state_bytes:
             return "at cache breakpoints, where checkpoints are kept (recurrent layers have one state, which cannot be truncated)"
         if self.sliding_window:
-            return "at any token of its cells; swapped out or on disk, only at its end (a state holds no more than the sliding window)"
+            return "at any token in memory; a prefix on disk only at its end (a stored state holds no more than the sliding window)"
         return "at any token"
 
     def to_dict(self) -> dict[str, object]:

@@ -189,7 +189,7 @@ class SharedCells:
         self._ids = range(num_sequences)
         self._running: dict[int, Sequence] = {}
         self._holders: dict[int, Sequence] = {}
-        self._windowed: set[int] = set()
+        self._windowed: dict[int, int] = {}  # restored sequences, with the length from which they can be truncated to any other
         self.cache = RadixTree()
 
     @property
@@ -249,14 +249,14 @@ class SharedCells:
         """Number of tokens of a cached sequence that a prompt can reuse."""
         held = self.cache.tokens(seq_id)
         length = common_length(held, token_ids)
-        if not self._memory.is_recurrent and seq_id not in self._windowed:
+        if not self._memory.is_recurrent and not self._moves_in(seq_id, length):
             return length
         length = resumable(length, len(held), self._checkpoints.of(seq_id))
         return 0 if seq_id in self._running and self._moves_in(seq_id, length) else length
 
     def _moves_in(self, seq_id: int, num_tokens: int) -> bool:
-        """Whether a prompt can resume there only in the cells of that sequence: its copy would need more for the window before."""
-        return seq_id in self._windowed and num_tokens < len(self.cache.tokens(seq_id))
+        """Whether a prompt can resume there only in the cells of that sequence: a copy would need more cells, for the window before."""
+        return num_tokens < self._windowed.get(seq_id, 0)
 
     def _swap_in(self, sequence: Sequence, shared: int) -> bool:
         """Restore a swapped-out state if it shares a much longer prefix with the prompt than the cells do."""
@@ -292,11 +292,12 @@ class SharedCells:
     def _save_windows(self, seq_id: int, num_tokens: int, *, max_bytes: int) -> None:
         """Take checkpoints at the places in a sequence where a prompt is likely to diverge, the last ones first, up to a total size."""
         holder, copy_id = self._holders.get(seq_id), self._free_id()
-        if holder is None or copy_id is None or seq_id in self._windowed:
+        if holder is None or copy_id is None:
             return
         num_bytes = 0
         for position in holder.marks:
-            if position < num_tokens and self._memory.copy(seq_id, copy_id, position):
+            is_held = self._windowed.get(seq_id, 0) <= position < num_tokens
+            if is_held and self._memory.copy(seq_id, copy_id, position):
                 window = self._memory.checkpoint(copy_id)
                 num_bytes += len(window)
                 if num_bytes > max_bytes:
@@ -334,11 +335,11 @@ class SharedCells:
             if not self._truncate(seq_id, shared):
                 return False
         elif source is not None:
-            if not self._memory.copy(source, seq_id, shared, self._checkpoints.at(source, shared)):
+            if not self._memory.copy(source, seq_id, shared, self._checkpoint(source, shared)):
                 return False
             self.cache.share(source, seq_id, shared)
             self._checkpoints.share(source, seq_id, shared)
-            self._windowed.update({seq_id} if source in self._windowed else ())
+            self._windowed.update({seq_id: self._windowed[source]} if source in self._windowed else {})
             self.cache.touch(source)
         sequence.slot = seq_id
         sequence.num_evaluated = sequence.num_cached_tokens = shared
@@ -347,12 +348,19 @@ class SharedCells:
 
     def _truncate(self, seq_id: int, num_tokens: int) -> bool:
         """Truncate a sequence to tokens that it holds. If the memory cannot, returns False and leaves it empty."""
-        if not self._memory.cut(seq_id, num_tokens, self._checkpoints.at(seq_id, num_tokens)):
+        if not self._memory.cut(seq_id, num_tokens, self._checkpoint(seq_id, num_tokens)):
             self.forget(seq_id)
             return False
         self.cache.cut(seq_id, num_tokens)
         self._checkpoints.cut(seq_id, num_tokens)
+        if self._moves_in(seq_id, num_tokens):
+            self._windowed[seq_id] = num_tokens
         return True
+
+    def _checkpoint(self, seq_id: int, num_tokens: int) -> bytes | None:
+        """The checkpoint that truncating a sequence there needs; None if it needs none."""
+        needs_one = self._memory.is_recurrent or self._moves_in(seq_id, num_tokens)
+        return self._checkpoints.at(seq_id, num_tokens) if needs_one else None
 
     def num_held(self, prefix: Ids[int]) -> int:
         """Number of cached tokens of a prefix that can be reused."""
@@ -365,7 +373,7 @@ class SharedCells:
         seq_id = self._free_id()
         if longest is None or longest[1] < len(prefix) or seq_id is None:
             return None
-        if not self._memory.copy(longest[0], seq_id, len(prefix), self._checkpoints.at(longest[0], len(prefix))):
+        if not self._memory.copy(longest[0], seq_id, len(prefix), self._checkpoint(longest[0], len(prefix))):
             return None
         try:
             return self._memory.save(seq_id)
@@ -382,7 +390,7 @@ class SharedCells:
             return False
         self.cache.extend(seq_id, state.token_ids)
         self._checkpoints.put(seq_id, state.checkpoints)
-        self._windowed.update({seq_id} if self._memory.moves_cells else ())
+        self._windowed.update({seq_id: num_tokens} if self._memory.moves_cells else {})
         return True
 
     def touch(self, prefix: Ids[int]) -> None:
@@ -402,7 +410,7 @@ class SharedCells:
         """Truncate a running sequence, whose batch was cancelled, to what it surely holds. Returns the number of tokens."""
         seq_id, num_tokens = slot_of(sequence), sequence.num_evaluated
         num_left = resumable(num_tokens, num_tokens + 1, self._checkpoints.of(seq_id)) if self._memory.is_recurrent else num_tokens
-        is_left = self._memory.cut(seq_id, num_left, self._checkpoints.at(seq_id, num_left))
+        is_left = self._memory.cut(seq_id, num_left, self._checkpoint(seq_id, num_left))
         self.cache.cut(seq_id, num_left if is_left else 0)
         self._checkpoints.cut(seq_id, num_left if is_left else 0)
         return num_left if is_left else 0
@@ -437,7 +445,7 @@ class SharedCells:
         self._memory.cut(seq_id, 0)
         self.cache.drop(seq_id)
         self._checkpoints.cut(seq_id, 0)
-        self._windowed.discard(seq_id)
+        self._windowed.pop(seq_id, None)
         self._holders.pop(seq_id, None)
 
 
