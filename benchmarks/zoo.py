@@ -72,7 +72,8 @@ def try_mutants(folder: Path, count: int, seed: int) -> None:
         outcomes[outcome.partition(":")[0]] += 1
         if outcome.startswith("in use"):
             print(number, arch, json.dumps(changes), outcome, flush=True)
-    print(dict(outcomes))
+        if number % 50 == 49 or number == count - 1:
+            print(number + 1, dict(outcomes), flush=True)
 
 
 def mutation(arch: str, rng: random.Random) -> dict[str, object]:

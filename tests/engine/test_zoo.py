@@ -1,8 +1,15 @@
 """What localrag promises holds for every architecture of the zoo."""
 
-import pytest
+import json
 
+import pytest
+from click.testing import CliRunner
+
+from localrag.cli import cli
+from localrag.engine.gguf import read_header
 from localrag.engine.loading import open_model
+from localrag.engine.sandbox import ensure_safe
+from localrag.errors import ModelFileError
 from tests import zoo_checks
 from tests.zoo import KINDS, write_kind
 
@@ -65,3 +72,25 @@ def test_follow_ups(engine):
 
 def test_a_bert_like_embedder(tmp_path, zoo_home):
     zoo_checks.embedder(tmp_path, zoo_home)
+
+
+@pytest.mark.parametrize(
+    ("arch", "changes", "tensors_follow"),
+    [
+        ("gemma4", {"attention.sliding_window_pattern": [True, True, False, True, True, False]}, True),  # aborts when a context is made
+        ("gpt-oss", {"expert_used_count": 9}, False),
+        ("qwen3moe", {"expert_count": 0}, False),
+    ],
+)
+def test_what_aborts_llama_cpp_is_found_by_the_trial(tmp_path, arch, changes, tensors_follow):
+    path = write_kind(tmp_path, arch, changes=changes, tensors_follow=tensors_follow)
+    read_header(path)
+    with pytest.raises(ModelFileError, match="not safe to load") as caught:
+        ensure_safe(path, home=None)
+    assert caught.value.numbers["signal"] == "SIGABRT"
+
+
+@pytest.mark.parametrize(("arch", "reason"), [("lfm2", "recurrent layers"), ("gemma3", "sliding window"), ("llama", "at any token")])
+def test_where_a_prompt_can_resume_is_told(tmp_path, home, arch, reason):
+    done = CliRunner().invoke(cli, ["models", "show", str(write_kind(tmp_path, arch)), "--json"])
+    assert reason in json.loads(done.stdout)["prefix_reuse"]
