@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--mutants", type=int, default=0, help="number of mutants to try instead of the table")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, zoo_checks.one_core():
         if arguments.mutants:
             try_mutants(Path(folder), arguments.mutants, arguments.seed)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -41,6 +42,21 @@ FEW = SamplingParams(max_tokens=8)
 DRAWN = SamplingParams(max_tokens=12, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=7, repeatable=True)
 TEXT = "The library opens at nine and closes at five. Children read for free, and everyone else pays two pounds a year. " * 4
 IDENTITY = Identity(model="m", llama_build="b", architecture="zoo", type_k="f16", type_v="f16", flash_attention=True, n_ctx_train=2048)
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Run on one core. Such small models gain nothing from a second thread, and lose much if both wait for a busy core."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    allowed = os.sched_getaffinity(0)
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    os.sched_setaffinity(0, {sorted(allowed)[number % len(allowed)]})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 def ids(seed: object, count: int) -> list[int]:
@@ -108,12 +124,12 @@ def is_exact(engine: Engine) -> str:
     session = Session(engine, n_ctx=1024)
     texts = {}
     for text in ("When does it open?", "Who pays?", "When does it open?"):
-        question = Question.of(text, piped=TEXT, sampling=replace(DRAWN, repeatable=False))
+        question = Question.of(text, piped=TEXT, sampling=DRAWN)
         prepared = session.prepare(question)
         answer = session.ask(question)
         planned = len(prepared.prompt.token_ids)
         assert planned == answer.prompt_tokens == answer.ledger.prompt_tokens
-        assert engine.context.runner.num_tokens(0) == planned + answer.completion_tokens - 1
+        assert engine.repeatable.runner.num_tokens(0) == planned + answer.completion_tokens - 1
         assert answer.text == texts.setdefault(text, answer.text)
     engine.reserve(2048, num_sequences=4)
     alone = drawn(engine)

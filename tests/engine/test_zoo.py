@@ -14,6 +14,12 @@ from tests import zoo_checks
 from tests.zoo import KINDS, write_kind
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_core():
+    with zoo_checks.one_core():
+        yield
+
+
 @pytest.fixture(scope="module", params=KINDS)
 def path(request, tmp_path_factory):
     return write_kind(tmp_path_factory.mktemp("zoo"), request.param)
