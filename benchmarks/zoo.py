@@ -109,7 +109,8 @@ def outcome_of(path: Path) -> str:
     except LocalragError as error:
         return "crashes in the trial" if error.numbers.get("signal") else "refused by llama.cpp in the trial"
     used = in_child(lambda: use(path))
-    return {"fine": "used", "error": "an error in use"}.get(used.partition(" ")[0], f"in use: {used}")
+    known = {"fine": "used", "error": "an error in use", "SIGALRM": "slow in use"}
+    return known.get(used.partition(" ")[0], f"in use: {used}")
 
 
 def use(path: Path) -> None:
