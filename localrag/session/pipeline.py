@@ -235,7 +235,7 @@ def may_enforce_citations(prepared: Prepared) -> bool:
     return (
         (question.quote or (question.cite or DEFAULT_CITE) == "enforced")
         and bool(composed.hits or question.thread.again)
-        and composed.thinking is None  # a grammar would begin with the thoughts
+        and (composed.thinking is None or composed.thinking.shows_beginning)
         and is_free_text(question)
     )
 
