@@ -241,14 +241,8 @@ def may_enforce_citations(prepared: Prepared) -> bool:
 
 
 def is_free_text(question: Question) -> bool:
-    """Whether nothing but citations and quotes may shape the answer: no schema, log probabilities or tools."""
-    return (
-        question.sampling.json_schema is None
-        and question.sampling.logprobs is None
-        and question.calls is None
-        and not question.given.tools
-        and not question.is_plain
-    )
+    """Whether nothing but citations and quotes may shape the answer: no schema and no tools."""
+    return question.sampling.json_schema is None and question.calls is None and not question.given.tools and not question.is_plain
 
 
 def _sampling_of(prepared: Prepared, tokenizer: Tokenizer) -> SamplingParams:

@@ -261,7 +261,8 @@ class Session:
         think_tokens = 0 if is_timed else question.sampling.room_to_think  # reasoning without an answer is useless
         form = self.engine.template.thinking if think_tokens else None
         is_enforceable = form is None or begins_with_token(form, self.engine.tokenizer)
-        quotes = question.quote and is_free_text(question) and is_enforceable
+        has_logprobs = question.sampling.logprobs is not None  # copied tokens have none
+        quotes = question.quote and is_free_text(question) and is_enforceable and not has_logprobs
         return PromptInputs(
             messages=question.messages,
             needs_question=question.needs_question,
