@@ -458,7 +458,8 @@ class Completion:
 
     `prompt_tokens` is the length of the prompt, of which `cached_tokens` were not evaluated again. `completion_ids` are the
     generated tokens, including the one that ended the answer; `reasoning_tokens` of them are thoughts, whose text is
-    `reasoning`, and `copied_tokens` of them were copied, not written: they are the text at the spans `copied`.
+    `reasoning`, and `copied_tokens` of them were copied, not written: they are the text at the spans `copied`. `drafted_tokens` were
+    guessed and evaluated, of which `accepted_tokens` are in `completion_ids`; the others are not part of any count.
     """
 
     text: str
@@ -472,6 +473,8 @@ class Completion:
     logprobs: tuple[TokenLogprob, ...] = ()
     copied: tuple[tuple[int, int], ...] = ()
     copied_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def completion_tokens(self) -> int:

@@ -91,6 +91,9 @@ class MakeRunner(Protocol):
 class Runner(Memory, Protocol):
     """Evaluates tokens: llama.cpp's context, or the echo. Sequence ids count from 0."""
 
+    num_outputs: int
+    """Maximum number of tokens in a batch for which logits are wanted."""
+
     def check(self, sampling: SamplingParams, /) -> None:
         """Raise UsageError for options that this runner does not support, before they can affect a shared step."""
         ...

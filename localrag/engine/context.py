@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Self
 
 from localrag.engine.backend import MAX_SEQUENCES, MakeRunner, Runner, State
@@ -14,17 +14,21 @@ from localrag.engine.jobs import Sequence
 from localrag.engine.kv_cache import SHARE_OF_FREE, Checkpoints, ExclusiveCells, HostSwap, SharedCells, slot_of
 from localrag.errors import EngineError
 from localrag.text.thinking import Part
-from localrag.text.tokens import Tokenizer
+from localrag.text.tokens import Tokenizer, common_length
 from localrag.types import Piece, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A sequence's part of a batch. With `samples`, a new token is sampled after its last token."""
+    """A sequence's part of a batch. With `samples`, a new token is sampled after its last token, and after each of `draft` that is right.
+
+    `draft` are guessed tokens, evaluated after the others.
+    """
 
     sequence: Sequence
     token_ids: list[int]
     samples: bool
+    draft: list[int] = field(default_factory=list)
 
 
 class Scheduler:
@@ -208,6 +212,19 @@ class Context:
             sequence.breakpoints = tuple(sorted({*sequence.marks})) if self.runner.is_recurrent else ()
         self.scheduler.add(sequence)
 
+    def most_drafted(self, share: Share) -> int:
+        """Maximum number of tokens to draft for a share that has a batch to itself; 0 if none can be.
+
+        A rejected draft is truncated, which some memories cannot do. A seed promises the same text, and batches are summed in another
+        order than single tokens. Log probabilities and quotes belong to single steps.
+        """
+        sequence, sampling = share.sequence, share.sequence.sampling
+        is_next = share.samples and len(share.token_ids) == 1 and bool(sequence.completion_ids)
+        is_cuttable = not (self.runner.is_recurrent or self.runner.moves_cells)
+        if not (is_next and is_cuttable) or sampling.repeatable or sampling.quotes or sampling.logprobs is not None:
+            return 0
+        return min(self.runner.num_outputs, sequence.num_left) - 1
+
     def decode(self, shares: list[Share]) -> bool:
         """Evaluate a batch. Returns False if it was cancelled: each sequence is then where it was, at a checkpoint, or at its beginning."""
         runner, entries = self.runner, []
@@ -217,18 +234,48 @@ class Context:
                 runner.begin(slot, sequence.prompt_ids, sequence.sampling)
                 sequence.started_at = time.perf_counter()
             last = len(share.token_ids) - 1
-            entries += [(token, sequence.num_evaluated + i, slot, share.samples and i == last) for i, token in enumerate(share.token_ids)]
+            token_ids = share.token_ids + share.draft
+            entries += [(token, sequence.num_evaluated + i, slot, share.samples and i >= last) for i, token in enumerate(token_ids)]
         if runner.decode(entries):
             for share in shares:
                 share.sequence.num_evaluated += len(share.token_ids)
                 self.cells.evaluated(share.sequence, share.token_ids)
             return True
         for share in shares:  # a cancelled batch may be half evaluated
-            share.sequence.num_evaluated = self.cells.recover(share.sequence)
-            share.sequence.num_cached_tokens = min(share.sequence.num_cached_tokens, share.sequence.num_evaluated)
+            self._recover(share.sequence)
         return False
 
-    def sample(self, sequence: Sequence, index: int, tokenizer: Tokenizer) -> Piece:
+    def _recover(self, sequence: Sequence) -> None:
+        """Truncate a sequence to what it surely holds."""
+        sequence.num_evaluated = self.cells.recover(sequence)
+        sequence.num_cached_tokens = min(sequence.num_cached_tokens, sequence.num_evaluated)
+
+    def sample(self, share: Share, index: int, tokenizer: Tokenizer) -> Iterator[Piece]:
+        """Sample a sequence's next tokens, after entry `index` of the last batch: one, and one after each token of the draft that is right.
+
+        Each is sampled as in a step of its own. Take all of them: the last one truncates the draft.
+        """
+        sequence, num_before = share.sequence, len(share.sequence.completion_ids)
+        try:
+            for num_drafted in range(len(share.draft) + 1):
+                yield self._sample_next(sequence, index + num_drafted, tokenizer)
+                if sequence.is_finished or sequence.completion_ids[num_before:] != share.draft[: num_drafted + 1]:
+                    break
+        finally:
+            if share.draft:
+                self._accept(sequence, share.draft, num_before)
+
+    def _accept(self, sequence: Sequence, draft: list[int], num_before: int) -> None:
+        """Keep the cells of a draft as far as it is right. As always, the last token of a sequence has none."""
+        num_right = common_length(draft, sequence.completion_ids[num_before:-1])
+        sequence.num_evaluated += num_right
+        sequence.num_drafted += len(draft)
+        sequence.num_accepted += num_right
+        self.cells.evaluated(sequence, draft[:num_right])
+        if num_right < len(draft):
+            self._recover(sequence)
+
+    def _sample_next(self, sequence: Sequence, index: int, tokenizer: Tokenizer) -> Piece:
         """Sample a sequence's next token, after entry `index` of the last batch, and collect its logprobs if requested."""
         runner = self.runner
         if sequence.watched and not sequence.completion_ids:

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Self
 
@@ -55,6 +56,8 @@ class EngineCore:
         """Largest relative error of the token counts seen so far; 0 where counts are exact."""
         self.prefix_cache = prefix_cache
         """Stores prefixes that took long to evaluate on disk; None stores nothing."""
+        self.draft_tokens: int | None = None
+        """Tokens to guess at a time (engine/lookup.py): 0 for none; None decides by what was measured of this model on this machine."""
         self.context: Context | None = None
         """The context created by `reserve`."""
         self.repeatable: Context | None = None
@@ -365,15 +368,37 @@ class EngineCore:
         return [context for context in (self.context, self.repeatable) if context is not None]
 
     def step(self) -> list[Piece]:
-        """Evaluate one batch in each context, and sample a token for each sequence whose pending tokens are complete."""
+        """Evaluate one batch in each context, and sample a token for each sequence whose pending tokens are complete.
+
+        An answer that has the step to itself may get several tokens: those of a draft that are right, and the next one.
+        """
         for context in self._contexts:
             context.runner.resume()  # before checking for cancelled sequences, so that a later cancel stops the batch
         pieces = self._drop_cancelled() + self._begin_repeatable()
         scheduled = [(context, context.scheduler.schedule()) for context in self._contexts]
         pieces += self._drop_late([share for _, shares in scheduled for share in shares])
+        is_alone = sum(len(shares) for _, shares in scheduled) == 1
         for context, shares in scheduled:
-            pieces += self._evaluate(context, [share for share in shares if not share.sequence.is_finished])
+            unfinished = [share for share in shares if not share.sequence.is_finished]
+            pieces += self._evaluate(context, [self._with_draft(share, context) for share in unfinished] if is_alone else unfinished)
         return pieces
+
+    def _with_draft(self, share: Share, context: Context) -> Share:
+        """Add a draft to a share that has a step to itself, if it is expected to save time and to end before the deadline."""
+        most, sequence, speed = context.most_drafted(share), share.sequence, self.speed
+        if most <= 0 or self.draft_tokens == 0 or (self.draft_tokens is None and not speed.learns):
+            return share
+        lookup, outcomes = sequence.look_up()
+        for num_right, is_right in outcomes:
+            speed.observe_guess(num_right, is_right=is_right)
+        if not lookup.has_guess:
+            return share
+        if self.draft_tokens is not None:
+            return replace(share, draft=lookup.draft(min(most, self.draft_tokens)))
+        size = speed.draft_size(lookup.num_right, sequence.num_evaluated, most)
+        if sequence.deadline is not None and size and time.perf_counter() + speed.draft_s(size, sequence.num_evaluated) > sequence.deadline:
+            return share
+        return replace(share, draft=lookup.draft(size))
 
     def _begin_repeatable(self) -> list[Piece]:
         """Start the next waiting sequence once the previous one has ended. Without enough memory, it ends with the error."""
@@ -395,42 +420,43 @@ class EngineCore:
     def _evaluate(self, context: Context, shares: list[Share]) -> list[Piece]:
         if not shares:
             return []
-        started = time.perf_counter()
+        started, depth = time.perf_counter(), shares[0].sequence.num_evaluated
         if not context.decode(shares):
             return self._drop_cancelled()
         pieces = self._collect(shares, context)
-        self._learn(shares, time.perf_counter() - started)
+        if len(shares) == 1:
+            self._learn(shares[0], depth, time.perf_counter() - started)
+        self._keep_learned()
         return pieces
 
     def _collect(self, shares: list[Share], context: Context) -> list[Piece]:
-        """Sample a token for each share that completes its sequence's pending tokens."""
+        """Sample the next tokens for each share that completes its sequence's pending tokens."""
         pieces, index = [], -1
         for share in shares:
             index += len(share.token_ids)
             if not share.samples:
                 continue
             try:
-                piece = context.sample(share.sequence, index, self.tokenizer)
+                for piece in context.sample(share, index, self.tokenizer):
+                    pieces.append(piece)  # noqa: PERF402  # those before an error count
             except EngineError as error:  # the other sequences continue
                 share.sequence.error = error
-                piece = self.end(share.sequence, "error")
+                pieces.append(self.end(share.sequence, "error"))
             else:
                 if share.sequence.is_finished:
                     self._release(share.sequence)
-            pieces.append(piece)
         return pieces
 
-    def _learn(self, shares: list[Share], seconds: float) -> None:
-        """Update the speed from the duration of a step, if it ran a single sequence."""
-        if len(shares) == 1:
-            sequence, num_tokens = shares[0].sequence, len(shares[0].token_ids)
-            depth = sequence.num_evaluated - num_tokens
-            if depth < len(sequence.prompt_ids):
-                self.speed.observe_prefill(num_tokens, depth, seconds)
-            elif num_tokens == 1:
-                self.speed.observe_decode(depth, seconds)
-            self._has_learned = True
-        self._keep_learned()
+    def _learn(self, share: Share, depth: int, seconds: float) -> None:
+        """Update the speed from the duration of a step that ran a single sequence from `depth` on."""
+        num_tokens = len(share.token_ids)
+        if depth < len(share.sequence.prompt_ids):
+            self.speed.observe_prefill(num_tokens, depth, seconds)
+        elif share.draft:
+            self.speed.observe_draft(len(share.draft), depth, seconds)
+        elif num_tokens == 1:
+            self.speed.observe_decode(depth, seconds)
+        self._has_learned = True
 
     def _keep_learned(self) -> None:
         """Save the measured speed once the engine is idle."""

@@ -17,6 +17,7 @@ from localrag.citation import TAG
 from localrag.engine.backend import Logprobs, PartOf
 from localrag.engine.engine import Engine
 from localrag.engine.grammar import byte_vocabulary, grammar_of
+from localrag.engine.lookup import DRAFT_SIZES
 from localrag.engine.speed import Speed
 from localrag.engine.template_layout import to_json_lines
 from localrag.errors import EngineError
@@ -118,6 +119,7 @@ class EchoRunner:
         thinking: ThinkingForm | None = None,
     ) -> None:
         self.num_cells = num_cells
+        self.num_outputs = max(num_sequences, 1 + max(DRAFT_SIZES))
         self._thinking = thinking
         self._uncounted = ord(" ") if uncounted_space else None
         self._held: list[list[_Cell]] = [[] for _ in range(num_sequences)]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Literal, Protocol, TypeVar
 
+from localrag.engine.lookup import Lookup
 from localrag.errors import EngineError, LocalragError, UsageError
 from localrag.text.thinking import Part, Splitter, Thinking
 from localrag.types import Completion, FinishReason, SamplingParams, Timings, TokenLogprob
@@ -48,6 +49,10 @@ class Sequence:
     copied: list[tuple[int, int]] = field(default_factory=list)
     """Spans of `text` that were copied from sources, not written."""
     num_copied: int = 0
+    lookup: Lookup | None = None
+    """The tokens so far, once they were searched for a draft; `look_up` adds new ones."""
+    num_drafted: int = 0
+    num_accepted: int = 0
     slot: int | None = None
     added_at: float = field(default_factory=time.perf_counter)
     started_at: float | None = None
@@ -105,6 +110,17 @@ class Sequence:
             return self.completion_ids[self.num_evaluated - num_prompt :][:most]
         end = next((position for position in self.breakpoints if position > self.num_evaluated), num_prompt)
         return self.prompt_ids[self.num_evaluated : min(end, self.num_evaluated + most)]
+
+    def look_up(self) -> tuple[Lookup, list[tuple[int, bool]]]:
+        """The tokens so far, to guess the next ones, and the outcomes of the guesses for new tokens (see Lookup.add)."""
+        if self.lookup is None:
+            self.lookup = Lookup(self.prompt_ids)
+        return self.lookup, self.lookup.add(self.completion_ids[len(self.lookup) - len(self.prompt_ids) :])
+
+    @property
+    def num_left(self) -> int:
+        """Maximum number of tokens still to be sampled."""
+        return self.num_reserved + 1 - self.num_tokens
 
     def append(self, token_id: int, piece: bytes, *, is_end: bool) -> str:
         """Add a sampled token. Returns the text that has become final: whole characters that cannot begin a stop string.
@@ -240,6 +256,8 @@ class Sequence:
             logprobs=tuple(self.logprobs),
             copied=tuple(self.copied),
             copied_tokens=self.num_copied,
+            drafted_tokens=self.num_drafted,
+            accepted_tokens=self.num_accepted,
             timings=Timings(
                 prefill_s=first - started, first_token_s=first - self.added_at, decode_s=end - first, total_s=end - self.added_at
             ),

@@ -141,6 +141,7 @@ class LlamaBackend:
             self.model,
             num_cells=plan.n_ctx,  # llama.cpp rounds up the number of cells, but not the batch size
             num_sequences=num_sequences,
+            num_outputs=num_sequences if repeatable else memory.num_outputs(num_sequences),
             batch_tokens=BATCH_TOKENS,
             num_threads=self.governor.measure,
             flash_attention=flash_attention,

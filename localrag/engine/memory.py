@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 
 from localrag.engine.llama_lib import library
+from localrag.engine.lookup import DRAFT_SIZES
 from localrag.errors import EngineError, UsageError
 from localrag.types import Bound, ModelInfo, Slot
 
@@ -330,6 +331,11 @@ def _look_up(situation: Situation, gpu_layers: int) -> Situation:
     )
 
 
+def num_outputs(num_sequences: int) -> int:
+    """Return the number of tokens in a batch for which a context has room for logits: one for each sequence, and those of a draft."""
+    return max(num_sequences, 1 + max(DRAFT_SIZES))
+
+
 def _compute_bytes(info: ModelInfo, cells: int, num_sequences: int, *, flash_attention: bool) -> int:
     """Return the bytes of activations for one batch and of the outputs. Reserved pages that are never written do not count.
 
@@ -339,7 +345,7 @@ def _compute_bytes(info: ModelInfo, cells: int, num_sequences: int, *, flash_att
     mask = cells * (2 if flash_attention else 4) * (2 if info.sliding_window else 1)
     scores = 0 if flash_attention else 6 * cells * info.num_heads
     activations = max(44 * info.embedding_length, 16 * info.embedding_length + scores)
-    return _FIXED_BYTES + UBATCH_TOKENS * (mask + activations) + 4 * num_sequences * info.vocab_size
+    return _FIXED_BYTES + UBATCH_TOKENS * (mask + activations) + 4 * num_outputs(num_sequences) * info.vocab_size
 
 
 def _repacked_bytes(info: ModelInfo) -> int:

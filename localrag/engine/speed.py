@@ -16,11 +16,13 @@ prompt, based on past prediction errors.
 from __future__ import annotations
 
 import math
+import operator
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Self
 
+from localrag.engine.lookup import DRAFT_SIZES
 from localrag.files import JsonCache
 
 MAX_KEPT = 64
@@ -32,6 +34,18 @@ _MAX_MARGIN, _FIRST_DEVIATION = 0.5, 0.1
 _SLOW, _FAST = 1.5, 0.5
 _PRIOR_TOKENS, _PRIOR_DEPTH, _MAX_SLOPE = 512.0, 512.0, 4.0
 _MAX_DEPTH, _MAX_S = 1e6, 1e6
+
+MIN_DRAFT_GAIN = 1.05
+"""Minimum expected speed of decoding with a draft, compared with decoding without one."""
+_MIN_DRAFTS = 3
+"""Number of drafts of each size that are tried to learn what they cost."""
+_TRY_AGAIN = 256
+"""Number of drafts that were not worth it after which one is tried again, since the load of the machine changes what they cost."""
+_MIN_OBSERVED = 4
+"""Number of decoded tokens from which on the cost of one is known."""
+_GUESS_CLASSES, _GUESS_HALF_LIFE = 6, 256.0
+_PRIOR_SEEN, _PRIOR_RIGHT = 4.0, 3.0
+_ALWAYS_STORED = ("prefill", "decode", "context")
 
 
 @dataclass(slots=True)
@@ -119,6 +133,46 @@ class Cost:
         self.recent, self.long = _Sums(*map(float, numbers[1:6])), _Sums(*map(float, numbers[6:]))
 
 
+class Guesses:
+    """The share of right guesses (see engine/lookup.py), learned apart for each class of how many in a row were right before."""
+
+    def __init__(self) -> None:
+        self._seen = [0.0] * _GUESS_CLASSES
+        self._right = [0.0] * _GUESS_CLASSES
+
+    def observe(self, num_right: int, *, is_right: bool) -> None:
+        """Record a guess that came after `num_right` right ones in a row."""
+        at, keep = _guess_class(num_right), 0.5 ** (1.0 / _GUESS_HALF_LIFE)
+        self._seen[at] = keep * self._seen[at] + 1.0
+        self._right[at] = keep * self._right[at] + is_right
+
+    def expected(self, num_right: int, num_tokens: int) -> float:
+        """Expected number of right tokens in a draft of `num_tokens`, up to its first wrong one."""
+        total, share = 0.0, 1.0
+        for further in range(num_tokens):
+            at = _guess_class(num_right + further)
+            share *= (self._right[at] + _PRIOR_RIGHT) / (self._seen[at] + _PRIOR_SEEN)
+            total += share
+        return total
+
+    def to_list(self) -> list[float]:
+        return [*self._seen, *self._right]
+
+    def restore(self, numbers: object) -> None:
+        """Load the result of `to_list`. Raises ValueError for anything else."""
+        if not isinstance(numbers, list) or len(numbers) != 2 * _GUESS_CLASSES:
+            raise ValueError(f"a list of {2 * _GUESS_CLASSES} numbers is needed")
+        seen, right = numbers[:_GUESS_CLASSES], numbers[_GUESS_CLASSES:]
+        if not all(type(each) in {int, float} and 0.0 <= each < 1e6 for each in numbers) or any(map(operator.lt, seen, right)):
+            raise ValueError("a number is out of bounds")
+        self._seen, self._right = list(map(float, seen)), list(map(float, right))
+
+
+def _guess_class(num_right: int) -> int:
+    """0, 1, 2-3, 4-7, 8-15, and 16 or more right guesses in a row."""
+    return min(num_right.bit_length(), _GUESS_CLASSES - 1)
+
+
 class Speed:
     """Predicted seconds for prompts and answers, updated by each engine step. Use it from one thread.
 
@@ -130,6 +184,9 @@ class Speed:
         self._prefill = Cost(prefill_slope, half_life=1024.0)
         self._decode = Cost(decode_slope, half_life=128.0)
         self._context = Cost(0.0, half_life=4096.0)
+        self._drafts = {size: Cost(decode_slope, half_life=32.0) for size in DRAFT_SIZES}
+        self._guesses = Guesses()
+        self._num_declined = 0
         self._learns = True
 
     @classmethod
@@ -152,6 +209,15 @@ class Speed:
         if self._learns:
             self._decode.observe(1, depth, seconds)
 
+    def observe_draft(self, num_tokens: int, depth: int, seconds: float) -> None:
+        """Record the evaluation of a single token with a draft of `num_tokens`, and the sampling of the next ones."""
+        if self._learns and num_tokens in self._drafts:
+            self._drafts[num_tokens].observe(1, depth, seconds)
+
+    def observe_guess(self, num_right: int, *, is_right: bool) -> None:
+        """Record whether a token was guessed, after `num_right` right guesses in a row."""
+        self._guesses.observe(num_right, is_right=is_right)
+
     def observe_context(self, num_cells: int, seconds: float) -> None:
         """Record the creation of a context."""
         if self._learns:
@@ -160,7 +226,7 @@ class Speed:
     @property
     def is_known(self) -> bool:
         """Whether there are enough observations for predictions."""
-        return self._prefill.recent.w >= 64 and self._decode.recent.w >= 4
+        return self._prefill.recent.w >= 64 and self._decode.recent.w >= _MIN_OBSERVED
 
     def overhead_s(self, num_cells: int) -> float:
         """Expected seconds for creating a context, all of whose cells are written."""
@@ -173,6 +239,32 @@ class Speed:
     def decode_s(self, num_tokens: int, depth: int) -> float:
         """Expected seconds to write `num_tokens` after `depth` tokens of prompt and answer."""
         return self._decode.of(num_tokens, depth)
+
+    @property
+    def learns(self) -> bool:
+        """Whether observations have an effect. They have none on a constant speed."""
+        return self._learns
+
+    def draft_s(self, num_tokens: int, depth: int) -> float:
+        """Expected seconds for a token with a draft of `num_tokens`, after `depth` tokens of prompt and answer."""
+        return self._drafts[num_tokens].of(1, depth)
+
+    def draft_size(self, num_right: int, depth: int, most: int) -> int:
+        """The number of tokens to draft, at most `most`, after `num_right` right guesses in a row: the one expected to be fastest.
+
+        0 if the gain is expected to be below MIN_DRAFT_GAIN. The first drafts of each size are tried to learn their cost.
+        """
+        token_s = self.decode_s(1, depth)
+        sizes = [size for size in self._drafts if size <= most]
+        if not (self._learns and sizes and self._decode.recent.w >= _MIN_OBSERVED):
+            return 0
+        for size in sizes:
+            if self._drafts[size].recent.w < _MIN_DRAFTS - 0.5 or self.draft_s(size, depth) <= 0.0:  # earlier ones count slightly less
+                return size
+        gains = {size: (1.0 + self._guesses.expected(num_right, size)) * token_s / self.draft_s(size, depth) for size in sizes}
+        best = max(gains, key=gains.__getitem__)
+        self._num_declined = 0 if gains[best] >= MIN_DRAFT_GAIN else (self._num_declined + 1) % _TRY_AGAIN
+        return 0 if self._num_declined else best
 
     def depth_of(self, factor: float) -> float:
         """Number of preceding tokens that slow down decoding by `factor`; infinity if depth has no effect."""
@@ -203,19 +295,21 @@ class Speed:
         return 1.0 / cost if cost > 0.0 else 0.0
 
     def to_dict(self) -> dict[str, list[float]]:
-        return {name: cost.to_list() for name, cost in self._costs().items()}
+        return {name: part.to_list() for name, part in self._parts().items()}
 
     def restore(self, record: object) -> None:
-        """Load the result of `to_dict`. Raises ValueError for anything else, without any change."""
+        """Load the result of `to_dict`, of an earlier version too. Raises ValueError for anything else, without any change."""
         if not isinstance(record, dict):
             raise ValueError("an object is needed")  # noqa: TRY004  # damaged data, not a wrong call
         spare = Speed()
-        for costs in (spare._costs(), self._costs()):
-            for name, cost in costs.items():
-                cost.restore(record.get(name))
+        for parts in (spare._parts(), self._parts()):
+            for name, part in parts.items():
+                if name in record or name in _ALWAYS_STORED:
+                    part.restore(record.get(name))
 
-    def _costs(self) -> dict[str, Cost]:
-        return {"prefill": self._prefill, "decode": self._decode, "context": self._context}
+    def _parts(self) -> dict[str, Cost | Guesses]:
+        drafts = {f"draft{size}": cost for size, cost in self._drafts.items()}
+        return {"prefill": self._prefill, "decode": self._decode, "context": self._context, **drafts, "guesses": self._guesses}
 
 
 class SpeedFile:
