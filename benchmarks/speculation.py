@@ -3,6 +3,9 @@
 The model answers questions about the handbook. For each answer it is then computed, without the model, what a draft from the prompt would
 have guessed: the tokens that follow the last occurrence of the newest N tokens. How long a batch of several tokens takes, compared with one
 token, is measured. Both together give the speed that the answers would have had.
+
+With --real, each question is answered twice instead, without drafts and as localrag decides, in turns. A prompt is evaluated once, so the
+second answer begins at once. Only the seconds after the first token count.
 """
 
 from __future__ import annotations
@@ -11,12 +14,13 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import shared
-from localrag import Question, Session
+from localrag import Answer, Question, Session
 from localrag.engine.llama import LlamaContext, LlamaModel, LlamaTokenizer
 from localrag.engine.threads import num_cores
 from localrag.kb import KnowledgeBase
@@ -57,7 +61,11 @@ def main() -> None:
     parser.add_argument("--model", help="a model of models.toml or a .gguf file (default: the default model)")
     parser.add_argument("--questions", type=int, default=40, help="number of questions, evenly spaced (default 40)")
     parser.add_argument("--max-tokens", type=int, default=96, help="tokens of an answer (default 96)")
+    parser.add_argument("--real", action="store_true", help="measure the speed of answers with drafts and without")
     given = parser.parse_args()
+    if given.real:
+        compare(given.model, given.questions, given.max_tokens)
+        return
     path, answers = write(given.model, given.questions, given.max_tokens)
     costs = step_costs(path, [1 + most for most in range(max(DRAFTS) + 1)])
     rows: list[dict[str, object]] = []
@@ -83,18 +91,63 @@ def main() -> None:
 
 def write(model: str | None, num_questions: int, max_tokens: int) -> tuple[Path, list[Written]]:
     """Answer questions about the handbook, greedily. Returns the model's file, and the tokens."""
+    with open_handbook(model) as session:
+        tokenizer, answers = session.engine.tokenizer, []
+        session.engine.draft_tokens = 0
+        for question in questions(num_questions):
+            answer = session.ask(Question.of(question, max_tokens=max_tokens, unanswerable="answer"))
+            answers.append(Written(list(answer.prompt.token_ids), tokenizer.encode(answer.text)))
+        return session.engine.info.path.resolve(), answers
+
+
+def questions(most: int) -> list[str]:
+    """Questions that the handbook answers, evenly spaced."""
     rows = [json.loads(line) for line in QUESTIONS.read_text(encoding="utf-8").splitlines()]
-    questions = [row["question"] for row in rows if row.get("answers")]
-    questions = questions[:: max(1, len(questions) // num_questions)][:num_questions]
+    answered = [row["question"] for row in rows if row.get("answers")]
+    return answered[:: max(1, len(answered) // most)][:most]
+
+
+@contextmanager
+def open_handbook(model: str | None) -> Iterator[Session]:
+    """A session on the handbook, in a home that knows nothing of this machine."""
     with shared.fresh_home() as settings:
         with KnowledgeBase.open(settings.kb_dir, "handbook", create=True) as kb:
             kb.ingest([shared.ROOT / "examples" / "handbook"], open_embedder(settings))
         with Session.open(model=model, kbs=["handbook"], keep=False, settings=settings) as session:
-            tokenizer, answers = session.engine.tokenizer, []
-            for question in questions:
-                answer = session.ask(Question.of(question, max_tokens=max_tokens, unanswerable="answer"))
-                answers.append(Written(list(answer.prompt.token_ids), tokenizer.encode(answer.text)))
-            return session.engine.info.path.resolve(), answers
+            yield session
+
+
+def compare(model: str | None, num_questions: int, max_tokens: int) -> None:
+    """Answer each question without drafts and with them. What drafts cost is learned on the way, as it is by anyone's first answers."""
+    choices: dict[str, int | None] = {"without drafts": 0, "as localrag decides": None}
+    with open_handbook(model) as session:
+        answers: dict[str, list[Answer]] = {name: [] for name in choices}
+        for number, question in enumerate(questions(num_questions)):
+            for name in (list, reversed)[number % 2](choices):
+                session.engine.draft_tokens = choices[name]
+                answers[name].append(session.ask(Question.of(question, max_tokens=max_tokens, unanswerable="answer")))
+    plain = answers["without drafts"]
+    rows: list[dict[str, object]] = []
+    for name, given in answers.items():
+        speeds = [_tokens_per_s(each) for each in given]
+        drafted, accepted = (sum(getattr(each, f"{kind}_tokens") for each in given) for kind in ("drafted", "accepted"))
+        rows.append(
+            {
+                "decoding": name,
+                "tokens": sum(each.completion_tokens for each in given),
+                "drafted": drafted,
+                "accepted_%": 100 * accepted / drafted if drafted else None,
+                "median tokens/s": statistics.median(speeds),
+                "tokens/s of all": sum(each.completion_tokens - 1 for each in given) / sum(each.timings.decode_s for each in given),
+                "median gain": statistics.median(speed / _tokens_per_s(other) for speed, other in zip(speeds, plain, strict=True)),
+                "same text": sum(each.text == other.text for each, other in zip(given, plain, strict=True)),
+            }
+        )
+    shared.report_table("speculation-real", rows, answers=len(plain), learned=session.engine.speed.to_dict())
+
+
+def _tokens_per_s(answer: Answer) -> float:
+    return answer.timings.tokens_per_s(answer.completion_tokens) or 0.0
 
 
 def look_up(written: Written, ngram: int, most: int) -> Lookup:

@@ -181,6 +181,10 @@ class Answer:
     """Sentences copied from the evidence; None if the answer could not quote."""
     copied_tokens: int = 0
     """How many of the completion tokens were copied from sources, not written."""
+    drafted_tokens: int = 0
+    """Number of tokens that were guessed from the prompt and evaluated. Wrong ones are not in the answer, and in no other count."""
+    accepted_tokens: int = 0
+    """How many of the completion tokens are guesses that were right."""
 
     @property
     def hits(self) -> tuple[Hit, ...]:
@@ -234,6 +238,7 @@ class Answer:
         bypass = None if self.bypass is Bypass.NO_KNOWLEDGE_BASE else self.bypass  # no sources were requested
         thoughts = {"reasoning_tokens": self.reasoning_tokens} if self.reasoning_tokens else {}
         copied = {} if self.quotes is None else {"copied_tokens": self.copied_tokens}
+        drafts = {"drafted_tokens": self.drafted_tokens, "accepted_tokens": self.accepted_tokens} if self.drafted_tokens else {}
         return {
             "answer": self.text,
             **({"reasoning": self.reasoning} if self.reasoning else {}),
@@ -247,6 +252,7 @@ class Answer:
                 "cached_tokens": self.cached_tokens,
                 **thoughts,
                 **copied,
+                **drafts,
             },
             "ledger": self.ledger.to_dict(),
             "evidence": supplied(self.prompt),

@@ -463,6 +463,8 @@ class Session:
             citations=tuple(_cited(composed, completion)),
             quotes=None if composed.quotable is None else composed.quotable.quotes(completion.text, completion.copied),
             copied_tokens=completion.copied_tokens,
+            drafted_tokens=completion.drafted_tokens,
+            accepted_tokens=completion.accepted_tokens,
             chunks_in_kb=prepared.num_chunks,
             timings=timings,
             memory=self.engine.memory_plan,
