@@ -130,18 +130,18 @@ def compare(model: str | None, num_questions: int, max_tokens: int) -> None:
     plain = answers["without drafts"]
     rows: list[dict[str, object]] = []
     for name, given in answers.items():
+        speeds = [_tokens_per_s(each) for each in given]
         drafted, accepted = (sum(getattr(each, f"{kind}_tokens") for each in given) for kind in ("drafted", "accepted"))
+        decode_s = sum(each.timings.decode_s for each in given)
         rows.append(
             {
                 "decoding": name,
                 "tokens": sum(each.completion_tokens for each in given),
                 "drafted": drafted,
                 "accepted_%": 100 * accepted / drafted if drafted else None,
-                "median tokens/s": statistics.median(map(_tokens_per_s, given)),
-                "tokens/s of all": sum(each.completion_tokens - 1 for each in given) / sum(each.timings.decode_s for each in given),
-                "median gain": statistics.median(
-                    _tokens_per_s(ours) / _tokens_per_s(other) for ours, other in zip(given, plain, strict=True)
-                ),
+                "median tokens/s": statistics.median(speeds),
+                "tokens/s of all": sum(each.completion_tokens - 1 for each in given) / decode_s,
+                "median gain": statistics.median(speed / _tokens_per_s(other) for speed, other in zip(speeds, plain, strict=True)),
                 "same text": sum(each.text == other.text for each, other in zip(given, plain, strict=True)),
             }
         )

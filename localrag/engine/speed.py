@@ -246,8 +246,10 @@ class Speed:
         return self._learns
 
     def draft_s(self, num_tokens: int, depth: int) -> float:
-        """Expected seconds for a token with a draft of `num_tokens`, after `depth` tokens of prompt and answer."""
-        return self._drafts[num_tokens].of(1, depth)
+        """Expected seconds for a token with a draft of `num_tokens`, after `depth` tokens of prompt and answer. Unknown costs are those of
+        so many single tokens.
+        """
+        return self._drafts[num_tokens].of(1, depth) or (1 + num_tokens) * self.decode_s(1, depth)
 
     def draft_size(self, num_right: int, depth: int, most: int) -> int:
         """The number of tokens to draft, at most `most`, after `num_right` right guesses in a row: the one expected to be fastest.
@@ -259,7 +261,7 @@ class Speed:
         if not (self._learns and sizes and self._decode.recent.w >= _MIN_OBSERVED):
             return 0
         for size in sizes:
-            if self._drafts[size].recent.w < _MIN_DRAFTS - 0.5 or self.draft_s(size, depth) <= 0.0:  # earlier ones count slightly less
+            if self._drafts[size].recent.w < _MIN_DRAFTS - 0.5:  # earlier ones count slightly less
                 return size
         gains = {size: (1.0 + self._guesses.expected(num_right, size)) * token_s / self.draft_s(size, depth) for size in sizes}
         best = max(gains, key=gains.__getitem__)
