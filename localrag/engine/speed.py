@@ -258,7 +258,7 @@ class Speed:
         """
         token_s = self.decode_s(1, depth)
         sizes = [size for size in self._drafts if size <= most]
-        if not (self._learns and sizes and self._decode.recent.w >= _MIN_OBSERVED):
+        if not (self._learns and sizes and token_s > 0.0 and self._decode.recent.w >= _MIN_OBSERVED):
             return 0
         for size in sizes:
             if self._drafts[size].recent.w < _MIN_DRAFTS - 0.5:  # earlier ones count slightly less
