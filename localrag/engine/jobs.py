@@ -268,8 +268,8 @@ class Sequence:
 class Policy:
     """How an engine runs prompts: how many share the KV cache, in what order, and what stays cached.
 
-    With one sequence, a prompt resumes at a breakpoint shared with the previous prompt, so the same seed gives the same text. With several,
-    a prompt resumes at the exact token where it diverges from cached text, so near-ties may be decided differently.
+    With one sequence, a prompt resumes at a breakpoint shared with the previous prompt, so it is evaluated in the same batches each time.
+    With several, a prompt resumes at the exact token where it diverges from cached text, so near-ties may be decided differently.
     """
 
     num_sequences: int = 1
