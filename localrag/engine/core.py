@@ -113,8 +113,8 @@ class EngineCore:
         context for repeatable answers.
 
         A context for one sequence resumes at a breakpoint shared by two prompts, so a prompt is evaluated in the same batches each time
-        (ExclusiveCells). A context for several resumes at the end of the longest common prefix (SharedCells). A larger context of the same kind takes over the
-        cached text of the smaller one.
+        (ExclusiveCells). A context for several resumes at the end of the longest common prefix (SharedCells). A larger context of the same
+        kind takes over the cached text of the smaller one.
         """
         if not self.can_generate:
             raise EngineError(
