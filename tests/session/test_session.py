@@ -98,7 +98,10 @@ def test_labels_name_the_knowledge_base_where_there_are_several(knowledge_bases)
 
 
 def test_the_only_match_among_other_subjects_counts_less_than_a_better_one(tmp_path):
-    texts = {"pets": "Stockings of nylon are dried before they are worn; hamsters chew them.", "printing": "Nylon is dried at 80 °C before printing."}
+    texts = {
+        "pets": "Stockings of nylon are dried before they are worn; hamsters chew them.",
+        "printing": "Nylon is dried at 80 °C before printing.",
+    }
     opened = []
     for name, text in texts.items():
         (tmp_path / f"{name}.md").write_text(text)
@@ -404,6 +407,6 @@ def test_ctrl_c_at_the_last_piece_loses_nothing():
                 if len(heard) == at:
                     raise KeyboardInterrupt
 
-            answer = session.ask(question, on_text=hear)
+            answer = session.ask(question, on_text=hear, keep_partial=True)
             assert whole.startswith(answer.text)
             assert answer.text.startswith("".join(pieces[:at])[:-1])
