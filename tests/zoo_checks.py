@@ -27,6 +27,7 @@ from localrag.engine.llama_lib import keep_log, library
 from localrag.engine.memory import Situation, plan
 from localrag.engine.prefix_disk_cache import PrefixDiskCache, PrefixStore
 from localrag.engine.prefix_file import Identity
+from localrag.errors import counted
 from localrag.prompt.compose import MIN_APART_TOKENS
 from localrag.question import Question
 from localrag.session import Session
@@ -185,7 +186,7 @@ def prefix_in_memory(engine: Engine, *, num_cuts: int = NUM_CUTS) -> str:
             is_same = taken.completion_ids == fresh.completion_ids
             assert is_same or num_sequences > 1, breakpoints
             num_ties += not is_same
-    ties = f", {num_ties} near ties" if num_ties else ""
+    ties = f", {counted(num_ties, 'near tie')}" if num_ties else ""
     return f"{2 * num_cuts} of {2 * num_cuts}{ties}" + (", at breakpoints" if engine.context.runner.is_recurrent else "")
 
 
