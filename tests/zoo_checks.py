@@ -187,7 +187,7 @@ def prefix_in_memory(engine: Engine, *, num_cuts: int = NUM_CUTS) -> str:
             assert is_same or num_sequences > 1, breakpoints
             num_ties += not is_same
     ties = f", {counted(num_ties, 'near tie')}" if num_ties else ""
-    return f"{2 * num_cuts} of {2 * num_cuts}{ties}" + (", at breakpoints" if engine.context.runner.is_recurrent else "")
+    return f"{2 * num_cuts - num_ties} of {2 * num_cuts}{ties}" + (", at breakpoints" if engine.context.runner.is_recurrent else "")
 
 
 def prefix_on_disk(engine: Engine, folder: Path, *, num_cuts: int = NUM_CUTS) -> str:
