@@ -52,7 +52,7 @@ def row(arch: str, folder: Path) -> dict[str, object]:
             "loads": zoo_checks.loads(path, folder),
             "exact": zoo_checks.is_exact(engine),
             "prefix in memory": zoo_checks.prefix_in_memory(engine),
-            "prefix on disk": zoo_checks.prefix_on_disk(engine, folder / "prefixes"),
+            "prefix on disk": zoo_checks.prefix_on_disk(engine, folder / f"{arch}-prefixes"),
             "batch": zoo_checks.batches(engine),
             "memory predicted": zoo_checks.memory_is_predicted(path),
         }

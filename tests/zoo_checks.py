@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -27,6 +28,7 @@ from localrag.engine.llama_lib import keep_log, library
 from localrag.engine.memory import Situation, plan
 from localrag.engine.prefix_disk_cache import PrefixDiskCache, PrefixStore
 from localrag.engine.prefix_file import Identity
+from localrag.errors import counted
 from localrag.prompt.compose import MIN_APART_TOKENS
 from localrag.question import Question
 from localrag.session import Session
@@ -185,8 +187,8 @@ def prefix_in_memory(engine: Engine, *, num_cuts: int = NUM_CUTS) -> str:
             is_same = taken.completion_ids == fresh.completion_ids
             assert is_same or num_sequences > 1, breakpoints
             num_ties += not is_same
-    ties = f", {num_ties} near ties" if num_ties else ""
-    return f"{2 * num_cuts} of {2 * num_cuts}{ties}" + (", at breakpoints" if engine.context.runner.is_recurrent else "")
+    ties = f", {counted(num_ties, 'near tie')}" if num_ties else ""
+    return f"{2 * num_cuts - num_ties} of {2 * num_cuts}{ties}" + (", at breakpoints" if engine.context.runner.is_recurrent else "")
 
 
 def prefix_on_disk(engine: Engine, folder: Path, *, num_cuts: int = NUM_CUTS) -> str:
@@ -269,12 +271,38 @@ def cancellation(engine: Engine) -> str:
         for _ in range(num_steps):
             engine.step()
         engine.cancel(sequences[1])
-        engine.context.runner.cancel()  # in the midst of a batch
-        finish(engine)
+        with aborted_batches(engine):
+            finish(engine)
         assert [each.finish_reason for each in sequences] == ["length", "cancelled", "length"]
         assert all(is_alike(alone[number], sequences[number].completion()) for number in (0, 2))
         assert is_alike(alone[1], engine.generate(prompts[1], GREEDY, breakpoints=(100,)))
+    engine.reserve(1500)
+    for prompt, once in zip(prompts, alone, strict=True):
+        engine.forget()
+        with aborted_batches(engine):
+            done = engine.generate(prompt, GREEDY, breakpoints=(100,))
+        assert is_alike(once, done)
     return "yes"
+
+
+@contextmanager
+def aborted_batches(engine: Engine, most: int = 20) -> Iterator[None]:
+    """Abort batches from another thread, in the midst of them, up to a number. The engine evaluates what they held again."""
+    is_over = threading.Event()
+
+    def abort() -> None:
+        for number in range(most):
+            if is_over.wait(0.0003 * (1 + number % 5)):
+                return
+            engine.context.runner.cancel()
+
+    thread = threading.Thread(target=abort)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def growth(engine: Engine) -> str:

@@ -21,7 +21,7 @@ SHARE_OF_FREE = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SwappedState:
-    """The state after evaluating `token_ids`, with its checkpoints; None for a memory that needs none."""
+    """The state after evaluating `token_ids`. `checkpoints` is None if a restored sequence can be truncated anywhere."""
 
     token_ids: list[int]
     data: bytes
@@ -38,7 +38,10 @@ class SwappedState:
 
 
 def resumable(num_common: int, num_tokens: int, checkpoints: Iterable[int]) -> int:
-    """Number of tokens that a recurrent sequence of `num_tokens` can be truncated to, if a prompt shares `num_common` of them."""
+    """Number of tokens to which a sequence of `num_tokens` can be truncated, if a prompt shares `num_common` of them.
+
+    That is all of them, or the last checkpoint within the shared ones; 0 without one.
+    """
     if num_common >= num_tokens:
         return num_tokens
     return max((position for position in checkpoints if position <= num_common), default=0)
@@ -91,7 +94,7 @@ class HostSwap:
 
 
 class Checkpoints:
-    """Checkpoints of the sequences in a memory that cannot truncate them otherwise, by number of tokens. Other memories need none.
+    """Checkpoints of sequences that cannot be truncated without them, by number of tokens.
 
     Sequences copied from each other share them. All together take at most `max_bytes`; the ones that were used longest ago go first.
     """
@@ -286,7 +289,7 @@ class SharedCells:
                 if self._memory.moves_cells and not self._memory.is_recurrent:
                     self._save_windows(seq_id, len(tokens), max_bytes=len(state))
                 needs_checkpoints = self._memory.moves_cells or self._memory.is_recurrent
-                self._host_swap.put(tokens, state, self._checkpoints.of(seq_id) if needs_checkpoints else None)
+                self._host_swap.put(tokens, state, dict(self._checkpoints.of(seq_id)) if needs_checkpoints else None)
         self.forget(seq_id)
 
     def _save_windows(self, seq_id: int, num_tokens: int, *, max_bytes: int) -> None:

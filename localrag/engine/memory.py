@@ -340,8 +340,10 @@ def _compute_bytes(info: ModelInfo, cells: int, num_sequences: int, *, flash_att
     """Return the bytes of activations for one batch and of the outputs. Reserved pages that are never written do not count.
 
     Feed-forward and attention take turns in one buffer. Plain attention holds the scores of every head over all cells, in 32 bits and
-    again in 16. The mask has 32 bits per entry, or 16 with flash attention; layers with a sliding window have their own mask.
+    again in 16. The mask has 32 bits per entry, or 16 with flash attention; layers with a sliding window have their own mask. A model
+    without attention has neither.
     """
+    cells = cells if info.layer_kv else 0
     mask = cells * (2 if flash_attention else 4) * (2 if info.sliding_window else 1)
     scores = 0 if flash_attention else 6 * cells * info.num_heads
     activations = max(44 * info.embedding_length, 16 * info.embedding_length + scores)
