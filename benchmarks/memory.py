@@ -67,6 +67,7 @@ def measure(path: Path, window: int, *, flash_attention: bool) -> dict[str, int]
         model,
         num_cells=window,
         num_sequences=num_sequences,
+        num_outputs=memory.num_outputs(num_sequences),
         batch_tokens=batch,
         num_threads=num_cores(),
         flash_attention=flash_attention,
@@ -74,7 +75,7 @@ def measure(path: Path, window: int, *, flash_attention: bool) -> dict[str, int]
     ids = [1000 + 7 * i % 5000 for i in range(batch)]
     context.decode([(token, i, 0, i == batch - 1) for i, token in enumerate(ids)])
     fill(context, num_sequences)
-    context.decode([(token, batch + i, 0, i == batch - 1) for i, token in enumerate(ids)])
+    context.decode([(token, batch + i, 0, i >= batch - context.num_outputs) for i, token in enumerate(ids)])
     measured = peak_bytes()
     context.close()
     model.close()
