@@ -57,7 +57,7 @@ class EngineCore:
         self.prefix_cache = prefix_cache
         """Stores prefixes that took long to evaluate on disk; None stores nothing."""
         self.draft_tokens: int | None = None
-        """Tokens to guess at a time (engine/lookup.py): 0 for none; None decides by what was measured of this model on this machine."""
+        """Tokens to guess at a time (see Lookup): 0 for none; None decides by what was measured of this model on this machine."""
         self.context: Context | None = None
         """The context created by `reserve`."""
         self.repeatable: Context | None = None

@@ -17,8 +17,7 @@ from localrag.citation import TAG
 from localrag.engine.backend import Logprobs, PartOf
 from localrag.engine.engine import Engine
 from localrag.engine.grammar import byte_vocabulary, grammar_of
-from localrag.engine.lookup import DRAFT_SIZES
-from localrag.engine.speed import Speed
+from localrag.engine.speed import DRAFT_SIZES, Speed
 from localrag.engine.template_layout import to_json_lines
 from localrag.errors import EngineError
 from localrag.text.thinking import ThinkingForm

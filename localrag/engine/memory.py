@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from localrag.engine.llama_lib import library
-from localrag.engine.lookup import DRAFT_SIZES
+from localrag.engine.speed import DRAFT_SIZES
 from localrag.errors import EngineError, UsageError
 from localrag.types import Bound, ModelInfo, Slot
 

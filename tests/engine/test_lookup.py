@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from localrag.engine.echo import EchoBackend, EchoRunner, EchoTemplate, open_echo
 from localrag.engine.engine import Engine
+from localrag.engine.jobs import NGRAM, Lookup
 from localrag.engine.loading import open_model
-from localrag.engine.lookup import DRAFT_SIZES, NGRAM, Lookup
 from localrag.engine.memory import Situation, num_outputs, plan
-from localrag.engine.speed import Speed
+from localrag.engine.speed import DRAFT_SIZES, Speed
 from localrag.types import SamplingParams
 from tests.reciting import write_reciting
 
