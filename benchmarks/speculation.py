@@ -19,11 +19,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks import shared
 from localrag import Answer, Question, Session
 from localrag.engine.llama import LlamaContext, LlamaModel, LlamaTokenizer
 from localrag.engine.threads import num_cores
+from localrag.grading import is_met
 from localrag.kb import KnowledgeBase
 from localrag.session import open_embedder
 from localrag.types import SamplingParams
@@ -95,16 +97,16 @@ def write(model: str | None, num_questions: int, max_tokens: int) -> tuple[Path,
     with open_handbook(model) as session:
         tokenizer, answers = session.engine.tokenizer, []
         session.engine.draft_tokens = 0
-        for question in questions(num_questions):
-            answer = session.ask(Question.of(question, max_tokens=max_tokens, unanswerable="answer"))
+        for row in questions(num_questions):
+            answer = session.ask(Question.of(row["question"], max_tokens=max_tokens, unanswerable="answer"))
             answers.append(Written(list(answer.prompt.token_ids), tokenizer.encode(answer.text)))
         return session.engine.info.path.resolve(), answers
 
 
-def questions(most: int) -> list[str]:
-    """Questions that the handbook answers, evenly spaced."""
+def questions(most: int) -> list[dict[str, Any]]:
+    """Questions that the handbook answers, with what a right answer says, evenly spaced."""
     rows = [json.loads(line) for line in QUESTIONS.read_text(encoding="utf-8").splitlines()]
-    answered = [row["question"] for row in rows if row.get("answers")]
+    answered = [row for row in rows if row.get("answers")]
     return answered[:: max(1, len(answered) // most)][:most]
 
 
@@ -123,10 +125,11 @@ def compare(model: str | None, num_questions: int, max_tokens: int) -> None:
     choices: dict[str, int | None] = {"without drafts": 0, "as localrag decides": None}
     with open_handbook(model) as session:
         answers: dict[str, list[Answer]] = {name: [] for name in choices}
-        for number, question in enumerate(questions(num_questions)):
+        asked = questions(num_questions)
+        for number, row in enumerate(asked):
             for name in (list, reversed)[number % 2](choices):
                 session.engine.draft_tokens = choices[name]
-                answers[name].append(session.ask(Question.of(question, max_tokens=max_tokens, unanswerable="answer")))
+                answers[name].append(session.ask(Question.of(row["question"], max_tokens=max_tokens, unanswerable="answer")))
     plain = answers["without drafts"]
     rows: list[dict[str, object]] = []
     for name, given in answers.items():
@@ -142,6 +145,7 @@ def compare(model: str | None, num_questions: int, max_tokens: int) -> None:
                 "median tokens/s": statistics.median(speeds),
                 "tokens/s of all": sum(each.completion_tokens - 1 for each in given) / decode_s,
                 "median gain": statistics.median(speed / _tokens_per_s(other) for speed, other in zip(speeds, plain, strict=True)),
+                "right": sum(is_met(row["answers"], each.text) for row, each in zip(asked, given, strict=True)),
                 "same text": sum(each.text == other.text for each, other in zip(given, plain, strict=True)),
             }
         )
