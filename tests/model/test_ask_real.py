@@ -66,7 +66,8 @@ def test_random_asks_keep_every_promise(engine, mixed, embedder, capsys):
         asked += 1
         identities.check(answer.to_dict(), [hit.label for hit in session.retrieve(question, top_k=top_k)])
         decoded = max(1, answer.completion_tokens - 1)  # the last is sampled, not evaluated
-        assert evaluated(engine) == answer.prompt_tokens - answer.cached_tokens + decoded
+        rejected = answer.drafted_tokens - answer.accepted_tokens
+        assert evaluated(engine) == answer.prompt_tokens - answer.cached_tokens + decoded + rejected
         composed = session.prepare(Question.of(question, system=system, top_k=top_k, max_tokens=sampling.max_tokens)).prompt
         errors.append((sum(len(part.part.text) for part in composed.parts) / 4 - answer.prompt_tokens) / answer.prompt_tokens)
     with capsys.disabled():
