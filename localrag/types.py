@@ -15,13 +15,67 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool in an answer. Name, arguments and id are untrusted, like any content.
+
+    `arguments` is the JSON text of an object; a mapping is stored as such text. Text that is not a JSON object, such as a call that was cut
+    off, is kept as it is. `id` is what the call's result refers to; without one, results belong to calls in order. Raises UsageError for
+    a mapping that is not JSON.
+    """
+
+    name: str
+    arguments: str | Mapping[str, Any] = "{}"
+    id: str = ""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.arguments, str):
+            return
+        try:
+            text = json.dumps(dict(self.arguments), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UsageError(f"The arguments of the call of {self.name[:80]!r} are not JSON: {str(error)[:200]}.") from None
+        object.__setattr__(self, "arguments", text)
+
+    @property
+    def parsed(self) -> dict[str, Any] | None:
+        """The arguments, or None if their text is not a JSON object."""
+        try:
+            value = json.loads(self.arguments, parse_constant=_refuse_constant) if isinstance(self.arguments, str) else None
+        except (ValueError, RecursionError):
+            return None
+        return value if isinstance(value, dict) else None
+
+    @property
+    def text(self) -> str:
+        """The call as one line of JSON: how it is written where a model has no form of its own for calls."""
+        parsed = self.parsed
+        arguments = self.arguments if parsed is None else parsed
+        return json.dumps({"name": self.name, "arguments": arguments}, ensure_ascii=False, separators=(",", ":"))
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a conversation. `content` is plain text: nothing in it is read as markup."""
+    """One message of a conversation. `content` is plain text: nothing in it is read as markup.
+
+    `tool_calls` are the calls that an assistant message makes, after its content. A tool message is the result of the call with the id
+    `tool_call_id`.
+    """
 
     role: Role
     content: str
     sent: str = ""
     """The text that was sent for this message, if it was more than its content: it came with sources. It is sent again in the same form."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+
+    @property
+    def text(self) -> str:
+        """The content, and the calls as one line of JSON each."""
+        return "\n".join([*([self.content] if self.content or not self.tool_calls else []), *(call.text for call in self.tool_calls)])
 
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")

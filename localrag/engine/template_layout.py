@@ -57,6 +57,8 @@ _FIRST, _REST, _END = 0x20000, 0x25000, 0x25100
 _PLACEHOLDER = re.compile(f"([{chr(_FIRST)}-{chr(_REST - 1)}][{chr(_REST)}-{chr(_END - 1)}]*)")
 _LETTER = re.compile(f"[{chr(_FIRST)}-{chr(_END - 1)}]+")
 _MARK = re.compile("\ue000([0-9]+)\ue001")
+_ASCII = re.compile(r"(?:\\ud8[4-5][0-9a-f]\\ud[c-f][0-9a-f]{2})+")
+"""Placeholders in a JSON string that has only ASCII."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +75,11 @@ class Disguise:
             if isinstance(part, int):
                 pieces.append(part)
                 continue
-            for index, piece in enumerate(_PLACEHOLDER.split(part)):
+            is_ascii = _ASCII.search(part) is not None
+            text = _ASCII.sub(lambda escaped: json.loads(f'"{escaped[0]}"'), part) if is_ascii else part
+            for index, piece in enumerate(_PLACEHOLDER.split(text)):
                 if index % 2 == 1 and piece in self.texts:
-                    pieces.append(ToolText(self.texts[piece]))
+                    pieces.append(ToolText(self.texts[piece], is_ascii=is_ascii))
                 elif _LETTER.search(piece):
                     return Refusal("alters or splits the texts of tools", lost=True, altered=True)
                 elif piece:
@@ -217,31 +221,53 @@ def _too_deep(name: str) -> UsageError:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A message for the template: its role, and the indices of the messages whose contents it joins with a blank line."""
+    """A message for the template: its role, and the indices of the messages whose contents it joins with a blank line.
+
+    `call` is the index of the message whose tool calls it has, or whose result it is, in the form that templates expect.
+    """
 
     role: str
     messages: tuple[int, ...]
+    call: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ToolText:
-    """The position of a tool's text in the prompt, with its index in ToolForm.texts."""
+    """The position of a tool's text in the prompt, with its index in ToolForm.texts. `is_ascii`: the template escapes other letters."""
 
     index: int
+    is_ascii: bool = False
 
 
-Part = str | int | ToolText | Segment
-"""Fixed text, the index of a message whose content goes here, a text of a tool, or fixed text that belongs to the tools."""
+@dataclass(frozen=True, slots=True)
+class CallText:
+    """The position of a text of a tool call, or of a result: its index in CallForm.texts, and the name of its escape."""
+
+    index: int
+    escape: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CallId:
+    """The position of a call's id: its index in CallForm.ids."""
+
+    index: int
+    is_short: bool = False
+
+
+Part = str | int | ToolText | CallText | CallId | Segment
+"""Fixed text, the index of a message whose content goes here, a text of a tool or of a call, or fixed text that belongs to the tools."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A rendered conversation: its parts in order, and how its roles and tools were adapted."""
+    """A rendered conversation: its parts in order, and how its roles, tools and calls were adapted."""
 
     parts: tuple[Part, ...]
     turns: tuple[Turn, ...]
     adaptation: str | None
     tools_adaptation: str | None = None
+    calls_adaptation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,10 +297,10 @@ def adapt(turns: Sequence[Turn], as_user: frozenset[str], *, join: bool) -> tupl
     adapted: list[Turn] = []
     for turn in turns:
         role = "user" if turn.role in as_user else turn.role
-        if join and adapted and adapted[-1].role == role:
+        if join and adapted and adapted[-1].role == role and turn.call is None and adapted[-1].call is None:
             adapted[-1] = Turn(role, (*adapted[-1].messages, *turn.messages))
         else:
-            adapted.append(Turn(role, turn.messages))
+            adapted.append(Turn(role, turn.messages, turn.call))
     return tuple(adapted)
 
 
@@ -306,6 +332,8 @@ def split(text: str, nonce: str, turns: Sequence[Turn]) -> tuple[str | int, ...]
     if altered or not counts.keys() <= {index for turn in turns for index in turn.messages}:
         return Refusal("alters or splits the content of messages", lost=True, altered=True)
     for turn in turns:
+        if not turn.messages:
+            continue
         least, most = min(counts[index] for index in turn.messages), max(counts[index] for index in turn.messages)
         if (least, most) != (1, 1):
             return Refusal(f"{'drops' if least == 0 else 'repeats'} the content of the {turn.role} message", lost=True)
@@ -332,11 +360,11 @@ def mark_tools(parts: Sequence[Part], bare: Sequence[Part]) -> tuple[Part, ...]:
     return tuple(marked)
 
 
-def _between_messages(parts: Sequence[Part]) -> list[tuple[tuple[int, ...], list[Part]]]:
-    """Return the parts before the first message, then each message with the parts after it."""
-    gaps: list[tuple[tuple[int, ...], list[Part]]] = [((), [])]
+def _between_messages(parts: Sequence[Part]) -> list[tuple[tuple[Part, ...], list[Part]]]:
+    """Return the parts before the first message, then each message, or text of a call, with the parts after it."""
+    gaps: list[tuple[tuple[Part, ...], list[Part]]] = [((), [])]
     for part in parts:
-        if isinstance(part, int):
+        if isinstance(part, (int, CallText, CallId)):
             gaps.append(((part,), []))
         else:
             gaps[-1][1].append(part)

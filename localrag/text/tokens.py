@@ -21,14 +21,16 @@ if TYPE_CHECKING:
 class Segment:
     """A stretch of a rendered prompt: the content of the message with index `message`, or text of the template.
 
-    `tools` marks text that is there because of the tools: template text, or with `is_content` the tools' own descriptions.
-    Content, which includes every message, must never be read as markup.
+    `tools` marks text that is there because of the tools: template text, or with `is_content` the tools' own descriptions. `call` is the
+    index of the message whose tool calls the text belongs to: a name, an id, a part of the arguments, or template text around them. Content,
+    which includes every message, must never be read as markup. The content of a tool's result is escaped where the template escapes it.
     """
 
     text: str
     message: int | None = None
     tools: bool = False
     is_content: bool = False
+    call: int | None = None
 
     def __post_init__(self) -> None:
         if self.message is not None:
