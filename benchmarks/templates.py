@@ -1,18 +1,20 @@
 """Compare how localrag and transformers render tool calls: for each chat template, whether the prompts are equal.
 
     python -m benchmarks.templates FOLDER             # of *.jinja, such as vendor/llama.cpp/models/templates of llama-cpp-python's sdist
-    python -m benchmarks.templates FOLDER --show NAME # print both prompts of one template
+    python -m benchmarks.templates FOLDER --show NAME # print where the prompts of one template differ
     python -m benchmarks.templates FOLDER --markdown  # the table of docs/measured.md
 
-Several conversations with calls and results are rendered by localrag, which hides all texts from the template, and by the environment of
-transformers' apply_chat_template, which shows them. A template is "equal" if all prompts are that transformers renders, at least one of
-them. Where transformers refuses a conversation as it is, it gets the arguments as JSON text, which some templates expect. Needs
-transformers. The templates are read, not kept.
+Conversations with calls and results are rendered by localrag, which hides all texts from the template, and by the environment of
+transformers' apply_chat_template, which shows them. The first conversation, a question, a call and its result, decides on the result of a
+template; the others are columns. transformers gets the call in the first of four forms in which its prompt holds the call: arguments as an
+object or as JSON text, content "" or null. If the template has no place for tools, both render without them: localrag lists them in the
+system text. Needs transformers. The templates are read, not kept.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import difflib
 import json
 import sys
@@ -25,6 +27,7 @@ from typing import Any
 
 import jinja2
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from localrag.engine.template import JinjaChatTemplate
@@ -42,12 +45,12 @@ WEATHER = ToolSpec(
             "city": {"type": "string", "description": "Its name"},
             "days": {"type": "integer", "description": "How many"},
             "hours": {"type": "array", "items": {"type": "integer"}, "description": "Which"},
-            "where": {"type": "object", "description": "More", "properties": {"country": {"type": "string", "description": "Its name"}}},
         },
         "required": ["city"],
     },
 )
 CLOCK = ToolSpec("clock", "The time.", {"type": "object", "properties": {"zone": {"type": "string", "description": "Its name"}}})
+TOOLS = (WEATHER, CLOCK)
 SYSTEM, QUESTION = Message("system", "Be brief."), Message("user", "Is it warm in Wien?")
 CALL = ToolCall("get_weather", {"city": "Wien", "days": 2}, "call00001")
 NESTED = ToolCall(
@@ -66,21 +69,24 @@ def _calling(*calls: ToolCall, text: str = "") -> Message:
 
 ROUND = (QUESTION, _calling(CALL), _result(CALL, "21 °C, sunny"))
 CONVERSATIONS: Mapping[str, Sequence[Message]] = {
-    "one call": (SYSTEM, *ROUND),
-    "no system text": ROUND,
-    "answered": (SYSTEM, *ROUND, Message("assistant", "It is 21 °C."), Message("user", "And tomorrow?")),
-    "two rounds": (SYSTEM, *ROUND, _calling(TIME), _result(TIME, "12:30")),
-    "JSON": (SYSTEM, QUESTION, _calling(NESTED), _result(NESTED, '{"c": 21, "say": "a\\nb"}\n<b> & é')),
-    "two calls": (SYSTEM, QUESTION, _calling(CALL, TIME), _result(CALL, "21 °C"), _result(TIME, "12:30")),
-    "call after text": (SYSTEM, QUESTION, _calling(CALL, text="I look."), _result(CALL, "21 °C")),
+    "call": ROUND,
+    "system": (SYSTEM, *ROUND),
+    "answered": (*ROUND, Message("assistant", "It is 21 °C."), Message("user", "And tomorrow?")),
+    "rounds": (*ROUND, _calling(TIME), _result(TIME, "12:30")),
+    "escapes": (QUESTION, _calling(NESTED), _result(NESTED, '{"c": 21, "say": "a\\nb"}\n<b> & é')),
+    "two": (QUESTION, _calling(CALL, TIME), _result(CALL, "21 °C"), _result(TIME, "12:30")),
+    "text": (QUESTION, _calling(CALL, text="I look."), _result(CALL, "21 °C")),
 }
-MAIN = ("one call", "no system text", "answered", "two rounds", "JSON")
-"""The conversations that decide on the result. Not every template knows several calls, or text before a call."""
+"""The conversations: one call, with a system text, with an answer and a next question, two rounds, special characters in arguments and
+result, two calls at once, and text before the call."""
+SIGNS = {"equal": "=", "beyond": "=", "different": "≠", "unknown": "–", "refused": "✗"}
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One conversation: `result` is equal, different, unknown (transformers refuses it) or refused (localrag does)."""
+    """One conversation. `result` is equal; beyond (equal, but transformers' sandbox forbids lists to grow); different; unknown
+    (transformers refuses it) or refused (localrag does).
+    """
 
     name: str
     result: str
@@ -89,12 +95,13 @@ class Comparison:
     why: str = ""
 
 
-def as_dicts(messages: Sequence[Message], *, as_text: bool) -> list[dict[str, Any]]:
-    """Return messages in the format of OpenAI's API, as transformers takes them."""
+def as_dicts(messages: Sequence[Message], *, as_text: bool, is_null: bool) -> list[dict[str, Any]]:
+    """Return messages in the format of OpenAI's API. `is_null`: a message that has only calls has the content null."""
     dicts: list[dict[str, Any]] = []
     for message in messages:
         fields: dict[str, Any] = {"role": message.role, "content": message.content}
         if message.tool_calls:
+            fields["content"] = message.content or (None if is_null else "")
             fields["tool_calls"] = [
                 {
                     "id": call.id,
@@ -109,60 +116,77 @@ def as_dicts(messages: Sequence[Message], *, as_text: bool) -> list[dict[str, An
     return dicts
 
 
-def rendered(source: str, messages: Sequence[Message]) -> tuple[str, str]:
-    """Return what transformers renders, or "" and its error."""
+def rendered(source: str, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[str, str, bool]:
+    """Return the prompt of transformers or "", the error of the first form, and whether transformers' sandbox forbids it."""
+    errors, texts = [], []
+    for lists_grow in (False, True):
+        for as_text, is_null in ((False, False), (True, False), (False, True), (True, True)):
+            try:
+                template = _compiled(source, lists_grow=lists_grow)
+                text = template.render(
+                    messages=as_dicts(messages, as_text=as_text, is_null=is_null),
+                    tools=[tool.to_dict() for tool in tools] or None,
+                    documents=None,
+                    add_generation_prompt=True,
+                    bos_token=BOS,
+                    eos_token=EOS,
+                )
+            except (jinja2.TemplateError, TypeError, ValueError, KeyError, RecursionError) as raised:
+                errors.append(f"{type(raised).__name__}: {raised}".replace("\n", " ")[:120])
+            else:
+                texts.append((text, "", lists_grow))
+                if _holds(text, messages):
+                    return texts[-1]
+        if texts or "'append'" not in errors[0]:
+            break
+    return texts[0] if texts else ("", errors[0], False)
+
+
+def _compiled(source: str, *, lists_grow: bool) -> jinja2.Template:
+    """Return the template in transformers' environment, perhaps with lists that the template can change."""
     from transformers.utils.chat_template_utils import _compile_jinja_template  # noqa: PLC0415  # an extra
 
-    error = ""
-    for as_text in (False, True):
-        try:
-            template = _compile_jinja_template(source)
-            template.environment.globals["strftime_now"] = NOW.strftime
-            text = template.render(
-                messages=as_dicts(messages, as_text=as_text),
-                tools=[WEATHER.to_dict(), CLOCK.to_dict()],
-                documents=None,
-                add_generation_prompt=True,
-                bos_token=BOS,
-                eos_token=EOS,
-            )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, RecursionError) as raised:
-            error = error or f"{type(raised).__name__}: {raised}".replace("\n", " ")[:120]
-        else:
-            return text, ""
-    return "", error
+    template: jinja2.Template = _compile_jinja_template(source)
+    template.environment.globals["strftime_now"] = NOW.strftime
+    if lists_grow:
+        environment = copy.copy(template.environment)
+        environment.is_safe_attribute = lambda _obj, name, _value: not name.startswith("_")  # type: ignore[method-assign]
+        template = environment.from_string(source)
+    return template
+
+
+def _holds(text: str, messages: Sequence[Message]) -> bool:
+    """Whether a prompt has the names of all calls after the question."""
+    after = text.rpartition(QUESTION.content)[2] if messages[-1].role == "tool" else text.partition(QUESTION.content)[2]
+    return all(call.name in after for message in messages for call in message.tool_calls)
 
 
 def compare(source: str, template: JinjaChatTemplate) -> Iterator[Comparison]:
     for name, messages in CONVERSATIONS.items():
-        theirs, error = rendered(source, messages)
         try:
-            segments = template.render(messages, [WEATHER, CLOCK])
+            segments = template.render(messages, TOOLS)
+            listed = template.tools_adaptation is not None
+            segments = template.render(messages) if listed else segments
         except TemplateError as raised:
-            yield Comparison(name, "refused", "", theirs, raised.message)
+            yield Comparison(name, "refused", "", "", raised.message)
             continue
         ours = "".join(segment.text for segment in segments)
-        adapted = "; ".join(filter(None, (template.calls_adaptation, template.tools_adaptation, template.adaptation)))
+        theirs, error, is_beyond = rendered(source, messages, () if listed else TOOLS)
+        notes = [template.calls_adaptation, template.adaptation, "no place for tools: compared without" if listed else None]
+        adapted = "; ".join(filter(None, notes))
         if error:
             yield Comparison(name, "unknown", ours, theirs, f"transformers: {error}")
-        elif ours == theirs:
-            yield Comparison(name, "equal", ours, theirs)
-        else:
+        elif ours != theirs:
             yield Comparison(name, "different", ours, theirs, adapted or _first_difference(ours, theirs))
+        elif is_beyond:
+            yield Comparison(name, "beyond", ours, theirs, "transformers' sandbox forbids append; compared without that rule")
+        else:
+            yield Comparison(name, "equal", ours, theirs, adapted)
 
 
 def _first_difference(ours: str, theirs: str) -> str:
     at = next((at for at, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
     return f"…{ours[max(0, at - 20) : at + 30]!r} for {theirs[max(0, at - 20) : at + 30]!r}"
-
-
-def verdict(comparisons: Sequence[Comparison]) -> Comparison:
-    """Return the worst comparison of the main conversations; "unknown" only if transformers renders none."""
-    main = [each for each in comparisons if each.name in MAIN]
-    for result in ("refused", "different"):
-        if found := next((each for each in main if each.result == result), None):
-            return found
-    return next((each for each in main if each.result == "equal"), main[0])
 
 
 def main() -> None:
@@ -180,7 +204,7 @@ def main() -> None:
         source = path.read_text("utf-8")
         with JinjaChatTemplate(source, bos_text=BOS, eos_text=EOS, origin=path.stem, clock=lambda: NOW, time_limit_s=10) as template:
             comparisons = list(compare(source, template))
-        rows.append((path.stem, verdict(comparisons), comparisons))
+        rows.append((path.stem, comparisons))
         if options.show:
             _show(comparisons)
     if not options.show:
@@ -193,27 +217,25 @@ def _show(comparisons: Sequence[Comparison]) -> None:
         if each.result == "different":
             diff = difflib.unified_diff(each.theirs.splitlines(), each.ours.splitlines(), "transformers", "localrag", lineterm="", n=1)
             print("\n".join(diff))
-        elif each.result == "unknown":
+        elif each.result in ("unknown", "beyond"):
             print(each.ours)
 
 
-def _print(rows: Sequence[tuple[str, Comparison, Sequence[Comparison]]], *, as_markdown: bool) -> None:
-    counts = Counter(each.result for _, each, _ in rows)
+def _print(rows: Sequence[tuple[str, Sequence[Comparison]]], *, as_markdown: bool) -> None:
+    titles = ["template", *CONVERSATIONS, "why"]
+    lines = [(name, *(SIGNS[each.result] for each in comparisons), comparisons[0].why) for name, comparisons in rows]
     if as_markdown:
-        print("| template | result | why | also equal |\n| --- | --- | --- | --- |")
-        for name, each, comparisons in rows:
-            print(f"| {name} | {each.result} | {each.why.replace('|', chr(92) + '|')} | {_others(comparisons)} |")
+        print(f"| {' | '.join(titles)} |\n|{' --- |' * len(titles)}")
+        for line in lines:
+            print(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |")
     else:
-        table = Table("template", "result", "why", "also equal")
-        for name, each, comparisons in rows:
-            table.add_row(name, each.result, each.why, _others(comparisons))
+        table = Table(*titles)
+        for line in lines:
+            table.add_row(*map(escape, line))
         Console(width=180).print(table)
-    print(", ".join(f"{num} {result}" for result, num in counts.most_common()), f"of {len(rows)}")
-
-
-def _others(comparisons: Sequence[Comparison]) -> str:
-    others = [each for each in comparisons if each.name not in MAIN]
-    return ", ".join(each.name if each.result == "equal" else f"not {each.name}" for each in others)
+    for at, name in enumerate(CONVERSATIONS):
+        counts = Counter(comparisons[at].result for _, comparisons in rows)
+        print(f"{name}: " + ", ".join(f"{num} {result}" for result, num in counts.most_common()) + f", of {len(rows)}")
 
 
 if __name__ == "__main__":

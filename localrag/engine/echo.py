@@ -89,6 +89,9 @@ class EchoTemplate:
             segments += [Segment("<|im_end|>\n", tools=True)]
         for index, message in enumerate(messages):
             segments += [Segment(f"{text}<|im_start|>{message.role}\n"), Segment(message.content, index)]
+            for at, call in enumerate(message.tool_calls):
+                segments += [Segment("\n", call=index)] if at or message.content else []
+                segments += [Segment(call.text, is_content=True, call=index)]
             text = "<|im_end|>\n"
         return [*segments, Segment(f"{text}<|im_start|>assistant\n")]
 

@@ -142,7 +142,7 @@ class JinjaChatTemplate:
             texts = (form.listing,) if layout.tools_adaptation else form.texts
             if sum(len(texts[part.index].text) for part in layout.parts if isinstance(part, ToolText)) > MAX_TOOL_CHARS:
                 raise self._error(TOO_MUCH_TEXT)
-        segments = list(_Segments(messages, calls, texts, written=layout.calls_adaptation is not None).of(layout.parts))
+        segments = list(_Segments(messages, calls, texts, written=layout.writes_calls).of(layout.parts))
         if thinks or self._thinking is None:
             return segments
         ends = self._thinking.without("" if segments[-1].is_content else segments[-1].text)
@@ -160,7 +160,7 @@ class JinjaChatTemplate:
         return self._layouts[key]
 
     def _lay_out(self, original: Sequence[Turn], calls: CallForm | None, now: datetime) -> Layout:
-        """Return the layout of the first adaptation that the template accepts. Calls are written as text only if it accepts no other form."""
+        """Return the layout of the first adaptation that the template accepts. Calls are written as text if it accepts no other form."""
         why = ""
         if calls:
             native = self._lay_out_calls(original, calls, now)
@@ -174,7 +174,7 @@ class JinjaChatTemplate:
                 continue
             parts = self._attempt(turns, now)
             if not isinstance(parts, Refusal):
-                return Layout(parts, turns, adaptation, calls_adaptation=why or None)
+                return Layout(parts, turns, adaptation, calls_adaptation=why or None, writes_calls=calls is not None)
             refusals[turns] = parts
         # Report damage to contents first. Otherwise report the last refusal, which no adaptation resolved.
         attempts = list(refusals.values())
@@ -190,12 +190,12 @@ class JinjaChatTemplate:
         With tools, it must show all of their names.
         """
         first: Refusal | None = None
-        for turns, offer, adaptation in _native(original, calls):
+        for turns, offer, adaptation, calls_adaptation in _native(original, calls):
             parts = self._attempt(turns, now, form, calls, offer)
             if isinstance(parts, Refusal):
                 first = first or parts
             elif form is None or form.names <= {part.index for part in parts if isinstance(part, ToolText)}:
-                return Layout(parts, turns, adaptation)
+                return Layout(parts, turns, adaptation, calls_adaptation=calls_adaptation)
         return first or Refusal("has no place for the tools")
 
     def _lay_out_tools(self, roles: tuple[str, ...], calls: CallForm | None, form: ToolForm, now: datetime) -> Layout:
@@ -205,7 +205,8 @@ class JinjaChatTemplate:
             native = self._lay_out_calls([Turn(role, (index,)) for index, role in enumerate(roles)], calls, now, form)
             if isinstance(native, Layout):
                 return replace(native, parts=mark_tools(native.parts, bare.parts))
-        turns = tuple(Turn(turn.role, turn.messages or (turn.call or 0,)) for turn in bare.turns)
+        original = [Turn(role, (index,)) for index, role in enumerate(roles)]
+        turns = bare.turns if bare.writes_calls or not calls else self._lay_out(original, None, now).turns
         parts = self._attempt(turns, now, form)
         if isinstance(parts, Refusal):
             if parts.altered:
@@ -213,7 +214,8 @@ class JinjaChatTemplate:
             why = f"the template does not render with them: {parts.reason}"
         elif form.names <= {part.index for part in parts if isinstance(part, ToolText)}:
             calls_adaptation = bare.calls_adaptation or ("the calls are written as text" if calls else None)
-            return replace(bare, turns=turns, parts=mark_tools(parts, bare.parts), calls_adaptation=calls_adaptation)
+            marked = mark_tools(parts, bare.parts)
+            return replace(bare, turns=turns, parts=marked, calls_adaptation=calls_adaptation, writes_calls=calls is not None)
         else:
             why = "the template has no place for them"
         listed = self._lay_out(with_listing(roles), calls, now)
@@ -253,7 +255,7 @@ class JinjaChatTemplate:
         messages: list[dict[str, object]] = []
         for turn in turns:
             content = "\n\n".join(placeholder(nonce, i) for i in turn.messages)
-            fields = hidden.fields(turn.call) if hidden and turn.call is not None else {}
+            fields = hidden.fields(turn) if hidden else {}
             is_none = "tool_calls" in fields and not content and hidden is not None and not hidden.offer.has_content
             messages.append({"role": turn.role, "content": None if is_none else content, **fields})
         extra: dict[str, object] = {"tools": disguise.tools} if disguise else {}
@@ -314,19 +316,27 @@ def _start_error(error: ChildStartError) -> TemplateError:
     return TemplateError(f"The process that renders chat templates did not start: {error.reason}.", hint=error.hint)
 
 
-def _native(original: Sequence[Turn], calls: CallForm) -> Iterator[tuple[tuple[Turn, ...], Offer, str | None]]:
-    """Yield the ways to offer a conversation with calls to a template, most usual first: turns, form of the calls, adaptation of roles."""
-    turns = native_turns(original, calls)
+APART = "each call is a message of its own, with its result"
+
+
+def _native(original: Sequence[Turn], calls: CallForm) -> Iterator[tuple[tuple[Turn, ...], Offer, str | None, str | None]]:
+    """Yield the ways to offer a conversation with calls to a template, most usual first.
+
+    Each is the turns, the form of the calls, and how the roles and the calls were adapted.
+    """
     offers = [offer for offer in OFFERS if not offer.has_short_ids or any(short_id(each) != each for each in calls.ids)]
     offers = [offer for offer in offers if offer.has_content or calls.empty]
     done: set[tuple[Turn, ...]] = set()
     for adaptation, as_user in ADAPTATIONS:
-        adapted = adapt(turns, as_user, join=adaptation is not None)
-        if "tool" in as_user or adapted in done:
+        if "tool" in as_user:
             continue
-        done.add(adapted)
-        for offer in offers:
-            yield adapted, offer, adaptation
+        for apart in (False, True):
+            turns = adapt(native_turns(original, calls, apart=apart), as_user, join=adaptation is not None)
+            if turns in done:
+                continue
+            done.add(turns)
+            for offer in offers:
+                yield turns, offer, adaptation, APART if apart else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Hide the tool calls and results of a conversation from a chat template, and find them in the rendered text.
 
 A template sees real lists and objects, so that it can go through arguments, sort them, or write them as JSON. It sees their numbers and
-booleans, and a placeholder for each name, id, key, text and result. A placeholder ends in characters that JSON, Python and XML escape in
-different ways, so the rendered text shows how the template escapes the text that belongs there. Texts that are keys sort as before.
+booleans, and a placeholder for each name, id, key, text and result. A placeholder ends in one character of each kind that the text has and
+that JSON, Python or XML may escape. So the rendered text shows how the template escapes the text that belongs there. Keys sort as before.
 """
 
 from __future__ import annotations
@@ -59,10 +59,33 @@ ESCAPES: dict[str, Callable[[str], str]] = {
     "repr": repr,
 }
 """How a template may escape a text. "repr" includes the quotation marks, which depend on the text."""
-_PROBE = "\"'&<é"
-"""The end of a placeholder. Each escape writes it in another way."""
-_IMAGES = {escape(_PROBE): name for name, escape in ESCAPES.items() if name != "repr"}
-_REPR_IMAGE = repr(_PROBE)[1:-1]
+_KINDS = tuple(
+    (re.compile(pattern), sample)
+    for pattern, sample in (
+        ('"', '"'),
+        ("'", "'"),
+        ("&", "&"),
+        ("<", "<"),
+        (">", ">"),
+        (r"\\", "\\"),
+        (r"\n", "\n"),
+        (r"[\t\r]", "\t"),
+        (r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", "\x01"),
+        (r"[^\x00-\x7f]", "é"),
+    )
+)
+"""Kinds of characters that are escaped, with one of each."""
+_UNPRINTABLE = "\u200b"
+"""Stands for letters outside of ASCII that Python's repr escapes."""
+_END = "q"
+"""The last letter of a placeholder, so that nothing before it is trimmed."""
+
+
+def _kinds(text: str) -> str:
+    """Return one character of each kind in a text."""
+    kinds = "".join(sample for pattern, sample in _KINDS if pattern.search(text))
+    is_printable = "é" not in kinds or "".join(text.split()).isprintable()
+    return kinds if is_printable else kinds + _UNPRINTABLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +94,8 @@ class HiddenText:
 
     message: int
     text: str
+    kinds: str
+    """One character of each kind in the text that may be escaped."""
     is_required: bool = True
     is_result: bool = False
 
@@ -79,9 +104,9 @@ class HiddenText:
 class CallForm:
     """The calls and results of a conversation: the structure, which a template may see, and the texts, which it may not.
 
-    `calls` has the tool calls of each message as JSON, with marks for its texts, and `results` the index of the result of each tool message;
-    both are by message. `ids` are the distinct ids, and `ranks` sorts the texts. `key` is equal for conversations that look the same to
-    every template.
+    `calls` has the tool calls of each message as JSON, with marks for its texts, and `results` the indices of the text and the id of each
+    result; both are by message. `ids` are the distinct ids, and `ranks` sorts the texts. `key` is equal for conversations that look the
+    same to every template.
     """
 
     calls: dict[int, str]
@@ -93,10 +118,14 @@ class CallForm:
     """Messages that have calls and no content."""
     key: bytes
 
+    def call_ids(self, message: int) -> list[int]:
+        """Return the index of the id of each call of a message."""
+        return [call["id"] for call in json.loads(self.calls[message])]
+
     def disguise(self, num_random_bytes: int, offer: Offer) -> CallDisguise:
         """Return fresh random placeholders. They are longer with more random bytes, except for ids."""
         nonce = secrets.token_hex(num_random_bytes)
-        placeholders = [f"aZ{nonce}{rank:05d}{_PROBE}" for rank in self.ranks]
+        placeholders = [f"aZ{nonce}{rank:05d}{text.kinds}{_END}" for rank, text in zip(self.ranks, self.texts, strict=True)]
         lengths = [9 if offer.has_short_ids else min(max(9, len(text)), 64) for text in self.ids]
         ids: dict[str, int] = {}
         for index, length in enumerate(lengths):
@@ -133,13 +162,17 @@ class CallDisguise:
     placeholders: tuple[str, ...]
     ids: dict[str, int]
 
-    def fields(self, message: int) -> dict[str, Any]:
+    def fields(self, turn: Turn) -> dict[str, Any]:
         """Return what a message has beside its role and content, and the content of a result."""
+        message = turn.call
+        if message is None:
+            return {}
         form, ids = self.form, list(self.ids)
         if message in form.results:
             text, id_index = form.results[message]
             return {"content": self.placeholders[text], "tool_call_id": ids[id_index]}
         calls = json.loads(_MARK.sub(lambda mark: json.dumps(self.placeholders[int(mark[1])])[1:-1], form.calls[message]))
+        calls = calls if turn.at is None else calls[turn.at : turn.at + 1]
         for call in calls:
             call["id"] = ids[call["id"]]
             function = call["function"]
@@ -149,10 +182,8 @@ class CallDisguise:
 
     def split(self, parts: Sequence[Part]) -> tuple[Part, ...] | Refusal:
         """Split fixed text at the placeholders. Return a Refusal if one is altered, or a required one is missing or repeated."""
-        core = f"aZ{self.nonce}([0-9]{{5}})"
-        images = "|".join(map(re.escape, sorted(_IMAGES, key=len, reverse=True)))
         ids = "|".join(map(re.escape, self.ids)) or "(?!)"
-        pattern = re.compile(f"'{core}{re.escape(_REPR_IMAGE)}'|{core}({images})|({ids})")
+        pattern = re.compile(f"aZ{self.nonce}([0-9]{{5}})|({ids})")
         at_rank = {rank: index for index, rank in enumerate(self.form.ranks)}
         pieces: list[Part] = []
         seen: dict[int, int] = {}
@@ -162,16 +193,18 @@ class CallDisguise:
                 continue
             position = 0
             for match in pattern.finditer(part):
-                pieces.append(part[position : match.start()])
-                position = match.end()
-                if match[4]:
-                    pieces.append(CallId(self.ids[match[4]], is_short=self.offer.has_short_ids))
+                if match[2]:
+                    pieces += [part[position : match.start()], CallId(self.ids[match[2]], is_short=self.offer.has_short_ids)]
+                    position = match.end()
                     continue
-                index = at_rank.get(int(match[1] or match[2]), -1)
-                if index < 0:
+                index = at_rank.get(int(match[1]), -1)
+                found = self._escape(part, match, self.form.texts[index].kinds + _END) if index >= 0 else None
+                if found is None:
                     return Refusal("alters the texts of tool calls", lost=True, altered=True)
+                escape, start, end = found
                 seen[index] = seen.get(index, 0) + 1
-                pieces.append(CallText(index, "repr" if match[1] else _IMAGES[match[3]]))
+                pieces += [part[position:start], CallText(index, escape)]
+                position = end
             pieces.append(part[position:])
         if any(isinstance(piece, str) and self.nonce[:8] in piece.lower() for piece in pieces):
             return Refusal("alters or splits the texts of tool calls", lost=True, altered=True)
@@ -181,6 +214,16 @@ class CallDisguise:
             if hidden.is_result and seen.get(index, 0) > 1:
                 return Refusal("repeats the result of a tool", lost=True)
         return tuple(piece for piece in pieces if piece != "")
+
+    def _escape(self, text: str, match: re.Match[str], ending: str) -> tuple[str, int, int] | None:
+        """Return the escape of a placeholder, and where it starts and ends. Several escapes may fit: they are the same for its text."""
+        quoted = repr(match[0] + ending)
+        if text.startswith(quoted, match.start() - 1):
+            return "repr", match.start() - 1, match.start() - 1 + len(quoted)
+        for name, escape in ESCAPES.items():
+            if name != "repr" and text.startswith(image := escape(ending), match.end()):
+                return name, match.start(), match.end() + len(image)
+        return None
 
 
 def short_id(text: str) -> str:
@@ -237,7 +280,7 @@ class _Reader:
         for rank, index in enumerate(order):
             ranks[index] = rank
         empty = frozenset(number for number in self._calls if not self._messages[number].content)
-        required = [text.is_required for text in texts]
+        required = [(text.is_required, text.kinds) for text in texts]
         shape = json.dumps([self._calls, self._results, ranks, required, [len(text) for text in self._ids], sorted(empty)])
         key = blake2b(shape.encode("utf-8", "surrogatepass")).digest()
         return CallForm(self._calls, self._results, tuple(texts), tuple(ranks), tuple(self._ids), empty, key)
@@ -246,7 +289,7 @@ class _Reader:
         return self._ids.setdefault(_safe_id(text), len(self._ids))
 
     def _add(self, message: int, text: str, *, is_result: bool = False) -> int:
-        self._texts.append(HiddenText(message, text, is_required=is_result or bool(text), is_result=is_result))
+        self._texts.append(HiddenText(message, text, _kinds(text), is_required=is_result or bool(text), is_result=is_result))
         return len(self._texts) - 1
 
     def _mark(self, message: int, text: str) -> str:
@@ -286,13 +329,36 @@ def _safe_id(text: str) -> str:
     return text if _ID.fullmatch(text) else short_id(text)
 
 
-def native_turns(turns: Sequence[Turn], form: CallForm) -> list[Turn]:
-    """Return the turns with calls and results in the form that templates expect."""
-    native = []
+def native_turns(turns: Sequence[Turn], form: CallForm, *, apart: bool = False) -> list[Turn]:
+    """Return the turns with calls and results in the form that templates expect.
+
+    With `apart`, text before a call is a message of its own, and so is each call, followed by its result.
+    """
+    native: list[Turn] = []
     for turn in turns:
         index = turn.messages[0]
-        if index in form.results or index in form.empty:
+        if index in form.results:
             native.append(Turn(turn.role, (), index))
+        elif index not in form.calls:
+            native.append(turn)
+        elif apart:
+            native += [turn] if index not in form.empty else []
+            native += [Turn(turn.role, (), index, at) for at in range(len(form.call_ids(index)))]
         else:
-            native.append(replace(turn, call=index) if index in form.calls else turn)
-    return native
+            native.append(replace(turn, messages=() if index in form.empty else turn.messages, call=index))
+    return _with_results(native, form) if apart else native
+
+
+def _with_results(turns: Sequence[Turn], form: CallForm) -> list[Turn]:
+    """Move each result to its call."""
+    results: dict[int, list[Turn]] = {}
+    for turn in turns:
+        if turn.call in form.results:
+            results.setdefault(form.results[turn.call][1], []).append(turn)
+    moved: list[Turn] = []
+    for turn in turns:
+        if turn.call is None:
+            moved.append(turn)
+        elif turn.call not in form.results:
+            moved += [turn, *results.pop(form.call_ids(turn.call)[turn.at or 0], [])]
+    return moved + [turn for group in results.values() for turn in group]

@@ -13,7 +13,7 @@ import re
 import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import chain, groupby, zip_longest
@@ -223,12 +223,14 @@ def _too_deep(name: str) -> UsageError:
 class Turn:
     """A message for the template: its role, and the indices of the messages whose contents it joins with a blank line.
 
-    `call` is the index of the message whose tool calls it has, or whose result it is, in the form that templates expect.
+    `call` is the index of the message whose tool calls it has, or whose result it is, in the form that templates expect: all calls, or only
+    the one at `at`.
     """
 
     role: str
     messages: tuple[int, ...]
     call: int | None = None
+    at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +270,8 @@ class Layout:
     adaptation: str | None
     tools_adaptation: str | None = None
     calls_adaptation: str | None = None
+    writes_calls: bool = False
+    """Whether calls follow the content of their message as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +304,7 @@ def adapt(turns: Sequence[Turn], as_user: frozenset[str], *, join: bool) -> tupl
         if join and adapted and adapted[-1].role == role and turn.call is None and adapted[-1].call is None:
             adapted[-1] = Turn(role, (*adapted[-1].messages, *turn.messages))
         else:
-            adapted.append(Turn(role, turn.messages, turn.call))
+            adapted.append(replace(turn, role=role))
     return tuple(adapted)
 
 

@@ -4,8 +4,9 @@ The job is {"memory_limit_bytes": how much the process may grow}. A request is
 
     {"source": template, "time_limit_s": seconds, "messages": [{"role", "content"}], "bos_token": …, "eos_token": …, "now": ISO time}
 
-with optional "tools" in the form of OpenAI's API and "enable_thinking". Messages can have "tool_calls" and "tool_call_id". The reply is `{"text": …}` or `{"error": kind, "message": …}`; the
-kind is syntax, security, memory, size or refused. A request without messages compiles the template ahead of time and gets no reply.
+with optional "tools" in the form of OpenAI's API and "enable_thinking". Messages can have "tool_calls" and "tool_call_id". The reply is
+`{"text": …}` or `{"error": kind, "message": …}`; the kind is syntax, security, memory, size or refused. A request without messages
+compiles the template ahead of time and gets no reply.
 """
 
 from __future__ import annotations

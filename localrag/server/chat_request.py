@@ -17,7 +17,7 @@ from localrag.question import DEFAULT_CITE, DEFAULT_UNANSWERABLE, Cite, Evidence
 from localrag.server.errors import Problem
 from localrag.server.schemas import example, fault, parse, with_message
 from localrag.session.answer import Bypass, bypass
-from localrag.types import Message, Role, ToolSpec
+from localrag.types import Message, Role, ToolCall, ToolSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +175,12 @@ class ChatMessage(BaseModel):
         return [*(call.function for call in self.tool_calls or ()), *([self.function_call] if self.function_call else [])]
 
     def to_message(self) -> Message:
-        """Convert the message for the engine: join its parts, and write its calls as text, one per line."""
+        """Convert the message for the engine, and join its parts."""
         parts = [part.text for part in self.content] if isinstance(self.content, list) else [self.content or ""]
-        text = "\n\n".join(parts)
-        if self.calls:
-            text = "\n".join(filter(None, (text, *map(_call_text, self.calls))))
-        return Message(_OURS.get(self.role, "tool"), text)
+        ids = [call.id or "" for call in self.tool_calls or ()] + [""]
+        calls = tuple(ToolCall(each.name, each.arguments or "{}", id_) for each, id_ in zip(self.calls, ids, strict=False))
+        role = _OURS.get(self.role, "tool")
+        return Message(role, "\n\n".join(parts), tool_calls=calls, tool_call_id=(self.tool_call_id or "") if role == "tool" else "")
 
 
 def _validate_messages(value: object, handler: ValidatorFunctionWrapHandler) -> object:
@@ -395,11 +395,17 @@ class ChatQuestion:
             "is_plain": self.is_plain,
             "tools": [] if self.tools is None else [spec.to_dict()["function"] for spec in self.tools.specs],
             "calls": None if self.tools is None else self.tools.calls,
-            "messages": [{"role": each.role, "content": each.content} for each in self.messages],
+            "messages": list(map(to_json, self.messages)),
             "kbs": [self.index] if self.searches else [],
             "sampling": {"max_tokens": None, **self.sampling, **forms},
             "options": options if self.has_question else {**options, "needs_question": False},
         }
+
+
+def to_json(message: Message) -> dict[str, Any]:
+    """Return a message for the engine's process."""
+    calls = {"tool_calls": [[call.name, call.arguments, call.id] for call in message.tool_calls]} if message.tool_calls else {}
+    return {"role": message.role, "content": message.content, "tool_call_id": message.tool_call_id, **calls}
 
 
 def read(body: object, *, has_index: Callable[[str], bool], rejects_tools: bool = False, is_plain: bool = False) -> ChatQuestion:
@@ -525,11 +531,3 @@ def read_tools(request: ChatRequest) -> Tools | None:
         or_text=choice in (None, "auto"),
         is_legacy=is_legacy,
     )
-
-
-def _call_text(function: EarlierFunction) -> str:
-    try:
-        arguments = json.loads(function.arguments or "{}")
-    except (ValueError, RecursionError):
-        arguments = function.arguments  # keep the text of a call that was cut off
-    return compact({"name": function.name, "arguments": arguments})

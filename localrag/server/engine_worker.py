@@ -34,7 +34,7 @@ from localrag.server.errors import problem_of
 from localrag.session import Answer, Event, Prepared, Session, supplied
 from localrag.settings import Settings
 from localrag.text.sanitize import Redactor
-from localrag.types import Hit, Message, SamplingParams, ToolSpec
+from localrag.types import Hit, Message, SamplingParams, ToolCall, ToolSpec
 
 MAX_LINE_BYTES = 256 << 20
 
@@ -174,7 +174,7 @@ def question_of(message: Mapping[str, Any]) -> Question:
     options, calls = message["options"], message["calls"]
     tools = tuple(ToolSpec(**each) for each in message["tools"])
     return Question(
-        messages=tuple(Message(each["role"], each["content"]) for each in message["messages"]),
+        messages=tuple(map(_message, message["messages"])),
         sampling=SamplingParams(**{**message["sampling"], "stop": tuple(message["sampling"].get("stop", ()))}),
         search=Search(
             kbs=tuple(message["kbs"]),
@@ -192,6 +192,11 @@ def question_of(message: Mapping[str, Any]) -> Question:
         is_plain=message["is_plain"],
         id=message["id"],
     )
+
+
+def _message(given: Mapping[str, Any]) -> Message:
+    calls = tuple(ToolCall(*each) for each in given.get("tool_calls", ()))
+    return Message(given["role"], given["content"], tool_calls=calls, tool_call_id=given.get("tool_call_id", ""))
 
 
 def prompt_facts(prepared: Prepared) -> dict[str, Any]:

@@ -22,7 +22,7 @@ class Segment:
     """A stretch of a rendered prompt: the content of the message with index `message`, or text of the template.
 
     `tools` marks text that is there because of the tools: template text, or with `is_content` the tools' own descriptions. `call` is the
-    index of the message whose tool calls the text belongs to: a name, an id, a part of the arguments, or template text around them. Content,
+    index of the message whose tool calls the text belongs to: a name, a part of the arguments, or template text around them. Content,
     which includes every message, must never be read as markup. The content of a tool's result is escaped where the template escapes it.
     """
 
