@@ -38,11 +38,12 @@ from localrag.engine.template_layout import (
     tool_form,
     with_listing,
 )
-from localrag.errors import TemplateError
+from localrag.errors import TemplateError, UsageError
 from localrag.process import Child, ChildExitError, ChildStartError
 from localrag.text.sanitize import one_line
 from localrag.text.thinking import ThinkingForm, form_of
 from localrag.text.tokens import Segment
+from localrag.text.tool_calls import HERMES, PLAIN, CallMarkup, learned, probe_tools
 from localrag.types import Message, ToolSpec
 
 MAX_SOURCE_BYTES = 128 << 10
@@ -90,6 +91,9 @@ class JinjaChatTemplate:
         """Where its tools were placed; None if the template placed them itself, or if there were none."""
         self.calls_adaptation: str | None = None
         """How its tool calls were written; None if the template wrote them itself, or if there were none."""
+        self.knows_calls: bool | None = None
+        """Whether the form of calls was learned from the template; None before `call_markup` is used."""
+        self._markup: CallMarkup | None = None
         self._thinking = form_of(source)
         self._thinks = True
         self._clock = clock
@@ -122,6 +126,23 @@ class JinjaChatTemplate:
     def thinking(self) -> ThinkingForm | None:
         """The form of thoughts that the template uses; None if it has none."""
         return self._thinking
+
+    @property
+    def call_markup(self) -> CallMarkup:
+        """How the template's models write tool calls: learned from what it writes for earlier calls, or else JSON."""
+        if self._markup is None:
+            found = learned(self._rendered_calls, thoughts_end=self._thinking.closes if self._thinking else "", eos=self.eos_text)
+            self.knows_calls = found is not None
+            self._markup = found or (HERMES if HERMES.start.partition("\n")[0] in self.source else PLAIN)
+        return self._markup
+
+    def _rendered_calls(self, messages: Sequence[Message]) -> str | None:
+        """Return a prompt for `learned`; None if its calls are not written as they are made."""
+        try:
+            text = "".join(segment.text for segment in self.render(messages, probe_tools()))
+        except (TemplateError, UsageError):
+            return None
+        return None if self.calls_adaptation else text
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, thinks: bool = True) -> list[Segment]:
         """Return fixed text and contents in the order of the prompt, up to the start of the answer.
