@@ -414,7 +414,8 @@ def _value(text: str) -> str:
 # --- learning a model's own form ---
 
 _QUESTION, _ANSWER, _NEXT, _RESULT = "quillquestion", "quillanswer", "quillnext", "quillresult"
-_NAMES, _KEYS, _TEXTS = ("quillone", "quilltwo"), ("keyone", "keytwo", "keythree", "keyfour"), ("textone", "texttwo")
+_NAMES, _TEXTS = ("quillone", "quilltwo"), ("textone", "texttwo")
+_KEYS, _LAST_KEY = ("keya", "keyb", "keyc", "keyd"), "keye"  # sorted, since some templates sort them
 _NUMBERS, _IDS = (7070707, 8080808), ("quillida1", "quillidb2")
 _UNIT = re.compile(r"<[^<>\n]+>|\[/?[A-Z_]+\]|[0-9]+|.", re.DOTALL)
 """Texts are compared by tags, numbers and characters."""
@@ -424,7 +425,7 @@ _GPT_OSS = CallMarkup(start="<|channel|>commentary to=functions.", named=" <|con
 
 def probe_tools() -> tuple[ToolSpec, ...]:
     """Return the tools that the prompts for `learned` need."""
-    properties = {key: {"type": "string" if key in _KEYS[:2] else "integer", "description": "x"} for key in _KEYS}
+    properties = {key: {"type": "integer" if key in _KEYS[2:] else "string", "description": "x"} for key in (*_KEYS, _LAST_KEY)}
     return tuple(ToolSpec(name, "x", {"type": "object", "properties": properties}) for name in _NAMES)
 
 
@@ -460,15 +461,14 @@ class _Learner:
         before, self._turn_end = _parted(plain.partition(_NEXT)[0], _ANSWER)
         text = self._body(before)
         mixed = ToolCall(_NAMES[0], dict(zip(_KEYS, (*_TEXTS, *_NUMBERS), strict=True)), _IDS[0])
-        last_text = ToolCall(_NAMES[0], {_KEYS[2]: _NUMBERS[0], _KEYS[0]: _TEXTS[0]}, _IDS[0])
+        last_text = ToolCall(_NAMES[0], {_KEYS[2]: _NUMBERS[0], _LAST_KEY: _TEXTS[0]}, _IDS[0])
         one = self._called(mixed)
         if "<|channel|>" in one and "functions." in one:
             return _GPT_OSS
         before, after = _parted(one, _NAMES[0])
         named, rest, fields = _arguments(after, mixed) or _with_fields(after, _parted(self._called(last_text), _NAMES[0])[1])
         opener = self._body(before)
-        end = self._until_turn_end(rest)
-        markup = CallMarkup(start=opener, named=named, end=(end or "").rstrip(), fields=fields, text=text)
+        markup = CallMarkup(start=opener, named=named, end=self._end(rest).rstrip(), fields=fields, text=text)
         markup = self._with_several(markup, opener)
         self._check(markup, opener, after, mixed)
         return markup
@@ -497,10 +497,15 @@ class _Learner:
 
     def _until_turn_end(self, text: str) -> str | None:
         """Return the text up to the end of the turn; None if that is not found."""
-        first = _TOKEN.search(self._turn_end)
+        first = _TOKEN.search(self._turn_end) or re.search(r"\S+", self._turn_end)
         places = [text.find(mark) for mark in (self.eos, first[0] if first else "") if mark]
         at = min((at for at in places if at >= 0), default=None)
         return None if at is None else text[:at]
+
+    def _end(self, text: str) -> str:
+        """Return the part of what follows calls that belongs to them: up to the end of the turn or, if that is not found, up to a tag."""
+        whole, tag = self._until_turn_end(text), _TOKEN.search(text)
+        return whole if whole is not None else text[: tag.end()] if tag and tag.start() else ""
 
     def _with_several(self, markup: CallMarkup, opener: str) -> CallMarkup:
         """Add what stands between calls and around all of them, if the template writes several calls in one answer."""
@@ -518,10 +523,7 @@ class _Learner:
         start = _common_end(units, between)
         between = between[: len(between) - len(start)]
         end = _common_start(between, _units(tail))
-        if not start and opener:
-            raise _UnknownFormError
-        whole = self._until_turn_end(tail)
-        closes = "" if whole is None else _joined(_units(whole)[len(end) :]).rstrip()
+        closes = self._end(_joined(_units(tail)[len(end) :])).rstrip()
         return replace(
             markup,
             opens=_joined(units[: len(units) - len(start)]),
@@ -536,13 +538,13 @@ class _Learner:
         """Raise an error unless the markup reads what the template wrote and what it writes itself."""
         if not (markup.opens + markup.start + markup.text):
             raise _UnknownFormError
-        rendered = opener + call.name + after
-        whole = self._until_turn_end(rendered) or rendered
-        for text in (markup.written([call]), whole.replace(ID, call.id)):
-            reader = CallReader(markup, _NAMES, lambda _name, key: key in _KEYS[:2])
+        whole = self._until_turn_end(after)
+        rendered = opener + call.name + (after if whole is None else whole)
+        for text, is_whole in ((markup.written([call]), True), (rendered.replace(ID, call.id), whole is not None)):
+            reader = CallReader(markup, _NAMES, lambda _name, key: key not in _KEYS[2:])
             said = reader.feed(text)[0] + reader.finish()[0]
             calls = reader.calls(str)
-            if said.strip() or len(calls) != 1 or (calls[0].name, calls[0].parsed) != (call.name, call.parsed):
+            if (said.strip() and is_whole) or len(calls) != 1 or (calls[0].name, calls[0].parsed) != (call.name, call.parsed):
                 raise _UnknownFormError
 
 
@@ -565,7 +567,7 @@ def _with_fields(mixed: str, last_text: str) -> tuple[str, str, Fields]:
     first, text_1, text_end, text_2, text_end_2, json_1, json_end, json_2, rest = _cut(
         mixed, keys[0], texts[0], keys[1], texts[1], keys[2], numbers[0], keys[3], numbers[1]
     )
-    *_, rest_of_text = _cut(last_text, keys[2], numbers[0], keys[0], texts[0])
+    *_, rest_of_text = _cut(last_text, keys[2], numbers[0], _LAST_KEY, texts[0])
     if text_1 != text_2 or json_1 != json_2 or text_end != text_end_2:
         raise _UnknownFormError
     key = _joined(_common_end(_common_end(_units(first), _units(text_end)), _units(json_end)))
