@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -364,6 +364,17 @@ def schema_text(schema: Mapping[str, Any] | str) -> str:
     return text
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class CallRules:
+    """How an answer that may call tools is written: its grammar, the control tokens whose text is part of the answer, and a function that
+    writes calls.
+    """
+
+    grammar: str
+    shown_ids: frozenset[int]
+    written: Callable[[Sequence[ToolCall]], str]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Parameters of llama.cpp's sampler chain. With `temperature` 0, decoding is greedy and only the penalties have an effect.
@@ -378,6 +389,7 @@ class SamplingParams:
     not valid. With `or_text`, the answer may also be any text that does not begin like such JSON. With `citations`, the
     answer names at least one of these labels (or `[none]`), and can name no other source; with `cites_first`, it begins with
     one. `quotes` are pairs of a further label and tokens: once the answer names that label, the engine appends these tokens.
+    `call_rules` replaces the grammar of `json_schema`, if that is the schema of a tool call, by the model's own form of calls.
     `logprobs` returns the log probability of each token of the answer and that many alternatives; it turns thinking off.
     """
 
@@ -400,6 +412,7 @@ class SamplingParams:
     cites_first: bool = field(default=False, repr=False)
     quotes: tuple[tuple[str, tuple[int, ...]], ...] = field(default=(), repr=False)
     logprobs: int | None = None
+    call_rules: CallRules | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.json_schema is not None:

@@ -222,7 +222,9 @@ class Context:
         logprobs = None if num_top is None else runner.logprobs(index, num_top)
         token = runner.sample(slot_of(sequence), index)
         is_end = tokenizer.is_end(token)
-        piece = tokenizer.piece(token, special=sequence.thinking is not None and token in sequence.thinking.mark_ids)
+        rules, thinking = sequence.sampling.call_rules, sequence.thinking
+        is_mark = (thinking is not None and token in thinking.mark_ids) or (rules is not None and token in rules.shown_ids)
+        piece = tokenizer.piece(token, special=is_mark)
         if logprobs is not None and not is_end:
             top = tuple((tokenizer.piece(each), logprobs.of(each)) for each in logprobs.likeliest)
             sequence.logprobs.append(TokenLogprob(piece, logprobs.of(token), top))

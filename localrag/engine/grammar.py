@@ -104,8 +104,9 @@ def _grammar(text: str, or_text: bool) -> str:  # noqa: FBT001  # lru_cache
 def grammar_of_calls(schema: str, markup: CallMarkup, special_texts: Sequence[tuple[str, int]] = (), *, or_text: bool = False) -> str:
     """Return the grammar of an answer that makes calls in a model's own form.
 
-    `schema` is that of a call, from `schema_of_calls`. `special_texts` are the control tokens of the vocabulary, which the form may contain.
-    With `or_text`, the answer may also be any text, before calls or instead of them. UsageError for a schema that cannot be enforced.
+    `schema` is that of a call, from `schema_of_calls`. `special_texts` are the control tokens of the vocabulary, which the form may
+    contain. With `or_text`, the answer may also be any text, before calls or instead of them. UsageError for a schema that cannot be
+    enforced.
     """
     controls = {text: token for text, token in special_texts if text}
     return _call_grammar(schema, markup, tuple(controls.items()), or_text)
@@ -217,10 +218,10 @@ class _CallGrammar:
         schema = schema if isinstance(schema, dict) else {}
         before = self._literal(form.key + key)
         choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
-        if choices and all(isinstance(each, str) for each in choices):
+        if choices and is_text(schema):
             value = f"({' | '.join(json.dumps(each, ensure_ascii=False) for each in choices)})"
             self._rules.append(f"{name}: {before} {self._literal(form.opens_text)} {value} {self._literal(form.closes_text)}")
-        elif schema.get("type") == "string":
+        elif is_text(schema):
             self._rules.append(f"{name}: {before} {self._text(name, form)}")
         else:
             self._rules.append(f"{name}: {before} {self._other(form, schema)}")
@@ -236,6 +237,14 @@ class _CallGrammar:
 
     def _other(self, form: Fields, schema: Mapping[str, Any]) -> str:
         return f"{self._literal(form.opens_json)} {self._json(schema)} {self._literal(form.closes_json)}"
+
+
+def is_text(schema: object) -> bool:
+    """Tell whether the values of a parameter are texts, so that fields hold them as they are."""
+    if not isinstance(schema, dict):
+        return False
+    choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    return schema.get("type") == "string" or bool(choices and all(isinstance(each, str) for each in choices))
 
 
 _VARIABLES = {NUMBER: "/[0-9]{1,3}/", ID: "/[A-Za-z0-9]{9}/"}

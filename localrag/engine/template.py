@@ -91,9 +91,7 @@ class JinjaChatTemplate:
         """Where its tools were placed; None if the template placed them itself, or if there were none."""
         self.calls_adaptation: str | None = None
         """How its tool calls were written; None if the template wrote them itself, or if there were none."""
-        self.knows_calls: bool | None = None
-        """Whether the form of calls was learned from the template; None before `call_markup` is used."""
-        self._markup: CallMarkup | None = None
+        self._markup: tuple[CallMarkup, bool] | None = None
         self._thinking = form_of(source)
         self._thinks = True
         self._clock = clock
@@ -130,10 +128,20 @@ class JinjaChatTemplate:
     @property
     def call_markup(self) -> CallMarkup:
         """How the template's models write tool calls: learned from what it writes for earlier calls, or else JSON."""
+        return self._learned[0]
+
+    @property
+    def knows_calls(self) -> bool:
+        """Whether `call_markup` was learned from the template."""
+        return self._learned[1]
+
+    @property
+    def _learned(self) -> tuple[CallMarkup, bool]:
         if self._markup is None:
+            adaptations = self.adaptation, self.tools_adaptation, self.calls_adaptation
             found = learned(self._rendered_calls, thoughts_end=self._thinking.closes if self._thinking else "", eos=self.eos_text)
-            self.knows_calls = found is not None
-            self._markup = found or (HERMES if HERMES.start.partition("\n")[0] in self.source else PLAIN)
+            self.adaptation, self.tools_adaptation, self.calls_adaptation = adaptations
+            self._markup = found or (HERMES if HERMES.start.partition("\n")[0] in self.source else PLAIN), found is not None
         return self._markup
 
     def _rendered_calls(self, messages: Sequence[Message]) -> str | None:
@@ -152,7 +160,7 @@ class JinjaChatTemplate:
         `enable_thinking=False`, and thoughts that it opens nevertheless are closed. Raises the same UsageErrors as `tool_form`.
         """
         form = tool_form(tools) if tools else None
-        calls = call_form(messages)
+        calls = call_form(messages) if any(message.tool_calls for message in messages) else None
         with self._lock:
             self._thinks = thinks or self._thinking is None
             layout = self._layout(tuple(message.role for message in messages), calls, form, self._clock())
@@ -167,6 +175,8 @@ class JinjaChatTemplate:
         if thinks or self._thinking is None:
             return segments
         ends = self._thinking.without("" if segments[-1].is_content else segments[-1].text)
+        if tools and ends and ends == self.call_markup.text:  # the model chooses between a call and text
+            return segments
         return [*segments, Segment(ends)] if ends else segments
 
     def _layout(self, roles: tuple[str, ...], calls: CallForm | None, form: ToolForm | None, now: datetime) -> Layout:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from localrag.budget import Profile
 from localrag.citation import untagged
@@ -19,6 +20,9 @@ from localrag.text.markup import EncodedPart, Part, encode
 from localrag.text.thinking import without_thoughts
 from localrag.text.tokens import ChatTemplate, Segment, Tokenizer
 from localrag.types import Attachment, Hit, Memory, Message, Proposal, Role, ToolSpec
+
+if TYPE_CHECKING:
+    from localrag.text.tool_calls import CallMarkup
 
 ANSWER_BASIS = 512
 """Tokens with which an answer enters the negotiation; it gets more only from leftover tokens."""
@@ -335,6 +339,13 @@ class PlainTemplate:
     """A `ChatTemplate` without any text of its own: the contents one after another."""
 
     thinking = None
+    knows_calls = False
+
+    @property
+    def call_markup(self) -> CallMarkup:
+        from localrag.text.tool_calls import PLAIN as AS_JSON  # noqa: PLC0415  # weight: few prompts are plain
+
+        return AS_JSON
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, thinks: bool = True) -> list[Segment]:  # noqa: ARG002
         return [Segment(message.text, index) for index, message in enumerate(messages)]

@@ -23,7 +23,7 @@ from localrag.session import recorder, retrieval
 from localrag.session.answer import Answer, Bypass, Prepared, bypass, ledger_warnings, outcome, window_warnings
 from localrag.session.answerability import UNCALIBRATED, Answerability, Calibration, CalibrationFile
 from localrag.session.opening import names_of, open_embedder, open_engine, open_knowledge_bases, open_profile, open_reranker
-from localrag.session.pipeline import Event, InFlight, Pipeline, is_free_text
+from localrag.session.pipeline import Event, InFlight, Pipeline, is_free_text, with_calls
 from localrag.session.retrieval import DEFAULT_TOP_K, EvidenceFile, EvidenceRule, Retriever, Selection, rule_for, select
 from localrag.session.shortening import Shortener
 from localrag.session.timing import Plan, TimedReranker, check_seconds, plan
@@ -158,6 +158,7 @@ class Session:
         if question.search.kbs not in (None, self._scope):
             with self.scoped(question) as session:
                 return session.prepare(question, write=write)
+        question = with_calls(question)
         started_at = question.budget.started_at or time.perf_counter()
         query = search_query(question.messages, needs_question=question.needs_question)
         retriever = self.retriever_until(question.budget.max_seconds, started_at)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from localrag.text.thinking import ThinkingForm
+    from localrag.text.tool_calls import CallMarkup
     from localrag.types import Message, ToolSpec
 
 
@@ -94,6 +95,16 @@ class ChatTemplate(Protocol):
     @property
     def thinking(self) -> ThinkingForm | None:
         """How models of this template mark thoughts; None if they do not think."""
+        ...
+
+    @property
+    def call_markup(self) -> CallMarkup:
+        """How models of this template write tool calls."""
+        ...
+
+    @property
+    def knows_calls(self) -> bool:
+        """Whether that form is the template's own."""
         ...
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, thinks: bool = True) -> list[Segment]:

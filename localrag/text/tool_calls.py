@@ -108,26 +108,29 @@ HERMES = CallMarkup(
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
-    """A piece of the call with this index: its name, in its first piece, or more of the JSON text of its arguments."""
+    """A piece of the call with this index: its name and id, in its first piece, or more of the JSON text of its arguments."""
 
     index: int
     name: str = ""
     arguments: str = ""
+    id: str = ""
 
 
 @dataclass(slots=True)
 class CallReader:
     """Reads an answer piece by piece, and separates text from calls.
 
-    `is_text` tells whether the parameter of a tool is a text, for markup that does not say it. What does not follow the markup is text.
+    `is_text` tells whether the parameter of a tool is a text, for markup that does not say it. `make_id` returns an id for a call. What
+    does not follow the markup is text.
     """
 
     markup: CallMarkup
     names: Sequence[str]
     is_text: Callable[[str, str], bool] = lambda _name, _key: True
+    make_id: Callable[[], str] = str
     text: str = ""
     """The text of the answer so far, without calls."""
-    _calls: list[tuple[str, list[str]]] = field(default_factory=list)
+    _calls: list[tuple[str, list[str], str]] = field(default_factory=list)
     _held: str = ""
     _state: Literal["before", "text", "name", "json", "fields", "after", "done", "rest"] = "before"
     _scan: _JsonEnd = field(default_factory=lambda: _JsonEnd())  # noqa: PLW0108  # defined below
@@ -136,9 +139,10 @@ class CallReader:
     _new_text: str = ""
     _begun: str = ""
 
-    def calls(self, make_id: Callable[[], str]) -> tuple[ToolCall, ...]:
-        """Return the calls so far. The arguments of the last one may be cut off."""
-        return tuple(ToolCall(name, "".join(arguments) or "{}", make_id()) for name, arguments in self._calls)
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """The calls so far. The arguments of the last one may be cut off."""
+        return tuple(ToolCall(name, "".join(arguments), id_) for name, arguments, id_ in self._calls)
 
     def feed(self, text: str) -> tuple[str, list[CallDelta]]:
         """Read a piece. Return the text and the pieces of calls that are now certain."""
@@ -237,8 +241,8 @@ class CallReader:
                 return False
             if end is not None and end != _MORE:
                 self._held, self._begun = self._held[len(name) + end :], ""
-                self._calls.append((name, []))
-                self._deltas.append(CallDelta(len(self._calls) - 1, name=name))
+                self._calls.append((name, [], self.make_id()))
+                self._deltas.append(CallDelta(len(self._calls) - 1, name=name, id=self._calls[-1][2]))
                 self._state, self._scan, self._num_fields = "json" if fields is None else "fields", _JsonEnd(), 0
                 return True
         self._held, self._begun, self._state = self._begun + self._held, "", "rest"
@@ -420,7 +424,10 @@ _NUMBERS, _IDS = (7070707, 8080808), ("quillida1", "quillidb2")
 _UNIT = re.compile(r"<[^<>\n]+>|\[/?[A-Z_]+\]|[0-9]+|.", re.DOTALL)
 """Texts are compared by tags, numbers and characters."""
 _TOKEN = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
-_GPT_OSS = CallMarkup(start="<|channel|>commentary to=functions.", named=" <|constrain|>json<|message|>", text="<|channel|>final<|message|>")
+_GPT_OSS = CallMarkup(
+    start="<|channel|>commentary to=functions.", named=" <|constrain|>json<|message|>", text="<|channel|>final<|message|>"
+)  # fmt: skip
+"""Its template writes calls in another order than its models do."""
 
 
 def probe_tools() -> tuple[ToolSpec, ...]:
@@ -543,7 +550,7 @@ class _Learner:
         for text, is_whole in ((markup.written([call]), True), (rendered.replace(ID, call.id), whole is not None)):
             reader = CallReader(markup, _NAMES, lambda _name, key: key not in _KEYS[2:])
             said = reader.feed(text)[0] + reader.finish()[0]
-            calls = reader.calls(str)
+            calls = reader.calls
             if (said.strip() and is_whole) or len(calls) != 1 or (calls[0].name, calls[0].parsed) != (call.name, call.parsed):
                 raise _UnknownFormError
 
