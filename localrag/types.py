@@ -38,9 +38,9 @@ class ToolCall:
 
     @property
     def parsed(self) -> dict[str, Any] | None:
-        """The arguments, or None if their text is not a JSON object."""
+        """The arguments, {} if their text is empty, or None if it is not a JSON object."""
         try:
-            value = json.loads(self.arguments, parse_constant=_refuse_constant) if isinstance(self.arguments, str) else None
+            value = json.loads(str(self.arguments).strip() or "{}", parse_constant=_refuse_constant)
         except (ValueError, RecursionError):
             return None
         return value if isinstance(value, dict) else None

@@ -54,11 +54,12 @@ KEYWORDS = {
 # Placeholders consist of rare letters (CJK Extension B), which have no case, are not trimmed, and are not escaped by Python's repr. The
 # first letter identifies the text; random letters follow, up to the text's length.
 _FIRST, _REST, _END = 0x20000, 0x25000, 0x25100
-_PLACEHOLDER = re.compile(f"([{chr(_FIRST)}-{chr(_REST - 1)}][{chr(_REST)}-{chr(_END - 1)}]*)")
+_PLACEHOLDER = re.compile(
+    f"([{chr(_FIRST)}-{chr(_REST - 1)}][{chr(_REST)}-{chr(_END - 1)}]*)"
+    r"|(\\ud8[4-5][0-9a-f]\\ud[c-f][0-9a-f]{2}(?:\\ud854\\udc[0-9a-f]{2})*)"  # in a JSON string that has only ASCII
+)
 _LETTER = re.compile(f"[{chr(_FIRST)}-{chr(_END - 1)}]+")
 _MARK = re.compile("\ue000([0-9]+)\ue001")
-_ASCII = re.compile(r"(?:\\ud8[4-5][0-9a-f]\\ud[c-f][0-9a-f]{2})+")
-"""Placeholders in a JSON string that has only ASCII."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +76,17 @@ class Disguise:
             if isinstance(part, int):
                 pieces.append(part)
                 continue
-            is_ascii = _ASCII.search(part) is not None
-            text = _ASCII.sub(lambda escaped: json.loads(f'"{escaped[0]}"'), part) if is_ascii else part
-            for index, piece in enumerate(_PLACEHOLDER.split(text)):
-                if index % 2 == 1 and piece in self.texts:
-                    pieces.append(ToolText(self.texts[piece], is_ascii=is_ascii))
-                elif _LETTER.search(piece):
+            position = 0
+            for match in _PLACEHOLDER.finditer(part):
+                placeholder = match[1] or json.loads(f'"{match[2]}"')
+                if placeholder not in self.texts or _LETTER.search(part, position, match.start()):
                     return Refusal("alters or splits the texts of tools", lost=True, altered=True)
-                elif piece:
-                    pieces.append(piece)
-        return tuple(pieces)
+                pieces += [part[position : match.start()], ToolText(self.texts[placeholder], is_ascii=match[2] is not None)]
+                position = match.end()
+            if _LETTER.search(part, position):
+                return Refusal("alters or splits the texts of tools", lost=True, altered=True)
+            pieces.append(part[position:])
+        return tuple(piece for piece in pieces if piece != "")
 
 
 @dataclass(frozen=True, slots=True)

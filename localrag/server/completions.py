@@ -292,9 +292,9 @@ class _ChatForm:
         delta = {**({"content": text} if text else {}), **_reasoning(reply["thought"])}
         counted = {"localrag": {"completion_tokens": reply["num_tokens"]}} if self._question.includes_usage else {}
         choice = _choice(delta, logprobs=self._logprobs(logprobs) if logprobs else None)
-        chunks = [{"choices": [choice], **counted}] if delta or logprobs or counted else []
+        chunks = [self._event({"choices": [choice], **counted})] if delta or logprobs or counted else []
         calls = [] if self._is_legacy else reply.get("calls", [])
-        return [self._event(each) for each in (*chunks, *({"choices": [_choice({"tool_calls": [_call_delta(call)]})]} for call in calls))]
+        return [*chunks, *(self._event({"choices": [_choice({"tool_calls": [_call_delta(call)]})]}) for call in calls)]
 
     @property
     def _is_legacy(self) -> bool:
