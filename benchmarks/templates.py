@@ -165,15 +165,18 @@ def compare(source: str, template: JinjaChatTemplate) -> Iterator[Comparison]:
     for name, messages in CONVERSATIONS.items():
         try:
             segments = template.render(messages, TOOLS)
-            listed = template.tools_adaptation is not None
-            segments = template.render(messages) if listed else segments
+            note = "no place for tools: compared without" if template.tools_adaptation else ""
+            theirs, error, is_beyond = rendered(source, messages, () if note else TOOLS)
+            if error and not note:
+                without = rendered(source, messages, ())
+                if not without[1]:
+                    note, (theirs, error, is_beyond) = f"transformers refuses the tools ({error}): compared without", without
+            segments = template.render(messages) if note else segments
         except TemplateError as raised:
             yield Comparison(name, "refused", "", "", raised.message)
             continue
         ours = "".join(segment.text for segment in segments)
-        theirs, error, is_beyond = rendered(source, messages, () if listed else TOOLS)
-        notes = [template.calls_adaptation, template.adaptation, "no place for tools: compared without" if listed else None]
-        adapted = "; ".join(filter(None, notes))
+        adapted = "; ".join(filter(None, [template.calls_adaptation, template.adaptation, note]))
         if error:
             yield Comparison(name, "unknown", ours, theirs, f"transformers: {error}")
         elif ours != theirs:
