@@ -77,8 +77,10 @@ if TYPE_CHECKING:
     from localrag.settings import Learning, Settings
     from localrag.support import SentenceSupport, Support, SupportingSpan, UnsupportedClaim
     from localrag.text.tokens import Embedder
+    from localrag.text.tool_calls import CallDelta
     from localrag.types import (
         Attachment,
+        CallRules,
         Chunk,
         Citation,
         Completion,
@@ -92,6 +94,7 @@ if TYPE_CHECKING:
         Slot,
         Timings,
         TokenLogprob,
+        ToolCall,
         ToolSpec,
     )
 
@@ -105,6 +108,8 @@ __all__ = [
     "BundleError",
     "Bypass",
     "Calibration",
+    "CallDelta",
+    "CallRules",
     "Chat",
     "Chunk",
     "Citation",
@@ -184,6 +189,7 @@ __all__ = [
     "TimeLimitError",
     "Timings",
     "TokenLogprob",
+    "ToolCall",
     "ToolCalls",
     "ToolSpec",
     "TopK",
@@ -322,8 +328,10 @@ _MODULES = {
         "UnsupportedClaim",
     ),
     "text.tokens": ("Embedder",),
+    "text.tool_calls": ("CallDelta",),
     "types": (
         "Attachment",
+        "CallRules",
         "Chunk",
         "Citation",
         "Completion",
@@ -337,6 +345,7 @@ _MODULES = {
         "Slot",
         "Timings",
         "TokenLogprob",
+        "ToolCall",
         "ToolSpec",
     ),
 }
