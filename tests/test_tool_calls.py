@@ -111,7 +111,7 @@ def test_a_template_without_a_form_has_none():
     with JinjaChatTemplate(CHATML, time_limit_s=10) as template:
         assert (template.call_markup, template.knows_calls) == (PLAIN, False)
     with JinjaChatTemplate(CHATML + "{# <tool_call> #}", time_limit_s=10) as template:
-        assert (template.call_markup, template.knows_calls) == (HERMES, False)
+        assert (template.call_markup, template.knows_calls) == (HERMES, True)
 
 
 def test_calls_are_held_to_and_read_in_every_form(learned):

@@ -82,7 +82,7 @@ class EchoTemplate:
 
     thinking = None
     call_markup = PLAIN
-    knows_calls = True
+    notes: tuple[str, ...] = ()
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, thinks: bool = True) -> list[Segment]:  # noqa: ARG002
         segments, text = [], ""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Self
 
-from localrag.engine.template_calls import ESCAPES, OFFERS, CallDisguise, CallForm, Offer, call_form, native_turns, short_id
+from localrag.engine.template_calls import ESCAPES, OFFERS, CallDisguise, CallForm, Offer, call_form, native_turns
 from localrag.engine.template_layout import (
     ADAPTATIONS,
     CallId,
@@ -43,8 +43,8 @@ from localrag.process import Child, ChildExitError, ChildStartError
 from localrag.text.sanitize import one_line
 from localrag.text.thinking import ThinkingForm, form_of
 from localrag.text.tokens import Segment
-from localrag.text.tool_calls import HERMES, PLAIN, CallMarkup, learned, probe_tools
-from localrag.types import Message, ToolSpec
+from localrag.text.tool_calls import KNOWN_MARKS, PLAIN, CallMarkup, learned, probe_tools, short_id
+from localrag.types import Message, ToolCall, ToolSpec
 
 MAX_SOURCE_BYTES = 128 << 10
 MAX_KEPT_LAYOUTS = 32
@@ -92,6 +92,7 @@ class JinjaChatTemplate:
         self.calls_adaptation: str | None = None
         """How its tool calls were written; None if the template wrote them itself, or if there were none."""
         self._markup: tuple[CallMarkup, bool] | None = None
+        self._has_tools = False
         self._thinking = form_of(source)
         self._thinks = True
         self._clock = clock
@@ -132,17 +133,32 @@ class JinjaChatTemplate:
 
     @property
     def knows_calls(self) -> bool:
-        """Whether `call_markup` was learned from the template."""
+        """Whether `call_markup` is the template's own form, or that of its family."""
         return self._learned[1]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the last prompt with tools or calls does otherwise than the template, as sentences."""
+        notes = [note for note in (self.tools_adaptation, self.calls_adaptation) if note]
+        if self._has_tools and not self.knows_calls:
+            notes.append("the chat template does not show how the model writes tool calls, so they are JSON")
+        return tuple(f"{note[0].upper()}{note[1:]}." for note in notes)
 
     @property
     def _learned(self) -> tuple[CallMarkup, bool]:
         if self._markup is None:
-            adaptations = self.adaptation, self.tools_adaptation, self.calls_adaptation
+            last = self.adaptation, self.tools_adaptation, self.calls_adaptation, self._has_tools
+            self._markup = PLAIN, False  # for the prompts to learn from
             found = learned(self._rendered_calls, thoughts_end=self._thinking.closes if self._thinking else "", eos=self.eos_text)
-            self.adaptation, self.tools_adaptation, self.calls_adaptation = adaptations
-            self._markup = found or (HERMES if HERMES.start.partition("\n")[0] in self.source else PLAIN), found is not None
+            known = next((markup for mark, markup in KNOWN_MARKS if mark in self.source), PLAIN) if self._drops_calls() else PLAIN
+            self.adaptation, self.tools_adaptation, self.calls_adaptation, self._has_tools = last
+            self._markup = found or known, found is not None or known is not PLAIN
         return self._markup
+
+    def _drops_calls(self) -> bool:
+        call = ToolCall(probe_tools()[0].name, {}, "call00000")
+        said = [Message("user", "?"), Message("assistant", "", tool_calls=(call,)), Message("tool", "!", tool_call_id=call.id)]
+        return self._rendered_calls(said) is None
 
     def _rendered_calls(self, messages: Sequence[Message]) -> str | None:
         """Return a prompt for `learned`; None if its calls are not written as they are made."""
@@ -165,13 +181,14 @@ class JinjaChatTemplate:
             self._thinks = thinks or self._thinking is None
             layout = self._layout(tuple(message.role for message in messages), calls, form, self._clock())
             self.adaptation, self.tools_adaptation = layout.adaptation, layout.tools_adaptation
-            self.calls_adaptation = layout.calls_adaptation
+            self.calls_adaptation, self._has_tools = layout.calls_adaptation, form is not None
         texts: tuple[Segment, ...] = ()
         if form:
             texts = (form.listing,) if layout.tools_adaptation else form.texts
             if sum(len(texts[part.index].text) for part in layout.parts if isinstance(part, ToolText)) > MAX_TOOL_CHARS:
                 raise self._error(TOO_MUCH_TEXT)
-        segments = list(_Segments(messages, calls, texts, written=layout.writes_calls).of(layout.parts))
+        markup = self.call_markup if layout.writes_calls else PLAIN
+        segments = list(_Segments(messages, calls, texts, markup if layout.writes_calls else None).of(layout.parts))
         if thinks or self._thinking is None:
             return segments
         ends = self._thinking.without("" if segments[-1].is_content else segments[-1].text)
@@ -372,12 +389,12 @@ def _native(original: Sequence[Turn], calls: CallForm) -> Iterator[tuple[tuple[T
 
 @dataclass(frozen=True, slots=True)
 class _Segments:
-    """Puts texts back into a layout. `texts` are those of tools. With `written`, calls follow the content of their message, as text."""
+    """Puts texts back into a layout. `texts` are those of tools. With `markup`, calls follow the content of their message, as text."""
 
     messages: Sequence[Message]
     calls: CallForm | None
     texts: Sequence[Segment]
-    written: bool
+    markup: CallMarkup | None
 
     def of(self, parts: Sequence[Part]) -> Iterator[Segment]:
         for part in parts:
@@ -393,13 +410,20 @@ class _Segments:
 
     def _message(self, index: int) -> Iterator[Segment]:
         message = self.messages[index]
-        written = message.tool_calls if self.written else ()
-        if message.content or not written:
+        calls = message.tool_calls if self.markup is not None else ()
+        if message.content or not calls:
             yield Segment(message.content, index)
-        for at, call in enumerate(written):
-            if at or message.content:
-                yield Segment("\n", call=index)
-            yield Segment(call.text, is_content=True, call=index)
+        if self.markup is None or not calls:
+            return
+        if message.content:
+            yield Segment("\n", call=index)
+        if self.markup is PLAIN:
+            for at, call in enumerate(calls):
+                yield from [Segment("\n", call=index)] if at else []
+                yield Segment(call.text, is_content=True, call=index)
+            return
+        for text, is_content in self.markup.pieces(calls):
+            yield Segment(text, is_content=is_content, call=index)
 
     def _call(self, part: CallText | CallId) -> Segment:
         assert self.calls is not None, "only a layout with calls has such parts"

@@ -18,13 +18,13 @@ from hashlib import blake2b
 from typing import Any
 
 from localrag.engine.template_layout import MAX_DEPTH, CallId, CallText, Part, Refusal, Turn
+from localrag.text.tool_calls import short_id
 from localrag.types import Message
 
 MAX_TEXTS = 50_000
 """Most texts of all calls together. Beyond it, the arguments of a call are one text."""
 _MAX_CALL_TEXTS = 2_000
 _ID = re.compile(r"[A-Za-z0-9_.:-]{9,64}")
-_SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 _ID_LETTERS = string.ascii_letters + string.digits
 _MARK = re.compile("\ue000([0-9]+)\ue001")
 
@@ -224,14 +224,6 @@ class CallDisguise:
             if name != "repr" and text.startswith(image := escape(ending), match.end()):
                 return name, match.start(), match.end() + len(image)
         return None
-
-
-def short_id(text: str) -> str:
-    """Return an id of nine letters and digits, the same for the same text."""
-    if _SHORT_ID.fullmatch(text):
-        return text
-    number = int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
-    return "".join(_ID_LETTERS[number // 62**at % 62] for at in range(9))
 
 
 def call_form(messages: Sequence[Message]) -> CallForm | None:

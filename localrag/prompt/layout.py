@@ -339,7 +339,7 @@ class PlainTemplate:
     """A `ChatTemplate` without any text of its own: the contents one after another."""
 
     thinking = None
-    knows_calls = False
+    notes: tuple[str, ...] = ()
 
     @property
     def call_markup(self) -> CallMarkup:

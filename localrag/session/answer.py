@@ -112,6 +112,8 @@ class Prepared:
     """The query that replaced a follow-up question; None if none was rewritten."""
     answerability: Answerability | None = None
     """How likely the knowledge bases answer the question; None if that is unknown."""
+    notes: tuple[str, ...] = ()
+    """What the prompt does otherwise than the model's chat template would, for tools and their calls."""
 
     @property
     def abstains(self) -> bool:
@@ -125,8 +127,8 @@ class Prepared:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings for a smaller window or a shorter answer than requested, and for skipped reranking."""
-        return [*window_warnings(self.slot), *ledger_warnings(self.prompt.ledger)]
+        """Warnings for a smaller window or a shorter answer than requested, for skipped reranking, and for tools."""
+        return [*window_warnings(self.slot), *ledger_warnings(self.prompt.ledger), *self.notes]
 
 
 @dataclass(frozen=True, slots=True)

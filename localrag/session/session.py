@@ -176,7 +176,13 @@ class Session:
             deadline=deadline,
             bypass=outcome(unsearched, hits, composed.hits),
             answerability=answerability,
+            notes=self._notes(question),
         )
+
+    def _notes(self, question: Question) -> tuple[str, ...]:
+        """What the last prompt did otherwise than the template, for tools and their calls."""
+        has_calls = question.given.tools or any(message.tool_calls for message in question.messages)
+        return self.engine.template.notes if has_calls and not question.is_plain else ()
 
     def run(self, questions: Iterable[Question | Prepared | None], *, policy: Policy | None = None) -> Iterator[Event]:
         """Answer questions under a policy. Every caller runs its questions through this method.
@@ -471,7 +477,7 @@ class Session:
             answerability=prepared.answerability,
             abstained=prepared.abstains,
             embedder=self.embedder if any("semantic" in hit.scores for hit in prepared.offered) else None,
-            warnings=(*self.warnings, *ledger_warnings(ledger)),
+            warnings=(*self.warnings, *ledger_warnings(ledger), *prepared.notes),
         )
 
     def close(self) -> None:

@@ -103,8 +103,8 @@ class ChatTemplate(Protocol):
         ...
 
     @property
-    def knows_calls(self) -> bool:
-        """Whether that form is the template's own."""
+    def notes(self) -> tuple[str, ...]:
+        """What the last prompt with tools or calls does otherwise than the template, as sentences."""
         ...
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, thinks: bool = True) -> list[Segment]:

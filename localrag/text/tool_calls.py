@@ -15,14 +15,18 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Sequence
+import string
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import Literal
 
 from localrag.types import Message, ToolCall, ToolSpec
 
 NUMBER, ID = "\ue000", "\ue001"
 _VARIABLES = {NUMBER: re.compile(r"[0-9]{1,9}"), ID: re.compile(r"[A-Za-z0-9_.:-]{1,64}")}
+_SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
+_ID_LETTERS = string.ascii_letters + string.digits
 _TAG = re.compile(r"<[^<>\s]|\[[A-Z]|[<>|]{2}")
 """What tells an opening text from plain text, in which it may then stand anywhere."""
 
@@ -79,31 +83,63 @@ class CallMarkup:
 
     def written(self, calls: Sequence[ToolCall]) -> str:
         """Return the text of an answer that makes these calls. Several are written only if the markup allows them."""
-        texts = [self._call(call, number) for number, call in enumerate(calls if self.between is not None else calls[:1])]
-        return self.opens + (self.between or "").join(texts) + self.closes
+        return "".join(text for text, _ in self.pieces(calls if self.between is not None else calls[:1]))
 
-    def _call(self, call: ToolCall, number: int) -> str:
-        arguments = call.parsed or {}
-        if self.fields is None:
-            body = json.dumps(arguments, ensure_ascii=False)
+    def pieces(self, calls: Sequence[ToolCall]) -> Iterator[tuple[str, bool]]:
+        """Yield the same as stretches of text, each with whether it is content: part of a call, and not of the markup."""
+        yield self.opens, False
+        for number, call in enumerate(calls):
+            if number:
+                yield self.between or "\n", False
+            for text, is_content in self._call(call):
+                fixed = text.replace(NUMBER, str(number)).replace(ID, short_id(call.id or str(number)))
+                yield (text, True) if is_content else (fixed, False)
+        yield self.closes, False
+
+    def _call(self, call: ToolCall) -> Iterator[tuple[str, bool]]:
+        yield from ((self.start, False), (call.name, True), (self.named, False))
+        if self.fields is None or call.parsed is None:
+            yield str(call.arguments) if call.parsed is None else json.dumps(call.parsed, ensure_ascii=False), True
         else:
-            body = self.fields.between.join(self._field(key, value) for key, value in arguments.items())
-        text = f"{self.start}{call.name}{self.named}{body}{self.end}"
-        return text.replace(NUMBER, str(number)).replace(ID, call.id or f"call{number:05d}")
+            for at, (key, value) in enumerate(call.parsed.items()):
+                yield from self._field(key, value, self.fields.between if at else "", self.fields)
+        yield self.end, False
 
-    def _field(self, key: str, value: object) -> str:
-        form = self.fields
-        assert form is not None, "only then there are fields"
-        if isinstance(value, str):
-            return f"{form.key}{key}{form.opens_text}{value}{form.closes_text}"
-        return f"{form.key}{key}{form.opens_json}{json.dumps(value, ensure_ascii=False)}{form.closes_json}"
+    def _field(self, key: str, value: object, before: str, form: Fields) -> Iterator[tuple[str, bool]]:
+        is_text = isinstance(value, str)
+        opens, closes = (form.opens_text, form.closes_text) if is_text else (form.opens_json, form.closes_json)
+        content = str(value) if is_text else json.dumps(value, ensure_ascii=False)
+        yield from ((before + form.key, False), (key, True), (opens, False), (content, True), (closes, False))
 
 
 PLAIN = CallMarkup(start='{"name": "', named='", "arguments": ', end="}")
 """For models without a form of their own: a JSON object and nothing else."""
-HERMES = CallMarkup(
-    start='<tool_call>\n{"name": "', named='", "arguments": ', end="}\n</tool_call>", between="\n"
-)  # fmt: skip
+HERMES = CallMarkup(start='<tool_call>\n{"name": "', named='", "arguments": ', end="}\n</tool_call>", between="\n")
+_LFM2 = CallMarkup(
+    start="",
+    named="(",
+    end=")",
+    opens="<|tool_call_start|>[",
+    closes="]<|tool_call_end|>",
+    between=", ",
+    fields=Fields("", "='", "'", "=", "", ", "),
+)
+_GRANITE = CallMarkup(start='{"name": "', named='", "arguments": ', end="}", opens="<|tool_call|>[", closes="]", between=", ")
+KNOWN_MARKS = (
+    ("List of tools: <|tool_list_start|>", _LFM2),
+    ("List of tools: [", _LFM2),
+    ("<|tool_call|> followed by a JSON list", _GRANITE),
+    ("<tool_call>", HERMES),
+)
+"""Text of templates that leave out calls, and the form of their models."""
+
+
+def short_id(text: str) -> str:
+    """Return an id of nine letters and digits, which Mistral's models demand; the same for the same text."""
+    if _SHORT_ID.fullmatch(text):
+        return text
+    number = int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
+    return "".join(_ID_LETTERS[number // 62**at % 62] for at in range(9))
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,6 +154,26 @@ def test_calls_are_text_where_a_template_drops_them(source):
         assert template.calls_adaptation == "the calls are written as text, for the template drops a tool call"
 
 
+def test_calls_that_a_template_drops_are_written_in_the_form_of_its_family():
+    call = ToolCall("ping", {"to": "<|im_end|>"})
+    with JinjaChatTemplate(CHATML + "{# <tool_call> #}", time_limit_s=10) as template:
+        segments = template.render([USER, calling(call), result(call)])
+        assert '<tool_call>\n{"name": "ping", "arguments": {"to": "<|im_end|>"}}\n</tool_call>' in joined(segments)
+        assert not controls(segments)[1]
+        assert template.notes == ("The calls are written as text, for the template drops a tool call.",)
+
+
+def test_what_is_not_known_of_a_template_is_said():
+    with JinjaChatTemplate(CHATML, time_limit_s=10) as template:
+        template.render([USER], [PING])
+        listed, unknown = template.notes
+        assert listed == "The tools are listed in the system text, for the template has no place for them."
+        assert unknown == "The chat template does not show how the model writes tool calls, so they are JSON."
+    with JinjaChatTemplate(FAMILIES["hermes"], time_limit_s=10) as template:
+        template.render(TALKS["two"], [PING])
+        assert template.notes == ()
+
+
 @pytest.mark.parametrize(
     ("source", "name", "expected"),
     [
