@@ -90,7 +90,7 @@ class CallMarkup:
         yield self.opens, False
         for number, call in enumerate(calls):
             if number:
-                yield self.between or "\n", False
+                yield "\n" if self.between is None else self.between, False
             for text, is_content in self._call(call):
                 fixed = text.replace(NUMBER, str(number)).replace(ID, short_id(call.id or str(number)))
                 yield (text, True) if is_content else (fixed, False)
