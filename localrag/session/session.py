@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from localrag import citation, prompt
 from localrag.budget import Profile
@@ -18,6 +18,7 @@ from localrag.engine.jobs import SINGLE, Policy, last_event
 from localrag.errors import UsageError
 from localrag.files import secure_home
 from localrag.prompt import CITE, PLAIN, Demand, PromptInputs
+from localrag.prompt.measure import begins_with_token
 from localrag.question import Question, Search
 from localrag.session import recorder, retrieval
 from localrag.session.answer import Answer, Bypass, Prepared, bypass, ledger_warnings, outcome, window_warnings
@@ -200,13 +201,32 @@ class Session:
         *,
         on_text: Callable[[str], None] | None = None,
         on_thought: Callable[[str], None] | None = None,
+        keep_partial: bool = False,
     ) -> Answer:
         """Answer a question. `on_text` receives each piece of the answer, `on_thought` each piece of the reasoning before it.
 
-        Raises the errors of `prepare`, and EngineError. Ctrl-C ends the answer with `finish_reason` "cancelled", the time limit with
-        "time".
+        Raises the errors of `prepare`, and EngineError. The time limit ends the answer with `finish_reason` "time". Ctrl-C raises
+        KeyboardInterrupt after the journal has what was written; with `keep_partial`, that is returned with "cancelled".
         """
-        return self._answer(_question(question), on_text, on_thought)
+        answer = self._answer(_question(question), on_text, on_thought)
+        if answer.finish_reason == "cancelled" and not keep_partial:
+            raise KeyboardInterrupt
+        return answer
+
+    def stream(self, question: Question | str) -> Iterator[Event]:
+        """Answer a question and yield what happens: its prompt, pieces of thoughts and text, and at last the answer.
+
+        Raises what `ask` raises. Ctrl-C raises KeyboardInterrupt after the last event, which has what was written. Closing the iterator
+        cancels the answer.
+        """
+        with closing(cast("Generator[Event]", self.run([_question(question)]))) as events:
+            for event in events:
+                if event.error is not None:
+                    raise event.error
+                if event.question is not None:
+                    yield event
+                if event.answer is not None and event.answer.finish_reason == "cancelled":
+                    raise KeyboardInterrupt
 
     def answer(
         self,
@@ -265,7 +285,10 @@ class Session:
         content, thread, is_timed = question.given, question.thread, question.budget.max_seconds is not None
         max_tokens = question.sampling.max_tokens
         think_tokens = 0 if is_timed else question.sampling.room_to_think  # reasoning without an answer is useless
-        quotes = question.quote and is_free_text(question) and not (think_tokens and self.engine.template.thinking)
+        form = self.engine.template.thinking if think_tokens else None
+        is_enforceable = form is None or begins_with_token(form, self.engine.tokenizer)
+        has_logprobs = question.sampling.logprobs is not None  # copied tokens have none
+        quotes = question.quote and is_free_text(question) and is_enforceable and not has_logprobs
         return PromptInputs(
             messages=question.messages,
             needs_question=question.needs_question,
