@@ -368,11 +368,15 @@ def schema_text(schema: Mapping[str, Any] | str) -> str:
 class CallRules:
     """How an answer that may call tools is written: its grammar, the control tokens whose text is part of the answer, and a function that
     writes calls.
+
+    One of `opener_ids` begins a call anywhere in a text; with none of them, only the first token does, with the text `opener`.
     """
 
     grammar: str
     shown_ids: frozenset[int]
     written: Callable[[Sequence[ToolCall]], str]
+    opener: str = ""
+    opener_ids: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

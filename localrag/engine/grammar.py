@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from localrag.errors import EngineError, UsageError
 from localrag.text.tool_calls import ID, NUMBER, CallMarkup, Fields
-from localrag.types import ToolSpec, schema_text
+from localrag.types import CallRules, ToolSpec, schema_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -346,6 +346,13 @@ class Vocabulary:
         """Return a matcher for an answer that cites these labels and may quote; see CitingMatcher."""
         return CitingMatcher(self, labels, max_tokens, dict(quotes), is_first=is_first)
 
+    def calling_matcher(self, rules: CallRules, labels: tuple[str, ...], max_tokens: int, *, is_first: bool = False) -> Matcher:
+        """Return a matcher for an answer that calls tools by these rules, or cites these labels."""
+        cites = CitingMatcher(self, labels, max_tokens, is_first=is_first)
+        opener = rules.opener[:1].encode()
+        openers = rules.opener_ids or frozenset(at for at, piece in enumerate(self.pieces) if piece.lstrip()[:1] == opener)
+        return CallingMatcher(self, rules.grammar, cites, openers, is_either=not rules.opener_ids)
+
     def matcher(self, grammar: str) -> Matcher:
         """Return a matcher for one sequence. EngineError for a grammar that llguidance refuses."""
         return Matcher(self, grammar)
@@ -536,6 +543,42 @@ class CitingMatcher(Matcher):
 def _has_word(piece: bytes) -> bool:
     """Whether a piece of text has a letter or a digit, or a part of one outside of ASCII."""
     return any(byte >= 0x80 or chr(byte).isalnum() for byte in piece)
+
+
+class CallingMatcher(Matcher):
+    """A position in an answer that calls tools, or is text that cites.
+
+    `grammar` allows calls and any text; `cites` limits the text. A token of `openers` begins a call, which ends the text. With
+    `is_either`, an answer is calls or text, so only its first token can begin a call.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, grammar: str, cites: CitingMatcher, openers: frozenset[int], *, is_either: bool) -> None:
+        super().__init__(vocabulary, grammar)
+        self._cites: CitingMatcher | None = cites
+        self._openers = openers
+        self._is_either = is_either
+
+    def allows(self, token: int) -> bool:
+        return super().allows(token) and (self._cites is None or token in self._openers or self._cites.allows(token))
+
+    def allowed(self) -> NDArray[np.bool_]:
+        mask = super().allowed()
+        if self._cites is None:
+            return mask
+        text = self._cites.allowed()
+        text[list(self._openers)] = True
+        return mask & text
+
+    def accept(self, token: int) -> None:
+        super().accept(token)
+        if self._cites is None:
+            return
+        if token in self._openers:
+            self._cites = None
+            return
+        self._cites.accept(token)
+        if self._is_either:
+            self._openers = frozenset()
 
 
 @functools.cache

@@ -246,13 +246,13 @@ def _is_timed(question: Question | Prepared) -> bool:
 
 
 def may_enforce_citations(prepared: Prepared) -> bool:
-    """Whether the grammar of citations applies: there is evidence for the question, and nothing else shapes the answer."""
+    """Whether the text of an answer may be held to the citations: there is evidence for the question, and no schema."""
     question, composed = prepared.question, prepared.prompt
     return (
         (question.quote or (question.cite or DEFAULT_CITE) == "enforced")
         and bool(composed.hits or question.thread.again)
         and (composed.thinking is None or composed.thinking.shows_beginning)
-        and is_free_text(question)
+        and (question.calls is not None or is_free_text(question))
     )
 
 
@@ -303,8 +303,14 @@ def _sampling_of(prepared: Prepared, engine: Engine) -> tuple[SamplingParams, Ca
     markup = markup if calls.parallel else replace(markup, between=None)
     special_texts = engine.tokenizer.special_texts
     rules = CallRules(
-        grammar_of_calls(schema, markup, special_texts, or_text=calls.or_text), markup.mark_ids(special_texts), markup.written
-    )  # fmt: skip
+        grammar=grammar_of_calls(schema, markup, special_texts, or_text=calls.or_text),
+        shown_ids=markup.mark_ids(special_texts),
+        written=markup.written,
+        opener=markup.opener,
+        opener_ids=markup.opener_ids((*special_texts, *engine.tokenizer.tag_texts)),
+    )
+    if not calls.or_text or markup.text or not markup.opener or (markup.is_anywhere and not rules.opener_ids):
+        sampling = replace(sampling, citations=())  # there is no text, or no token that tells a call from it
     properties = {spec.name: spec.parameters.get("properties") or {} for spec in specs}
     reader = CallReader(markup, tuple(properties), lambda name, key: is_text(properties[name].get(key)), lambda: f"call_{token_hex(12)}")
     return replace(sampling, json_schema=schema, or_text=calls.or_text, call_rules=rules), reader

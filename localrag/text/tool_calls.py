@@ -76,6 +76,15 @@ class CallMarkup:
         """Whether calls may follow text. Otherwise an answer is calls or text, because text may look like a call's beginning."""
         return not self.text and bool(_TAG.match((self.opens + self.start).lstrip()))
 
+    @property
+    def opener(self) -> str:
+        """The text with which calls begin, up to what differs from call to call."""
+        return re.split(f"[{NUMBER}{ID}]", self.opens + self.start)[0].lstrip()
+
+    def opener_ids(self, special_texts: Sequence[tuple[str, int]]) -> frozenset[int]:
+        """Return the tokens of a vocabulary with which calls begin, if these are tokens of their own."""
+        return frozenset(token for text, token in special_texts if text.strip() and self.opener.startswith(text))
+
     def mark_ids(self, special_texts: Sequence[tuple[str, int]]) -> frozenset[int]:
         """Return the control tokens of a vocabulary that are part of these texts."""
         whole = "\0".join(self.literals)
