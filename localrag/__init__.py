@@ -78,8 +78,10 @@ if TYPE_CHECKING:
     from localrag.settings import Learning, Settings
     from localrag.support import SentenceSupport, Support, SupportingSpan, UnsupportedClaim
     from localrag.text.tokens import Embedder
+    from localrag.text.tool_calls import CallDelta
     from localrag.types import (
         Attachment,
+        CallRules,
         Chunk,
         Citation,
         Completion,
@@ -93,6 +95,7 @@ if TYPE_CHECKING:
         Slot,
         Timings,
         TokenLogprob,
+        ToolCall,
         ToolSpec,
     )
 
@@ -107,6 +110,8 @@ __all__ = [
     "BundleError",
     "Bypass",
     "Calibration",
+    "CallDelta",
+    "CallRules",
     "Chat",
     "Chunk",
     "Citation",
@@ -186,6 +191,7 @@ __all__ = [
     "TimeLimitError",
     "Timings",
     "TokenLogprob",
+    "ToolCall",
     "ToolCalls",
     "ToolSpec",
     "TopK",
@@ -325,8 +331,10 @@ _MODULES = {
         "UnsupportedClaim",
     ),
     "text.tokens": ("Embedder",),
+    "text.tool_calls": ("CallDelta",),
     "types": (
         "Attachment",
+        "CallRules",
         "Chunk",
         "Citation",
         "Completion",
@@ -340,6 +348,7 @@ _MODULES = {
         "Slot",
         "Timings",
         "TokenLogprob",
+        "ToolCall",
         "ToolSpec",
     ),
 }

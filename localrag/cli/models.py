@@ -16,7 +16,7 @@ import click
 from localrag.catalog import Catalog, VerifyResult
 from localrag.cli import options, render
 from localrag.cli.terminal import emit, note
-from localrag.errors import ModelFileError, counted
+from localrag.errors import ModelFileError, TemplateError, counted
 from localrag.session import open_engine
 from localrag.settings import Settings
 from localrag.text.sanitize import safe
@@ -224,11 +224,26 @@ def _readable(value: object) -> str:
 def _model_facts(catalog: Catalog, name: str | None, n_ctx: int | None) -> dict[str, object]:
     from localrag.engine.gguf import read_header  # noqa: PLC0415  # weight
     from localrag.engine.memory import make_slot  # noqa: PLC0415  # weight
+    from localrag.session.opening import read_template  # noqa: PLC0415  # weight
 
     spec = catalog.model(name)
     info = read_header(catalog.locate(spec))
     slot = make_slot(info, n_ctx if n_ctx is not None else spec.n_ctx)
-    return {"model": spec.name, **info.to_dict(), "slot": slot.to_dict()}
+    source = read_template(spec.chat_template) if spec.chat_template is not None else info.chat_template
+    return {"model": spec.name, **info.to_dict(), "tool_calls": None if source is None else _tool_calls(source), "slot": slot.to_dict()}
+
+
+def _tool_calls(source: str) -> dict[str, object] | None:
+    """Return how models of a chat template write a tool call, and whether that is the template's own form; None for one that fails."""
+    from localrag.engine.template import JinjaChatTemplate  # noqa: PLC0415  # weight
+    from localrag.types import ToolCall  # noqa: PLC0415  # weight
+
+    try:
+        with JinjaChatTemplate(source) as template:
+            example = template.call_markup.written([ToolCall("tool", {"parameter": "value"}, "call00000")])
+            return {"known": template.knows_calls, "example": example}
+    except TemplateError:
+        return None
 
 
 @models_command.command("pull")

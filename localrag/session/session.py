@@ -24,7 +24,7 @@ from localrag.session import recorder, retrieval
 from localrag.session.answer import Answer, Bypass, Prepared, bypass, ledger_warnings, outcome, window_warnings
 from localrag.session.answerability import UNCALIBRATED, Answerability, Calibration, CalibrationFile
 from localrag.session.opening import names_of, open_embedder, open_engine, open_knowledge_bases, open_profile, open_reranker
-from localrag.session.pipeline import Event, InFlight, Pipeline, is_free_text
+from localrag.session.pipeline import Event, InFlight, Pipeline, is_free_text, with_calls
 from localrag.session.retrieval import DEFAULT_TOP_K, EvidenceFile, EvidenceRule, Retriever, Selection, rule_for, select
 from localrag.session.shortening import Shortener
 from localrag.session.timing import Plan, TimedReranker, check_seconds, plan
@@ -159,6 +159,7 @@ class Session:
         if question.search.kbs not in (None, self._scope):
             with self.scoped(question) as session:
                 return session.prepare(question, write=write)
+        question = with_calls(question)
         started_at = question.budget.started_at or time.perf_counter()
         query = search_query(question.messages, needs_question=question.needs_question)
         retriever = self.retriever_until(question.budget.max_seconds, started_at)
@@ -176,7 +177,13 @@ class Session:
             deadline=deadline,
             bypass=outcome(unsearched, hits, composed.hits),
             answerability=answerability,
+            notes=self._notes(question),
         )
+
+    def _notes(self, question: Question) -> tuple[str, ...]:
+        """What the last prompt did otherwise than the template, for tools and their calls."""
+        has_calls = question.given.tools or any(message.tool_calls for message in question.messages)
+        return self.engine.template.notes if has_calls and not question.is_plain else ()
 
     def run(self, questions: Iterable[Question | Prepared | None], *, policy: Policy | None = None) -> Iterator[Event]:
         """Answer questions under a policy. Every caller runs its questions through this method.
@@ -493,7 +500,7 @@ class Session:
             answerability=prepared.answerability,
             abstained=prepared.abstains,
             embedder=self.embedder if any("semantic" in hit.scores for hit in prepared.offered) else None,
-            warnings=(*self.warnings, *ledger_warnings(ledger)),
+            warnings=(*self.warnings, *ledger_warnings(ledger), *prepared.notes),
         )
 
     def close(self) -> None:
