@@ -127,17 +127,19 @@ def open_embedder(settings: Settings, name: str | None = None, *, for_queries: b
 
     catalog = Catalog.load(settings)
     spec = catalog.embedder(name)
-    embedder = _embedder_at(catalog.open(spec), spec, settings, for_queries=for_queries)
+    path = catalog.open(spec)
+    sha256 = spec.sha256 or (catalog.digest(spec) if path.is_file() else None)  # part of its identity; hashed once
+    embedder = _embedder_at(path, spec, settings, sha256, for_queries=for_queries)
     if not spec.query_prefix and not spec.passage_prefix:
         return embedder
     return PrefixedEmbedder(embedder, query_prefix=spec.query_prefix, passage_prefix=spec.passage_prefix)
 
 
-def _embedder_at(path: Path, spec: ModelSpec, settings: Settings, *, for_queries: bool) -> Embedder:
+def _embedder_at(path: Path, spec: ModelSpec, settings: Settings, sha256: str | None, *, for_queries: bool) -> Embedder:
     if path.is_file():
         from localrag.engine.embed import LlamaEmbedder  # noqa: PLC0415  # weight
 
-        return LlamaEmbedder(path, home=settings.home, is_trusted=spec.sha256 is not None, sha256=spec.sha256)
+        return LlamaEmbedder(path, home=settings.home, is_trusted=spec.sha256 is not None, sha256=sha256)
     from localrag.kb.embedder import SentenceTransformerEmbedder  # noqa: PLC0415  # weight
 
     original = SentenceTransformerEmbedder(path, sha256=spec.sha256)
