@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
@@ -62,6 +62,8 @@ class Catalog:
     models_dir: Path
     checksums: Checksums
     default_model: str | None
+    default_ships: bool
+    """Whether the default model is the one that ships, which nobody chose."""
     default_embedder: str | None
     models: Mapping[str, ModelSpec]
     embedders: Mapping[str, ModelSpec]
@@ -91,6 +93,7 @@ class Catalog:
             models_dir=settings.models_dir,
             checksums=Checksums(settings.home / "verified.json", settings.home / "pulled.json"),
             default_model=tables.default_model,
+            default_ships=tables.default_file.exists() and tables.default_file.samefile(shipped_file()),
             default_embedder=tables.default_embedder,
             models=MappingProxyType(tables.models),
             embedders=MappingProxyType(tables.embedders),
@@ -182,6 +185,10 @@ class Catalog:
             raise sources.missing(spec)
         return path
 
+    def is_here(self, spec: ModelSpec) -> bool:
+        """Whether the file or folder is on this machine."""
+        return sources.find(spec, self.models_dir) is not None
+
     def open(self, spec: ModelSpec) -> Path:
         """Like `locate`, and check the sha256 if there is one. A file that has not changed is not hashed again.
 
@@ -220,7 +227,8 @@ class Catalog:
                 return spec
         stem = file.file.rpartition("/")[2].removesuffix(".gguf").rpartition("-00001-of-")[0] or Path(file.file).stem
         base = re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-._")[:60] or "model"
-        name = next(each for each in (base, *(f"{base}-{number}" for number in count(2))) if each not in {*self.names(), *_RESERVED})
+        taken = {*self.names(), *_RESERVED}
+        name = next(each for each in chain([base], (f"{base}-{number}" for number in count(2))) if each not in taken)
         return ModelSpec(name=name, kind="repo", source=listing.repo, file=file.file, revision=revision)
 
     def _where(self) -> str:

@@ -18,7 +18,7 @@ import click
 from localrag.budget import OVERFLOWS, Overflow
 from localrag.cli.files import STANDARD_INPUT, InputFile, read_source
 from localrag.cli.terminal import claimed_stdin, is_stdin_claimed, note
-from localrag.errors import UsageError, counted
+from localrag.errors import ModelNotFoundError, UsageError, counted
 from localrag.files import secure_home
 from localrag.kb.filters import Where
 from localrag.process import age_s
@@ -229,13 +229,16 @@ class Strategy(click.ParamType[tuple[Overflow, str | None]]):
 
 
 def opener(asking: Asking, *, vocab_only: bool, keep: bool, name: str = "ask") -> Callable[[], Session]:
-    """Return a function that opens a session with these options. UsageError for an option that needs --kb without it."""
+    """Return a function that opens a session with these options. UsageError for an option that needs --kb without it.
+
+    On a terminal, the function offers to fetch a missing model.
+    """
     for option, is_given in (("--where", bool(asking["where"])), ("--rerank", asking["rerank"] is not None)):
         if is_given and not asking["kbs"]:
             raise UsageError(f"{option} needs a knowledge base.", hint="Name one with --kb.")
     if vocab_only and asking["rerank"] == "llm":
         raise UsageError("--rerank llm needs the model, which this command does not run.", hint="Leave it out, or name a cross-encoder.")
-    return partial(
+    open_it = partial(
         Session.open,
         asking["model"],
         kbs=asking["kbs"],
@@ -248,6 +251,18 @@ def opener(asking: Asking, *, vocab_only: bool, keep: bool, name: str = "ask") -
         keep=keep,
         settings=asking["settings"],
     )
+
+    def open_session() -> Session:
+        try:
+            return open_it()
+        except ModelNotFoundError:
+            from localrag.cli.models import offer_model  # noqa: PLC0415  # only if it is missing
+
+            if not offer_model(asking["settings"], asking["model"]):
+                raise
+            return open_it()
+
+    return open_session
 
 
 seed = click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Random seed. The same seed gives the same text.  [default: 0]")

@@ -16,12 +16,20 @@ prompt, based on past prediction errors.
 from __future__ import annotations
 
 import math
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from localrag.files import JsonCache
+
+if TYPE_CHECKING:
+    from localrag.engine.threads import ThreadGovernor
 
 MAX_KEPT = 64
 """Maximum number of models and machines whose speed a home stores. The least recently used one is evicted."""
@@ -232,3 +240,121 @@ class SpeedFile:
 
     def save(self, speed: Speed) -> None:
         self._kept.put(self.key, speed.to_dict())
+
+
+@dataclass(frozen=True, slots=True)
+class MachineSpeed:
+    """How fast llama.cpp evaluates 4-bit weights on this machine, measured on a generated model.
+
+    `prefill_weights_per_s` is the number of weights times tokens per second in a prompt, `decode_bytes_per_s` the bytes of weights read per
+    second while an answer is written. A real model reaches about these numbers: other weight types and architectures differ.
+    """
+
+    prefill_weights_per_s: float
+    decode_bytes_per_s: float
+
+    def prefill_s(self, num_tokens: int, active_weights: int) -> float:
+        """Expected seconds to read a prompt with a model that uses so many weights per token."""
+        return num_tokens * active_weights / self.prefill_weights_per_s
+
+    def decode_tokens_per_s(self, bytes_per_token: float) -> float:
+        """Expected tokens per second of an answer, if so many bytes are read for each."""
+        return self.decode_bytes_per_s / bytes_per_token
+
+
+_MACHINE_FILE = "machine.json"
+_WIDTH, _FEED_FORWARD, _HEADS, _KV_HEADS, _LAYERS, _VOCAB = 2048, 8192, 16, 4, 4, 32
+_PROMPT, _STEPS = 256, 8
+_Q4_K_WEIGHTS, _Q4_K_BYTES = 256, 144
+
+
+def machine_speed(
+    home: Path, governor: ThreadGovernor, on_measure: Callable[[], None] = lambda: None, *, again: bool = False
+) -> MachineSpeed:
+    """Return the saved speed of this machine and build of llama.cpp, or measure it (`again`) in one to three seconds.
+
+    `on_measure` is called before a measurement. An unwritable home is ignored. EngineError if llama.cpp is not installed or out of memory.
+    """
+    from localrag.engine.llama_lib import library  # noqa: PLC0415  # only here
+
+    key = f"{platform.node()} {platform.machine()} {library().llama_print_system_info().decode()} {governor.num_cores}"
+    cache = JsonCache(home / _MACHINE_FILE, most=MAX_KEPT)
+    match None if again else cache.read().get(key):
+        case [float(prefill), float(decode)] if 0 < prefill < math.inf and 0 < decode < math.inf:
+            return MachineSpeed(prefill, decode)
+    on_measure()
+    speed = _measure_machine(governor.measure())
+    cache.put(key, [speed.prefill_weights_per_s, speed.decode_bytes_per_s])
+    return speed
+
+
+def _measure_machine(num_threads: int) -> MachineSpeed:
+    """Time a prompt and some steps of a generated model, larger than the processor's caches."""
+    from localrag.engine.llama import LlamaContext, LlamaModel  # noqa: PLC0415  # only here
+    from localrag.types import SamplingParams  # noqa: PLC0415
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "machine.gguf"
+        num_weights, num_bytes = _write_wide_model(path)
+        model = LlamaModel(path)
+        try:
+            context = LlamaContext(model, num_cells=512, batch_tokens=512, num_threads=num_threads, flash_attention=True)
+            try:
+                context.begin(0, [], SamplingParams())
+                context.decode([(token % _VOCAB, token, 0, token == 15) for token in range(16)])  # pages the weights in
+                context.sample(0, 15)
+                started = time.perf_counter()
+                context.decode([(token % _VOCAB, 16 + token, 0, token == _PROMPT - 1) for token in range(_PROMPT)])
+                context.sample(0, _PROMPT - 1)  # waits for the result
+                prefill_s = time.perf_counter() - started
+                steps = []
+                for step in range(_STEPS):
+                    started = time.perf_counter()
+                    context.decode([(1, 16 + _PROMPT + step, 0, True)])
+                    context.sample(0, 0)
+                    steps.append(time.perf_counter() - started)
+            finally:
+                context.close()
+        finally:
+            model.close()
+    return MachineSpeed(_PROMPT * num_weights / prefill_s, num_bytes / statistics.median(steps))
+
+
+def _write_wide_model(path: Path) -> tuple[int, int]:
+    """Write a Llama model of four layers with random weights in Q4_K. Returns the number of its weights and their bytes."""
+    import numpy as np  # noqa: PLC0415  # heavy import
+    from gguf import GGMLQuantizationType, GGUFWriter  # noqa: PLC0415  # heavy import
+
+    head_size = _WIDTH // _HEADS
+    writer = GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("no_vocab")
+    writer.add_vocab_size(_VOCAB)
+    writer.add_context_length(512)
+    writer.add_embedding_length(_WIDTH)
+    writer.add_feed_forward_length(_FEED_FORWARD)
+    writer.add_block_count(_LAYERS)
+    writer.add_head_count(_HEADS)
+    writer.add_head_count_kv(_KV_HEADS)
+    writer.add_rope_dimension_count(head_size)
+    writer.add_layer_norm_rms_eps(1e-5)
+    shapes = {"attn_q": (_WIDTH, _WIDTH), "attn_k": (_KV_HEADS * head_size, _WIDTH), "attn_v": (_KV_HEADS * head_size, _WIDTH)}
+    shapes |= {"attn_output": (_WIDTH, _WIDTH), "ffn_gate": (_FEED_FORWARD, _WIDTH), "ffn_up": (_FEED_FORWARD, _WIDTH)}
+    shapes |= {"ffn_down": (_WIDTH, _FEED_FORWARD)}
+    rng = np.random.default_rng(0)
+    scales = np.array([1e-4, 1e-4], np.float16).view(np.uint8)  # of each block: small, so that no activation overflows
+    writer.add_tensor("token_embd.weight", rng.uniform(-1, 1, (_VOCAB, _WIDTH)).astype(np.float32))
+    writer.add_tensor("output_norm.weight", np.ones(_WIDTH, np.float32))
+    for name, (rows, columns) in shapes.items():
+        blocks = rng.integers(0, 256, (rows, columns // _Q4_K_WEIGHTS, _Q4_K_BYTES), np.uint8)
+        blocks[:, :, :4] = scales
+        for layer in range(_LAYERS):
+            writer.add_tensor(f"blk.{layer}.{name}.weight", blocks.reshape(rows, -1), raw_dtype=GGMLQuantizationType.Q4_K)
+    for layer in range(_LAYERS):
+        for name in ("attn_norm", "ffn_norm"):
+            writer.add_tensor(f"blk.{layer}.{name}.weight", np.ones(_WIDTH, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    num_weights = _LAYERS * sum(rows * columns for rows, columns in shapes.values())
+    return num_weights, num_weights // _Q4_K_WEIGHTS * _Q4_K_BYTES

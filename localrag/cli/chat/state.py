@@ -85,6 +85,16 @@ class Room:
 
     # --- opening and closing ---
 
+    def model(self) -> str | None:
+        """Return the model that `open` will load: of the command line, else of the conversation; None for the default."""
+        if self.asking["model"] is None and self._choice.keeps and (self._choice.name is not None or self._choice.resumes):
+            with Journal.open(self.settings.home) as self._journal:
+                row = self._row()
+            self._journal = None
+            model = None if row is None else row.about.get("model")
+            return model if isinstance(model, str) else None
+        return self.asking["model"]
+
     def open(self) -> None:
         """Find or create the conversation, and load its model and knowledge bases."""
         home = self.settings.home if self._choice.keeps else Path(self._opened.enter_context(tempfile.TemporaryDirectory()))
