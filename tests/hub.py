@@ -58,9 +58,11 @@ class _Handler(BaseHTTPRequestHandler):
         if is_head:
             self._send(206 if asked else 200, headers, length=len(body))
             return
-        cut = hub.cuts.pop(name, None)  # the connection breaks after so many bytes, once
+        cut = hub.cuts.pop(name, None)
         self._send(206 if asked else 200, headers, body if cut is None else body[:cut], length=len(body))
         if cut is not None:
+            self.wfile.flush()
+            hub.goes_on.wait(60)
             self.close_connection = True
 
     def _send(self, status, headers, body=b"", *, length=None):
@@ -78,13 +80,14 @@ class _Handler(BaseHTTPRequestHandler):
 class LocalHub:
     """`with LocalHub({"owner/repo": {"file.gguf": b"..."}}) as hub:`; `hub.environment(home)` points a process at it.
 
-    `stated` gives a file another sha256 than its own, `cuts` breaks the next download of a file after so many bytes, and `requests` are all
-    (verb, path, range) so far.
+    `stated` gives a file another sha256 than its own. `cuts` stops the next download of a file after so many bytes, until `goes_on` is set,
+    and then breaks the connection. `requests` are all (verb, path, range) so far.
     """
 
     def __init__(self, repositories=None):
         self.repositories = repositories or {}
         self.licenses, self.stated, self.cuts, self.requests = {}, {}, {}, []
+        self.goes_on = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
         self._server.hub = self
         self._thread = threading.Thread(target=self._server.serve_forever)
@@ -106,6 +109,7 @@ class LocalHub:
         return self
 
     def __exit__(self, *_):
+        self.goes_on.set()
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()

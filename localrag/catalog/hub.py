@@ -5,16 +5,17 @@ HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE mean what they mean to that li
 
 from __future__ import annotations
 
-import io
+import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from localrag.errors import ModelError
-from localrag.files import split_parts
+from localrag.errors import ModelError, ModelFileError
+from localrag.files import locked, split_parts
 from localrag.types import ModelSpec
 
 ByteProgress = Callable[[str, int, int | None], None]
@@ -24,6 +25,8 @@ _QUANTIZATION = re.compile(
     r"(?:^|[-._])((?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_0|BF16|F16|F32|FP16|(?:MXFP4|NVFP4)(?:_MOE)?))(?=$|[-._])", re.IGNORECASE
 )
 _NO_MODELS = re.compile(r"(?:^|[-._])(?:mmproj|mtp|imatrix|draft|vocab)(?=$|[-._])", re.IGNORECASE)
+_PIECE_BYTES = 1 << 20
+_TRIALS, _TIMEOUT_S = 5, 30.0
 _START_BYTES = (1 << 20, 4 << 20, 16 << 20, 32 << 20)
 """Sizes of the starts of a file that are fetched, one after the other, until one holds the whole header."""
 
@@ -114,47 +117,135 @@ def starts(repo: str, file: str) -> Iterator[bytes]:
                 return
 
 
-def stated_sha256(spec: ModelSpec, part: str) -> str | None:
-    """Return the sha256 that the hub states for a file; None for a small file, which it does not hash so. Raises ModelError."""
+@dataclass(frozen=True, slots=True)
+class Stated:
+    """What the hub states of a file: the name of its content in the cache, its size, and its sha256 unless it is a small file."""
+
+    etag: str
+    size_bytes: int | None
+    url: str
+
+    @property
+    def sha256(self) -> str | None:
+        return self.etag if _SHA256.fullmatch(self.etag) else None
+
+
+def ask(spec: ModelSpec, part: str) -> Stated:
+    """Ask the hub about a file. Raises ModelError."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url  # noqa: PLC0415  # heavy
 
+    url = hf_hub_url(spec.source, part, revision=spec.revision)
     try:
-        etag = get_hf_file_metadata(hf_hub_url(spec.source, part, revision=spec.revision)).etag or ""
+        about = get_hf_file_metadata(url)
     except Exception as error:  # the library's errors have no common root
         raise explain(spec, error, part) from error
-    return etag if _SHA256.fullmatch(etag) else None
+    return Stated(about.etag or "", about.size, url)
 
 
-def fetch(spec: ModelSpec, part: str, progress: ByteProgress, *, again: bool) -> Path:
-    """Download a file into the hub's cache with its usual resume, and return its path. `again` replaces a cached file.
+def fetch(spec: ModelSpec, part: str, stated: Stated, progress: ByteProgress, *, again: bool) -> tuple[Path, str | None]:
+    """Download a file into the hub's cache. Return its path, and its sha256 if it was downloaded now. `again` replaces a cached file.
 
-    Raises ModelError with a hint.
+    A download that was interrupted goes on where it stopped, which the hub's library does not do: it only gives the file its name in the
+    cache. A file whose sha256 is not the stated one never gets there. Raises ModelError or ModelFileError.
     """
     from huggingface_hub import hf_hub_download  # noqa: PLC0415  # heavy
 
-    what = f"downloading {spec.source}/{part}"
-    progress(what, 0, None)
+    digest = None
     try:
-        return Path(hf_hub_download(spec.source, part, revision=spec.revision, force_download=again, tqdm_class=_bar(what, progress)))
+        if _SHA256.fullmatch(stated.etag) and stated.size_bytes is not None:
+            blob = _folder(spec) / "blobs" / stated.etag
+            if again:
+                blob.unlink(missing_ok=True)
+            digest = _download(spec, part, stated, blob, progress)
+            again = False
+        return Path(hf_hub_download(spec.source, part, revision=spec.revision, force_download=again)), digest
+    except (ModelError, OSError):
+        raise
     except Exception as error:  # the library's errors have no common root
         raise explain(spec, error, part) from error
 
 
-def _bar(what: str, progress: ByteProgress) -> Any:  # noqa: ANN401  # a class of tqdm, which has no types
-    """Return a progress bar for the hub's library that draws nothing and reports to `progress`."""
-    from tqdm import tqdm  # noqa: PLC0415  # heavy
+def _download(spec: ModelSpec, part: str, stated: Stated, blob: Path, progress: ByteProgress) -> str | None:
+    """Download a file to `blob` unless it is there. Return its sha256, computed on the way; None if it was there."""
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    what, size = f"downloading {spec.source}/{part}", stated.size_bytes or 0
+    start = blob.with_name(f"{blob.name}.localrag")
+    with locked(
+        blob.with_name(f"{blob.name}.localrag.lock"), wait_s=-1, on_wait=lambda: progress("waiting for another pull to end", 0, None)
+    ):
+        if blob.exists():
+            return None
+        with start.open("a+b") as out:
+            done, digest = _hashed(out, size)
+            free = shutil.disk_usage(blob.parent).free
+            if size - done > free:
+                message = f"{part} needs {size - done} more bytes, but only {free} are free."
+                raise ModelError(message, hint="Free some space.", needed_bytes=size - done, free_bytes=free)
+            for trial in range(_TRIALS):
+                progress(what, done, size)
+                before = done
+                try:
+                    done = _stream(stated.url, out, done, digest, lambda num_bytes: progress(what, num_bytes, size))
+                except Exception as error:  # of the connection; no common root
+                    done = out.tell()
+                    if trial == _TRIALS - 1 or isinstance(error, OSError) or done == before:
+                        raise
+                if done >= size:
+                    break
+        if (actual := digest.hexdigest()) != stated.etag:
+            start.unlink()
+            raise ModelFileError(
+                f"The file {part} of {spec.source} arrived damaged: its sha256 is {actual}, not {stated.etag}.",
+                hint="It was not kept. Pull again.",
+                name=spec.name,
+                expected=stated.etag,
+                actual=actual,
+            )
+        start.replace(blob)
+    return actual
 
-    class Bar(tqdm):  # type: ignore[type-arg]
-        def __init__(self, iterable: Iterable[object] | None = None, **options: Any) -> None:  # noqa: ANN401
-            super().__init__(iterable, **{**options, "file": io.StringIO(), "disable": False})
 
-        def update(self, n: float | None = 1) -> bool | None:
-            shown = super().update(n)
-            if self.n and self.unit == "B":
-                progress(what, int(self.n), int(self.total) if self.total and self.total >= self.n else None)
-            return shown
+def _hashed(out: IO[bytes], size: int) -> tuple[int, Any]:
+    """Hash what an interrupted download has left. Return its length and the hash to go on with."""
+    digest = hashlib.sha256()
+    out.seek(0)
+    while piece := out.read(_PIECE_BYTES):
+        digest.update(piece)
+    if out.tell() > size:
+        out.truncate(0)
+        return 0, hashlib.sha256()
+    return out.tell(), digest
 
-    return Bar
+
+def _stream(url: str, out: IO[bytes], done: int, digest: Any, tell: Callable[[int], None]) -> int:  # noqa: ANN401  # a hash, without a type
+    """Append the bytes of a file from `done` on to `out`, and return how many there are then."""
+    from huggingface_hub import get_session  # noqa: PLC0415  # heavy
+    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # noqa: PLC0415
+
+    headers = build_hf_headers() | {"Accept-Encoding": "identity"} | ({"Range": f"bytes={done}-"} if done else {})
+    with get_session().stream("GET", url, headers=headers, follow_redirects=True, timeout=_TIMEOUT_S) as answer:
+        if done and answer.status_code == 416:  # nothing is left
+            return done
+        hf_raise_for_status(answer)
+        if done and answer.status_code != 206:
+            raise ModelError("The hub does not continue downloads.", hint="Remove the file that ends with .localrag, and pull again.")
+        told = done
+        for piece in answer.iter_raw():  # as they arrive: what a broken connection has brought is kept
+            out.write(piece)
+            digest.update(piece)
+            done += len(piece)
+            if done - told >= _PIECE_BYTES:
+                out.flush()
+                tell(told := done)
+    out.flush()
+    return done
+
+
+def _folder(spec: ModelSpec) -> Path:
+    """The folder of a repository in the hub's cache."""
+    from huggingface_hub import constants  # noqa: PLC0415  # heavy
+
+    return Path(constants.HF_HUB_CACHE) / f"models--{spec.source.replace('/', '--')}"
 
 
 def cached(spec: ModelSpec) -> Path | None:
@@ -162,11 +253,8 @@ def cached(spec: ModelSpec) -> Path | None:
 
     The hub's library (0.2 s) is loaded only if the repository has a folder there.
     """
-    from huggingface_hub import constants  # noqa: PLC0415  # heavy
-
-    folder = Path(constants.HF_HUB_CACHE) / f"models--{spec.source.replace('/', '--')}"
     try:
-        if not folder.is_dir():
+        if not _folder(spec).is_dir():
             return None
     except (OSError, ValueError):
         return None

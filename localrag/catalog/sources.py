@@ -311,13 +311,13 @@ def _from_hub(spec: ModelSpec, models_dir: Path, checksums: Checksums, progress:
     paths = []
     for part in split_parts(spec.file):
         try:
-            stated = hub.stated_sha256(spec, part)
+            about = hub.ask(spec, part)
         except ModelError:
             if present is None or spec.sha256 is not None:
                 raise
             progress(f"already here, not verified since the hub cannot be asked: {present}", 0, None)
             return present
-        expected = spec.sha256 if part == spec.file else None
+        stated, expected = about.sha256, spec.sha256 if part == spec.file else None
         if expected is not None and stated not in {None, expected}:
             raise ModelFileError(
                 f"The file {part} of {spec.source} is not the one that models.toml describes: its sha256 is {stated}, not {expected}.",
@@ -330,10 +330,10 @@ def _from_hub(spec: ModelSpec, models_dir: Path, checksums: Checksums, progress:
         name = part.rpartition("/")[2]
         due = expected or stated or checksums.expected(spec, name)
         again = present is not None and not _is_as_stated(present.with_name(name), due, checksums)
-        path = hub.fetch(spec, part, progress, again=again)
-        size = path.stat().st_size
-        progress(f"checking sha256 of {part}", size, size)
-        actual = checksums.known(path) or checksums.measure(path)
+        path, actual = hub.fetch(spec, part, about, progress, again=again)
+        if actual is None:
+            progress(f"checking sha256 of {part}", path.stat().st_size, path.stat().st_size)
+            actual = checksums.known(path) or checksums.measure(path)
         result = VerifyResult(name=spec.name, file=path, expected=expected or stated, actual=actual, by_hub=expected is None)
         result.require(hint=f"Fetch it again: localrag models pull {spec.name}")
         checksums.keep(spec, part, actual)

@@ -275,9 +275,7 @@ def machine_speed(
 
     `on_measure` is called before a measurement. An unwritable home is ignored. EngineError if llama.cpp is not installed or out of memory.
     """
-    from localrag.engine.llama_lib import library  # noqa: PLC0415  # only here
-
-    key = f"{platform.node()} {platform.machine()} {library().llama_print_system_info().decode()} {governor.num_cores}"
+    key = machine_key(governor.num_cores)
     cache = JsonCache(home / _MACHINE_FILE, most=MAX_KEPT)
     match None if again else cache.read().get(key):
         case [float(prefill), float(decode)] if 0 < prefill < math.inf and 0 < decode < math.inf:
@@ -286,6 +284,13 @@ def machine_speed(
     speed = _measure_machine(governor.measure())
     cache.put(key, [speed.prefill_weights_per_s, speed.decode_bytes_per_s])
     return speed
+
+
+def machine_key(num_cores: int) -> str:
+    """A key of this machine and build of llama.cpp, under which `machine.json` has its speed."""
+    from localrag.engine.llama_lib import library  # noqa: PLC0415  # only here
+
+    return f"{platform.node()} {platform.machine()} {library().llama_print_system_info().decode()} {num_cores}"
 
 
 def _measure_machine(num_threads: int) -> MachineSpeed:
