@@ -102,7 +102,7 @@ def _files(sizes: dict[str, int]) -> Iterator[HubFile]:
 def starts(repo: str, file: str) -> Iterator[bytes]:
     """Yield longer and longer starts of a file, up to 32 MiB, for a reader of its header. Ends at the first error."""
     from huggingface_hub import get_session, hf_hub_url  # noqa: PLC0415  # heavy
-    from huggingface_hub.utils import build_hf_headers  # noqa: PLC0415
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # noqa: PLC0415
 
     start = b""
     with suppress(Exception):  # the fit is then judged by the size alone
@@ -143,21 +143,18 @@ def ask(spec: ModelSpec, part: str) -> Stated:
 
 
 def fetch(spec: ModelSpec, part: str, stated: Stated, progress: ByteProgress, *, again: bool) -> tuple[Path, str | None]:
-    """Download a file into the hub's cache. Return its path, and its sha256 if it was downloaded now. `again` replaces a cached file.
+    """Download a file into the hub's cache, unless it is there. Return its path, and its sha256 if the hub stated one.
 
-    A download that was interrupted goes on where it stopped, which the hub's library does not do: it only gives the file its name in the
-    cache. A file whose sha256 is not the stated one never gets there. Raises ModelError or ModelFileError.
+    A cached file with another sha256 is replaced; one whose sha256 nobody stated only with `again`. A download that was interrupted goes on
+    where it stopped, which the hub's library does not do: it only gives the file its name in the cache. A file that arrives with another
+    sha256 never gets there. Raises ModelError or ModelFileError.
     """
     from huggingface_hub import hf_hub_download  # noqa: PLC0415  # heavy
 
     digest = None
     try:
         if _SHA256.fullmatch(stated.etag) and stated.size_bytes is not None:
-            blob = _folder(spec) / "blobs" / stated.etag
-            if again:
-                blob.unlink(missing_ok=True)
-            digest = _download(spec, part, stated, blob, progress)
-            again = False
+            digest, again = _download(spec, part, stated, progress), False
         return Path(hf_hub_download(spec.source, part, revision=spec.revision, force_download=again)), digest
     except (ModelError, OSError):
         raise
@@ -165,8 +162,9 @@ def fetch(spec: ModelSpec, part: str, stated: Stated, progress: ByteProgress, *,
         raise explain(spec, error, part) from error
 
 
-def _download(spec: ModelSpec, part: str, stated: Stated, blob: Path, progress: ByteProgress) -> str | None:
-    """Download a file to `blob` unless it is there. Return its sha256, computed on the way; None if it was there."""
+def _download(spec: ModelSpec, part: str, stated: Stated, progress: ByteProgress) -> str:
+    """Download the content of a file to its place in the cache, unless it is there. Return its sha256, which is the stated one."""
+    blob = _folder(spec) / "blobs" / stated.etag
     blob.parent.mkdir(parents=True, exist_ok=True)
     what, size = f"downloading {spec.source}/{part}", stated.size_bytes or 0
     start = blob.with_name(f"{blob.name}.localrag")
@@ -174,7 +172,11 @@ def _download(spec: ModelSpec, part: str, stated: Stated, blob: Path, progress: 
         blob.with_name(f"{blob.name}.localrag.lock"), wait_s=-1, on_wait=lambda: progress("waiting for another pull to end", 0, None)
     ):
         if blob.exists():
-            return None
+            progress(f"checking sha256 of {part}", 0, None)
+            with blob.open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() == stated.etag:
+                    return stated.etag
+            blob.unlink()
         with start.open("a+b") as out:
             done, digest = _hashed(out, size)
             free = shutil.disk_usage(blob.parent).free
@@ -202,7 +204,7 @@ def _download(spec: ModelSpec, part: str, stated: Stated, blob: Path, progress: 
                 actual=actual,
             )
         start.replace(blob)
-    return actual
+    return stated.etag
 
 
 def _hashed(out: IO[bytes], size: int) -> tuple[int, Any]:
@@ -220,7 +222,7 @@ def _hashed(out: IO[bytes], size: int) -> tuple[int, Any]:
 def _stream(url: str, out: IO[bytes], done: int, digest: Any, tell: Callable[[int], None]) -> int:  # noqa: ANN401  # a hash, without a type
     """Append the bytes of a file from `done` on to `out`, and return how many there are then."""
     from huggingface_hub import get_session  # noqa: PLC0415  # heavy
-    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # noqa: PLC0415
+    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]  # noqa: PLC0415
 
     headers = build_hf_headers() | {"Accept-Encoding": "identity"} | ({"Range": f"bytes={done}-"} if done else {})
     with get_session().stream("GET", url, headers=headers, follow_redirects=True, timeout=_TIMEOUT_S) as answer:

@@ -326,10 +326,8 @@ def _from_hub(spec: ModelSpec, models_dir: Path, checksums: Checksums, progress:
                 expected=expected,
                 actual=stated,
             )
-        # A cached file is fetched again only if it is not the one of the hub.
         name = part.rpartition("/")[2]
-        due = expected or stated or checksums.expected(spec, name)
-        again = present is not None and not _is_as_stated(present.with_name(name), due, checksums)
+        again = stated is None and present is not None and not _is_as_kept(spec, present.with_name(name), checksums)
         path, actual = hub.fetch(spec, part, about, progress, again=again)
         if actual is None:
             progress(f"checking sha256 of {part}", path.stat().st_size, path.stat().st_size)
@@ -342,9 +340,11 @@ def _from_hub(spec: ModelSpec, models_dir: Path, checksums: Checksums, progress:
     return paths[0]
 
 
-def _is_as_stated(path: Path, stated: str | None, checksums: Checksums) -> bool:
+def _is_as_kept(spec: ModelSpec, path: Path, checksums: Checksums) -> bool:
+    """Whether a file has the sha256 that was kept when it was pulled, if any."""
+    kept = checksums.expected(spec, path.name)
     try:
-        return stated is None or (checksums.known(path) or checksums.measure(path)) == stated
+        return kept is None or (checksums.known(path) or checksums.measure(path)) == kept
     except ModelFileError:  # a missing part
         return True
 

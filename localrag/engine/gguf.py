@@ -192,7 +192,8 @@ def _add_parts(header: Header) -> None:
         buffer, file_bytes = _map(header.path.with_name(name))
         with buffer:
             part = parse(header.path.with_name(name), buffer, file_bytes)
-        if (part.integer("split.no", 0, 0xFFFF, type_=UINT16), part.integer("split.count", 0, 0xFFFF, type_=UINT16)) != (number, count):
+            stands = [part.integer(key, 0, 0xFFFF, type_=UINT16) for key in ("split.no", "split.count")]
+        if stands != [number, count]:
             raise part.error(f"is not part {number + 1} of {count} of {header.path.name}.", hint=GET_IT_AGAIN)
         if not tensor_names.isdisjoint(part.tensors):
             raise part.error(f"repeats tensors of another part of {header.path.name}.", hint=GET_IT_AGAIN)

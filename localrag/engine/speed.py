@@ -244,10 +244,10 @@ class SpeedFile:
 
 @dataclass(frozen=True, slots=True)
 class MachineSpeed:
-    """How fast llama.cpp evaluates 4-bit weights on this machine, measured on a generated model.
+    """How fast llama.cpp evaluates 4-bit weights on this machine, measured on a generated model with a prompt of 768 tokens.
 
-    `prefill_weights_per_s` is the number of weights times tokens per second in a prompt, `decode_bytes_per_s` the bytes of weights read per
-    second while an answer is written. A real model reaches about these numbers: other weight types and architectures differ.
+    `prefill_weights_per_s` is the number of weights times tokens per second in a prompt, `decode_bytes_per_s` the bytes of weights and KV
+    cache read per second while an answer is written. A real model reaches about these numbers: other weight types and architectures differ.
     """
 
     prefill_weights_per_s: float
@@ -264,14 +264,14 @@ class MachineSpeed:
 
 _MACHINE_FILE = "machine.json"
 _WIDTH, _FEED_FORWARD, _HEADS, _KV_HEADS, _LAYERS, _VOCAB = 2048, 8192, 16, 4, 4, 32
-_PROMPT, _STEPS = 256, 8
+_PROMPT, _BATCH, _STEPS = 768, 512, 8
 _Q4_K_WEIGHTS, _Q4_K_BYTES = 256, 144
 
 
 def machine_speed(
     home: Path, governor: ThreadGovernor, on_measure: Callable[[], None] = lambda: None, *, again: bool = False
 ) -> MachineSpeed:
-    """Return the saved speed of this machine and build of llama.cpp, or measure it (`again`) in one to three seconds.
+    """Return the saved speed of this machine and build of llama.cpp, or measure it (`again`) in two to five seconds.
 
     `on_measure` is called before a measurement. An unwritable home is ignored. EngineError if llama.cpp is not installed or out of memory.
     """
@@ -280,8 +280,10 @@ def machine_speed(
     match None if again else cache.read().get(key):
         case [float(prefill), float(decode)] if 0 < prefill < math.inf and 0 < decode < math.inf:
             return MachineSpeed(prefill, decode)
+    from localrag.engine.attention import flash_attention  # noqa: PLC0415  # only here
+
     on_measure()
-    speed = _measure_machine(governor.measure())
+    speed = _measure_machine(governor.measure(), flash=flash_attention(home, governor))
     cache.put(key, [speed.prefill_weights_per_s, speed.decode_bytes_per_s])
     return speed
 
@@ -293,7 +295,7 @@ def machine_key(num_cores: int) -> str:
     return f"{platform.node()} {platform.machine()} {library().llama_print_system_info().decode()} {num_cores}"
 
 
-def _measure_machine(num_threads: int) -> MachineSpeed:
+def _measure_machine(num_threads: int, *, flash: bool) -> MachineSpeed:
     """Time a prompt and some steps of a generated model, larger than the processor's caches."""
     from localrag.engine.llama import LlamaContext, LlamaModel  # noqa: PLC0415  # only here
     from localrag.types import SamplingParams  # noqa: PLC0415
@@ -303,26 +305,26 @@ def _measure_machine(num_threads: int) -> MachineSpeed:
         num_weights, num_bytes = _write_wide_model(path)
         model = LlamaModel(path)
         try:
-            context = LlamaContext(model, num_cells=512, batch_tokens=512, num_threads=num_threads, flash_attention=True)
+            context = LlamaContext(model, num_cells=1024, batch_tokens=_BATCH, num_threads=num_threads, flash_attention=flash)
             try:
+
+                def decode(num_tokens: int, position: int) -> float:
+                    """Evaluate so many tokens from a position on; the seconds."""
+                    started, last = time.perf_counter(), num_tokens - 1
+                    context.decode([(token % _VOCAB, position + token, 0, token == last) for token in range(num_tokens)])
+                    context.sample(0, last)  # waits for the result
+                    return time.perf_counter() - started
+
                 context.begin(0, [], SamplingParams())
-                context.decode([(token % _VOCAB, token, 0, token == 15) for token in range(16)])  # pages the weights in
-                context.sample(0, 15)
-                started = time.perf_counter()
-                context.decode([(token % _VOCAB, 16 + token, 0, token == _PROMPT - 1) for token in range(_PROMPT)])
-                context.sample(0, _PROMPT - 1)  # waits for the result
-                prefill_s = time.perf_counter() - started
-                steps = []
-                for step in range(_STEPS):
-                    started = time.perf_counter()
-                    context.decode([(1, 16 + _PROMPT + step, 0, True)])
-                    context.sample(0, 0)
-                    steps.append(time.perf_counter() - started)
+                decode(1, 0)  # pages the weights in
+                prefill_s = sum(decode(min(_BATCH, _PROMPT - start), 1 + start) for start in range(0, _PROMPT, _BATCH))
+                step_s = statistics.median(decode(1, 1 + _PROMPT + step) for step in range(_STEPS))
             finally:
                 context.close()
         finally:
             model.close()
-    return MachineSpeed(_PROMPT * num_weights / prefill_s, num_bytes / statistics.median(steps))
+    kv_bytes = _PROMPT * _LAYERS * _KV_HEADS * (_WIDTH // _HEADS) * 2 * 2
+    return MachineSpeed(_PROMPT * num_weights / prefill_s, (num_bytes + kv_bytes) / step_s)
 
 
 def _write_wide_model(path: Path) -> tuple[int, int]:
@@ -334,7 +336,7 @@ def _write_wide_model(path: Path) -> tuple[int, int]:
     writer = GGUFWriter(path, "llama")
     writer.add_tokenizer_model("no_vocab")
     writer.add_vocab_size(_VOCAB)
-    writer.add_context_length(512)
+    writer.add_context_length(1024)
     writer.add_embedding_length(_WIDTH)
     writer.add_feed_forward_length(_FEED_FORWARD)
     writer.add_block_count(_LAYERS)

@@ -139,7 +139,7 @@ def recommend(
     """Compare the models of the catalogue and choose the largest that fits and is within the limits.
 
     `memory_bytes` is the memory of another machine to plan for; a part is left to its other programs. `kb` names the knowledge base whose
-    questions are typical. `on_measure` is called before the machine is measured, which takes one to three seconds: once, or `again`.
+    questions are typical. `on_measure` is called before the machine is measured, which takes two to five seconds: once, or `again`.
     """
     catalog, limits = Catalog.load(settings), limits or Limits()
     speed = machine_speed(settings.home, ThreadGovernor(), on_measure, again=again)

@@ -4,6 +4,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import click
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from localrag.cli import COMMANDS, cli, completion, main, options
 from tests.cli.test_cli import HEAVY
 
-SHIPPED = ["smollm2-135m", "qwen3-4b", "athene-v2-agent", "gpt-oss-120b"]
+SHIPPED = list(tomllib.loads((Path(__file__).parents[2] / "models.toml").read_text())["models"])
 MODELS = '[models.alpha]\npath = "a"\n[models.beta]\npath = "b"\n[embedders.vec]\npath = "v"\n[budgets.long]\n[councils.wise]\n'
 
 

@@ -34,7 +34,7 @@ def test_one_key_leads_from_chat_to_the_first_answer(hub, home, tmp_path):
         terminal.send("\r")
         terminal.wait_for("is now the default model")
         terminal.enter("Hello?")
-        terminal.wait_for("4 evaluated", "tokens/s")
+        terminal.wait_for("Stopped at the limit of 4 tokens", " evaluated")
         terminal.send("\x04")
         assert terminal.end() == 0
     chosen = (home / "models.toml").read_text()
