@@ -136,7 +136,7 @@ class Room:
         with ExitStack() as stack:
             knowledge_bases = open_knowledge_bases(names, settings=self.settings, opened=stack)
             if knowledge_bases and session.embedder is None:
-                session.embedder = open_embedder(self.settings, for_queries=True)
+                session.embedder = open_embedder(self.settings, for_queries=True, kbs=knowledge_bases)
             stack.pop_all()
         for kb in session.knowledge_bases:
             kb.close()
