@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 import platform
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -266,6 +265,7 @@ _MACHINE_FILE = "machine.json"
 _WIDTH, _FEED_FORWARD, _HEADS, _KV_HEADS, _LAYERS, _VOCAB = 2048, 8192, 16, 4, 4, 32
 _PROMPT, _BATCH, _STEPS = 768, 512, 8
 _Q4_K_WEIGHTS, _Q4_K_BYTES = 256, 144
+_BUSY_CORES = 0.5
 
 
 def machine_speed(
@@ -273,7 +273,8 @@ def machine_speed(
 ) -> MachineSpeed:
     """Return the saved speed of this machine and build of llama.cpp, or measure it (`again`) in two to five seconds.
 
-    `on_measure` is called before a measurement. An unwritable home is ignored. EngineError if llama.cpp is not installed or out of memory.
+    `on_measure` is called before a measurement. It is not saved if other programs keep the machine busy. An unwritable home is ignored.
+    EngineError if llama.cpp is not installed or out of memory.
     """
     key = machine_key(governor.num_cores)
     cache = JsonCache(home / _MACHINE_FILE, most=MAX_KEPT)
@@ -283,8 +284,9 @@ def machine_speed(
     from localrag.engine.attention import flash_attention  # noqa: PLC0415  # only here
 
     on_measure()
-    speed = _measure_machine(governor.measure(), flash=flash_attention(home, governor))
-    cache.put(key, [speed.prefill_weights_per_s, speed.decode_bytes_per_s])
+    speed = _measure_machine(governor.measure, flash=flash_attention(home, governor))
+    if governor.busy_cores < _BUSY_CORES:  # otherwise it says more of the other programs than of the machine
+        cache.put(key, [speed.prefill_weights_per_s, speed.decode_bytes_per_s])
     return speed
 
 
@@ -295,8 +297,8 @@ def machine_key(num_cores: int) -> str:
     return f"{platform.node()} {platform.machine()} {library().llama_print_system_info().decode()} {num_cores}"
 
 
-def _measure_machine(num_threads: int, *, flash: bool) -> MachineSpeed:
-    """Time a prompt and some steps of a generated model, larger than the processor's caches."""
+def _measure_machine(num_threads: Callable[[], int], *, flash: bool) -> MachineSpeed:
+    """Time a prompt and some steps of a generated model, larger than the processor's caches. The fastest count: others may run too."""
     from localrag.engine.llama import LlamaContext, LlamaModel  # noqa: PLC0415  # only here
     from localrag.types import SamplingParams  # noqa: PLC0415
 
@@ -317,14 +319,15 @@ def _measure_machine(num_threads: int, *, flash: bool) -> MachineSpeed:
 
                 context.begin(0, [], SamplingParams())
                 decode(1, 0)  # pages the weights in
-                prefill_s = sum(decode(min(_BATCH, _PROMPT - start), 1 + start) for start in range(0, _PROMPT, _BATCH))
-                step_s = statistics.median(decode(1, 1 + _PROMPT + step) for step in range(_STEPS))
+                pieces = [(min(_BATCH, _PROMPT - start), start) for start in range(0, _PROMPT, _BATCH)]
+                token_s = min(decode(num_tokens, 1 + start) / num_tokens for num_tokens, start in pieces)
+                step_s = min(decode(1, 1 + _PROMPT + step) for step in range(_STEPS))
             finally:
                 context.close()
         finally:
             model.close()
     kv_bytes = _PROMPT * _LAYERS * _KV_HEADS * (_WIDTH // _HEADS) * 2 * 2
-    return MachineSpeed(_PROMPT * num_weights / prefill_s, (num_bytes + kv_bytes) / step_s)
+    return MachineSpeed(num_weights / token_s, (num_bytes + kv_bytes) / step_s)
 
 
 def _write_wide_model(path: Path) -> tuple[int, int]:
