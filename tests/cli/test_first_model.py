@@ -67,6 +67,14 @@ def test_a_model_that_was_named_is_offered_itself_and_does_not_become_the_defaul
     assert not (home / "models.toml").exists()
 
 
+def test_models_pull_without_a_name_offers_it_too(hub, home, tmp_path):
+    with Terminal("models", "pull", home=home, env=hub.environment(tmp_path / "hf"), columns=160) as terminal:
+        terminal.wait_for("Recommended here: ", "Press Enter to fetch it and make it your default")
+        terminal.send("q")
+        assert terminal.end() == 4
+    assert hub.requests == []
+
+
 @pytest.mark.parametrize("args", [("ask", "Why?"), ("ask", "Why?", "--json"), ("chat",)])
 def test_a_script_gets_the_command_and_exit_code_4(hub, home, args):
     environment = {**os.environ, "LOCALRAG_HOME": str(home), **hub.environment(home / "hf")}
