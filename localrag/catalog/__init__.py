@@ -297,11 +297,13 @@ class Catalog:
 def save_in_home(settings: Settings, *, entry: ModelSpec | None = None, default_model: str | None = None) -> Path:
     """Add an entry of the hub, or set the default model, in the home's models.toml. Comments and order stay. Returns the file.
 
-    Raises ConfigError if the file cannot be read, edited or written.
+    Raises ConfigError if the file cannot be read, edited or written, or if the entry would not be valid.
     """
     import tomllib  # noqa: PLC0415  # only for an edit
 
     import tomlkit  # noqa: PLC0415  # only for an edit
+
+    from localrag.catalog.entries import ModelTable, TableRef, spec_of  # noqa: PLC0415  # weight: pydantic
 
     file = settings.home / "models.toml"
     try:
@@ -312,6 +314,7 @@ def save_in_home(settings: Settings, *, entry: ModelSpec | None = None, default_
                 tables["default_model"] = default_model
             if entry is not None:
                 row = {"repo": entry.source, "file": entry.file} | ({"revision": entry.revision} if entry.revision else {})
+                spec_of(TableRef(file, ("models", entry.name)), entry.name, ModelTable(**row))
                 tables.setdefault("models", {})[entry.name] = row
         edited = tomlkit.dumps(document)
         if tomllib.loads(edited) != expected:

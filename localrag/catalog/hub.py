@@ -87,7 +87,7 @@ def list_repository(repo: str, revision: str | None = None) -> Listing:
 
 def _is_model(file: str) -> bool:
     """Whether a file may hold a whole language model, by its name. The name is later a path in the cache and printed."""
-    is_plain = file.isprintable() and "\\" not in file and not any(part in {"", ".", ".."} for part in file.split("/"))
+    is_plain = file.isprintable() and not {"\\", ":"} & set(file) and not any(part in {"", ".", ".."} for part in file.split("/"))
     return is_plain and file.endswith(".gguf") and not _NO_MODELS.search(file.rpartition("/")[2].removesuffix(".gguf"))
 
 
