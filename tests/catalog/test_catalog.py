@@ -55,6 +55,9 @@ def test_the_catalogue_that_ships_is_the_one_that_is_promised(tmp_path, monkeypa
     assert sizes == sorted(sizes)
     assert catalog.names()[:2] == ("smollm2-135m", "llama-3.2-1b")
     assert {"qwen3-4b", "athene-v2-agent", "gpt-oss-120b"} < set(catalog.names())
+    assert list(catalog.embedders) == ["minilm", "e5-small", "bge-m3", "qwen3-embedding"]
+    assert (catalog.embedder("e5-small").query_prefix, catalog.embedder("e5-small").passage_prefix) == ("query: ", "passage: ")
+    assert catalog.embedder("qwen3-embedding").query_prefix.endswith("\nQuery:")
 
 
 def test_rerankers_are_files_or_folders_and_have_names_of_their_own(tmp_path):
@@ -273,7 +276,7 @@ def test_importing_the_catalogue_and_listing_load_no_heavy_library(tmp_path):
     )
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "HF_HOME": str(tmp_path / "hf")}
     run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
-    assert (run.returncode, run.stdout.strip()) == (0, "14"), run.stderr
+    assert (run.returncode, run.stdout.strip()) == (0, "17"), run.stderr
 
 
 # --- names and paths
