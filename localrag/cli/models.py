@@ -389,9 +389,13 @@ def recommend_command(
     Times are for a typical question: its evidence is the median of the questions recorded so far. They are estimated from the speed of
     llama.cpp on this machine, or measured if the model already ran here. --memory keeps the speed of this machine.
     """
+    from localrag.session.opening import open_knowledge_base  # noqa: PLC0415  # weight
     from localrag.session.recommend import Limits, recommend  # noqa: PLC0415  # weight
 
     limits = Limits(first_token_s=max_seconds, tokens_per_s=min_speed)
+    if kb is not None:
+        with open_knowledge_base(kb, settings=settings) as knowledge_base:
+            kb = knowledge_base.name
     found = recommend(settings, memory_bytes=memory_bytes, kb=kb, limits=limits, again=again, on_measure=_tell_measuring)
     if as_json:
         emit(found.to_dict())

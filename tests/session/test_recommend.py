@@ -95,5 +95,6 @@ def test_the_command_prints_a_table_or_an_object(settings, home, monkeypatch, ca
     assert facts["available_bytes"] == usable(8 << 30)
     assert facts["prompt"]["prompt_tokens"] == 950
     assert {"name", "window", "first_token_s", "tokens_per_s", "license", "problem"} <= facts["models"][0].keys()
+    assert main(["models", "recommend", "--kb", "none"]) == 6
     for wrong in ("0", "8 pounds", "-1GB", "nan"):
         assert main(["models", "recommend", "--memory", wrong]) == 2
