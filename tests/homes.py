@@ -17,4 +17,4 @@ def know_attention(home):
 def know_machine(home, *, prefill_weights_per_s=140e9, decode_bytes_per_s=20e9):
     """The machine is as fast as this: by default about as two cores of a server."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (home / "machine.json").write_text(json.dumps({machine_key(num_cores()): [prefill_weights_per_s, decode_bytes_per_s]}))
+    (home / "machine.json").write_text(json.dumps({machine_key(num_cores()): [prefill_weights_per_s, 0.0, decode_bytes_per_s]}))

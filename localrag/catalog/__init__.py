@@ -314,7 +314,7 @@ def save_in_home(settings: Settings, *, entry: ModelSpec | None = None, default_
                 tables["default_model"] = default_model
             if entry is not None:
                 row = {"repo": entry.source, "file": entry.file} | ({"revision": entry.revision} if entry.revision else {})
-                spec_of(TableRef(file, ("models", entry.name)), entry.name, ModelTable(**row))
+                spec_of(TableRef(file, ("models", entry.name)), entry.name, ModelTable.model_validate(row))
                 tables.setdefault("models", {})[entry.name] = row
         edited = tomlkit.dumps(document)
         if tomllib.loads(edited) != expected:

@@ -243,18 +243,20 @@ class SpeedFile:
 
 @dataclass(frozen=True, slots=True)
 class MachineSpeed:
-    """How fast llama.cpp evaluates 4-bit weights on this machine, measured on a generated model with a prompt of 768 tokens.
+    """How fast llama.cpp evaluates 4-bit weights on this machine, measured on a generated model.
 
-    `prefill_weights_per_s` is the number of weights times tokens per second in a prompt, `decode_bytes_per_s` the bytes of weights and KV
-    cache read per second while an answer is written. A real model reaches about these numbers: other weight types and architectures differ.
+    `prefill_weights_per_s` is the number of weights times tokens per second at the beginning of a prompt; each token before it adds
+    `prefill_slope` to its cost, as a share. `decode_bytes_per_s` are the bytes of weights and KV cache read per second while an answer is
+    written. A real model reaches about these numbers: other weight types and architectures differ.
     """
 
     prefill_weights_per_s: float
+    prefill_slope: float
     decode_bytes_per_s: float
 
     def prefill_s(self, num_tokens: int, active_weights: int) -> float:
         """Expected seconds to read a prompt with a model that uses so many weights per token."""
-        return num_tokens * active_weights / self.prefill_weights_per_s
+        return num_tokens * (1.0 + self.prefill_slope * num_tokens / 2) * active_weights / self.prefill_weights_per_s
 
     def decode_tokens_per_s(self, bytes_per_token: float) -> float:
         """Expected tokens per second of an answer, if so many bytes are read for each."""
@@ -263,7 +265,8 @@ class MachineSpeed:
 
 _MACHINE_FILE = "machine.json"
 _WIDTH, _FEED_FORWARD, _HEADS, _KV_HEADS, _LAYERS, _VOCAB = 2048, 8192, 16, 4, 4, 32
-_PROMPT, _BATCH, _STEPS = 768, 512, 8
+_PROMPT, _BATCH, _STEPS = 768, 256, 8
+_MAX_PREFILL_SLOPE = 2e-3
 _Q4_K_WEIGHTS, _Q4_K_BYTES = 256, 144
 _BUSY_CORES = 0.5
 
@@ -279,14 +282,15 @@ def machine_speed(
     key = machine_key(governor.num_cores)
     cache = JsonCache(home / _MACHINE_FILE, most=MAX_KEPT)
     match None if again else cache.read().get(key):
-        case [float(prefill), float(decode)] if 0 < prefill < math.inf and 0 < decode < math.inf:
-            return MachineSpeed(prefill, decode)
+        case [float(prefill), float(slope), float(decode)] if 0 < prefill < math.inf and 0 < decode < math.inf:
+            if 0 <= slope <= _MAX_PREFILL_SLOPE:
+                return MachineSpeed(prefill, slope, decode)
     from localrag.engine.attention import flash_attention  # noqa: PLC0415  # only here
 
     on_measure()
     speed = _measure_machine(governor.measure, flash=flash_attention(home, governor))
     if governor.busy_cores < _BUSY_CORES:  # otherwise it says more of the other programs than of the machine
-        cache.put(key, [speed.prefill_weights_per_s, speed.decode_bytes_per_s])
+        cache.put(key, list(astuple(speed)))
     return speed
 
 
@@ -298,7 +302,7 @@ def machine_key(num_cores: int) -> str:
 
 
 def _measure_machine(num_threads: Callable[[], int], *, flash: bool) -> MachineSpeed:
-    """Time a prompt and some steps of a generated model, larger than the processor's caches. The fastest count: others may run too."""
+    """Time a prompt and some steps of a generated model, larger than the processor's caches. The fastest step counts."""
     from localrag.engine.llama import LlamaContext, LlamaModel  # noqa: PLC0415  # only here
     from localrag.types import SamplingParams  # noqa: PLC0415
 
@@ -319,15 +323,18 @@ def _measure_machine(num_threads: Callable[[], int], *, flash: bool) -> MachineS
 
                 context.begin(0, [], SamplingParams())
                 decode(1, 0)  # pages the weights in
-                pieces = [(min(_BATCH, _PROMPT - start), start) for start in range(0, _PROMPT, _BATCH)]
-                token_s = min(decode(num_tokens, 1 + start) / num_tokens for num_tokens, start in pieces)
+                first_s, *_, last_s = (decode(_BATCH, 1 + start) / _BATCH for start in range(0, _PROMPT, _BATCH))
                 step_s = min(decode(1, 1 + _PROMPT + step) for step in range(_STEPS))
             finally:
                 context.close()
         finally:
             model.close()
     kv_bytes = _PROMPT * _LAYERS * _KV_HEADS * (_WIDTH // _HEADS) * 2 * 2
-    return MachineSpeed(num_weights / token_s, (num_bytes + kv_bytes) / step_s)
+    # The cost of a token is a straight line over its depth; the two pieces are measured at the middle of each.
+    first, last = _BATCH / 2, _PROMPT - _BATCH / 2
+    rise = (last_s - first_s) / (last - first)
+    slope = min(max(0.0, rise / max(first_s - rise * first, 1e-9)), _MAX_PREFILL_SLOPE)
+    return MachineSpeed(num_weights * (1.0 + slope * first) / first_s, slope, (num_bytes + kv_bytes) / step_s)
 
 
 def _write_wide_model(path: Path) -> tuple[int, int]:

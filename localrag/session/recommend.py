@@ -120,7 +120,7 @@ class Recommendation:
             "command": self.command,
             "available_bytes": self.available_bytes,
             "on_gpu": self.on_gpu,
-            "machine": {name: round(value) for name, value in asdict(self.machine).items()},
+            "machine": {name: float(f"{value:.4g}") for name, value in asdict(self.machine).items()},
             "prompt": {**asdict(self.workload), "prompt_tokens": self.workload.prompt_tokens},
             "limits": asdict(self.limits),
             "models": [each.to_dict() for each in self.candidates],
