@@ -28,10 +28,16 @@ def hub(tmp_path, home):
         yield hub
 
 
+def press(terminal, key):
+    """Press a key a moment after the question, as a person would: it is lost while the terminal is set up for it."""
+    terminal.read(0.5)
+    terminal.send(key)
+
+
 def test_one_key_leads_from_chat_to_the_first_answer(hub, home, tmp_path):
     with Terminal("chat", "--max-tokens", "4", home=home, env=hub.environment(tmp_path / "hf"), columns=160) as terminal:
         terminal.wait_for("smollm2-135m is not on this machine", "Recommended here: ", "Press Enter to fetch it and make it your default")
-        terminal.send("\r")
+        press(terminal, "\r")
         terminal.wait_for("is now the default model")
         terminal.enter("Hello?")
         terminal.wait_for("Stopped at the limit of 4 tokens", " evaluated")
@@ -51,7 +57,7 @@ def test_one_key_leads_from_chat_to_the_first_answer(hub, home, tmp_path):
 def test_any_other_key_fetches_nothing(hub, home, tmp_path):
     with Terminal("ask", "Why?", home=home, env=hub.environment(tmp_path / "hf"), columns=160) as terminal:
         terminal.wait_for("or any other key to stop.")
-        terminal.send("n")
+        press(terminal, "n")
         assert terminal.end() == 4
     assert "localrag models pull " in terminal.text
     assert not (home / "models.toml").exists()
@@ -62,7 +68,7 @@ def test_a_model_that_was_named_is_offered_itself_and_does_not_become_the_defaul
     environment = hub.environment(tmp_path / "hf")
     with Terminal("ask", "Why?", "--model", "qwen3-4b", "--max-tokens", "4", home=home, env=environment, columns=160) as terminal:
         terminal.wait_for("qwen3-4b is not on this machine. To fetch: qwen3-4b.", "Press Enter to fetch it, or")
-        terminal.send("\r")
+        press(terminal, "\r")
         assert terminal.end() == 0
     assert not (home / "models.toml").exists()
 
@@ -70,7 +76,7 @@ def test_a_model_that_was_named_is_offered_itself_and_does_not_become_the_defaul
 def test_models_pull_without_a_name_offers_it_too(hub, home, tmp_path):
     with Terminal("models", "pull", home=home, env=hub.environment(tmp_path / "hf"), columns=160) as terminal:
         terminal.wait_for("Recommended here: ", "Press Enter to fetch it and make it your default")
-        terminal.send("q")
+        press(terminal, "q")
         assert terminal.end() == 4
     assert hub.requests == []
 
