@@ -445,6 +445,9 @@ def _explain(found: Recommendation) -> None:
         )
     else:
         note(f"Recommended: {found.best.name}, {found.why}. Fetch it with: {found.command}")
+    slower = [each for each in found.candidates if found.best is not None and each.size_bytes > found.best.size_bytes and each.window]
+    if slower:
+        note(f"Larger ones fit but are slower, up to {slower[-1].name}. To allow that: --max-seconds and --min-speed.")
 
 
 def _tell_measuring() -> None:

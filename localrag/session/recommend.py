@@ -286,7 +286,7 @@ class _Judge:
         if window < least:
             room = self.gpu_bytes or max(0, self.free_bytes - memory.RESERVE_BYTES)
             needed = self._needed(card, info, least)
-            return replace(found, problem=f"needs {_size(needed)} for a window of {least:,} tokens; {_size(room)} are free")
+            return replace(found, window=0, problem=f"needs {_size(needed)} for a window of {least:,} tokens; {_size(room)} are free")
         first_token_s, tokens_per_s, is_measured = self._speeds(card, info)
         slow = []
         if first_token_s > self.limits.first_token_s:
