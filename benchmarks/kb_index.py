@@ -88,23 +88,22 @@ def cold(folder: Path, question: str, num_runs: int) -> None:
 
 _ASK = """
 import json, sys, time
-import psutil
-started = psutil.Process().create_time()
 from localrag import Question, Session
 first = []
 with Session.open(kbs=["bench"], keep=False) as session:
     session.retrieve(sys.argv[1])
     found = time.time()
     session.ask(Question.of(sys.argv[1], max_tokens=1), on_text=lambda _: first.append(time.time()))
-print(json.dumps({"to the hits_s": found - started, "to the first token_s": first[0] - started}))
+print(json.dumps({"to the hits_s": found, "to the first token_s": first[0]}))
 """
 
 
 def _cold_ask(home: str, question: str) -> dict[str, float]:
     env = shared.compiled_environment(LOCALRAG_HOME=home)
+    started = time.time()  # the start that the system tells of a process can be a second off
     done = subprocess.run([sys.executable, "-c", _ASK, question], env=env, cwd=shared.ROOT, capture_output=True, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return {name: at - started for name, at in found.items()}
 
 
 def embedded_texts(folder: Path, embedder: SentenceTransformerEmbedder) -> list[str]:

@@ -1,4 +1,6 @@
-"""Measure the time per decoding step outside llama_decode, with one and eight sequences, greedy and with a chat's default sampling."""
+"""Measure the time per decoding step outside llama_decode, with one and eight sequences: greedy, with a chat's default sampling, and greedy
+under the grammar of citations.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,11 @@ from localrag.engine.loading import LlamaBackend
 from localrag.engine.threads import ThreadGovernor, num_cores
 from localrag.types import SamplingParams
 
-SAMPLINGS = {"greedy": SamplingParams(), "temperature 0.7": SamplingParams(temperature=0.7)}
+SAMPLINGS = {
+    "greedy": SamplingParams(),
+    "temperature 0.7": SamplingParams(temperature=0.7),
+    "greedy, citations": SamplingParams(citations=("KB#1", "KB#2", "KB#3", "KB#4"), cites_first=True),
+}
 LIMIT = 0.05
 PARTS = {
     "schedule": (("scheduler.py", "schedule"),),

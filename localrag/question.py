@@ -123,10 +123,10 @@ class Question:
 
     With `cite` "enforced", an answer with evidence begins with the tag of a source, or `[none]`, and can name no other; with "free", the
     model may cite or not (None: DEFAULT_CITE). `cite_instruction` replaces the instruction to begin with a tag; an answer then cites
-    anywhere. Answers after a reasoning model's thoughts, with a JSON schema, logprobs or tools, and those of the echo are always free.
+    anywhere. Answers with a JSON schema or tools and those of the echo are always free, and so are a reasoning model's thoughts.
 
     With `quote`, citations are enforced, and the model may also choose a sentence of the evidence, `[KB#12.3]`: the engine copies it into
-    the answer. Answers that are always free do not quote, except those of the echo.
+    the answer. Answers that are always free, and those with logprobs, do not quote, except those of the echo.
 
     `unanswerable` says what to do if the knowledge bases probably do not answer the question (None: DEFAULT_UNANSWERABLE). It applies where
     they are all that the question gives to answer from: not with attachments, memories, tools, piped text, hits or a JSON schema, nor to

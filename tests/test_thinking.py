@@ -93,6 +93,22 @@ def test_the_answer_of_a_model_that_does_not_think_is_its_own(text, form, sizes)
     assert run(form.splitter(is_open=False), cut(text, sizes))[0] == ("", text)
 
 
+@given(st.one_of(PAIR_TEXTS, CHANNEL_TEXTS), st.one_of(FORMS, st.just(CHANNELS)), st.booleans(), SIZES)
+def test_what_a_piece_would_belong_to_is_told_before_it_is_read(text, form, is_open, sizes):
+    splitter = form.splitter(is_open=is_open)
+    for piece in cut(text, sizes):
+        part, was_thinking = splitter.part_of(piece), splitter.is_thinking
+        if splitter.is_answering:
+            return
+        _, answer = splitter.feed(piece)
+        if part == "thoughts":
+            assert not answer
+            assert not splitter.is_answering
+        if part == "both":
+            assert answer
+            assert was_thinking
+
+
 def test_a_mark_within_the_answer_is_part_of_it():
     text = "<think>\nHm.\n</think>\n\nWrite <think> first and </think> last.\n"
     assert run(THINK.splitter(is_open=False), text)[0] == ("Hm.", "Write <think> first and </think> last.\n")

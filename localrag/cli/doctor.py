@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 import os
@@ -102,6 +103,12 @@ def llama_facts() -> dict[str, object]:
     }
 
 
+def _gpu_bytes(facts: Mapping[str, object]) -> int:
+    """Return the free memory of all GPUs among facts of llama.cpp; 0 if there are none, or if it cannot be loaded."""
+    devices = facts.get("gpu_devices")
+    return sum(int(device["free_bytes"]) for device in devices) if isinstance(devices, list) else 0
+
+
 def gpu_hints(root: Path = Path("/")) -> dict[str, object]:
     """Return the vendors of GPUs that the system's files show, each with the command that builds llama-cpp-python for it."""
     commands: dict[str, str] = {}
@@ -170,14 +177,14 @@ def _size(path: Path) -> dict[str, object]:
     return {"bytes": total}
 
 
-def catalogue_facts(settings: Settings, *, gpu: bool) -> dict[str, object]:
+def catalogue_facts(settings: Settings, *, gpu_bytes: int = 0) -> dict[str, object]:
     """Return whether each model, embedder and reranker of models.toml is present and how much memory it needs; and whether two models
-    fit at once.
+    fit at once. The GPUs have `gpu_bytes` of free memory.
     """
     catalog = Catalog.load(settings)
     flash = collect(attention_facts, settings.home).get("kernel") == "flash"
     plans: dict[str, MemoryPlan] = {}
-    models = {spec.name: collect(_model_facts, catalog, spec, plans, flash=flash, gpu=gpu) for spec in catalog.models.values()}
+    models = {spec.name: collect(_model_facts, catalog, spec, plans, flash=flash, gpu_bytes=gpu_bytes) for spec in catalog.models.values()}
     return {
         "file": str(catalog.file.absolute()),
         "files": [str(file.absolute()) for file in catalog.files],
@@ -208,17 +215,19 @@ def _two_models(plans: dict[str, MemoryPlan], default: str | None) -> dict[str, 
     }
 
 
-def _model_facts(catalog: Catalog, spec: ModelSpec, plans: dict[str, MemoryPlan], *, flash: bool, gpu: bool) -> dict[str, object]:
+def _model_facts(catalog: Catalog, spec: ModelSpec, plans: dict[str, MemoryPlan], *, flash: bool, gpu_bytes: int) -> dict[str, object]:
     """Return facts from a model's file and its memory plan. Adds the plan, for the window that fits, to `plans`."""
     from localrag.engine.gguf import read_header  # noqa: PLC0415  # weight
-    from localrag.engine.memory import nearest, plan  # noqa: PLC0415  # weight
+    from localrag.engine.memory import Situation, nearest, plan  # noqa: PLC0415  # weight
 
     info = read_header(catalog.locate(spec))
     n_ctx = min(spec.n_ctx or info.n_ctx_train, info.n_ctx_train)
-    gpu_layers = info.num_layers + 1 if gpu else 0
-    memory_plan = plan(info, n_ctx, flash_attention=flash, gpu_layers=gpu_layers)
-    near = n_ctx if memory_plan.fits else min(n_ctx, nearest(info, flash_attention=flash, gpu_layers=gpu_layers))
-    plans[spec.name] = memory_plan if near in {0, n_ctx} else plan(info, near, flash_attention=flash, gpu_layers=gpu_layers)
+    gpu_layers, situation = (info.num_layers + 1 if gpu_bytes else 0), Situation(gpu_available_bytes=gpu_bytes)
+    planned = functools.partial(plan, info, flash_attention=flash, gpu_layers=gpu_layers, situation=situation)
+    memory_plan = planned(n_ctx)
+    fitting = n_ctx if memory_plan.fits else nearest(info, flash_attention=flash, gpu_layers=gpu_layers, situation=situation)
+    near = min(n_ctx, fitting)
+    plans[spec.name] = memory_plan if near in {0, n_ctx} else planned(near)
     return {
         "size_bytes": info.file_size,
         "quantization": info.quantization,
@@ -260,30 +269,35 @@ def _reranker_facts(catalog: Catalog, spec: ModelSpec, settings: Settings) -> di
 @options.as_json
 def doctor_command(settings: Settings, as_json: bool) -> None:
     """Show memory, threads, GPUs, llama.cpp's build, and which models fit on this machine. Loads no weights."""
-    from localrag.engine.threads import ThreadGovernor  # noqa: PLC0415  # weight
-
-    governor = ThreadGovernor()  # starts measuring the load of other processes
-    llama = collect(llama_facts)
-    facts: dict[str, object] = {
-        "llama_cpp": llama,
-        "gpus": collect(gpu_hints),
-        "attention": collect(attention_facts, settings.home),
-        "speeds": collect(speed_facts, settings.home),
-        "home": collect(home_facts, settings),
-        "catalogue": collect(catalogue_facts, settings, gpu="error" not in llama and bool(llama["gpu_devices"])),
-    }
-    facts = {"machine": collect(machine_facts, governor), **facts}
+    facts = all_facts(settings)
     if as_json:
         emit(facts)
     else:
-        _show(facts)
-    if "error" in llama:
+        show(facts)
+    if "error" in _mapping(facts["llama_cpp"]):
         if not as_json:
             note("llama.cpp cannot be loaded, so no model can run.")
         raise click.exceptions.Exit(EngineError.exit_code)
 
 
-def _show(facts: Mapping[str, object]) -> None:
+def all_facts(settings: Settings, llama: Callable[[], dict[str, object]] = llama_facts) -> dict[str, object]:
+    """Return what `doctor` knows, by section. `llama` gives the facts of llama.cpp, with the GPUs for which models are planned."""
+    from localrag.engine.threads import ThreadGovernor  # noqa: PLC0415  # weight
+
+    governor = ThreadGovernor()  # starts measuring the load of other processes
+    found = collect(llama)
+    facts: dict[str, object] = {
+        "llama_cpp": found,
+        "gpus": collect(gpu_hints),
+        "attention": collect(attention_facts, settings.home),
+        "speeds": collect(speed_facts, settings.home),
+        "home": collect(home_facts, settings),
+        "catalogue": collect(catalogue_facts, settings, gpu_bytes=_gpu_bytes(found)),
+    }
+    return {"machine": collect(machine_facts, governor), **facts}
+
+
+def show(facts: Mapping[str, object]) -> None:
     """Print two tables: the machine and its software, then the models."""
     sections = {name: _mapping(value) for name, value in facts.items()}
     rows: list[tuple[str, str]] = []
@@ -390,6 +404,8 @@ def _model_row(name: str, facts: Mapping[str, object]) -> tuple[str, ...]:
     state = "fits" if plan["fits"] else "does not fit"
     if not plan["fits"] and facts["nearest_n_ctx"]:
         state += f"; a window of {facts['nearest_n_ctx']} tokens fits"
+    if plan["gpu_layers"]:
+        state += f"; on the GPU {_size_of(plan['gpu_bytes'])} of {_size_of(plan['gpu_available'])}"
     if facts["sliding_window"]:
         state += f"; attention slides over {facts['sliding_window']} tokens, KV cache kept in full"
     if facts["prompts_go_on_from"] != "any border":

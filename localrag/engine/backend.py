@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from localrag.engine.speed import Speed
+from localrag.text.thinking import Part
 from localrag.text.tokens import ChatTemplate, Tokenizer
 from localrag.types import ModelInfo, SamplingParams, Slot
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 MAX_SEQUENCES = 256
 """llama.cpp's limit. It aborts on a larger sequence id."""
+
+PartOf = Callable[[int], Part]
+"""Tells what a token would belong to if it came next, for a model that thinks before it answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,13 @@ class Runner(Memory, Protocol):
         """Evaluate (token id, position, sequence id, logits wanted); False if `cancel` stopped it."""
         ...
 
-    def sample(self, seq_id: int, index: int, /) -> int: ...
+    def sample(self, seq_id: int, index: int, part_of: PartOf | None = None, /) -> int:
+        """The next token of a sequence after the `index`-th entry of the last batch.
+
+        With `part_of`, a grammar leaves the thoughts alone.
+        """
+        ...
+
     def take_copied(self, seq_id: int, /) -> tuple[int, ...]:
         """Tokens to append after the one just sampled, which closed the tag of a quote; mostly none. Returned once."""
         ...

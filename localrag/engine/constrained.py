@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localrag.engine.backend import Logprobs
+from localrag.engine.backend import Logprobs, PartOf
 from localrag.errors import EngineError
 
 if TYPE_CHECKING:
@@ -45,32 +45,45 @@ class ConstrainedSampler:
         self.num_vocab_tokens = num_vocab_tokens
         self._choose_chain, self._penalties = choose, penalties
 
-    def sample(self, logits: Any) -> int:  # noqa: ANN401  # a pointer to floats
-        """Sample and accept the next token, given the logits of the whole vocabulary. EngineError if the grammar allows no token."""
+    def sample(self, logits: Any, part_of: PartOf | None = None) -> int:  # noqa: ANN401  # a pointer to floats
+        """Sample and accept the next token, given the logits of the whole vocabulary. EngineError if the grammar allows no token.
+
+        Tokens of thoughts, as `part_of` tells, are outside the grammar. None of them may also begin the answer, which would escape it.
+        """
         if not logits:
             raise EngineError("There are no logits to sample from.")
         scores = np.ctypeslib.as_array(logits, (self.num_vocab_tokens,))
         if self._penalties:
             scores = self._apply(self._penalties, np.arange(len(scores)), scores)[0]["logit"].copy()
         token = self._choose(np.arange(len(scores)), scores)
+        if part_of is not None:
+            while token is not None and part_of(token) == "both":
+                scores = scores.copy()
+                scores[token] = -np.inf
+                token = self._choose(np.flatnonzero(scores > -np.inf), scores)
+            if token is not None and part_of(token) == "thoughts":
+                self._accept(token)
+                return token
         if token is None or not self.matcher.allows(token):
             allowed = np.flatnonzero(self.matcher.allowed() & (scores > -np.inf))
             token = self._choose(allowed, scores)
         if token is None:
             raise EngineError("No token of this model continues the answer in its grammar.", hint="Use another schema or another model.")
         self.matcher.accept(token)
+        self._accept(token)
+        return token
+
+    def _accept(self, token: int) -> None:
+        """Tell the samplers of a token, for penalties."""
         for chain in (self._penalties, self._choose_chain):
             if chain:
                 self.lib.llama_sampler_accept(chain, token)
-        return token
 
     def take_copied(self) -> tuple[int, ...]:
         """Return the tokens of the quote that follows the last sampled token, once. Penalties count them."""
         copied = self.matcher.take_copied()
         for token in copied:
-            for chain in (self._penalties, self._choose_chain):
-                if chain:
-                    self.lib.llama_sampler_accept(chain, token)
+            self._accept(token)
         return copied
 
     def _choose(self, ids: _Ids, scores: _Logits) -> int | None:

@@ -13,6 +13,7 @@ from localrag.engine.backend import MAX_SEQUENCES, MakeRunner, Runner, State
 from localrag.engine.jobs import Sequence
 from localrag.engine.kv_cache import ExclusiveCells, HostSwap, SharedCells
 from localrag.errors import EngineError
+from localrag.text.thinking import Part
 from localrag.text.tokens import Tokenizer
 from localrag.types import Piece, TokenLogprob
 
@@ -220,9 +221,15 @@ class Context:
             sequence.watched_logits = runner.logits(index, sequence.watched)
         num_top = sequence.sampling.logprobs
         logprobs = None if num_top is None else runner.logprobs(index, num_top)
-        token = runner.sample(slot_of(sequence), index)
-        is_end = tokenizer.is_end(token)
-        piece = tokenizer.piece(token, special=sequence.thinking is not None and token in sequence.thinking.mark_ids)
+
+        def piece_of(token: int) -> bytes:
+            return tokenizer.piece(token, special=sequence.thinking is not None and token in sequence.thinking.mark_ids)
+
+        def part_of(token: int) -> Part:
+            return sequence.part_of(piece_of(token), is_end=tokenizer.is_end(token))
+
+        token = runner.sample(slot_of(sequence), index, part_of if sequence.thinking is not None else None)
+        is_end, piece = tokenizer.is_end(token), piece_of(token)
         if logprobs is not None and not is_end:
             top = tuple((tokenizer.piece(each), logprobs.of(each)) for each in logprobs.likeliest)
             sequence.logprobs.append(TokenLogprob(piece, logprobs.of(token), top))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localrag.citation import TAG
-from localrag.engine.backend import Logprobs
+from localrag.engine.backend import Logprobs, PartOf
 from localrag.engine.engine import Engine
 from localrag.engine.grammar import byte_vocabulary, grammar_of
 from localrag.engine.speed import Speed
@@ -160,7 +160,7 @@ class EchoRunner:
     def _size(self, token: int) -> int:
         return 2 if token == self._uncounted else 1
 
-    def sample(self, seq_id: int, index: int) -> int:
+    def sample(self, seq_id: int, index: int, part_of: PartOf | None = None) -> int:  # noqa: ARG002  # it has no grammar
         if self._outputs.get(index) != seq_id:
             raise EngineError(f"Entry {index} of the last batch has no logits for sequence {seq_id}.")
         reply = self._replies[seq_id]

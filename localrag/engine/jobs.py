@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Any, Literal, Protocol, TypeVar
 
 from localrag.errors import EngineError, LocalragError, UsageError
-from localrag.text.thinking import Splitter, Thinking
+from localrag.text.thinking import Part, Splitter, Thinking
 from localrag.types import Completion, FinishReason, SamplingParams, Timings, TokenLogprob
 
 
@@ -145,6 +145,15 @@ class Sequence:
             return self.finish("length")
         return self._release(len(self._held))
 
+    def part_of(self, piece: bytes, *, is_end: bool) -> Part:
+        """Tell what a token would belong to if it were sampled next. White space after thoughts that used up their tokens is answer."""
+        splitter = self._splitter
+        if splitter is None or splitter.is_answering:
+            return "answer"
+        if splitter.is_thinking:
+            return "thoughts" if is_end else splitter.part_of(piece.decode("utf-8", "replace"))
+        return "answer" if is_end or self.num_thought >= self._most_thoughts else splitter.part_of(piece.decode("utf-8", "replace"))
+
     def _read(self, text: str) -> None:
         """Add text. For a reasoning model, separate the reasoning from the answer."""
         if self._splitter is None:
@@ -156,10 +165,14 @@ class Sequence:
         """Count the last token as reasoning until the answer begins, and close the reasoning at its token limit."""
         if self.thinking is None or self._splitter is None or self._splitter.is_answering:
             return
-        most = self.thinking.max_tokens - len(self.thinking.end_ids)
-        self.num_thought += self.num_thought < most
-        if self._splitter.is_thinking and self.num_thought >= most:
+        self.num_thought += self.num_thought < self._most_thoughts
+        if self._splitter.is_thinking and self.num_thought >= self._most_thoughts:
             self._end_thoughts()
+
+    @property
+    def _most_thoughts(self) -> int:
+        """Tokens of reasoning after which it is closed."""
+        return self.thinking.max_tokens - len(self.thinking.end_ids) if self.thinking is not None else 0
 
     def _end_thoughts(self) -> None:
         """Append the tokens that close the reasoning. The answer follows."""

@@ -12,7 +12,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from localrag.engine.backend import MAX_SEQUENCES, Logprobs
+from localrag.engine.backend import MAX_SEQUENCES, Logprobs, PartOf
 from localrag.engine.grammar import Vocabulary, grammar_of
 from localrag.engine.llama_lib import begin_log, complaint, give_back, library
 from localrag.errors import EngineError, ModelFileError, UsageError
@@ -280,10 +280,10 @@ class LlamaSampler:
             raise EngineError("llama.cpp refused a sampler.")
         self.lib.llama_sampler_chain_add(chain, link)
 
-    def sample(self, context: Any, index: int) -> int:  # noqa: ANN401  # a C pointer
+    def sample(self, context: Any, index: int, part_of: PartOf | None = None) -> int:  # noqa: ANN401  # a C pointer
         """Sample the next token from the logits of entry `index` of the last batch. LlamaContext checks that they exist."""
         if self._constrained is not None:
-            return self._constrained.sample(self.lib.llama_get_logits_ith(context, index))
+            return self._constrained.sample(self.lib.llama_get_logits_ith(context, index), part_of)
         return int(self.lib.llama_sampler_sample(self.handle, context, index))
 
     def take_copied(self) -> tuple[int, ...]:
@@ -408,11 +408,14 @@ class LlamaContext:
         self._outputs = outputs
         return True
 
-    def sample(self, seq_id: int, index: int) -> int:
-        """Sample the next token of a sequence from entry `index` of the last batch, which must have requested logits."""
+    def sample(self, seq_id: int, index: int, part_of: PartOf | None = None) -> int:
+        """Sample the next token of a sequence from entry `index` of the last batch, which must have requested logits.
+
+        `part_of` is as in `localrag.engine.backend.Runner`.
+        """
         if index not in self._outputs:
             raise EngineError(f"Entry {index} of the last batch has no logits.")
-        return self._samplers[seq_id].sample(self.handle, index)
+        return self._samplers[seq_id].sample(self.handle, index, part_of)
 
     def take_copied(self, seq_id: int) -> tuple[int, ...]:
         """Return the tokens to append after the last sampled one; see `localrag.engine.backend.Runner`."""

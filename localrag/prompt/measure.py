@@ -33,7 +33,7 @@ from localrag.prompt.layout import (
 from localrag.prompt.tool_results import compact
 from localrag.text.markup import EncodedPart, Part, count_content, encode
 from localrag.text.sentences import excerpt, units
-from localrag.text.thinking import Thinking, mark_ids
+from localrag.text.thinking import Thinking, ThinkingForm, mark_ids
 from localrag.text.tokens import ChatTemplate, TokenCounter, Tokenizer
 from localrag.types import MIN_THINK_TOKENS, Hit, Message, ToolSpec
 
@@ -55,10 +55,20 @@ def thinking_of(
     if form is None or not ends:
         return None
     last = list(takewhile(lambda each: each.part.is_markup, reversed(parts)))
-    tail = "".join(each.part.text for each in reversed(last))
+    is_open = form.is_open("".join(each.part.text for each in reversed(last)))
     return Thinking(
-        form=form, is_open=form.is_open(tail), max_tokens=max_tokens, end_ids=ends, mark_ids=mark_ids(form, tokenizer.special_texts)
+        form=form,
+        is_open=is_open,
+        max_tokens=max_tokens,
+        end_ids=ends,
+        mark_ids=mark_ids(form, tokenizer.special_texts),
+        shows_beginning=is_open or begins_with_token(form, tokenizer),
     )
+
+
+def begins_with_token(form: ThinkingForm, tokenizer: Tokenizer) -> bool:
+    """Tell whether the mark that begins thoughts is a token of its own."""
+    return any(text == form.marks[0] for text, _ in (*tokenizer.special_texts, *tokenizer.tag_texts))
 
 
 JOIN_TOKENS = 2

@@ -235,20 +235,14 @@ def may_enforce_citations(prepared: Prepared) -> bool:
     return (
         (question.quote or (question.cite or DEFAULT_CITE) == "enforced")
         and bool(composed.hits or question.thread.again)
-        and composed.thinking is None  # a grammar would begin with the thoughts
+        and (composed.thinking is None or composed.thinking.shows_beginning)
         and is_free_text(question)
     )
 
 
 def is_free_text(question: Question) -> bool:
-    """Whether nothing but citations and quotes may shape the answer: no schema, log probabilities or tools."""
-    return (
-        question.sampling.json_schema is None
-        and question.sampling.logprobs is None
-        and question.calls is None
-        and not question.given.tools
-        and not question.is_plain
-    )
+    """Whether nothing but citations and quotes may shape the answer: no schema and no tools."""
+    return question.sampling.json_schema is None and question.calls is None and not question.given.tools and not question.is_plain
 
 
 def _sampling_of(prepared: Prepared, tokenizer: Tokenizer) -> SamplingParams:

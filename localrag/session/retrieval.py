@@ -170,14 +170,35 @@ class Retriever:
         return self.counter(text)
 
     def _search(self, query: str, top_k: int, mode: Mode, where: Where | None, reranker: Reranker | None) -> list[Hit]:
-        return [
-            replace(hit, chunk=self._scoped(hit.chunk, kb), copies=tuple(self._scoped(chunk, kb) for chunk in hit.copies))
+        found = [
+            [
+                replace(hit, chunk=self._scoped(hit.chunk, kb), copies=tuple(self._scoped(chunk, kb) for chunk in hit.copies))
+                for hit in kb.retrieve(query, self.embedder, k=top_k, mode=mode, where=where, learning=self.learning, reranker=reranker)
+            ]
             for kb in self.knowledge_bases
-            for hit in kb.retrieve(query, self.embedder, k=top_k, mode=mode, where=where, learning=self.learning, reranker=reranker)
         ]
+        return _on_one_scale(found) if mode == "hybrid" else [hit for hits in found for hit in hits]
 
     def _scoped(self, chunk: Chunk, kb: KnowledgeBase) -> Chunk:
         return replace(chunk, scope=kb.name if len(self.knowledge_bases) > 1 else "")
+
+
+def _on_one_scale(found: Sequence[Sequence[Hit]]) -> list[Hit]:
+    """Join the hits of several hybrid searches, which score each hit against the best one of its own knowledge base.
+
+    The scores of a knowledge base are multiplied by the relevance of its best hit as a share of that of the best hit of all: the only
+    match in a collection about something else would otherwise count as much as a perfect one.
+    """
+    nearest = [max((hit.relevance or 0.0 for hit in hits), default=0.0) for hits in found]
+    best = max(nearest, default=0.0)
+    if not best or len(found) < 2:
+        return [hit for hits in found for hit in hits]
+    return [_scaled(hit, near / best) for hits, near in zip(found, nearest, strict=True) for hit in hits]
+
+
+def _scaled(hit: Hit, factor: float) -> Hit:
+    contributions = {name: factor * part for name, part in hit.contributions.items()}
+    return replace(hit, score=sum(contributions.values()), contributions=contributions)
 
 
 def distinct(hits: Sequence[Hit], *, kept: Collection[str] = ()) -> list[Hit]:

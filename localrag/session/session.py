@@ -18,6 +18,7 @@ from localrag.engine.jobs import SINGLE, Policy, last_event
 from localrag.errors import UsageError
 from localrag.files import secure_home
 from localrag.prompt import CITE, PLAIN, Demand, PromptInputs
+from localrag.prompt.measure import begins_with_token
 from localrag.question import Question, Search
 from localrag.session import recorder, retrieval
 from localrag.session.answer import Answer, Bypass, Prepared, bypass, ledger_warnings, outcome, window_warnings
@@ -258,7 +259,10 @@ class Session:
         content, thread, is_timed = question.given, question.thread, question.budget.max_seconds is not None
         max_tokens = question.sampling.max_tokens
         think_tokens = 0 if is_timed else question.sampling.room_to_think  # reasoning without an answer is useless
-        quotes = question.quote and is_free_text(question) and not (think_tokens and self.engine.template.thinking)
+        form = self.engine.template.thinking if think_tokens else None
+        is_enforceable = form is None or begins_with_token(form, self.engine.tokenizer)
+        has_logprobs = question.sampling.logprobs is not None  # copied tokens have none
+        quotes = question.quote and is_free_text(question) and is_enforceable and not has_logprobs
         return PromptInputs(
             messages=question.messages,
             needs_question=question.needs_question,

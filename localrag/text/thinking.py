@@ -9,8 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass
 from typing import Literal, Protocol
+
+Part = Literal["thoughts", "answer", "both"]
+"""What a piece of output belongs to: thoughts, with their marks and the white space around them; the answer; or the end of one and the
+beginning of the other."""
 
 _PAIRS = (
     ("<think>", "</think>"),
@@ -47,6 +52,10 @@ class Splitter(Protocol):
     @property
     def is_over(self) -> bool:
         """Whether no more output can follow."""
+        ...
+
+    def part_of(self, text: str) -> Part:
+        """Tell what a piece would belong to if it came next. Reads nothing. A part of an opening mark counts as answer."""
         ...
 
     def feed(self, text: str) -> tuple[str, str]:
@@ -120,7 +129,8 @@ def form_of(template: str) -> ThinkingForm | None:
 class Thinking:
     """How an engine handles the thoughts of a prompt: at most `max_tokens`, including the `end_ids` that end them.
 
-    `mark_ids` are control tokens whose text is part of a mark. `is_open`: the prompt ends inside thoughts.
+    `mark_ids` are control tokens whose text is part of a mark. `is_open`: the prompt ends inside thoughts. With `shows_beginning`, the
+    first token tells thoughts from an answer, so a grammar can leave thoughts alone.
     """
 
     form: ThinkingForm
@@ -128,6 +138,7 @@ class Thinking:
     max_tokens: int
     end_ids: tuple[int, ...]
     mark_ids: frozenset[int]
+    shows_beginning: bool = False
 
 
 def mark_ids(form: ThinkingForm, special_texts: Iterable[tuple[str, int]]) -> frozenset[int]:
@@ -169,6 +180,15 @@ class _Pair:
         if self._state == "answering":
             answer, self._held = self._held, ""
         return thought, answer
+
+    def part_of(self, text: str) -> Part:
+        ahead = copy(self)
+        _, answer = ahead.feed(text)
+        if ahead.is_thinking or (not ahead.is_answering and text and not text.strip()):
+            return "thoughts"
+        if self.is_thinking:
+            return "both" if answer else "thoughts"
+        return "answer"
 
     def _begin(self) -> None:
         """Handle the first text. A model may open thoughts that its prompt has already opened."""
@@ -239,6 +259,15 @@ class _Channels:
             self._gap = "\n\n"
             self._channel = _OVER if self.is_answering else None
         return thought, answer
+
+    def part_of(self, text: str) -> Part:
+        ahead = copy(self)
+        _, answer = ahead.feed(text)
+        if ahead.is_thinking:
+            return "thoughts"
+        if self._held.strip() or self._gap or self._channel is not None:
+            return "both" if answer else "thoughts"
+        return "answer"
 
     def _read_header(self) -> bool:
         """Tell whether the header of a message is complete. Output that begins without one is the answer."""

@@ -273,6 +273,12 @@ def test_passages_of_a_knowledge_base_that_is_dropped_are_not_marked(home, pets)
     assert (done.returncode, done.stderr.count("Marked as useful"), "There is nothing to mark." in done.stderr) == (2, 1, True)
 
 
+def test_explain_shows_what_supports_each_sentence(home, pets):
+    done = run(home, "chat", "--model", "echo", "--kb", "pets", text="When do hamsters sleep?\n/explain\n")
+    assert (done.returncode, "Support of each sentence by the passages that it cites" in done.stderr) == (0, True)
+    assert re.search(r"\n  [01]\.\d\d  You asked: When do hamsters sleep\?", done.stderr)
+
+
 def test_edit_without_a_text_puts_the_question_into_the_line(home):
     with chat(home) as terminal:
         terminal.wait_for("echo · ")

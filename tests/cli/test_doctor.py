@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from localrag.cli.doctor import attention_facts, collect, doctor_command, gpu_hints, home_facts, speed_facts
+from localrag.cli.doctor import all_facts, attention_facts, collect, doctor_command, gpu_hints, home_facts, show, speed_facts
 from localrag.engine.speed import Speed, SpeedFile
 from localrag.settings import Settings
 from tests.gguf_files import write_model
@@ -212,6 +212,36 @@ def test_gpus_are_found_by_their_files(tmp_path):
     hints = gpu_hints(tmp_path)
     assert list(hints) == ["NVIDIA", "AMD"]
     assert 'CMAKE_ARGS="-DGGML_CUDA=on" pip install' in hints["NVIDIA"]
+
+
+GPUS = [
+    {"name": "CUDA0", "description": "a large GPU", "free_bytes": 20 << 30, "total_bytes": 24 << 30},
+    {"name": "CUDA1", "description": "a small GPU", "free_bytes": 1 << 20, "total_bytes": 2 << 30},
+]
+
+
+@pytest.mark.parametrize(
+    ("devices", "fits", "told"),
+    [
+        (GPUS, True, "fits; on the GPU "),
+        (GPUS[1:], False, "does not fit; on the GPU "),
+        ([], True, "fits"),
+    ],
+    ids=["large and small", "small", "none"],
+)
+def test_models_are_planned_for_the_memory_of_the_gpus(tmp_path, models_toml, devices, fits, told, capsys):
+    file = models_toml(tiny=write_model(tmp_path / "tiny.gguf"))
+    settings = Settings(home=tmp_path / "home", models_file=file)
+    llama = {"version": "1", "features": [], "supports_gpu": True, "gpu_devices": devices}
+    found = all_facts(settings, lambda: llama)
+    plan = found["catalogue"]["models"]["tiny"]["plan"]
+    assert plan["fits"] is fits
+    assert plan["gpu_available"] == sum(device["free_bytes"] for device in devices)
+    assert bool(plan["gpu_layers"]) is bool(devices)
+    show(found)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert told in shown
+    assert ("a small GPU: 1.0 MB free of 2.1 GB" in shown) is bool(devices)
 
 
 def test_learned_speeds_are_told_by_file_name(tmp_path):

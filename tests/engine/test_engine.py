@@ -473,5 +473,5 @@ class Failing:
     def __init__(self, sampler):
         self.close = sampler.close
 
-    def sample(self, _context, _index):
+    def sample(self, _context, _index, _part_of):
         raise EngineError("The sampler failed.")

@@ -5,7 +5,7 @@ import pytest
 from localrag.engine.loading import open_model
 from localrag.question import Question
 from localrag.session import Session
-from localrag.types import SamplingParams
+from localrag.types import Chunk, Hit, SamplingParams
 from tests import identities
 from tests.reciting import BRACKETS, BRACKETS_TEMPLATE, CHANNELS, CHANNELS_TEMPLATE, HM_YES, write_reciting
 
@@ -39,6 +39,54 @@ def test_marks_that_are_control_tokens_are_seen_and_not_shown(session):
     vocabulary = dict(opened.engine.tokenizer.special_texts)
     assert answer.prompt.thinking.mark_ids == {vocabulary["[THINK]"], vocabulary["[/THINK]"]}
     assert answer.prompt.thinking.max_tokens == 40
+
+
+HITS = [Hit(Chunk(1, 1, 0, "Nylon dries at 80 °C.", 0, 21, "nylon.md"), 1.0)]
+CITING = SamplingParams(max_tokens=40, think_tokens=40)
+
+
+def test_an_answer_after_thoughts_cites_and_the_thoughts_are_free(session):
+    opened = session(HM_YES | {"]": "Yes"}, controls=BRACKETS, template=BRACKETS_TEMPLATE)
+    answer = opened.ask(Question.of("Why?", sampling=CITING, hits=HITS))
+    identities.check(answer.to_dict(), ["KB#1"])
+    assert (answer.reasoning, answer.reasoning_tokens) == ("Hm", 3)
+    assert answer.text == "[KB#1]Yes"
+    free = opened.ask(Question.of("Why?", sampling=CITING, hits=HITS, cite="free"))
+    assert (free.reasoning, free.text) == ("Hm", "Yes")
+
+
+def test_thoughts_that_used_up_their_tokens_are_followed_by_an_answer_that_cites(session):
+    chain = {"t": "<|channel|>", "<|channel|>": "analysis", "analysis": "<|message|>", "<|message|>": "Hm", "Hm": "Ġso", "Ġso": "Ġso"}
+    opened = session(chain | {"]": "Yes", "Yes": "<|return|>"}, controls=CHANNELS, template=CHANNELS_TEMPLATE)
+    answer = opened.ask(Question.of("Why?", sampling=CITING, hits=HITS))
+    identities.check(answer.to_dict(), ["KB#1"])
+    assert answer.reasoning.startswith("Hm so so")
+    assert answer.reasoning_tokens == 40
+    assert answer.text == "[KB#1]Yes"
+
+
+@pytest.mark.parametrize(
+    ("chain", "controls", "template"),
+    [
+        ({"Ċ": "Yes", "]": "Yes", "Yes": "<|im_end|>"}, BRACKETS, BRACKETS_TEMPLATE),
+        ({"t": "Yes", "]": "Yes", "Yes": "<|return|>"}, CHANNELS, CHANNELS_TEMPLATE),
+    ],
+    ids=["brackets", "channels"],
+)
+def test_an_answer_without_thoughts_cites_too(session, chain, controls, template):
+    opened = session(chain, controls=controls, template=template)
+    answer = opened.ask(Question.of("Why?", sampling=CITING, hits=HITS))
+    identities.check(answer.to_dict(), ["KB#1"])
+    assert (answer.reasoning, answer.text) == ("", "[KB#1]Yes")
+
+
+def test_a_token_that_ends_thoughts_and_begins_the_answer_is_not_taken(session):
+    chain = {"Ċ": "[THINK]", "[THINK]": "Hm", "Hm": "[/THINK]Yes", "[/THINK]Yes": "Ġso", "]": "Ġso"}
+    opened = session(chain, controls=[*BRACKETS, "[/THINK]Yes"], template=BRACKETS_TEMPLATE)
+    answer = opened.ask(Question.of("Why?", sampling=CITING, hits=HITS))
+    identities.check(answer.to_dict(), ["KB#1"])
+    assert answer.text.startswith("[KB#1] so")
+    assert "Yes" not in answer.text
 
 
 def test_thoughts_without_end_are_ended_and_the_next_prompt_goes_on_from_there(session):

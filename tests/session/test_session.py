@@ -97,6 +97,29 @@ def test_labels_name_the_knowledge_base_where_there_are_several(knowledge_bases)
         assert len(set(labels)) == len(labels)
 
 
+def test_the_only_match_among_other_subjects_counts_less_than_a_better_one(tmp_path):
+    texts = {
+        "pets": "Stockings of nylon are dried before they are worn; hamsters chew them.",
+        "printing": "Nylon is dried at 80 °C before printing.",
+    }
+    opened = []
+    for name, text in texts.items():
+        (tmp_path / f"{name}.md").write_text(text)
+        opened.append(KnowledgeBase.open(tmp_path / "kb", name, create=True))
+        opened[-1].ingest([tmp_path / f"{name}.md"], HashEmbedder())
+    with open_echo() as engine:
+        question = "At how many degrees is nylon dried before printing?"
+        alone = [Session(engine, knowledge_bases=[kb], embedder=HashEmbedder()).retrieve(question, top_k=1) for kb in opened]
+        best, other = Session(engine, knowledge_bases=opened, embedder=HashEmbedder()).retrieve(question, top_k=2)
+    pets, printing = (hits[0] for hits in alone)
+    assert (best.label, best.score) == ("KB#printing/1", printing.score)
+    assert other.label == "KB#pets/1"
+    assert other.score == pytest.approx(pets.score * pets.relevance / printing.relevance)
+    assert other.score == sum(other.contributions.values()) < 0.8 * pets.score
+    for each in opened:
+        each.close()
+
+
 TERMS = "The customer {} liable for loss, for delay and for each defect that was not reported within a week of delivery, whatever it is."
 
 

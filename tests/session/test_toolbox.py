@@ -137,7 +137,7 @@ def test_of_several_knowledge_bases_one_is_named(both, steps):
     assert set(json.loads(used.text)["results"][0]) == {"id", "source", "heading", "text"}
     assert "several" in failed(box(both), "kb_read", id=str(steps[0]))
     assert "no passage" in failed(box(both), "kb_read", id=f"KB#other/{steps[0]}")
-    found, _ = box(both).use("kb_search", {"query": "oven"})
+    found, _ = box(both).use("kb_search", {"query": "oven nylon"})
     assert {hit.chunk.scope for hit in found.hits} == {"guide", "mixed"}
 
 

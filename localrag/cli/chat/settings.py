@@ -227,7 +227,9 @@ def _explain(desk: Desk, rest: str) -> None:
         return
     if rest == "full":
         render.prompt(last.prompt.parts, desk.room.session.engine.tokenizer, err=True)
+    render.answerability(last.answerability, err=True)
     render.ledger(last.ledger, err=True)
+    render.support(last)
     note(usage(last))
 
 
@@ -337,7 +339,7 @@ COMMANDS = (
     Command(_temperature, "/temperature [T]", "show or set the temperature; 0 always picks the most likely token"),
     Command(_rewrite, "/rewrite [on|off]", "turn the rewriting of short follow-up questions on or off"),
     Command(_budget, "/budget", "show how the window was divided, and what the next question leaves out"),
-    Command(_explain, "/explain [full]", "show the last turn's token ledger; full: also the exact prompt"),
+    Command(_explain, "/explain [full]", "show the last turn's token ledger and the support of its sentences; full: also the exact prompt"),
     Command(sources, "/sources [turn N] [NUMBER|TAG] [open]", "show the sources of an answer, or one of them; open: open its file"),
     Command(_attach, "/attach [FILE]", "send a file with the next question"),
     Command(_tokens, "/tokens [TEXT]", "count the tokens of a text, or show the last turn's tokens"),
