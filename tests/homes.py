@@ -3,7 +3,7 @@
 import json
 
 from localrag.engine import attention
-from localrag.engine.speed import machine_key
+from localrag.engine.attention import machine_key
 from localrag.engine.threads import ThreadGovernor, num_cores
 
 

@@ -6,7 +6,6 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -17,7 +16,7 @@ import click
 from localrag.catalog import Catalog, VerifyResult
 from localrag.cli import options, render
 from localrag.cli.terminal import can_ask, emit, note
-from localrag.errors import LocalragError, ModelError, ModelFileError, ModelNotFoundError, counted
+from localrag.errors import ModelError, ModelFileError, counted
 from localrag.session import open_engine
 from localrag.settings import Settings
 from localrag.text.sanitize import safe
@@ -258,7 +257,7 @@ def pull_command(names: tuple[str, ...], settings: Settings, as_json: bool) -> N
     """
     catalog = Catalog.load(settings)
     if not names and not as_json and can_ask():
-        offer_model(settings, None)
+        options.offer_model(settings, None)
         catalog = Catalog.load(settings)
     specs = []
     for name in names:
@@ -268,17 +267,12 @@ def pull_command(names: tuple[str, ...], settings: Settings, as_json: bool) -> N
             specs.append(spec)
         else:
             specs.append(catalog.entry(name))
-    paths = {spec.name: str(_fetch(catalog, spec)) for spec in specs or [catalog.model(), catalog.embedder()]}
+    paths = {spec.name: str(options.fetch(catalog, spec)) for spec in specs or [catalog.model(), catalog.embedder()]}
     if as_json:
         emit({"pulled": [{"name": name, "path": path} for name, path in paths.items()]})
         return
     for name, path in paths.items():
         click.echo(f"{name}: {path}")
-
-
-def _fetch(catalog: Catalog, spec: ModelSpec) -> Path:
-    with render.Progress(spec.name) as progress:
-        return catalog.pull(spec, progress)
 
 
 _REPOSITORY = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[\w][\w.-]{0,95}?)(?::(?P<quantization>[\w.-]{1,64}))?", re.ASCII)
@@ -314,7 +308,7 @@ def _show_listing(listing: Listing, settings: Settings, *, as_json: bool) -> Non
     """Show the files of a repository with their sizes, the window that fits here, and their speed."""
     from localrag.session.recommend import judge_listing  # noqa: PLC0415  # weight
 
-    choices = judge_listing(listing, settings, on_measure=_tell_measuring)
+    choices = judge_listing(listing, settings, on_measure=options.tell_measuring)
     if as_json:
         emit({"repo": listing.repo, "license": listing.license, "files": [_file_facts(*each) for each in choices]})
         return
@@ -396,7 +390,7 @@ def recommend_command(
     if kb is not None:
         with open_knowledge_base(kb, settings=settings) as knowledge_base:
             kb = knowledge_base.name
-    found = recommend(settings, memory_bytes=memory_bytes, kb=kb, limits=limits, again=again, on_measure=_tell_measuring)
+    found = recommend(settings, memory_bytes=memory_bytes, kb=kb, limits=limits, again=again, on_measure=options.tell_measuring)
     if as_json:
         emit(found.to_dict())
         return
@@ -448,53 +442,6 @@ def _explain(found: Recommendation) -> None:
     slower = [each for each in found.candidates if found.best is not None and each.size_bytes > found.best.size_bytes and each.window]
     if slower:
         note(f"Larger ones fit but are slower, up to {slower[-1].name}. To allow that: --max-seconds and --min-speed.")
-
-
-def _tell_measuring() -> None:
-    note("Measuring the speed of this machine…")
-
-
-def offer_model(settings: Settings, model: str | None) -> bool:
-    """Offer to fetch the model that a command needs, if it is in models.toml but not on this machine. Returns whether it was fetched.
-
-    For the default model that ships, the recommended one is offered, and becomes the default in the home. One key decides. Without a
-    terminal, or if the user declines, raises ModelNotFoundError with the command that fetches it.
-    """
-    catalog = Catalog.load(settings)
-    spec = catalog.model(model)
-    if spec.kind == "path" or catalog.is_here(spec):
-        return False
-    choice = None
-    if model is None and catalog.default_ships:
-        with suppress(LocalragError):  # without a recommendation, the default itself is offered
-            from localrag.session.recommend import recommend  # noqa: PLC0415  # weight
-
-            choice = recommend(settings, on_measure=_tell_measuring if can_ask() else lambda: None).best
-    wanted = spec if choice is None else catalog.model(choice.name)
-    what = wanted.name if choice is None else f"{wanted.name} ({_in_short(choice)})"
-    missing = ModelNotFoundError(f"{spec.name} is not on this machine.", hint=f"localrag models pull {what}", name=spec.name)
-    if not can_ask():
-        raise missing
-    fetches = choice is None or not choice.is_here
-    note(f"{spec.name} is not on this machine. {'To fetch' if choice is None else 'Recommended here'}: {what}.")
-    deeds = [*(["fetch it"] if fetches else []), *(["make it your default"] if choice is not None else [])]
-    note(f"Press Enter to {' and '.join(deeds)}, or any other key to stop.")
-    if click.getchar() not in {"\r", "\n", "y", "Y"}:
-        raise missing
-    _fetch(catalog, wanted)
-    if choice is not None:
-        from localrag.catalog import save_in_home  # noqa: PLC0415  # only here
-
-        where = save_in_home(settings, default_model=wanted.name)
-        note(f"{wanted.name} is now the default model ({safe(str(where))}).")
-    return True
-
-
-def _in_short(choice: ModelChoice) -> str:
-    facts = [render.size(choice.size_bytes), f"license {choice.license}" if choice.license else ""]
-    if choice.first_token_s is not None and choice.tokens_per_s is not None:
-        facts.append(f"about {choice.first_token_s:.0f} s to the first token, then {choice.tokens_per_s:.0f} tokens/s")
-    return ", ".join(filter(None, facts))
 
 
 @models_command.command("verify")

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 
 from localrag.catalog import Catalog
 from localrag.engine import memory
+from localrag.engine.attention import machine_speed
 from localrag.engine.gguf import read_header
 from localrag.engine.loading import attention_kept, speed_key
 from localrag.engine.optimize import BITS_PER_WEIGHT as BITS
-from localrag.engine.speed import MachineSpeed, Speed, SpeedFile, machine_speed
+from localrag.engine.speed import MachineSpeed, Speed, SpeedFile
 from localrag.engine.threads import ThreadGovernor
 from localrag.errors import LocalragError, ModelFileError
 from localrag.kb.chunking import TARGET_TOKENS

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localrag.engine.speed import MAX_KEPT, MachineSpeed, Speed, SpeedFile, machine_key, machine_speed
+from localrag.engine.attention import machine_key, machine_speed
+from localrag.engine.speed import MAX_KEPT, MachineSpeed, Speed, SpeedFile
 from localrag.engine.threads import ThreadGovernor, num_cores
 from tests.homes import know_machine
 

@@ -88,9 +88,7 @@ def chat_command(
     choice = ConversationChoice(name=name, resumes=resumes, keeps=not no_keep)
     room = Room(asking, sampling, choice, rewrites=rewrites)
     if can_ask() and (model := room.model()) != "echo":
-        from localrag.cli.models import offer_model  # noqa: PLC0415  # weight
-
-        offer_model(asking["settings"], model)  # before the first line is typed, while the model is loaded
+        options.offer_model(asking["settings"], model)  # before the first line is typed, while the model is loaded
     return talk(room, as_json=as_json)
 
 
