@@ -276,6 +276,8 @@ def offer_model(settings: Settings, model: str | None) -> bool:
     """
     from localrag.catalog import Catalog, save_in_home  # noqa: PLC0415  # only if a model is missing
 
+    if model == "echo":
+        return False
     catalog = Catalog.load(settings)
     spec = catalog.model(model)
     if spec.kind == "path" or catalog.is_here(spec):

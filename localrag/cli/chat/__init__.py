@@ -87,8 +87,8 @@ def chat_command(
     sampling = options.sampling(asking, seed=seed, temperature=temperature)
     choice = ConversationChoice(name=name, resumes=resumes, keeps=not no_keep)
     room = Room(asking, sampling, choice, rewrites=rewrites)
-    if can_ask() and (model := room.model()) != "echo":
-        options.offer_model(asking["settings"], model)  # before the first line is typed, while the model is loaded
+    if can_ask():
+        options.offer_model(asking["settings"], room.model())  # before the first line is typed, while the model is loaded
     return talk(room, as_json=as_json)
 
 
