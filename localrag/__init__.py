@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from localrag.journal import Journal
     from localrag.kb import KnowledgeBase
     from localrag.kb.filters import FolderRule, Where
-    from localrag.kb.ingest import IngestResult, Tagging
+    from localrag.kb.ingest import IngestResult, ReembedResult, Tagging
     from localrag.kb.knowledge_base import RetrieveOptions
     from localrag.kb.plan import IndexProgress, Plan
     from localrag.kb.protocols import Feedback, Reranker, TextRow
@@ -165,6 +165,7 @@ __all__ = [
     "QueryRewrite",
     "Question",
     "Quote",
+    "ReembedResult",
     "Reranker",
     "RetrieveOptions",
     "Retriever",
@@ -255,6 +256,7 @@ _MODULES = {
     ),
     "kb.ingest": (
         "IngestResult",
+        "ReembedResult",
         "Tagging",
     ),
     "kb.knowledge_base": ("RetrieveOptions",),

@@ -257,7 +257,7 @@ class ModelSpec:
     `kind` is the type of the source and `source` its value: a pinned requirement, a hub repository or a path. `file` is the
     file inside it (empty for a path). `sha256` is of the GGUF file, or of an embedder folder's model.safetensors. `n_ctx` is
     the requested context in tokens; `revision` is a branch, tag or commit of a hub repository. An embedder reads each question after
-    `query_prefix` and each passage after `passage_prefix`.
+    `query_prefix` and each passage after `passage_prefix`. `card` describes the file before it is here.
     """
 
     name: str
@@ -270,6 +270,24 @@ class ModelSpec:
     chat_template: Path | None = None
     query_prefix: str = ""
     passage_prefix: str = ""
+    card: ModelCard | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCard:
+    """What a model's card says of a file, for choosing it before it is here. Its header replaces these numbers later.
+
+    Sizes are in bytes, `kv_bytes` per token of an f16 KV cache. One token is multiplied with `active` of the `weights`, fewer than all in
+    a mixture of experts. `unverified` names the fields that no stored card or file list confirmed.
+    """
+
+    size_bytes: int
+    license: str
+    n_ctx_train: int
+    weights: int
+    active: int
+    kv_bytes: int
+    unverified: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

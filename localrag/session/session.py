@@ -119,7 +119,7 @@ class Session:
         profile, weights = open_profile(budget, settings=settings)
         with ExitStack() as stack:
             knowledge_bases = open_knowledge_bases(names_of(kbs), settings=settings, opened=stack)
-            embedder = open_embedder(settings, for_queries=True) if knowledge_bases else None
+            embedder = open_embedder(settings, for_queries=True, kbs=knowledge_bases) if knowledge_bases else None
             reranker = None if rerank in (None, "llm") else open_reranker(settings, rerank)
             engine = open_engine(model, settings=settings, chat_template=chat_template, vocab_only=vocab_only, keep=keep)
             stack.callback(engine.close)
@@ -402,7 +402,7 @@ class Session:
             session._scope = names  # noqa: SLF001  # a copy of itself
             session.knowledge_bases = tuple(open_knowledge_bases(names, settings=settings, opened=stack))
             if names and self.embedder is None:
-                self.embedder = session.embedder = open_embedder(settings, for_queries=True)
+                self.embedder = session.embedder = open_embedder(settings, for_queries=True, kbs=session.knowledge_bases)
             yield session
 
     def documents_of(self, hits: Sequence[Hit]) -> dict[str, tuple[str, Mapping[str, Any]]]:
