@@ -148,7 +148,7 @@ def speed_facts(home: Path) -> dict[str, object]:
     return learned
 
 
-_FACTS = ("speeds.json", "attention.json", "answerability.json", "verified.json")
+_FACTS = ("speeds.json", "machine.json", "attention.json", "answerability.json", "verified.json", "pulled.json")
 
 
 def home_facts(settings: Settings) -> dict[str, object]:

@@ -282,14 +282,16 @@ class Context:
             sequence.watched_logits = runner.logits(index, sequence.watched)
         num_top = sequence.sampling.logprobs
         logprobs = None if num_top is None else runner.logprobs(index, num_top)
+        rules, thinking = sequence.sampling.call_rules, sequence.thinking
+        mark_ids = (frozenset() if rules is None else rules.shown_ids) | (frozenset() if thinking is None else thinking.mark_ids)
 
         def piece_of(token: int) -> bytes:
-            return tokenizer.piece(token, special=sequence.thinking is not None and token in sequence.thinking.mark_ids)
+            return tokenizer.piece(token, special=token in mark_ids)
 
         def part_of(token: int) -> Part:
             return sequence.part_of(piece_of(token), is_end=tokenizer.is_end(token))
 
-        token = runner.sample(slot_of(sequence), index, part_of if sequence.thinking is not None else None)
+        token = runner.sample(slot_of(sequence), index, part_of if thinking is not None else None)
         is_end, piece = tokenizer.is_end(token), piece_of(token)
         if logprobs is not None and not is_end:
             top = tuple((tokenizer.piece(each), logprobs.of(each)) for each in logprobs.likeliest)

@@ -22,6 +22,7 @@ from struct import error as struct_error
 from typing import NamedTuple
 
 from localrag.errors import ModelFileError, counted
+from localrag.files import split_parts
 from localrag.types import ModelInfo
 
 MAX_KEYS = 4096
@@ -164,11 +165,43 @@ def read_header(path: Path) -> ModelInfo:
 
 
 def read_header_and_tensors(path: Path) -> tuple[ModelInfo, dict[str, Tensor]]:
-    """Like `read_header`, with the place of each tensor by name."""
+    """Like `read_header`, with the place of each tensor by name; for a split file, of the tensors in its first part."""
     buffer, file_bytes = _map(path)
     with buffer:
         header = parse(path, buffer, file_bytes)
+        _add_parts(header)
         return _model_info(header), header.tensors
+
+
+def _add_parts(header: Header) -> None:
+    """Check the other parts of a split file, which are beside its first part, and count their tensors and bytes in `header`.
+
+    llama.cpp opens all parts by the name of the first one. ModelFileError if a part is missing, damaged or not of this file.
+    """
+    count = header.integer("split.count", 0, 0xFFFF, type_=UINT16) or 1
+    if count == 1:
+        return
+    names = split_parts(header.path.name)
+    if header.integer("split.no", 0, 0xFFFF, type_=UINT16) or len(names) != count or names[0] != header.path.name:
+        first = names[0] if len(names) == count else f"NAME-00001-of-{count:05}.gguf"
+        raise header.error(
+            f"is one of {count} parts of a model.", hint=f"Name the first part, {first}, with the others beside it.", num_parts=count
+        )
+    expected, tensor_names = header.integer("split.tensors.count", 0, MAX_TENSORS, type_=INT32), set(header.tensors)
+    for number, name in enumerate(names[1:], start=1):
+        buffer, file_bytes = _map(header.path.with_name(name))
+        with buffer:
+            part = parse(header.path.with_name(name), buffer, file_bytes)
+            stands = [part.integer(key, 0, 0xFFFF, type_=UINT16) for key in ("split.no", "split.count")]
+        if stands != [number, count]:
+            raise part.error(f"is not part {number + 1} of {count} of {header.path.name}.", hint=GET_IT_AGAIN)
+        if not tensor_names.isdisjoint(part.tensors):
+            raise part.error(f"repeats tensors of another part of {header.path.name}.", hint=GET_IT_AGAIN)
+        tensor_names.update(part.tensors)
+        header.file_bytes += file_bytes
+    if expected is not None and expected != len(tensor_names):
+        raise header.error(f"claims {expected} tensors, but its {count} parts hold {len(tensor_names)}.", hint=GET_IT_AGAIN)
+    header.num_tensors = len(tensor_names)
 
 
 def _map(path: Path) -> tuple[mmap.mmap, int]:
@@ -235,10 +268,6 @@ def _check_language_model(header: Header) -> str:
     kind = header.text("general.type")
     if kind in ("adapter", "mmproj", "imatrix"):
         raise header.error(f"holds a part of a model ({kind}), not a language model.", hint=TAKE_A_LANGUAGE_MODEL)
-    num_parts = header.integer("split.count", 0, 0xFFFF, type_=UINT16) or 1
-    if num_parts > 1:
-        hint = "Join the parts first: `llama-gguf-split --merge FIRST-PART OUTPUT`, a program of llama.cpp."
-        raise header.error(f"is one of {num_parts} parts of a model.", hint=hint, num_parts=num_parts)
     tokenizer_model = _identifier(header, "tokenizer.ggml.model")
     if tokenizer_model in (None, "none", "no_vocab"):
         raise header.error("holds no tokenizer (tokenizer.ggml.model), so it is not a language model.", hint=TAKE_A_LANGUAGE_MODEL)

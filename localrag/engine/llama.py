@@ -262,6 +262,12 @@ class LlamaSampler:
 
     @staticmethod
     def _matcher(params: SamplingParams, model: LlamaModel) -> Matcher | None:
+        if params.call_rules is not None and params.citations:
+            return model.grammar_vocabulary.calling_matcher(
+                params.call_rules, params.citations, params.num_answer_tokens, is_first=params.cites_first
+            )
+        if params.call_rules is not None:
+            return model.grammar_vocabulary.matcher(params.call_rules.grammar)
         if params.json_schema is not None:
             return model.grammar_vocabulary.matcher(grammar_of(params.json_schema, or_text=params.or_text))
         if params.citations:

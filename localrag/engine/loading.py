@@ -107,7 +107,7 @@ class LlamaBackend:
 
     @cached_property
     def speed_file(self) -> SpeedFile:
-        return SpeedFile(self.home, _speed_key(self.info))
+        return SpeedFile(self.home, speed_key(self.info))
 
     @cached_property
     def speed(self) -> Speed:
@@ -168,7 +168,7 @@ def _load(path: Path, template: JinjaChatTemplate | None, *, vocab_only: bool) -
         raise
 
 
-def _speed_key(info: ModelInfo) -> str:
+def speed_key(info: ModelInfo) -> str:
     """A key of file, machine and build. The file's folder does not matter."""
     file = f"{info.path.name} {info.file_size} {info.architecture} {info.quantization}"
     return f"{file}; {platform.node()} {platform.machine()} {library().llama_print_system_info().decode()} {threads.num_cores()}"

@@ -13,7 +13,7 @@ import re
 import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import chain, groupby, zip_longest
@@ -54,7 +54,10 @@ KEYWORDS = {
 # Placeholders consist of rare letters (CJK Extension B), which have no case, are not trimmed, and are not escaped by Python's repr. The
 # first letter identifies the text; random letters follow, up to the text's length.
 _FIRST, _REST, _END = 0x20000, 0x25000, 0x25100
-_PLACEHOLDER = re.compile(f"([{chr(_FIRST)}-{chr(_REST - 1)}][{chr(_REST)}-{chr(_END - 1)}]*)")
+_PLACEHOLDER = re.compile(
+    f"([{chr(_FIRST)}-{chr(_REST - 1)}][{chr(_REST)}-{chr(_END - 1)}]*)"
+    r"|(\\ud8[4-5][0-9a-f]\\ud[c-f][0-9a-f]{2}(?:\\ud854\\udc[0-9a-f]{2})*)"  # in a JSON string that has only ASCII
+)
 _LETTER = re.compile(f"[{chr(_FIRST)}-{chr(_END - 1)}]+")
 _MARK = re.compile("\ue000([0-9]+)\ue001")
 
@@ -73,14 +76,17 @@ class Disguise:
             if isinstance(part, int):
                 pieces.append(part)
                 continue
-            for index, piece in enumerate(_PLACEHOLDER.split(part)):
-                if index % 2 == 1 and piece in self.texts:
-                    pieces.append(ToolText(self.texts[piece]))
-                elif _LETTER.search(piece):
+            position = 0
+            for match in _PLACEHOLDER.finditer(part):
+                placeholder = match[1] or json.loads(f'"{match[2]}"')
+                if placeholder not in self.texts or _LETTER.search(part, position, match.start()):
                     return Refusal("alters or splits the texts of tools", lost=True, altered=True)
-                elif piece:
-                    pieces.append(piece)
-        return tuple(pieces)
+                pieces += [part[position : match.start()], ToolText(self.texts[placeholder], is_ascii=match[2] is not None)]
+                position = match.end()
+            if _LETTER.search(part, position):
+                return Refusal("alters or splits the texts of tools", lost=True, altered=True)
+            pieces.append(part[position:])
+        return tuple(piece for piece in pieces if piece != "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,31 +223,57 @@ def _too_deep(name: str) -> UsageError:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A message for the template: its role, and the indices of the messages whose contents it joins with a blank line."""
+    """A message for the template: its role, and the indices of the messages whose contents it joins with a blank line.
+
+    `call` is the index of the message whose tool calls it has, or whose result it is, in the form that templates expect: all calls, or only
+    the one at `at`.
+    """
 
     role: str
     messages: tuple[int, ...]
+    call: int | None = None
+    at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ToolText:
-    """The position of a tool's text in the prompt, with its index in ToolForm.texts."""
+    """The position of a tool's text in the prompt, with its index in ToolForm.texts. `is_ascii`: the template escapes other letters."""
 
     index: int
+    is_ascii: bool = False
 
 
-Part = str | int | ToolText | Segment
-"""Fixed text, the index of a message whose content goes here, a text of a tool, or fixed text that belongs to the tools."""
+@dataclass(frozen=True, slots=True)
+class CallText:
+    """The position of a text of a tool call, or of a result: its index in CallForm.texts, and the name of its escape."""
+
+    index: int
+    escape: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CallId:
+    """The position of a call's id: its index in CallForm.ids."""
+
+    index: int
+    is_short: bool = False
+
+
+Part = str | int | ToolText | CallText | CallId | Segment
+"""Fixed text, the index of a message whose content goes here, a text of a tool or of a call, or fixed text that belongs to the tools."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A rendered conversation: its parts in order, and how its roles and tools were adapted."""
+    """A rendered conversation: its parts in order, and how its roles, tools and calls were adapted."""
 
     parts: tuple[Part, ...]
     turns: tuple[Turn, ...]
     adaptation: str | None
     tools_adaptation: str | None = None
+    calls_adaptation: str | None = None
+    writes_calls: bool = False
+    """Whether calls follow the content of their message as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,10 +303,10 @@ def adapt(turns: Sequence[Turn], as_user: frozenset[str], *, join: bool) -> tupl
     adapted: list[Turn] = []
     for turn in turns:
         role = "user" if turn.role in as_user else turn.role
-        if join and adapted and adapted[-1].role == role:
+        if join and adapted and adapted[-1].role == role and turn.call is None and adapted[-1].call is None:
             adapted[-1] = Turn(role, (*adapted[-1].messages, *turn.messages))
         else:
-            adapted.append(Turn(role, turn.messages))
+            adapted.append(replace(turn, role=role))
     return tuple(adapted)
 
 
@@ -306,6 +338,8 @@ def split(text: str, nonce: str, turns: Sequence[Turn]) -> tuple[str | int, ...]
     if altered or not counts.keys() <= {index for turn in turns for index in turn.messages}:
         return Refusal("alters or splits the content of messages", lost=True, altered=True)
     for turn in turns:
+        if not turn.messages:
+            continue
         least, most = min(counts[index] for index in turn.messages), max(counts[index] for index in turn.messages)
         if (least, most) != (1, 1):
             return Refusal(f"{'drops' if least == 0 else 'repeats'} the content of the {turn.role} message", lost=True)
@@ -332,11 +366,11 @@ def mark_tools(parts: Sequence[Part], bare: Sequence[Part]) -> tuple[Part, ...]:
     return tuple(marked)
 
 
-def _between_messages(parts: Sequence[Part]) -> list[tuple[tuple[int, ...], list[Part]]]:
-    """Return the parts before the first message, then each message with the parts after it."""
-    gaps: list[tuple[tuple[int, ...], list[Part]]] = [((), [])]
+def _between_messages(parts: Sequence[Part]) -> list[tuple[tuple[Part, ...], list[Part]]]:
+    """Return the parts before the first message, then each message, or text of a call, with the parts after it."""
+    gaps: list[tuple[tuple[Part, ...], list[Part]]] = [((), [])]
     for part in parts:
-        if isinstance(part, int):
+        if isinstance(part, (int, CallText, CallId)):
             gaps.append(((part,), []))
         else:
             gaps[-1][1].append(part)

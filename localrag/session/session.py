@@ -24,7 +24,7 @@ from localrag.session import recorder, retrieval
 from localrag.session.answer import Answer, Bypass, Prepared, bypass, ledger_warnings, outcome, window_warnings
 from localrag.session.answerability import UNCALIBRATED, Answerability, Calibration, CalibrationFile
 from localrag.session.opening import names_of, open_embedder, open_engine, open_knowledge_bases, open_profile, open_reranker
-from localrag.session.pipeline import Event, InFlight, Pipeline, is_free_text
+from localrag.session.pipeline import Event, InFlight, Pipeline, is_free_text, with_calls
 from localrag.session.retrieval import DEFAULT_TOP_K, EvidenceFile, EvidenceRule, Retriever, Selection, rule_for, select
 from localrag.session.shortening import Shortener
 from localrag.session.timing import Plan, TimedReranker, check_seconds, plan
@@ -119,7 +119,7 @@ class Session:
         profile, weights = open_profile(budget, settings=settings)
         with ExitStack() as stack:
             knowledge_bases = open_knowledge_bases(names_of(kbs), settings=settings, opened=stack)
-            embedder = open_embedder(settings, for_queries=True) if knowledge_bases else None
+            embedder = open_embedder(settings, for_queries=True, kbs=knowledge_bases) if knowledge_bases else None
             reranker = None if rerank in (None, "llm") else open_reranker(settings, rerank)
             engine = open_engine(model, settings=settings, chat_template=chat_template, vocab_only=vocab_only, keep=keep)
             stack.callback(engine.close)
@@ -159,6 +159,7 @@ class Session:
         if question.search.kbs not in (None, self._scope):
             with self.scoped(question) as session:
                 return session.prepare(question, write=write)
+        question = with_calls(question)
         started_at = question.budget.started_at or time.perf_counter()
         query = search_query(question.messages, needs_question=question.needs_question)
         retriever = self.retriever_until(question.budget.max_seconds, started_at)
@@ -176,7 +177,13 @@ class Session:
             deadline=deadline,
             bypass=outcome(unsearched, hits, composed.hits),
             answerability=answerability,
+            notes=self._notes(question),
         )
+
+    def _notes(self, question: Question) -> tuple[str, ...]:
+        """What the last prompt did otherwise than the template, for tools and their calls."""
+        has_calls = question.given.tools or any(message.tool_calls for message in question.messages)
+        return self.engine.template.notes if has_calls and not question.is_plain else ()
 
     def run(self, questions: Iterable[Question | Prepared | None], *, policy: Policy | None = None) -> Iterator[Event]:
         """Answer questions under a policy. Every caller runs its questions through this method.
@@ -395,7 +402,7 @@ class Session:
             session._scope = names  # noqa: SLF001  # a copy of itself
             session.knowledge_bases = tuple(open_knowledge_bases(names, settings=settings, opened=stack))
             if names and self.embedder is None:
-                self.embedder = session.embedder = open_embedder(settings, for_queries=True)
+                self.embedder = session.embedder = open_embedder(settings, for_queries=True, kbs=session.knowledge_bases)
             yield session
 
     def documents_of(self, hits: Sequence[Hit]) -> dict[str, tuple[str, Mapping[str, Any]]]:
@@ -495,7 +502,7 @@ class Session:
             answerability=prepared.answerability,
             abstained=prepared.abstains,
             embedder=self.embedder if any("semantic" in hit.scores for hit in prepared.offered) else None,
-            warnings=(*self.warnings, *ledger_warnings(ledger)),
+            warnings=(*self.warnings, *ledger_warnings(ledger), *prepared.notes),
         )
 
     def close(self) -> None:

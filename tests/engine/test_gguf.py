@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from gguf import GGUFReader
+from gguf import GGUFReader, GGUFWriter
 
 from localrag.engine.gguf import read_header
 from localrag.engine.llama_lib import library
+from localrag.errors import ModelFileError
 from localrag.types import ModelInfo
 from tests.gguf_files import (
     ARRAY,
@@ -346,9 +347,45 @@ def test_sentencepiece_needs_its_bytes(tmp_path: Path) -> None:
 def test_parts_of_a_split_model(tmp_path: Path) -> None:
     path = tmp_path / "m-00001-of-00003.gguf"
     path.write_bytes(raw_file(*raw_pairs(), pair("split.count", 2, struct.pack("<H", 3))))
-    error = refusal(path)
+    assert "m-00002-of-00003.gguf does not exist" in refusal_of_another(path).message
+    keys = [*raw_pairs(), pair("split.count", 2, struct.pack("<H", 3))]
+    for number, words in ((2, "is not part 2 of 3"), (1, "m-00003-of-00003.gguf does not exist")):
+        (tmp_path / "m-00002-of-00003.gguf").write_bytes(raw_file(*keys, pair("split.no", 2, struct.pack("<H", number))))
+        assert words in refusal_of_another(path).message
+    assert "is one of 3 parts" in refusal(tmp_path / "m-00002-of-00003.gguf").message
+    path.rename(tmp_path / "m.gguf")
+    error = refusal(tmp_path / "m.gguf")
     assert "is one of 3 parts" in error.message
-    assert "--merge" in str(error.hint)
+    assert "NAME-00001-of-00003.gguf" in str(error.hint)
+
+
+def refusal_of_another(path: Path) -> ModelFileError:
+    """The error of a file that names one of its other parts."""
+    with pytest.raises(ModelFileError) as caught:
+        read_header(path)
+    return caught.value
+
+
+def test_parts_that_do_not_belong_together(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "m.gguf", "llama", split_max_tensors=10)
+    for key, value in bpe_keys().items():
+        if key != "general.architecture":
+            add = {list: writer.add_array, bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+            add[type(value)](key, value)
+    for name, tensor_ in tiny_tensors(266).items():
+        writer.add_tensor(name, tensor_)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    first, second = sorted(tmp_path.glob("m-*.gguf"))
+    info = read_header(first)
+    assert (info.num_tensors, info.file_size) == (20, first.stat().st_size + second.stat().st_size)
+    whole = second.read_bytes()
+    second.write_bytes(whole[:-1])
+    assert "is truncated" in refusal_of_another(first).message
+    second.write_bytes(first.read_bytes())
+    assert "is not part 2 of 2" in refusal_of_another(first).message
 
 
 def test_architecture_is_needed(tmp_path: Path) -> None:

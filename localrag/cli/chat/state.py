@@ -85,6 +85,16 @@ class Room:
 
     # --- opening and closing ---
 
+    def model(self) -> str | None:
+        """Return the model that `open` will load: of the command line, else of the conversation; None for the default."""
+        if self.asking["model"] is None and self._choice.keeps and (self._choice.name is not None or self._choice.resumes):
+            with Journal.open(self.settings.home) as self._journal:
+                row = self._row()
+            self._journal = None
+            model = None if row is None else row.about.get("model")
+            return model if isinstance(model, str) else None
+        return self.asking["model"]
+
     def open(self) -> None:
         """Find or create the conversation, and load its model and knowledge bases."""
         home = self.settings.home if self._choice.keeps else Path(self._opened.enter_context(tempfile.TemporaryDirectory()))
@@ -126,7 +136,7 @@ class Room:
         with ExitStack() as stack:
             knowledge_bases = open_knowledge_bases(names, settings=self.settings, opened=stack)
             if knowledge_bases and session.embedder is None:
-                session.embedder = open_embedder(self.settings, for_queries=True)
+                session.embedder = open_embedder(self.settings, for_queries=True, kbs=knowledge_bases)
             stack.pop_all()
         for kb in session.knowledge_bases:
             kb.close()
