@@ -57,7 +57,7 @@ PLAIN = re.compile(r'(cat \S+ \| )?localrag ([^|<>&;$`*"\n]|"[^$`"\n]*")*')
 FOREIGN_OPTIONS = {"--no-stream", "--schema", "--no-index", "--find-links", "--force-reinstall", "--no-deps", "--no-binary", "--wheel-dir"}
 FOREIGN_OPTIONS |= {"--no-cache-dir", "--require-hashes"}
 FOREIGN_OPTIONS |= {"--map-root-user", "--net", "--indent", "--document-tokens", "--members", "--help", "--reuse-chunks"}
-FOREIGN_OPTIONS |= {"--seeded", "--each", "--rounds", "--conversations", "--mutants"}
+FOREIGN_OPTIONS |= {"--seeded", "--each", "--rounds", "--conversations", "--mutants", "--real"}
 """Of other programs, and one that was tried and left out."""
 
 
