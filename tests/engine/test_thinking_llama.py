@@ -12,13 +12,14 @@ from tests.reciting import BRACKETS, BRACKETS_TEMPLATE, CHANNELS, CHANNELS_TEMPL
 SAMPLING = SamplingParams(max_tokens=3, think_tokens=40)
 
 
-@pytest.fixture
-def session(tmp_path):
-    """Opens a session with such a model."""
+@pytest.fixture(params=[0, 3, 8], ids=["alone", "draft of 3", "draft of 8"])
+def session(tmp_path, request):
+    """Opens a session with such a model, which guesses that many tokens at a time."""
     opened = []
 
     def make(chain, **model):
         opened.append(open_model(write_reciting(tmp_path / "model.gguf", chain, **model), name="reciting"))
+        opened[-1].draft_tokens = request.param
         return Session(opened[0], n_ctx=512)
 
     yield make
@@ -62,6 +63,7 @@ def test_thoughts_that_used_up_their_tokens_are_followed_by_an_answer_that_cites
     identities.check(answer.to_dict(), ["KB#1"])
     assert answer.reasoning.startswith("Hm so so")
     assert answer.reasoning_tokens == 40
+    assert bool(answer.accepted_tokens) == bool(opened.engine.draft_tokens)
     assert answer.text == "[KB#1]Yes"
 
 
