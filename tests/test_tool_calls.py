@@ -170,6 +170,15 @@ def test_nothing_that_is_written_is_lost_or_refused(text):
         assert calls or said.split() == text.removeprefix(markup.text).split()
 
 
+def test_models_without_a_form_may_choose_that_of_hermes():
+    grammar = grammar_of_calls(SCHEMA, PLAIN, or_text=True)
+    text = HERMES.written([ONE, TWO])
+    assert allows(grammar, text)
+    assert read(PLAIN, text) == ("", [(ONE.name, ONE.parsed), (TWO.name, TWO.parsed)])
+    assert not allows(grammar, "<tool_call>x")
+    assert not allows(grammar_of_calls(SCHEMA, PLAIN), text)
+
+
 def test_what_only_begins_like_a_call_is_text():
     for text in ("<tool_call>", '<tool_call>\n{"name": "delete"', "<tool", '<tool_call>\n{"name": "get_weather'):
         assert read(HERMES, text) == (text, [])
