@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localrag.engine.grammar import byte_vocabulary, grammar_of_calls, is_text, schema_of_calls
+from localrag.engine.grammar import MAX_CALLS, byte_vocabulary, grammar_of_calls, is_text, schema_of_calls
 from localrag.engine.template import JinjaChatTemplate
 from localrag.text.tool_calls import HERMES, PLAIN, CallMarkup, CallReader, Fields
 from localrag.types import ToolCall, ToolSpec
@@ -168,6 +168,18 @@ def test_nothing_that_is_written_is_lost_or_refused(text):
     for markup in MARKUPS.values():
         said, calls = read(markup, [text])
         assert calls or said.split() == text.removeprefix(markup.text).split()
+
+
+def test_the_length_of_texts_and_the_number_of_calls_are_bounded(learned):
+    spec = ToolSpec("say", "", {"type": "object", "properties": {"it": {"type": "string", "maxLength": 5}}, "required": ["it"]})
+    schema = schema_of_calls([spec], ())
+    for name, markup in learned.items():
+        grammar = grammar_of_calls(schema, markup)
+        assert allows(grammar, markup.written([ToolCall("say", {"it": "12345"})])), name
+        assert not allows(grammar, markup.written([ToolCall("say", {"it": "123456"})])), name
+    grammar = grammar_of_calls(SCHEMA, HERMES)
+    assert allows(grammar, HERMES.written([TWO] * MAX_CALLS))
+    assert not allows(grammar, HERMES.written([TWO] * (MAX_CALLS + 1)))
 
 
 def test_models_without_a_form_may_choose_that_of_hermes():

@@ -26,6 +26,10 @@ NO_TAG = "[none]"
 KELVIN = "\N{KELVIN SIGN}"
 """Equals a K where case is ignored."""
 CALL_OPENS, CALL_CLOSES = "<tool_call>", "</tool_call>"
+MAX_TEXT_LENGTH = 4096
+"""Largest maxLength that is enforced for a text that is not in a JSON string."""
+MAX_CALLS = 16
+"""Most calls in an answer: small models may repeat a call without end."""
 MAX_INTEGER = 10**15 - 1
 """Largest integer allowed. Some JSON parsers round larger ones."""
 MAX_DIGITS = 15
@@ -153,7 +157,7 @@ class _CallGrammar:
         for number, (name, arguments) in enumerate(names):
             before, end = self._literal(name + markup.named), self._literal(markup.end)
             self._rules.append(f"{prefix}call{number}: {before} {self._arguments(arguments, number)} {end}")
-        again = "" if markup.between is None else f"({self._literal(markup.between + markup.start)} {prefix}call)*"
+        again = "" if markup.between is None else f"({self._literal(markup.between + markup.start)} {prefix}call){{0,{MAX_CALLS - 1}}}"
         self._rules += [
             f"{prefix}call: {' | '.join(f'{prefix}call{number}' for number in range(len(names)))}",
             f"{prefix}calls: {prefix}call {again} {self._literal(markup.closes)}",
@@ -246,17 +250,21 @@ class _CallGrammar:
             value = f"({' | '.join(json.dumps(each, ensure_ascii=False) for each in choices)})"
             self._rules.append(f"{name}: {before} {self._literal(form.opens_text)} {value} {self._literal(form.closes_text)}")
         elif is_text(schema):
-            self._rules.append(f"{name}: {before} {self._text(name, form)}")
+            self._rules.append(f"{name}: {before} {self._text(name, form, schema.get('maxLength'))}")
         else:
             self._rules.append(f"{name}: {before} {self._other(form, schema)}")
         return name
 
-    def _text(self, name: str, form: Fields) -> str:
+    def _text(self, name: str, form: Fields, max_length: object = None) -> str:
         """Return the rule of a text: it ends at the first text that closes it."""
+        text = "ANY"
+        if isinstance(max_length, int) and 0 < max_length <= MAX_TEXT_LENGTH:
+            text = f"{name.upper()}TEXT"
+            self._rules.append(f"{text}: /(?s:.{{0,{max_length}}})/")
         opens, first = self._literal(form.opens_text), self._pieces.split(form.closes_text)[0]
         if not first:
-            return f"{opens} ANY {self._literal(form.closes_text)}"
-        self._rules.append(f"{name}t[lazy]: ANY {json.dumps(first, ensure_ascii=False)}")
+            return f"{opens} {text} {self._literal(form.closes_text)}"
+        self._rules.append(f"{name}t[lazy]: {text} {json.dumps(first, ensure_ascii=False)}")
         return f"{opens} {name}t {self._literal(form.closes_text[len(first) :])}"
 
     def _other(self, form: Fields, schema: Mapping[str, Any]) -> str:
