@@ -191,6 +191,13 @@ def test_models_without_a_form_may_choose_that_of_hermes():
     assert not allows(grammar_of_calls(SCHEMA, PLAIN), text)
 
 
+def test_markup_of_a_call_that_is_cut_off_is_not_text():
+    text = HERMES.written([TWO, TWO])
+    for end in range(text.index("</tool_call>"), len(text)):
+        said, calls = read(HERMES, text[:end])
+        assert (said, calls[0]) == ("", ("get", {}))
+
+
 def test_what_only_begins_like_a_call_is_text():
     for text in ("<tool_call>", '<tool_call>\n{"name": "delete"', "<tool", '<tool_call>\n{"name": "get_weather'):
         assert read(HERMES, text) == (text, [])

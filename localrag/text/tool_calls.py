@@ -287,7 +287,10 @@ class CallReader:
                 self._deltas.append(CallDelta(len(self._calls) - 1, name=name, id=self._calls[-1][2]))
                 self._state, self._scan, self._num_fields = "json" if fields is None else "fields", _JsonEnd(), 0
                 return True
-        self._held, self._begun, self._state = self._begun + self._held, "", "rest"
+        if is_last and self._calls:  # the answer was cut off within another call
+            self._held, self._begun, self._state = "", "", "done"
+        else:
+            self._held, self._begun, self._state = self._begun + self._held, "", "rest"
         return True
 
     def _add(self, text: str) -> None:
@@ -370,7 +373,10 @@ class CallReader:
         )
         if again == _MORE and not is_last:
             return False
-        if again is not None and again != _MORE:
+        if again == _MORE:  # the answer was cut off before another call
+            self._held, self._state = "", "done"
+            return True
+        if again is not None:
             self._begin(self._held, again)
             return True
         end = _match(markup.end + markup.closes, self._held, is_last=is_last, is_lenient=is_lenient)
