@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from localrag.engine.grammar import MAX_CALLS, byte_vocabulary, grammar_of_calls, is_text, schema_of_calls
 from localrag.engine.template import JinjaChatTemplate
 from localrag.text.tool_calls import HERMES, PLAIN, CallMarkup, CallReader, Fields
-from localrag.types import ToolCall, ToolSpec
+from localrag.types import Message, ToolCall, ToolSpec
 from tests.chat_templates import CHATML, PATHS
-from tests.engine.call_templates import FAMILIES
+from tests.engine.call_templates import CHANNELS, FAMILIES
 
 SPECS = (
     ToolSpec(
@@ -180,6 +180,22 @@ def test_the_length_of_texts_and_the_number_of_calls_are_bounded(learned):
     grammar = grammar_of_calls(SCHEMA, HERMES)
     assert allows(grammar, HERMES.written([TWO] * MAX_CALLS))
     assert not allows(grammar, HERMES.written([TWO] * (MAX_CALLS + 1)))
+
+
+def test_a_call_in_a_channel_of_its_own():
+    with JinjaChatTemplate(CHANNELS, time_limit_s=10) as template:
+        markup = template.call_markup
+        asked = [Message("user", "Hi")]
+        bare, offered = (template.render(asked, tools, thinks=False)[-1].text for tools in ((), SPECS))
+    assert bare.endswith("<|channel|>final<|message|>"), "it can only be text"
+    assert offered.endswith("<|start|>assistant"), "the model chooses"
+    text = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Wien"}'
+    assert read(markup, text) == ("", [("get_weather", {"city": "Wien"})])
+    assert read(markup, "<|channel|>final<|message|>Hello") == ("Hello", [])
+    special = (("<|channel|>", 256), ("<|message|>", 257))
+    assert markup.mark_ids(special) == {256, 257}
+    matcher = byte_vocabulary().matcher(grammar_of_calls(SCHEMA, markup, special[:1], or_text=True))
+    assert [token for token in range(257) if matcher.allows(token)] == [256]
 
 
 def test_models_without_a_form_may_choose_that_of_hermes():
