@@ -310,7 +310,7 @@ class Session:
         )
 
     def _room_to_think(self, question: Question) -> int:
-        """Tokens for thoughts. Before calls there are some only if the engine sees where thoughts end: the grammar of calls begins there."""
+        """Tokens for thoughts. Before calls, the engine must see where thoughts end, since the grammar of calls begins there."""
         form = self.engine.template.thinking if question.calls is not None else None
         if form is None:
             return question.sampling.room_to_think
