@@ -284,7 +284,7 @@ class Session:
     def _inputs(self, question: Question, selection: Selection) -> PromptInputs:
         content, thread, is_timed = question.given, question.thread, question.budget.max_seconds is not None
         max_tokens = question.sampling.max_tokens
-        think_tokens = 0 if is_timed else question.sampling.room_to_think  # reasoning without an answer is useless
+        think_tokens = 0 if is_timed else self._room_to_think(question)  # reasoning without an answer is useless
         form = self.engine.template.thinking if think_tokens else None
         is_enforceable = form is None or begins_with_token(form, self.engine.tokenizer)
         has_logprobs = question.sampling.logprobs is not None  # copied tokens have none
@@ -308,6 +308,14 @@ class Session:
             cite=_instruction(question, quotes=quotes and bool(selection.hits)),
             quotes=quotes,
         )
+
+    def _room_to_think(self, question: Question) -> int:
+        """Tokens for thoughts. Before calls, the engine must see where thoughts end, since the grammar of calls begins there."""
+        form = self.engine.template.thinking if question.calls is not None else None
+        if form is None:
+            return question.sampling.room_to_think
+        is_seen = bool(form.closes) and begins_with_token(form, self.engine.tokenizer)
+        return question.sampling.think_tokens if is_seen and question.sampling.logprobs is None else 0
 
     def measure(self, inputs: PromptInputs, *, is_plain: bool = False) -> Demand:
         """Measure the demand of each section in tokens of this model. `is_plain` skips the model's template."""
