@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localrag.engine.grammar import byte_vocabulary, grammar_of_calls, is_text, schema_of_calls
+from localrag.engine.grammar import MAX_CALLS, byte_vocabulary, grammar_of_calls, is_text, schema_of_calls
 from localrag.engine.template import JinjaChatTemplate
 from localrag.text.tool_calls import HERMES, PLAIN, CallMarkup, CallReader, Fields
-from localrag.types import ToolCall, ToolSpec
+from localrag.types import Message, ToolCall, ToolSpec
 from tests.chat_templates import CHATML, PATHS
-from tests.engine.call_templates import FAMILIES
+from tests.engine.call_templates import CHANNELS, FAMILIES
 
 SPECS = (
     ToolSpec(
@@ -168,6 +168,50 @@ def test_nothing_that_is_written_is_lost_or_refused(text):
     for markup in MARKUPS.values():
         said, calls = read(markup, [text])
         assert calls or said.split() == text.removeprefix(markup.text).split()
+
+
+def test_the_length_of_texts_and_the_number_of_calls_are_bounded(learned):
+    spec = ToolSpec("say", "", {"type": "object", "properties": {"it": {"type": "string", "maxLength": 5}}, "required": ["it"]})
+    schema = schema_of_calls([spec], ())
+    for name, markup in learned.items():
+        grammar = grammar_of_calls(schema, markup)
+        assert allows(grammar, markup.written([ToolCall("say", {"it": "12345"})])), name
+        assert not allows(grammar, markup.written([ToolCall("say", {"it": "123456"})])), name
+    grammar = grammar_of_calls(SCHEMA, HERMES)
+    assert allows(grammar, HERMES.written([TWO] * MAX_CALLS))
+    assert not allows(grammar, HERMES.written([TWO] * (MAX_CALLS + 1)))
+
+
+def test_a_call_in_a_channel_of_its_own():
+    with JinjaChatTemplate(CHANNELS, time_limit_s=10) as template:
+        markup = template.call_markup
+        asked = [Message("user", "Hi")]
+        bare, offered = (template.render(asked, tools, thinks=False)[-1].text for tools in ((), SPECS))
+    assert bare.endswith("<|channel|>final<|message|>"), "it can only be text"
+    assert offered.endswith("<|start|>assistant"), "the model chooses"
+    text = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Wien"}'
+    assert read(markup, text) == ("", [("get_weather", {"city": "Wien"})])
+    assert read(markup, "<|channel|>final<|message|>Hello") == ("Hello", [])
+    special = (("<|channel|>", 256), ("<|message|>", 257))
+    assert markup.mark_ids(special) == {256, 257}
+    matcher = byte_vocabulary().matcher(grammar_of_calls(SCHEMA, markup, special[:1], or_text=True))
+    assert [token for token in range(257) if matcher.allows(token)] == [256]
+
+
+def test_models_without_a_form_may_choose_that_of_hermes():
+    grammar = grammar_of_calls(SCHEMA, PLAIN, or_text=True)
+    text = HERMES.written([ONE, TWO])
+    assert allows(grammar, text)
+    assert read(PLAIN, text) == ("", [(ONE.name, ONE.parsed), (TWO.name, TWO.parsed)])
+    assert not allows(grammar, "<tool_call>x")
+    assert not allows(grammar_of_calls(SCHEMA, PLAIN), text)
+
+
+def test_markup_of_a_call_that_is_cut_off_is_not_text():
+    text = HERMES.written([TWO, TWO])
+    for end in range(text.index("</tool_call>"), len(text)):
+        said, calls = read(HERMES, text[:end])
+        assert (said, calls[0]) == ("", ("get", {}))
 
 
 def test_what_only_begins_like_a_call_is_text():

@@ -440,12 +440,19 @@ def _figures_of(choice: ModelChoice) -> tuple[str, str, str]:
 
 def _explain(found: Recommendation) -> None:
     """Say what the table assumes, and what to do."""
+    from localrag.engine.attention import BUSY_CORES  # noqa: PLC0415  # weight
+
     where = "on the GPU" if found.on_gpu else "for the model, of the memory given" if found.is_planned else "free"
     note(
         f"{render.size(found.available_bytes)} of memory {where}. A prompt of {found.workload.prompt_tokens:,} tokens, with "
         f"{found.workload.evidence_tokens:,} of evidence: {found.workload.origin}. ~ is estimated from the speed of this machine. "
         "? could not be checked."
     )
+    if found.busy_cores >= BUSY_CORES:
+        note(
+            f"Other programs kept {found.busy_cores:.1f} cores busy, so this machine was measured slower than it is. When they are done, "
+            "run this again."
+        )
     if found.best is None:
         note(f"No recommendation: {found.why}.")
     elif found.best.is_here:

@@ -139,7 +139,8 @@ _WIDE, _FEED_FORWARD, _LAYERS = 2048, 8192, 4
 _PROMPT, _PIECE, _STEPS = 768, 256, 8
 _MAX_PREFILL_SLOPE = 2e-3
 _Q4_K_WEIGHTS, _Q4_K_BYTES = 256, 144
-_BUSY_CORES = 0.5
+BUSY_CORES = 0.5
+"""From this load of other programs on, a measurement says more of them than of the machine, and is not saved."""
 
 
 def machine_speed(
@@ -158,7 +159,7 @@ def machine_speed(
                 return MachineSpeed(prefill, slope, decode)
     on_measure()
     speed = _measure_machine(governor.measure, flash=flash_attention(home, governor))
-    if governor.busy_cores < _BUSY_CORES:  # otherwise it says more of the other programs than of the machine
+    if governor.busy_cores < BUSY_CORES:
         cache.put(key, list(astuple(speed)))
     return speed
 

@@ -26,6 +26,10 @@ NO_TAG = "[none]"
 KELVIN = "\N{KELVIN SIGN}"
 """Equals a K where case is ignored."""
 CALL_OPENS, CALL_CLOSES = "<tool_call>", "</tool_call>"
+MAX_TEXT_LENGTH = 4096
+"""Largest maxLength that is enforced for a text that is not in a JSON string."""
+MAX_CALLS = 16
+"""Most calls in an answer: small models may repeat a call without end."""
 MAX_INTEGER = 10**15 - 1
 """Largest integer allowed. Some JSON parsers round larger ones."""
 MAX_DIGITS = 15
@@ -126,46 +130,70 @@ def _call_grammar(schema: str, markup: CallMarkup, controls: tuple[tuple[str, in
 class _CallGrammar:
     """Writes the rules of calls in a markup."""
 
-    def __init__(self, schema: Mapping[str, Any], markup: CallMarkup, controls: Mapping[str, int]) -> None:
+    def __init__(self, schema: Mapping[str, Any], markup: CallMarkup, controls: Mapping[str, int], prefix: str = "") -> None:
+        self._schema = schema
         self._markup = markup
+        self._prefix = prefix
         self._controls = controls
         ordered = sorted((text for text in controls if any(text in literal for literal in markup.literals)), key=len, reverse=True)
         self._pieces = re.compile("|".join([*map(re.escape, ordered), f"[{NUMBER}{ID}]"]))
         self._definitions = schema.get("$defs", {})
         self._calls = [each["properties"] for each in schema.get("anyOf", [schema])]
-        self._rules = ["ANY: /(?s:.*)/"]
+        self._rules: list[str] = []
 
     def text(self, *, or_text: bool) -> str:
         """Return the whole grammar."""
-        markup = self._markup
+        self._write_calls()
+        start = self._start() if or_text else f"start: {self._opener} {self._prefix}calls"
+        return "\n".join([start, "ANY: /(?s:.*)/", *self._rules])
+
+    @property
+    def _opener(self) -> str:
+        return self._literal(self._markup.opens + self._markup.start)
+
+    def _write_calls(self) -> None:
+        markup, prefix = self._markup, self._prefix
         names = [(name, each["arguments"]) for each in self._calls for name in each["name"].get("enum", [each["name"].get("const")])]
         for number, (name, arguments) in enumerate(names):
-            self._rules.append(
-                f"call{number}: {self._literal(name + markup.named)} {self._arguments(arguments, number)} {self._literal(markup.end)}"
-            )
-        call = " | ".join(f"call{number}" for number in range(len(names)))
-        again = "" if markup.between is None else f"({self._literal(markup.between + markup.start)} call)*"
-        self._rules += [f"call: {call}", f"calls: call {again} {self._literal(markup.closes)}"]
-        opener = self._literal(markup.opens + markup.start)
-        return "\n".join([self._start(opener) if or_text else f"start: {opener} calls", *self._rules])
+            before, end = self._literal(name + markup.named), self._literal(markup.end)
+            self._rules.append(f"{prefix}call{number}: {before} {self._arguments(arguments, number)} {end}")
+        again = "" if markup.between is None else f"({self._literal(markup.between + markup.start)} {prefix}call){{0,{MAX_CALLS - 1}}}"
+        self._rules += [
+            f"{prefix}call: {' | '.join(f'{prefix}call{number}' for number in range(len(names)))}",
+            f"{prefix}calls: {prefix}call {again} {self._literal(markup.closes)}",
+        ]
 
-    def _start(self, opener: str) -> str:
+    def _start(self) -> str:
         """Return the rule of an answer that may be text."""
-        markup = self._markup
+        markup, opener = self._markup, self._opener
         begins = markup.opens + markup.start
-        control = self._pieces.match(begins)
         if markup.text:
             return f"start: {opener} calls | {self._literal(markup.text)} ANY"
         if not begins:
             return "start: calls"
-        if control is not None:
+        if self._pieces.match(begins):
             return f"start: ANY {opener} calls | ANY"
-        first = self._pieces.split(begins)[0]
+        first = _mark_of(self._pieces.split(begins)[0])
         if not markup.is_anywhere:
-            self._rules.append(f"FREE: /(?s:.*)/ & ~/(?s:{_in_regex(first[0])}.*)/")
-            return f"start: {opener} calls | FREE"
-        self._rules += [f"FREE: /(?s:.*)/ & ~/(?s:.*{_in_regex(first)}.*)/", f"before[lazy]: ANY {json.dumps(first)}"]
+            other = self._other_form()
+            free = "|".join([f"{_in_regex(first[0])}(?s:.*)", *(f"{_in_regex(mark)}(?s:.*)" for mark, _ in other)])
+            self._rules.append(f"FREE: /(?s:.*)/ & ~/{free}/")
+            return f"start: {opener} calls | FREE" + "".join(f" | {rule}" for _, rule in other)
+        self._rules += [f"FREE: /(?s:.*)/ & ~/(?s:.*{_in_regex(first)}.*)/", f"before[lazy]: ANY {json.dumps(first, ensure_ascii=False)}"]
         return f"start: before {self._literal(begins[len(first) :])} calls | FREE"
+
+    def _other_form(self) -> list[tuple[str, str]]:
+        """Write the rules of the other form. Return what it begins with and its rule; [] without one."""
+        markup = self._markup.or_else
+        if markup is None:
+            return []
+        other = _CallGrammar(self._schema, markup, self._controls, "other")
+        first = _mark_of(other._pieces.split(markup.opens + markup.start)[0])
+        if not first:
+            return []
+        other._write_calls()
+        self._rules += other._rules
+        return [(first, f"{other._opener} othercalls")]
 
     def _literal(self, text: str) -> str:
         """Return a sequence of strings and control tokens."""
@@ -179,7 +207,7 @@ class _CallGrammar:
 
     def _arguments(self, schema: Mapping[str, Any], number: int) -> str:
         """Return the name of the rule of a call's arguments."""
-        name = f"arguments{number}"
+        name = f"{self._prefix}arguments{number}"
         if self._markup.fields is None:
             self._rules.append(f"{name}: {self._json(schema)}")
         else:
@@ -222,17 +250,21 @@ class _CallGrammar:
             value = f"({' | '.join(json.dumps(each, ensure_ascii=False) for each in choices)})"
             self._rules.append(f"{name}: {before} {self._literal(form.opens_text)} {value} {self._literal(form.closes_text)}")
         elif is_text(schema):
-            self._rules.append(f"{name}: {before} {self._text(name, form)}")
+            self._rules.append(f"{name}: {before} {self._text(name, form, schema.get('maxLength'))}")
         else:
             self._rules.append(f"{name}: {before} {self._other(form, schema)}")
         return name
 
-    def _text(self, name: str, form: Fields) -> str:
+    def _text(self, name: str, form: Fields, max_length: object = None) -> str:
         """Return the rule of a text: it ends at the first text that closes it."""
+        text = "ANY"
+        if isinstance(max_length, int) and 0 < max_length <= MAX_TEXT_LENGTH:
+            text = f"{name.upper()}TEXT"
+            self._rules.append(f"{text}: /(?s:.{{0,{max_length}}})/")
         opens, first = self._literal(form.opens_text), self._pieces.split(form.closes_text)[0]
         if not first:
-            return f"{opens} ANY {self._literal(form.closes_text)}"
-        self._rules.append(f"{name}t[lazy]: ANY {json.dumps(first, ensure_ascii=False)}")
+            return f"{opens} {text} {self._literal(form.closes_text)}"
+        self._rules.append(f"{name}t[lazy]: {text} {json.dumps(first, ensure_ascii=False)}")
         return f"{opens} {name}t {self._literal(form.closes_text[len(first) :])}"
 
     def _other(self, form: Fields, schema: Mapping[str, Any]) -> str:
@@ -248,6 +280,12 @@ def is_text(schema: object) -> bool:
 
 
 _VARIABLES = {NUMBER: "/[0-9]{1,3}/", ID: "/[A-Za-z0-9]{9}/"}
+
+
+def _mark_of(text: str) -> str:
+    """Return the tag that a text begins with, or else all of it: text of an answer may not contain it."""
+    found = re.match(r"<[^<>\s]+>|\[[A-Z_]+\]", text)
+    return found[0] if found else text
 
 
 def _in_regex(text: str) -> str:

@@ -18,21 +18,27 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Self
 
-from localrag.engine.template_calls import ESCAPES, OFFERS, CallDisguise, CallForm, Offer, call_form, native_turns
 from localrag.engine.template_layout import (
     ADAPTATIONS,
+    ESCAPES,
+    OFFERS,
+    CallDisguise,
+    CallForm,
     CallId,
     CallText,
     Disguise,
     Layout,
+    Offer,
     Part,
     Refusal,
     ToolForm,
     ToolText,
     Turn,
     adapt,
+    call_form,
     hide_placeholders,
     mark_tools,
+    native_turns,
     placeholder,
     split,
     tool_form,

@@ -496,6 +496,6 @@ def read_tools(request: ChatRequest) -> Tools | None:
         strict=strict,
         schema=schema_of_calls(candidates, strict),
         or_text=choice in (None, "auto"),
-        parallel=not is_legacy and request.parallel_tool_calls is not False,
+        parallel=not is_legacy and tool_name is None and request.parallel_tool_calls is not False,
         is_legacy=is_legacy,
     )

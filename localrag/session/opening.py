@@ -137,6 +137,11 @@ def open_embedder(settings: Settings, name: str | None = None, *, for_queries: b
     return PrefixedEmbedder(embedder, query_prefix=spec.query_prefix, passage_prefix=spec.passage_prefix)
 
 
+def fits(embedder: Embedder | None, kbs: Sequence[KnowledgeBase]) -> bool:
+    """Return whether this embedder made the vectors of all of these knowledge bases, as far as they have any."""
+    return embedder is not None and all(kb.embedder is None or kb.embedder[0] == embedder.fingerprint for kb in kbs)
+
+
 def _embedder_of(kbs: Sequence[KnowledgeBase], catalog: Catalog) -> str | None:
     """Return the name of the embedder in models.toml that embedded all of these knowledge bases; None for the default, or if unknown."""
     fingerprints = {kb.embedder[0] for kb in kbs if kb.embedder is not None}

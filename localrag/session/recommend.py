@@ -6,6 +6,7 @@ the model itself, if it ran here; otherwise it is estimated from a generated mod
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import statistics
@@ -103,6 +104,8 @@ class Recommendation:
     """Whether the memory was given, not measured."""
     on_gpu: bool
     machine: MachineSpeed
+    busy_cores: float
+    """Cores that other programs kept busy while the machine was measured; 0 if its saved speed is used."""
     workload: Workload
     limits: Limits
     candidates: tuple[Candidate, ...]
@@ -121,6 +124,7 @@ class Recommendation:
             "command": self.command,
             "available_bytes": self.available_bytes,
             "on_gpu": self.on_gpu,
+            "busy_cores": round(self.busy_cores, 1),
             "machine": {name: float(f"{value:.4g}") for name, value in asdict(self.machine).items()},
             "prompt": {**asdict(self.workload), "prompt_tokens": self.workload.prompt_tokens},
             "limits": asdict(self.limits),
@@ -143,7 +147,8 @@ def recommend(
     questions are typical. `on_measure` is called before the machine is measured, which takes two to five seconds: once, or `again`.
     """
     catalog, limits = Catalog.load(settings), limits or Limits()
-    speed = machine_speed(settings.home, ThreadGovernor(), on_measure, again=again)
+    governor = ThreadGovernor()
+    speed = machine_speed(settings.home, governor, on_measure, again=again)
     gpu_bytes = 0 if memory_bytes is not None else memory.gpu_bytes_free()
     free_bytes = memory.available_memory() if memory_bytes is None else usable(memory_bytes)
     workload = typical_workload(settings, kb)
@@ -155,6 +160,7 @@ def recommend(
         is_planned=memory_bytes is not None,
         on_gpu=gpu_bytes > 0,
         machine=speed,
+        busy_cores=governor.busy_cores,
         workload=workload,
         limits=limits,
         candidates=tuple(candidates),
@@ -291,9 +297,9 @@ class _Judge:
         first_token_s, tokens_per_s, is_measured = self._speeds(card, info)
         slow = []
         if first_token_s > self.limits.first_token_s:
-            slow.append(f"{first_token_s:.0f} s to the first token, more than {self.limits.first_token_s:g} s")
+            slow.append(f"{math.ceil(first_token_s)} s to the first token, more than {self.limits.first_token_s:g} s")
         if tokens_per_s < self.limits.tokens_per_s:
-            slow.append(f"{tokens_per_s:.1f} tokens/s, fewer than {self.limits.tokens_per_s:g}")
+            slow.append(f"{math.floor(tokens_per_s * 10) / 10:.1f} tokens/s, fewer than {self.limits.tokens_per_s:g}")
         return replace(
             found,
             first_token_s=round(first_token_s, 2),

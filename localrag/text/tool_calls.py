@@ -52,6 +52,7 @@ class CallMarkup:
     arguments, `between` two calls, `closes` after the last.
 
     Without `between`, an answer has one call. `fields` is None if arguments are JSON. `text` stands before an answer that is no call.
+    `or_else` is another form, which a model may choose.
     """
 
     start: str
@@ -62,6 +63,7 @@ class CallMarkup:
     between: str | None = None
     fields: Fields | None = None
     text: str = ""
+    or_else: CallMarkup | None = None
 
     @property
     def literals(self) -> tuple[str, ...]:
@@ -69,7 +71,8 @@ class CallMarkup:
         own = [self.opens, self.start, self.named, self.end, self.between or "", self.closes, self.text]
         if self.fields is not None:
             own += [getattr(self.fields, name) for name in Fields.__slots__]
-        return tuple(piece for text in own for piece in re.split(f"[{NUMBER}{ID}]", text) if piece)
+        others = self.or_else.literals if self.or_else is not None else ()
+        return (*(piece for text in own for piece in re.split(f"[{NUMBER}{ID}]", text) if piece), *others)
 
     @property
     def is_anywhere(self) -> bool:
@@ -121,9 +124,9 @@ class CallMarkup:
         yield from ((before + form.key, False), (key, True), (opens, False), (content, True), (closes, False))
 
 
-PLAIN = CallMarkup(start='{"name": "', named='", "arguments": ', end="}")
-"""For models without a form of their own: a JSON object and nothing else."""
 HERMES = CallMarkup(start='<tool_call>\n{"name": "', named='", "arguments": ', end="}\n</tool_call>", between="\n")
+PLAIN = CallMarkup(start='{"name": "', named='", "arguments": ', end="}", or_else=HERMES)
+"""For models without a form of their own: a JSON object and nothing else. Many are trained on the form of Hermes, though."""
 _LFM2 = CallMarkup(
     start="",
     named="(",
@@ -232,6 +235,9 @@ class CallReader:
         end = _match(markup.opens + markup.start, held, is_last=is_last, is_lenient=markup.fields is None)
         if end == _MORE and not is_last:
             return False
+        if end is None and markup.or_else is not None:
+            self.markup = markup.or_else
+            return True
         if end is None or end == _MORE:
             self._state = "text" if markup.is_anywhere else "rest"
             return True
@@ -290,7 +296,10 @@ class CallReader:
                 self._deltas.append(CallDelta(len(self._calls) - 1, name=name, id=self._calls[-1][2]))
                 self._state, self._scan, self._num_fields = "json" if fields is None else "fields", _JsonEnd(), 0
                 return True
-        self._held, self._begun, self._state = self._begun + self._held, "", "rest"
+        if is_last and self._calls:  # the answer was cut off within another call
+            self._held, self._begun, self._state = "", "", "done"
+        else:
+            self._held, self._begun, self._state = self._begun + self._held, "", "rest"
         return True
 
     def _add(self, text: str) -> None:
@@ -373,7 +382,10 @@ class CallReader:
         )
         if again == _MORE and not is_last:
             return False
-        if again is not None and again != _MORE:
+        if again == _MORE:  # the answer was cut off before another call
+            self._held, self._state = "", "done"
+            return True
+        if again is not None:
             self._begin(self._held, again)
             return True
         end = _match(markup.end + markup.closes, self._held, is_last=is_last, is_lenient=is_lenient)

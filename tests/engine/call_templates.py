@@ -90,3 +90,14 @@ WITHOUT_TEXT = (
     .replace("{{ m.content }}{% if m.tool_calls %}", "{% if m.tool_calls %}")
     .replace("{% endfor %}{% endif %}<|im_end|>\n{% endif %}", "{% endfor %}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endif %}")
 )
+CHANNELS = (
+    "{# analysis #}{% for t in tools %}functions.{{ t.function.name }}: {{ t.function.description }}\n{% endfor %}"
+    "{% for m in messages %}{% if m.role == 'tool' %}"
+    "<|start|>functions to=assistant<|channel|>commentary<|message|>{{ m.content | tojson }}<|end|>"
+    "{% elif m.tool_calls %}{% for t in m.tool_calls %}"
+    "<|start|>assistant to=functions.{{ t.function.name }}<|channel|>commentary json<|message|>"
+    "{{ t.function.arguments | tojson }}<|call|>{% endfor %}"
+    "{% elif m.role == 'assistant' %}<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>"
+    "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}<|start|>assistant"
+)
+"""Of gpt-oss."""

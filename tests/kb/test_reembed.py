@@ -9,11 +9,17 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from fastapi.testclient import TestClient
 
 from localrag.cli import main
 from localrag.engine.convert import convert
 from localrag.errors import KnowledgeBaseBusyError, KnowledgeBaseError, KnowledgeBaseNotFoundError
 from localrag.kb import KnowledgeBase
+from localrag.question import Question
+from localrag.server.app import make_app
+from localrag.server.routing import ServerState
+from localrag.session import Session
+from localrag.settings import Settings
 from tests.bert_folders import write_folder
 from tests.kb.hash_embedder import HashEmbedder
 from tests.kb.servers import chunk_ids, contents, faults, open_kb
@@ -262,3 +268,28 @@ def test_the_command_switches_and_later_searches_use_the_embedder_of_the_knowled
     assert main(["kb", "verify", "notes"]) == 0
     assert main(["kb", "reembed", "none", "--embedder", "plain"]) == 6
     assert main(["kb", "reembed", "notes", "--embedder", "no-such"]) == 4
+
+
+def test_knowledge_bases_of_two_embedders_are_used_in_one_process(home, tmp_path, folder, monkeypatch):
+    for name in ("first", "second"):
+        convert(write_folder(tmp_path / name), tmp_path / f"{name}.gguf")
+    monkeypatch.chdir(tmp_path)
+    Path("models.toml").write_text(
+        'default_embedder = "first"\n[embedders.second]\npath = "second.gguf"\n'
+        '[embedders.first]\npath = "first.gguf"\nquery_prefix = "query: "\npassage_prefix = "passage: "\n'
+    )
+    assert main(["index", str(folder), "--kb", "notes"]) == 0
+    assert main(["index", str(folder), "--kb", "others"]) == 0
+    assert main(["kb", "reembed", "others", "--embedder", "second"]) == 0
+
+    with Session.open("echo", kbs="notes", settings=Settings(home=home)) as session:
+        for kb in ("others", "notes", "others"):
+            answer = session.ask(Question.of(SENTENCE, kbs=kb, unanswerable="answer"))
+            assert {hit.chunk.kb for hit in answer.hits} == {kb}
+
+    client = TestClient(make_app(ServerState(settings=Settings(home=home))), base_url="http://127.0.0.1")
+    for index in ("others", "notes"):
+        stored = client.post("/index", json={"index_name": index, "documents": [{"doc_id": "owl", "text": "An owl sleeps by day."}]})
+        assert stored.status_code == 200, stored.text
+        results = client.post("/retrieve", json={"index_name": index, "query": SENTENCE}).json()["results"]
+        assert any(QUERY in each["text"] for each in results)

@@ -38,7 +38,7 @@ def test_reasons_have_the_numbers(settings):
     problems = {each.name: each.problem for each in recommend(settings, memory_bytes=16 * GB).candidates}
     assert problems["gpt-oss-120b"].startswith("needs 65.")
     assert problems["gpt-oss-120b"].endswith("; 11.7 GB are free")
-    assert problems["qwen3.5-9b"] == "61 s to the first token, more than 30 s; 3.5 tokens/s, fewer than 5"
+    assert problems["qwen3.5-9b"] == "62 s to the first token, more than 30 s; 3.5 tokens/s, fewer than 5"
     assert problems["qwen3.5-2b"] is None
 
 
@@ -93,6 +93,7 @@ def test_the_command_prints_a_table_or_an_object(settings, home, monkeypatch, ca
     facts = json.loads(capsys.readouterr().out)
     assert (facts["recommended"], facts["command"]) == ("qwen3.5-4b", "localrag models pull qwen3.5-4b")
     assert facts["available_bytes"] == usable(8 << 30)
+    assert facts["busy_cores"] == 0  # nothing was measured
     assert facts["prompt"]["prompt_tokens"] == 950
     assert {"name", "window", "first_token_s", "tokens_per_s", "license", "problem"} <= facts["models"][0].keys()
     assert main(["models", "recommend", "--kb", "none"]) == 6

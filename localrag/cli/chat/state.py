@@ -19,7 +19,7 @@ from localrag.session import Answer, Prepared, Session
 from localrag.session.chat import Chat
 from localrag.session.history_window import Forgotten
 from localrag.session.memory import Recall, RecallRule
-from localrag.session.opening import open_embedder, open_knowledge_bases
+from localrag.session.opening import fits, open_embedder, open_knowledge_bases
 from localrag.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Room:
         session = self.session
         with ExitStack() as stack:
             knowledge_bases = open_knowledge_bases(names, settings=self.settings, opened=stack)
-            if knowledge_bases and session.embedder is None:
+            if knowledge_bases and not fits(session.embedder, knowledge_bases):
                 session.embedder = open_embedder(self.settings, for_queries=True, kbs=knowledge_bases)
             stack.pop_all()
         for kb in session.knowledge_bases:
