@@ -395,7 +395,7 @@ class EngineCore:
             return share
         if self.draft_tokens is not None:
             return replace(share, draft=lookup.draft(min(most, self.draft_tokens)))
-        size = speed.draft_size(lookup.num_right, sequence.num_evaluated, most)
+        size = speed.draft_size(lookup.num_right, most)
         if sequence.deadline is not None and size and time.perf_counter() + speed.draft_s(size, sequence.num_evaluated) > sequence.deadline:
             return share
         return replace(share, draft=lookup.draft(size))

@@ -40,8 +40,10 @@ MIN_DRAFT_GAIN = 1.05
 """Minimum expected speed of decoding with a draft, compared with decoding without one."""
 _MIN_DRAFTS = 3
 """Number of drafts of each size that are tried to learn what they cost."""
-_TRY_AGAIN = 256
+_TRY_AGAIN = 128
 """Number of drafts that were not worth it after which one is tried again, since the load of the machine changes what they cost."""
+_MIN_LATEST = 1.9
+"""Number of single tokens just decoded that suffice to compare a draft with."""
 _MIN_OBSERVED = 4
 """Number of decoded tokens from which on the cost of one is known."""
 _GUESS_CLASSES, _GUESS_HALF_LIFE = 6, 256.0
@@ -185,7 +187,8 @@ class Speed:
         self._prefill = Cost(prefill_slope, half_life=1024.0)
         self._decode = Cost(decode_slope, half_life=128.0)
         self._context = Cost(0.0, half_life=4096.0)
-        self._drafts = {size: Cost(decode_slope, half_life=32.0) for size in DRAFT_SIZES}
+        self._latest = Cost(decode_slope, half_life=16.0)
+        self._drafts = {size: Cost(0.0, half_life=32.0) for size in DRAFT_SIZES}
         self._guesses = Guesses()
         self._num_declined = 0
         self._learns = True
@@ -209,11 +212,16 @@ class Speed:
         """Record the evaluation of a single token and the sampling of the next."""
         if self._learns:
             self._decode.observe(1, depth, seconds)
+            self._latest.observe(1, depth, seconds)
 
     def observe_draft(self, num_tokens: int, depth: int, seconds: float) -> None:
-        """Record the evaluation of a single token with a draft of `num_tokens`, and the sampling of the next ones."""
-        if self._learns and num_tokens in self._drafts:
-            self._drafts[num_tokens].observe(1, depth, seconds)
+        """Record the evaluation of a single token with a draft of `num_tokens`, and the sampling of the next ones.
+
+        Its cost is kept as a multiple of the latest single tokens, so that it stays right when other programs come and go.
+        """
+        token_s = self._latest.at(depth) if self._latest.recent.w >= _MIN_LATEST else self._decode.at(depth)
+        if self._learns and num_tokens in self._drafts and token_s > 0.0:
+            self._drafts[num_tokens].observe(1, depth, seconds / token_s)
 
     def observe_guess(self, num_right: int, *, is_right: bool) -> None:
         """Record whether a token was guessed, after `num_right` right guesses in a row."""
@@ -250,21 +258,24 @@ class Speed:
         """Expected seconds for a token with a draft of `num_tokens`, after `depth` tokens of prompt and answer. Unknown costs are those of
         so many single tokens.
         """
-        return self._drafts[num_tokens].of(1, depth) or (1 + num_tokens) * self.decode_s(1, depth)
+        return self._draft_cost(num_tokens) * self.decode_s(1, depth)
 
-    def draft_size(self, num_right: int, depth: int, most: int) -> int:
+    def _draft_cost(self, num_tokens: int) -> float:
+        """How many single tokens a token with a draft takes as long as."""
+        return self._drafts[num_tokens].at(0) or 1.0 + num_tokens
+
+    def draft_size(self, num_right: int, most: int) -> int:
         """The number of tokens to draft, at most `most`, after `num_right` right guesses in a row: the one expected to be fastest.
 
         0 if the gain is expected to be below MIN_DRAFT_GAIN. The first drafts of each size are tried to learn their cost.
         """
-        token_s = self.decode_s(1, depth)
         sizes = [size for size in self._drafts if size <= most]
-        if not (self._learns and sizes and token_s > 0.0 and self._decode.recent.w >= _MIN_OBSERVED):
+        if not (self._learns and sizes and self._decode.recent.w >= _MIN_OBSERVED):
             return 0
         for size in sizes:
             if self._drafts[size].recent.w < _MIN_DRAFTS - 0.5:  # earlier ones count slightly less
                 return size
-        gains = {size: (1.0 + self._guesses.expected(num_right, size)) * token_s / self.draft_s(size, depth) for size in sizes}
+        gains = {size: (1.0 + self._guesses.expected(num_right, size)) / self._draft_cost(size) for size in sizes}
         best = max(gains, key=gains.__getitem__)
         self._num_declined = 0 if gains[best] >= MIN_DRAFT_GAIN else (self._num_declined + 1) % _TRY_AGAIN
         return 0 if self._num_declined else best
