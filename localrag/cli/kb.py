@@ -18,7 +18,7 @@ from localrag.session import Retriever, folder_rules, open_embedder, open_knowle
 from localrag.settings import Settings
 from localrag.text.sanitize import safe
 
-_kb_option = click.option("--kb", "kb", required=True, metavar="NAME", help="The knowledge base.")
+_kb_option = click.option("--kb", "-k", "kb", required=True, metavar="NAME", help="The knowledge base.")
 
 
 @click.command("index")
