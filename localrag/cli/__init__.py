@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # name → (module, one-line help). A command's module is imported only to run it or to print its help.
 COMMANDS: dict[str, tuple[str, str]] = {
     "index": ("kb", "Add or update documents in a knowledge base."),
-    "kb": ("kb", "List, show, verify, export, import and remove knowledge bases."),
+    "kb": ("kb", "List, show, verify, export, import, rename and remove knowledge bases."),
     "search": ("kb", "Find passages and show how each one scored."),
     "ask": ("ask", "Answer a question; with --kb, from your documents."),
     "chat": ("chat", "Chat with a model in a saved conversation."),

@@ -91,7 +91,7 @@ _OPTIONS: dict[str, Complete] = {
     "--council": councils,
 }
 _ARGUMENTS: dict[tuple[str, str], Complete] = {
-    **{("kb", name): kbs for name in ("show", "verify", "export", "feedback", "remove")},
+    **{("kb", name): kbs for name in ("show", "verify", "export", "feedback", "remove", "rename")},
     **{("config", name): settings for name in ("get", "set", "unset")},
     **{("models", name): entries for name in ("pull", "verify")},
     **{("models", name): models for name in ("show", "optimize")},

@@ -139,6 +139,16 @@ def _check(name: str) -> None:
         raise UsageError(error.message, hint=error.hint, **error.numbers) from None
 
 
+def rename_in_config(settings: Settings, old: str, new: str) -> Path | None:
+    """Rename a knowledge base in the defaults of the home. Return the file if that changed it."""
+    file = settings.home / CONFIG_FILE
+    kbs = read_defaults(file).get("kb", ())
+    if not isinstance(kbs, tuple) or old not in kbs:
+        return None
+    _change(file, {"kb": tuple(new if each == old else each for each in kbs)})
+    return file
+
+
 # --- values ---
 
 
@@ -184,7 +194,9 @@ def _checked(name: str, values: Sequence[str], settings: Settings, *, is_project
             name_of(each)
             if each == shown(each) and each not in list_kbs(settings.kb_dir) and "://" not in each:
                 note(f"There is no knowledge base {each!r} yet. To create it: localrag index FOLDER --kb {each}")
-        return tuple(values)
+            if "://" in each and each != shown(each):
+                note("The password is not stored. Give it as libpq expects it: in PGPASSWORD or in ~/.pgpass.")
+        return tuple(map(shown, values))
     if len(values) > 1:
         raise UsageError(f"{name} takes one value, not {len(values)}.", hint="Quote a value that contains spaces.")
     (text,) = values

@@ -50,6 +50,11 @@ def invalid_name(name: str) -> KnowledgeBaseError:
     )
 
 
+def name_taken(name: str) -> KnowledgeBaseError:
+    """Make the error for a new name that another knowledge base has."""
+    return KnowledgeBaseError(f"There is a knowledge base {name!r} already.", hint="Choose another name, or remove that one.", kb=name)
+
+
 def not_found(address: str, name: str, names: list[str]) -> KnowledgeBaseNotFoundError:
     """Make the error for a `name` that is not among the existing `names`. It suggests similar names."""
     nearest = difflib.get_close_matches(name, names, n=3, cutoff=0.5)

@@ -191,12 +191,15 @@ def test_a_file_that_is_wrong_is_named(refused, localrag, home, text, code, says
     assert localrag("ask", "--help")[0] == 0
 
 
-def test_a_password_is_not_shown(localrag, home):
+def test_a_password_is_neither_stored_nor_shown(localrag, home, monkeypatch):
     address = "postgresql://me:swordfish@db.example/notes#zoo"
-    assert "swordfish" not in "".join(map(str, localrag("config", "set", "kb", address)))
+    _, out, err = localrag("config", "set", "kb", address)
+    assert "The password is not stored." in err
+    assert "swordfish" not in out + err + (home / "config.toml").read_text()
+    monkeypatch.setenv("LOCALRAG_KB", address)
     assert "swordfish" not in "".join(map(str, localrag("config", "list")))
     assert localrag("config", "get", "kb")[1] == "postgresql://me@db.example/notes#zoo\n"
-    assert defaults(home)["kb"].value == (address,)
+    assert defaults(home)["kb"].value == (address,)  # to be used
 
 
 def test_variables_and_defaults_of_a_home_without_files(tmp_path):
