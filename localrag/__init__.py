@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from localrag.session import Answer, Event, Prepared, Retriever, Session
     from localrag.session.answer import Bypass, Pass
     from localrag.session.answerability import Answerability, Calibration
+    from localrag.session.async_session import AsyncSession
     from localrag.session.chat import Chat
     from localrag.session.council_run import CouncilResult
     from localrag.session.council_run import council as council
@@ -98,6 +99,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Answer",
     "Answerability",
+    "AsyncSession",
     "Attachment",
     "Budget",
     "BudgetExceededError",
@@ -293,6 +295,7 @@ _MODULES = {
         "Answerability",
         "Calibration",
     ),
+    "session.async_session": ("AsyncSession",),
     "session.answer": (
         "Bypass",
         "Pass",

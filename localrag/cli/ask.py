@@ -155,7 +155,7 @@ def _answered(session: Session, question: Question, *, as_json: bool, exhaustive
         if exhaustive:
             answer = _answered_from_all(session, question, stream)
         else:
-            answer = session.ask(question, on_text=stream, on_thought=None if stream is None else stream.think)
+            answer = session.ask(question, on_text=stream, on_thought=None if stream is None else stream.think, keep_partial=True)
     if stream is not None:
         stream.close()
     return answer

@@ -187,6 +187,14 @@ class Answer:
         """Hits in the prompt, in prompt order."""
         return self.prompt.hits
 
+    def _repr_html_(self) -> str:
+        """Show the answer in a notebook, with its sources and its ledger."""
+        from localrag.report.notebook import answer_html  # noqa: PLC0415  # weight
+
+        no_sources = "" if self.hits else "This answer has no sources."
+        remark = " ".join(filter(None, (self.ending, no_sources)))
+        return answer_html(self.text, remark, citations=self.citations, hits=self.hits, ledger=self.ledger)
+
     @property
     def coverage(self) -> dict[str, object]:
         """How many passages were read of those in the knowledge bases, with one entry per pass if there were several."""

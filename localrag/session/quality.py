@@ -247,7 +247,7 @@ def _ask(session: Session, question_of: Callable[[str | Sequence[Message]], Ques
     engine.forget()
     started, loaded_s = time.perf_counter(), engine.load_s
     try:
-        answer = session.ask(question_of(asked))
+        answer = session.ask(question_of(asked), keep_partial=True)
     except InterruptedRunError:
         raise
     except LocalragError as error:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from localrag import citation, prompt
 from localrag.budget import Profile
@@ -194,13 +194,32 @@ class Session:
         *,
         on_text: Callable[[str], None] | None = None,
         on_thought: Callable[[str], None] | None = None,
+        keep_partial: bool = False,
     ) -> Answer:
         """Answer a question. `on_text` receives each piece of the answer, `on_thought` each piece of the reasoning before it.
 
-        Raises the errors of `prepare`, and EngineError. Ctrl-C ends the answer with `finish_reason` "cancelled", the time limit with
-        "time".
+        Raises the errors of `prepare`, and EngineError. The time limit ends the answer with `finish_reason` "time". Ctrl-C raises
+        KeyboardInterrupt after the journal has what was written; with `keep_partial`, that is returned with "cancelled".
         """
-        return self._answer(_question(question), on_text, on_thought)
+        answer = self._answer(_question(question), on_text, on_thought)
+        if answer.finish_reason == "cancelled" and not keep_partial:
+            raise KeyboardInterrupt
+        return answer
+
+    def stream(self, question: Question | str) -> Iterator[Event]:
+        """Answer a question and yield what happens: its prompt, pieces of thoughts and text, and at last the answer.
+
+        Raises what `ask` raises. Ctrl-C raises KeyboardInterrupt after the last event, which has what was written. Closing the iterator
+        cancels the answer.
+        """
+        with closing(cast("Generator[Event]", self.run([_question(question)]))) as events:
+            for event in events:
+                if event.error is not None:
+                    raise event.error
+                if event.question is not None:
+                    yield event
+                if event.answer is not None and event.answer.finish_reason == "cancelled":
+                    raise KeyboardInterrupt
 
     def answer(
         self,

@@ -407,6 +407,6 @@ def test_ctrl_c_at_the_last_piece_loses_nothing():
                 if len(heard) == at:
                     raise KeyboardInterrupt
 
-            answer = session.ask(question, on_text=hear)
+            answer = session.ask(question, on_text=hear, keep_partial=True)
             assert whole.startswith(answer.text)
             assert answer.text.startswith("".join(pieces[:at])[:-1])
