@@ -221,6 +221,9 @@ def read_defaults(file: Path) -> dict[str, Value]:
 def _value(file: Path, name: str, value: Any) -> Value:  # noqa: ANN401  # whatever TOML holds
     check_option(name, f"{file}: ", file=str(file))
     values = value if isinstance(value, list) else [value]
+    if name == "kb" and file.name == PROJECT_FILE and any("://" in str(each) for each in values):  # a cloned folder must send nothing out
+        hint = "Name a knowledge base of the home here, or set the address in the home: localrag config set kb ADDRESS"
+        raise ConfigError(f"{file}: kb must not be on a server.", hint=hint, file=str(file), key=name)
     if name == "kb" and all(isinstance(each, str) and each for each in values):
         return tuple(values)
     if isinstance(value, str | int | float) and not isinstance(value, bool) and value != "":

@@ -192,6 +192,10 @@ def _checked(name: str, values: Sequence[str], settings: Settings, *, is_project
     if name == "kb":
         for each in values:
             name_of(each)
+            if is_project and "://" in each:
+                raise UsageError(
+                    f"{PROJECT_FILE} cannot name a knowledge base on a server.", hint="Set it in the home: leave out --project."
+                )
             if each == shown(each) and each not in list_kbs(settings.kb_dir) and "://" not in each:
                 note(f"There is no knowledge base {each!r} yet. To create it: localrag index FOLDER --kb {each}")
             if "://" in each and each != shown(each):

@@ -202,6 +202,14 @@ def test_a_password_is_neither_stored_nor_shown(localrag, home, monkeypatch):
     assert defaults(home)["kb"].value == (address,)  # to be used
 
 
+def test_a_folder_cannot_send_questions_to_a_server(refused, project):
+    """A cloned repository may hold a localrag.toml."""
+    address = "postgresql://me@db.example/notes#zoo"
+    assert "leave out --project" in refused(2, "config", "set", "kb", address, "--project")
+    (project / "localrag.toml").write_text(f'kb = ["{address}"]\n')
+    assert "kb must not be on a server." in refused(3, "search", "x")
+
+
 def test_variables_and_defaults_of_a_home_without_files(tmp_path):
     assert defaults(tmp_path, {}) == {}
     found = defaults(tmp_path, {variable("kb"): "a  b", "LOCALRAG_TOP_K": "3", "LOCALRAG_SEED": ""})
