@@ -112,7 +112,10 @@ def _is_question(word: str) -> bool:
 @click.version_option(package_name="localrag", message="localrag %(version)s")
 @click.option("--debug", is_flag=True, help="Show a traceback when something fails.")
 def cli(debug: bool) -> None:
-    """Answer questions from your own documents with local models, and see where every token goes."""
+    """Answer questions from your own documents with local models, and see where every token goes.
+
+    localrag "How do I dry nylon?" is short for localrag ask "How do I dry nylon?".
+    """
 
 
 def main(args: Sequence[str] | None = None, *, is_process: bool = False) -> int:
