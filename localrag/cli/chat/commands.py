@@ -133,7 +133,7 @@ def _save(desk: Desk, rest: str) -> None:
 
 
 TURN_COMMANDS = (
-    Command(_retry, "/retry [MODEL]", "answer the last question again, in other words or with another model"),
+    Command(_retry, "/retry [MODEL]", "ask the last question again, for another answer or of another model"),
     Command(_copy, "/copy [N]", "copy the last answer, or that of turn N, to the clipboard"),
     Command(_history, "/history", "list the turns (questions with their answers) by number"),
     Command(_pin, "/pin [N]", "keep this turn in full, however long the conversation gets"),
@@ -188,6 +188,6 @@ _ALL = (
     Command(_help, "/help", "list the commands"),
     *settings.COMMANDS,
     *TURN_COMMANDS,
-    Command(_exit, "/exit", "leave the chat, as do exit, quit and Ctrl-D; it is saved"),
+    Command(_exit, "/exit", "leave the chat, as do exit, quit and Ctrl-D"),
 )
 COMMANDS = {command.name: command for command in _ALL}
