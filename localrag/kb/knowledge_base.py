@@ -436,7 +436,7 @@ def import_kb(kb_dir: Path, file: Path, name: str | None = None, *, replace: boo
 
     def make_room() -> None:
         if location.path.is_file() and not replace:
-            raise name_taken(name)
+            raise name_taken(name, "--name")
         location.remove()  # may be an empty folder: an indexer that was stopped leaves its lock
 
     import_from(file, kb_dir, name, make_room=make_room)

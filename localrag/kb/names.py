@@ -50,9 +50,10 @@ def invalid_name(name: str) -> KnowledgeBaseError:
     )
 
 
-def name_taken(name: str) -> KnowledgeBaseError:
-    """Make the error for a new name that another knowledge base has."""
-    return KnowledgeBaseError(f"There is a knowledge base {name!r} already.", hint="Choose another name, or remove that one.", kb=name)
+def name_taken(name: str, option: str = "") -> KnowledgeBaseError:
+    """Make the error for a new name that another knowledge base has. `option` is the one that gives another name."""
+    hint = f"Choose another name{f' ({option})' if option else ''}, or remove that one."
+    return KnowledgeBaseError(f"There is a knowledge base {name!r} already.", hint=hint, kb=name)
 
 
 def not_found(address: str, name: str, names: list[str]) -> KnowledgeBaseNotFoundError:
